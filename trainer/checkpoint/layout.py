@@ -1,0 +1,51 @@
+"""Names of things in a run, and nothing else: pure string functions, both ways."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+LEASE = "lease.json"
+CONFIG = "config.toml"
+MANIFESTS = "manifests/"
+ATTEMPTS = "attempts/"
+
+_MANIFEST = re.compile(r"manifests/(\d{6,})-(\d{10,})\.json")
+_ATTEMPT = re.compile(r"(\d{6,})-(\d{10,})-([0-9a-f]{8})")
+
+
+@dataclass(frozen=True, order=True)
+class ManifestId:
+    """Which commit: the lease generation that made it, then the step. Orders from oldest to newest."""
+
+    generation: int
+    step: int
+
+    @property
+    def key(self) -> str:
+        return f"{MANIFESTS}{self.generation:06d}-{self.step:010d}.json"
+
+    @classmethod
+    def of_key(cls, key: str) -> ManifestId | None:
+        """The id in a key, or None for a foreign object that happens to lie among the manifests."""
+        match = _MANIFEST.fullmatch(key)
+        return cls(int(match[1]), int(match[2])) if match else None
+
+
+def attempt_name(generation: int, step: int, nonce: str) -> str:
+    """A name that no other try at a save ever has; `nonce` is 8 hex digits."""
+    return f"{generation:06d}-{step:010d}-{nonce}"
+
+
+def attempt_generation(name: str) -> int | None:
+    """The lease generation in an attempt's name, or None for a foreign folder."""
+    match = _ATTEMPT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def data_key(attempt: str, rank: int) -> str:
+    return f"{ATTEMPTS}{attempt}/rank-{rank:05d}.bin"
+
+
+def index_key(attempt: str, rank: int) -> str:
+    return f"{ATTEMPTS}{attempt}/rank-{rank:05d}.json"

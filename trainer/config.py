@@ -1,0 +1,200 @@
+"""The trainer's configuration: strict typed TOML, every problem reported at once, one line each.
+
+`load(path, sets)` reads the file, applies `--set key=value` on top and validates. A Task's own options live under `[task]` beside
+`name` and are validated by the Task (`trainer.tasks`). Times are seconds, sizes bytes unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from trainer.errors import UserError, problem
+
+Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """Base of every table: unknown keys are errors, values are never coerced from another type, nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class RunConfig(Section):
+    """Where the run lives and what it is called."""
+
+    uri: Annotated[str, Field(min_length=1)]
+    """Folder or `s3://bucket/prefix`: checkpoints, metrics, events and the resolved config."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    resume: bool = True
+    """False refuses to start when the run already holds a checkpoint."""
+
+
+class TaskConfig(BaseModel):
+    """`name` picks the Task (a shipped one, or `package.module:Class`); every other key belongs to that Task's Options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    name: Annotated[str, Field(min_length=1)]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class TrainConfig(Section):
+    """How much to train on, and the arithmetic of one step."""
+
+    steps: Positive
+    global_batch: Positive
+    """Samples per optimizer step over all ranks; changing it changes the training, so a run keeps it."""
+    micro_batch: Positive
+    """Samples per forward pass on one rank; accumulation follows: global_batch / (world size x micro_batch)."""
+    grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Largest global gradient norm; 0 measures it without clipping."""
+    deterministic: bool = False
+    """Only deterministic kernels: needed for bit-identical resumes on CUDA, where it costs some speed."""
+    compile: bool = False
+    """`torch.compile` each block of the Task."""
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] = "default"
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+
+
+class EvalConfig(Section):
+    """Evaluation on the Task's held-out data, and when to give up."""
+
+    every: Count = 0
+    """Steps between evaluations; 0 never evaluates."""
+    batches: Positive = 8
+    """Global batches per evaluation, always the same ones."""
+    patience: Count = 0
+    """Stop after this many evaluations without improvement; 0 never stops early."""
+    min_delta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+
+class OptimizerConfig(Section):
+    """AdamW (https://arxiv.org/abs/1711.05101); decay applies to matrices only."""
+
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3e-4
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    fused: bool | None = None
+    """None: fused where torch offers it for the device."""
+
+
+class ScheduleConfig(Section):
+    """Learning rate by global step; past its end it stays at the last value, so a run may be prolonged."""
+
+    kind: Literal["constant", "cosine", "linear", "wsd", "onecycle"] = "cosine"
+    warmup_steps: Count = 0
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    total_steps: Positive | None = None
+    """Steps until the end of the schedule; None means train.steps as it was when the run began."""
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """wsd: the last part of the steps in which the rate falls."""
+    peak_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    """onecycle: where the peak lies."""
+    initial_lr_ratio: Annotated[float, Field(gt=0, le=1)] = 0.04
+    """onecycle: rate at step 0 as a part of the peak (1/25, the paper's and torch's div_factor)."""
+
+
+class PrecisionConfig(Section):
+    """Number formats: autocast for bf16 and fp16 (fp16 with a loss scaler), and TF32 by its torch name."""
+
+    mode: Literal["fp32", "bf16", "fp16"] = "fp32"
+    matmul: Literal["highest", "high", "medium"] = "highest"
+    """torch.set_float32_matmul_precision: `high` allows TF32, which torch leaves off by default."""
+    fp16_initial_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 65536.0
+
+
+class ParallelConfig(Section):
+    """DistributedDataParallel and its real options."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    timeout_s: Seconds = 600.0
+    bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
+    gradient_as_bucket_view: bool = True
+    static_graph: bool = False
+    comm_hook: Literal["none", "bf16", "fp16", "powersgd"] = "none"
+    powersgd_rank: Positive = 1
+    powersgd_start_step: Annotated[int, Field(ge=2)] = 1000
+
+
+class TierConfig(Section):
+    """A fast local copy of each rank's part; it is never the truth, only a quicker way to read what was committed."""
+
+    kind: Literal["memory", "nvme"]
+    path: Annotated[str, Field(min_length=1)]
+    """A tmpfs folder such as /dev/shm/lustrain for memory, a folder on local disk for nvme."""
+
+
+class CheckpointConfig(Section):
+    """When to save, what to keep, and where fast copies go."""
+
+    every_steps: Count = 0
+    """Save every N steps; 0 derives the interval from the measured stall and `mtbf_hours` (Young-Daly)."""
+    mtbf_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
+    """Expected hours between interruptions of the whole job."""
+    keep_last: Annotated[int, Field(ge=2)] = 3
+    keep_every_steps: Count = 0
+    """Also keep one checkpoint every N steps for good; 0 keeps none."""
+    keep_best: bool = True
+    vote_timeout_s: Seconds = 600.0
+    """How long rank 0 waits for every rank's part before it abandons an attempt."""
+    copy_threads: Positive = 2
+    compression: Literal["none", "planes-zstd"] = "none"
+    """Byte planes + zstd: 16-32 % smaller, worth it only where upload is slower than ~1 GB/s per spare core."""
+    tiers: tuple[TierConfig, ...] = ()
+
+
+class InterruptConfig(Section):
+    """What may tell us that the capacity goes away. SIGTERM and SIGUSR1 always do."""
+
+    metadata: bool = False
+    """Poll the EC2 instance metadata service (IMDSv2) for spot, rebalance and Auto Scaling notices."""
+    rebalance: bool = False
+    """Treat a rebalance recommendation as a notice."""
+    poll_s: Seconds = 2.0
+    deadline: str | None = None
+    """RFC 3339 time at which the capacity ends (capacity block), e.g. 2026-12-01T11:30:00Z."""
+    deadline_margin_s: Seconds = 300.0
+    """Stop this long before `deadline`."""
+    stop_uri: str | None = None
+    """A file or s3:// object; when it appears, the run saves and stops."""
+    signal_grace_s: Seconds = 110.0
+    """Seconds assumed left after a signal (torchrun --shutdown-timeout, terminationGracePeriodSeconds)."""
+
+
+class MetricsConfig(Section):
+    """One record per step into the run; the rest is for eyes."""
+
+    flush_s: Seconds = 30.0
+    """Longest time a record waits before it is durable in the run."""
+    tensorboard: str | None = None
+    """A folder for TensorBoard event files (needs the `tensorboard` extra)."""
+    batch_digest: bool = False
+    """Add a checksum of each global batch's samples to its record, independent of how ranks split it."""
+
+
+class Config(Section):
+    """The whole file."""
+
+    run: RunConfig
+    task: TaskConfig
+    train: TrainConfig
+    eval: EvalConfig = EvalConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    interrupt: InterruptConfig = InterruptConfig()
+    metrics: MetricsConfig = MetricsConfig()

@@ -1,0 +1,38 @@
+"""Errors that are the user's to mend, and the exit codes a launcher acts on (DESIGN section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+EXIT_DONE = 0
+EXIT_CONFIG = 2
+EXIT_REQUEUE = 85
+EXIT_LOST_RUN = 86
+
+
+def problem(path: str, value: object, why: str, *, allowed: str = "", fix: str = "") -> str:
+    """One line in the house form `path = value: why; allowed: …; fix: …`; line breaks in the value are escaped."""
+    shown = repr(value) if isinstance(value, str) else str(value)
+    shown = shown.replace("\n", "\\n")
+    line = f"{path} = {shown[:200]}: {why}"
+    if allowed:
+        line += f"; allowed: {allowed}"
+    if fix:
+        line += f"; fix: {fix}"
+    return line
+
+
+class UserError(Exception):
+    """Something the user can mend: printed as plain lines, one per problem, never as a traceback."""
+
+    exit_code = EXIT_CONFIG
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class LostRunError(UserError):
+    """A newer job owns this run; this one must stop and must not commit anything any more."""
+
+    exit_code = EXIT_LOST_RUN

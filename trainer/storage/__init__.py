@@ -1,0 +1,98 @@
+"""Immutable objects under one root, in a local folder or in S3, behind one small interface.
+
+Everything durable in Lustrain (checkpoints, leases, metrics, token shards) goes through `ObjectStore`. It promises only what both
+backends can keep: whole objects appear at once or not at all, and a conditional put is atomic.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainer.errors import UserError
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """What a listing or a stat knows: `size` in bytes, `modified` in Unix seconds by the server's clock."""
+
+    key: str
+    size: int
+    etag: str
+    modified: float
+    crc64nvme: int | None = None
+
+
+class StorageError(UserError):
+    """The store cannot serve (unreachable, refused, out of space) after bounded retries; says what to do in one line."""
+
+
+class ObjectMissingError(StorageError):
+    """There is no object with this key."""
+
+
+class PreconditionError(StorageError):
+    """A conditional put or delete lost: the object exists already, or is no longer the one that was read."""
+
+
+class CorruptObjectError(StorageError):
+    """Bytes arrived that are not the bytes that were stored: short, long, or with another checksum."""
+
+
+class ObjectStore(ABC):
+    """Objects under one root; keys are relative, `/`-separated, and never begin with `/`."""
+
+    uri: str
+
+    @abstractmethod
+    def read(self, key: str) -> tuple[bytes, str]:
+        """Body and etag of a small object; raises ObjectMissingError."""
+
+    @abstractmethod
+    def read_into(self, key: str, buffer: memoryview, offset: int = 0) -> None:
+        """Fill the whole `buffer` with the object's bytes from `offset` on, in parallel ranges where that pays.
+
+        Raises CorruptObjectError when the object is too short, ObjectMissingError when there is none.
+        """
+
+    @abstractmethod
+    def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
+        """Store a small object and return its etag; with a condition, atomically, or raise PreconditionError.
+
+        A retry after a lost answer may meet its own earlier success as PreconditionError; the caller compares the body to tell.
+        """
+
+    @abstractmethod
+    def put_file(self, key: str, path: str, size: int, crc64nvme: int) -> None:
+        """Store the first `size` bytes of the file at `path` (it may be `/proc/self/fd/N`) as one object, durable on return.
+
+        The receiving end verifies `crc64nvme` where it can; raises CorruptObjectError when it disagrees.
+        """
+
+    @abstractmethod
+    def stat(self, key: str) -> ObjectInfo:
+        """Size, etag and stored checksum (S3 only) of one object; raises ObjectMissingError."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """All objects whose key begins with `prefix`, in key order, page by page."""
+
+    @abstractmethod
+    def delete(self, key: str, *, if_match: str | None = None) -> None:
+        """Remove one object; removing what is not there is no error; with `if_match`, only the object that was read."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """Unix seconds by the store's own clock, comparable with `ObjectInfo.modified` whatever this machine's clock says."""
+
+
+def open_store(uri: str, *, create: bool = True) -> ObjectStore:
+    """The store at `s3://bucket/prefix` or at a local folder; UserError in one line for a wrong URI or an unusable place."""
+    if uri.startswith("s3://"):
+        from trainer.storage.s3 import S3Store
+
+        return S3Store(uri)
+    from trainer.storage.local import LocalStore
+
+    return LocalStore(uri, create=create)
