@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 
@@ -49,3 +50,11 @@ def data_key(attempt: str, rank: int) -> str:
 
 def index_key(attempt: str, rank: int) -> str:
     return f"{ATTEMPTS}{attempt}/rank-{rank:05d}.json"
+
+
+def tier_root(path: str, run_uri: str) -> str:
+    """Folder of one run's fast copies below a tier's `path`; objects in it have the same keys as in the run.
+
+    Several runs may share a tier, and a run's URI is no file name, so the folder is a hash of it.
+    """
+    return f"{path.rstrip('/')}/{hashlib.sha256(run_uri.rstrip('/').encode()).hexdigest()[:16]}"
