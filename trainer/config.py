@@ -1,16 +1,19 @@
 """The trainer's configuration: strict typed TOML, every problem reported at once, one line each.
 
-`load(path, sets)` reads the file, applies `--set key=value` on top and validates. A Task's own options live under `[task]` beside
-`name` and are validated by the Task (`trainer.tasks`). Times are seconds, sizes bytes unless the name says otherwise.
+`load(path, sets)` reads the file, applies `--set key=value` on top and validates. A Task's own options live under `[task]`
+beside `name` and are validated by the Task (`trainer.tasks`). Times are seconds, sizes bytes unless the name says otherwise.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from trainer.errors import UserError, problem
 
@@ -21,7 +24,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
-    """Base of every table: unknown keys are errors, values are never coerced from another type, nothing changes after loading."""
+    """Base of every table: unknown keys are errors, no value is coerced from another type, nothing changes after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -37,7 +40,7 @@ class RunConfig(Section):
 
 
 class TaskConfig(BaseModel):
-    """`name` picks the Task (a shipped one, or `package.module:Class`); every other key belongs to that Task's Options."""
+    """`name` picks the Task (a shipped one, or `package.module:Class`); every other key is one of that Task's Options."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -152,7 +155,7 @@ class CheckpointConfig(Section):
     copy_threads: Positive = 2
     compression: Literal["none", "planes-zstd"] = "none"
     """Byte planes + zstd: 16-32 % smaller, worth it only where upload is slower than ~1 GB/s per spare core."""
-    tiers: tuple[TierConfig, ...] = ()
+    tiers: Annotated[tuple[TierConfig, ...], Field(strict=False)] = ()
 
 
 class InterruptConfig(Section):
@@ -167,6 +170,16 @@ class InterruptConfig(Section):
     """RFC 3339 time at which the capacity ends (capacity block), e.g. 2026-12-01T11:30:00Z."""
     deadline_margin_s: Seconds = 300.0
     """Stop this long before `deadline`."""
+
+    @field_validator("deadline")
+    @classmethod
+    def _is_rfc3339(cls, value: str | None) -> str | None:
+        if value is not None and datetime.fromisoformat(value).tzinfo is None:
+            raise ValueError(
+                "it names no time zone; allowed: RFC 3339 such as 2026-12-01T11:30:00Z; fix: append Z for UTC"
+            )
+        return value
+
     stop_uri: str | None = None
     """A file or s3:// object; when it appears, the run saves and stops."""
     signal_grace_s: Seconds = 110.0
@@ -198,3 +211,85 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     interrupt: InterruptConfig = InterruptConfig()
     metrics: MetricsConfig = MetricsConfig()
+
+
+def load(path: Path, sets: Sequence[str] = ()) -> Config:
+    """The configuration in `path` with each `key.path=value` of `sets` on top; UserError lists all problems at once."""
+    table = _read(path)
+    table.pop(RECORDED, None)
+    problems = [line for text in sets if (line := _apply_set(table, text))]
+    try:
+        config = Config.model_validate(table)
+    except ValidationError as error:
+        raise UserError(problems + problems_of(error)) from None
+    if problems:
+        raise UserError(problems)
+    return config
+
+
+RECORDED = "recorded"
+"""Table that a stored config carries beside the settings: what the Task saw (model shape, data). Ignored as input."""
+
+
+def to_toml(config: Config, recorded: Mapping[str, Any] | None = None) -> str:
+    """The resolved configuration as TOML that `load` reads back; unset options are left out, TOML having no null."""
+    table = config.model_dump(mode="json", exclude_none=True)
+    if recorded is not None:
+        table[RECORDED] = dict(recorded)
+    return tomli_w.dumps(table)
+
+
+def problems_of(error: ValidationError, prefix: str = "") -> list[str]:
+    """One `path = value: why; allowed; fix` line for each thing pydantic found wrong."""
+    lines = []
+    for item in error.errors(include_url=False):
+        path = ".".join(str(part) for part in ((prefix,) if prefix else ()) + item["loc"])
+        kind, context = item["type"], item.get("ctx", {})
+        if kind == "missing":
+            lines.append(f"{path} is missing: it has no default; fix: add it")
+        elif kind == "extra_forbidden":
+            lines.append(problem(path, item["input"], "unknown key", fix="check the spelling, or remove it"))
+        elif kind == "value_error":
+            lines.append(problem(path, item["input"], str(context["error"])))
+        else:
+            lines.append(problem(path, item["input"], *_why(kind, item["msg"], context)))
+    return lines
+
+
+def _why(kind: str, message: str, context: Mapping[str, Any]) -> tuple[str]:
+    bounds = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    allowed = [f"{sign} {context[name]}" for name, sign in bounds.items() if name in context]
+    if kind == "literal_error":
+        allowed = [str(context["expected"])]
+    why = "wrong type" if kind.endswith("_type") else "not allowed"
+    return (f"{why}; allowed: {', '.join(allowed)}" if allowed else f"{why}: {message[0].lower()}{message[1:]}",)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            problem("CONFIG", str(path), error.strerror or "cannot be read", fix="name a readable TOML file")
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(problem("CONFIG", str(path), f"is not TOML: {error}")) from None
+
+
+def _apply_set(table: dict[str, Any], text: str) -> str | None:
+    """Put one `--set` into `table`; returns the problem line, if any. What is no TOML value is taken as a string."""
+    name, equals, raw = text.partition("=")
+    keys = name.strip().split(".")
+    if not equals or not all(keys):
+        return problem("--set", text, "not of the form key.path=value", allowed="e.g. train.steps=200")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    for key in keys[:-1]:
+        child = table.setdefault(key, {})
+        if not isinstance(child, dict):
+            return problem("--set", text, f"{key} is a value, not a table", fix=f"set {key} itself")
+        table = child
+    table[keys[-1]] = value
+    return None

@@ -1,7 +1,7 @@
 """The two JSON records of a checkpoint: a rank's index and the manifest that commits them. Torch-free.
 
-Checksums are CRC-64/NVME (the one S3 stores as x-amz-checksum-crc64nvme), written as 16 hex digits. Both records carry the checksum
-of their own canonical JSON, so that a flipped bit in them is found like one in the data.
+Checksums are CRC-64/NVME (the one S3 stores as x-amz-checksum-crc64nvme), written as 16 hex digits. Both records carry the
+checksum of their own canonical JSON, so that a flipped bit in them is found like one in the data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class NewerFormatError(UserError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One box of one named tensor: `lengths` elements from `offsets` on, of a tensor of global `shape`, at bytes [start, start+size)."""
+    """One box of one named tensor: `lengths` elements from `offsets` on, of a tensor of global `shape`.
+
+    Its bytes are [start, start + size) of the rank's logical file, row-major, little-endian.
+    """
 
     name: str
     dtype: str
@@ -95,7 +98,7 @@ class Manifest:
     created: str
     parts: tuple[Part, ...]
     state: dict[str, Any] = field(default_factory=dict)
-    """What is not a tensor: data cursor, tokens seen, best metric, early-stopping counters, scaler, RNG tensor names…"""
+    """What is not a tensor: data cursor, tokens seen, best metric, early-stopping counters, scaler…"""
     about: dict[str, Any] = field(default_factory=dict)
     """For people: versions, config hash, metric at this step."""
 
