@@ -1,0 +1,48 @@
+"""`python -m trainer`: train, tokenize, checkpoints, plot, sample. Imports of a subcommand happen only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from trainer import __version__
+from trainer.errors import UserError
+
+COMMANDS = {
+    "train": ("trainer.train", "train a model, or go on where the run stopped"),
+    "tokenize": ("trainer.data.cli", "turn text into memory-mapped token shards"),
+    "checkpoints": ("trainer.checkpoint.cli", "list, verify, prune or export a run's checkpoints"),
+    "plot": ("trainer.metrics.plot", "draw a run's loss, throughput and interruptions"),
+    "sample": ("trainer.sample", "let a trained language model continue a prompt"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit code; a user's mistake is printed as plain lines."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer", description="Train on spot capacity and never lose work."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, purpose) in COMMANDS.items():
+        command = commands.add_parser(name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".")
+        if words[:1] == [name]:
+            importlib.import_module(module).add_arguments(command)
+    args = parser.parse_args(words)
+    try:
+        return int(importlib.import_module(COMMANDS[args.command][0]).run(args))
+    except UserError as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

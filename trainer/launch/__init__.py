@@ -1,0 +1,1 @@
+"""The operator's side: starting ranks. The trainer itself never imports it."""

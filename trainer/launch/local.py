@@ -1,0 +1,116 @@
+"""Start N ranks on this machine: `python -m trainer.launch.local --nproc 2 -- train CONFIG.toml`.
+
+What it does that torchrun does not: it hands the trainer's own exit code on (torchrun answers 1 to everything, and a launcher could
+not tell 85, requeue, from a failure), and it passes signals to every rank and then waits as long as the ranks need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE, UserError, problem
+
+GRACE_S = 20.0
+"""How long the other ranks may go on once one of them has failed: they notice a lost peer within a collective."""
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def rank_environment(rank: int, nproc: int, port: int, base: Mapping[str, str]) -> dict[str, str]:
+    """What `torch.distributed` reads, for one of `nproc` ranks that meet at a loopback `port`."""
+    return {
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)),
+        "GLOO_SOCKET_IFNAME": "lo",
+        **base,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(nproc),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def job_exit_code(codes: Sequence[int]) -> int:
+    """One exit code for the job: what all ranks agree on, else the most telling of theirs (a rank killed by a signal counts as 1)."""
+    if set(codes) <= {EXIT_DONE}:
+        return EXIT_DONE
+    if set(codes) <= {EXIT_DONE, EXIT_REQUEUE}:
+        return EXIT_REQUEUE
+    for telling in (EXIT_LOST_RUN, EXIT_CONFIG):
+        if telling in codes:
+            return telling
+    return next((code for code in codes if code > 0 and code != EXIT_REQUEUE), 1)
+
+
+class LocalJob:
+    """Ranks as child processes of this one."""
+
+    def __init__(self, arguments: Sequence[str], nproc: int, environment: Mapping[str, str] | None = None) -> None:
+        base = os.environ if environment is None else environment
+        port = _free_port()
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "trainer", *arguments],
+                env=rank_environment(rank, nproc, port, base),
+                stdin=subprocess.DEVNULL,
+            )
+            for rank in range(nproc)
+        ]
+
+    def send(self, number: int) -> None:
+        """Pass a signal to every rank that still runs."""
+        for rank in self.ranks:
+            if rank.poll() is None:
+                rank.send_signal(number)
+
+    def wait(self) -> int:
+        """Wait for all ranks and return the job's exit code; after one failed, the rest get `GRACE_S` and are then killed."""
+        kill_at: float | None = None
+        while any(rank.poll() is None for rank in self.ranks):
+            failed = any(rank.returncode not in (None, EXIT_DONE, EXIT_REQUEUE) for rank in self.ranks)
+            if failed and kill_at is None:
+                kill_at = time.monotonic() + GRACE_S
+            if kill_at is not None and time.monotonic() > kill_at:
+                self.send(signal.SIGKILL)
+            time.sleep(0.05)
+        return job_exit_code([rank.returncode for rank in self.ranks])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainer.launch.local", description=__doc__)
+    parser.add_argument("--nproc", type=int, required=True, help="ranks to start on this machine")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="-- and then what `python -m trainer` takes")
+    args = parser.parse_args(argv)
+    if args.nproc < 1:
+        raise UserError(problem("--nproc", args.nproc, "a job needs at least one rank", allowed=">= 1"))
+    job = LocalJob([a for a in args.arguments if a != "--"], args.nproc)
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        job.send(number)
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    return job.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
