@@ -1,7 +1,7 @@
 """The optional codec of data blocks, `planes-zstd`: byte planes of 4 bytes, then zstd. Torch-free.
 
-Trained fp32 numbers differ wildly in their low bytes and hardly in their high ones; bringing equal positions together lets
-zstd find the likeness. FORMAT.md gives the byte layout.
+Trained fp32 numbers differ wildly in their low bytes and hardly in their high ones; bringing equal positions together
+lets zstd find the likeness. FORMAT.md gives the byte layout.
 """
 
 from __future__ import annotations
