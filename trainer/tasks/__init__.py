@@ -1,0 +1,136 @@
+"""What is trained: a Task brings the model, the batches and the loss; the loop knows nothing else about them.
+
+A Task is named in the config by a shipped name or as `package.module:Class`, so that a stranger's Task needs no change here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from trainer.config import Section, TaskConfig, problems_of
+from trainer.errors import UserError, problem
+
+Batch = dict[str, Tensor]
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+SHIPPED = {
+    "language_model": "trainer.tasks.language_model:LanguageModel",
+    "image_classification": "trainer.tasks.image_classification:ImageClassification",
+}
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """A loss that can be added up over micro-batches and ranks: `total` is a differentiable fp32 scalar, summed over `count` items."""
+
+    total: Tensor
+    count: int
+
+
+class Task(ABC):
+    """One kind of training. Construction is cheap and touches nothing; `open` reads the data sets."""
+
+    Options: ClassVar[type[Section]]
+
+    def __init__(self, options: Any, *, seed: int) -> None:
+        self.options = options
+        self.seed = seed
+
+    @classmethod
+    def problems(cls, options: Any) -> list[str]:
+        """Impossible combinations of well-formed options, one line each; [] when there are none."""
+        return []
+
+    @abstractmethod
+    def open(self, cache_dir: Path) -> None:
+        """Open the data sets; UserError when they are missing or do not fit the options."""
+
+    @property
+    @abstractmethod
+    def train_samples(self) -> int:
+        """Samples in the training set; valid after `open`."""
+
+    @property
+    @abstractmethod
+    def eval_samples(self) -> int:
+        """Samples held out for evaluation; 0 when there are none."""
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """The model on the CPU in fp32, its weights a function of the options and the seed alone; valid after `open`."""
+
+    @abstractmethod
+    def train_batch(self, ids: Ids) -> Batch:
+        """CPU tensors whose first dimension is len(ids); ids lie in [0, train_samples), already shuffled by the caller."""
+
+    @abstractmethod
+    def eval_batch(self, ids: Ids) -> Batch:
+        """Like `train_batch`, from the held-out set."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossSum:
+        """The summed loss of a batch on the model's device; must go through `model(...)`, which may be wrapped by DDP."""
+
+    @abstractmethod
+    def tokens_per_sample(self) -> int:
+        """Nominal count that `loss` reports per sample, for throughput and a constant loss scale."""
+
+    @abstractmethod
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """The repeated parts, in forward order: the units of compilation, recomputation and sharding."""
+
+    @abstractmethod
+    def flops_per_token(self, model: nn.Module) -> float:
+        """Floating-point operations of forward and backward for one counted token or item, without recomputation."""
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, Any]:
+        """What must not change when a run resumes: the model's shape and the data's identity, as JSON values; valid after `open`."""
+
+    def export_names(self, model: nn.Module) -> dict[str, str]:
+        """Our parameter name to the exported one; names that are left out are kept."""
+        return {}
+
+
+def resolve(name: str) -> type[Task]:
+    """The Task class of a shipped name or of `package.module:Class`; UserError when there is none."""
+    target = SHIPPED.get(name, name)
+    module_name, colon, class_name = target.partition(":")
+    if not (module_name and colon and class_name):
+        raise UserError(_unknown(name, "is not a shipped Task"))
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(_unknown(name, f"cannot be imported ({error})")) from error
+    found = getattr(module, class_name, None)
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise UserError(_unknown(name, f"{module_name} has no Task of the name {class_name!r}"))
+    return found
+
+
+def make_task(config: TaskConfig, *, seed: int) -> Task:
+    """Validate a Task's own options and construct it; every problem is reported at once as `task.<path> = …`."""
+    kind = resolve(config.name)
+    try:
+        options = kind.Options.model_validate(config.options)
+    except ValidationError as error:
+        raise UserError(problems_of(error, "task")) from error
+    if problems := kind.problems(options):
+        raise UserError(problems)
+    return kind(options, seed=seed)
+
+
+def _unknown(name: str, why: str) -> str:
+    allowed = f"{', '.join(sorted(SHIPPED))}, or package.module:Class of a trainer.tasks.Task"
+    return problem(
+        "task.name", name, why, allowed=allowed, fix="check the spelling and that the package is on PYTHONPATH"
+    )
