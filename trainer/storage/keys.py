@@ -1,0 +1,49 @@
+"""Keys that every backend can hold, and the error lines they share."""
+
+from __future__ import annotations
+
+from trainer.errors import problem
+from trainer.storage import StorageError
+
+MAX_KEY_BYTES = 900
+"""S3 allows 1024 bytes of UTF-8 for the whole key; the rest is left to the prefix in the store's URI."""
+MAX_SEGMENT_BYTES = 255
+"""NAME_MAX of every Linux file system in use."""
+PRIVATE = ".lustrain"
+"""First segment that a folder keeps for its own unfinished files and its lock; never an object."""
+
+
+def check_key(key: str) -> str:
+    """The key itself, or StorageError when it is one that some backend could not keep or that would leave the root."""
+    why = _unusable(key)
+    if why:
+        raise StorageError(problem("key", key, why, allowed="segments of printable UTF-8 joined by single '/'"))
+    return key
+
+
+def _unusable(key: str) -> str:
+    try:
+        raw = key.encode()
+    except UnicodeEncodeError:
+        return "is not valid Unicode"
+    segments = key.split("/")
+    if len(raw) > MAX_KEY_BYTES:
+        return f"is {len(raw)} bytes long, at most {MAX_KEY_BYTES} fit"
+    if any(len(segment.encode()) > MAX_SEGMENT_BYTES for segment in segments):
+        return f"has a segment longer than {MAX_SEGMENT_BYTES} bytes"
+    if any(segment in ("", ".", "..") for segment in segments):
+        return "has an empty, '.' or '..' segment"
+    if segments[0] == PRIVATE:
+        return f"begins with {PRIVATE}, which is reserved"
+    if any(ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0 or character in "\ufffe\uffff" for character in key):
+        return "holds a control character"
+    return ""
+
+
+def human_bytes(size: float) -> str:
+    """`size` in the unit that reads best, base 10, e.g. `1.5 GB`."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
