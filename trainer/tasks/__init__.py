@@ -30,7 +30,7 @@ SHIPPED = {
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss that can be added up over micro-batches and ranks: `total` is a differentiable fp32 scalar, summed over `count` items."""
+    """A loss that adds up over micro-batches and ranks: `total`, a differentiable fp32 scalar, is a sum over `count` items."""
 
     total: Tensor
     count: int
@@ -94,7 +94,7 @@ class Task(ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """What must not change when a run resumes: the model's shape and the data's identity, as JSON values; valid after `open`."""
+        """What must not change on resume: the model's shape and the data's identity, as JSON values; valid after `open`."""
 
     def export_names(self, model: nn.Module) -> dict[str, str]:
         """Our parameter name to the exported one; names that are left out are kept."""
