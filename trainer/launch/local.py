@@ -1,7 +1,7 @@
 """Start N ranks on this machine: `python -m trainer.launch.local --nproc 2 -- train CONFIG.toml`.
 
-What it does that torchrun does not: it hands the trainer's own exit code on (torchrun answers 1 to everything, and a launcher could
-not tell 85, requeue, from a failure), and it passes signals to every rank and then waits as long as the ranks need.
+What it does that torchrun does not: it hands the trainer's own exit code on (torchrun answers 1 to everything, and a
+launcher could not tell 85, requeue, from a failure), and it passes signals on and then waits as long as the ranks need.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def rank_environment(rank: int, nproc: int, port: int, base: Mapping[str, str]) 
 
 
 def job_exit_code(codes: Sequence[int]) -> int:
-    """One exit code for the job: what all ranks agree on, else the most telling of theirs (a rank killed by a signal counts as 1)."""
+    """One exit code for the job: what all ranks agree on, else the most telling of theirs; death by a signal counts as 1."""
     if set(codes) <= {EXIT_DONE}:
         return EXIT_DONE
     if set(codes) <= {EXIT_DONE, EXIT_REQUEUE}:
