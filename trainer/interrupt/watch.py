@@ -1,0 +1,118 @@
+"""All sources of notices behind one cheap question."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.config import InterruptConfig
+from trainer.errors import UserError
+from trainer.interrupt.deadline import Deadline, deadline_problems
+from trainer.interrupt.metadata import Metadata, endpoint_problems
+from trainer.interrupt.notice import Notice, OnEvent, Poller, nearer
+from trainer.interrupt.signals import SignalFlag
+from trainer.interrupt.stopfile import StopFile, stop_uri_problems
+
+log = logging.getLogger(__name__)
+
+LONGEST_JOIN_S = 5.0
+"""How long close() waits for a poll under way; the thread is a daemon and may be left behind in a hanging request."""
+
+
+def config_problems(config: InterruptConfig, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Everything wrong with `[interrupt]` that its types do not show, one line each."""
+    problems = [] if config.deadline is None else deadline_problems(config.deadline)
+    problems += [] if config.stop_uri is None else stop_uri_problems(config.stop_uri)
+    problems += endpoint_problems(environ) if config.metadata else []
+    return problems
+
+
+class Watch:
+    """Looks at every configured source every `poll_s` seconds from one daemon thread, and answers `notice()` at once.
+
+    Signals are watched on every rank, the metadata service by local rank 0 of each node (notices concern a node), the
+    stop file and the deadline by rank 0; the ranks agree on what anyone saw at a step boundary. The first notice
+    stays, unless another leaves less time. `wall_clock` gives Unix seconds for the deadline and is asked once, from
+    the polling thread: `ObjectStore.now` fits. `on_event("warning", {"source", "detail"})` tells about sources that
+    cannot be asked. Raises UserError for an impossible config.
+    """
+
+    def __init__(
+        self,
+        config: InterruptConfig,
+        *,
+        rank: int = 0,
+        local_rank: int = 0,
+        on_event: OnEvent | None = None,
+        environ: Mapping[str, str] = os.environ,
+        wall_clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        problems = config_problems(config, environ)
+        if problems:
+            raise UserError(problems)
+        on_event = on_event or _log_event
+        self._poll_s = config.poll_s
+        self._signals = SignalFlag(config.signal_grace_s, monotonic)
+        self._pollers: list[Poller] = []
+        if config.metadata and local_rank == 0:
+            self._pollers.append(
+                Metadata(
+                    environ, rebalance=config.rebalance, wall_clock=time.time, monotonic=monotonic, on_event=on_event
+                )
+            )
+        if config.deadline is not None and rank == 0:
+            self._pollers.append(
+                Deadline(
+                    config.deadline,
+                    config.deadline_margin_s,
+                    wall_clock=wall_clock,
+                    monotonic=monotonic,
+                    on_event=on_event,
+                )
+            )
+        if config.stop_uri is not None and rank == 0:
+            self._pollers.append(StopFile(config.stop_uri, on_event))
+        self._polled: Notice | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="interrupt-watch", daemon=True)
+
+    def start(self) -> None:
+        """Install the signal handlers and begin to poll; call it once, on the main thread."""
+        self._signals.install()
+        self._thread.start()
+
+    def notice(self) -> Notice | None:
+        """What is known now; two attribute reads, no lock, no I/O."""
+        return nearer(self._signals.notice, self._polled)
+
+    def close(self) -> None:
+        """Stop polling and put the previous signal handlers back: call it after the last commit, not before."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._signals.wake()
+            self._thread.join(LONGEST_JOIN_S)
+        self._signals.close()
+
+    def __enter__(self) -> Watch:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            for poller in self._pollers:
+                self._polled = nearer(self._polled, poller.poll())
+            if self._closing.is_set():
+                return
+            self._signals.wait(self._poll_s)
+
+
+def _log_event(kind: str, fields: dict[str, Any]) -> None:
+    log.warning("%s: %s", kind, ", ".join(f"{key}: {value}" for key, value in fields.items()))
