@@ -100,6 +100,10 @@ class Task(ABC):
         """Our parameter name to the exported one; names that are left out are kept."""
         return {}
 
+    def export_config(self, model: nn.Module) -> dict[str, Any]:
+        """What an exported model's `config.json` says, for the library that shall read it; {} writes none."""
+        return {}
+
 
 def resolve(name: str) -> type[Task]:
     """The Task class of a shipped name or of `package.module:Class`; UserError when there is none."""

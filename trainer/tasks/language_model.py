@@ -1,0 +1,147 @@
+"""Next-token prediction on a tokenized text with the Llama-style decoder of `trainer.models.llama`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from trainer.config import Count, Fraction, Positive, Section
+from trainer.data.shards import TokenSet
+from trainer.errors import UserError, problem
+from trainer.models import llama
+from trainer.tasks import Batch, Ids, LossSum, Task
+
+
+class ModelOptions(Section):
+    """A preset, and whatever of it shall be different."""
+
+    preset: Literal["tiny", "gpt2-124m", "1b", "8b"] = "tiny"
+    width: Positive | None = None
+    layers: Positive | None = None
+    heads: Positive | None = None
+    kv_heads: Positive | None = None
+    hidden: Positive | None = None
+    """Width inside the feed-forward part."""
+    vocab_size: Positive | None = None
+    """None: the tokenizer's; a larger one leaves room for padding or later tokens."""
+    tied: bool | None = None
+    """Whether the output layer uses the embedding's weights."""
+    rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    dropout: Fraction | None = None
+
+    def shape(self) -> llama.LlamaShape:
+        """The preset with these overrides; the vocabulary is still 0 when it is left to the data."""
+        return dataclasses.replace(llama.PRESETS[self.preset], **self.model_dump(exclude={"preset"}, exclude_none=True))
+
+
+class LanguageModelOptions(Section):
+    """What `[task]` may hold for a language model."""
+
+    data: Annotated[str, Field(min_length=1)]
+    """Folder or `s3://…` that `tokenize` wrote."""
+    seq_len: Positive
+    """Tokens per sample that the model sees and predicts."""
+    model: ModelOptions = ModelOptions()
+    cache_bytes: Positive = 8 << 30
+    """Local disk that shards streamed from S3 may take."""
+    loss_chunk: Count = 0
+    """Tokens whose logits exist at a time, recomputed in backward; saves memory where the vocabulary is large. 0: all at once."""
+
+
+class LanguageModel(Task):
+    """A decoder trained on windows of seq_len + 1 tokens; the loss is cross-entropy in nats, counted in tokens."""
+
+    Options = LanguageModelOptions
+    options: LanguageModelOptions
+
+    @classmethod
+    def problems(cls, options: LanguageModelOptions) -> list[str]:
+        return llama.shape_problems(options.model.shape(), "task.model")
+
+    def open(self, cache_dir: Path) -> None:
+        options = self.options
+        self._train, self._eval = (
+            TokenSet.open(options.data, split, cache_dir=cache_dir, cache_bytes=options.cache_bytes)
+            for split in ("train", "val")
+        )
+        wanted = options.model.vocab_size
+        self._shape = dataclasses.replace(options.model.shape(), vocab_size=wanted or self._train.vocab_size)
+        problems = []
+        if wanted is not None and wanted < self._train.vocab_size:
+            least = self._train.vocab_size
+            why = f"is smaller than the tokenizer's {least} tokens"
+            fix = "leave it out, or raise it"
+            problems.append(problem("task.model.vocab_size", wanted, why, allowed=f">= {least}", fix=fix))
+        if not self.train_samples:
+            why = f"the training set has {self._train.tokens} tokens, less than one window of seq_len + 1"
+            problems.append(
+                problem(
+                    "task.seq_len",
+                    options.seq_len,
+                    why,
+                    allowed=f"< {self._train.tokens}",
+                    fix="lower it, or tokenize more text",
+                )
+            )
+        if problems:
+            raise UserError(problems)
+
+    @property
+    def train_samples(self) -> int:
+        return self._train.windows(self.options.seq_len)
+
+    @property
+    def eval_samples(self) -> int:
+        return self._eval.windows(self.options.seq_len)
+
+    def build_model(self) -> llama.Llama:
+        options = self.options
+        return llama.build(self._shape, length=options.seq_len, seed=self.seed, loss_chunk=options.loss_chunk)
+
+    def train_batch(self, ids: Ids) -> Batch:
+        """{"tokens": [B, seq_len + 1]} in the stored dtype: two bytes a token to the device instead of sixteen."""
+        return {"tokens": torch.from_numpy(self._train.gather(ids, self.options.seq_len))}
+
+    def eval_batch(self, ids: Ids) -> Batch:
+        return {"tokens": torch.from_numpy(self._eval.gather(ids, self.options.seq_len))}
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossSum:
+        tokens = batch["tokens"].long()
+        targets = tokens[:, 1:]
+        return LossSum(model(tokens[:, :-1], targets), targets.numel())
+
+    def tokens_per_sample(self) -> int:
+        return self.options.seq_len
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        return list(_llama(model).blocks)
+
+    def flops_per_token(self, model: nn.Module) -> float:
+        return llama.flops_per_token(_llama(model).shape, self.options.seq_len)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {
+            "model": dataclasses.asdict(self._shape),
+            "seq_len": self.options.seq_len,
+            "data": self._train.checksum,
+            "tokenizer": self._train.tokenizer_hash,
+        }
+
+    def export_names(self, model: nn.Module) -> dict[str, str]:
+        return llama.huggingface_names(_llama(model))
+
+    def export_config(self, model: nn.Module) -> dict[str, Any]:
+        return llama.huggingface_config(_llama(model))
+
+
+def _llama(model: nn.Module) -> llama.Llama:
+    if not isinstance(model, llama.Llama):
+        raise TypeError(f"a language model's model is a Llama, not a {type(model).__name__}")
+    return model
