@@ -1,8 +1,9 @@
 """S3 and STS on loopback: moto behind a real threaded HTTP server in its own process.
 
-What it leaves out, so that nobody takes it for more: it checks no credentials and no signatures, accepts a body whose checksum
-header is wrong, never throttles, never fails, keeps everything in the memory and temporary files of one process, and forgets all
-of it on stop. Integrity is therefore tested against a real S3 server as well (tests/lab/servers.py).
+What it leaves out, so that nobody takes it for more: it checks no credentials and no signatures, accepts a body
+whose checksum header is wrong, never throttles, never fails, keeps everything in the memory and temporary files of
+one process, and forgets all of it on stop. Integrity is therefore tested against a real S3 server as well
+(tests/lab/servers.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The EC2 instance metadata service (IMDSv2) on loopback, driven by a script.
 
-It answers what a node asks about itself and about its end: tokens, spot notice, rebalance recommendation, Auto Scaling lifecycle
-state, identity and placement. Paths and bodies follow the EC2 user guide ("Instance metadata categories", "Spot Instance
-interruption notices"). It leaves out IMDSv1, hop limits, IAM role credentials, user data and every other category: those answer 404.
+It answers what a node asks about itself and about its end: tokens, spot notice, rebalance recommendation, Auto
+Scaling lifecycle state, identity and placement. Paths and bodies follow the EC2 user guide ("Instance metadata
+categories", "Spot Instance interruption notices"). It leaves out IMDSv1, hop limits, IAM role credentials, user data
+and every other category: those answer 404.
 
 A second port takes commands from other processes, as JSON:
 `POST /control/spot {"action": "terminate", "in_s": 120}`, `/control/rebalance`, `/control/lifecycle {"state": "Terminated"}`,

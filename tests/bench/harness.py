@@ -1,8 +1,8 @@
 """What every bench shares: interleaved repetitions, medians, the memcpy floor, the machine, and one row per figure.
 
-A bench is a module with `measure(repetitions: int = 5) -> list[dict[str, Any]]` (rows as dictionaries) and a `main()` that
-calls `run_bench(measure)`; run it as `python -m tests.bench.bench_NAME [--json] [--repetitions N]`. Only ratios taken within one
-run on one machine are compared with a bar; absolute figures are shown for the reader.
+A bench is a module with `measure(repetitions: int = 5) -> list[dict[str, Any]]` (rows as dictionaries) and a
+`main()` that calls `run_bench(measure)`; run it as `python -m tests.bench.bench_NAME [--json] [--repetitions N]`.
+Only ratios taken within one run on one machine are compared with a bar; absolute figures are shown for the reader.
 """
 
 from __future__ import annotations
