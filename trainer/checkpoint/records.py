@@ -113,8 +113,30 @@ class Manifest:
 
 def encode(record: RankIndex | Manifest) -> bytes:
     """Canonical JSON with its own checksum as the last key."""
-    body = {"format": FORMAT, "kind": _KIND[type(record)], **_hexed(asdict(record))}
+    return seal({"format": FORMAT, "kind": _KIND[type(record)], **_hexed(asdict(record))})
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """Canonical JSON of `body` with the checksum of exactly that JSON as one more key, `record_crc64nvme`."""
     return _canonical({**body, "record_crc64nvme": f"{crc64nvme(_canonical(body)):016x}"})
+
+
+def unseal(raw: bytes) -> dict[str, Any]:
+    """The body that was sealed; raises DamagedRecordError when these are not its bytes."""
+    try:
+        body = json.loads(raw)
+    except ValueError as error:
+        raise DamagedRecordError(f"not JSON: {error}") from error
+    if not isinstance(body, dict) or "record_crc64nvme" not in body:
+        raise DamagedRecordError("not a record: no checksum of its own")
+    claimed = body.pop("record_crc64nvme")
+    try:
+        found = f"{crc64nvme(_canonical(body)):016x}"
+    except ValueError as error:
+        raise DamagedRecordError(f"holds what no record of ours can: {error}") from error
+    if claimed != found:
+        raise DamagedRecordError(f"checksum {found}, but the record says {claimed}")
+    return body
 
 
 def decode_index(raw: bytes) -> RankIndex:
@@ -193,16 +215,7 @@ def _hexed(value: Any) -> Any:
 
 
 def _decode(raw: bytes, kind: str) -> dict[str, Any]:
-    try:
-        body = json.loads(raw)
-    except ValueError as error:
-        raise DamagedRecordError(f"not JSON: {error}") from error
-    if not isinstance(body, dict) or "record_crc64nvme" not in body:
-        raise DamagedRecordError("not a record: no checksum of its own")
-    claimed = body.pop("record_crc64nvme")
-    found = f"{crc64nvme(_canonical(body)):016x}"
-    if claimed != found:
-        raise DamagedRecordError(f"checksum {found}, but the record says {claimed}")
+    body = unseal(raw)
     if body.get("kind") != kind:
         raise DamagedRecordError(f"is a {body.get('kind')!r}, not a {kind!r}")
     version = body.get("format")

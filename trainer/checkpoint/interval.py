@@ -1,0 +1,96 @@
+"""How often to save, and what to save when time runs out: pure arithmetic on measured seconds."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+_WEIGHT = 0.3
+"""Share of the newest measurement in the running averages: settles within about ten steps, shrugs off one slow one."""
+
+
+def young_daly(stall_s: float, mtbf_s: float) -> float:
+    """Seconds of training between saves that lose the least time to saving plus redoing.
+
+    `stall_s` is what one save costs the loop, `mtbf_s` the mean time between interruptions, both > 0. To first order
+    sqrt(2 x stall x MTBF) (Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974);
+    the further terms matter where a stall is not small beside the MTBF (Daly, "A higher order estimate of the optimum
+    checkpoint interval for restart dumps", FGCS 22(3), 2006, equation 37).
+    """
+    if stall_s >= 2 * mtbf_s:
+        return mtbf_s
+    ratio = stall_s / (2 * mtbf_s)
+    return math.sqrt(2 * stall_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - stall_s
+
+
+class Interval:
+    """Decides "save at this step?", every fixed number of steps or from what steps and stalls were measured to cost.
+
+    Measured times differ between ranks, so one rank decides and the others follow it.
+    """
+
+    def __init__(self, every_steps: int, mtbf_s: float, *, first_stall_s: float = 1.0, warmup_steps: int = 10) -> None:
+        """`every_steps` = 0 derives the interval; until a stall was measured `first_stall_s` stands in for it.
+
+        The first save of a derived interval comes `warmup_steps` steps in at the soonest, when step times mean something.
+        """
+        self._every_steps = every_steps
+        self._mtbf_s = mtbf_s
+        self._first_stall_s = first_stall_s
+        self._warmup_steps = warmup_steps
+        self._stall_s: float | None = None
+        self._step_s: float | None = None
+        self._last_saved = 0
+
+    def resumed(self, step: int) -> None:
+        """The run continues from the checkpoint of `step`: count from there."""
+        self._last_saved = step
+
+    def measured_step(self, seconds: float) -> None:
+        """A training step took this long, without any save in it."""
+        self._step_s = _mix(self._step_s, seconds)
+
+    def measured_stall(self, seconds: float) -> None:
+        """A save cost the loop this long."""
+        self._stall_s = _mix(self._stall_s, seconds)
+
+    @property
+    def steps(self) -> int:
+        """Steps between saves as of now, at least 1."""
+        if self._every_steps:
+            return self._every_steps
+        if not self._step_s:
+            return self._warmup_steps
+        stall = self._first_stall_s if self._stall_s is None else self._stall_s
+        seconds = young_daly(max(stall, 1e-3), self._mtbf_s)
+        return max(1, round(seconds / self._step_s))
+
+    def due(self, step: int) -> bool:
+        """True when the state after `step` should be saved; a fixed interval saves at its multiples."""
+        if self._every_steps:
+            return step % self._every_steps == 0 and step > self._last_saved
+        return step - self._last_saved >= max(self.steps, self._warmup_steps if self._stall_s is None else 1)
+
+    def saved(self, step: int) -> None:
+        """A save of `step` was begun."""
+        self._last_saved = max(self._last_saved, step)
+
+
+def finish_or_restart(
+    in_flight_remaining_s: float | None, new_save_s: float, left_s: float | None
+) -> Literal["finish", "save"]:
+    """What to do on a notice: wait for the save in flight, or save the newest state now.
+
+    All in seconds from now: until the save in flight commits (None: there is none), until a new one would, and until
+    the capacity is gone (None: unknown). Finishing wins where it commits sooner, or where a new save cannot commit in
+    time; ask again when it has committed, for what is left of the time may do for the newest state too.
+    """
+    if in_flight_remaining_s is None:
+        return "save"
+    if in_flight_remaining_s <= new_save_s or (left_s is not None and new_save_s > left_s):
+        return "finish"
+    return "save"
+
+
+def _mix(average: float | None, newest: float) -> float:
+    return newest if average is None else (1 - _WEIGHT) * average + _WEIGHT * newest

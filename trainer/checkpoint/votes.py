@@ -1,0 +1,114 @@
+"""Small messages between ranks through a key-value store: no collective, and nobody waits for the dead."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch.distributed import DistError
+from torch.distributed.distributed_c10d import Store
+
+_FIRST_WAIT_S = 0.005
+_LONGEST_WAIT_S = 0.25
+"""Polling slows down to four questions a second per rank: a thousand waiting ranks stay a trickle for the store."""
+
+
+class VoteError(Exception):
+    """The store that carries the votes does not answer, most likely because the rank that hosts it is gone."""
+
+
+class VoteTimeout(VoteError):
+    """Some ranks did not post in time; `missing` names them."""
+
+    def __init__(self, topic: str, missing: list[int], timeout: float) -> None:
+        self.missing = missing
+        shown = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        super().__init__(f"no word from rank {shown} on {topic!r} within {timeout:.0f} s")
+
+
+class VoteBox(ABC):
+    """Per topic, one JSON object from each rank that has something to say; its later word replaces its earlier one."""
+
+    world_size: int
+
+    @abstractmethod
+    def post(self, topic: str, rank: int, value: dict[str, Any]) -> None:
+        """Say something; raises VoteError when nobody can hear it."""
+
+    @abstractmethod
+    def poll(self, topic: str) -> dict[int, dict[str, Any]]:
+        """What was said so far, by rank, without waiting; raises VoteError."""
+
+    @abstractmethod
+    def drop(self, topic: str) -> None:
+        """Forget a topic that every rank is done with; raises VoteError."""
+
+    def gather(self, topic: str, timeout: float) -> dict[int, dict[str, Any]]:
+        """Every rank's word; raises VoteTimeout with the missing ranks after `timeout` seconds, or VoteError."""
+        deadline = time.monotonic() + timeout
+        pause = _FIRST_WAIT_S
+        while len(said := self.poll(topic)) < self.world_size:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise VoteTimeout(topic, [rank for rank in range(self.world_size) if rank not in said], timeout)
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, _LONGEST_WAIT_S)
+        return said
+
+
+class StoreVotes(VoteBox):
+    """Votes in a `torch.distributed.Store` (TCPStore in a job, HashStore alone).
+
+    Each post takes the next slot of its topic, so that asking "anything new?" is one round trip whatever the world
+    size. Only calls that return at once are used: a blocking `get` would hold the connection that process groups of the
+    same rank may share.
+    """
+
+    def __init__(self, store: Store, world_size: int) -> None:
+        self.world_size = world_size
+        self._store = store
+        self._heard: dict[str, dict[int, dict[int, dict[str, Any]]]] = {}
+
+    def post(self, topic: str, rank: int, value: dict[str, Any]) -> None:
+        try:
+            slot = self._store.add(_count_key(topic), 1) - 1
+            self._store.set(_slot_key(topic, slot), json.dumps({"rank": rank, "value": value}))
+        except DistError as error:
+            raise VoteError(_unreachable(error)) from error
+
+    def poll(self, topic: str) -> dict[int, dict[str, Any]]:
+        heard = self._heard.setdefault(topic, {})
+        try:
+            posted = self._store.add(_count_key(topic), 0)
+            for slot in range(posted):
+                key = _slot_key(topic, slot)
+                if slot not in heard and self._store.check([key]):
+                    word = json.loads(self._store.get(key))
+                    heard[slot] = {int(word["rank"]): word["value"]}
+        except DistError as error:
+            raise VoteError(_unreachable(error)) from error
+        return {rank: value for slot in sorted(heard) for rank, value in heard[slot].items()}
+
+    def drop(self, topic: str) -> None:
+        self._heard.pop(topic, None)
+        try:
+            for slot in range(self._store.add(_count_key(topic), 0)):
+                self._store.delete_key(_slot_key(topic, slot))
+            self._store.delete_key(_count_key(topic))
+        except DistError as error:
+            raise VoteError(_unreachable(error)) from error
+
+
+def _count_key(topic: str) -> str:
+    return f"votes/{topic}/posted"
+
+
+def _slot_key(topic: str, slot: int) -> str:
+    return f"votes/{topic}/{slot}"
+
+
+def _unreachable(error: DistError) -> str:
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"the store that carries votes between ranks does not answer: {first_line}"
