@@ -1,0 +1,13 @@
+"""From text to batches: token sets are made once, mapped into memory, and read in an order that is computed.
+
+- `inputs`, `documents`: which bytes belong to which chunk of work, and the documents in them
+- `tokenizer`, `byte_pairs`: text to ids and back; the fast engine where it is proven equal
+- `tokenize`, `chunks`, `cli`: the parallel, restartable job that writes a token set
+- `index`, `shards`, `cache`: a token set on disk or in S3, and windows gathered from it
+- `order`: the keyed permutation that says which window stands at which position of a run
+
+A token set is a folder or an S3 prefix: `index.json` (written last: it makes the set exist), `tokenizer.json` unless
+the tokenizer is `bytes`, and for every split `<split>-00000.tok` (raw little-endian ids) with `<split>-00000.doc`
+(int64 ends of the documents that end in this shard, counted in tokens from the shard's start). The shards of a split
+are one long stream of ids; every document ends with the end-of-text id, and a document may go on in the next shard.
+"""
