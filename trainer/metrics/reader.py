@@ -1,0 +1,113 @@
+"""Read a run's log back: parts merged into one history, with damaged lines reported and left out."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.metrics.records import EVENTS, STEPS, DamagedLineError, PartName, decode
+from trainer.storage import ObjectMissingError, ObjectStore
+
+log = logging.getLogger(__name__)
+
+READ_THREADS = 8
+"""Parts are small; several requests at once hide the latency of each."""
+
+OnProblem = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one lease generation computed: its steps, including those that a later attempt did over."""
+
+    generation: int
+    first_step: int
+    last_step: int
+    world_size: int
+    """Ranks, 0 where the records do not say."""
+    started: str
+    ended: str
+    """Times of its first and last step record."""
+
+
+def read_steps(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> list[dict[str, Any]]:
+    """The step records of the run's history, by step: for each step the record of the attempt that counts."""
+    return merge_steps(_by_generation(store, STEPS, on_problem))
+
+
+def read_events(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> list[dict[str, Any]]:
+    """All events, by attempt and in the order in which each attempt logged them (clocks may disagree between attempts)."""
+    by_generation = _by_generation(store, EVENTS, on_problem)
+    return [record for generation in sorted(by_generation) for record in by_generation[generation]]
+
+
+def attempts(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> list[Attempt]:
+    """Every attempt that logged a step, oldest first."""
+    by_generation = _by_generation(store, STEPS, on_problem)
+    return [_attempt(generation, by_generation[generation]) for generation in sorted(by_generation)]
+
+
+def merge_steps(by_generation: Mapping[int, Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """One record per step, in order: an attempt replaces everything older from the first step that it computed on.
+
+    So for each step the newest attempt's record counts, and steps that an interrupted attempt had computed beyond the
+    checkpoint from which the next one started do not count, even before that one has reached them again.
+    """
+    history: dict[int, dict[str, Any]] = {}
+    for generation in sorted(by_generation):
+        own = {int(record["step"]): dict(record) for record in by_generation[generation]}
+        if own:
+            first = min(own)
+            history = {step: record for step, record in history.items() if step < first} | own
+    return [history[step] for step in sorted(history)]
+
+
+def parse_part(key: str, body: bytes, on_problem: OnProblem) -> list[dict[str, Any]]:
+    """The records of one part; a line that is none (half-written, flipped bits) is reported by number and left out."""
+    records = []
+    for number, line in enumerate(body.splitlines(), start=1):
+        try:
+            record = decode(line)
+            if key.startswith(STEPS) and not isinstance(record.get("step"), int):
+                raise DamagedLineError("has no step number")
+        except DamagedLineError as error:
+            on_problem(f"{key} line {number}: left out: {error}")
+            continue
+        records.append(record)
+    return records
+
+
+def _by_generation(store: ObjectStore, prefix: str, on_problem: OnProblem) -> dict[int, list[dict[str, Any]]]:
+    named = ((PartName.of_key(info.key), info.key) for info in store.list(prefix))
+    parts = sorted((name, key) for name, key in named if name is not None)
+    by_generation: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        bodies = pool.map(lambda part: _body(store, part[1], on_problem), parts)
+        for (name, key), body in zip(parts, bodies, strict=True):
+            by_generation[name.generation] += parse_part(key, body, on_problem)
+    return {generation: records for generation, records in by_generation.items() if records}
+
+
+def _body(store: ObjectStore, key: str, on_problem: OnProblem) -> bytes:
+    try:
+        return store.read(key)[0]
+    except ObjectMissingError:
+        on_problem(f"{key}: listed, but gone when it was read")
+        return b""
+
+
+def _attempt(generation: int, records: list[dict[str, Any]]) -> Attempt:
+    steps = [int(record["step"]) for record in records]
+    world_size = records[-1].get("world_size")
+    return Attempt(
+        generation=generation,
+        first_step=min(steps),
+        last_step=max(steps),
+        world_size=world_size if isinstance(world_size, int) else 0,
+        started=str(records[0].get("time", "")),
+        ended=str(records[-1].get("time", "")),
+    )

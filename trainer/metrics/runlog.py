@@ -1,0 +1,172 @@
+"""The run's own log: every record becomes durable in the store without the loop ever waiting for it."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.errors import UserError
+from trainer.metrics.backlog import Backlog, Part
+from trainer.metrics.records import EVENTS, STEPS, PartName, encode, utc_now
+from trainer.storage import ObjectStore, PreconditionError
+
+log = logging.getLogger(__name__)
+
+MEMORY_BYTES = 8 << 20
+PART_BYTES = 2 << 20
+"""A part of an hour at ten steps per second is about 15 MB; parts of this size keep a single write short."""
+SHORTEST_GAP_S = 1.0
+"""Events ask for an upload at once; a burst of them shares one."""
+CLOSE_TIMEOUT_S = 30.0
+
+
+class RunLog:
+    """A Sink that stores steps and events of one lease generation as immutable parts, from one background thread.
+
+    Parts go up every `flush_s`, and soon after an event. While the store fails, parts wait in memory, then in local
+    files, and are tried again with growing pauses; a part keeps its bytes and its name until it is stored, so nothing
+    is stored twice. Each outage is reported once through `on_trouble`. A process killed without warning loses at most
+    what came since the last upload.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        generation: int,
+        flush_s: float,
+        *,
+        memory_bytes: int = MEMORY_BYTES,
+        part_bytes: int = PART_BYTES,
+        on_trouble: Callable[[str], None] = log.warning,
+    ) -> None:
+        self._store = store
+        self._generation = generation
+        self._flush_s = flush_s
+        self._on_trouble = on_trouble
+        self._backlog = Backlog(memory_bytes, part_bytes)
+        self._next_part = {STEPS: 0, EVENTS: 0}
+        self._changed = threading.Condition()
+        self._appended = 0
+        self._stored = 0
+        self._asked = False
+        self._waiting = 0
+        self._closing = False
+        self._failures = 0
+        self._spool_reported = False
+        self._thread = threading.Thread(target=self._run, name="run-log", daemon=True)
+        self._thread.start()
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self._append(STEPS, encode({"time": utc_now(), **record}))
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Log an event; `time`, `event` and `attempt` are this log's own fields and win over equal names in `fields`."""
+        own = {"time": utc_now(), "event": kind, "attempt": self._generation}
+        self._append(EVENTS, encode({**own, **fields, **own}), ask=True)
+
+    def flush(self, timeout: float | None = CLOSE_TIMEOUT_S) -> bool:
+        """Ask for an upload and wait until all earlier records are durable; False when `timeout` seconds did not
+        suffice.
+
+        0 only asks; None waits for as long as it takes.
+        """
+        with self._changed:
+            target = self._appended
+            self._asked = True
+            self._waiting += 1
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: self._stored >= target, timeout)
+            finally:
+                self._waiting -= 1
+
+    def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """Flush and stop; what the store did not take in `timeout` seconds is left in local files that the report names."""
+        if self._closing:
+            return
+        durable = self.flush(timeout)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout=1.0)
+        with self._changed:
+            if not durable and self._backlog.lines:
+                folder = self._backlog.rescue()
+                where = f"they are kept in {folder}" if folder else "and no local folder takes them either"
+                self._on_trouble(f"{self._backlog.lines} log records are not in {self._store.uri}; {where}")
+            else:
+                self._backlog.remove_folder()
+
+    def _append(self, prefix: str, line: bytes, *, ask: bool = False) -> None:
+        with self._changed:
+            self._backlog.append(prefix, line)
+            self._appended += 1
+            spool_error = self._backlog.spool_error
+            if ask:
+                self._asked = True
+                self._changed.notify_all()
+        if spool_error is not None and not self._spool_reported:
+            self._spool_reported = True
+            self._on_trouble(f"log records pile up in memory: the temporary folder takes no files ({spool_error})")
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked or self._closing, self._pause_s())
+                if self._closing:
+                    return
+                self._asked = False
+            self._upload()
+            self._breathe()
+
+    def _pause_s(self) -> float:
+        if not self._failures:
+            return self._flush_s
+        return min(self._flush_s, 30.0, 0.5 * 2.0 ** min(self._failures, 10)) * random.uniform(0.75, 1.25)
+
+    def _breathe(self) -> None:
+        """Leave a gap after an upload, unless someone waits for the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._waiting > 0, min(SHORTEST_GAP_S, self._flush_s))
+
+    def _upload(self) -> None:
+        try:
+            for prefix in (STEPS, EVENTS):
+                while (part := self._head(prefix)) is not None:
+                    self._store_part(part)
+                    self._note_stored(part)
+        except (UserError, OSError) as error:
+            self._failures += 1
+            if self._failures == 1:
+                self._on_trouble(f"the log cannot be stored, and waits here until it can: {error}")
+            return
+        if self._failures:
+            self._on_trouble(f"the log is stored again, after {self._failures} failed tries; nothing is missing")
+        self._failures = 0
+
+    def _head(self, prefix: str) -> Part | None:
+        with self._changed:
+            return self._backlog.head(prefix)
+
+    def _store_part(self, part: Part) -> None:
+        """Put one part under the next free number; one that lies there already is our own earlier try, or a foreign one."""
+        body = part.read()
+        while True:
+            key = PartName(self._generation, self._next_part[part.prefix]).key(part.prefix)
+            try:
+                self._store.put(key, body, if_absent=True)
+            except PreconditionError:
+                if self._store.read(key)[0] != body:
+                    self._next_part[part.prefix] += 1
+                    continue
+            self._next_part[part.prefix] += 1
+            return
+
+    def _note_stored(self, part: Part) -> None:
+        with self._changed:
+            self._backlog.drop_head(part.prefix)
+            self._stored += part.lines
+            self._changed.notify_all()
