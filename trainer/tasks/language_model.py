@@ -52,7 +52,7 @@ class LanguageModelOptions(Section):
     cache_bytes: Positive = 8 << 30
     """Local disk that shards streamed from S3 may take."""
     loss_chunk: Count = 0
-    """Tokens whose logits exist at a time, recomputed in backward; saves memory where the vocabulary is large. 0: all at once."""
+    """Tokens whose logits exist at a time, recomputed in backward: less memory where the vocabulary is large. 0: all."""
 
 
 class LanguageModel(Task):

@@ -1,0 +1,142 @@
+"""AdamW over named parameters: groups, state tensors by name, and the clip that also normalises.
+
+State is reached by parameter name so that a checkpoint does not depend on the order in which parameters are listed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+from trainer.config import OptimizerConfig
+from trainer.errors import UserError, problem
+
+FUSED_DEVICES = ("cpu", "cuda", "xpu")
+"""Device types for which torch has a fused AdamW kernel that we use (torch.utils._foreach_utils lists them)."""
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Two AdamW groups: matrices (two or more dimensions, embeddings among them) decay; gains and biases do not.
+
+    This is GPT's practice (nanoGPT's configure_optimizers): pulling a normalisation's gain towards 0 only hurts.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.ndim >= 2]
+    vectors = [parameter for parameter in trained if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW for a model already on its device, with all of its state allocated; UserError when `fused` is impossible."""
+    device = next(model.parameters()).device
+    fused = device.type in FUSED_DEVICES if config.fused is None else config.fused
+    if fused and device.type not in FUSED_DEVICES:
+        why = f"torch has no fused AdamW for {device.type}"
+        raise UserError(problem("optimizer.fused", True, why, allowed="false", fix="leave it out"))
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, config.weight_decay),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=fused,
+        foreach=None if fused else True,
+    )
+    allocate_state(optimizer)
+    return optimizer
+
+
+@torch.no_grad()
+def allocate_state(optimizer: torch.optim.Optimizer) -> None:
+    """Create the state that the first step would create, all zeros, without changing a parameter.
+
+    A step of zero gradients at rate 0 does it with whatever layout this torch gives the state; so the staging buffers of
+    checkpoints get their final size before the first step, and a checkpoint can be loaded in place.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.zero_()
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """`model/<name>` to each parameter and stored buffer, sharing memory; a tied tensor appears once."""
+    stored = model.state_dict()
+    seen: set[int] = set()
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        if not (tensor.numel() and tensor.data_ptr() in seen):
+            seen.add(tensor.data_ptr())
+            tensors[f"model/{name}"] = tensor
+    return tensors
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """`optim/<parameter name>/<state name>` to each state tensor (exp_avg, exp_avg_sq, step), sharing memory."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"optim/{name}/{key}"] = value
+    return tensors
+
+
+@torch.no_grad()
+def load_in_place(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy each saved tensor over its target bit for bit; UserError naming every one that is missing or of another kind.
+
+    Nothing is copied unless everything fits. Saved tensors that no target asks for are left alone.
+    """
+    problems = []
+    for name, target in targets.items():
+        wanted = f"{_kind(target)}"
+        if name not in saved:
+            problems.append(
+                f"{name} is missing in the checkpoint: the model or the optimizer is another one; needed: {wanted}"
+            )
+        elif _kind(saved[name]) != wanted:
+            problems.append(f"{name} = {_kind(saved[name])} in the checkpoint: does not fit; needed: {wanted}")
+    if problems:
+        raise UserError(problems)
+    for name, target in targets.items():
+        target.copy_(saved[name])
+
+
+@torch.no_grad()
+def clip_(parameters: Sequence[Tensor], max_norm: float, *, scale: float) -> float:
+    """Multiply gradients by `scale` and clip the result to the global L2 norm `max_norm`; returns its norm before clipping.
+
+    One pass computes the norm and at most one multiplies, since both factors are joined; a factor of exactly 1 touches nothing.
+    `max_norm` 0 only measures. Gradients whose norm is not finite are left as they are, for the caller to reject the step.
+    """
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not grads:
+        return 0.0
+    norm = float(get_total_norm(grads)) * scale
+    if not math.isfinite(norm):
+        return norm
+    factor = scale * max_norm / norm if 0 < max_norm < norm else scale
+    if factor != 1.0:
+        torch._foreach_mul_(grads, factor)
+    return norm
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
