@@ -19,7 +19,7 @@ class Sink(Protocol):
         """Hand over what is left; nothing may be sent afterwards."""
 
 
-class Fanout:
+class Sinks:
     """A Sink that passes everything to each of `sinks`, in their order."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:

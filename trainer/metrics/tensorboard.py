@@ -38,7 +38,7 @@ class TensorBoardSink:
             )
             raise UserError(problem("metrics.tensorboard", folder, why, fix=fix)) from error
         try:
-            self._writer = SummaryWriter(folder, purge_step=first_step)  # type: ignore[no-untyped-call]
+            self._writer = SummaryWriter(folder, purge_step=first_step)
         except OSError as error:
             raise UserError(problem("metrics.tensorboard", folder, f"cannot be written: {error}")) from error
         self._step = first_step
@@ -47,12 +47,12 @@ class TensorBoardSink:
         self._step = int(record["step"])
         for name, tag in SCALARS.items():
             if name in record:
-                self._writer.add_scalar(tag, float(record[name]), self._step)  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(tag, float(record[name]), self._step)
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         from trainer.metrics.terminal import event_line
 
-        self._writer.add_text("events", event_line(kind, fields), self._step)  # type: ignore[no-untyped-call]
+        self._writer.add_text("events", event_line(kind, fields), self._step)
 
     def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()

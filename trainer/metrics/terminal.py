@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
+from trainer.progress import amount_text, duration_text
+
 EVERY_S = 10.0
 """Between two lines where there is no terminal: a log stays readable, and still shows that the run is alive."""
 SMOOTHING = 0.1
@@ -91,17 +93,17 @@ class TerminalSink:
 
 
 def step_text(record: Mapping[str, Any], *, blocked_s: float, left_s: float) -> str:
-    """What a line or bar says about a step; `blocked_s` is the loop's whole standing still for saves, `left_s` the estimate to go."""
+    """What a line or bar says about a step; `blocked_s` counts all saves so far, `left_s` estimates what is to come."""
     parts = [f"loss {record['loss']:.4f}"]
     if "eval_loss" in record:
         parts.append(f"eval {record['eval_loss']:.4f}")
     parts += [
         f"lr {record['lr']:.2e}",
-        f"{human_count(record['tokens_per_second'])} tok/s",
+        f"{amount_text(record['tokens_per_second'], 'tok')}/s",
         f"blocked {blocked_s:.2f} s",
     ]
     if left_s > 0:
-        parts.append(f"ETA {human_seconds(left_s)}")
+        parts.append(f"ETA {duration_text(left_s)}")
     return "  ".join(parts)
 
 
@@ -110,23 +112,8 @@ def event_line(kind: str, fields: Mapping[str, Any]) -> str:
     parts = [f"{name} {_short(value)}" for name, value in fields.items() if name != "detail" and value is not None]
     detail = [str(fields["detail"])] if fields.get("detail") else []
     text = ", ".join(parts + detail).replace("\n", " ")
-    return f"{kind}: {text}" if text else kind
-
-
-def human_count(count: float) -> str:
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= limit:
-            return f"{count / limit:.1f}{unit}"
-    return f"{count:.0f}"
-
-
-def human_seconds(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    name = kind.replace("_", " ")
+    return f"{name}: {text}" if text else name
 
 
 def _short(value: Any) -> str:
