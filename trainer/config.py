@@ -171,6 +171,12 @@ class InterruptConfig(Section):
     deadline_margin_s: Seconds = 300.0
     """Stop this long before `deadline`."""
 
+    @field_validator("deadline", mode="before")
+    @classmethod
+    def _as_text(cls, value: object) -> object:
+        """TOML has times of its own; both spellings mean the same."""
+        return value.isoformat() if isinstance(value, datetime) else value
+
     @field_validator("deadline")
     @classmethod
     def _is_rfc3339(cls, value: str | None) -> str | None:

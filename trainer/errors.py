@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 EXIT_DONE = 0
@@ -11,9 +12,8 @@ EXIT_LOST_RUN = 86
 
 
 def problem(path: str, value: object, why: str, *, allowed: str = "", fix: str = "") -> str:
-    """One line in the house form `path = value: why; allowed: …; fix: …`; line breaks in the value are escaped."""
+    """One line in the house form `path = value: why; allowed: …; fix: …`."""
     shown = repr(value) if isinstance(value, str) else str(value)
-    shown = shown.replace("\n", "\\n")
     line = f"{path} = {shown[:200]}: {why}"
     if allowed:
         line += f"; allowed: {allowed}"
@@ -22,13 +22,22 @@ def problem(path: str, value: object, why: str, *, allowed: str = "", fix: str =
     return line
 
 
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""What would break a line or a terminal when somebody else's text (a key, a server's answer) is quoted."""
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
+
+
 class UserError(Exception):
     """Something the user can mend: printed as plain lines, one per problem, never as a traceback."""
 
     exit_code = EXIT_CONFIG
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        lines = [problems] if isinstance(problems, str) else list(problems)
+        self.problems = [_UNPRINTABLE.sub(_escaped, line) for line in lines]
         super().__init__("\n".join(self.problems))
 
 

@@ -1,0 +1,80 @@
+"""Resuming: what would make it another run is refused by name, anything else is accepted and recorded."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import run
+from trainer.config import Config
+from trainer.errors import UserError
+from trainer.storage import ObjectStore, PreconditionError, open_store
+
+SHAPE = {"model": {"layers": 2, "width": 64}, "data": "89abcdef"}
+
+
+def config(**changes: Any) -> Config:
+    table: dict[str, Any] = {
+        "run": {"uri": "x", "seed": 7},
+        "task": {"name": "language_model", "data": "tokens"},
+        "train": {"steps": 10, "global_batch": 8, "micro_batch": 2},
+    }
+    for path, value in changes.items():
+        section, key = path.split("__")
+        table.setdefault(section, {})[key] = value
+    return Config.model_validate(table)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    store = open_store(str(tmp_path / "run"))
+    run.record(store, None, config(), SHAPE)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("changes", "shape", "named"),
+    [
+        ({"train__global_batch": 16}, SHAPE, "train.global_batch = 16"),
+        ({"run__seed": 8}, SHAPE, "run.seed = 8"),
+        ({"optimizer__lr": 0.5}, SHAPE, "optimizer.lr = 0.5"),
+        ({"task__name": "image_classification"}, SHAPE, "task.name = 'image_classification'"),
+        ({}, {**SHAPE, "data": "other"}, "data = 'other'"),
+        ({}, {**SHAPE, "model": {"layers": 3, "width": 64}}, "model.layers = 3"),
+    ],
+)
+def test_what_makes_it_another_run_is_refused_by_name(
+    store: ObjectStore, changes: dict[str, Any], shape: dict[str, Any], named: str
+) -> None:
+    before = store.read("config.toml")
+    with pytest.raises(UserError) as caught:
+        run.check(store, config(**changes), shape)
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith(named)
+    assert store.read("config.toml") == before
+
+
+def test_what_may_change_is_accepted_and_recorded(store: ObjectStore) -> None:
+    wanted = config(train__steps=20, train__micro_batch=4, metrics__flush_s=1.0, schedule__kind="wsd")
+    stored = run.check(store, wanted, SHAPE)
+    assert run.record(store, stored, wanted, SHAPE) == {
+        "metrics.flush_s": (30.0, 1.0),
+        "schedule.kind": ("cosine", "wsd"),
+        "train.micro_batch": (2, 4),
+        "train.steps": (10, 20),
+    }
+    assert run.record(store, run.check(store, wanted, SHAPE), wanted, SHAPE) == {}
+
+
+def test_two_attempts_cannot_both_replace_the_config(store: ObjectStore) -> None:
+    stored = run.check(store, config(), SHAPE)
+    run.record(store, stored, config(train__steps=11), SHAPE)
+    with pytest.raises(PreconditionError):
+        run.record(store, stored, config(train__steps=12), SHAPE)
+
+
+def test_a_run_of_a_newer_format_is_refused_in_one_line(store: ObjectStore) -> None:
+    raw, etag = store.read("config.toml")
+    store.put("config.toml", raw.replace(b"format = 1", b"format = 2"), if_match=etag)
+    with pytest.raises(UserError, match="upgrade lustrain"):
+        run.check(store, config(), SHAPE)
