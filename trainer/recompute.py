@@ -68,7 +68,5 @@ def _selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextM
                 return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE
 
-    contexts: tuple[AbstractContextManager[Any], AbstractContextManager[Any]] = create_selective_checkpoint_contexts(
-        policy
-    )
-    return contexts
+    contexts = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    return contexts[0], contexts[1]

@@ -1,0 +1,91 @@
+"""DistributedDataParallel with its real options, and what it leaves to the caller: when to synchronise, and settling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.config import ParallelConfig
+from trainer.errors import UserError, problem
+from trainer.parallel.world import World
+
+
+def problems(config: ParallelConfig, *, deterministic: bool) -> list[str]:
+    """Options that would break the promise of bit-identical resumes, one line each."""
+    lines = []
+    hook, path = config.comm_hook, "parallel.comm_hook"
+    if hook == "powersgd" and deterministic:
+        why = "its error feedback lives outside of the checkpoint, so a resumed run is not bit-identical"
+        fix = "another hook, or train.deterministic = false"
+        lines.append(problem(path, hook, why, allowed="none, bf16, fp16", fix=fix))
+    return lines
+
+
+def wrap_ddp(model: nn.Module, config: ParallelConfig, world: World) -> nn.Module:
+    """The model with its gradients averaged over the ranks; the model itself when there is one rank.
+
+    Rank 0's weights are sent to all. Buffers are not synchronised, so a model whose buffers learn from the batch is refused.
+    """
+    if world.world_size == 1:
+        return model
+    learning = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    if learning:
+        why = "batch normalisation's statistics depend on how a batch is split over ranks, and no rank's are the run's"
+        raise UserError(problem("task.name", learning[0], why, fix="use a model with group or layer normalisation"))
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+        broadcast_buffers=False,
+        bucket_cap_mb=config.bucket_mb,
+        gradient_as_bucket_view=config.gradient_as_bucket_view,
+        static_graph=config.static_graph,
+    )
+    if config.comm_hook == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            process_group=None,
+            matrix_approximation_rank=config.powersgd_rank,
+            start_powerSGD_iter=config.powersgd_start_step,
+        )
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif config.comm_hook != "none":
+        hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+        wrapped.register_comm_hook(None, hooks[config.comm_hook])
+    return wrapped
+
+
+def accumulate(wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+    """The context of one micro-batch's forward and backward: gradients are exchanged in the last one only."""
+    if last or not isinstance(wrapped, DistributedDataParallel):
+        return nullcontext()
+    return wrapped.no_sync()
+
+
+def settle_buckets(wrapped: nn.Module, run_backward: Callable[[], None]) -> None:
+    """Let DDP arrange its gradient buckets before the first step that counts; call once, at the start of every attempt.
+
+    DDP orders its buckets anew after the first backward, by when each gradient became ready, and a gradient's place decides in
+    which order the ranks' contributions are summed; with three ranks or more that is another rounding. A resumed run would so
+    round its first step unlike the uninterrupted run, for which that step is not the first. Also, static_graph cannot begin
+    with a backward that skips synchronisation; after this one it can.
+
+    `run_backward` does one forward and backward on any batch, without `accumulate`; its gradients are dropped, buffers and
+    random states put back. The new order takes effect at the next forward, whatever batch that has.
+    """
+    if not isinstance(wrapped, DistributedDataParallel):
+        return
+    buffers = {name: buffer.clone() for name, buffer in wrapped.module.named_buffers()}
+    devices = [wrapped.device] if wrapped.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        run_backward()
+    wrapped.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for name, buffer in wrapped.module.named_buffers():
+            buffer.copy_(buffers[name])
+    dist.barrier(device_ids=[wrapped.device.index] if devices else None)

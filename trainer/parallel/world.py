@@ -1,0 +1,108 @@
+"""The ranks of a job: read from the environment that torchrun sets, joined through its store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from trainer.config import ParallelConfig
+from trainer.errors import UserError, problem
+
+_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the ranks."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    store: Store
+    """Small values that every rank can read, without a collective."""
+
+    def close(self) -> None:
+        """Leave the process group; safe to call when there is none."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> World:
+    """Join the job that torchrun's variables describe, or be alone without them; UserError when they or the device are bad."""
+    given = [name for name in _NUMBERS if name in environ]
+    if not given:
+        device = choose_device(config.device, 0)
+        return World(0, 1, 0, device, HashStore())
+    rank, world_size, local_rank = _ranks(environ)
+    device = choose_device(config.device, local_rank)
+    timeout = timedelta(seconds=config.timeout_s)
+    address = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
+    try:
+        store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
+        store.set_timeout(timeout)
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=PrefixStore("group", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+            device_id=device if device.type == "cuda" else None,
+        )
+    except (dist.DistError, RuntimeError) as error:
+        why = f"rank {rank} of {world_size} did not meet the others within {config.timeout_s:g} s ({error})"
+        fix = "start all ranks, open the port between the nodes, or raise parallel.timeout_s"
+        raise UserError(problem("MASTER_ADDR:MASTER_PORT", address, why, fix=fix)) from error
+    return World(rank, world_size, local_rank, device, PrefixStore("lustrain", store))
+
+
+def choose_device(wanted: str, local_rank: int) -> torch.device:
+    """The device of one rank, made current; `auto` is CUDA where there is any. UserError when the rank has no GPU."""
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cpu" or (wanted == "auto" and not available):
+        return torch.device("cpu")
+    if local_rank >= available:
+        why = f"local rank {local_rank} needs GPU {local_rank}, but torch sees {available}"
+        fix = (
+            f"start at most {available} ranks per node"
+            if available
+            else 'parallel.device = "cpu", or a torch built for CUDA'
+        )
+        raise UserError(problem("parallel.device", wanted, why, allowed="auto, cpu", fix=fix))
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def all_reduce_stats(world: World, vector: Sequence[float]) -> list[float]:
+    """Sum each number over the ranks in float64: the step's only exchange besides the gradients."""
+    if world.world_size == 1:
+        return list(vector)
+    numbers = torch.tensor(vector, dtype=torch.float64, device=world.device)
+    dist.all_reduce(numbers)
+    return [float(number) for number in numbers.tolist()]
+
+
+def _ranks(environ: Mapping[str, str]) -> tuple[int, int, int]:
+    fix = "start with torchrun, or unset all of " + ", ".join(_NUMBERS)
+    lines = [f"{name} is missing in the environment: {fix}" for name in (*_NUMBERS, *_ADDRESS) if name not in environ]
+    for name in (*_NUMBERS, "MASTER_PORT"):
+        if name in environ and not environ[name].isdecimal():
+            lines.append(problem(name, environ[name], "is not a number", allowed=">= 0", fix=fix))
+    if lines:
+        raise UserError(lines)
+    rank, world_size, local_rank = (int(environ[name]) for name in _NUMBERS)
+    if rank >= world_size:
+        raise UserError(
+            problem("RANK", rank, f"is not below WORLD_SIZE = {world_size}", allowed=f"0 .. {world_size - 1}", fix=fix)
+        )
+    return rank, world_size, local_rank
