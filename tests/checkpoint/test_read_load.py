@@ -1,0 +1,387 @@
+"""Promises of loading: what verifies comes back bit for bit, what does not is reported and never loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.checkpoint.written import (
+    flip_bit,
+    rewrite_manifest,
+    rows,
+    sample_state,
+    split_state,
+    whole,
+    write_checkpoint,
+    write_part,
+)
+from trainer.checkpoint.layout import ManifestId, attempt_name, tier_root
+from trainer.checkpoint.load import Loaded, load_latest
+from trainer.checkpoint.records import BLOCK_BYTES, Manifest, decode_manifest
+from trainer.checkpoint.votes import StoreVotes
+from trainer.config import TierConfig
+from trainer.errors import UserError
+from trainer.storage import ObjectStore, StorageError
+from trainer.storage.local import LocalStore
+
+OLD, NEW = ManifestId(1, 10), ManifestId(1, 20)
+
+
+def load_on(
+    stores: list[ObjectStore],
+    candidates: list[ManifestId],
+    want: Callable[[int, str], bool] = lambda rank, name: True,
+    tiers: tuple[TierConfig, ...] = (),
+    on_event: Callable[[str, dict[str, Any]], None] = lambda kind, fields: None,
+) -> list[Loaded | None]:
+    """What every rank gets when one thread per rank loads with its own view of the store; the first rank's error otherwise."""
+    board = torch.distributed.HashStore()
+    board.set_timeout(timedelta(seconds=20))
+
+    def one(rank: int) -> Loaded | None:
+        return load_latest(
+            stores[rank],
+            StoreVotes(board, len(stores)),
+            rank=rank,
+            world_size=len(stores),
+            candidates=candidates if rank == 0 else [],
+            tiers=tiers,
+            want=lambda name: want(rank, name),
+            on_event=on_event,
+            timeout_s=20,
+        )
+
+    with ThreadPoolExecutor(len(stores)) as pool:
+        return list(pool.map(one, range(len(stores))))
+
+
+def load_alone(store: ObjectStore, candidates: list[ManifestId], **options: Any) -> Loaded:
+    loaded = load_on([store], candidates, **options)[0]
+    assert loaded is not None
+    return loaded
+
+
+def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert got[name].dtype == tensor.dtype
+        assert got[name].shape == tensor.shape
+        same = got[name].contiguous().reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8)
+        assert torch.equal(*same), name
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(str(tmp_path / "run"))
+
+
+def two_checkpoints(store: ObjectStore, codec: str = "none") -> Manifest:
+    """An older and a newer one on two ranks; returns the newer one's manifest."""
+    write_checkpoint(store, OLD.step, split_state(sample_state(1), 2), nonce="00000001", codec=codec)
+    return write_checkpoint(store, NEW.step, split_state(sample_state(2), 2), nonce="00000002", codec=codec)
+
+
+@pytest.mark.parametrize("codec", ["none", "planes-zstd"])
+@pytest.mark.parametrize("worlds", [(1, 1), (2, 2), (2, 1), (2, 3), (3, 2)], ids=str)
+def test_any_world_size_loads_the_bytes_that_another_one_saved(
+    store: LocalStore, worlds: tuple[int, int], codec: str
+) -> None:
+    saved, loading = worlds
+    write_checkpoint(store, NEW.step, split_state(sample_state(2), saved), codec=codec)
+    for loaded in load_on([store] * loading, [NEW]):
+        assert loaded is not None
+        assert loaded.skipped == []
+        assert_same(loaded.tensors, sample_state(2))
+
+
+def test_a_rank_gets_only_what_it_wants_and_each_its_own(store: LocalStore) -> None:
+    ranks = split_state(sample_state(2), 2)
+    own = [torch.tensor([rank], dtype=torch.uint8) for rank in range(2)]
+    for rank in range(2):
+        ranks[rank][f"own/{rank}/rng"] = whole(own[rank])
+    write_checkpoint(store, NEW.step, ranks)
+    loaded = load_on(
+        [store] * 2, [NEW], lambda rank, name: not name.startswith("own/") or name.startswith(f"own/{rank}/")
+    )
+    for rank, got in enumerate(loaded):
+        assert got is not None
+        assert_same(got.tensors, {**sample_state(2), f"own/{rank}/rng": own[rank]})
+
+
+def test_tensors_of_several_blocks_and_their_damage_are_placed_to_the_block(store: LocalStore) -> None:
+    big = torch.arange(3 * BLOCK_BYTES // 4 + 5, dtype=torch.float32)
+    half = len(big) // 2
+    write_checkpoint(store, OLD.step, [{"big": whole(big)}], nonce="00000001")
+    newer = write_checkpoint(store, NEW.step, [{"big": rows(big, 0, half)}, {"big": rows(big, half, len(big))}])
+    assert_same(load_alone(store, [NEW, OLD]).tensors, {"big": big})
+    flip_bit(store, newer.parts[1].data_key, BLOCK_BYTES + 17)
+    loaded = load_alone(store, [NEW, OLD])
+    assert loaded.manifest.id == OLD
+    assert "rank 1" in loaded.skipped[0]
+    assert f"{newer.parts[1].data_key}, block 1: checksum" in loaded.skipped[0]
+
+
+def test_loaded_tensors_can_be_changed_without_touching_the_checkpoint(store: LocalStore) -> None:
+    write_checkpoint(store, NEW.step, split_state(sample_state(2), 2))
+    for tensor in load_alone(store, [NEW]).tensors.values():
+        tensor.zero_()
+    assert_same(load_alone(store, [NEW]).tensors, sample_state(2))
+
+
+@given(st.sampled_from(["data", "index", "manifest"]), st.integers(0, 1), st.integers(0, 10**6), st.integers(0, 7))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("codec", ["none", "planes-zstd"])
+def test_one_flipped_bit_anywhere_is_found_and_the_older_checkpoint_is_loaded(
+    tmp_path: Path, codec: str, region: str, part: int, position: int, bit: int
+) -> None:
+    store = LocalStore(str(tmp_path / "run"))
+    if not list(store.list()):
+        two_checkpoints(store, codec)
+    manifest = newer_manifest(store)
+    key = {"data": manifest.parts[part].data_key, "index": manifest.parts[part].index_key, "manifest": NEW.key}[region]
+    before = store.read(key)[0]
+    flip_bit(store, key, position, bit)
+    try:
+        loaded = load_alone(store, [NEW, OLD])
+        assert loaded.manifest.id == OLD
+        assert_same(loaded.tensors, sample_state(1))
+        assert key in loaded.skipped[0]
+    finally:
+        store.put(key, before)
+
+
+def newer_manifest(store: ObjectStore) -> Manifest:
+    return decode_manifest(store.read(NEW.key)[0])
+
+
+def _truncate(store: ObjectStore, key: str) -> None:
+    store.put(key, store.read(key)[0][:-1])
+
+
+def _prolong(store: ObjectStore, key: str) -> None:
+    store.put(key, store.read(key)[0] + b"\0")
+
+
+def _empty(store: ObjectStore, key: str) -> None:
+    store.put(key, b"")
+
+
+def _remove(store: ObjectStore, key: str) -> None:
+    store.delete(key)
+
+
+def _swap(store: ObjectStore, key: str) -> None:
+    """Another attempt's object of the same kind and size."""
+    store.put(key, store.read(key.replace("20-00000002", "10-00000001").replace("00020.json", "00010.json"))[0])
+
+
+@pytest.mark.parametrize("harm", [_truncate, _prolong, _empty, _remove, _swap])
+@pytest.mark.parametrize("region", ["data", "index", "manifest"])
+def test_a_cut_missing_or_swapped_object_sends_the_load_to_the_older_checkpoint(
+    store: LocalStore, region: str, harm: Callable[[ObjectStore, str], None]
+) -> None:
+    part = two_checkpoints(store).parts[1]
+    key = {"data": part.data_key, "index": part.index_key, "manifest": NEW.key}[region]
+    harm(store, key)
+    loaded = load_alone(store, [NEW, OLD])
+    assert loaded.manifest.id == OLD
+    assert_same(loaded.tensors, sample_state(1))
+    assert len(loaded.skipped) == 1
+    assert key in loaded.skipped[0]
+
+
+def test_a_manifest_that_points_nowhere_is_passed_over(store: LocalStore) -> None:
+    manifest = two_checkpoints(store)
+    for part in manifest.parts:
+        store.delete(part.data_key)
+        store.delete(part.index_key)
+    assert load_alone(store, [NEW, OLD]).manifest.id == OLD
+
+
+def test_a_part_of_another_attempt_with_valid_records_is_passed_over(store: LocalStore) -> None:
+    manifest = two_checkpoints(store)
+    foreign = write_part(store, attempt_name(1, 15, "0000000f"), 1, split_state(sample_state(3), 2)[1])
+    rewrite_manifest(store, manifest, parts=(manifest.parts[0], foreign))
+    loaded = load_alone(store, [NEW, OLD])
+    assert loaded.manifest.id == OLD
+    assert "belongs to rank 1 of attempt 000001-0000000015-0000000f" in loaded.skipped[0]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "why"),
+    [
+        ([{"w": rows(torch.ones(4, 2), 0, 2)}, {}], "do not add up"),
+        ([{"w": rows(torch.ones(4, 2), 0, 3)}, {"w": rows(torch.ones(4, 2), 2, 3)}], "overlap"),
+        ([{"w": rows(torch.ones(4, 2), 0, 2)}, {"w": rows(torch.ones(4, 2).double(), 2, 4)}], "disagree"),
+        ([{"w": whole(torch.ones(4))}, {"w": whole(torch.ones(4))}], "do not add up"),
+    ],
+)
+def test_boxes_that_do_not_make_the_tensor_are_never_loaded(store: LocalStore, ranks: list[Any], why: str) -> None:
+    write_checkpoint(store, NEW.step, ranks)
+    with pytest.raises(UserError, match=why):
+        load_alone(store, [NEW])
+
+
+def test_one_ranks_damaged_view_takes_all_ranks_to_the_older_checkpoint(tmp_path: Path) -> None:
+    views: list[ObjectStore] = [LocalStore(str(tmp_path / f"view{rank}")) for rank in range(2)]
+    for view in views:
+        manifest = two_checkpoints(view)
+    flip_bit(views[1], manifest.parts[0].data_key, 100)
+    for loaded in load_on(views, [NEW, OLD]):
+        assert loaded is not None
+        assert loaded.manifest.id == OLD
+        assert "found by rank 1" in loaded.skipped[0]
+
+
+def test_ranks_that_see_different_valid_manifests_do_not_load_either(tmp_path: Path) -> None:
+    views: list[ObjectStore] = [LocalStore(str(tmp_path / f"view{rank}")) for rank in range(2)]
+    for view in views:
+        manifest = two_checkpoints(view)
+    rewrite_manifest(views[1], manifest, state={"step": 21})
+    for loaded in load_on(views, [NEW, OLD]):
+        assert loaded is not None
+        assert loaded.manifest.id == OLD
+        assert "different manifests" in loaded.skipped[0]
+
+
+def test_no_candidates_mean_a_fresh_start_on_every_rank(store: LocalStore) -> None:
+    assert load_on([store] * 2, []) == [None, None]
+
+
+def test_candidates_of_which_none_verifies_end_in_an_error_that_lists_them_and_not_in_a_fresh_start(
+    store: LocalStore,
+) -> None:
+    manifest = two_checkpoints(store)
+    flip_bit(store, manifest.parts[0].data_key, 0)
+    store.delete(OLD.key)
+    with pytest.raises(UserError) as caught:
+        load_alone(store, [NEW, OLD])
+    assert "holds 2 checkpoints, but none verifies" in caught.value.problems[0]
+    assert [NEW.key in caught.value.problems[1], OLD.key in caught.value.problems[2]] == [True, True]
+
+
+class Unreachable(LocalStore):
+    """Serves small objects, then says for every data object that the network is down."""
+
+    def read_into(self, key: str, buffer: memoryview, offset: int = 0) -> None:
+        raise StorageError("s3://run: connection refused after 5 attempts; fix: check the endpoint")
+
+
+def test_an_unreachable_store_is_an_error_on_every_rank_and_never_an_older_checkpoint(store: LocalStore) -> None:
+    two_checkpoints(store)
+    board = torch.distributed.HashStore()
+
+    def one(rank: int) -> str:
+        view = Unreachable(store.uri) if rank == 1 else store
+        try:
+            load_latest(
+                view,
+                StoreVotes(board, 2),
+                rank=rank,
+                world_size=2,
+                candidates=[NEW, OLD],
+                want=lambda name: True,
+                on_event=lambda kind, fields: None,
+                timeout_s=20,
+            )
+        except UserError as error:
+            return str(error)
+        return "loaded"
+
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(one, range(2)))
+    assert all("connection refused" in line for line in said)
+
+
+def test_a_newer_format_stops_the_load_instead_of_going_back_in_time(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(store, OLD.step, split_state(sample_state(1), 2), nonce="00000001")
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.checkpoint.records.FORMAT", 2)
+        write_checkpoint(store, NEW.step, split_state(sample_state(2), 2), nonce="00000002")
+    with pytest.raises(UserError, match="newer Lustrain"):
+        load_alone(store, [NEW, OLD])
+
+
+class Flaky(LocalStore):
+    """Flips a bit of the first delivery of every byte range, as a bad wire would; what is stored is whole."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self.delivered: set[tuple[str, int]] = set()
+
+    def read_into(self, key: str, buffer: memoryview, offset: int = 0) -> None:
+        super().read_into(key, buffer, offset)
+        if (key, offset) not in self.delivered:
+            self.delivered.add((key, offset))
+            buffer[0] ^= 1
+
+
+def test_bytes_that_only_the_wire_damaged_are_read_again_instead_of_losing_the_checkpoint(store: LocalStore) -> None:
+    two_checkpoints(store)
+    loaded = load_alone(Flaky(store.uri), [NEW, OLD])
+    assert loaded.manifest.id == NEW
+    assert_same(loaded.tensors, sample_state(2))
+
+
+@pytest.fixture
+def tiered(store: LocalStore, tmp_path: Path) -> tuple[TierConfig, LocalStore, Manifest]:
+    manifest = two_checkpoints(store)
+    tier = TierConfig(kind="nvme", path=str(tmp_path / "nvme"))
+    copy = LocalStore(tier_root(tier.path, store.uri))
+    for part in manifest.parts:
+        for key in (part.data_key, part.index_key):
+            copy.put(key, store.read(key)[0])
+    return tier, copy, manifest
+
+
+def test_a_whole_copy_in_a_tier_spares_the_run_store_every_data_read(
+    store: LocalStore, tiered: tuple[TierConfig, LocalStore, Manifest]
+) -> None:
+    loaded = load_alone(Unreachable(store.uri), [NEW], tiers=(tiered[0],))
+    assert_same(loaded.tensors, sample_state(2))
+
+
+@pytest.mark.parametrize("harm", [_truncate, _empty, _remove, _swap, lambda s, k: flip_bit(s, k, 5)])
+@pytest.mark.parametrize("what", ["data_key", "index_key"])
+def test_a_harmed_copy_in_a_tier_is_passed_over_for_the_run_store(
+    store: LocalStore,
+    tiered: tuple[TierConfig, LocalStore, Manifest],
+    what: str,
+    harm: Callable[[ObjectStore, str], None],
+) -> None:
+    tier, copy, manifest = tiered
+    key = getattr(manifest.parts[0], what)
+    if harm is _swap:
+        copy.put(key, store.read(key.replace("20-00000002", "10-00000001"))[0])
+    else:
+        harm(copy, key)
+    events: list[tuple[str, dict[str, Any]]] = []
+    loaded = load_alone(store, [NEW, OLD], tiers=(tier,), on_event=lambda kind, f: events.append((kind, f)))
+    assert loaded.skipped == []
+    assert_same(loaded.tensors, sample_state(2))
+    kind, fields = events[0]
+    assert len(events) == 1
+    if harm is _remove:
+        assert (kind, fields["missing"], fields["parts"]) == ("tier_incomplete", 1, 2)
+    else:
+        assert (kind, fields["object"]) == ("tier_passed_over", key)
+
+
+def test_a_tier_that_a_new_node_does_not_have_costs_nothing_but_an_event(store: LocalStore, tmp_path: Path) -> None:
+    two_checkpoints(store)
+    events: list[str] = []
+    tier = TierConfig(kind="memory", path=str(tmp_path / "absent"))
+    loaded = load_alone(store, [NEW], tiers=(tier,), on_event=lambda kind, f: events.append(kind))
+    assert_same(loaded.tensors, sample_state(2))
+    assert events == ["tier_passed_over"]
+    assert not (tmp_path / "absent").exists()

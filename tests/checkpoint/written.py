@@ -1,0 +1,124 @@
+"""A small, plain writer of checkpoints, so that the reader is tested against FORMAT.md and not only against our own saver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from awscrt.checksums import crc64nvme
+
+from trainer.checkpoint import codec as codecs
+from trainer.checkpoint.layout import ManifestId, attempt_name, data_key, index_key
+from trainer.checkpoint.records import ALIGN, BLOCK_BYTES, Block, Entry, Manifest, Part, RankIndex, encode
+from trainer.storage import ObjectStore
+
+Boxed = tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]
+"""A box's own elements, the shape of the tensor it is cut from, and where it begins there."""
+
+
+def whole(tensor: torch.Tensor) -> Boxed:
+    return tensor, tuple(tensor.shape), (0,) * tensor.dim()
+
+
+def rows(tensor: torch.Tensor, start: int, stop: int) -> Boxed:
+    return tensor[start:stop], tuple(tensor.shape), (start, *(0,) * (tensor.dim() - 1))
+
+
+def split_state(tensors: Mapping[str, torch.Tensor], world: int) -> list[dict[str, Boxed]]:
+    """Every tensor with rows cut over all ranks, the others whole on rank 0."""
+    ranks: list[dict[str, Boxed]] = [{} for _ in range(world)]
+    for name, tensor in tensors.items():
+        if tensor.dim() == 0 or tensor.shape[0] < world:
+            ranks[0][name] = whole(tensor)
+            continue
+        cuts = [r * tensor.shape[0] // world for r in range(world + 1)]
+        for r in range(world):
+            ranks[r][name] = rows(tensor, cuts[r], cuts[r + 1])
+    return ranks
+
+
+def write_part(store: ObjectStore, attempt: str, rank: int, boxes: Mapping[str, Boxed], codec: str = "none") -> Part:
+    logical = bytearray()
+    entries = []
+    for name, (tensor, shape, offsets) in boxes.items():
+        logical.extend(bytes(-len(logical) % ALIGN))
+        raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        entries.append(Entry(name, dtype, shape, offsets, tuple(tensor.shape), len(logical), len(raw)))
+        logical.extend(raw)
+    stored = bytearray()
+    blocks = []
+    for start in range(0, len(logical), BLOCK_BYTES):
+        body = bytes(logical[start : start + BLOCK_BYTES])
+        if codec != "none":
+            body = codecs.encode_block(body)
+        blocks.append(Block(len(stored), len(body), crc64nvme(body)))
+        stored.extend(body)
+    index = RankIndex(attempt, rank, len(logical), len(stored), codec, tuple(entries), tuple(blocks))
+    store.put(data_key(attempt, rank), bytes(stored))
+    raw_index = encode(index)
+    store.put(index_key(attempt, rank), raw_index)
+    return Part(
+        rank,
+        data_key(attempt, rank),
+        len(stored),
+        crc64nvme(bytes(stored)),
+        index_key(attempt, rank),
+        len(raw_index),
+        crc64nvme(raw_index),
+    )
+
+
+def write_checkpoint(
+    store: ObjectStore,
+    step: int,
+    ranks: Sequence[Mapping[str, Boxed]],
+    *,
+    generation: int = 1,
+    parent: ManifestId | None = None,
+    nonce: str = "0123abcd",
+    codec: str = "none",
+    about: Mapping[str, Any] | None = None,
+) -> Manifest:
+    attempt = attempt_name(generation, step, nonce)
+    manifest = Manifest(
+        generation=generation,
+        step=step,
+        attempt=attempt,
+        parent=parent,
+        world_size=len(ranks),
+        created="2026-01-02T03:04:05Z",
+        parts=tuple(write_part(store, attempt, rank, boxes, codec) for rank, boxes in enumerate(ranks)),
+        state={"step": step},
+        about=dict(about or {}),
+    )
+    store.put(manifest.id.key, encode(manifest), if_absent=True)
+    return manifest
+
+
+def rewrite_manifest(store: ObjectStore, manifest: Manifest, **changes: Any) -> Manifest:
+    """Replace a manifest by one that is valid in itself but says something else."""
+    changed = replace(manifest, **changes)
+    store.put(manifest.id.key, encode(changed))
+    return changed
+
+
+def flip_bit(store: ObjectStore, key: str, position: int, bit: int = 0) -> None:
+    body = bytearray(store.read(key)[0])
+    body[position % len(body)] ^= 1 << bit
+    store.put(key, bytes(body))
+
+
+def sample_state(seed: int = 0, rows: int = 97) -> dict[str, torch.Tensor]:
+    """A few tensors of the kinds that a training state has, a kilobyte to a megabyte."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "model/embed.weight": torch.randn(rows, 33, generator=generator),
+        "model/norm.weight": torch.randn(33, generator=generator).to(torch.bfloat16),
+        "optim/embed.weight/exp_avg": torch.randn(rows, 33, generator=generator),
+        "optim/step": torch.tensor(float(seed)),
+        "model/mask": torch.rand(5, 7, generator=generator) > 0.5,
+        "model/empty": torch.empty(0, 4),
+    }

@@ -1,0 +1,157 @@
+"""Load the newest checkpoint that verifies on every rank, and say what was passed over and why.
+
+Nothing is loaded by halves: a rank reads and verifies all bytes it wants into fresh host memory, then the ranks compare
+notes. Damage on any rank moves all of them to the next older checkpoint. A store that does not answer is no damage: it ends
+the load with its error, so that a network fault never silently costs a run its newest work.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from awscrt.checksums import crc64nvme
+
+from trainer.checkpoint.assemble import read_tensors
+from trainer.checkpoint.layout import ManifestId, tier_root
+from trainer.checkpoint.parts import OnEvent, Places, open_parts, read_manifest
+from trainer.checkpoint.records import Manifest, encode
+from trainer.checkpoint.votes import VoteBox
+from trainer.config import TierConfig
+from trainer.errors import UserError, problem
+from trainer.storage import CorruptObjectError, ObjectStore
+from trainer.storage.local import LocalStore
+
+READ_THREADS = min(8, max(2, os.cpu_count() or 2))
+"""Two saturate a local disk's page cache; more help only where cores are idle."""
+VOTE_TIMEOUT_S = 3600.0
+"""The slowest rank may have to read its whole share at a crowded file system's speed."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that verified on every rank; `skipped` has one line per newer candidate that did not."""
+
+    manifest: Manifest
+    tensors: dict[str, torch.Tensor]
+    skipped: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What one rank found out about one candidate."""
+
+    ok: bool
+    stop: bool = False
+    """The load must end with an error: nothing older may be tried."""
+    reason: str = ""
+    digest: str = ""
+    """Checksum of the manifest this rank saw, so that all ranks provably load the same commit."""
+
+
+def load_latest(
+    store: ObjectStore,
+    votes: VoteBox,
+    *,
+    rank: int,
+    world_size: int,
+    candidates: Sequence[ManifestId],
+    tiers: Sequence[TierConfig] = (),
+    want: Callable[[str], bool],
+    on_event: OnEvent,
+    timeout_s: float = VOTE_TIMEOUT_S,
+) -> Loaded | None:
+    """The newest of rank 0's `candidates` that every rank verified; None if there are none.
+
+    Candidates are given newest first; other ranks' are ignored. Called once per VoteBox, by every rank. UserError when
+    candidates exist but none is whole, or when one is of a newer format; StorageError when the store cannot be read;
+    VoteTimeout when a rank stays away for `timeout_s`.
+    """
+    places = Places(store, open_tiers(tiers, store.uri, on_event))
+    votes.post("load/candidates", rank, {"ids": [[c.generation, c.step] for c in candidates]})
+    agreed = [ManifestId(*pair) for pair in votes.gather("load/candidates", timeout_s)[0]["ids"]]
+    skipped: list[str] = []
+    topic = "load/candidates"
+    for number, candidate in enumerate(agreed):
+        verdict, loaded, failure = _try_candidate(places, candidate, want, on_event)
+        last_topic, topic = topic, f"load/{number}/{candidate.key}"
+        votes.post(topic, rank, vars(verdict))
+        verdicts = {r: _Verdict(**said) for r, said in votes.gather(topic, timeout_s).items()}
+        if rank == 0:
+            # Every rank has posted here, so every rank has read what the topic before had to say.
+            votes.drop(last_topic)
+        if failure is not None:
+            raise failure
+        reason = agreement_problem(verdicts)
+        if loaded is not None and not reason:
+            return Loaded(loaded.manifest, loaded.tensors, skipped)
+        skipped.append(f"{candidate.key}: {reason}")
+        on_event("checkpoint_skipped", {"generation": candidate.generation, "step": candidate.step, "why": reason})
+        del loaded
+    if skipped:
+        raise UserError([_none_is_whole(store.uri, len(skipped)), *skipped])
+    return None
+
+
+def read_checkpoint(
+    places: Places,
+    manifest: Manifest,
+    *,
+    want: Callable[[str], bool],
+    on_event: OnEvent,
+    threads: int = READ_THREADS,
+) -> dict[str, torch.Tensor]:
+    """The wanted tensors of one checkpoint, every byte behind them verified; CorruptObjectError names the damage."""
+    return read_tensors(open_parts(places, manifest, on_event, threads), want, threads)
+
+
+def open_tiers(tiers: Sequence[TierConfig], run_uri: str, on_event: OnEvent) -> tuple[ObjectStore, ...]:
+    """The tiers that hold anything of this run; a tier that is absent (a new node) or unreadable is passed over."""
+    opened: list[ObjectStore] = []
+    for tier in tiers:
+        root = tier_root(tier.path, run_uri)
+        try:
+            opened.append(LocalStore(root, create=False))
+        except UserError as error:
+            on_event("tier_passed_over", {"tier": root, "why": str(error)})
+    return tuple(opened)
+
+
+def agreement_problem(verdicts: Mapping[int, Any]) -> str:
+    """Why the ranks do not all stand behind a candidate, or the empty string; UserError when one demands to stop."""
+    stops = [f"rank {rank}: {v.reason}" for rank, v in sorted(verdicts.items()) if v.stop]
+    if stops:
+        raise UserError(stops[:8])
+    failed = [(rank, v.reason) for rank, v in sorted(verdicts.items()) if not v.ok]
+    if failed:
+        others = f" (also passed over by {len(failed) - 1} other ranks)" if len(failed) > 1 else ""
+        return f"found by rank {failed[0][0]}: {failed[0][1]}{others}"
+    if len({v.digest for v in verdicts.values()}) > 1:
+        return "the ranks saw different manifests under this key"
+    return ""
+
+
+def _try_candidate(
+    places: Places, candidate: ManifestId, want: Callable[[str], bool], on_event: OnEvent
+) -> tuple[_Verdict, Loaded | None, UserError | None]:
+    try:
+        manifest = read_manifest(places.run, candidate)
+        tensors = read_checkpoint(places, manifest, want=want, on_event=on_event)
+    except CorruptObjectError as error:
+        return _Verdict(ok=False, reason=str(error)), None, None
+    except UserError as error:
+        return _Verdict(ok=False, stop=True, reason=str(error)), None, error
+    digest = f"{crc64nvme(encode(manifest)):016x}"
+    return _Verdict(ok=True, digest=digest), Loaded(manifest, tensors), None
+
+
+def _none_is_whole(uri: str, count: int) -> str:
+    return problem(
+        "run.uri",
+        uri,
+        f"holds {count} checkpoint{'s' if count > 1 else ''}, but none verifies",
+        fix="bring the objects back from a backup or the bucket's versions, or start a new run under another uri",
+    )
