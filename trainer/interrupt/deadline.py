@@ -7,40 +7,20 @@ block's end date (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-b
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from datetime import datetime
 
-from trainer.errors import UserError, problem
+from trainer.errors import UserError
 from trainer.interrupt.notice import Notice, OnEvent
 
-_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 
-
-def parse_rfc3339(text: str) -> float:
-    """Unix seconds of an RFC 3339 time (https://www.rfc-editor.org/rfc/rfc3339#section-5.6); ValueError says what is wrong."""
-    if not _RFC3339.fullmatch(text):
-        raise ValueError("not an RFC 3339 time with a time zone")
-    # A leap second (:60) is legal in RFC 3339, and datetime has no place for it.
-    return datetime.fromisoformat(re.sub(r"(:\d\d):60", r"\1:59", text.upper())).timestamp()
-
-
-def deadline_problems(text: str) -> list[str]:
-    """The config problem with `interrupt.deadline`, if there is one."""
-    try:
-        parse_rfc3339(text)
-    except ValueError as error:
-        return [
-            problem(
-                "interrupt.deadline",
-                text,
-                str(error),
-                allowed="date, time and zone",
-                fix="write it like 2026-12-01T11:30:00Z",
-            )
-        ]
-    return []
+def parse_time(text: str) -> float:
+    """Unix seconds of a time with its zone, RFC 3339 or another form of ISO 8601; ValueError says what is wrong."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} names no time zone")
+    return moment.timestamp()
 
 
 class Deadline:
@@ -60,7 +40,7 @@ class Deadline:
         on_event: OnEvent,
     ) -> None:
         self._text = text
-        self._end_unix = parse_rfc3339(text)
+        self._end_unix = parse_time(text)
         self._margin_s = margin_s
         self._wall_clock = wall_clock
         self._monotonic = monotonic

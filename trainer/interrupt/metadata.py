@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from trainer.errors import problem
-from trainer.interrupt.deadline import parse_rfc3339
+from trainer.interrupt.deadline import parse_time
 from trainer.interrupt.notice import Notice, OnEvent, nearer
 from trainer.interrupt.outage import Outage
 
@@ -90,7 +90,7 @@ def spot_deadline(action_time: str, answer: Answer, local_time: float) -> float 
     off. Without the header the local clock must do, within the bounds of what a spot notice can be.
     """
     try:
-        announced = parse_rfc3339(action_time)
+        announced = parse_time(action_time)
     except ValueError:
         return None
     if answer.server_time is not None:

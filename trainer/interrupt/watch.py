@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.config import InterruptConfig
 from trainer.errors import UserError
-from trainer.interrupt.deadline import Deadline, deadline_problems
+from trainer.interrupt.deadline import Deadline
 from trainer.interrupt.metadata import Metadata, endpoint_problems
 from trainer.interrupt.notice import Notice, OnEvent, Poller, nearer
 from trainer.interrupt.signals import SignalFlag
@@ -25,8 +25,7 @@ LONGEST_JOIN_S = 5.0
 
 def config_problems(config: InterruptConfig, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Everything wrong with `[interrupt]` that its types do not show, one line each."""
-    problems = [] if config.deadline is None else deadline_problems(config.deadline)
-    problems += [] if config.stop_uri is None else stop_uri_problems(config.stop_uri)
+    problems = [] if config.stop_uri is None else stop_uri_problems(config.stop_uri)
     problems += endpoint_problems(environ) if config.metadata else []
     return problems
 

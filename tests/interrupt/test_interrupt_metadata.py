@@ -1,0 +1,325 @@
+"""The watcher against real metadata servers: the emulated service, and one that misbehaves in every way we know."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from infra.local.metadata import LocalMetadata
+from trainer.config import InterruptConfig
+from trainer.interrupt import Notice, Watch
+from trainer.interrupt.metadata import LIFECYCLE_PATH, SPOT_PATH, TOKEN_PATH, Metadata, endpoint
+
+HOUR = 3600.0
+
+
+class Scripted:
+    """A metadata server whose every answer is given; its clock may be off, and it may hang instead of answering."""
+
+    def __init__(self, answers: dict[str, str], *, clock_off_s: float = 0.0, date: bool = True) -> None:
+        self.answers = answers
+        self.clock_off_s = clock_off_s
+        self.date = date
+        self.hang: set[str] = set()
+        self.released = threading.Event()
+
+    def now(self) -> float:
+        return time.time() + self.clock_off_s
+
+    def stamp(self, in_s: float) -> str:
+        return datetime.fromtimestamp(self.now() + in_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    @contextmanager
+    def serving(self) -> Iterator[dict[str, str]]:
+        """The environment that leads a client here."""
+        scripted = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.command in scripted.hang:
+                    scripted.released.wait(20)
+                    return
+                body = "token" if self.path == TOKEN_PATH else scripted.answers.get(self.path)
+                self.send_response_only(200 if body is not None else 404)
+                if scripted.date:
+                    self.send_header("Date", formatdate(scripted.now(), usegmt=True))
+                self.end_headers()
+                self.wfile.write((body or "").encode())
+
+            do_PUT = do_GET
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield {"AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://127.0.0.1:{server.server_port}/"}
+        finally:
+            self.released.set()
+            server.shutdown()
+            server.server_close()
+
+
+def poller(environ: dict[str, str], *, rebalance: bool = False, local_off_s: float = 0.0) -> tuple[Metadata, list[str]]:
+    """A poller and the warnings it gives."""
+    warnings: list[str] = []
+    metadata = Metadata(
+        environ,
+        rebalance=rebalance,
+        monotonic=time.monotonic,
+        wall_clock=lambda: time.time() + local_off_s,
+        on_event=lambda kind, fields: warnings.append(f"{kind} {fields['source']}: {fields['detail']}"),
+    )
+    return metadata, warnings
+
+
+def left(notice: Notice | None) -> float:
+    assert notice is not None
+    remaining = notice.remaining(time.monotonic())
+    assert remaining is not None
+    return remaining
+
+
+def test_a_spot_notice_is_seen_with_its_time(imds: LocalMetadata) -> None:
+    metadata, warnings = poller(imds.environment)
+    assert metadata.poll() is None
+    imds.spot_notice("terminate", in_s=120)
+    notice = metadata.poll()
+    assert 117 < left(notice) <= 120
+    assert notice is not None
+    assert notice.source == "spot"
+    assert notice.detail.startswith("terminate at 20")
+    assert metadata.poll() is notice
+    assert warnings == []
+
+
+@pytest.mark.parametrize("clock_off_s", [0.0, HOUR, -HOUR, 400 * 24 * HOUR])
+def test_the_time_remaining_is_right_however_wrong_the_local_clock_is(clock_off_s: float) -> None:
+    service = Scripted({}, clock_off_s=clock_off_s)
+    service.answers[SPOT_PATH] = f'{{"action": "stop", "time": "{service.stamp(90)}"}}'
+    with service.serving() as environ:
+        metadata, _ = poller(environ)
+        assert 87 < left(metadata.poll()) <= 90
+
+
+@pytest.mark.parametrize(("local_off_s", "expected"), [(0.0, 90.0), (HOUR, 0.0), (-HOUR, 120.0)])
+def test_without_a_date_header_the_local_clock_counts_within_the_two_minutes_of_a_notice(
+    local_off_s: float, expected: float
+) -> None:
+    service = Scripted({}, date=False)
+    service.answers[SPOT_PATH] = f'{{"action": "stop", "time": "{service.stamp(90)}"}}'
+    with service.serving() as environ:
+        metadata, _ = poller(environ, local_off_s=local_off_s)
+        assert left(metadata.poll()) == pytest.approx(expected, abs=2.0)
+
+
+def test_a_spot_notice_whose_time_cannot_be_read_is_still_a_notice() -> None:
+    with Scripted({SPOT_PATH: '{"action": "terminate", "time": "shortly"}'}).serving() as environ:
+        metadata, _ = poller(environ)
+        assert metadata.poll() == Notice("spot", "terminate at shortly", None)
+
+
+@pytest.mark.parametrize("body", ["<html>login</html>", "[]", '"x"', "{}", "null", '{"action": "terminate"}'])
+def test_an_answer_that_is_no_notice_is_one_warning(body: str) -> None:
+    with Scripted({SPOT_PATH: body}).serving() as environ:
+        metadata, warnings = poller(environ)
+        assert [metadata.poll() for _ in range(3)] == [None] * 3
+        assert len(warnings) == 1
+        assert SPOT_PATH in warnings[0]
+
+
+def test_a_rebalance_recommendation_counts_only_by_option(imds: LocalMetadata) -> None:
+    imds.rebalance()
+    careless, _ = poller(imds.environment)
+    careful, _ = poller(imds.environment, rebalance=True)
+    assert careless.poll() is None
+    notice = careful.poll()
+    assert notice is not None
+    assert (notice.source, notice.deadline) == ("rebalance", None)
+
+
+def test_auto_scaling_gives_notice_when_the_target_state_is_terminated(imds: LocalMetadata) -> None:
+    metadata, warnings = poller(imds.environment)
+    imds.lifecycle_state("InService")
+    assert metadata.poll() is None
+    imds.lifecycle_state("Terminated")
+    notice = metadata.poll()
+    assert notice is not None
+    assert (notice.source, notice.deadline) == ("autoscaling", None)
+    assert imds.requests[LIFECYCLE_PATH] == 2
+    assert warnings == []
+
+
+def test_of_several_notices_the_one_with_a_deadline_is_reported(imds: LocalMetadata) -> None:
+    imds.lifecycle_state("Terminated")
+    imds.spot_notice()
+    metadata, _ = poller(imds.environment)
+    notice = metadata.poll()
+    assert notice is not None
+    assert notice.source == "spot"
+
+
+def test_one_token_serves_many_polls_and_an_expired_one_is_renewed_without_missing_a_notice(
+    imds: LocalMetadata,
+) -> None:
+    metadata, warnings = poller(imds.environment)
+    for _ in range(5):
+        assert metadata.poll() is None
+    assert imds.requests[TOKEN_PATH] == 1
+    imds.expire_tokens()
+    imds.spot_notice()
+    assert metadata.poll() is not None
+    assert imds.requests[TOKEN_PATH] == 2
+    assert warnings == []
+
+
+def test_a_token_is_renewed_before_its_time_is_over(imds: LocalMetadata) -> None:
+    now = 0.0
+    metadata = Metadata(
+        imds.environment,
+        rebalance=False,
+        monotonic=lambda: now,
+        wall_clock=time.time,
+        on_event=lambda kind, fields: None,
+    )
+    metadata.poll()
+    now = 6 * HOUR - 1
+    metadata.poll()
+    assert imds.requests[TOKEN_PATH] == 2
+
+
+def test_a_failing_service_is_one_warning_and_no_notice_and_is_asked_again(imds: LocalMetadata) -> None:
+    metadata, warnings = poller(imds.environment)
+    imds.spot_notice()
+    imds.fail(4, status=503)
+    assert [metadata.poll() for _ in range(4)] == [None] * 4
+    assert len(warnings) == 1
+    assert "503" in warnings[0]
+    assert metadata.poll() is not None
+    assert len(warnings) == 1
+
+
+def test_a_notice_stays_when_the_service_falls_silent_after_it(imds: LocalMetadata) -> None:
+    metadata, _ = poller(imds.environment)
+    imds.spot_notice()
+    notice = metadata.poll()
+    imds.fail(10)
+    assert metadata.poll() is notice is not None
+
+
+def test_an_address_where_nobody_listens_is_one_warning() -> None:
+    metadata, warnings = poller({"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1"})
+    assert [metadata.poll() for _ in range(5)] == [None] * 5
+    assert len(warnings) == 1
+    assert "http://127.0.0.1:1" in warnings[0]
+
+
+@pytest.mark.slow
+def test_a_service_that_accepts_and_never_answers_costs_a_second_and_one_warning() -> None:
+    service = Scripted({})
+    service.hang = {"GET", "PUT"}
+    with service.serving() as environ:
+        metadata, warnings = poller(environ)
+        began = time.monotonic()
+        assert metadata.poll() is None
+        assert time.monotonic() - began < 4.0
+        assert metadata.poll() is None
+        assert len(warnings) == 1
+        assert "hop limit" not in warnings[0]
+
+
+@pytest.mark.slow
+def test_a_token_that_never_arrives_while_other_answers_do_points_at_the_hop_limit() -> None:
+    service = Scripted({})
+    service.hang = {"PUT"}
+    with service.serving() as environ:
+        metadata, warnings = poller(environ)
+        assert metadata.poll() is None
+        assert "HttpPutResponseHopLimit to 2" in warnings[0]
+
+
+def test_a_proxy_in_the_environment_is_not_used(imds: LocalMetadata, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    metadata, warnings = poller(imds.environment)
+    imds.spot_notice()
+    assert metadata.poll() is not None
+    assert warnings == []
+
+
+def test_nothing_is_asked_when_the_environment_disables_the_service(imds: LocalMetadata) -> None:
+    imds.spot_notice()
+    metadata, warnings = poller({**imds.environment, "AWS_EC2_METADATA_DISABLED": "True"})
+    assert [metadata.poll() for _ in range(3)] == [None] * 3
+    assert not imds.requests
+    assert len(warnings) == 1
+
+
+def test_the_endpoint_follows_the_variables_of_the_sdks() -> None:
+    assert endpoint({}) == "http://169.254.169.254"
+    assert endpoint({"AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE": "IPv6"}) == "http://[fd00:ec2::254]"
+    assert endpoint({"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9/"}) == "http://127.0.0.1:9"
+
+
+def wait_for(watch: Watch, within_s: float = 10.0) -> Notice | None:
+    ends = time.monotonic() + within_s
+    while watch.notice() is None and time.monotonic() < ends:
+        time.sleep(0.01)
+    return watch.notice()
+
+
+def test_the_watch_sees_a_notice_within_a_poll_or_two(imds: LocalMetadata) -> None:
+    events: list[Any] = []
+    config = InterruptConfig(metadata=True, poll_s=0.05)
+    with Watch(config, environ=imds.environment, on_event=lambda kind, fields: events.append(kind)) as watch:
+        assert watch.notice() is None
+        imds.spot_notice(in_s=60)
+        assert 57 < left(wait_for(watch)) <= 60
+    assert events == []
+
+
+def test_a_stop_file_without_a_deadline_gives_way_to_a_spot_notice_with_one(imds: LocalMetadata, tmp_path: Any) -> None:
+    stop = tmp_path / "STOP"
+    config = InterruptConfig(metadata=True, poll_s=0.02, stop_uri=str(stop))
+    with Watch(config, environ=imds.environment) as watch:
+        stop.touch()
+        first = wait_for(watch)
+        assert first is not None
+        assert first.source == "stop-file"
+        imds.spot_notice()
+        ends = time.monotonic() + 10
+        while (notice := watch.notice()) is first and time.monotonic() < ends:
+            time.sleep(0.01)
+        assert notice is not None
+        assert notice.source == "spot"
+
+
+def test_only_local_rank_0_asks_the_service_and_only_rank_0_looks_for_the_stop_file(
+    imds: LocalMetadata, tmp_path: Any
+) -> None:
+    (tmp_path / "STOP").touch()
+    imds.spot_notice()
+    config = InterruptConfig(metadata=True, poll_s=0.01, stop_uri=str(tmp_path / "STOP"))
+    with Watch(config, rank=9, local_rank=1, environ=imds.environment) as watch:
+        time.sleep(0.2)
+        assert watch.notice() is None
+    assert not imds.requests
+    with Watch(config, rank=8, local_rank=0, environ=imds.environment) as watch:
+        notice = wait_for(watch)
+    assert notice is not None
+    assert notice.source == "spot"
+
+
+def test_without_the_option_no_service_is_asked(imds: LocalMetadata) -> None:
+    with Watch(InterruptConfig(poll_s=0.01), environ=imds.environment):
+        time.sleep(0.1)
+    assert not imds.requests

@@ -1,0 +1,164 @@
+"""Which notice the loop acts on, and what the deadline and the stop file report."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tests.lab.servers import S3Place
+from trainer.config import InterruptConfig
+from trainer.errors import UserError
+from trainer.interrupt import Notice, Watch, config_problems
+from trainer.interrupt.deadline import Deadline, parse_time
+from trainer.interrupt.notice import nearer
+from trainer.interrupt.outage import MOST_WARNINGS
+from trainer.interrupt.stopfile import StopFile
+from trainer.storage import StorageError, open_store
+
+notices = st.none() | st.builds(
+    Notice, st.sampled_from(["signal", "spot", "stop-file"]), st.text(max_size=3), st.none() | st.floats(0, 1e6)
+)
+
+
+def events() -> tuple[list[tuple[str, dict[str, Any]]], Any]:
+    seen: list[tuple[str, dict[str, Any]]] = []
+    return seen, lambda kind, fields: seen.append((kind, fields))
+
+
+@given(st.lists(notices))
+def test_the_first_of_the_notices_with_the_least_time_left_is_kept(arrivals: list[Notice | None]) -> None:
+    kept: Notice | None = None
+    for notice in arrivals:
+        kept = nearer(kept, notice)
+    real = [notice for notice in arrivals if notice is not None]
+    time_left = lambda notice: float("inf") if notice.deadline is None else notice.deadline  # noqa: E731
+    assert kept == (min(real, key=time_left) if real else None)
+
+
+def test_the_time_remaining_is_never_negative_and_unknown_stays_unknown() -> None:
+    assert Notice("spot", "", 100.0).remaining(70.0) == 30.0
+    assert Notice("spot", "", 100.0).remaining(170.0) == 0.0
+    assert Notice("spot", "", None).remaining(1.0) is None
+
+
+@given(
+    st.datetimes(min_value=datetime(1900, 1, 2), max_value=datetime(2200, 1, 1)),
+    st.integers(-23 * 60, 23 * 60),
+    st.sampled_from("T "),
+)
+def test_every_time_with_a_zone_is_read_exactly(moment: datetime, offset_minutes: int, separator: str) -> None:
+    aware = moment.replace(tzinfo=timezone(timedelta(minutes=offset_minutes)))
+    assert parse_time(aware.isoformat(sep=separator)) == aware.timestamp()
+    zulu = aware.astimezone(UTC).isoformat(sep=separator).replace("+00:00", "Z")
+    assert parse_time(zulu) == aware.timestamp()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "tomorrow", "2026-12-01", "2026-12-01T11:30:00", "2026-13-01T11:30:00Z", "1764588600"]
+)
+def test_a_deadline_without_a_time_or_a_zone_is_refused_by_the_config(text: str) -> None:
+    with pytest.raises(ValidationError):
+        InterruptConfig(deadline=text)
+
+
+@given(st.text(max_size=30))
+def test_a_deadline_that_the_config_takes_can_be_watched(text: str) -> None:
+    try:
+        config = InterruptConfig(deadline=text)
+    except ValidationError:
+        return
+    Watch(config).close()
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://bucket", "s3://bucket/", "s3:///key", "s3://bucket/folder/", "http://x/y", "stop/", ""]
+)
+def test_a_stop_uri_that_names_no_file_is_a_config_problem(uri: str) -> None:
+    (line,) = config_problems(InterruptConfig(stop_uri=uri))
+    assert line.startswith(f"interrupt.stop_uri = {uri!r}: ")
+
+
+def test_all_problems_come_at_once() -> None:
+    config = InterruptConfig(stop_uri="s3://bucket", metadata=True)
+    with pytest.raises(UserError) as caught:
+        Watch(config, environ={"AWS_EC2_METADATA_SERVICE_ENDPOINT": "somewhere"})
+    assert [line.split(" = ")[0] for line in caught.value.problems] == [
+        "interrupt.stop_uri",
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+    ]
+
+
+def test_the_deadline_gives_notice_a_margin_before_the_end() -> None:
+    now = 1000.0
+    seen, on_event = events()
+    end = datetime.fromtimestamp(500_060, UTC).isoformat()
+    deadline = Deadline(end, 20.0, wall_clock=lambda: 500_000.0, monotonic=lambda: now, on_event=on_event)
+    assert deadline.poll() is None
+    now = 1039.9
+    assert deadline.poll() is None
+    now = 1040.0
+    assert deadline.poll() == Notice("deadline", f"capacity ends at {end}", 1060.0)
+    assert seen == []
+
+
+def test_a_deadline_that_has_passed_gives_notice_at_once() -> None:
+    _, on_event = events()
+    deadline = Deadline("2001-01-01T00:00:00Z", 1.0, wall_clock=time.time, monotonic=lambda: 50.0, on_event=on_event)
+    notice = deadline.poll()
+    assert notice is not None
+    assert notice.remaining(50.0) == 0.0
+
+
+def test_a_deadline_falls_back_to_the_local_clock_when_the_store_does_not_tell_the_time() -> None:
+    def unreachable() -> float:
+        raise StorageError("the store does not answer")
+
+    seen, on_event = events()
+    soon = datetime.fromtimestamp(time.time() + 30, UTC).isoformat()
+    deadline = Deadline(soon, 60.0, wall_clock=unreachable, monotonic=time.monotonic, on_event=on_event)
+    notice = deadline.poll()
+    assert notice is not None
+    assert 28 < notice.remaining(time.monotonic()) <= 30  # type: ignore[operator]
+    deadline.poll()
+    assert [fields["source"] for _, fields in seen] == ["deadline"]
+
+
+def test_a_stop_file_is_noticed_when_it_appears(tmp_path: Path) -> None:
+    seen, on_event = events()
+    stop = StopFile(str(tmp_path / "later" / "STOP"), on_event)
+    assert stop.poll() is None
+    (tmp_path / "later").mkdir()
+    assert stop.poll() is None
+    (tmp_path / "later" / "STOP").touch()
+    assert stop.poll() == Notice("stop-file", f"{tmp_path}/later/STOP exists", None)
+    assert seen == []
+
+
+def test_trouble_with_the_stop_file_is_said_once_per_outage_and_a_few_times_at_most(tmp_path: Path) -> None:
+    seen, on_event = events()
+    loop = tmp_path / "loop"
+    stop = StopFile(str(loop / "STOP"), on_event)
+    for _ in range(MOST_WARNINGS + 2):
+        loop.symlink_to(loop)
+        assert [stop.poll() for _ in range(3)] == [None] * 3
+        loop.unlink()
+        assert stop.poll() is None
+    assert len(seen) == MOST_WARNINGS
+    assert all(kind == "warning" and fields["source"] == "stop-file" for kind, fields in seen)
+
+
+@pytest.mark.slow
+def test_a_stop_object_in_s3_is_noticed(moto_s3: S3Place) -> None:
+    seen, on_event = events()
+    stop = StopFile(moto_s3.uri("control/STOP"), on_event)
+    assert stop.poll() is None
+    open_store(moto_s3.uri("control")).put("STOP", b"")
+    assert stop.poll() is not None
+    assert seen == []
