@@ -1,0 +1,148 @@
+"""Which character is this? Small images drawn from the machine's fonts, classified by a convolutional network."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from trainer.config import Positive, Section
+from trainer.errors import UserError, problem
+from trainer.models import patchnet
+from trainer.tasks import Batch, Ids, LossSum, Task
+
+try:
+    from trainer.tasks import glyphs
+except ImportError as missing:
+    raise UserError(
+        problem("task.name", "image_classification", f"needs Pillow ({missing})", fix="pip install lustrain[images]")
+    ) from missing
+
+HELD_OUT = 5
+"""Every fifth font is held out for evaluation, so that it measures characters in fonts never seen."""
+
+
+class ImageClassificationOptions(Section):
+    """What `[task]` may hold for image classification."""
+
+    characters: Annotated[str, Field(min_length=2)] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    """The classes, one character each."""
+    fonts: Annotated[list[str], Field(default_factory=list)]
+    """Font files or folders; empty: those of matplotlib and the system, and Pillow's own."""
+    max_fonts: Positive = 40
+    variants: Positive = 64
+    """Jittered images of each character in each font."""
+    width: Positive = 64
+    layers: Positive = 3
+    kernel: Positive = 5
+    patch: Positive = 4
+    """Side of a patch in pixels."""
+
+
+class ImageClassification(Task):
+    """Cross-entropy in nats, counted in images."""
+
+    Options = ImageClassificationOptions
+    options: ImageClassificationOptions
+
+    @classmethod
+    def problems(cls, options: ImageClassificationOptions) -> list[str]:
+        lines = []
+        if len(set(options.characters)) < len(options.characters) or any(c.isspace() for c in options.characters):
+            why = "a class is named twice or is a blank"
+            lines.append(problem("task.characters", options.characters, why, fix="name each visible character once"))
+        if glyphs.SIZE % options.patch:
+            why = f"does not divide the image's {glyphs.SIZE} pixels"
+            lines.append(problem("task.patch", options.patch, why, allowed="1, 2, 4, 8, 16, 32", fix="task.patch = 4"))
+        if options.kernel % 2 == 0:
+            why = "an even kernel has no centre"
+            lines.append(
+                problem("task.kernel", options.kernel, why, allowed="odd", fix=f"task.kernel = {options.kernel + 1}")
+            )
+        return lines
+
+    def open(self, cache_dir: Path) -> None:
+        """Draw every character in every usable font once; the cache is not needed."""
+        options = self.options
+        named = [Path(font) for font in options.fonts]
+        if absent := [str(place) for place in named if not place.exists()]:
+            raise UserError(
+                [problem("task.fonts", place, "does not exist", fix="name a font file or folder") for place in absent]
+            )
+        files: list[Path | None] = [*glyphs.font_files(named or glyphs.default_folders())]
+        drawn = (glyphs.draw(file, options.characters) for file in ([*files] if named else [None, *files]))
+        fonts = [font for font in drawn if font is not None][: options.max_fonts]
+        if not fonts:
+            why = f"none of {len(files)} fonts has all of {options.characters!r}"
+            raise UserError(
+                problem("task.fonts", options.fonts, why, fix="name a folder with text fonts, or other characters")
+            )
+        held_out = fonts[HELD_OUT - 1 :: HELD_OUT] or fonts
+        seen = [font for i, font in enumerate(fonts) if (i + 1) % HELD_OUT]
+        self._train, self._eval = np.concatenate(seen), np.concatenate(held_out)
+        self._identity = glyphs.checksum(np.concatenate(fonts))
+
+    @property
+    def train_samples(self) -> int:
+        return len(self._train) * self.options.variants
+
+    @property
+    def eval_samples(self) -> int:
+        return len(self._eval) * self.options.variants
+
+    @property
+    def shape(self) -> patchnet.PatchNetShape:
+        options = self.options
+        return patchnet.PatchNetShape(
+            image=glyphs.SIZE,
+            patch=options.patch,
+            width=options.width,
+            layers=options.layers,
+            kernel=options.kernel,
+            classes=len(options.characters),
+        )
+
+    def build_model(self) -> patchnet.PatchNet:
+        return patchnet.build(self.shape, seed=self.seed)
+
+    def train_batch(self, ids: Ids) -> Batch:
+        """{"images": [B, 1, S, S] uint8, "labels": [B] int64}; each id is one character, font and jitter."""
+        return self._batch(self._train, ids, self.seed)
+
+    def eval_batch(self, ids: Ids) -> Batch:
+        """Like `train_batch`, in held-out fonts (with fewer than five fonts: the same ones) and with another jitter."""
+        return self._batch(self._eval, ids, self.seed + 1)
+
+    def _batch(self, source: glyphs.Glyphs, ids: Ids, seed: int) -> Batch:
+        labels = torch.from_numpy(ids % len(source) % len(self.options.characters))
+        return {"images": glyphs.jittered(source, ids, seed), "labels": labels}
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossSum:
+        labels = batch["labels"]
+        logits = model(batch["images"].float() / 255)
+        return LossSum(F.cross_entropy(logits.float(), labels, reduction="sum"), len(labels))
+
+    def tokens_per_sample(self) -> int:
+        return 1
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        return list(model.get_submodule("blocks").children())
+
+    def flops_per_token(self, model: nn.Module) -> float:
+        return patchnet.flops_per_image(self.shape)
+
+    def fingerprint(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "model": dataclasses.asdict(self.shape),
+            "characters": options.characters,
+            "variants": options.variants,
+            "data": self._identity,
+        }
