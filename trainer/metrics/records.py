@@ -84,7 +84,7 @@ def decode(line: bytes) -> dict[str, Any]:
     """The record in one line; raises DamagedLineError."""
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedLineError(f"not JSON: {error}") from error
     if not isinstance(record, dict):
         raise DamagedLineError(f"a {type(record).__name__}, not a record")

@@ -1,0 +1,320 @@
+"""No record is lost or doubled, and the loop never waits, whatever the store does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.lab.servers import S3Place
+from trainer.metrics import RunLog
+from trainer.metrics.reader import attempts, read_events, read_steps
+from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store
+from trainer.storage.local import LocalStore
+
+DOWN = "the store does not answer"
+
+
+class Unsteady(ObjectStore):
+    """A real store behind a line that drops requests and answers: `outcomes` says what becomes of each next put.
+
+    `works`: stored and answered; `dropped`: neither; `unanswered`: stored, but the caller is told that it failed.
+    """
+
+    def __init__(self, inner: ObjectStore, outcomes: Iterable[str] = ()) -> None:
+        self.inner = inner
+        self.uri = inner.uri
+        self.outcomes = iter(outcomes)
+        self.down = threading.Event()
+        self.stuck = threading.Event()
+        self.puts: list[str] = []
+
+    def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
+        self.puts.append(key)
+        while self.stuck.is_set():
+            time.sleep(0.005)
+        outcome = "dropped" if self.down.is_set() else next(self.outcomes, "works")
+        if outcome == "dropped":
+            raise StorageError(DOWN)
+        etag = self.inner.put(key, body, if_absent=if_absent, if_match=if_match)
+        if outcome == "unanswered":
+            raise StorageError(DOWN)
+        return etag
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        if self.down.is_set():
+            raise StorageError(DOWN)
+        return self.inner.read(key)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return self.inner.list(prefix)
+
+    def read_into(self, key: str, buffer: memoryview, offset: int = 0) -> None:
+        raise NotImplementedError
+
+    def put_file(self, key: str, path: str, size: int, crc64nvme: int) -> None:
+        raise NotImplementedError
+
+    def stat(self, key: str) -> ObjectInfo:
+        raise NotImplementedError
+
+    def delete(self, key: str, *, if_match: str | None = None) -> None:
+        raise NotImplementedError
+
+    def now(self) -> float:
+        raise NotImplementedError
+
+
+def record(step: int, **more: Any) -> dict[str, Any]:
+    return {"step": step, "loss": 1.0 / step, "world_size": 2, "attempt": 1, **more}
+
+
+def steps_of(store: ObjectStore) -> list[int]:
+    problems: list[str] = []
+    steps = [entry["step"] for entry in read_steps(store, on_problem=problems.append)]
+    assert problems == []
+    return steps
+
+
+def lines_stored(folder: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in folder.rglob("*.jsonl"))
+
+
+def test_what_was_logged_is_read_back_in_order(tmp_path: Path) -> None:
+    log = RunLog(LocalStore(str(tmp_path)), 3, flush_s=60.0)
+    for step in range(1, 6):
+        log.step(record(step, attempt=3))
+    log.event("saved", {"step": 5, "seconds": 0.25})
+    log.close()
+    store = LocalStore(str(tmp_path))
+    assert [entry["loss"] for entry in read_steps(store)] == [1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 5]
+    (event,) = read_events(store)
+    assert (event["event"], event["step"], event["seconds"], event["attempt"]) == ("saved", 5, 0.25, 3)
+    assert event["time"].endswith("Z")
+    (attempt,) = attempts(store)
+    assert (attempt.generation, attempt.first_step, attempt.last_step, attempt.world_size) == (3, 1, 5, 2)
+    assert attempt.started <= attempt.ended
+    assert (tmp_path / "metrics" / "000003-00000.jsonl").exists()
+
+
+def test_records_become_durable_on_their_own_within_the_flush_time(tmp_path: Path) -> None:
+    log = RunLog(LocalStore(str(tmp_path)), 1, flush_s=0.05)
+    log.step(record(1))
+    ends = time.monotonic() + 10
+    while not steps_of(LocalStore(str(tmp_path))) and time.monotonic() < ends:
+        time.sleep(0.02)
+    assert steps_of(LocalStore(str(tmp_path))) == [1]
+    log.close()
+
+
+def test_an_event_takes_the_steps_before_it_along_at_once(tmp_path: Path) -> None:
+    log = RunLog(LocalStore(str(tmp_path)), 1, flush_s=3600.0)
+    log.step(record(1))
+    log.event("saved", {"step": 1})
+    ends = time.monotonic() + 10
+    while not read_events(LocalStore(str(tmp_path))) and time.monotonic() < ends:
+        time.sleep(0.02)
+    assert steps_of(LocalStore(str(tmp_path))) == [1]
+    log.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    outcomes=st.lists(st.sampled_from(["works", "dropped", "unanswered"]), max_size=8),
+    batches=st.lists(st.integers(0, 5), min_size=1, max_size=5),
+    part_bytes=st.sampled_from([1, 150, 1 << 20]),
+    memory_bytes=st.sampled_from([1, 400, 1 << 20]),
+)
+def test_no_record_is_lost_or_doubled_by_a_store_that_fails_for_a_while(
+    tmp_path_factory: pytest.TempPathFactory,
+    outcomes: list[str],
+    batches: list[int],
+    part_bytes: int,
+    memory_bytes: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    store = Unsteady(LocalStore(str(folder)), outcomes)
+    troubles: list[str] = []
+    log = RunLog(store, 1, 0.002, memory_bytes=memory_bytes, part_bytes=part_bytes, on_trouble=troubles.append)
+    step = 0
+    for size in batches:
+        for _ in range(size):
+            step += 1
+            log.step(record(step))
+        log.flush(0.01)
+    assert log.flush(20.0)
+    log.close()
+    assert steps_of(store) == list(range(1, step + 1))
+    assert lines_stored(folder) == step
+
+
+def test_an_outage_is_said_once_when_it_begins_and_once_when_it_ends(tmp_path: Path) -> None:
+    store = Unsteady(LocalStore(str(tmp_path)))
+    troubles: list[str] = []
+    store.down.set()
+    log = RunLog(store, 1, 0.01, on_trouble=troubles.append)
+    log.step(record(1))
+    assert not log.flush(0.3)
+    assert len(store.puts) > 2
+    assert len(troubles) == 1
+    assert DOWN in troubles[0]
+    store.down.clear()
+    assert log.flush(10.0)
+    log.close()
+    assert len(troubles) == 2
+    assert steps_of(store) == [1]
+
+
+def test_the_loop_does_not_wait_for_a_store_that_hangs_and_memory_stays_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(spool))
+    store = Unsteady(LocalStore(str(tmp_path / "run")))
+    store.stuck.set()
+    log = RunLog(store, 1, 0.01, memory_bytes=200_000, part_bytes=50_000)
+    slowest = 0.0
+    for step in range(1, 20_001):
+        began = time.perf_counter()
+        log.step(record(step))
+        slowest = max(slowest, time.perf_counter() - began)
+    assert slowest < 0.5
+    spooled = sum(path.stat().st_size for path in spool.rglob("*.jsonl"))
+    assert spooled > 1_000_000
+    store.stuck.clear()
+    assert log.flush(60.0)
+    log.close()
+    assert steps_of(store) == list(range(1, 20_001))
+    assert list(spool.iterdir()) == []
+
+
+def test_what_the_store_never_takes_is_left_in_files_that_the_last_message_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(spool))
+    store = Unsteady(LocalStore(str(tmp_path / "run")))
+    store.down.set()
+    troubles: list[str] = []
+    log = RunLog(store, 1, 0.01, on_trouble=troubles.append)
+    for step in range(1, 8):
+        log.step(record(step))
+    log.close(timeout=0.1)
+    (folder,) = spool.iterdir()
+    assert "7 log records" in troubles[-1]
+    assert str(folder) in troubles[-1]
+    assert lines_stored(folder) == 7
+
+
+def test_records_stay_in_memory_and_are_stored_later_when_the_temporary_folder_is_unusable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    store = Unsteady(LocalStore(str(tmp_path / "run")))
+    store.down.set()
+    troubles: list[str] = []
+    log = RunLog(store, 1, 0.01, memory_bytes=300, part_bytes=100, on_trouble=troubles.append)
+    for step in range(1, 51):
+        log.step(record(step))
+    store.down.clear()
+    assert log.flush(20.0)
+    log.close()
+    assert steps_of(store) == list(range(1, 51))
+    assert sum("temporary folder" in trouble for trouble in troubles) == 1
+
+
+def test_a_part_that_another_job_left_under_our_name_is_not_overwritten(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    store.put("metrics/000001-00000.jsonl", b'{"step":1,"loss":9.0}\n')
+    log = RunLog(store, 1, 60.0)
+    log.step(record(2))
+    log.close()
+    assert steps_of(store) == [1, 2]
+
+
+def test_events_may_come_from_many_threads(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    log = RunLog(store, 1, 0.01)
+    names = [f"thread-{number}" for number in range(8)]
+    threads = [
+        threading.Thread(target=lambda name=name: [log.event("said", {"by": name, "n": n}) for n in range(50)])
+        for name in names
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.close()
+    said = read_events(store)
+    assert {name: [event["n"] for event in said if event["by"] == name] for name in names} == {
+        name: list(range(50)) for name in names
+    }
+
+
+def test_damaged_parts_are_reported_and_the_rest_is_read(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    for generation, first in ((1, 1), (2, 4)):
+        log = RunLog(store, generation, 60.0)
+        for step in range(first, first + 3):
+            log.step(record(step))
+        log.close()
+    part = tmp_path / "metrics" / "000001-00000.jsonl"
+    part.write_bytes(part.read_bytes()[:-20])
+    problems: list[str] = []
+    assert [entry["step"] for entry in read_steps(store, on_problem=problems.append)] == [1, 2, 4, 5, 6]
+    assert len(problems) == 1
+    assert problems[0].startswith("metrics/000001-00000.jsonl line 3")
+
+
+KILLED = """
+import sys, time
+from trainer.metrics import RunLog
+from trainer.storage import open_store
+
+log = RunLog(open_store(sys.argv[1]), 1, 0.02)
+for step in range(1, 10**9):
+    log.step({"step": step, "loss": 1 / step, "world_size": 1, "attempt": 1})
+    if step == 100:
+        log.flush()
+        print("flushed", flush=True)
+    time.sleep(0.0005)
+"""
+
+
+def kill_while_logging(uri: str) -> None:
+    """Run a process that logs to `uri` without end, and SIGKILL it a little after its first 100 records were flushed."""
+    child = subprocess.Popen([sys.executable, "-c", KILLED, uri], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "flushed\n"
+    time.sleep(0.3)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+
+
+def test_after_sigkill_everything_flushed_is_read_without_gaps(tmp_path: Path) -> None:
+    kill_while_logging(str(tmp_path))
+    steps = steps_of(open_store(str(tmp_path)))
+    assert len(steps) >= 100
+    assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.slow
+def test_after_sigkill_everything_flushed_to_s3_is_read_without_gaps(moto_s3: S3Place) -> None:
+    kill_while_logging(moto_s3.uri())
+    store = open_store(moto_s3.uri())
+    steps = steps_of(store)
+    assert len(steps) >= 100
+    assert steps == list(range(1, len(steps) + 1))

@@ -1,0 +1,154 @@
+"""What people see: a bar on a terminal, few lines in a log."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.errors import UserError
+from trainer.metrics import Sinks, TensorBoardSink, TerminalSink
+from trainer.metrics.terminal import event_line
+
+
+def record(step: int, **more: Any) -> dict[str, Any]:
+    return {
+        "step": step,
+        "loss": 5.0 - step / 100,
+        "lr": 3e-4,
+        "grad_norm": 1.0,
+        "tokens": 1000 * step,
+        "tokens_per_second": 12_345.6,
+        "step_seconds": 0.5,
+        "data_seconds": 0.01,
+        "blocked_seconds": 0.25 if step == 2 else 0.0,
+        "world_size": 2,
+        "attempt": 1,
+        **more,
+    }
+
+
+def test_without_a_terminal_a_line_comes_every_so_often_and_for_the_first_and_last_step() -> None:
+    now = 0.0
+    stream = io.StringIO()
+    sink = TerminalSink(100, stream=stream, every_s=10.0, monotonic=lambda: now)
+    for step in range(1, 101):
+        now = step * 0.5
+        sink.step(record(step))
+    sink.close()
+    lines = stream.getvalue().splitlines()
+    assert [int(line.split()[1].split("/")[0]) for line in lines] == [1, 21, 41, 61, 81, 100]
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_line_says_step_loss_rate_speed_standstill_and_the_time_to_go() -> None:
+    stream = io.StringIO()
+    sink = TerminalSink(1000, stream=stream, every_s=0.0)
+    sink.step(record(1))
+    sink.step(record(2, eval_loss=4.5))
+    assert stream.getvalue().splitlines() == [
+        "step    1/1000  loss 4.9900  lr 3.00e-04  12.3k tok/s  blocked 0.00 s  ETA 8:20",
+        "step    2/1000  loss 4.9800  eval 4.5000  lr 3.00e-04  12.3k tok/s  blocked 0.25 s  ETA 8:19",
+    ]
+
+
+def test_the_last_record_is_shown_when_the_run_stops_early() -> None:
+    stream = io.StringIO()
+    sink = TerminalSink(100, stream=stream, every_s=1e9)
+    for step in range(1, 8):
+        sink.step(record(step))
+    sink.close()
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["1/100", "7/100"]
+
+
+def test_events_are_lines_of_their_own() -> None:
+    stream = io.StringIO()
+    sink = TerminalSink(100, stream=stream)
+    sink.event("checkpoint_skipped", {"step": 7, "seconds": 0.123456, "detail": "a flipped\nbit"})
+    assert stream.getvalue() == "checkpoint skipped: step 7, seconds 0.1235, a flipped bit\n"
+    assert event_line("resumed", {}) == "resumed"
+
+
+def test_losses_that_are_not_finite_are_shown() -> None:
+    stream = io.StringIO()
+    TerminalSink(100, stream=stream).step(record(1, loss=float("nan"), lr=0.0))
+    assert "loss nan" in stream.getvalue()
+
+
+ON_A_TERMINAL = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from test_metrics_terminal import record
+from trainer.metrics import TerminalSink
+
+sink = TerminalSink(100)
+for step in range(1, 101):
+    sink.step(record(step))
+    if step == 50:
+        sink.event("notice", {"source": "spot [2 min]"})
+        time.sleep(0.3)
+sink.close()
+"""
+
+
+def test_on_a_terminal_there_is_one_bar_with_the_events_above_it() -> None:
+    leader, follower = pty.openpty()
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
+    environ.pop("NO_COLOR", None)
+    child = subprocess.Popen(
+        [sys.executable, "-c", ON_A_TERMINAL, str(Path(__file__).parent)], stdout=follower, env=environ
+    )
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(leader, 4096)
+        except OSError:  # how Linux says that the other end of a terminal is closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(leader)
+    assert child.wait(10) == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert "notice: source spot [2 min]" in plain
+    assert "step 100/100" in plain
+    assert "loss 4.0000" in plain
+    assert plain.count("\n") < 10
+
+
+@pytest.mark.slow
+def test_tensorboard_gets_the_scalars(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    sinks = Sinks([TensorBoardSink(str(tmp_path), first_step=1)])
+    for step in range(1, 6):
+        sinks.step(record(step))
+    sinks.event("saved", {"step": 5})
+    sinks.close()
+    resumed = TensorBoardSink(str(tmp_path), first_step=4)
+    resumed.step(record(4, loss=9.0))
+    resumed.close()
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(event.step, round(event.value, 4)) for event in events.Scalars("train/loss")] == [
+        (1, 4.99),
+        (2, 4.98),
+        (3, 4.97),
+        (4, 9.0),
+    ]
+    assert "events/text_summary" in events.Tags()["tensors"]
+
+
+def test_a_tensorboard_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError) as caught:
+        TensorBoardSink(str(tmp_path / "file" / "logs"), first_step=1)
+    (line,) = caught.value.problems
+    assert line.startswith("metrics.tensorboard = ")

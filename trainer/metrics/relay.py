@@ -1,0 +1,70 @@
+"""Events from before anybody listens: kept, then passed on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.metrics.sink import Sink
+from trainer.metrics.terminal import event_line
+
+
+class Relay:
+    """A Sink that holds events back until `attach` says where they go; an attempt starts watching before it owns its log.
+
+    What was never attached (a start that failed) is printed to standard error at `close`, so that no warning is lost.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._held: list[tuple[str, dict[str, Any]]] = []
+        self._sink: Sink | None = None
+
+    def attach(self, sink: Sink) -> None:
+        """Send everything to `sink` from now on, what was held back first."""
+        with self._lock:
+            for kind, fields in self._held:
+                sink.event(kind, fields)
+            self._held.clear()
+            self._sink = sink
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        if self._sink is not None:
+            self._sink.step(record)
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        with self._lock:
+            if self._sink is None:
+                self._held.append((kind, dict(fields)))
+            else:
+                self._sink.event(kind, fields)
+
+    def close(self) -> None:
+        with self._lock:
+            for kind, fields in self._held:
+                print(f"rank {self._rank}: {event_line(kind, fields)}", file=sys.stderr)
+            self._held.clear()
+            if self._sink is not None:
+                self._sink.close()
+
+
+class WarningsOnly:
+    """The Sink of ranks other than 0: what goes wrong here is said on standard error, the rest is rank 0's to tell."""
+
+    QUIET = frozenset({"notice", "checkpoint_started", "checkpoint_committed"})
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Rank 0 logs the step for all."""
+
+    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        if kind not in self.QUIET:
+            print(f"rank {self._rank}: {event_line(kind, fields)}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Nothing is held."""
