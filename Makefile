@@ -36,4 +36,4 @@ torture: setup
 	@$(BIN)/pytest -q -m torture tests/torture
 
 clean:
-	rm -rf $(VENV) rehearsal/report rehearsal/report.md .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) rehearsal/report.png rehearsal/report.md .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""The whole journey on one machine, with real processes and an embedded AWS, before it costs money."""

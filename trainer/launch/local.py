@@ -72,10 +72,14 @@ class LocalJob:
             if rank.poll() is None:
                 rank.send_signal(number)
 
+    def running(self) -> bool:
+        """Whether any rank still runs."""
+        return any(rank.poll() is None for rank in self.ranks)
+
     def wait(self) -> int:
         """Wait for all ranks and return the job's exit code; after one failed, the rest get `GRACE_S` and are then killed."""
         kill_at: float | None = None
-        while any(rank.poll() is None for rank in self.ranks):
+        while self.running():
             failed = any(rank.returncode not in (None, EXIT_DONE, EXIT_REQUEUE) for rank in self.ranks)
             if failed and kill_at is None:
                 kill_at = time.monotonic() + GRACE_S

@@ -12,7 +12,8 @@ from trainer.metrics.terminal import event_line
 
 
 class Relay:
-    """A Sink that holds events back until `attach` says where they go; an attempt starts watching before it owns its log.
+    """A Sink that holds events back until `attach` says where they go; an attempt starts watching before it owns its
+    log.
 
     What was never attached (a start that failed) is printed to standard error at `close`, so that no warning is lost.
     """

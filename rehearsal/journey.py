@@ -1,0 +1,293 @@
+"""The journey as one script: text → tokens in S3 → training → notice → node lost → resume → proof.
+
+Real here: the trainer, its ranks and writer processes, signals, gloo between the ranks, the S3 protocol over HTTP, the instance
+metadata protocol. Emulated: the AWS behind the two endpoints (infra.local), and the nodes, which are processes of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.local.aws import LocalAws
+from infra.local.metadata import LocalMetadata
+from rehearsal import proof
+from rehearsal.corpus import standard_library_sources
+from rehearsal.proof import Promise
+from trainer.checkpoint.export import export
+from trainer.checkpoint.layout import MANIFESTS, ManifestId
+from trainer.checkpoint.verify import verify_checkpoint
+from trainer.errors import EXIT_DONE, EXIT_REQUEUE
+from trainer.launch.local import LocalJob
+from trainer.metrics.reader import read_events, read_steps
+from trainer.storage import ObjectStore, open_store
+
+CONFIG = Path(__file__).with_name("config.toml")
+BUCKET = "lustrain-rehearsal"
+EVERY_STEPS = 8
+"""checkpoint.every_steps of config.toml."""
+RANKS, OTHER_RANKS = 2, 1
+NOTICE_S = 120.0
+"""A spot notice comes this long before the end:
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
+TOLERANCE = 1e-4
+"""Allowed relative difference of a loss after another order of summation in fp32, compounded over the steps."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One line of the report."""
+
+    name: str
+    real: str
+    emulated: str
+    seconds: float
+    outcome: str
+
+
+@dataclass
+class Journey:
+    """What the stages share and what they leave behind."""
+
+    steps: int
+    rng: random.Random
+    folder: Path
+    environment: Mapping[str, str]
+    metadata: LocalMetadata
+    stages: list[Stage] = field(default_factory=list)
+    promises: list[Promise] = field(default_factory=list)
+
+    def run_uri(self, name: str) -> str:
+        return f"s3://{BUCKET}/runs/{name}"
+
+    def store(self, name: str) -> ObjectStore:
+        return open_store(self.run_uri(name))
+
+    def promise(self, claim: str, kept: bool, figure: str) -> None:
+        self.promises.append(Promise(claim, kept, figure))
+
+    @contextmanager
+    def stage(self, name: str, *, real: str, emulated: str) -> Iterator[dict[str, str]]:
+        """Announce a stage, time it, and keep its line; the body fills in `outcome`."""
+        print(f"\n── {len(self.stages) + 1}. {name}", flush=True)
+        said: dict[str, str] = {}
+        began = time.monotonic()
+        yield said
+        seconds = time.monotonic() - began
+        print(f"   {said['outcome']}  ({seconds:.0f} s)", flush=True)
+        self.stages.append(Stage(name, real, emulated, seconds, said["outcome"]))
+
+    def train(self, name: str, ranks: int) -> LocalJob:
+        sets = {
+            "run.uri": self.run_uri(name),
+            "task.data": f"s3://{BUCKET}/data/stdlib",
+            "train.steps": str(self.steps),
+        }
+        words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+        return LocalJob(["train", str(CONFIG), *words], ranks, self.environment)
+
+
+def travel(steps: int, seed: int, picture: Path) -> Journey:
+    """Do the whole journey and return what was seen; every promise is in `promises`, kept or not."""
+    with (
+        tempfile.TemporaryDirectory(prefix="lustrain-rehearsal-") as name,
+        LocalAws() as aws,
+        LocalMetadata() as metadata,
+    ):
+        endpoints = {**aws.environment, **metadata.environment}
+        environment = {**os.environ, **endpoints, "LUSTRAIN_CACHE": f"{name}/cache"}
+        os.environ.update(endpoints)
+        journey = Journey(steps, random.Random(seed), Path(name), environment, metadata)
+        make_bucket()
+        tokenize(journey)
+        reference(journey)
+        notice_at = interrupted_by_notice(journey)
+        killed(journey, notice_at)
+        copy_run(journey, "interrupted", "other-world")
+        resumed(journey)
+        resumed_elsewhere(journey)
+        prove(journey)
+        draw(journey, picture)
+        return journey
+
+
+def make_bucket() -> None:
+    import boto3
+
+    boto3.client("s3").create_bucket(Bucket=BUCKET)
+
+
+def tokenize(journey: Journey) -> None:
+    with journey.stage("text to token shards in S3", real="tokenizer, S3 protocol", emulated="S3") as said:
+        listing = journey.folder / "sources.txt"
+        sources = standard_library_sources()
+        listing.write_text("\n".join(map(str, sources)))
+        words = ["tokenize", *map(str, sources), "--out", f"s3://{BUCKET}/data/stdlib"]
+        words += ["--tokenizer", "train:2048", "--val-fraction", "0.05", "--shard-mib", "4"]
+        code = LocalJob(words, 1, journey.environment).wait()
+        megabytes = sum(path.stat().st_size for path in sources) / 1e6
+        said["outcome"] = f"{len(sources)} files, {megabytes:.1f} MB of Python sources, exit {code}"
+        journey.promise("tokenize exits 0", code == EXIT_DONE, f"exit {code}")
+
+
+def reference(journey: Journey) -> None:
+    with journey.stage(
+        f"reference: {RANKS} ranks, never interrupted", real="ranks, gloo, S3 protocol", emulated="S3"
+    ) as said:
+        code = journey.train("reference", RANKS).wait()
+        seen = read_steps(journey.store("reference"))
+        said["outcome"] = f"exit {code}, {len(seen)} steps, loss {seen[0]['loss']:.3f} → {seen[-1]['loss']:.3f}"
+        journey.promise(
+            "the reference exits 0 with all steps", code == EXIT_DONE and len(seen) == journey.steps, f"exit {code}"
+        )
+
+
+def interrupted_by_notice(journey: Journey) -> int:
+    """Attempt 1: a spot notice at a random step; returns the step that was saved."""
+    at = journey.rng.randrange(journey.steps // 6, journey.steps // 3)
+    title = f"attempt 1: spot notice from the metadata service around step {at}"
+    with journey.stage(title, real="IMDSv2 protocol, save, commit, exit code", emulated="metadata service, S3") as said:
+        job = journey.train("interrupted", RANKS)
+        wait_for_step(journey, job, at)
+        noticed = time.monotonic()
+        journey.metadata.spot_notice(in_s=NOTICE_S)
+        code = job.wait()
+        took = time.monotonic() - noticed
+        journey.metadata.clear()
+        saved = newest(journey.store("interrupted")).step
+        said["outcome"] = f"exit {code} {took:.1f} s after the notice, step {saved} committed"
+        kept = code == EXIT_REQUEUE and saved >= at and took < NOTICE_S
+        journey.promise(
+            "a notice ends in a committed checkpoint and exit 85, in time",
+            kept,
+            f"exit {code} after {took:.1f} of {NOTICE_S:.0f} s",
+        )
+        return saved
+
+
+def killed(journey: Journey, notice_at: int) -> None:
+    """Attempt 2: resumes, then every process of the job dies at once, without any notice."""
+    first_save = (notice_at // EVERY_STEPS + 1) * EVERY_STEPS
+    at = journey.rng.randrange(first_save + 3, max(first_save + 4, journey.steps * 3 // 4))
+    title = f"attempt 2: node lost around step {at} (SIGKILL, no notice)"
+    with journey.stage(title, real="resume, SIGKILL", emulated="S3") as said:
+        job = journey.train("interrupted", RANKS)
+        wait_for_step(journey, job, at)
+        job.send(signal.SIGKILL)
+        code = job.wait()
+        store = journey.store("interrupted")
+        last_seen, left = read_steps(store)[-1]["step"], newest(store)
+        said["outcome"] = (
+            f"all ranks dead (job exit {code}) after step {last_seen}; newest checkpoint: step {left.step}"
+        )
+        journey.promises.append(proof.lost_at_most(EVERY_STEPS, last_seen, left.step))
+
+
+def resumed(journey: Journey) -> None:
+    title = f"attempt 3: resume on new capacity, {RANKS} ranks, to the end"
+    with journey.stage(title, real="verified load, resume", emulated="S3") as said:
+        said["outcome"] = finish(journey, "interrupted", RANKS)
+
+
+def resumed_elsewhere(journey: Journey) -> None:
+    title = f"attempt 3 again, from a copy of the run, with {OTHER_RANKS} rank instead of {RANKS}"
+    with journey.stage(title, real="verified load, resharding", emulated="S3") as said:
+        said["outcome"] = finish(journey, "other-world", OTHER_RANKS)
+
+
+def finish(journey: Journey, name: str, ranks: int) -> str:
+    code = journey.train(name, ranks).wait()
+    last = read_steps(journey.store(name))[-1]
+    journey.promise(
+        f"{name}: resumed and finished",
+        code == EXIT_DONE and last["step"] == journey.steps,
+        f"exit {code}, step {last['step']}",
+    )
+    return f"exit {code}, step {last['step']}, loss {last['loss']:.3f}"
+
+
+def prove(journey: Journey) -> None:
+    """Compare the histories and the final weights, and verify every byte of every checkpoint that is left."""
+    with journey.stage("proof", real="every byte read back and verified", emulated="S3") as said:
+        names = ("reference", "interrupted", "other-world")
+        stores = {name: journey.store(name) for name in names}
+        steps = {name: read_steps(store) for name, store in stores.items()}
+        events = {name: read_events(store) for name, store in stores.items()}
+        expected = steps["reference"]
+        journey.promises += [
+            proof.same_losses(expected, steps["interrupted"]),
+            proof.same_batches(expected, steps["interrupted"], "interrupted twice: identical batches"),
+            proof.same_batches(expected, steps["other-world"], "another world size: identical batches"),
+            proof.same_weights_at_load(events["interrupted"], events["other-world"]),
+            proof.close_losses(expected, steps["other-world"], TOLERANCE),
+        ]
+        weights = [final_weights(journey, name) for name in ("reference", "interrupted")]
+        journey.promise(
+            "the exported final weights are the same file",
+            weights[0] == weights[1],
+            f"{len(weights[0]):,} bytes compared",
+        )
+        checked = [verify_checkpoint(store, one) for store in stores.values() for one in manifests(store)]
+        whole = sum(report.ok for report in checked)
+        journey.promise(
+            "every checkpoint in S3 verifies", whole == len(checked) > 0, f"{whole} of {len(checked)} whole"
+        )
+        broken = [promise.claim for promise in journey.promises if not promise.kept]
+        said["outcome"] = f"{len(journey.promises) - len(broken)} of {len(journey.promises)} promises kept"
+
+
+def final_weights(journey: Journey, name: str) -> bytes:
+    """The safetensors export of a run's newest checkpoint."""
+    store, folder = journey.store(name), journey.folder / f"export-{name}"
+    export(store, newest(store), folder, {})
+    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.safetensors")))
+
+
+def draw(journey: Journey, picture: Path) -> None:
+    from trainer.metrics.plot import draw_run
+
+    with journey.stage("plot", real="matplotlib", emulated="–") as said:
+        draw_run(journey.store("interrupted"), picture)
+        said["outcome"] = f"{picture.stat().st_size:,} bytes"
+
+
+def wait_for_step(journey: Journey, job: LocalJob, step: int) -> None:
+    """Return when the run has logged `step`, or when the job ended before (which the promises then show)."""
+    while job.running():
+        seen = read_steps(journey.store("interrupted"))
+        attempt = max((int(record["attempt"]) for record in seen), default=0)
+        if seen and seen[-1]["step"] >= step and attempt:
+            return
+        time.sleep(0.3)
+
+
+def manifests(store: ObjectStore) -> list[ManifestId]:
+    return sorted(found for info in store.list(MANIFESTS) if (found := ManifestId.of_key(info.key)))
+
+
+def newest(store: ObjectStore) -> ManifestId:
+    return manifests(store)[-1]
+
+
+def copy_run(journey: Journey, source: str, target: str) -> None:
+    """Copy every object of a run under another name, so that both can go on from the same state."""
+    origin, copy = journey.store(source), journey.store(target)
+    for info in origin.list():
+        copy.put(info.key, origin.read(info.key)[0])
+
+
+def as_dict(journey: Journey) -> dict[str, Any]:
+    """The outcome for programs."""
+    return {
+        "kept": all(promise.kept for promise in journey.promises),
+        "promises": [vars(promise) for promise in journey.promises],
+        "stages": [vars(stage) for stage in journey.stages],
+    }

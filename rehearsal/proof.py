@@ -1,0 +1,86 @@
+"""What the rehearsal promises, decided from the runs' own records: pure functions over what `trainer.metrics` reads back."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Records = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One claim, whether it held, and the figure that says so."""
+
+    claim: str
+    kept: bool
+    figure: str
+
+
+def same_losses(reference: Records, other: Records) -> Promise:
+    """Every step's loss and gradient norm, to the last bit."""
+    expected, found = _by_step(reference), _by_step(other)
+    wrong = [step for step in sorted(expected) if _bits(expected[step]) != _bits(found.get(step, {}))]
+    kept = not wrong and expected.keys() == found.keys() and bool(expected)
+    figure = f"{len(expected) - len(wrong)} of {len(expected)} steps bit-identical" + (
+        f"; first other: {wrong[0]}" if wrong else ""
+    )
+    return Promise("interrupted twice, same world size: the same losses to the last bit", kept, figure)
+
+
+def same_batches(reference: Records, other: Records, claim: str) -> Promise:
+    """Every step's checksum over the samples of its global batch."""
+    expected = {step: record["batch_digest"] for step, record in _by_step(reference).items()}
+    found = {step: record["batch_digest"] for step, record in _by_step(other).items()}
+    equal = sum(found.get(step) == digest for step, digest in expected.items())
+    return Promise(claim, bool(expected) and expected == found, f"{equal} of {len(expected)} global batches identical")
+
+
+def close_losses(reference: Records, other: Records, tolerance: float) -> Promise:
+    """The largest relative difference of a loss; another world size sums the same numbers in another order."""
+    expected, found = _by_step(reference), _by_step(other)
+    complete = expected.keys() == found.keys() and bool(expected)
+    largest = max(
+        (abs(found[s]["loss"] / expected[s]["loss"] - 1) for s in expected.keys() & found.keys()), default=float("inf")
+    )
+    claim = "another world size: the same losses up to the order of summation"
+    return Promise(
+        claim, complete and largest <= tolerance, f"largest relative difference {largest:.1e} (allowed {tolerance:.0e})"
+    )
+
+
+def same_weights_at_load(events: Iterable[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]) -> Promise:
+    """The last resume in each of two histories began from the same checkpoint with the same bytes, in different worlds."""
+    first, second = _last(events, "resumed"), _last(others, "resumed")
+    claim = "another world size: bit-identical weights at load"
+    if first is None or second is None:
+        return Promise(claim, False, "one of the runs did not resume")
+    same = (first["step"], first["weights_crc64nvme"]) == (second["step"], second["weights_crc64nvme"])
+    worlds = f"{first['world_size']} and {second['world_size']} ranks"
+    kept = same and first["world_size"] != second["world_size"]
+    return Promise(
+        claim,
+        kept,
+        f"step {second['step']} on {worlds}: CRC-64 {first['weights_crc64nvme']} and {second['weights_crc64nvme']}",
+    )
+
+
+def lost_at_most(interval: int, last_step_seen: int, resumed_from: int) -> Promise:
+    """What a node's sudden death cost: a checkpoint may still be on its way when the next one is due, hence two intervals."""
+    lost = last_step_seen - resumed_from
+    claim = "a node killed without notice: at most one interval of work is repeated, plus the save in flight"
+    return Promise(claim, 0 <= lost <= 2 * interval, f"{lost} steps repeated (interval {interval})")
+
+
+def _by_step(records: Records) -> dict[int, Mapping[str, Any]]:
+    return {int(record["step"]): record for record in records}
+
+
+def _bits(record: Mapping[str, Any]) -> bytes | None:
+    return struct.pack("<dd", record["loss"], record["grad_norm"]) if record else None
+
+
+def _last(events: Iterable[Mapping[str, Any]], kind: str) -> Mapping[str, Any] | None:
+    return next((event for event in reversed(list(events)) if event["event"] == kind), None)

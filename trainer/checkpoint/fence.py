@@ -1,0 +1,44 @@
+"""Notices between commits that a newer job owns the run, so that the older one stops soon and not at its next save."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from trainer.checkpoint.lease import Lease
+from trainer.errors import LostRunError, UserError
+
+LONGEST_JOIN_S = 5.0
+"""How long close() waits for a read under way; the thread is a daemon and may be left behind in a hanging request."""
+
+
+class Fence:
+    """Re-reads the lease every `poll_s` seconds from a daemon thread; the commit checks it by itself, this is only sooner."""
+
+    def __init__(self, lease: Lease, poll_s: float, on_event: Callable[[str, dict[str, Any]], None]) -> None:
+        self.lost: LostRunError | None = None
+        self._lease, self._poll_s, self._on_event = lease, poll_s, on_event
+        self._closing = threading.Event()
+        self._reported = False
+        self._thread = threading.Thread(target=self._run, name="lease-fence", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closing.set()
+        self._thread.join(LONGEST_JOIN_S)
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._poll_s):
+            try:
+                self._lease.check()
+                self._reported = False
+            except LostRunError as error:
+                self.lost = error
+                return
+            except UserError as error:
+                # A store that is away for a while proves nothing about ownership; the commit will ask again.
+                if not self._reported:
+                    self._on_event("warning", {"source": "lease", "detail": str(error)})
+                    self._reported = True

@@ -1,0 +1,266 @@
+"""The training loop, top to bottom: batches, forward and backward, one exchange, optimizer, evaluation, checkpoint.
+
+Step s (the first is 1) consumes the run's sample positions [(s-1) x global_batch, s x global_batch), cut into micro-batches
+whose content and random numbers depend on (seed, step, micro-batch number) only, and so not on how many ranks there are.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer import optim, parallel, precision, schedule
+from trainer.config import Config
+from trainer.data import order
+from trainer.errors import UserError
+from trainer.interrupt import Watch
+from trainer.metrics import Sink
+from trainer.saving import Saving
+from trainer.tasks import Task
+
+
+class Ending(Enum):
+    """Why the loop returned."""
+
+    DONE = "all steps are done"
+    EARLY = "evaluation stopped improving"
+    NOTICE = "the capacity goes away"
+    LOST = "a newer job owns the run"
+
+
+class NotFiniteError(UserError):
+    """The loss or the gradient is not a number any more; nothing of this step was applied or saved."""
+
+    exit_code = 1
+
+
+@dataclass
+class Progress:
+    """Where the run stands: all that must survive a restart and is not a tensor."""
+
+    step: int = 0
+    tokens: int = 0
+    best_eval_loss: float | None = None
+    evals_without_gain: int = 0
+    wall_s: float = 0.0
+
+    def to_state(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Progress:
+        return cls(**{name: state[name] for name in cls.__dataclass_fields__})
+
+
+@dataclass
+class Training:
+    """Everything one attempt works with, put together by `trainer.train`."""
+
+    config: Config
+    task: Task
+    world: parallel.World
+    model: nn.Module
+    wrapped: nn.Module
+    """`model`, inside DistributedDataParallel where there is more than one rank."""
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    watch: Watch
+    sink: Sink
+    generation: int
+    progress: Progress = field(default_factory=Progress)
+    last_eval_loss: float | None = None
+    saving: Saving = field(init=False)
+    """Set once the checkpoint to resume from, if any, is loaded."""
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per rank and step."""
+        return self.config.train.global_batch // (self.config.train.micro_batch * self.world.world_size)
+
+
+@dataclass
+class Agreed:
+    """What all ranks know after a step's one exchange; the flags count the ranks that raised them."""
+
+    loss_sum: float
+    count: float
+    notices: float
+    saves: float
+    lost: float
+    digest: float
+
+
+def train(training: Training) -> Ending:
+    """Run until the last step, early stopping, a notice or the loss of the run.
+
+    On return the newest state is committed, except when the run was lost: then nothing of it may be.
+    """
+    config, progress, saving = training.config, training.progress, training.saving
+    while progress.step < config.train.steps:
+        began = time.perf_counter()
+        record, agreed = train_step(training, progress.step + 1)
+        if agreed.lost:
+            return Ending.LOST
+        if config.eval.every and progress.step % config.eval.every == 0:
+            record["eval_loss"] = evaluate(training)
+            note_evaluation(training, record["eval_loss"])
+        ending = ending_after(training, agreed)
+        if ending is None and agreed.saves:
+            record["blocked_seconds"] = saving.save(progress.step)
+        step_seconds = time.perf_counter() - began
+        progress.wall_s += step_seconds
+        saving.note_step(step_seconds - record["blocked_seconds"])
+        training.sink.step(record | {"step_seconds": step_seconds, "tokens_per_second": agreed.count / step_seconds})
+        if ending is Ending.NOTICE:
+            saving.save_on_notice(progress.step, training.watch.notice())
+            return ending
+        if ending is Ending.EARLY:
+            break
+    saving.finish(progress.step)
+    return Ending.EARLY if progress.step < config.train.steps else Ending.DONE
+
+
+def train_step(training: Training, step: int) -> tuple[dict[str, Any], Agreed]:
+    """Forward, backward, exchange, optimizer for one global batch; returns the step's record and what the ranks agreed on."""
+    config, task, world = training.config, training.task, training.world
+    nominal = config.train.global_batch * task.tokens_per_sample()
+    loss_scale = (
+        world.world_size / nominal
+    )  # DDP averages over ranks; this makes its result the mean over the nominal tokens
+    lr = schedule.lr_at(step, config.schedule, config.train.steps, config.optimizer.lr)
+    optim.set_lr(training.optimizer, lr)
+    training.optimizer.zero_grad(set_to_none=True)
+
+    loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
+    count, digest, data_seconds = 0, 0, 0.0
+    for micro, batch, seconds in micro_batches(training, step):
+        data_seconds += seconds
+        digest += digest_of(batch) if config.metrics.batch_digest else 0
+        on_device = {name: tensor.to(world.device, non_blocking=True) for name, tensor in batch.items()}
+        precision.reseed(config.run.seed, step, micro * world.world_size + world.rank)
+        last = micro == training.accumulation - 1
+        with parallel.accumulate(training.wrapped, last=last), precision.autocast(config.precision, world.device):
+            loss = task.loss(training.wrapped, on_device)
+        with parallel.accumulate(training.wrapped, last=last):
+            training.scaler.scale(loss.total * loss_scale).backward()  # type: ignore[no-untyped-call]
+        loss_sum += loss.total.detach()
+        count += loss.count
+
+    notice = training.watch.notice() is not None
+    save = training.saving.due(step)
+    lost = training.saving.lost() is not None
+    flags = [float(notice), float(save), float(lost), float(digest)]
+    agreed = Agreed(*parallel.all_reduce_stats(world, [float(loss_sum), float(count), *flags]))
+    if agreed.lost:
+        return {}, agreed
+
+    training.scaler.unscale_(training.optimizer)
+    norm = optim.clip_(
+        list(training.model.parameters()), config.train.grad_clip, scale=nominal / max(agreed.count, 1.0)
+    )
+    loss_mean = agreed.loss_sum / max(agreed.count, 1.0)
+    if not (math.isfinite(loss_mean) and (math.isfinite(norm) or training.scaler.is_enabled())):
+        raise NotFiniteError(
+            f"step {step}: loss = {loss_mean}, gradient norm = {norm}: not finite; nothing of this step was applied or saved; "
+            "fix: lower optimizer.lr, or use precision.mode = bf16 or fp32, then start again: the run resumes before it"
+        )
+    training.scaler.step(training.optimizer)
+    training.scaler.update()
+    progress = training.progress
+    progress.step = step
+    progress.tokens += int(agreed.count)
+    record: dict[str, Any] = {
+        "step": step,
+        "loss": loss_mean,
+        "lr": lr,
+        "grad_norm": norm,
+        "tokens": progress.tokens,
+        "data_seconds": data_seconds,
+        "blocked_seconds": 0.0,
+        "world_size": world.world_size,
+        "attempt": training.generation,
+    }
+    if config.metrics.batch_digest:
+        record["batch_digest"] = int(agreed.digest)
+    return record, agreed
+
+
+def micro_batches(training: Training, step: int) -> Iterator[tuple[int, dict[str, Tensor], float]]:
+    """This rank's (number, batch, seconds spent on it) of a step; numbers count on this rank only."""
+    config, task, world = training.config, training.task, training.world
+    size = config.train.micro_batch
+    for micro in range(training.accumulation):
+        began = time.perf_counter()
+        start = (step - 1) * config.train.global_batch + (micro * world.world_size + world.rank) * size
+        batch = task.train_batch(order.sample_ids(config.run.seed, start, size, task.train_samples))
+        yield micro, batch, time.perf_counter() - began
+
+
+def digest_of(batch: Mapping[str, Tensor]) -> int:
+    """Sum of the CRC-32 of every sample: the same for any split of the same samples over micro-batches and ranks."""
+    samples = zip(*(batch[name].contiguous().numpy() for name in sorted(batch)), strict=True)
+    return sum(zlib.crc32(b"".join(part.tobytes() for part in sample)) for sample in samples)
+
+
+@torch.no_grad()
+def evaluate(training: Training) -> float:
+    """Mean loss over the first `eval.batches` global batches of held-out samples, each taken by one rank."""
+    config, task, world = training.config, training.task, training.world
+    size = config.train.micro_batch
+    samples = min(config.eval.batches * config.train.global_batch, task.eval_samples)
+    total = torch.zeros((), dtype=torch.float64, device=world.device)
+    count = 0
+    training.model.eval()
+    for start in range(world.rank * size, samples, world.world_size * size):
+        ids = order.sample_ids(config.run.seed, start, min(size, samples - start), task.eval_samples)
+        batch = {name: tensor.to(world.device) for name, tensor in task.eval_batch(ids).items()}
+        with precision.autocast(config.precision, world.device):
+            loss = task.loss(training.model, batch)
+        total += loss.total
+        count += loss.count
+    training.model.train()
+    loss_sum, tokens = parallel.all_reduce_stats(world, [float(total), float(count)])
+    return loss_sum / max(tokens, 1.0)
+
+
+def note_evaluation(training: Training, loss: float) -> None:
+    """Update the best loss and the patience counter; they travel with every checkpoint."""
+    progress, limits = training.progress, training.config.eval
+    if progress.best_eval_loss is None or loss < progress.best_eval_loss - limits.min_delta:
+        progress.best_eval_loss, progress.evals_without_gain = loss, 0
+    else:
+        progress.evals_without_gain += 1
+    training.last_eval_loss = loss
+
+
+def ending_after(training: Training, agreed: Agreed) -> Ending | None:
+    """Why this step is the last one before its time, if it is; every rank finds the same from the same numbers."""
+    progress, patience = training.progress, training.config.eval.patience
+    if progress.step == training.config.train.steps:
+        return None
+    if agreed.notices:
+        return Ending.NOTICE
+    if patience and progress.evals_without_gain >= patience:
+        return Ending.EARLY
+    return None
+
+
+def warm_up(training: Training) -> None:
+    """One forward and backward whose gradients are dropped: DDP settles its buckets, compiled blocks compile."""
+
+    def forward_and_backward() -> None:
+        _, batch, _ = next(micro_batches(training, 1))
+        on_device = {name: tensor.to(training.world.device) for name, tensor in batch.items()}
+        with precision.autocast(training.config.precision, training.world.device):
+            loss = training.task.loss(training.wrapped, on_device)
+        loss.total.backward()  # type: ignore[no-untyped-call]
+
+    parallel.settle_buckets(training.wrapped, forward_and_backward)

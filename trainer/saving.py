@@ -1,0 +1,162 @@
+"""Between the loop and the checkpoint room: what is saved, when, and what to do when the capacity goes away.
+
+Every decision is taken alike on all ranks: from the step's exchange, or from votes that all of them read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from trainer.checkpoint.fence import Fence
+from trainer.checkpoint.interval import Interval, finish_or_restart
+from trainer.checkpoint.saver import Checkpointer
+from trainer.checkpoint.votes import VoteBox
+from trainer.errors import LostRunError, UserError
+from trainer.interrupt import Notice
+
+FINAL_TRIES = 3
+"""The last state of a run is worth more than one try: nothing comes after it."""
+NOTICE_VOTE_S = 60.0
+"""Ranks reach the same step boundary within one step of each other; a rank that is silent for longer is gone."""
+
+
+class NotSavedError(UserError):
+    """The attempt ended without its last state in the store; the checkpoint before it is intact."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class State:
+    """What a checkpoint holds: functions, since random streams and counters move on between saves."""
+
+    shared: Mapping[str, Tensor]
+    """Tensors that all ranks hold alike, updated in place by training."""
+    own: Callable[[], Mapping[str, Tensor]]
+    """This rank's own tensors, e.g. its random number streams."""
+    manifest: Callable[[], dict[str, Any]]
+    """What is not a tensor, the same on every rank."""
+    about: Callable[[], dict[str, Any]]
+    """What people want to see in a list of checkpoints."""
+
+
+class Saving:
+    """Saves a training's state through a Checkpointer; one per attempt and rank."""
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        votes: VoteBox,
+        interval: Interval,
+        state: State,
+        *,
+        rank: int,
+        fence: Fence | None,
+        committed_step: int,
+    ) -> None:
+        self._checkpointer, self._votes, self._interval, self._state = checkpointer, votes, interval, state
+        self._rank, self._fence = rank, fence
+        self.committed_step = committed_step
+        """The newest step of this run that is known to be in the store; 0 before the first commit."""
+        self._lost: LostRunError | None = None
+
+    def due(self, step: int) -> bool:
+        """Whether rank 0 wants a save after this step; the other ranks learn it in the step's exchange."""
+        self._note_outcomes(None)
+        return self._rank == 0 and not self._checkpointer.busy and self._interval.due(step)
+
+    def note_step(self, seconds: float) -> None:
+        """A step took so long, saves not counted; a derived interval follows it."""
+        self._interval.measured_step(seconds)
+
+    def lost(self) -> LostRunError | None:
+        """That a newer job has taken the run, as far as this rank knows."""
+        return self._lost or (self._fence.lost if self._fence else None)
+
+    def save(self, step: int, *, urgent: bool = False) -> float:
+        """Begin a save of the state after `step`; returns the seconds for which the loop was blocked."""
+        state = self._state
+        try:
+            blocked = self._checkpointer.save(
+                step, state.shared, state.own(), state.manifest(), state.about(), urgent=urgent
+            )
+        except LostRunError as error:
+            self._lost = error
+            return 0.0
+        self._interval.saved(step)
+        self._interval.measured_stall(blocked)
+        return blocked
+
+    def save_on_notice(self, step: int, notice: Notice | None) -> None:
+        """Have a checkpoint committed before the capacity is gone: the one in flight, or a new one of `step`.
+
+        Raises NotSavedError when neither commits, LostRunError when a newer job owns the run.
+        """
+        before = self.committed_step
+        left = None if notice is None else notice.remaining(time.monotonic())
+        topic = f"notice/{step}"
+        self._votes.post(
+            topic,
+            self._rank,
+            {"left": left, "flight": self._checkpointer.remaining_s, "new": self._checkpointer.estimate_s},
+        )
+        if choose(self._votes.gather(topic, NOTICE_VOTE_S).values()) == "finish":
+            self._settle()
+            if self.committed_step > before:
+                return
+        self.save(step, urgent=True)
+        self._settle()
+        if self.committed_step <= before and self.committed_step != step:
+            raise NotSavedError(self._not_saved(step, "before the capacity goes away"))
+
+    def finish(self, step: int) -> None:
+        """Return when the state after `step` is committed; NotSavedError if it cannot be, LostRunError if it must not be."""
+        for _ in range(FINAL_TRIES):
+            self._settle()
+            if self.committed_step == step:
+                return
+            self.save(step, urgent=True)
+        self._settle()
+        if self.committed_step != step:
+            raise NotSavedError(self._not_saved(step, f"in {FINAL_TRIES} tries"))
+
+    def close(self) -> None:
+        """Stop the fence and the writer process."""
+        if self._fence is not None:
+            self._fence.close()
+        self._checkpointer.close()
+
+    def _settle(self) -> None:
+        """Wait for the save in flight, if any; every rank learns the same outcome."""
+        self._note_outcomes(self._checkpointer.longest_s)
+        if self._lost is not None:
+            raise self._lost
+
+    def _note_outcomes(self, wait_s: float | None) -> None:
+        try:
+            outcomes = self._checkpointer.poll() if wait_s is None else self._checkpointer.wait(wait_s)
+        except LostRunError as error:
+            self._lost = error
+            return
+        for outcome in outcomes:
+            if outcome.committed:
+                self.committed_step = max(self.committed_step, outcome.step)
+
+    def _not_saved(self, step: int, when: str) -> str:
+        return (
+            f"step {step} could not be saved {when} (see the messages above); step {self.committed_step} is committed; "
+            "fix: mend the store, then start again: the run goes on from there"
+        )
+
+
+def choose(ranks: Any) -> str:
+    """`finish` or `save`, from what each rank says of its time left, its save in flight and a new one (seconds or None)."""
+    said = list(ranks)
+    left = [one["left"] for one in said if one["left"] is not None]
+    flight = [one["flight"] for one in said if one["flight"] is not None]
+    return finish_or_restart(max(flight, default=None), max(one["new"] for one in said), min(left, default=None))

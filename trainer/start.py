@@ -1,0 +1,135 @@
+"""How an attempt begins: every rank checks its part, one claims the run, a mistake anywhere stops all alike."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer import parallel, precision, run, schedule
+from trainer.checkpoint.layout import MANIFESTS, ManifestId
+from trainer.checkpoint.lease import Lease, live_manifests
+from trainer.checkpoint.votes import VoteBox
+from trainer.config import Config
+from trainer.errors import UserError, problem
+from trainer.parallel import World
+from trainer.storage import ObjectStore
+from trainer.tasks import Task
+
+VOTE_S = 1800.0
+"""The slowest rank may have to fetch its data first."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The run as this attempt takes it over: rank 0's word, the same on every rank."""
+
+    generation: int
+    candidates: list[ManifestId]
+    """Checkpoints it may resume from, newest first."""
+    schedule_steps: int
+    """Length of the learning-rate schedule, fixed when the run began."""
+    changes: dict[str, list[Any]]
+    """Settings that differ from the attempt before: path to (before, after)."""
+    lease: Lease | None = None
+    """On rank 0 only."""
+
+
+def together(world: World, votes: VoteBox, topic: str, work: Callable[[], Json | None]) -> dict[int, Json]:
+    """Do `work` on every rank and return what each rank's work returned, a JSON object or nothing.
+
+    If it is refused anywhere, every rank raises all ranks' problems, each line once.
+    """
+    try:
+        votes.post(topic, world.rank, {"value": work() or {}})
+    except UserError as error:
+        votes.post(topic, world.rank, {"problems": error.problems, "exit_code": error.exit_code})
+    said = votes.gather(topic, VOTE_S)
+    refused = [one for _, one in sorted(said.items()) if "problems" in one]
+    if refused:
+        failure = UserError(list(dict.fromkeys(line for one in refused for line in one["problems"])))
+        failure.exit_code = max(one["exit_code"] for one in refused)
+        raise failure
+    return {rank: one["value"] for rank, one in said.items()}
+
+
+def check_fit(config: Config, world: World) -> None:
+    """UserError with everything that this config and this world size cannot do together."""
+    train = config.train
+    per_step = world.world_size * train.micro_batch
+    lines = []
+    if train.global_batch % per_step:
+        why = f"is not a multiple of world size x micro_batch = {world.world_size} x {train.micro_batch}"
+        fix = f"a micro_batch that divides {train.global_batch}, or another number of ranks"
+        lines.append(
+            problem("train.global_batch", train.global_batch, why, allowed=f"multiples of {per_step}", fix=fix)
+        )
+    accumulation = max(1, train.global_batch // per_step)
+    lines += parallel.problems(config.parallel, accumulation=accumulation, deterministic=train.deterministic)
+    lines += schedule.problems(config.schedule, train.steps)
+    lines += precision.problems(config.precision, world.device)
+    if lines:
+        raise UserError(lines)
+
+
+def open_data(config: Config, task: Task) -> None:
+    """Open the Task's data on this node; UserError when it is missing, foreign or too small."""
+    task.open(Path(os.environ.get("LUSTRAIN_CACHE", Path.home() / ".cache" / "lustrain")))
+    lines = []
+    if not task.train_samples:
+        lines.append(
+            problem(
+                "task", config.task.name, "the training set has no whole sample", fix="more data, or shorter samples"
+            )
+        )
+    if config.eval.every and not task.eval_samples:
+        why = "there is nothing to evaluate on"
+        lines.append(problem("eval.every", config.eval.every, why, allowed="0", fix="tokenize with --val-fraction"))
+    if lines:
+        raise UserError(lines)
+
+
+def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: ObjectStore) -> Claim:
+    """Take the run over on rank 0, unless its config forbids it; nothing is written before everything is checked."""
+    leases: list[Lease] = []
+
+    def take() -> Json:
+        return _take(config, task, store, leases) if world.rank == 0 else {}
+
+    said = together(world, votes, "start/claim", take)[0]
+    candidates = [ManifestId(generation, step) for generation, step in said["candidates"]]
+    return Claim(said["generation"], candidates, said["schedule_steps"], said["changes"], leases[0] if leases else None)
+
+
+def owner() -> str:
+    """Who this job is, for people who read the lease: host, scheduler's job id where there is one, process."""
+    jobs = [f"{name}={os.environ[name]}" for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID") if name in os.environ]
+    return " ".join([socket.gethostname(), *jobs, f"pid={os.getpid()}"])
+
+
+def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -> Json:
+    fingerprint = task.fingerprint()
+    stored = run.check(store, config, fingerprint)
+    committed = [found for info in store.list(MANIFESTS) if (found := ManifestId.of_key(info.key))]
+    if committed and not config.run.resume:
+        why = f"{store.uri} already holds {len(committed)} checkpoints"
+        fix = "run.resume = true to go on from there, or choose another run.uri"
+        raise UserError(problem("run.resume", "false", why, fix=fix))
+    began_with = stored.settings.get("schedule.total_steps") if stored else None
+    steps = config.schedule.total_steps or began_with or config.train.steps
+    resolved = config.model_copy(update={"schedule": config.schedule.model_copy(update={"total_steps": steps})})
+    lease = Lease.take(store, owner())
+    leases.append(lease)
+    return {
+        "generation": lease.generation,
+        "candidates": [
+            [one.generation, one.step] for one in live_manifests(committed, lease.lineage, lease.generation)
+        ],
+        "schedule_steps": steps,
+        "changes": run.record(store, stored, resolved, fingerprint),
+    }

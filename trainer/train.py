@@ -1,0 +1,236 @@
+"""`python -m trainer train`: put one attempt together from its config, run the loop, leave with the right exit code."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from awscrt.checksums import crc64nvme
+
+from trainer import __version__, optim, parallel, precision, recompute
+from trainer import config as configuration
+from trainer.checkpoint.fence import Fence
+from trainer.checkpoint.interval import Interval
+from trainer.checkpoint.load import Loaded, load_latest
+from trainer.checkpoint.saver import Checkpointer
+from trainer.checkpoint.votes import StoreVotes, VoteBox
+from trainer.config import Config
+from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError, UserError
+from trainer.interrupt import Watch
+from trainer.loop import Ending, Progress, Training, train, warm_up
+from trainer.metrics import RunLog, Sink, Sinks, TensorBoardSink, TerminalSink
+from trainer.metrics.relay import Relay, WarningsOnly
+from trainer.parallel import World
+from trainer.saving import Saving, State
+from trainer.start import Claim, Json, check_fit, claim_run, open_data, together
+from trainer.storage import ObjectStore, open_store
+from trainer.tasks import Task, make_task
+
+FENCE_POLL_S = 10.0
+"""Between two looks at the lease: a job that lost its run wastes at most this long, for six small reads a minute."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG.toml", type=Path)
+    parser.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help="override a setting"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train until done, notice or loss of the run; the exit codes are those of `trainer.errors`."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    config = configuration.load(args.config, args.sets)
+    task = make_task(config.task, seed=config.run.seed)
+    with ExitStack() as leaving:
+        leaving.enter_context(precision.deterministic(config.train.deterministic))
+        leaving.enter_context(precision.matmul_policy(config.precision))
+        world = parallel.join(config.parallel)
+        leaving.callback(world.close)
+        relay = Relay(world.rank)
+        leaving.callback(relay.close)
+        watch = Watch(config.interrupt, rank=world.rank, local_rank=world.local_rank, on_event=relay.event)
+        leaving.enter_context(watch)
+        votes = StoreVotes(world.store, world.world_size)
+
+        together(world, votes, "start/fit", lambda: check_fit(config, world))
+        together(world, votes, "start/data", lambda: open_data(config, task))
+        store = open_together(config, world, votes)
+        claim = claim_run(config, task, world, votes, store)
+        config = with_schedule_of(config, claim)
+        training = build(config, task, world, watch, relay, claim)
+        training.saving = resume(training, store, votes, claim, leaving)
+        relay.attach(sink_of(training, store, claim))
+        return leave(training, train(training))
+
+
+def open_together(config: Config, world: World, votes: VoteBox) -> ObjectStore:
+    """The run's store, open on every rank."""
+    stores: list[ObjectStore] = []
+    together(world, votes, "start/store", lambda: stores.append(open_store(config.run.uri)))
+    return stores[0]
+
+
+def with_schedule_of(config: Config, claim: Claim) -> Config:
+    """The config with the learning-rate schedule as long as it was when the run began."""
+    return config.model_copy(
+        update={"schedule": config.schedule.model_copy(update={"total_steps": claim.schedule_steps})}
+    )
+
+
+def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink, claim: Claim) -> Training:
+    """Model, optimizer and scaler on this rank's device, as the seed makes them, ready for a first step."""
+    model = task.build_model().to(world.device)
+    model.train()
+    blocks = task.blocks(model)
+    recompute.recompute_blocks(blocks, config.train.activation_checkpointing)
+    if config.train.compile:
+        recompute.compile_blocks(blocks, config.train.compile_mode)
+    optimizer = optim.make_optimizer(model, config.optimizer)
+    training = Training(
+        config=config,
+        task=task,
+        world=world,
+        model=model,
+        wrapped=parallel.wrap_ddp(model, config.parallel, world),
+        optimizer=optimizer,
+        scaler=precision.make_scaler(config.precision, world.device),
+        watch=watch,
+        sink=sink,
+        generation=claim.generation,
+    )
+    warm_up(training)
+    return training
+
+
+def resume(training: Training, store: ObjectStore, votes: VoteBox, claim: Claim, leaving: ExitStack) -> Saving:
+    """Load the newest whole checkpoint, if there is any, settle the lineage, and return what saves from now on."""
+    config, world = training.config, training.world
+    tensors = optim.model_tensors(training.model) | optim.optimizer_tensors(training.model, training.optimizer)
+    mine = f"own/{world.rank}/"
+    loaded = load_latest(
+        store,
+        votes,
+        rank=world.rank,
+        world_size=world.world_size,
+        candidates=claim.candidates,
+        tiers=config.checkpoint.tiers,
+        want=lambda name: name in tensors or name.startswith(mine),
+        on_event=training.sink.event,
+    )
+    parent = loaded.manifest.id if loaded else None
+
+    def settle() -> Json:
+        if loaded is not None:
+            restore(training, tensors, loaded)
+        if claim.lease is not None:
+            claim.lease.settle(parent)
+        return {"weights": weights_checksum(training.model)}
+
+    weights = {one["weights"] for one in together(world, votes, "start/settle", settle).values()}
+    if len(weights) > 1:
+        raise UserError(
+            f"the ranks begin with different weights ({', '.join(sorted(weights))}): a defect; fix: report it"
+        )
+    announce(training, claim, loaded, weights.pop())
+
+    interval = Interval(config.checkpoint.every_steps, config.checkpoint.mtbf_hours * 3600)
+    interval.resumed(training.progress.step)
+    checkpointer = Checkpointer(
+        store,
+        votes,
+        rank=world.rank,
+        world_size=world.world_size,
+        generation=claim.generation,
+        lease=claim.lease,
+        options=config.checkpoint,
+        parent=parent,
+        on_event=training.sink.event,
+    )
+    fence = Fence(claim.lease, FENCE_POLL_S, training.sink.event) if claim.lease else None
+    state = State(
+        shared=tensors,
+        own=lambda: precision.rng_tensors(world.rank),
+        manifest=lambda: {
+            "progress": training.progress.to_state(),
+            "cursor": training.progress.step * config.train.global_batch,
+            "scaler": precision.scaler_state(training.scaler),
+        },
+        about=lambda: {"lustrain": __version__, "torch": torch.__version__, "eval_loss": training.last_eval_loss},
+    )
+    saving = Saving(
+        checkpointer, votes, interval, state, rank=world.rank, fence=fence, committed_step=training.progress.step
+    )
+    leaving.callback(saving.close)
+    return saving
+
+
+def restore(training: Training, tensors: dict[str, torch.Tensor], loaded: Loaded) -> None:
+    """Put a verified checkpoint into the training, bit for bit; the same world also gets its random streams back."""
+    optim.load_in_place(tensors, loaded.tensors)
+    state = loaded.manifest.state
+    training.progress = Progress.from_state(state["progress"])
+    precision.load_scaler(training.scaler, state["scaler"])
+    if loaded.manifest.world_size == training.world.world_size:
+        precision.restore_rng(loaded.tensors, training.world.rank)
+
+
+def announce(training: Training, claim: Claim, loaded: Loaded | None, weights: str) -> None:
+    """Log how this attempt begins, with a checksum of the weights it begins from."""
+    if training.world.rank:
+        return
+    fields: dict[str, Any] = {
+        "step": training.progress.step,
+        "world_size": training.world.world_size,
+        "device": str(training.world.device),
+        "weights_crc64nvme": weights,
+        "lustrain": __version__,
+        "torch": torch.__version__,
+    }
+    if loaded is None:
+        training.sink.event("started", fields)
+    else:
+        saved = loaded.manifest
+        fields |= {
+            "from_attempt": saved.generation,
+            "saved_world_size": saved.world_size,
+            "skipped": len(loaded.skipped),
+        }
+        training.sink.event("resumed", fields)
+    if claim.changes:
+        training.sink.event("config_changed", {"changes": claim.changes})
+
+
+def weights_checksum(model: torch.nn.Module) -> str:
+    """CRC-64/NVME over all model tensors' bytes in name order, 16 hex digits."""
+    total = 0
+    for _, tensor in sorted(optim.model_tensors(model).items()):
+        total = crc64nvme(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, total)
+    return f"{total:016x}"
+
+
+def sink_of(training: Training, store: ObjectStore, claim: Claim) -> Sink:
+    """Rank 0 shows and stores every record; the other ranks only say what goes wrong with them."""
+    config, world = training.config, training.world
+    if world.rank:
+        return WarningsOnly(world.rank)
+    sinks: list[Sink] = [TerminalSink(config.train.steps), RunLog(store, claim.generation, config.metrics.flush_s)]
+    if config.metrics.tensorboard:
+        sinks.append(TensorBoardSink(config.metrics.tensorboard, first_step=training.progress.step + 1))
+    return Sinks(sinks)
+
+
+def leave(training: Training, ending: Ending) -> int:
+    """Say how the attempt ended, and turn it into the exit code."""
+    if ending is Ending.LOST:
+        raise training.saving.lost() or LostRunError("a newer job owns this run; see rank 0's message")
+    code = EXIT_REQUEUE if ending is Ending.NOTICE else EXIT_DONE
+    if training.world.rank == 0:
+        fields = {"step": training.progress.step, "exit_code": code, "detail": ending.value}
+        training.sink.event("stopped", fields)
+    return code
