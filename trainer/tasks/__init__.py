@@ -76,6 +76,12 @@ class Task(ABC):
     def eval_batch(self, ids: Ids) -> Batch:
         """Like `train_batch`, from the held-out set."""
 
+    def prefetch(self, ids: Ids) -> None:  # noqa: B027 -- optional: data in memory or on local disk needs none
+        """A hint that `train_batch(ids)` will be asked for soon; returns at once."""
+
+    def close(self) -> None:  # noqa: B027 -- optional: most Tasks hold nothing that needs it
+        """End background reading, if there is any."""
+
     @abstractmethod
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossSum:
         """The summed loss of a batch on the model's device; must go through `model(...)`, which may be wrapped by DDP."""

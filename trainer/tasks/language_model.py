@@ -12,9 +12,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trainer.config import Count, Fraction, Positive, Section
+from trainer.data.index import read_index
 from trainer.data.shards import TokenSet
 from trainer.errors import UserError, problem
 from trainer.models import llama
+from trainer.storage import open_store
 from trainer.tasks import Batch, Ids, LossSum, Task
 
 
@@ -67,29 +69,19 @@ class LanguageModel(Task):
 
     def open(self, cache_dir: Path) -> None:
         options = self.options
-        self._train, self._eval = (
-            TokenSet.open(options.data, split, cache_dir=cache_dir, cache_bytes=options.cache_bytes)
-            for split in ("train", "val")
-        )
-        wanted = options.model.vocab_size
-        self._shape = dataclasses.replace(options.model.shape(), vocab_size=wanted or self._train.vocab_size)
+        self._train = self._open_split("train", cache_dir)
+        held_out = "val" in read_index(open_store(options.data, create=False)).splits
+        self._eval = self._open_split("val", cache_dir) if held_out else None
+        wanted, least = options.model.vocab_size, self._train.vocab_size
+        self._shape = dataclasses.replace(options.model.shape(), vocab_size=wanted or least)
         problems = []
-        if wanted is not None and wanted < self._train.vocab_size:
-            least = self._train.vocab_size
-            why = f"is smaller than the tokenizer's {least} tokens"
-            fix = "leave it out, or raise it"
+        if wanted is not None and wanted < least:
+            why, fix = f"is smaller than the tokenizer's {least} tokens", "leave it out, or raise it"
             problems.append(problem("task.model.vocab_size", wanted, why, allowed=f">= {least}", fix=fix))
         if not self.train_samples:
             why = f"the training set has {self._train.tokens} tokens, less than one window of seq_len + 1"
-            problems.append(
-                problem(
-                    "task.seq_len",
-                    options.seq_len,
-                    why,
-                    allowed=f"< {self._train.tokens}",
-                    fix="lower it, or tokenize more text",
-                )
-            )
+            allowed, fix = f"< {self._train.tokens}", "lower it, or tokenize more text"
+            problems.append(problem("task.seq_len", options.seq_len, why, allowed=allowed, fix=fix))
         if problems:
             raise UserError(problems)
 
@@ -99,7 +91,11 @@ class LanguageModel(Task):
 
     @property
     def eval_samples(self) -> int:
-        return self._eval.windows(self.options.seq_len)
+        return self._eval.windows(self.options.seq_len) if self._eval else 0
+
+    def _open_split(self, split: str, cache_dir: Path) -> TokenSet:
+        options = self.options
+        return TokenSet.open(options.data, split, cache_dir=cache_dir, cache_bytes=options.cache_bytes)
 
     def build_model(self) -> llama.Llama:
         options = self.options
@@ -110,7 +106,17 @@ class LanguageModel(Task):
         return {"tokens": torch.from_numpy(self._train.gather(ids, self.options.seq_len))}
 
     def eval_batch(self, ids: Ids) -> Batch:
+        if self._eval is None:
+            raise ValueError("this token set has no val split: eval_samples is 0")
         return {"tokens": torch.from_numpy(self._eval.gather(ids, self.options.seq_len))}
+
+    def prefetch(self, ids: Ids) -> None:
+        self._train.prefetch(ids, self.options.seq_len)
+
+    def close(self) -> None:
+        for token_set in (self._train, self._eval):
+            if token_set is not None:
+                token_set.close()
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossSum:
         tokens = batch["tokens"].long()
