@@ -1,0 +1,254 @@
+"""Reading a token set: windows of consecutive ids, gathered into batches by vectorised copies out of memory maps.
+
+A split is one stream of ids, whatever its cut into shards. Window i of length T is ids [i*T, i*T + T + 1): inputs and
+targets of T positions, so every id but the first is predicted exactly once and at most T ids at the very end are left
+out. A window that crosses from one shard into the next is put together from both.
+
+A local set is mapped where it lies. Of a remote one, the shards that fit the cache are downloaded in the background,
+and every window that is not on disk (yet) is read from S3 by byte range, many at a time; `prefetch` starts that for
+the next batch while the current one is trained on. Whole shards are verified by checksum. Byte ranges cannot be; they
+rely on the transport and on one look at the size and the checksum that S3 keeps for the shard.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from awscrt.checksums import crc64nvme
+
+from trainer.data.cache import ShardCache, resident_shards
+from trainer.data.index import TOKENIZER, Index, Shard, read_index
+from trainer.data.remote import Filler, RangeReader, Tokens, map_shard
+from trainer.data.tokenizer import Tokenizer, TokenizerSpec, build
+from trainer.errors import UserError, problem
+from trainer.storage import ObjectStore, open_store
+from trainer.storage.local import LocalStore
+
+PREFETCHED_BATCHES = 4
+"""Batches that may wait to be gathered; a further one takes the place of the oldest."""
+SHOWN_PROBLEMS = 8
+
+
+class TokenSet:
+    """One split of a token set, ready to be gathered from; made by `open`. All methods may be called from any thread."""
+
+    def __init__(self, store: ObjectStore, index: Index, split: str, arrays: list[Tokens | None]) -> None:
+        self._store = store
+        self._index = index
+        self._split = index.splits[split]
+        self._arrays = arrays
+        self._views: dict[tuple[int, int], Tokens] = {}
+        self._starts = np.cumsum([0, *(shard.tokens for shard in self._split.shards)], dtype=np.int64)
+        self._ranges = RangeReader(store, self._split.shards)
+        self._ahead_pool = ThreadPoolExecutor(1, thread_name_prefix="gather-ahead")
+        self._ahead: dict[tuple[bytes, int], Future[Tokens]] = {}
+        self._ahead_lock = threading.Lock()
+        self._filler: Filler | None = None
+
+    @classmethod
+    def open(cls, uri: str, split: str, *, cache_dir: Path, cache_bytes: int, verify: bool = False) -> TokenSet:
+        """Opens `split` of the set at `uri` (a folder or `s3://…`); every shard's size is checked at once.
+
+        `cache_dir` and `cache_bytes` matter for remote sets only. `verify` also checks the checksums of a local set,
+        which reads it once. UserError for a missing set, split, or shard, and for one that is cut short, damaged, or
+        of a newer format.
+        """
+        store = open_store(uri, create=False)
+        index = read_index(store)
+        if split not in index.splits:
+            why, allowed = "the token set has no such split", ", ".join(sorted(index.splits))
+            raise UserError(problem("split", split, why, allowed=allowed, fix="tokenize with --val-fraction > 0"))
+        _require_sizes(store, index, split)
+        shards = index.splits[split].shards
+        if isinstance(store, LocalStore):
+            arrays: list[Tokens | None] = [
+                map_shard(store.root / shard.tokens_key, index.numpy_dtype) for shard in shards
+            ]
+            if verify:
+                _require_checksums(uri, shards, arrays)
+            return cls(store, index, split, arrays)
+        opened = cls(store, index, split, [None] * len(shards))
+        resident = resident_shards(index, cache_bytes)[split]
+        if resident:
+            cache = ShardCache(cache_dir, cache_bytes, index.checksum)
+            opened._filler = Filler(store, index, shards[:resident], opened._arrays, cache)
+        return opened
+
+    @property
+    def tokens(self) -> int:
+        """Ids in this split."""
+        return self._split.tokens
+
+    @property
+    def documents(self) -> int:
+        """Documents in this split."""
+        return self._split.documents
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the stored ids: uint16 while the vocabulary allows it, otherwise uint32."""
+        return self._index.numpy_dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return self._index.vocab_size
+
+    @property
+    def eos_id(self) -> int:
+        return self._index.eos_id
+
+    @property
+    def tokenizer_hash(self) -> str:
+        return self._index.tokenizer_hash
+
+    @property
+    def checksum(self) -> str:
+        """Identity (hex) of the whole set: ids and document boundaries of all splits, and the tokenizer."""
+        return self._index.checksum
+
+    def windows(self, seq_len: int) -> int:
+        """How many windows of `seq_len` the split holds; 0 when it is shorter than one."""
+        return max(0, (self.tokens - 1) // seq_len)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the set, stored beside it; UserError when another one lies there."""
+        if self._index.tokenizer_kind == "bytes":
+            found: Tokenizer = build(TokenizerSpec("bytes"))
+        else:
+            raw, _ = self._store.read(TOKENIZER)
+            found = build(TokenizerSpec("huggingface", raw.decode("utf-8"), self.eos_id))
+        if found.hash != self.tokenizer_hash:
+            why = f"is not the tokenizer of this set: its hash is {found.hash[:16]}…, not {self.tokenizer_hash[:16]}…"
+            name = f"{self._store.uri.rstrip('/')}/{TOKENIZER}"
+            raise UserError(problem("tokenizer", name, why, fix="restore the file that `tokenize` wrote"))
+        return found
+
+    def document_ends(self) -> npt.NDArray[np.int64]:
+        """Where each document ends: int64, ascending, one past its end-of-text id, in ids from the split's start."""
+        ends = []
+        for start, shard in zip(self._starts, self._split.shards, strict=False):
+            raw, _ = self._store.read(shard.ends_key)
+            if len(raw) != 8 * shard.documents or crc64nvme(raw) != shard.doc_crc64nvme:
+                raise UserError(_wrong(self._store.uri, shard.ends_key, "is not the file that the index describes"))
+            ends.append(np.frombuffer(raw, dtype="<i8") + start)
+        return np.concatenate(ends) if ends else np.empty(0, np.int64)
+
+    def gather(self, ids: npt.NDArray[np.integer[Any]], seq_len: int) -> Tokens:
+        """Windows `ids` as an array [len(ids), seq_len + 1] of the stored type; ValueError for an id outside [0, windows)."""
+        with self._ahead_lock:
+            ready = self._ahead.pop(_batch_key(ids, seq_len), None) if self._ahead else None
+        return ready.result() if ready is not None else self._gather(ids, seq_len)
+
+    def prefetch(self, ids: npt.NDArray[np.integer[Any]], seq_len: int) -> None:
+        """Starts to read a batch that `gather` will be asked for soon; does nothing when all shards are mapped already."""
+        if all(array is not None for array in self._arrays):
+            return
+        with self._ahead_lock:
+            while len(self._ahead) >= PREFETCHED_BATCHES:
+                self._ahead.pop(next(iter(self._ahead))).cancel()
+            self._ahead[_batch_key(ids, seq_len)] = self._ahead_pool.submit(self._gather, ids.copy(), seq_len)
+
+    def close(self) -> None:
+        """Ends background reading; arrays that were gathered stay valid."""
+        if self._filler is not None:
+            self._filler.close()
+        self._ahead_pool.shutdown(cancel_futures=True)
+        self._ranges.close()
+
+    def _gather(self, ids: npt.NDArray[np.integer[Any]], seq_len: int) -> Tokens:
+        if self._filler is not None:
+            self._filler.raise_failure()
+        windows = self.windows(seq_len)
+        if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= windows):
+            raise ValueError(f"window ids must be in [0, {windows}), not {int(ids.min())}..{int(ids.max())}")
+        starts = ids.astype(np.int64) * seq_len
+        shards = np.searchsorted(self._starts, starts, side="right") - 1
+        offsets = starts - self._starts[shards]
+        whole = starts + seq_len + 1 <= self._starts[shards + 1]
+        first = int(shards[0]) if ids.size else 0
+        if ids.size and whole.all() and (shards == first).all() and self._arrays[first] is not None:
+            batch: Tokens = self._view(first, seq_len + 1)[offsets]
+            return batch
+        batch = np.empty((ids.size, seq_len + 1), self.dtype)
+        left = ~whole
+        for shard in np.unique(shards[whole]).tolist():
+            rows = np.flatnonzero(whole & (shards == shard))
+            if self._arrays[shard] is None:
+                left[rows] = True
+            else:
+                batch[rows] = self._view(shard, seq_len + 1)[offsets[rows]]
+        self._copy_pieces(batch, np.flatnonzero(left), starts)
+        return batch
+
+    def _copy_pieces(self, batch: Tokens, rows: npt.NDArray[np.intp], starts: npt.NDArray[np.int64]) -> None:
+        """Fills rows that cross shards, or whose shards are not on disk, shard by shard."""
+        reads: list[tuple[int, int, Tokens]] = []
+        for row in rows.tolist():
+            position, done = int(starts[row]), 0
+            while done < batch.shape[1]:
+                shard = int(np.searchsorted(self._starts, position, side="right")) - 1
+                offset = position - int(self._starts[shard])
+                count = min(batch.shape[1] - done, self._split.shards[shard].tokens - offset)
+                array, target = self._arrays[shard], batch[row, done : done + count]
+                if array is None:
+                    reads.append((shard, offset, target))
+                else:
+                    target[:] = array[offset : offset + count]
+                position, done = position + count, done + count
+        if reads:
+            self._ranges.read(reads)
+
+    def _view(self, shard: int, length: int) -> Tokens:
+        """All windows of `length` ids of a mapped shard as a view [tokens - length + 1, length]."""
+        view = self._views.get((shard, length))
+        if view is None:
+            array = self._arrays[shard]
+            assert array is not None
+            view = np.lib.stride_tricks.sliding_window_view(array, length)
+            self._views[shard, length] = view
+        return view
+
+
+def _batch_key(ids: npt.NDArray[np.integer[Any]], seq_len: int) -> tuple[bytes, int]:
+    return ids.astype(np.int64).tobytes(), seq_len
+
+
+def _require_sizes(store: ObjectStore, index: Index, split: str) -> None:
+    sizes = {info.key: info.size for info in store.list(f"{split}-")}
+    problems = []
+    for shard in index.splits[split].shards:
+        for key, size in (
+            (shard.tokens_key, shard.tokens * index.numpy_dtype.itemsize),
+            (shard.ends_key, shard.documents * 8),
+        ):
+            if key not in sizes:
+                problems.append(_wrong(store.uri, key, "is missing"))
+            elif sizes[key] != size:
+                problems.append(_wrong(store.uri, key, f"has {sizes[key]:,} bytes, the index says {size:,}"))
+    if len(problems) > SHOWN_PROBLEMS:
+        problems[SHOWN_PROBLEMS:] = [f"… and {len(problems) - SHOWN_PROBLEMS} more files are missing or cut short"]
+    if problems:
+        raise UserError(problems)
+
+
+def _require_checksums(uri: str, shards: Sequence[Shard], arrays: Sequence[Tokens | None]) -> None:
+    problems = []
+    for shard, array in zip(shards, arrays, strict=True):
+        assert array is not None
+        found = crc64nvme(array.view(np.uint8).data)
+        if found != shard.crc64nvme:
+            why = f"has checksum {found:016x}, the index says {shard.crc64nvme:016x}"
+            problems.append(_wrong(uri, shard.tokens_key, why))
+    if problems:
+        raise UserError(problems)
+
+
+def _wrong(uri: str, key: str, why: str) -> str:
+    name = f"{uri.rstrip('/')}/{key}"
+    return problem("shard", name, why, fix="restore the file, or tokenize the input again")
