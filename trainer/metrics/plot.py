@@ -1,0 +1,198 @@
+"""`python -m trainer plot RUN_URI -o FILE.png`: loss, throughput, and what happened to the run, in one figure."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.errors import UserError, problem
+from trainer.metrics.reader import attempts, read_events, read_steps
+from trainer.metrics.timeline import Cut, Timeline, timeline
+from trainer.storage import open_store
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, MUTED, BAND = "#1f2933", "#7b8794", "#eef2f6"
+LOSS, EVAL, SPEED = "#2563ab", "#7c3aed", "#0f766e"
+CUT_COLOURS = {Cut.NOTICE: "#d97706", Cut.LOST: "#c81e1e"}
+MOST_LABELS = 12
+"""Attempts beyond this number are shaded but not named: their names would overlap."""
+SMOOTHED_FROM = 400
+"""Records from which a running median is drawn over the single values."""
+LONGEST_WINDOW = 101
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN_URI", help="a run's folder or s3:// address")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, required=True, help="a .png, .svg or .pdf to write"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw one run into a file; UserError when there is nothing to draw or nowhere to put it."""
+    problems = output_problems(args.output)
+    if problems:
+        raise UserError(problems)
+    store = open_store(args.run, create=False)
+    story = timeline(read_steps(store), read_events(store), attempts(store))
+    if not story.steps:
+        raise UserError(problem("RUN_URI", args.run, "holds no step records", fix="name a run that has trained"))
+    figure = draw(story, title=args.run.rstrip("/").rsplit("/", 1)[-1])
+    try:
+        figure.savefig(args.output, dpi=150)
+    except OSError as error:
+        raise UserError(problem("--output", str(args.output), f"cannot be written: {error.strerror}")) from error
+    print(f"{args.output}: {summary(story)}")
+    return 0
+
+
+def output_problems(path: Path) -> list[str]:
+    """Why a figure cannot be written to `path`, or why none can be drawn at all."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError:
+        return [problem("plot", "matplotlib", "is not installed", fix="pip install 'lustrain[plot]'")]
+    known = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if path.suffix.lower().lstrip(".") not in known:
+        return [
+            problem("--output", str(path), "unknown kind of picture", allowed=", ".join(f".{kind}" for kind in known))
+        ]
+    if not path.absolute().parent.is_dir():
+        return [problem("--output", str(path), "its folder does not exist", fix=f"mkdir -p {path.parent}")]
+    return []
+
+
+def summary(story: Timeline) -> str:
+    """The run in one line."""
+    parts = [_count(len(story.steps), "step"), _count(len(story.spans), "attempt"), _count(len(story.saves), "save")]
+    done_over = sum(last - first + 1 for first, last in story.redone)
+    if done_over:
+        parts.append(f"{_count(done_over, 'step')} done over")
+    return " · ".join(parts)
+
+
+def draw(story: Timeline, *, title: str) -> Figure:
+    """The figure: loss above, throughput below, on one step axis with the attempts shaded and the interruptions marked."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(10, 6), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    loss, speed = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
+    draw_loss(loss, story)
+    draw_speed(speed, story)
+    for axes in (loss, speed):
+        draw_attempts(axes, story)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(colors=MUTED, labelcolor=INK)
+        axes.grid(axis="y", color="#d9e0e7", linewidth=0.6)
+        axes.set_axisbelow(True)
+    name_attempts(loss, story)
+    draw_marks(loss, story)
+    loss.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)
+    speed.set_xlabel("step", color=INK)
+    speed.xaxis.set_major_locator(MaxNLocator(integer=True))
+    margin = max(1.0, 0.01 * (story.steps[-1] - story.steps[0]))
+    speed.set_xlim(story.steps[0] - margin, story.steps[-1] + margin)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+    loss.set_title(summary(story), loc="left", fontsize=9.5, color=MUTED, pad=30 if len(story.spans) > 1 else 8)
+    return figure
+
+
+def draw_loss(axes: Axes, story: Timeline) -> None:
+    draw_series(axes, story.steps, story.loss, LOSS, label="loss")
+    if story.eval_steps:
+        axes.plot(
+            *(story.eval_steps, story.eval_loss, "o-"), color=EVAL, markersize=4, linewidth=1.2, label="evaluation loss"
+        )
+    axes.set_ylabel("loss", color=INK)
+
+
+def draw_speed(axes: Axes, story: Timeline) -> None:
+    draw_series(axes, story.steps, story.tokens_per_second, SPEED)
+    axes.set_ylabel("tokens / s", color=INK)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(lambda value, position: _thousands(value))
+
+
+def draw_series(axes: Axes, steps: list[int], values: list[float], colour: str, *, label: str = "") -> None:
+    """The values themselves; from SMOOTHED_FROM on pale, with their running median over them."""
+    if len(values) < SMOOTHED_FROM:
+        axes.plot(steps, values, color=colour, linewidth=1.4, label=label)
+        return
+    axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.3)
+    axes.plot(
+        steps, running_median(values, min(LONGEST_WINDOW, len(values) // 50)), color=colour, linewidth=1.6, label=label
+    )
+
+
+def draw_attempts(axes: Axes, story: Timeline) -> None:
+    """Shade every second attempt and what was done over; mark where an attempt was cut."""
+    for number, span in enumerate(story.spans):
+        if number % 2:
+            axes.axvspan(span.first - 0.5, span.last + 0.5, color=BAND, zorder=0, linewidth=0)
+    for first, last in story.redone:
+        axes.axvspan(first - 0.5, last + 0.5, color=CUT_COLOURS[Cut.LOST], alpha=0.1, zorder=0.5, linewidth=0)
+    named: set[Cut] = set()
+    for step, cut in story.cuts:
+        label = None if cut in named else cut.value
+        named.add(cut)
+        style = "-" if cut is Cut.LOST else "--"
+        axes.axvline(step + 0.5, color=CUT_COLOURS[cut], linewidth=1.3, linestyle=style, label=label)
+
+
+def name_attempts(axes: Axes, story: Timeline) -> None:
+    if not 1 < len(story.spans) <= MOST_LABELS:
+        return
+    for span in story.spans:
+        axes.annotate(
+            f"attempt {span.generation}\n{_count(span.world_size, 'rank')}",
+            xy=((span.first + span.last) / 2, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=7.5,
+            color=MUTED,
+            annotation_clip=False,
+        )
+
+
+def draw_marks(axes: Axes, story: Timeline) -> None:
+    """Small triangles at the edges: checkpoints below, and above where an attempt went on from; they hide no curve."""
+    rows = (
+        (story.saves, 0.02, "^", MUTED, "checkpoint committed"),
+        (story.resumes, 0.975, "v", INK, "resumed from here"),
+    )
+    for steps, height, marker, colour, label in rows:
+        if steps:
+            heights = [height] * len(steps)
+            transform = axes.get_xaxis_transform()
+            axes.plot(
+                steps, heights, marker, transform=transform, color=colour, markersize=5, markeredgewidth=0, label=label
+            )
+
+
+def running_median(values: Sequence[float], window: int) -> list[float]:
+    """The middle of up to `window` values around each one, without those that are no numbers; NaN where nothing is left."""
+    half = window // 2
+    around = (values[max(0, at - half) : at + half + 1] for at in range(len(values)))
+    finite = ([value for value in near if math.isfinite(value)] for near in around)
+    return [statistics.median(near) if near else math.nan for near in finite]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _thousands(value: float) -> str:
+    return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k" if abs(value) >= 1e3 else f"{value:g}"

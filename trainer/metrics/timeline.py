@@ -1,0 +1,94 @@
+"""What happened in a run, by step: the data behind its figure. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import Any
+
+from trainer.errors import EXIT_REQUEUE
+from trainer.metrics.reader import Attempt
+
+
+class Cut(Enum):
+    """How an attempt came to its end before the run did."""
+
+    NOTICE = "stopped on notice"
+    LOST = "lost without notice"
+
+
+@dataclass(frozen=True)
+class Span:
+    """An attempt's share of the history: the steps (`first` to `last`) for which its records count."""
+
+    generation: int
+    first: int
+    last: int
+    world_size: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Everything the figure shows; steps are global, in order, each once."""
+
+    steps: list[int]
+    loss: list[float]
+    eval_steps: list[int]
+    eval_loss: list[float]
+    tokens_per_second: list[float]
+    spans: list[Span]
+    cuts: list[tuple[int, Cut]]
+    """The last step that an interrupted attempt logged, and how it was interrupted."""
+    resumes: list[int]
+    """The step of each checkpoint that an attempt went on from."""
+    saves: list[int]
+    """Steps whose checkpoints were committed."""
+    redone: list[tuple[int, int]]
+    """First and last of the steps that an attempt had to compute although its predecessor had."""
+
+
+def timeline(
+    history: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt]
+) -> Timeline:
+    """Put the merged step records, all events and all attempts of a run together."""
+    evaluated = [record for record in history if "eval_loss" in record]
+    return Timeline(
+        steps=[int(record["step"]) for record in history],
+        loss=[float(record.get("loss", "nan")) for record in history],
+        eval_steps=[int(record["step"]) for record in evaluated],
+        eval_loss=[float(record["eval_loss"]) for record in evaluated],
+        tokens_per_second=[float(record.get("tokens_per_second", "nan")) for record in history],
+        spans=spans(attempts),
+        cuts=cuts(attempts, events),
+        resumes=[attempt.first_step - 1 for attempt in attempts if attempt.first_step > 1],
+        saves=sorted({int(e["step"]) for e in events if e.get("event") == "saved" and isinstance(e.get("step"), int)}),
+        redone=[
+            (after.first_step, before.last_step)
+            for before, after in pairwise(attempts)
+            if after.first_step <= before.last_step
+        ],
+    )
+
+
+def spans(attempts: Sequence[Attempt]) -> list[Span]:
+    """The steps that are left to each attempt once its successors have done theirs over; attempts without any are left out."""
+    found = []
+    for number, attempt in enumerate(attempts):
+        last = min([attempt.last_step, *(later.first_step - 1 for later in attempts[number + 1 :])])
+        if last >= attempt.first_step:
+            found.append(Span(attempt.generation, attempt.first_step, last, attempt.world_size))
+    return found
+
+
+def cuts(attempts: Sequence[Attempt], events: Sequence[Mapping[str, Any]]) -> list[tuple[int, Cut]]:
+    """An attempt was cut if it left with the requeue code, or if another followed although it had not left at all."""
+    codes = {event.get("attempt"): event.get("exit_code") for event in events if event.get("event") == "stopped"}
+    found = []
+    for number, attempt in enumerate(attempts):
+        if codes.get(attempt.generation) == EXIT_REQUEUE:
+            found.append((attempt.last_step, Cut.NOTICE))
+        elif attempt.generation not in codes and number + 1 < len(attempts):
+            found.append((attempt.last_step, Cut.LOST))
+    return found
