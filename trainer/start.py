@@ -69,8 +69,7 @@ def check_fit(config: Config, world: World) -> None:
         lines.append(
             problem("train.global_batch", train.global_batch, why, allowed=f"multiples of {per_step}", fix=fix)
         )
-    accumulation = max(1, train.global_batch // per_step)
-    lines += parallel.problems(config.parallel, accumulation=accumulation, deterministic=train.deterministic)
+    lines += parallel.problems(config.parallel, deterministic=train.deterministic)
     lines += schedule.problems(config.schedule, train.steps)
     lines += precision.problems(config.precision, world.device)
     if lines:
