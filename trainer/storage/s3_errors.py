@@ -1,0 +1,147 @@
+"""What S3 and its clients say when they cannot serve, as one line that names the object, the cause and the fix."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+from botocore import exceptions as boto
+
+from trainer.errors import problem
+from trainer.storage import CorruptObjectError, ObjectMissingError, PreconditionError, StorageError
+
+SKEW_WORTH_TELLING = 60.0
+"""Seconds; S3 refuses signatures more than 15 minutes off, so a smaller difference is never the cause."""
+
+_WRONG_BYTES = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
+_REFUSED_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidClientTokenId", "AuthFailure"}
+_EXPIRED_KEY = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
+_WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
+_BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "ServiceUnavailable", "InternalError"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """What an error line needs to know: the object or store meant, its bucket, where it was asked for and how often."""
+
+    shown: str
+    bucket: str
+    endpoint: str
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An answer of the server that is no success."""
+
+    status: int
+    code: str
+    message: str = ""
+    date: str = ""
+
+
+def of_boto(error: Exception, place: Place) -> StorageError:
+    """The line for anything that botocore raises."""
+    if isinstance(error, boto.ClientError):
+        return of_refusal(_refusal(error), place)
+    if isinstance(error, boto.FlexibleChecksumError):
+        return CorruptObjectError(problem("object", place.shown, f"arrived with a wrong checksum: {error}"))
+    if isinstance(error, (boto.IncompleteReadError, boto.ResponseStreamingError)):
+        return CorruptObjectError(_cut(place))
+    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
+        return StorageError(_no_credentials(error, place))
+    if isinstance(error, boto.HTTPClientError | boto.ConnectionError):
+        return StorageError(unreachable(str(error), place))
+    return StorageError(problem("store", place.shown, " ".join(str(error).split())))
+
+
+def of_refusal(refusal: Refusal, place: Place) -> StorageError:
+    """The line for an error answer, whichever client received it."""
+    code, status = refusal.code, refusal.status
+    if code == "NoSuchBucket":
+        why = f"there is no bucket {place.bucket} at {place.endpoint}"
+        return StorageError(problem("store", place.shown, why, fix="create it, or correct the name or the endpoint"))
+    if code == "PreconditionFailed" or status == 412:
+        return PreconditionError(problem("object", place.shown, "exists already, or was replaced since it was read"))
+    if code in _WRONG_BYTES:
+        return CorruptObjectError(
+            problem("object", place.shown, f"the server received other bytes than were sent ({code})")
+        )
+    if code == "RequestTimeTooSkewed":
+        why, fix = f"refused: {_skew(refusal.date)}", "start chrony (`chronyc makestep`)"
+        return StorageError(problem("store", place.shown, why, fix=fix))
+    if code in _EXPIRED_KEY:
+        return StorageError(problem("store", place.shown, f"the credentials have expired ({code})", fix="renew them"))
+    if code in _REFUSED_KEY:
+        fix = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or AWS_PROFILE"
+        return StorageError(
+            problem("store", place.shown, f"{place.endpoint} refuses the credentials ({code})", fix=fix)
+        )
+    if code in _WRONG_REGION or status == 301:
+        return StorageError(
+            problem("store", place.shown, "the bucket is in another region", fix="set AWS_REGION to it")
+        )
+    if code in _BUSY or status >= 500 or status == 429:
+        why = f"{place.endpoint} still answers {status} {code} after {place.attempts} attempts"
+        return StorageError(problem("object", place.shown, why, fix="wait and try again, or raise AWS_MAX_ATTEMPTS"))
+    if code in ("AccessDenied", "AllAccessDisabled") or status == 403:
+        fix = f"allow s3:ListBucket on arn:aws:s3:::{place.bucket} and s3:*Object on arn:aws:s3:::{place.bucket}/*"
+        return StorageError(problem("object", place.shown, f"access denied by {place.endpoint}", fix=fix))
+    if status == 404:
+        return ObjectMissingError(problem("object", place.shown, "there is no such object"))
+    why = f"{place.endpoint} answers {status} {code} {refusal.message}".strip()
+    return StorageError(problem("object", place.shown, " ".join(why.split())))
+
+
+def unreachable(reason: str, place: Place) -> str:
+    why = f"cannot reach {place.endpoint} ({' '.join(reason.split())}; {place.attempts} attempts)"
+    return problem("store", place.shown, why, fix="check AWS_ENDPOINT_URL, AWS_REGION, the network and its proxy")
+
+
+def of_cut(place: Place) -> CorruptObjectError:
+    """The line for bodies that end early however often they are asked for."""
+    return CorruptObjectError(_cut(place))
+
+
+def of_short(total: int | str, wanted: int, place: Place) -> CorruptObjectError:
+    """The line for an object that ends before the bytes that are wanted."""
+    return CorruptObjectError(problem("object", place.shown, f"holds {total} bytes where {wanted} were expected"))
+
+
+def server_time(headers: Mapping[str, str]) -> float | None:
+    """Unix seconds in an answer's Date header, None where it has none that can be read."""
+    try:
+        return parsedate_to_datetime(headers.get("date", "")).timestamp()
+    except ValueError:
+        return None
+
+
+def _refusal(error: boto.ClientError) -> Refusal:
+    said = error.response.get("Error", {})
+    about = error.response.get("ResponseMetadata", {})
+    status = int(about.get("HTTPStatusCode", 0))
+    headers = about.get("HTTPHeaders", {})
+    return Refusal(status, str(said.get("Code", "")), str(said.get("Message", "")), headers.get("date", ""))
+
+
+def _cut(place: Place) -> str:
+    why = f"arrived cut short {place.attempts} times from {place.endpoint}"
+    return problem("object", place.shown, why, fix="check the network between, then try again")
+
+
+def _no_credentials(error: Exception, place: Place) -> str:
+    why = f"no credentials ({' '.join(str(error).split())})"
+    return problem(
+        "store", place.shown, why, fix="set AWS_PROFILE or AWS_ACCESS_KEY_ID and its secret, or attach a role"
+    )
+
+
+def _skew(date: str) -> str:
+    theirs = server_time({"date": date})
+    off = time.time() - theirs if theirs is not None else 0.0
+    if abs(off) < SKEW_WORTH_TELLING:
+        return "this machine's clock and the store's differ too much"
+    amount = f"{abs(off) / 3600:.1f} h" if abs(off) >= 5400 else f"{abs(off) / 60:.0f} min"
+    return f"this machine's clock is {amount} {'ahead of' if off > 0 else 'behind'} the store's"
