@@ -20,7 +20,6 @@ from trainer.checkpoint import codec
 from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.records import (
     BLOCK_BYTES,
-    Block,
     DamagedRecordError,
     Entry,
     Manifest,
@@ -30,29 +29,19 @@ from trainer.checkpoint.records import (
     decode_index,
     decode_manifest,
 )
+from trainer.errors import problem
 from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore, StorageError
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
-ITEM_BYTES = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int16": 2,
-    "uint16": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "int32": 4,
-    "uint32": 4,
-    "float32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
+_DTYPES_BY_SIZE = {
+    1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
+    2: "int16 uint16 float16 bfloat16",
+    4: "int32 uint32 float32 complex32",
+    8: "int64 uint64 float64 complex64",
+    16: "complex128",
 }
+ITEM_BYTES = {name: size for size, names in _DTYPES_BY_SIZE.items() for name in names.split()}
 """Bytes of one element by the dtype's name (torch's, without `torch.`)."""
 
 
@@ -127,21 +116,21 @@ def _index_of(store: ObjectStore, part: Part, attempt: str) -> RankIndex:
         index = decode_index(raw)
     except DamagedRecordError as error:
         raise CorruptObjectError(f"{where}: {error}") from error
-    problem = index_problem(index, part, attempt)
-    if problem:
-        raise CorruptObjectError(f"{where}: {problem}")
+    contradiction = index_problem(index, part, attempt)
+    if contradiction:
+        raise CorruptObjectError(f"{where}: {contradiction}")
     return index
 
 
 def index_problem(index: RankIndex, part: Part, attempt: str) -> str:
-    """What an index contradicts (its manifest, or itself), or the empty string; NewerFormatError for an unknown codec."""
+    """What an index contradicts (its manifest, or itself), or the empty string.
+
+    Raises NewerFormatError for a codec or dtype that this Lustrain does not know.
+    """
     if (index.attempt, index.rank) != (attempt, part.rank):
         return f"belongs to rank {index.rank} of attempt {index.attempt}"
     if index.codec not in (codec.NONE, codec.PLANES_ZSTD):
-        raise NewerFormatError(
-            f"codec = {index.codec!r}: written by a newer Lustrain; allowed: {codec.NONE}, {codec.PLANES_ZSTD}; "
-            "fix: upgrade lustrain"
-        )
+        raise _unknown("codec", index.codec, f"{codec.NONE}, {codec.PLANES_ZSTD}")
     return _block_problem(index, part) or next(filter(None, (_entry_problem(e, index.size) for e in index.entries)), "")
 
 
@@ -153,7 +142,7 @@ def _block_problem(index: RankIndex, part: Part) -> str:
     for number, block in enumerate(index.blocks):
         if block.start != end or block.size <= 0:
             return f"block {number} does not begin where the one before ends"
-        if index.codec == codec.NONE and block.size != _logical_size(index, number):
+        if index.codec == codec.NONE and block.size != logical_size(index, number):
             return f"block {number} has {block.size} bytes"
         end += block.size
         whole = combine_crc64nvme(whole, block.crc64nvme, block.size)
@@ -166,7 +155,7 @@ def _block_problem(index: RankIndex, part: Part) -> str:
 
 def _entry_problem(entry: Entry, size: int) -> str:
     if entry.dtype not in ITEM_BYTES:
-        return f"{entry.name}: unknown dtype {entry.dtype!r}"
+        raise _unknown(f"dtype of {entry.name}", entry.dtype, ", ".join(ITEM_BYTES))
     if not len(entry.shape) == len(entry.offsets) == len(entry.lengths):
         return f"{entry.name}: shape, offsets and lengths differ in dimensions"
     box = zip(entry.shape, entry.offsets, entry.lengths, strict=True)
@@ -177,6 +166,12 @@ def _entry_problem(entry: Entry, size: int) -> str:
     if entry.start < 0 or entry.start + entry.size > size:
         return f"{entry.name}: lies outside the part's {size} bytes"
     return ""
+
+
+def _unknown(what: str, value: str, allowed: str) -> NewerFormatError:
+    return NewerFormatError(
+        problem(what, value, "written by a newer Lustrain", allowed=allowed, fix="upgrade lustrain")
+    )
 
 
 def blocks_covering(ranges: Iterable[tuple[int, int]]) -> list[int]:
@@ -218,8 +213,6 @@ class PartReader:
                 return
         try:
             self._read_block(self._places.run, number)
-        except ObjectMissingError as error:
-            raise CorruptObjectError(f"{self._where}: missing, though the manifest names it") from error
         except CorruptObjectError:
             # The wire may have lied where the disk does not: what is damaged in the store stays so on a second look.
             self._read_block(self._places.run, number)
@@ -237,10 +230,9 @@ class PartReader:
         return f"rank {self.part.rank}, {self.part.data_key}"
 
     def _read_block(self, store: ObjectStore, number: int) -> None:
-        block = self.index.blocks[number]
         start = number * BLOCK_BYTES
-        target = memoryview(self.memory)[start : start + _logical_size(self.index, number)]
-        read_block(store, self.part, self.index, number, block, target)
+        target = memoryview(self.memory)[start : start + logical_size(self.index, number)]
+        read_block(store, self.part, self.index, number, target)
 
     def _expect_stored_object(self) -> None:
         if self._tiers or not self.index.blocks:
@@ -281,13 +273,14 @@ def _expect_stored(store: ObjectStore, where: str, key: str, size: int, checksum
         raise CorruptObjectError(f"{where}: stored checksum {info.crc64nvme:016x} instead of {checksum:016x}")
 
 
-def read_block(store: ObjectStore, part: Part, index: RankIndex, number: int, block: Block, target: memoryview) -> None:
+def read_block(store: ObjectStore, part: Part, index: RankIndex, number: int, target: memoryview) -> None:
     """Fill `target` with the logical bytes of one block, verified; CorruptObjectError names the block."""
     where = f"rank {part.rank}, {part.data_key}, block {number}"
+    block = index.blocks[number]
     stored = target if index.codec == codec.NONE else memoryview(bytearray(block.size))
     try:
         store.read_into(part.data_key, stored, block.start)
-    except CorruptObjectError as error:
+    except (CorruptObjectError, ObjectMissingError) as error:
         raise CorruptObjectError(f"{where}: {error}") from error
     _expect_checksum(stored, block.crc64nvme, where)
     if index.codec != codec.NONE:
@@ -336,7 +329,8 @@ def fresh_memory(size: int) -> mmap.mmap:
     return memory
 
 
-def _logical_size(index: RankIndex, number: int) -> int:
+def logical_size(index: RankIndex, number: int) -> int:
+    """Bytes of one block before the codec; all but a part's last block have BLOCK_BYTES."""
     return min(BLOCK_BYTES, index.size - number * BLOCK_BYTES)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from trainer.checkpoint.layout import ATTEMPTS, MANIFESTS, ManifestId, attempt_generation
+from trainer.checkpoint.layout import ATTEMPTS, MANIFESTS, ManifestId, attempt_commit
 from trainer.checkpoint.lease import LeaseRecord, live_manifests, read_lease
 from trainer.checkpoint.parts import expect_data, expect_index, read_manifest
 from trainer.checkpoint.records import Manifest
@@ -92,15 +92,15 @@ def plan_orphans(
         match = _ATTEMPT_OF.match(info.key)
         if match:
             found.setdefault(match[1], []).append(info)
-    unread = tuple(f"{i.generation:06d}-{i.step:010d}-" for i in saves)
-    return {
-        name: objects
-        for name, objects in found.items()
-        if name not in claimed
-        and not name.startswith(unread)
-        and (attempt_generation(name) or generation) < generation
-        and max(info.modified for info in objects) < now - ORPHAN_AGE_S
-    }
+    unread = set(saves)
+    orphans = {}
+    for name, objects in found.items():
+        commit = attempt_commit(name)
+        named = name in claimed or commit in unread
+        old = max(info.modified for info in objects) < now - ORPHAN_AGE_S
+        if commit is not None and commit.generation < generation and old and not named:
+            orphans[name] = objects
+    return orphans
 
 
 def prune(
