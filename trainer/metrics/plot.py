@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trainer.errors import UserError, problem
 from trainer.metrics.reader import attempts, read_events, read_steps
 from trainer.metrics.timeline import Cut, Timeline, timeline
-from trainer.storage import open_store
+from trainer.storage import ObjectStore, open_store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +26,7 @@ MOST_LABELS = 12
 SMOOTHED_FROM = 400
 """Records from which a running median is drawn over the single values."""
 LONGEST_WINDOW = 101
+DOTS_PER_INCH = 150
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,17 +41,22 @@ def run(args: argparse.Namespace) -> int:
     problems = output_problems(args.output)
     if problems:
         raise UserError(problems)
-    store = open_store(args.run, create=False)
-    story = timeline(read_steps(store), read_events(store), attempts(store))
-    if not story.steps:
-        raise UserError(problem("RUN_URI", args.run, "holds no step records", fix="name a run that has trained"))
-    figure = draw(story, title=args.run.rstrip("/").rsplit("/", 1)[-1])
-    try:
-        figure.savefig(args.output, dpi=150)
-    except OSError as error:
-        raise UserError(problem("--output", str(args.output), f"cannot be written: {error.strerror}")) from error
+    story = draw_run(open_store(args.run, create=False), args.output)
     print(f"{args.output}: {summary(story)}")
     return 0
+
+
+def draw_run(store: ObjectStore, path: Path) -> Timeline:
+    """Draw a run into a file whose ending names its kind, and return what was drawn; raises UserError."""
+    story = timeline(read_steps(store), read_events(store), attempts(store))
+    if not story.steps:
+        raise UserError(problem("RUN_URI", store.uri, "holds no step records", fix="name a run that has trained"))
+    figure = draw(story, title=store.uri.rstrip("/").rsplit("/", 1)[-1])
+    try:
+        figure.savefig(path, dpi=DOTS_PER_INCH)
+    except OSError as error:
+        raise UserError(problem("--output", str(path), f"cannot be written: {error.strerror}")) from error
+    return story
 
 
 def output_problems(path: Path) -> list[str]:

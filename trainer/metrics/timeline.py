@@ -11,6 +11,9 @@ from typing import Any
 from trainer.errors import EXIT_REQUEUE
 from trainer.metrics.reader import Attempt
 
+COMMITTED = "checkpoint_committed"
+"""The event of a commit; its `step` is the checkpoint's."""
+
 
 class Cut(Enum):
     """How an attempt came to its end before the run did."""
@@ -63,7 +66,9 @@ def timeline(
         spans=spans(attempts),
         cuts=cuts(attempts, events),
         resumes=[attempt.first_step - 1 for attempt in attempts if attempt.first_step > 1],
-        saves=sorted({int(e["step"]) for e in events if e.get("event") == "saved" and isinstance(e.get("step"), int)}),
+        saves=sorted(
+            {int(e["step"]) for e in events if e.get("event") == COMMITTED and isinstance(e.get("step"), int)}
+        ),
         redone=[
             (after.first_step, before.last_step)
             for before, after in pairwise(attempts)

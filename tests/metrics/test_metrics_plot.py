@@ -1,0 +1,168 @@
+"""The figure shows what happened, and bad input is one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import require
+from trainer.__main__ import main
+from trainer.metrics import RunLog
+from trainer.metrics.plot import draw, draw_run, running_median, summary
+from trainer.metrics.reader import Attempt, attempts, read_events, read_steps
+from trainer.metrics.timeline import Cut, Span, Timeline, cuts, spans, timeline
+from trainer.storage.local import LocalStore
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(autouse=True)
+def matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        require(False, "no matplotlib: pip install 'lustrain[plot]'")
+
+
+def log_attempt(
+    store: LocalStore, generation: int, first: int, last: int, *, code: int | None, world_size: int = 2
+) -> None:
+    """One attempt over steps `first` to `last`, which logs a `stopped` event with `code` unless it is lost."""
+    log = RunLog(store, generation, 60.0)
+    for step in range(first, last + 1):
+        record: dict[str, Any] = {
+            "step": step,
+            "loss": 9.0 / step,
+            "tokens_per_second": 4000.0,
+            "world_size": world_size,
+        }
+        if step % 10 == 0:
+            record["eval_loss"] = 10.0 / step
+            log.event("checkpoint_committed", {"step": step})
+        log.step(record)
+    if code is not None:
+        log.event("stopped", {"step": last, "exit_code": code})
+    log.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> LocalStore:
+    """Three attempts: stopped on notice at 20, lost at 35, gone on from 30 with another world size and done at 50."""
+    store = LocalStore(str(tmp_path / "my-run"))
+    log_attempt(store, 1, 1, 20, code=85)
+    log_attempt(store, 4, 21, 35, code=None)
+    log_attempt(store, 5, 31, 50, code=0, world_size=1)
+    return store
+
+
+def story_of(store: LocalStore) -> Timeline:
+    return timeline(read_steps(store), read_events(store), attempts(store))
+
+
+def test_the_timeline_tells_attempts_interruptions_saves_and_what_was_done_over(run: LocalStore) -> None:
+    story = story_of(run)
+    assert story.steps == list(range(1, 51))
+    assert story.spans == [Span(1, 1, 20, 2), Span(4, 21, 30, 2), Span(5, 31, 50, 1)]
+    assert story.cuts == [(20, Cut.NOTICE), (35, Cut.LOST)]
+    assert story.resumes == [20, 30]
+    assert story.saves == [10, 20, 30, 40, 50]
+    assert story.redone == [(31, 35)]
+    assert story.eval_steps == [10, 20, 30, 40, 50]
+    assert summary(story) == "50 steps · 3 attempts · 5 saves · 5 steps done over"
+
+
+def test_an_attempt_whose_steps_were_all_done_over_has_no_span() -> None:
+    three = [Attempt(1, 1, 9, 2, "", ""), Attempt(2, 6, 8, 2, "", ""), Attempt(3, 4, 12, 2, "", "")]
+    assert spans(three) == [Span(1, 1, 3, 2), Span(3, 4, 12, 2)]
+
+
+def test_the_last_attempt_is_not_called_lost_while_it_may_still_run() -> None:
+    assert cuts([Attempt(1, 1, 9, 2, "", "")], []) == []
+
+
+def test_the_figure_has_named_axes_every_curve_and_every_mark(run: LocalStore) -> None:
+    figure = draw(story_of(run), title="my-run")
+    loss, speed = figure.axes
+    assert (loss.get_ylabel(), speed.get_ylabel(), speed.get_xlabel()) == ("loss", "tokens / s", "step")
+    legend = loss.get_legend()
+    assert legend is not None
+    assert {text.get_text() for text in legend.get_texts()} == {
+        "loss",
+        "evaluation loss",
+        "stopped on notice",
+        "lost without notice",
+        "checkpoint committed",
+        "resumed from here",
+    }
+    assert {text.get_text() for text in loss.texts} == {"attempt 1\n2 ranks", "attempt 4\n2 ranks", "attempt 5\n1 rank"}
+    assert figure.get_suptitle() == "my-run"
+    curve = loss.get_lines()[0]
+    assert list(map(float, curve.get_ydata())) == [9.0 / step for step in range(1, 51)]  # type: ignore[arg-type]
+
+
+def test_one_attempt_without_saves_or_interruptions_is_drawn_plainly(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "short"))
+    log_attempt(store, 1, 1, 3, code=0)
+    figure = draw(story_of(store), title="short")
+    assert list(figure.axes[0].texts) == []
+    figure.savefig(tmp_path / "short.svg")
+    assert (tmp_path / "short.svg").read_text().startswith("<?xml")
+
+
+def test_a_diverged_run_is_drawn(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "run"))
+    log = RunLog(store, 1, 60.0)
+    for step in range(1, 900):
+        log.step(
+            {
+                "step": step,
+                "loss": float("nan") if step > 300 else 1.0,
+                "tokens_per_second": float("inf"),
+                "world_size": 1,
+            }
+        )
+    log.close()
+    draw_run(store, tmp_path / "out.png")
+    assert (tmp_path / "out.png").read_bytes().startswith(PNG)
+
+
+def test_a_running_median_ignores_single_outliers_and_missing_numbers() -> None:
+    nan = float("nan")
+    assert running_median([1.0, 1.0, 50.0, 1.0, nan, 2.0], 3) == [1.0, 1.0, 1.0, 25.5, 1.5, 2.0]
+    assert str(running_median([nan, nan], 1)) == "[nan, nan]"
+
+
+def test_the_command_writes_a_picture_and_says_what_is_on_it(
+    run: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run.png"
+    assert main(["plot", run.uri, "-o", str(out)]) == 0
+    assert out.read_bytes().startswith(PNG)
+    assert capsys.readouterr().out == f"{out}: 50 steps · 3 attempts · 5 saves · 5 steps done over\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "why"),
+    [("run.xyz", "unknown kind of picture"), ("absent/run.png", "its folder does not exist"), ("run", "unknown")],
+)
+def test_an_impossible_output_is_one_line_and_exit_code_2(
+    run: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str, why: str
+) -> None:
+    assert main(["plot", run.uri, "-o", str(tmp_path / output)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("--output = ")
+    assert why in said
+
+
+def test_a_run_without_records_or_a_missing_folder_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "absent"):
+        assert main(["plot", str(tmp_path / name), "-o", str(tmp_path / "out.png")]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "out.png").exists()
+    assert not (tmp_path / "absent").exists()
