@@ -66,9 +66,9 @@ class Interval:
         return max(1, round(seconds / self._step_s))
 
     def due(self, step: int) -> bool:
-        """True when the state after `step` should be saved; a fixed interval saves at its multiples."""
+        """True when the state after `step` should be saved; a fixed interval saves at, or as soon as it can after, its multiples."""
         if self._every_steps:
-            return step % self._every_steps == 0 and step > self._last_saved
+            return step // self._every_steps > self._last_saved // self._every_steps
         return step - self._last_saved >= max(self.steps, self._warmup_steps if self._stall_s is None else 1)
 
     def saved(self, step: int) -> None:
