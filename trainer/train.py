@@ -152,6 +152,7 @@ def resume(training: Training, store: ObjectStore, votes: VoteBox, claim: Claim,
         parent=parent,
         on_event=training.sink.event,
     )
+    checkpointer.prepare(tensors, precision.rng_tensors(world.rank))
     fence = Fence(claim.lease, FENCE_POLL_S, training.sink.event) if claim.lease else None
     state = State(
         shared=tensors,
