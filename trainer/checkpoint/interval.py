@@ -66,7 +66,7 @@ class Interval:
         return max(1, round(seconds / self._step_s))
 
     def due(self, step: int) -> bool:
-        """True when the state after `step` should be saved; a fixed interval saves at, or as soon as it can after, its multiples."""
+        """True when the state after `step` should be saved; a fixed interval saves at its multiples or soon after."""
         if self._every_steps:
             return step // self._every_steps > self._last_saved // self._every_steps
         return step - self._last_saved >= max(self.steps, self._warmup_steps if self._stall_s is None else 1)
