@@ -40,8 +40,14 @@ def attempt_name(generation: int, step: int, nonce: str) -> str:
 
 def attempt_generation(name: str) -> int | None:
     """The lease generation in an attempt's name, or None for a foreign folder."""
+    commit = attempt_commit(name)
+    return commit.generation if commit else None
+
+
+def attempt_commit(name: str) -> ManifestId | None:
+    """The commit that an attempt was for, or None for a foreign folder."""
     match = _ATTEMPT.fullmatch(name)
-    return int(match[1]) if match else None
+    return ManifestId(int(match[1]), int(match[2])) if match else None
 
 
 def data_key(attempt: str, rank: int) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from torch.distributed import DistError
@@ -38,23 +40,47 @@ class VoteBox(ABC):
         """Say something; raises VoteError when nobody can hear it."""
 
     @abstractmethod
-    def poll(self, topic: str) -> dict[int, dict[str, Any]]:
-        """What was said so far, by rank, without waiting; raises VoteError."""
+    def _hear(self, topic: str, known: int, said: dict[int, dict[str, Any]]) -> int:
+        """Add to `said` what was posted after the first `known` posts; returns how many need no second look."""
 
     @abstractmethod
     def drop(self, topic: str) -> None:
         """Forget a topic that every rank is done with; raises VoteError."""
 
-    def gather(self, topic: str, timeout: float) -> dict[int, dict[str, Any]]:
-        """Every rank's word; raises VoteTimeout with the missing ranks after `timeout` seconds, or VoteError."""
+    def gather(
+        self,
+        topic: str,
+        timeout: float,
+        *,
+        ranks: Sequence[int] | None = None,
+        stop: threading.Event | None = None,
+    ) -> dict[int, dict[str, Any]]:
+        """What `ranks` (None: all) say, once every one of them has spoken.
+
+        Raises VoteTimeout with the missing ranks after `timeout` seconds, and VoteError when `stop` is set meanwhile.
+        """
+        wanted = range(self.world_size) if ranks is None else ranks
+        stop = stop or threading.Event()
         deadline = time.monotonic() + timeout
         pause = _FIRST_WAIT_S
-        while len(said := self.poll(topic)) < self.world_size:
+        said: dict[int, dict[str, Any]] = {}
+        known = 0
+        while True:
+            known = self._hear(topic, known, said)
+            missing = [rank for rank in wanted if rank not in said]
+            if not missing:
+                return {rank: said[rank] for rank in wanted}
             left = deadline - time.monotonic()
             if left <= 0:
-                raise VoteTimeout(topic, [rank for rank in range(self.world_size) if rank not in said], timeout)
-            time.sleep(min(pause, left))
+                raise VoteTimeout(topic, missing, timeout)
+            if stop.wait(min(pause, left)):
+                raise VoteError(f"stopped waiting for votes on {topic!r}")
             pause = min(pause * 2, _LONGEST_WAIT_S)
+
+    def poll(self, topic: str) -> dict[int, dict[str, Any]]:
+        """What was said so far, by rank, without waiting; raises VoteError."""
+        said: dict[int, dict[str, Any]] = {}
+        self._hear(topic, 0, said)
         return said
 
 
@@ -69,7 +95,6 @@ class StoreVotes(VoteBox):
     def __init__(self, store: Store, world_size: int) -> None:
         self.world_size = world_size
         self._store = store
-        self._heard: dict[str, dict[int, dict[int, dict[str, Any]]]] = {}
 
     def post(self, topic: str, rank: int, value: dict[str, Any]) -> None:
         try:
@@ -78,21 +103,22 @@ class StoreVotes(VoteBox):
         except DistError as error:
             raise VoteError(_unreachable(error)) from error
 
-    def poll(self, topic: str) -> dict[int, dict[str, Any]]:
-        heard = self._heard.setdefault(topic, {})
+    def _hear(self, topic: str, known: int, said: dict[int, dict[str, Any]]) -> int:
         try:
-            posted = self._store.add(_count_key(topic), 0)
-            for slot in range(posted):
+            posted = empty = self._store.add(_count_key(topic), 0)
+            for slot in range(known, posted):
                 key = _slot_key(topic, slot)
-                if slot not in heard and self._store.check([key]):
-                    word = json.loads(self._store.get(key))
-                    heard[slot] = {int(word["rank"]): word["value"]}
+                # A rank takes its slot before it fills it, and may die in between.
+                if not self._store.check([key]):
+                    empty = min(empty, slot)
+                    continue
+                word = json.loads(self._store.get(key))
+                said[int(word["rank"])] = word["value"]
         except DistError as error:
             raise VoteError(_unreachable(error)) from error
-        return {rank: value for slot in sorted(heard) for rank, value in heard[slot].items()}
+        return empty
 
     def drop(self, topic: str) -> None:
-        self._heard.pop(topic, None)
         try:
             for slot in range(self._store.add(_count_key(topic), 0)):
                 self._store.delete_key(_slot_key(topic, slot))

@@ -1,0 +1,106 @@
+"""What ranks tell each other about one save: rank 0's plan, every rank's vote, rank 0's verdict."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainer.checkpoint.layout import ManifestId
+from trainer.checkpoint.votes import VoteBox
+from trainer.checkpoint.writer import Stored
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rank 0's word on one call of save(): under which name all ranks store, or with an empty one why not."""
+
+    attempt: str
+    why_not: str = ""
+    keep: tuple[ManifestId, ...] = ()
+    """Commits whose fast copies every rank keeps."""
+
+
+@dataclass(frozen=True)
+class Vote:
+    """One rank's word: what it stored, or `error`. `closed` is the number of the last call whose end it knows."""
+
+    stored: Stored | None
+    error: str
+    closed: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Rank 0's word on how a save ended; `lost` holds the lines of a LostRunError."""
+
+    committed: bool
+    detail: str
+    bytes: int = 0
+    lost: tuple[str, ...] = ()
+
+
+class Ballot:
+    """One rank's part in the talk about all saves of a generation; calls of save() are numbered alike on all ranks.
+
+    Every method raises VoteError when the others cannot be reached, the hearing ones VoteTimeout, or VoteError once
+    `stop` is set. May be used from several threads.
+    """
+
+    def __init__(self, votes: VoteBox, rank: int, generation: int, stop: threading.Event) -> None:
+        self._votes, self._rank, self._generation, self._stop = votes, rank, generation, stop
+        self._topics: list[tuple[int, str]] = []
+        """Rank 0: call numbers and the topics that were opened for them."""
+        self._lock = threading.Lock()
+
+    def announce(self, number: int, plan: Plan) -> None:
+        """Rank 0: say what call `number` is to be."""
+        self._say(number, self._plan_topic(number), plan)
+
+    def plan(self, number: int, timeout: float) -> Plan:
+        """What rank 0 says that call `number` is to be."""
+        said = self._hear_first(self._plan_topic(number), timeout)
+        return Plan(said["attempt"], said["why_not"], tuple(ManifestId(**commit) for commit in said["keep"]))
+
+    def vote(self, number: int, attempt: str, vote: Vote) -> None:
+        """Say how this rank's part went."""
+        self._say(number, f"{attempt}/votes", vote)
+
+    def votes(self, attempt: str, timeout: float) -> dict[int, Vote]:
+        """Rank 0: every rank's vote; what was said about saves that all ranks are done with is then forgotten."""
+        said = self._votes.gather(f"{attempt}/votes", timeout, stop=self._stop)
+        votes = {rank: _vote(word) for rank, word in said.items()}
+        self._forget(min(vote.closed for vote in votes.values()))
+        return votes
+
+    def tell(self, number: int, attempt: str, verdict: Verdict) -> None:
+        """Rank 0: say how the save ended."""
+        self._say(number, f"{attempt}/verdict", verdict)
+
+    def verdict(self, attempt: str, timeout: float) -> Verdict:
+        """How rank 0 says that the save ended."""
+        said = self._hear_first(f"{attempt}/verdict", timeout)
+        return Verdict(said["committed"], said["detail"], said["bytes"], tuple(said["lost"]))
+
+    def _say(self, number: int, topic: str, word: Plan | Vote | Verdict) -> None:
+        if self._rank == 0:
+            with self._lock:
+                self._topics.append((number, topic))
+        self._votes.post(topic, self._rank, asdict(word))
+
+    def _hear_first(self, topic: str, timeout: float) -> dict[str, Any]:
+        return self._votes.gather(topic, timeout, ranks=[0], stop=self._stop)[0]
+
+    def _plan_topic(self, number: int) -> str:
+        return f"save/{self._generation}/{number}"
+
+    def _forget(self, closed: int) -> None:
+        with self._lock:
+            done = [topic for number, topic in self._topics if number <= closed]
+            self._topics = [(number, topic) for number, topic in self._topics if number > closed]
+        for topic in done:
+            self._votes.drop(topic)
+
+
+def _vote(word: dict[str, Any]) -> Vote:
+    return Vote(Stored(**word["stored"]) if word["stored"] else None, word["error"], word["closed"])

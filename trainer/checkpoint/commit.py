@@ -1,0 +1,132 @@
+"""What rank 0 does once every rank has stored its part: check that all of it is there, then the one conditional put."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+from trainer.checkpoint.layout import ManifestId, attempt_commit, data_key, index_key
+from trainer.checkpoint.lease import Lease
+from trainer.checkpoint.parts import expect_data, expect_index
+from trainer.checkpoint.records import DamagedRecordError, Manifest, Part, decode_manifest, encode
+from trainer.checkpoint.writer import Stored
+from trainer.errors import problem
+from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, StorageError
+
+STAT_THREADS = 16
+"""Questions to the store at a time: two for each rank, a few tens of milliseconds each on S3."""
+
+
+def manifest_of(
+    attempt: str,
+    stored: Mapping[int, Stored],
+    *,
+    parent: ManifestId | None,
+    state: dict[str, Any],
+    about: dict[str, Any],
+) -> Manifest:
+    """The manifest of an attempt of which every rank says what it stored."""
+    commit = attempt_commit(attempt)
+    if commit is None:
+        raise ValueError(f"{attempt!r} is no attempt's name")
+    return Manifest(
+        generation=commit.generation,
+        step=commit.step,
+        attempt=attempt,
+        parent=parent,
+        world_size=len(stored),
+        created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        parts=tuple(_part(attempt, rank, stored[rank]) for rank in sorted(stored)),
+        state=state,
+        about=about,
+    )
+
+
+def commit(store: ObjectStore, lease: Lease, manifest: Manifest) -> Manifest:
+    """Make a checkpoint out of stored parts; returns the manifest that stands, which may be one of an earlier try.
+
+    Raises LostRunError when another job owns the run, StorageError when a part is not there as claimed or the store
+    does not serve. After a StorageError the put may still come true: whatever then loads is whole.
+    """
+    check_parts(store, manifest.parts)
+    lease.check()
+    body = encode(manifest)
+    try:
+        store.put(manifest.id.key, body, if_absent=True)
+    except PreconditionError:
+        return _standing(store, lease, manifest)
+    except StorageError:
+        if _read(store, manifest) == body:
+            return manifest
+        raise
+    return manifest
+
+
+def check_parts(store: ObjectStore, parts: Sequence[Part]) -> None:
+    """All objects have the sizes and, where the store keeps them, the checksums; CorruptObjectError otherwise."""
+    pool = ThreadPoolExecutor(min(STAT_THREADS, 2 * len(parts)))
+    try:
+        checks = [pool.submit(expect, store, part) for part in parts for expect in (expect_data, expect_index)]
+        for check in checks:
+            check.result()
+    finally:
+        # The first bad answer decides; the questions not yet asked would only wait for a store in trouble.
+        pool.shutdown(cancel_futures=True)
+
+
+def exact_json(name: str, value: dict[str, Any]) -> dict[str, Any]:
+    """A copy that nobody changes any more; ValueError for what would not come back from JSON as it is, NaN included."""
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be JSON that reads back as it is: {error}") from error
+    return copy
+
+
+def printable_json(value: Any) -> Any:
+    """A copy for people: whatever JSON cannot hold (NaN, infinities, objects) becomes its text."""
+    if isinstance(value, dict):
+        return {str(key): printable_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [printable_json(item) for item in value]
+    plain = value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
+    return value if plain else str(value)
+
+
+def _part(attempt: str, rank: int, stored: Stored) -> Part:
+    return Part(
+        rank=rank,
+        data_key=data_key(attempt, rank),
+        data_size=stored.data_size,
+        data_crc64nvme=stored.data_crc64nvme,
+        index_key=index_key(attempt, rank),
+        index_size=stored.index_size,
+        index_crc64nvme=stored.index_crc64nvme,
+    )
+
+
+def _standing(store: ObjectStore, lease: Lease, mine: Manifest) -> Manifest:
+    """The manifest that was there first: this very one when only the answer to its put was lost."""
+    body = _read(store, mine)
+    if body == encode(mine):
+        return mine
+    lease.check()
+    try:
+        theirs = decode_manifest(body or b"")
+    except DamagedRecordError as error:
+        raise StorageError(problem("manifest", mine.id.key, f"another object stands there: {error}")) from error
+    if theirs.id != mine.id:
+        raise StorageError(problem("manifest", mine.id.key, f"holds the manifest of {theirs.id.key}"))
+    # The lease is ours, so only this job can have committed under its generation: an earlier try at the same step.
+    return theirs
+
+
+def _read(store: ObjectStore, manifest: Manifest) -> bytes | None:
+    try:
+        return store.read(manifest.id.key)[0]
+    except ObjectMissingError:
+        return None

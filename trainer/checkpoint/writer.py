@@ -1,0 +1,319 @@
+"""The process beside the trainer that turns staged bytes into stored objects: `python -m trainer.checkpoint.writer`.
+
+Torch-free, so that it starts at once and stays small. It speaks lines of JSON over one Unix socket, through which
+shared memory arrives as descriptors, and does one save at a time. It never outlives its parent, and signals meant for
+the job do not end it: a save in flight is worth finishing.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import json
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any
+
+from awscrt.checksums import combine_crc64nvme, crc64nvme
+
+from trainer.checkpoint.layout import ATTEMPTS, ManifestId, attempt_commit, data_key, index_key
+from trainer.checkpoint.records import BLOCK_BYTES, Block, Entry, RankIndex, encode
+from trainer.errors import UserError
+from trainer.storage import ObjectStore, open_store
+
+NICENESS = 10
+"""Of the threads of a save that is not urgent: training goes first."""
+_PR_SET_PDEATHSIG = 1
+_CRASHED = 70
+"""EX_SOFTWARE of sysexits.h."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One save of one rank: `size` logical bytes in the shared memory called `buffer`."""
+
+    save: int
+    buffer: int
+    size: int
+    attempt: str
+    rank: int
+    codec: str
+    store: str
+    tiers: tuple[str, ...]
+    """Root folders of the fast copies, in the order in which they are written; none for an urgent save."""
+    keep: tuple[ManifestId, ...]
+    """Commits whose fast copies must stay."""
+    urgent: bool
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Sizes in bytes and checksums of the two objects that were stored."""
+
+    data_size: int
+    data_crc64nvme: int
+    index_size: int
+    index_crc64nvme: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """How a job went: `stored`, or `error` in one line. `tiers` maps each tier that failed to the reason."""
+
+    save: int
+    stored: Stored | None = None
+    error: str = ""
+    tiers: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Bytes ready to be stored, in the file behind `fd`, and their sums."""
+
+    fd: int
+    stored_size: int
+    blocks: tuple[Block, ...]
+
+    @property
+    def path(self) -> str:
+        return f"/proc/self/fd/{self.fd}"
+
+    @property
+    def crc64nvme(self) -> int:
+        total = 0
+        for block in self.blocks:
+            total = combine_crc64nvme(total, block.crc64nvme, block.size)
+        return total
+
+
+class Memory:
+    """The parent's shared memory, mapped for reading."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+
+    def blocks(self, size: int) -> list[memoryview]:
+        view = memoryview(self._map)
+        return [view[start : min(start + BLOCK_BYTES, size)] for start in range(0, size, BLOCK_BYTES)]
+
+    def close(self) -> None:
+        self._map.close()
+        os.close(self.fd)
+
+
+def summed(memory: Memory, size: int) -> Contents:
+    """The staged bytes as they are."""
+    with ThreadPoolExecutor(_threads()) as pool:
+        sums = list(pool.map(crc64nvme, memory.blocks(size)))
+    starts = range(0, size, BLOCK_BYTES)
+    blocks = (Block(at, min(BLOCK_BYTES, size - at), crc) for at, crc in zip(starts, sums, strict=True))
+    return Contents(memory.fd, size, tuple(blocks))
+
+
+def compressed(memory: Memory, size: int) -> Contents:
+    """The staged bytes through the planes-zstd codec, in anonymous memory that the caller closes."""
+    from trainer.checkpoint.codec import encode_block
+
+    fd = os.memfd_create("lustrain-compressed", os.MFD_CLOEXEC)
+    blocks: list[Block] = []
+    at = 0
+    with ThreadPoolExecutor(_threads()) as pool, os.fdopen(os.dup(fd), "wb", buffering=0) as out:
+        for some in _batched(memory.blocks(size), 2 * _threads()):
+            for body in pool.map(encode_block, some):
+                _write_all(out.fileno(), body)
+                blocks.append(Block(at, len(body), crc64nvme(body)))
+                at += len(body)
+    return Contents(fd, at, tuple(blocks))
+
+
+def store_rank(job: Job, entries: tuple[Entry, ...], memory: Memory, store: ObjectStore) -> Reply:
+    """Write tiers, then the run: data before index. A tier that fails is reported and passed over.
+
+    Raises UserError (StorageError among them) or OSError when the run itself cannot be written.
+    """
+    clock = _Laps()
+    contents = summed(memory, job.size) if job.codec == "none" else compressed(memory, job.size)
+    try:
+        stored_size, crc = contents.stored_size, contents.crc64nvme
+        index = encode(RankIndex(job.attempt, job.rank, job.size, stored_size, job.codec, entries, contents.blocks))
+        clock.lap("sums")
+        failed = {}
+        for root in job.tiers:
+            try:
+                _write_tier(root, job, contents, index)
+            except (UserError, OSError) as error:
+                failed[root] = str(error)
+        clock.lap("tiers")
+        _put_both(store, job, contents, index)
+        clock.lap("store")
+    finally:
+        if contents.fd != memory.fd:
+            os.close(contents.fd)
+    return Reply(job.save, Stored(stored_size, crc, len(index), crc64nvme(index)), tiers=failed, seconds=clock.laps)
+
+
+def _put_both(store: ObjectStore, job: Job, contents: Contents, index: bytes) -> None:
+    store.put_file(data_key(job.attempt, job.rank), contents.path, contents.stored_size, contents.crc64nvme)
+    store.put(index_key(job.attempt, job.rank), index)
+
+
+def _write_tier(root: str, job: Job, contents: Contents, index: bytes) -> None:
+    """One fast copy; older ones go first, so that a tier never holds more than `keep` and this one."""
+    tier = open_store(root)
+    mine = attempt_commit(job.attempt)
+    for info in list(tier.list(ATTEMPTS)):
+        theirs = attempt_commit(info.key.removeprefix(ATTEMPTS).partition("/")[0])
+        if theirs and mine and theirs < mine and theirs not in job.keep:
+            tier.delete(info.key)
+    _put_both(tier, job, contents, index)
+
+
+class _Laps:
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._at = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[name], self._at = now - self._at, now
+
+
+class Server:
+    """Answers the trainer until it goes away."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._memories: dict[int, Memory] = {}
+        self._entries: tuple[Entry, ...] = ()
+        self._stores: dict[str, ObjectStore] = {}
+        self._working: threading.Thread | None = None
+
+    def serve(self) -> None:
+        """Handle lines until the other end closes."""
+        fds: list[int] = []
+        for line in _lines(self._control, fds):
+            message = json.loads(line)
+            match message.pop("op"):
+                case "memory":
+                    self._memories[message["number"]] = Memory(fds.pop(0), message["size"])
+                case "forget":
+                    self._memories.pop(message["number"]).close()
+                case "entries":
+                    self._entries = tuple(_entry(entry) for entry in message["entries"])
+                case "save":
+                    self._start(_job(message))
+                case other:
+                    raise ValueError(f"the trainer asks for {other!r}, which this writer does not know")
+
+    def _start(self, job: Job) -> None:
+        # Stores are opened here, so that threads they start for all saves do not inherit the low priority of one.
+        try:
+            store = self._stores.get(job.store) or self._stores.setdefault(job.store, open_store(job.store))
+        except UserError as error:
+            self._answer(Reply(job.save, error=str(error)))
+            return
+        if self._working:
+            self._working.join()
+        self._working = threading.Thread(target=self._work, args=(job, store), name="save")
+        self._working.start()
+
+    def _work(self, job: Job, store: ObjectStore) -> None:
+        if not job.urgent:
+            # Linux keeps niceness per thread, and new threads inherit it. Lowering one thread for one save needs no
+            # privilege, where raising the process again for an urgent save would.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        try:
+            reply = store_rank(job, self._entries, self._memories[job.buffer], store)
+        except (UserError, OSError) as error:
+            reply = Reply(job.save, error=str(error))
+        self._answer(reply)
+
+    def _answer(self, reply: Reply) -> None:
+        self._control.sendall(json.dumps(asdict(reply)).encode() + b"\n")
+
+
+def main() -> int:
+    """`writer PARENT_PID CONTROL_FD`; the descriptor is one end of a Unix stream socket."""
+    parent, control = int(sys.argv[1]), int(sys.argv[2])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return 0
+    # Schedulers signal every process of a job, not only its group; the trainer alone decides what a signal means.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    threading.excepthook = _die
+    with socket.socket(fileno=control) as connection:
+        Server(connection).serve()
+    # Whoever would hear of a save still under way is gone.
+    os._exit(0)
+
+
+def decode_reply(line: bytes) -> Reply:
+    """The parent's end of `Server._answer`."""
+    body = json.loads(line)
+    stored = body.pop("stored")
+    return Reply(stored=None if stored is None else Stored(**stored), **body)
+
+
+def _die(args: threading.ExceptHookArgs) -> None:
+    """A defect in a thread ends the process, so that the trainer hears of it as an end of file."""
+    sys.excepthook(args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
+    os._exit(_CRASHED)
+
+
+def _lines(control: socket.socket, fds: list[int]) -> Iterator[bytes]:
+    """Lines as they come; descriptors that came with them are appended to `fds` no later than their line appears."""
+    pending = bytearray()
+    while True:
+        body, ancillary, _, _ = control.recvmsg(1 << 16, socket.CMSG_SPACE(4 * array.array("i").itemsize))
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.extend(array.array("i", data))
+        if not body:
+            return
+        pending += body
+        *whole, rest = pending.split(b"\n")
+        pending = bytearray(rest)
+        yield from (bytes(line) for line in whole)
+
+
+def _job(message: dict[str, Any]) -> Job:
+    keep = tuple(ManifestId(**commit) for commit in message.pop("keep"))
+    return Job(keep=keep, tiers=tuple(message.pop("tiers")), **message)
+
+
+def _entry(body: dict[str, Any]) -> Entry:
+    boxes = {name: tuple(body[name]) for name in ("shape", "offsets", "lengths")}
+    return Entry(**{**body, **boxes})
+
+
+def _write_all(fd: int, body: bytes) -> None:
+    view = memoryview(body)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _batched(items: Sequence[memoryview], count: int) -> Iterable[list[memoryview]]:
+    rest = iter(items)
+    while some := list(islice(rest, count)):
+        yield some
+
+
+def _threads() -> int:
+    """More than a few threads would only take cores from training; sums run at 10 GB/s on one."""
+    return min(4, len(os.sched_getaffinity(0)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
