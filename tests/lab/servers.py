@@ -1,12 +1,14 @@
 """Fixtures that hand a test real servers: moto, SeaweedFS, instance metadata. All on loopback, all ended with the tests.
 
 `moto_s3` and `weed_s3` give an `S3Place`: a fresh bucket, with the environment of this process (and so of every child)
-pointing at its server. `s3` runs a test against both. `imds` is an instance-metadata server that the test drives.
+pointing at its server. `s3` runs a test against both. `port_80` puts a `FaultyProxy` in front of one on port 80, the only
+plain-http port that the CRT data path can reach. `imds` is an instance-metadata server that the test drives.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -14,7 +16,8 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +29,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.local.aws import LocalAws, client_environment
 from infra.local.metadata import LocalMetadata
+from tests.lab.faulty_proxy import FaultyProxy
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -74,8 +78,8 @@ class Weed:
         command = [
             *(binary, "server", "-s3", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}"),
-            *("-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", "-volume.max=8"),
-            *("-master.volumeSizeLimitMB=1024", "-volume.minFreeSpace=0", "-s3.cacheCapacityMB=0"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", "-volume.max=1000"),
+            *("-master.volumeSizeLimitMB=256", "-volume.minFreeSpace=0", "-s3.cacheCapacityMB=0"),
         ]
         # SeaweedFS takes its administrator's key from these variables, and its clients' signatures are checked against it.
         environment = {**os.environ, **client_environment(), "GOMEMLIMIT": "512MiB"}
@@ -138,6 +142,28 @@ def s3(request: pytest.FixtureRequest) -> S3Place:
     """The same test against both servers; the real one starts a few processes, so it counts as slow."""
     place: S3Place = request.getfixturevalue(f"{request.param}_s3")
     return place
+
+
+@pytest.fixture
+def port_80(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[S3Place], FaultyProxy]]:
+    """Opens a proxy on port 80 of a loopback address of its own and sends this process' clients there."""
+    from tests.conftest import require
+
+    with ExitStack() as open_proxies:
+
+        def open_proxy(place: S3Place) -> FaultyProxy:
+            host = f"127.80.{random.randrange(1, 255)}.{random.randrange(1, 255)}"
+            try:
+                proxy = FaultyProxy(place.endpoint, host=host, port=80)
+            except PermissionError:
+                require(
+                    False, "port 80 may not be bound here: run as root or lower net.ipv4.ip_unprivileged_port_start"
+                )
+                raise
+            monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+            return open_proxies.enter_context(proxy)
+
+        yield open_proxy
 
 
 @pytest.fixture
