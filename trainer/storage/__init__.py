@@ -1,7 +1,7 @@
 """Immutable objects under one root, in a local folder or in S3, behind one small interface.
 
-Everything durable in Lustrain (checkpoints, leases, metrics, token shards) goes through `ObjectStore`. It promises only what both
-backends can keep: whole objects appear at once or not at all, and a conditional put is atomic.
+Everything durable in Lustrain (checkpoints, leases, metrics, token shards) goes through `ObjectStore`. It promises only
+what both backends can keep: whole objects appear at once or not at all, and a conditional put is atomic.
 """
 
 from __future__ import annotations
