@@ -1,0 +1,157 @@
+"""`python -m trainer tokenize`: its options, their checks, and what it tells at the end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from multiprocessing import active_children
+from pathlib import Path
+from types import FrameType
+
+from trainer.data.documents import Reading
+from trainer.data.inputs import FORMATS, STDIN
+from trainer.data.tokenize import Made, Wish, tokenize
+from trainer.data.tokenizer import vocabulary_to_train
+from trainer.errors import UserError, problem
+
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""
+MAX_WORKERS = 1024
+MAX_SHARD_MIB = 4096
+"""S3 stores larger objects too, but a cache or a map of a shard should stay a small part of a machine."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `tokenize`."""
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="files, folders or glob patterns; .jsonl, .ndjson and .parquet by suffix, anything else is plain text; "
+        "- reads standard input",
+    )
+    parser.add_argument("--out", required=True, metavar="URI", help="folder or s3://bucket/prefix for the token set")
+    parser.add_argument(
+        "--tokenizer",
+        required=True,
+        metavar="T",
+        help="path of a Hugging Face tokenizer.json, train:N to train byte pairs with N ids on the input, or bytes",
+    )
+    parser.add_argument(
+        "--eos", metavar="TOKEN", help="end-of-text token of the tokenizer.json, if it is none of the usual"
+    )
+    parser.add_argument("--format", choices=FORMATS, help="format of all inputs, whatever their suffix")
+    parser.add_argument("--field", default="text", help="JSONL field or parquet column with the text (default: text)")
+    parser.add_argument("--skip-bad", action="store_true", help="leave out, and count, lines and rows without text")
+    parser.add_argument(
+        "--val-fraction",
+        type=float,
+        default=0.01,
+        metavar="F",
+        help="share of the documents held out as split val, by a hash of their text (default: 0.01)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of held-out documents (default: 0)")
+    parser.add_argument("--shard-mib", type=int, default=64, metavar="N", help="size of a shard in MiB (default: 64)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        metavar="DIR",
+        help="folder for unfinished state (default: beside a local set, else ~/.cache)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Makes the token set and prints what it is; 130 after Ctrl-C or SIGTERM, with everything ready to go on."""
+    wish = _wish(args)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        made = tokenize(wish, sys.stdin.buffer, _say)
+    except KeyboardInterrupt:
+        _say("stopped; what is finished is kept: run the same command again to go on")
+        for worker in active_children():
+            worker.kill()
+        return EXIT_INTERRUPTED
+    if wish.val_fraction > 0 and "val" not in made.index.splits:
+        _say(f"no document was held out: raise --val-fraction (it is {wish.val_fraction}) if you want a split val")
+    print(json.dumps(_as_json(wish, made)) if args.json else _summary(wish, made))
+    return 0
+
+
+def _wish(args: argparse.Namespace) -> Wish:
+    """The checked options; UserError for all that are impossible."""
+    workers = args.workers if args.workers is not None else len(os.sched_getaffinity(0))
+    problems = []
+    if STDIN in args.inputs and len(args.inputs) > 1:
+        problems.append(problem("INPUT", " ".join(args.inputs), "standard input must be the only input"))
+    if not 0 <= args.val_fraction < 1:
+        problems.append(problem("--val-fraction", args.val_fraction, "is no share", allowed="0 <= F < 1"))
+    if not 1 <= args.shard_mib <= MAX_SHARD_MIB:
+        problems.append(problem("--shard-mib", args.shard_mib, "is no useful size", allowed=f"1 to {MAX_SHARD_MIB}"))
+    if not 1 <= workers <= MAX_WORKERS:
+        problems.append(problem("--workers", workers, "is no useful number", allowed=f"1 to {MAX_WORKERS}"))
+    try:
+        vocabulary_to_train(args.tokenizer)
+    except UserError as error:
+        problems += error.problems
+    if problems:
+        raise UserError(problems)
+    return Wish(
+        inputs=tuple(args.inputs),
+        out=args.out,
+        tokenizer=args.tokenizer,
+        eos=args.eos,
+        format=args.format,
+        reading=Reading(args.field, args.skip_bad),
+        val_fraction=args.val_fraction,
+        seed=args.seed,
+        shard_bytes=args.shard_mib << 20,
+        workers=workers,
+        work=args.work,
+    )
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _summary(wish: Wish, made: Made) -> str:
+    lines = [f"{wish.out}: {made.index.vocab_size:,} ids as {made.index.dtype}, checksum {made.index.checksum[:16]}"]
+    for name, split in made.index.splits.items():
+        shards = f"{len(split.shards)} shard{'' if len(split.shards) == 1 else 's'}"
+        lines.append(f"  {name}: {split.tokens:,} tokens in {split.documents:,} documents, {shards}")
+    if made.replaced:
+        lines.append(f"  {made.replaced:,} documents had undecodable bytes, which became U+FFFD")
+    if made.skipped:
+        lines.append(f"  {made.skipped:,} lines or rows without text were left out")
+    if made.binary:
+        lines.append(f"  {made.binary:,} binary files in folders were passed over")
+    return "\n".join(lines)
+
+
+def _as_json(wish: Wish, made: Made) -> dict[str, object]:
+    return {
+        "out": wish.out,
+        "dtype": made.index.dtype,
+        "vocab_size": made.index.vocab_size,
+        "tokenizer_hash": made.index.tokenizer_hash,
+        "engine": made.engine,
+        "checksum": made.index.checksum,
+        "splits": {
+            name: {"tokens": split.tokens, "documents": split.documents, "shards": len(split.shards)}
+            for name, split in made.index.splits.items()
+        },
+        "chunks": made.chunks,
+        "resumed_chunks": made.resumed,
+        "binary_files": made.binary,
+        "replaced_documents": made.replaced,
+        "skipped": made.skipped,
+    }

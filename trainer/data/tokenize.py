@@ -1,0 +1,285 @@
+"""The job that makes a token set: parallel by processes, restartable after any death, the same bytes for any number of workers.
+
+What is under way lies in a work folder: a record and two files per finished chunk and split, and a record per stored
+shard. A chunk's files go as soon as the shards made of them are stored. The index is written last; until then there
+is no token set. A second call with the same input and options goes on where the first one stopped; with other ones it
+begins anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import unquote, urlsplit
+
+from awscrt.checksums import crc64nvme
+
+from trainer.data.assembly import SPLITS, WorkFolder
+from trainer.data.chunks import Job
+from trainer.data.documents import Reading, Tally, read_documents
+from trainer.data.index import FORMAT, INDEX, TOKENIZER, Index, Split, dtype_for, encode_index, read_index
+from trainer.data.inputs import STDIN, Format, Source, Span, find_sources, plan_chunks
+from trainer.data.job import Run
+from trainer.data.tokenizer import TokenizerSpec, build, fastest, read_spec, train, vocabulary_to_train
+from trainer.errors import UserError, problem
+from trainer.progress import BYTES, Progress
+from trainer.storage import ObjectMissingError, ObjectStore, open_store
+from trainer.storage.local import LocalStore
+
+TRAINING_BYTES = 64 << 20
+"""Input from which a tokenizer is trained, spread evenly; more text changes a vocabulary of this kind very little."""
+SAMPLE_BYTES = 256 << 10
+"""Input on which the two engines are compared, spread evenly."""
+
+
+SPOOL_BYTES = 1 << 20
+LOCK, SPOOL, MADE_FROM = "lock", "stdin", "made-from"
+"""Files of the work folder beside the chunks: who works, standard input, and the identity of input and options."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to make; `cli.py` explains each option. `work` is the folder for unfinished state, None for the usual one."""
+
+    inputs: tuple[str, ...]
+    out: str
+    tokenizer: str
+    eos: str | None
+    format: Format | None
+    reading: Reading
+    val_fraction: float
+    seed: int
+    shard_bytes: int
+    workers: int
+    work: Path | None
+
+
+@dataclass(frozen=True)
+class Made:
+    """The finished set and what happened on the way; `resumed` chunks came from an earlier, interrupted call."""
+
+    index: Index
+    engine: str
+    chunks: int
+    resumed: int
+    binary: int
+    replaced: int
+    skipped: int
+
+
+def tokenize(wish: Wish, stdin: BinaryIO, say: Callable[[str], None]) -> Made:
+    """Makes the token set, telling people through `say`.
+
+    UserError when another set lies there, another process is at work, or the input cannot be read. KeyboardInterrupt leaves
+    everything such that the same call goes on.
+    """
+    named = None if STDIN in wish.inputs else find_sources(wish.inputs, wish.format, skip=_folder(wish.out))
+    store = open_store(wish.out)
+    work = wish.work or _usual_work(store)
+    with _only_one(work):
+        folder = WorkFolder(work)
+        sources = named.sources if named else (_spooled(stdin, work / SPOOL, wish.format),)
+        binary = named.binary if named else 0
+        made_from = _fingerprint(wish, sources)
+        finished = _existing(store, made_from)
+        if finished is not None:
+            say("this token set is complete already: nothing to do")
+            made = Made(finished, "", 0, 0, binary, 0, 0)
+        else:
+            _begin(folder, made_from, say)
+            made = _make(wish, plan_chunks(sources), folder, store, made_from, binary, say)
+        shutil.rmtree(work)
+    return made
+
+
+def _make(
+    wish: Wish,
+    plan: Sequence[tuple[Span, ...]],
+    folder: WorkFolder,
+    store: ObjectStore,
+    made_from: str,
+    binary: int,
+    say: Callable[[str], None],
+) -> Made:
+    spec, engine = _tokenizer(wish, plan, folder, say)
+    say(f"tokenizer: {build(spec).vocab_size:,} ids, {engine}")
+    job = Job(str(folder.path), wish.out, spec, wish.reading, wish.seed, wish.val_fraction)
+    run = Run(job, plan, folder, store, wish.shard_bytes)
+    resumed = run.resume()
+    if resumed:
+        say(f"going on with an earlier call: {resumed} of {len(plan)} chunks are done")
+    run.finish(wish.workers)
+    index = _index(spec, run, made_from)
+    _publish(store, spec, index)
+    replaced = sum(record.replaced for record in run.records.values())
+    skipped = sum(record.skipped for record in run.records.values())
+    return Made(index, engine, len(plan), resumed, binary, replaced, skipped)
+
+
+def _folder(out: str) -> Path | None:
+    """Where a local token set will lie, so that a walk through its parent does not take it for input."""
+    return None if out.startswith("s3://") else Path(unquote(urlsplit(out).path)).expanduser().resolve()
+
+
+def _usual_work(store: ObjectStore) -> Path:
+    if isinstance(store, LocalStore):
+        return store.root / ".tokenize"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "lustrain" / "tokenize" / hashlib.sha256(store.uri.encode()).hexdigest()[:16]
+
+
+def _spooled(stdin: BinaryIO, path: Path, wish: Format | None) -> Source:
+    """Standard input as a file that workers can share; its identity is its checksum, so the same input again goes on."""
+    if wish == "parquet":
+        raise UserError(problem("--format", wish, "standard input cannot be parquet", fix="name the file"))
+    size = checksum = 0
+    with Progress("read standard input", None, BYTES) as progress, path.open("wb") as file:
+        while block := stdin.read(SPOOL_BYTES):
+            file.write(block)
+            checksum = crc64nvme(block, checksum)
+            size += len(block)
+            progress.advance(len(block))
+    if size == 0:
+        raise UserError(problem("INPUT", STDIN, "standard input is empty", fix="pipe text into it"))
+    return Source(str(path), wish or "text", size, f"{checksum:016x}")
+
+
+@contextmanager
+def _only_one(work: Path) -> Iterator[None]:
+    """Holds the work folder for this process; one that holds nothing to go on with does not stay behind."""
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        fd = os.open(work / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise UserError(problem("--work", str(work), f"cannot be used: {error.strerror}")) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        why = "another tokenize is at work on this token set"
+        raise UserError(problem("--work", str(work), why, fix="wait for it, or stop it")) from error
+    try:
+        yield
+    finally:
+        if not (work / MADE_FROM).is_file():
+            shutil.rmtree(work, ignore_errors=True)
+        os.close(fd)
+
+
+def _fingerprint(wish: Wish, sources: Sequence[Source]) -> str:
+    """Identity of input and options: equal fingerprints make equal token sets."""
+    tokenizer = wish.tokenizer
+    if tokenizer != "bytes" and vocabulary_to_train(tokenizer) is None:
+        tokenizer = hashlib.sha256(read_spec(tokenizer, wish.eos).text.encode()).hexdigest()
+    body = [
+        FORMAT,
+        [tokenizer, wish.eos, wish.val_fraction, wish.shard_bytes, wish.seed],
+        [wish.reading.field, wish.reading.skip_bad],
+        [[os.path.abspath(source.path), source.format, source.size, source.identity] for source in sources],
+    ]
+    return hashlib.sha256(json.dumps(body).encode()).hexdigest()
+
+
+def _existing(store: ObjectStore, made_from: str) -> Index | None:
+    try:
+        store.stat(INDEX)
+    except ObjectMissingError:
+        return None
+    index = read_index(store)
+    if index.made_from != made_from:
+        why = "holds a token set made of other input or with other options"
+        raise UserError(problem("--out", store.uri, why, fix="choose another place, or remove the old set first"))
+    return index
+
+
+def _begin(folder: WorkFolder, made_from: str, say: Callable[[str], None]) -> None:
+    """Empties the work folder unless it belongs to the same input and options."""
+    plan = folder.path / MADE_FROM
+    if plan.is_file() and plan.read_text() == made_from:
+        return
+    if plan.is_file():
+        say("input or options have changed since an earlier, unfinished call: beginning anew")
+    for path in folder.path.iterdir():
+        if path.name not in (LOCK, SPOOL):
+            path.unlink()
+    folder.write(MADE_FROM, made_from.encode())
+
+
+def _tokenizer(
+    wish: Wish, plan: Sequence[tuple[Span, ...]], folder: WorkFolder, say: Callable[[str], None]
+) -> tuple[TokenizerSpec, str]:
+    """The tokenizer with its engine, trained now or by an earlier call if it is to be trained."""
+    size = vocabulary_to_train(wish.tokenizer)
+    kept = folder.path / TOKENIZER
+    if size is None:
+        spec = read_spec(wish.tokenizer, wish.eos)
+    elif kept.is_file():
+        spec = read_spec(str(kept))
+    else:
+        with Progress("train the tokenizer", None, BYTES) as progress:
+            spec = train(size, _counted(_spread(plan, wish.reading, TRAINING_BYTES), progress))
+        folder.write(TOKENIZER, spec.text.encode())
+        if (found := build(spec).vocab_size) < size:
+            say(f"the input gives only {found:,} of the {size:,} ids asked for")
+    return fastest(spec, list(_spread(plan, wish.reading, SAMPLE_BYTES)))
+
+
+def _counted(texts: Iterator[str], progress: Progress) -> Iterator[str]:
+    for text in texts:
+        yield text
+        progress.advance(len(text))
+
+
+def _spread(plan: Sequence[tuple[Span, ...]], reading: Reading, limit: int) -> Iterator[str]:
+    """Documents of about `limit` bytes, the same share from the beginning of every chunk, or every k-th of very many."""
+    picked = plan[:: max(1, len(plan) * 4096 // limit)]
+    share = limit // len(picked)
+    for spans in picked:
+        left = share
+        for text in (text for span in spans for text in read_documents(span, reading, Tally())):
+            yield text[:left]
+            left -= len(text)
+            if left <= 0:
+                break
+
+
+def _index(spec: TokenizerSpec, run: Run, made_from: str) -> Index:
+    tokenizer = build(spec)
+    splits = {
+        split: Split(tuple(plan.done[number] for number in sorted(plan.done)))
+        for split, plan in run.splits.items()
+        if plan.done
+    }
+    if not splits:
+        raise UserError(problem("INPUT", "", "holds no document with any text", fix="check the input and --field"))
+    return Index(
+        dtype=dtype_for(tokenizer.vocab_size),
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+        tokenizer_kind=tokenizer.kind,
+        tokenizer_hash=tokenizer.hash,
+        splits=splits,
+        made_from=made_from,
+    )
+
+
+def _publish(store: ObjectStore, spec: TokenizerSpec, index: Index) -> None:
+    """Removes shards that an earlier, abandoned call left there, then makes the set exist."""
+    names = {shard.name for split in index.splits.values() for shard in split.shards}
+    for split in SPLITS:
+        for info in list(store.list(f"{split}-")):
+            match = re.fullmatch(r"((?:train|val)-\d{5,})\.(tok|doc)", info.key)
+            if match and match[1] not in names:
+                store.delete(info.key)
+    if spec.kind == "huggingface":
+        store.put(TOKENIZER, spec.text.encode())
+    store.put(INDEX, encode_index(index))
