@@ -1,0 +1,171 @@
+"""AdamW decays matrices only, its state is named, complete before the first step, and comes back bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from trainer.config import OptimizerConfig
+from trainer.errors import UserError
+from trainer.models import llama
+from trainer.optim import clip_, load_in_place, make_optimizer, model_tensors, optimizer_tensors, set_lr
+
+SHAPE = llama.LlamaShape(width=16, layers=2, heads=2, kv_heads=1, hidden=24, vocab_size=19)
+
+
+def backward(model: nn.Module, seed: int) -> None:
+    data = torch.randint(19, (2, 9), generator=torch.Generator().manual_seed(seed))
+    model(data[:, :-1], data[:, 1:]).backward()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, seeds: range) -> None:
+    for seed in seeds:
+        optimizer.zero_grad()
+        backward(model, seed)
+        optimizer.step()
+
+
+def test_matrices_decay_and_gains_do_not() -> None:
+    model = llama.build(SHAPE, length=8, seed=0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+    optimizer = make_optimizer(model, OptimizerConfig(lr=0.1, weight_decay=0.5))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        expected = 1.0 if parameter.ndim < 2 else 1.0 - 0.1 * 0.5
+        assert bool((parameter == expected).all()), name
+
+
+@pytest.mark.parametrize("fused", [True, False, None])
+def test_allocated_state_changes_nothing_about_the_training(fused: bool | None) -> None:
+    model = llama.build(SHAPE, length=8, seed=0)
+    plain = copy.deepcopy(model)
+    config = OptimizerConfig(lr=1e-2, fused=fused)
+    optimizer = make_optimizer(model, config)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    groups = [
+        {"params": [p for p in plain.parameters() if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in plain.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    reference = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, fused=fused is not False)
+    train(model, optimizer, range(3))
+    train(plain, reference, range(3))
+    for (name, parameter), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(parameter, expected) or fused is False, name
+        torch.testing.assert_close(parameter, expected)
+
+
+def test_every_state_tensor_is_there_by_name_before_the_first_step() -> None:
+    model = llama.build(SHAPE, length=8, seed=0)
+    optimizer = make_optimizer(model, OptimizerConfig())
+    before = optimizer_tensors(model, optimizer)
+    assert set(before) == {
+        f"optim/{n}/{s}" for n, _ in model.named_parameters() for s in ("exp_avg", "exp_avg_sq", "step")
+    }
+    assert all(not tensor.any() for tensor in before.values())
+    train(model, optimizer, range(2))
+    after = optimizer_tensors(model, optimizer)
+    assert all(before[name] is after[name] for name in before), "state must stay where the staging buffers expect it"
+    assert float(after["optim/embed.weight/step"]) == 2.0
+
+
+def test_a_state_loaded_in_place_trains_on_to_the_same_bits() -> None:
+    model = llama.build(SHAPE, length=8, seed=0)
+    optimizer = make_optimizer(model, OptimizerConfig(lr=1e-2))
+    train(model, optimizer, range(3))
+    saved = {
+        name: tensor.clone() for name, tensor in (model_tensors(model) | optimizer_tensors(model, optimizer)).items()
+    }
+    train(model, optimizer, range(3, 6))
+
+    resumed = llama.build(SHAPE, length=8, seed=99)
+    optimizer = make_optimizer(resumed, OptimizerConfig(lr=1e-2))
+    load_in_place(model_tensors(resumed) | optimizer_tensors(resumed, optimizer), saved)
+    train(resumed, optimizer, range(3, 6))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
+
+
+def test_a_state_that_does_not_fit_is_refused_whole_with_every_misfit_named() -> None:
+    targets = {"model/a": torch.zeros(2), "model/b": torch.zeros(3), "model/c": torch.zeros(1)}
+    saved = {"model/a": torch.ones(2), "model/b": torch.ones(4), "model/d": torch.ones(1)}
+    with pytest.raises(UserError) as caught:
+        load_in_place(targets, saved)
+    assert [line.split()[0] for line in caught.value.problems] == ["model/b", "model/c"]
+    assert not targets["model/a"].any(), "nothing may be copied unless everything fits"
+    with pytest.raises(UserError):
+        load_in_place({"x": torch.zeros(2)}, {"x": torch.zeros(2, dtype=torch.float64)})
+
+
+def test_model_tensors_name_each_weight_once_and_leave_derived_tables_out() -> None:
+    model = llama.build(SHAPE, length=8, seed=0)
+    tensors = model_tensors(model)
+    assert set(tensors) == {f"model/{name}" for name, _ in model.named_parameters()}
+    assert tensors["model/embed.weight"].data_ptr() == model.embed.weight.data_ptr()
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(2, 2, bias=False)
+            self.b = nn.Linear(2, 2, bias=False)
+            self.b.weight = self.a.weight
+
+    assert set(model_tensors(Tied())) == {"model/a.weight"}
+
+
+def with_grads(values: list[list[float]]) -> list[Tensor]:
+    parameters = [torch.zeros(len(v), requires_grad=True) for v in values]
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.grad = torch.tensor(value)
+    return parameters
+
+
+finite = st.floats(-100, 100, width=32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(st.lists(finite, min_size=1, max_size=5), min_size=1, max_size=4),
+    max_norm=st.sampled_from([0.0, 0.5, 1.0, 50.0]),
+    scale=st.sampled_from([1.0, 0.25, 3.0]),
+)
+def test_clipping_joins_scale_and_limit(values: list[list[float]], max_norm: float, scale: float) -> None:
+    parameters = with_grads(values)
+    norm = math.sqrt(sum((x * scale) ** 2 for v in values for x in v))
+    factor = min(1.0, max_norm / norm) if max_norm and norm else 1.0
+    assert clip_(parameters, max_norm, scale=scale) == pytest.approx(norm, rel=1e-5, abs=1e-30)
+    for parameter, value in zip(parameters, values, strict=True):
+        expected = torch.tensor([x * scale * factor for x in value])
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_within_the_limit_are_not_touched() -> None:
+    parameters = with_grads([[0.3, -0.4]])
+    version = parameters[0].grad._version
+    assert clip_(parameters, 1.0, scale=1.0) == pytest.approx(0.5)
+    assert parameters[0].grad._version == version, "a factor of exactly 1 must not cost a pass"
+
+
+def test_gradients_that_are_not_finite_are_reported_and_left_alone() -> None:
+    parameters = with_grads([[1.0, math.inf], [2.0]])
+    assert not math.isfinite(clip_(parameters, 1.0, scale=0.5))
+    assert parameters[1].grad.tolist() == [2.0]
+
+
+def test_parameters_without_gradients_count_as_nothing() -> None:
+    assert clip_([torch.zeros(3, requires_grad=True)], 1.0, scale=2.0) == 0.0
+
+
+def test_the_rate_reaches_every_group() -> None:
+    model = llama.build(SHAPE, length=8, seed=0)
+    optimizer = make_optimizer(model, OptimizerConfig())
+    set_lr(optimizer, 0.125)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]

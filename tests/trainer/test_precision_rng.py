@@ -1,0 +1,145 @@
+"""Random streams depend on where in the run one is and come back bit for bit; number formats and policies can be taken back."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer import precision
+from trainer.config import PrecisionConfig
+
+CPU = torch.device("cpu")
+u63 = st.integers(0, 2**63 - 1)
+
+
+def draw() -> list[float]:
+    values = [random.random(), random.gauss(0, 1), float(np.random.rand()), float(np.random.normal())]
+    return [*values, *torch.rand(3).tolist(), float(torch.randn(()))]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), drawn=st.integers(0, 5), rank=st.integers(0, 9))
+def test_restored_streams_continue_with_the_same_numbers(seed: int, drawn: int, rank: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    for _ in range(drawn):
+        random.gauss(0, 1)
+        np.random.normal()
+        torch.rand(1)
+    saved = {name: tensor.clone() for name, tensor in precision.rng_tensors(rank).items()}
+    expected = [draw(), draw()]
+    assert precision.restore_rng(saved, rank)
+    assert [draw(), draw()] == expected
+
+
+def test_streams_of_a_rank_that_was_not_there_are_left_alone() -> None:
+    saved = precision.rng_tensors(0)
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    assert not precision.restore_rng(saved, 1)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_states_are_plain_bytes_under_the_ranks_own_name() -> None:
+    tensors = precision.rng_tensors(3)
+    assert set(tensors) >= {f"own/3/rng/{kind}" for kind in ("python", "numpy", "torch")}
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.uint8}
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=u63, step=u63, micro=u63, other=st.tuples(u63, u63, u63))
+def test_another_place_in_the_run_has_another_stream(
+    seed: int, step: int, micro: int, other: tuple[int, int, int]
+) -> None:
+    if other != (seed, step, micro):
+        assert precision.stream_seed(seed, step, micro) != precision.stream_seed(*other)
+    assert precision.stream_seed(seed, step, micro) != precision.stream_seed(seed, micro, step) or step == micro
+
+
+def test_neighbouring_micro_batches_share_no_seed() -> None:
+    seeds = {precision.stream_seed(s, t, m) for s in range(8) for t in range(64) for m in range(64)}
+    assert len(seeds) == 8 * 64 * 64
+
+
+def test_splitmix64_gives_the_published_sequence() -> None:
+    # The first outputs for seed 1234567: https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64
+    state, outputs = 1234567, []
+    for _ in range(3):
+        outputs.append(precision.splitmix64(state))
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+def test_a_micro_batch_draws_the_same_dropout_wherever_it_runs() -> None:
+    precision.reseed(1, 2, 3)
+    expected = torch.rand(4)
+    torch.rand(100)
+    precision.reseed(1, 2, 3)
+    assert torch.equal(torch.rand(4), expected)
+    precision.reseed(1, 2, 4)
+    assert not torch.equal(torch.rand(4), expected)
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_autocast_computes_in_the_named_format(mode: str, dtype: torch.dtype) -> None:
+    layer = torch.nn.Linear(4, 4)
+    with precision.autocast(PrecisionConfig(mode=mode), CPU):
+        assert layer(torch.rand(2, 4)).dtype == dtype
+
+
+def test_only_fp16_scales_its_loss() -> None:
+    enabled = {
+        mode: precision.make_scaler(PrecisionConfig(mode=mode), CPU).is_enabled() for mode in ("fp32", "bf16", "fp16")
+    }
+    assert enabled == {"fp32": False, "bf16": False, "fp16": True}
+
+
+def test_the_scaler_skips_an_overflow_and_comes_back_from_json() -> None:
+    config = PrecisionConfig(mode="fp16", fp16_initial_scale=1024.0)
+    scaler = precision.make_scaler(config, CPU)
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for factor in (1.0, float("inf"), 1.0):
+        optimizer.zero_grad()
+        before = weight.detach().clone()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(weight.detach(), before) == (factor != 1.0)
+    state = json.loads(json.dumps(precision.scaler_state(scaler)))
+    resumed = precision.make_scaler(config, CPU)
+    precision.load_scaler(resumed, state)
+    assert resumed.state_dict() == scaler.state_dict()
+    assert resumed.get_scale() == 512.0
+
+
+def test_a_scaler_without_fp16_has_no_state_and_takes_none() -> None:
+    scaler = precision.make_scaler(PrecisionConfig(), CPU)
+    assert precision.scaler_state(scaler) == {}
+    precision.load_scaler(scaler, {"scale": 2.0})
+    fresh = precision.make_scaler(PrecisionConfig(mode="fp16"), CPU)
+    precision.load_scaler(fresh, {})
+    assert fresh.get_scale() == 65536.0
+
+
+def test_policies_end_with_their_context() -> None:
+    assert not torch.are_deterministic_algorithms_enabled()
+    before = torch.get_float32_matmul_precision()
+    with precision.matmul_policy(PrecisionConfig(matmul="medium")), precision.deterministic(True):
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.are_deterministic_algorithms_enabled()
+    assert torch.get_float32_matmul_precision() == before
+    assert not torch.are_deterministic_algorithms_enabled()
+    with precision.deterministic(False):
+        assert not torch.are_deterministic_algorithms_enabled()

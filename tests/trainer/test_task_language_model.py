@@ -1,0 +1,143 @@
+"""The language model Task: options checked at once, windows as batches, token-summed loss, and an identity for resumes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.token_sets import write_token_set
+from trainer.config import OptimizerConfig, TaskConfig
+from trainer.errors import UserError
+from trainer.optim import make_optimizer
+from trainer.tasks import make_task
+from trainer.tasks.language_model import LanguageModel
+
+TEXT = b"the quick brown fox jumps over the lazy dog. " * 40
+
+
+def task_for(data: Path, seed: int = 1, **options: Any) -> LanguageModel:
+    config = {"name": "language_model", "data": str(data), "seq_len": 32, **options}
+    task = make_task(TaskConfig.model_validate(config), seed=seed)
+    assert isinstance(task, LanguageModel)
+    return task
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_token_set(tmp_path / "set", {"train": TEXT, "val": TEXT[:200]})
+
+
+@pytest.fixture
+def task(data: Path, tmp_path: Path) -> LanguageModel:
+    task = task_for(data)
+    task.open(tmp_path / "cache")
+    return task
+
+
+def test_batches_are_the_windows_of_the_text_in_the_stored_type(task: LanguageModel) -> None:
+    assert task.train_samples == (len(TEXT) - 1) // 32
+    assert task.eval_samples == 199 // 32
+    tokens = task.train_batch(np.array([3, 0]))["tokens"]
+    assert tokens.dtype == torch.uint16
+    assert [bytes(row) for row in tokens.tolist()] == [TEXT[96:129], TEXT[:33]]
+    assert bytes(task.eval_batch(np.array([1]))["tokens"][0].tolist()) == TEXT[32:65]
+
+
+@pytest.mark.parametrize("vocab_size", [257, 100_000])
+def test_the_loss_is_summed_over_predicted_tokens(tmp_path: Path, vocab_size: int) -> None:
+    task = task_for(
+        write_token_set(tmp_path / "set", {"train": TEXT}, vocab_size=vocab_size), model={"width": 32, "layers": 1}
+    )
+    task.open(tmp_path / "cache")
+    model = task.build_model()
+    whole = task.loss(model, task.train_batch(np.arange(6)))
+    parts = [task.loss(model, task.train_batch(np.arange(i, i + 2))) for i in (0, 2, 4)]
+    assert whole.count == sum(part.count for part in parts) == 6 * task.tokens_per_sample()
+    assert float(whole.total.detach()) == pytest.approx(sum(float(part.total.detach()) for part in parts), rel=1e-5)
+    assert float(whole.total.detach()) / whole.count == pytest.approx(math.log(vocab_size), rel=0.05)
+
+
+def test_a_set_without_held_out_text_has_nothing_to_evaluate(tmp_path: Path) -> None:
+    task = task_for(write_token_set(tmp_path / "set", {"train": TEXT}))
+    task.open(tmp_path / "cache")
+    assert task.eval_samples == 0
+
+
+def test_the_model_starts_from_the_seed_alone(data: Path, tmp_path: Path) -> None:
+    models = []
+    for seed in (1, 1, 2):
+        task = task_for(data, seed=seed)
+        task.open(tmp_path)
+        models.append(task.build_model())
+    first, same, other = models
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(first.embed.weight, other.embed.weight)
+
+
+def test_the_fingerprint_changes_with_model_and_data_and_not_with_memory_settings(data: Path, tmp_path: Path) -> None:
+    def fingerprint(uri: Path, **options: Any) -> dict[str, Any]:
+        task = task_for(uri, **options)
+        task.open(tmp_path / "cache")
+        return task.fingerprint()
+
+    first = fingerprint(data)
+    assert fingerprint(data, loss_chunk=64, cache_bytes=1) == first
+    assert fingerprint(data, model={"layers": 3}) != first
+    assert fingerprint(data, seq_len=16) != first
+    other = write_token_set(tmp_path / "other", {"train": TEXT[:-1], "val": TEXT[:200]})
+    assert fingerprint(other)["data"] != first["data"]
+
+
+def test_all_problems_of_the_options_are_named_at_once(data: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        task_for(data, seq_len=0, model={"preset": "huge", "colour": 3}, extra=1)
+    paths = sorted(line.split(" = ")[0] for line in caught.value.problems)
+    assert paths == ["task.extra", "task.model.colour", "task.model.preset", "task.seq_len"]
+    with pytest.raises(UserError) as caught:
+        task_for(data, model={"width": 100, "heads": 7, "kv_heads": 3})
+    assert [line.split(" = ")[0] for line in caught.value.problems] == ["task.model.heads", "task.model.kv_heads"]
+    assert all("fix: " in line for line in caught.value.problems)
+
+
+def test_data_that_does_not_fit_the_options_is_refused(data: Path, tmp_path: Path) -> None:
+    task = task_for(data, seq_len=10_000, model={"vocab_size": 100})
+    with pytest.raises(UserError) as caught:
+        task.open(tmp_path)
+    assert [line.split(" = ")[0] for line in caught.value.problems] == ["task.model.vocab_size", "task.seq_len"]
+    with pytest.raises(UserError, match="no token set"):
+        task_for(tmp_path).open(tmp_path)
+
+
+def test_a_wider_vocabulary_than_the_tokenizers_is_allowed(data: Path, tmp_path: Path) -> None:
+    task = task_for(data, model={"vocab_size": 320})
+    task.open(tmp_path)
+    assert task.build_model().embed.weight.shape[0] == 320
+
+
+def test_blocks_names_and_cost_belong_to_the_model(task: LanguageModel) -> None:
+    model = task.build_model()
+    assert task.blocks(model) == list(model.blocks)
+    assert task.export_names(model)["embed.weight"] == "model.embed_tokens.weight"
+    assert task.export_config(model)["vocab_size"] == 257
+    parameters = sum(p.numel() for p in model.parameters() if p.ndim >= 2)
+    assert task.flops_per_token(model) == 6 * parameters + 12 * 4 * 128 * 32
+
+
+def test_a_repeated_text_is_learned(task: LanguageModel) -> None:
+    model = task.build_model()
+    optimizer = make_optimizer(model, OptimizerConfig(lr=3e-3))
+    rng = np.random.default_rng(0)
+    losses = []
+    for _ in range(45):
+        loss = task.loss(model, task.train_batch(rng.integers(0, task.train_samples, 8)))
+        optimizer.zero_grad()
+        (loss.total / loss.count).backward()
+        optimizer.step()
+        losses.append(float(loss.total.detach()) / loss.count)
+    assert losses[0] > 5.0
+    assert losses[-1] < 2.5, "well below the 3.2 nats of this text's letter frequencies"
