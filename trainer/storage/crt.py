@@ -30,7 +30,11 @@ THROUGHPUT_GBPS = 10.0
 CONNECT_MS = 10_000
 
 _CODE = re.compile(rb"<Code>([^<]*)</Code>")
-_THROTTLED = ("AWS_ERROR_S3_SLOW_DOWN", "AWS_ERROR_S3_INTERNAL_ERROR")
+_ANSWERS = {
+    "AWS_ERROR_S3_SLOW_DOWN": Refusal(503, "SlowDown"),
+    "AWS_ERROR_S3_INTERNAL_ERROR": Refusal(500, "InternalError"),
+}
+"""What the CRT reports by name after its retries, without the answer itself."""
 _BODY_ENDED = ("AWS_IO_SOCKET_CLOSED", "AWS_ERROR_HTTP_CONNECTION_CLOSED")
 
 
@@ -57,12 +61,22 @@ def reach_of(url: str, key: str, region: str, ca_file: str | None) -> Reach | No
 
 
 class CrtBulk:
-    """`credentials` is asked before every request for access key, secret and session token, so that they may be renewed."""
+    """`credentials` is asked again and again for access key, secret and session token, so that they may be renewed.
 
-    def __init__(self, reach: Reach, credentials: Callable[[], tuple[str, str, str | None]], attempts: int) -> None:
+    `server_date` fetches a Date header, for a clock that is off: the CRT does not tell what the server's says.
+    """
+
+    def __init__(
+        self,
+        reach: Reach,
+        credentials: Callable[[], tuple[str, str, str | None]],
+        attempts: int,
+        server_date: Callable[[], str],
+    ) -> None:
         self._reach = reach
         self._credentials = credentials
         self._attempts = attempts
+        self._server_date = server_date
         self._lock = threading.Lock()
         self._client: crt.S3Client | None = None
 
@@ -81,11 +95,11 @@ class CrtBulk:
         except crt.S3ResponseError as error:
             # After a lost answer a repeated completion finds no upload any more; the caller's check of the object decides.
             if _refusal(error).code != "NoSuchUpload":
-                raise _line(error, place) from error
+                raise self._line(error, place) from error
         except exceptions.AwsCrtError as error:
             if error.name == "AWS_ERROR_S3_INCORRECT_CONTENT_LENGTH":
                 raise SourceEndedError("ended early") from error
-            raise _line(error, place) from error
+            raise self._line(error, place) from error
 
     def download(self, key: str, view: memoryview, offset: int, place: Place) -> None:
         wanted, arrived = offset + len(view), 0
@@ -112,12 +126,19 @@ class CrtBulk:
         except crt.S3ResponseError as error:
             if error.status_code == 416:
                 raise of_short(f"at most {offset}", wanted, place) from error
-            raise _line(error, place) from error
+            raise self._line(error, place) from error
         except exceptions.AwsCrtError as error:
-            raise _line(error, place) from error
+            raise self._line(error, place) from error
         if arrived != len(view):
             total = {name.lower(): value for name, value in answered}.get("content-range", "/fewer").rpartition("/")[2]
             raise of_short(total, wanted, place)
+
+    def _line(self, error: exceptions.AwsCrtError, place: Place) -> StorageError:
+        if isinstance(error, crt.S3ResponseError):
+            return of_refusal(_refusal(error), place)
+        if error.name == "AWS_ERROR_S3_REQUEST_TIME_TOO_SKEWED":
+            return of_refusal(Refusal(403, "RequestTimeTooSkewed", date=self._server_date()), place)
+        return _line(error, place)
 
     def _request(self, method: str, key: str, headers: list[tuple[str, str]]) -> http.HttpRequest:
         path = self._reach.base + quote(key, safe="/~")
@@ -164,11 +185,8 @@ def _refusal(error: crt.S3ResponseError) -> Refusal:
 
 
 def _line(error: exceptions.AwsCrtError, place: Place) -> StorageError:
-    if isinstance(error, crt.S3ResponseError):
-        return of_refusal(_refusal(error), place)
-    if error.name in _THROTTLED:
-        code = "SlowDown" if error.name.endswith("SLOW_DOWN") else "InternalError"
-        return of_refusal(Refusal(503 if code == "SlowDown" else 500, code), place)
+    if error.name in _ANSWERS:
+        return of_refusal(_ANSWERS[error.name], place)
     if error.name in _BODY_ENDED:
         return of_cut(place)
     if "CHECKSUM" in error.name:

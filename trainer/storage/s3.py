@@ -166,6 +166,14 @@ class S3Store(ObjectStore):
                 raise
             return error.response["ResponseMetadata"]["HTTPHeaders"]
 
+    def _server_date(self) -> str:
+        try:
+            return self._probe().get("date", "")
+        except ClientError as error:
+            return str(error.response["ResponseMetadata"]["HTTPHeaders"].get("date", ""))
+        except BotoCoreError:
+            return ""
+
     def _follow_region(self, headers: Mapping[str, str]) -> None:
         region = headers.get("x-amz-bucket-region")
         if region and region != self._client.meta.region_name:
@@ -186,7 +194,7 @@ class S3Store(ObjectStore):
             frozen = credentials.get_frozen_credentials()
             return frozen.access_key or "", frozen.secret_key or "", frozen.token
 
-        return CrtBulk(reach, current, self._attempts)
+        return CrtBulk(reach, current, self._attempts, self._server_date)
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
