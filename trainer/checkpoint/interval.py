@@ -7,6 +7,8 @@ from typing import Literal
 
 _WEIGHT = 0.3
 """Share of the newest measurement in the running averages: settles within about ten steps, shrugs off one slow one."""
+_SHORTEST_STALL_S, _SHORTEST_STEP_S = 1e-3, 1e-6
+"""Below these a measurement says nothing but that the clock is coarse."""
 
 
 def young_daly(stall_s: float, mtbf_s: float) -> float:
@@ -59,11 +61,11 @@ class Interval:
         """Steps between saves as of now, at least 1."""
         if self._every_steps:
             return self._every_steps
-        if not self._step_s:
+        if self._step_s is None:
             return self._warmup_steps
         stall = self._first_stall_s if self._stall_s is None else self._stall_s
-        seconds = young_daly(max(stall, 1e-3), self._mtbf_s)
-        return max(1, round(seconds / self._step_s))
+        seconds = young_daly(max(stall, _SHORTEST_STALL_S), self._mtbf_s)
+        return max(1, round(seconds / max(self._step_s, _SHORTEST_STEP_S)))
 
     def due(self, step: int) -> bool:
         """True when the state after `step` should be saved; a fixed interval saves at its multiples or soon after."""

@@ -68,7 +68,7 @@ class Checkpointer:
 
     Rank 0 decides at each call whether it is a save, and under which name; the others follow, so it does not matter
     that ranks learn at different moments that the save before has ended. `on_event` is called from several threads,
-    with checkpoint_started, checkpoint_committed, checkpoint_failed, checkpoint_skipped, tier_failed, writer_restarted,
+    with checkpoint_started, checkpoint_committed, checkpoint_failed, save_skipped, tier_failed, writer_restarted,
     checkpoints_pruned and prune_failed.
     """
 
@@ -175,7 +175,7 @@ class Checkpointer:
         else:
             if staged is not None:
                 self._staging.release(staged)
-            self._on_event("checkpoint_skipped", {"step": step, "detail": plan.why_not})
+            self._on_event("save_skipped", {"step": step, "detail": plan.why_not})
             with self._changed:
                 self._outcomes.append(SaveOutcome(step, False, plan.why_not, time.monotonic() - began, 0))
         return time.monotonic() - began

@@ -1,0 +1,178 @@
+"""What the save tests share: one rank's Checkpointer on a folder, states to save, and a hand on its writer process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributed import HashStore
+
+from trainer.checkpoint.layout import MANIFESTS, ManifestId
+from trainer.checkpoint.lease import Lease
+from trainer.checkpoint.load import read_checkpoint
+from trainer.checkpoint.parts import Places, read_manifest
+from trainer.checkpoint.saver import Checkpointer
+from trainer.checkpoint.votes import StoreVotes, VoteBox
+from trainer.config import CheckpointConfig
+from trainer.storage import ObjectStore
+
+T = TypeVar("T")
+
+PATIENCE_S = 60.0
+"""Longest wait of a test for something that takes well under a second on a calm machine."""
+
+
+def sample_tensors(seed: int = 1, rows: int = 300) -> dict[str, Tensor]:
+    """A state with every kind of tensor: large, small, empty, of no dimension, of one bit, of 8 and 16 bit floats."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "model/weight": torch.randn(rows, 257, generator=generator),
+        "model/norm": torch.randn(257, generator=generator).bfloat16(),
+        "model/mask": torch.rand(5, 3, generator=generator) > 0.5,
+        "model/scaled": torch.randn(33, generator=generator).to(torch.float8_e4m3fn),
+        "model/transposed": torch.randn(20, 30, generator=generator).t(),
+        "optim/step": torch.tensor(float(seed)),
+        "optim/empty": torch.zeros(0, 4),
+    }
+
+
+def own_tensors(rank: int = 0) -> dict[str, Tensor]:
+    return {f"own/{rank}/rng": torch.arange(100, dtype=torch.uint8) + rank}
+
+
+@dataclass
+class Events:
+    """Collects what a Checkpointer reports."""
+
+    seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def __call__(self, kind: str, fields: dict[str, Any]) -> None:
+        self.seen.append((kind, fields))
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [fields for seen, fields in self.seen if seen == kind]
+
+
+@contextmanager
+def checkpointer(
+    store: ObjectStore,
+    events: Events,
+    *,
+    lease: Lease | None = None,
+    votes: VoteBox | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    parent: ManifestId | None = None,
+    **options: Any,
+) -> Iterator[Checkpointer]:
+    """One rank's Checkpointer, with a settled lease of its own on rank 0 unless one is given; closed afterwards."""
+    if lease is None:
+        lease = Lease.take(store, "this test")
+        lease.settle(parent)
+    saver = Checkpointer(
+        store,
+        votes or StoreVotes(HashStore(), world_size),
+        rank=rank,
+        world_size=world_size,
+        generation=lease.generation,
+        lease=lease if rank == 0 else None,
+        options=CheckpointConfig(**{"vote_timeout_s": PATIENCE_S, **options}),
+        parent=parent,
+        on_event=events,
+    )
+    try:
+        yield saver
+    finally:
+        saver.close()
+
+
+def manifests_of(store: ObjectStore) -> list[ManifestId]:
+    return [i for i in (ManifestId.of_key(info.key) for info in store.list(MANIFESTS)) if i]
+
+
+def assert_holds(store: ObjectStore, manifest_id: ManifestId, expected: dict[str, Tensor]) -> None:
+    """The checkpoint verifies, and its tensors are these to the last bit."""
+    found = read_checkpoint(
+        Places(store), read_manifest(store, manifest_id), want=lambda name: True, on_event=lambda kind, fields: None
+    )
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+        assert raw_bytes(found[name]) == raw_bytes(tensor), name
+
+
+def raw_bytes(tensor: Tensor) -> bytes:
+    flat = tensor.resolve_conj().contiguous().view(-1)
+    return bytes(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
+
+
+def writer_pid() -> int:
+    """The one writer process of this process, once it is there and has taken its name and its signals."""
+    return eventually(_writer_pid, "a writer process")
+
+
+def eventually(look: Callable[[], T], what: str) -> T:
+    """The first true thing that `look` finds when asked again and again; AssertionError after PATIENCE_S."""
+    end = time.monotonic() + PATIENCE_S
+    while not (found := look()):
+        assert time.monotonic() < end, f"no {what} within {PATIENCE_S:.0f} s"
+        time.sleep(0.01)
+    return found
+
+
+def has_ended(pid: int) -> bool:
+    """The process is gone, or waits only for its parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process stands still inside the block; a process that was killed there is none to wake."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if Path(f"/proc/{pid}").exists():
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
+    """A file system that is really this small; skips the test where this user may not mount one."""
+    from tests.conftest import require
+
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, f"size={megabytes}m".encode())
+    require(not failed, f"may not mount a tmpfs here: {os.strerror(ctypes.get_errno())}; run as root")
+    try:
+        yield folder
+    finally:
+        libc.umount2(bytes(folder), 2)
+
+
+def _writer_pid() -> int:
+    for children in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        for pid in children.read_text().split():
+            if b"trainer.checkpoint.writer" in Path(f"/proc/{pid}/cmdline").read_bytes() and _ignores_sigterm(pid):
+                return int(pid)
+    return 0
+
+
+def _ignores_sigterm(pid: str) -> bool:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigIgn:"):
+            return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False

@@ -1,0 +1,387 @@
+"""Promises of a save: it blocks for a copy only, commits all or nothing, and whatever fails, training goes on."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from tests.checkpoint.saving import (
+    PATIENCE_S,
+    Events,
+    assert_holds,
+    checkpointer,
+    eventually,
+    has_ended,
+    manifests_of,
+    own_tensors,
+    sample_tensors,
+    small_disk,
+    stopped,
+    writer_pid,
+)
+from trainer.checkpoint.layout import ATTEMPTS, ManifestId, index_key, tier_root
+from trainer.checkpoint.lease import Lease
+from trainer.checkpoint.parts import read_manifest
+from trainer.checkpoint.votes import StoreVotes
+from trainer.config import TierConfig
+from trainer.errors import LostRunError
+from trainer.storage import ObjectStore, StorageError, open_store
+from trainer.storage.local import LocalStore
+
+ALL = {**sample_tensors(), **own_tensors()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "run"))
+
+
+def test_what_was_saved_is_what_loads_even_though_training_changed_it_at_once(store: ObjectStore) -> None:
+    tensors, own, events = sample_tensors(), own_tensors(), Events()
+    state = {"progress": {"step": 7}}
+    with checkpointer(store, events) as saver:
+        blocked = saver.save(7, tensors, own, state, {"note": "x"})
+        for tensor in (*tensors.values(), *own.values()):
+            tensor.zero_()
+        state["progress"]["step"] = 8
+        (outcome,) = saver.wait(PATIENCE_S)
+        assert not saver.busy
+        assert saver.estimate_s == outcome.seconds >= blocked > 0
+    assert outcome.committed
+    assert_holds(store, ManifestId(1, 7), ALL)
+    manifest = read_manifest(store, ManifestId(1, 7))
+    assert (manifest.state, manifest.about) == ({"progress": {"step": 7}}, {"note": "x"})
+    assert outcome.bytes == manifest.data_bytes
+    assert [kind for kind, _ in events.seen] == ["checkpoint_started", "checkpoint_committed"]
+
+
+def test_a_compressed_checkpoint_loads_the_same_bits(store: ObjectStore) -> None:
+    pytest.importorskip("zstandard")
+    tensors = {"zeros": torch.zeros(3_000_000), "noise": torch.randn(3_000_001)}
+    with checkpointer(store, Events(), compression="planes-zstd") as saver:
+        saver.save(1, tensors, {}, {}, {})
+        (outcome,) = saver.wait(PATIENCE_S)
+    assert outcome.committed
+    assert outcome.bytes < sum(tensor.nbytes for tensor in tensors.values())
+    assert_holds(store, ManifestId(1, 1), tensors)
+
+
+def test_a_state_that_grows_or_shrinks_between_saves_is_saved_whole(store: ObjectStore) -> None:
+    with checkpointer(store, Events()) as saver:
+        for step, rows in enumerate((10, 9000, 3), start=1):
+            saver.save(step, sample_tensors(step, rows), {}, {}, {})
+            saver.wait(PATIENCE_S)
+    for step, rows in enumerate((10, 9000, 3), start=1):
+        assert_holds(store, ManifestId(1, step), sample_tensors(step, rows))
+
+
+def test_prepared_memory_is_used_by_the_first_save(store: ObjectStore) -> None:
+    with checkpointer(store, Events()) as saver:
+        saver.prepare(sample_tensors(), own_tensors())
+        saver.save(1, sample_tensors(), own_tensors(), {}, {})
+        assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
+    assert_holds(store, ManifestId(1, 1), ALL)
+
+
+def test_a_save_that_finds_one_in_flight_is_skipped_and_says_so(store: ObjectStore) -> None:
+    events = Events()
+    with checkpointer(store, events) as saver:
+        with stopped(writer_pid()):
+            saver.save(1, ALL, {}, {}, {})
+            assert saver.busy
+            assert saver.remaining_s is not None
+            saver.save(2, ALL, {}, {}, {})
+            (skipped,) = saver.poll()
+        (first,) = saver.wait(PATIENCE_S)
+        assert saver.remaining_s is None
+    assert (skipped.step, skipped.committed) == (2, False)
+    assert "step 1" in skipped.detail
+    assert (first.step, first.committed) == (1, True)
+    assert manifests_of(store) == [ManifestId(1, 1)]
+    assert len(events.of("save_skipped")) == 1
+
+
+def test_an_urgent_save_does_not_wait_for_the_one_in_flight_and_both_commit(store: ObjectStore) -> None:
+    with checkpointer(store, Events()) as saver:
+        with stopped(writer_pid()):
+            saver.save(1, sample_tensors(1), {}, {}, {})
+            saver.save(2, sample_tensors(2), {}, {}, {}, urgent=True)
+        assert [(o.step, o.committed) for o in saver.wait(PATIENCE_S)] == [(1, True), (2, True)]
+        saver.save(3, sample_tensors(3), {}, {}, {})
+        saver.wait(PATIENCE_S)
+    for step in (1, 2, 3):
+        assert_holds(store, ManifestId(1, step), sample_tensors(step))
+
+
+def test_a_writer_killed_during_a_save_costs_that_save_and_nothing_else(store: ObjectStore) -> None:
+    events = Events()
+    with checkpointer(store, events) as saver:
+        pid = writer_pid()
+        with stopped(pid):
+            saver.save(1, sample_tensors(1), {}, {}, {})
+            os.kill(pid, signal.SIGKILL)
+            (lost,) = saver.wait(PATIENCE_S)
+        saver.save(2, sample_tensors(2), {}, {}, {})
+        (saved,) = saver.wait(PATIENCE_S)
+    assert (lost.step, lost.committed) == (1, False)
+    assert "SIGKILL" in lost.detail
+    assert (saved.step, saved.committed) == (2, True)
+    assert manifests_of(store) == [ManifestId(1, 2)]
+    assert len(events.of("writer_restarted")) == 1
+
+
+def test_a_writer_killed_between_saves_costs_nothing(store: ObjectStore) -> None:
+    events = Events()
+    with checkpointer(store, events) as saver:
+        pid = writer_pid()
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: has_ended(pid), "end of the writer")
+        saver.save(1, ALL, {}, {}, {})
+        assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
+    assert len(events.of("writer_restarted")) == 1
+
+
+def test_a_rank_that_never_votes_ends_the_attempt_without_a_manifest(store: ObjectStore) -> None:
+    events = Events()
+    with checkpointer(store, events, world_size=2, vote_timeout_s=0.3) as saver:
+        saver.save(1, ALL, {}, {}, {})
+        (outcome,) = saver.wait(PATIENCE_S)
+    assert not outcome.committed
+    assert "rank 1" in outcome.detail
+    assert manifests_of(store) == []
+    assert len(events.of("checkpoint_failed")) == 1
+
+
+def test_a_job_that_lost_its_run_commits_nothing_and_says_who_owns_it_now(store: ObjectStore) -> None:
+    with checkpointer(store, Events()) as saver:
+        saver.save(1, ALL, {}, {}, {})
+        saver.wait(PATIENCE_S)
+        Lease.take(store, "the newer job")
+        saver.save(2, ALL, {}, {}, {})
+        with pytest.raises(LostRunError, match="the newer job") as lost:
+            saver.wait(PATIENCE_S)
+        with pytest.raises(LostRunError):
+            saver.save(3, ALL, {}, {}, {})
+        with pytest.raises(LostRunError):
+            saver.poll()
+    assert "generation 2" in str(lost.value)
+    assert lost.value.exit_code == 86
+    assert manifests_of(store) == [ManifestId(1, 1)]
+
+
+class FlakyStore(LocalStore):
+    """A store in trouble around manifests: it loses the answer after storing, refuses, or finds another's object there."""
+
+    def __init__(self, uri: str, mood: str) -> None:
+        super().__init__(uri)
+        self.mood = mood
+
+    def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
+        if not key.startswith("manifests/") or not self.mood:
+            return super().put(key, body, if_absent=if_absent, if_match=if_match)
+        if self.mood == "answer lost":
+            super().put(key, body, if_absent=if_absent, if_match=if_match)
+            raise StorageError("the answer was lost")
+        if self.mood == "answer lost, then retried":
+            super().put(key, body, if_absent=if_absent, if_match=if_match)
+            return super().put(key, body, if_absent=if_absent, if_match=if_match)
+        if self.mood == "foreign object":
+            super().put(key, b"{}")
+            return super().put(key, body, if_absent=if_absent, if_match=if_match)
+        raise StorageError("the store is away")
+
+
+@pytest.mark.parametrize("mood", ["answer lost", "answer lost, then retried"])
+def test_a_commit_whose_answer_got_lost_counts_as_the_success_it_was(tmp_path: Path, mood: str) -> None:
+    store = FlakyStore(str(tmp_path / "run"), mood)
+    with checkpointer(store, Events()) as saver:
+        saver.save(1, ALL, {}, {}, {})
+        assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
+    assert_holds(store, ManifestId(1, 1), ALL)
+
+
+@pytest.mark.parametrize("mood", ["away", "foreign object"])
+def test_a_commit_that_the_store_refuses_is_reported_once_and_the_next_save_tries_again(
+    tmp_path: Path, mood: str
+) -> None:
+    store, events = FlakyStore(str(tmp_path / "run"), mood), Events()
+    with checkpointer(store, events) as saver:
+        saver.save(1, ALL, {}, {}, {})
+        (refused,) = saver.wait(PATIENCE_S)
+        store.mood = ""
+        saver.save(2, ALL, {}, {}, {})
+        (saved,) = saver.wait(PATIENCE_S)
+    assert (refused.committed, saved.committed) == (False, True)
+    (failure,) = events.of("checkpoint_failed")
+    assert failure["step"] == 1
+    assert "\n" not in failure["detail"]
+
+
+def test_a_second_try_at_a_step_that_is_committed_already_reports_the_commit_that_stands(store: ObjectStore) -> None:
+    with checkpointer(store, Events()) as saver:
+        saver.save(1, sample_tensors(1), {}, {}, {})
+        saver.wait(PATIENCE_S)
+        first = read_manifest(store, ManifestId(1, 1)).attempt
+        saver.save(1, sample_tensors(1), {}, {}, {}, urgent=True)
+        (again,) = saver.wait(PATIENCE_S)
+    assert again.committed
+    assert first in again.detail
+    assert_holds(store, ManifestId(1, 1), sample_tensors(1))
+
+
+def test_a_part_that_vanished_before_the_commit_prevents_it(tmp_path: Path) -> None:
+    class Thief(LocalStore):
+        def stat(self, key: str) -> Any:
+            if key.startswith(ATTEMPTS) and key.endswith(".json"):
+                self.delete(key)
+            return super().stat(key)
+
+    store = Thief(str(tmp_path / "run"))
+    with checkpointer(store, Events()) as saver:
+        saver.save(1, ALL, {}, {}, {})
+        (outcome,) = saver.wait(PATIENCE_S)
+    assert not outcome.committed
+    assert "rank 0" in outcome.detail
+    assert manifests_of(store) == []
+
+
+def test_a_full_disk_under_a_tier_is_reported_and_the_run_still_gets_its_checkpoint(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    events = Events()
+    with small_disk(tmp_path / "small", 1) as small:
+        good = TierConfig(kind="nvme", path=str(tmp_path / "nvme"))
+        tiers = (good, TierConfig(kind="memory", path=str(small)))
+        big = {"weight": torch.randn(500_000)}
+        with checkpointer(store, events, tiers=tiers) as saver:
+            saver.save(1, big, {}, {}, {})
+            assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
+    (failure,) = events.of("tier_failed")
+    assert failure["tier"].startswith(str(small))
+    assert "no space left" in failure["detail"]
+    assert_holds(store, ManifestId(1, 1), big)
+    copies = open_store(tier_root(good.path, store.uri))
+    assert copies.stat(index_key(read_manifest(store, ManifestId(1, 1)).attempt, 0)).size > 0
+
+
+def test_a_full_disk_under_the_run_costs_saves_until_there_is_space_again(tmp_path: Path) -> None:
+    events = Events()
+    with small_disk(tmp_path / "small", 8) as small:
+        store = open_store(str(small / "run"))
+        (small / "ballast").write_bytes(bytes(6 << 20))
+        big = {"weight": torch.randn(1_000_000)}
+        with checkpointer(store, events) as saver:
+            saver.save(1, big, {}, {}, {})
+            (failed,) = saver.wait(PATIENCE_S)
+            (small / "ballast").unlink()
+            saver.save(2, big, {}, {}, {})
+            (saved,) = saver.wait(PATIENCE_S)
+        assert (failed.committed, saved.committed) == (False, True)
+        assert "no space left" in failed.detail
+        assert "\n" not in failed.detail
+        assert_holds(store, ManifestId(1, 2), big)
+
+
+def test_a_tier_keeps_the_last_commit_and_the_newest_copy_only(store: ObjectStore, tmp_path: Path) -> None:
+    tier = TierConfig(kind="nvme", path=str(tmp_path / "nvme"))
+    with checkpointer(store, Events(), tiers=(tier,)) as saver:
+        for step in (1, 2, 3, 4):
+            saver.save(step, ALL, {}, {}, {})
+            assert all(outcome.committed for outcome in saver.wait(PATIENCE_S))
+    copies = open_store(tier_root(tier.path, store.uri))
+    kept = {info.key.split("/")[1] for info in copies.list(ATTEMPTS)}
+    assert kept == {read_manifest(store, ManifestId(1, step)).attempt for step in (3, 4)}
+
+
+def test_a_tier_keeps_the_checkpoint_that_a_new_generation_began_from(store: ObjectStore, tmp_path: Path) -> None:
+    tier = TierConfig(kind="nvme", path=str(tmp_path / "nvme"))
+    with checkpointer(store, Events(), tiers=(tier,)) as saver:
+        for step in (1, 2):
+            saver.save(step, ALL, {}, {}, {})
+            saver.wait(PATIENCE_S)
+    begun_from = ManifestId(1, 2)
+    with checkpointer(store, Events(), tiers=(tier,), parent=begun_from) as saver:
+        saver.save(3, ALL, {}, {}, {})
+        saver.wait(PATIENCE_S)
+    copies = open_store(tier_root(tier.path, store.uri))
+    kept = {info.key.split("/")[1] for info in copies.list(ATTEMPTS)}
+    assert kept == {read_manifest(store, commit).attempt for commit in (begun_from, ManifestId(2, 3))}
+    assert read_manifest(store, ManifestId(2, 3)).parent == begun_from
+
+
+def test_old_checkpoints_are_pruned_as_the_options_say(store: ObjectStore) -> None:
+    events = Events()
+    with checkpointer(store, events, keep_last=2) as saver:
+        for step in range(1, 6):
+            saver.save(step, ALL, {}, {}, {})
+            saver.wait(PATIENCE_S)
+            eventually(lambda: len(manifests_of(store)) <= 2, "pruning")
+    assert manifests_of(store) == [ManifestId(1, 4), ManifestId(1, 5)]
+    assert events.of("checkpoints_pruned")
+
+
+def test_a_pruning_that_fails_is_reported_and_costs_no_checkpoint(tmp_path: Path) -> None:
+    class Undeletable(LocalStore):
+        def delete(self, key: str, *, if_match: str | None = None) -> None:
+            raise StorageError("deleting is not allowed here")
+
+    store, events = Undeletable(str(tmp_path / "run")), Events()
+    with checkpointer(store, events, keep_last=2) as saver:
+        for step in (1, 2, 3):
+            saver.save(step, ALL, {}, {}, {})
+            assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
+    assert "not allowed" in events.of("prune_failed")[0]["detail"]
+
+
+def test_a_state_that_would_not_read_back_as_it_is_is_refused_and_notes_for_people_are_not(store: ObjectStore) -> None:
+    with checkpointer(store, Events()) as saver:
+        with pytest.raises(ValueError, match="state"):
+            saver.save(1, ALL, {}, {"best": math.nan}, {})
+        saver.save(1, ALL, {}, {}, {"loss": math.nan, "path": Path("/x"), "list": [1.5, math.inf]})
+        assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
+    assert read_manifest(store, ManifestId(1, 1)).about == {"loss": "nan", "path": "/x", "list": [1.5, "inf"]}
+
+
+def test_closing_with_a_save_in_flight_is_quick_and_leaves_neither_threads_nor_a_child(store: ObjectStore) -> None:
+    before = set(threading.enumerate())
+    with checkpointer(store, Events()) as saver:
+        pid = writer_pid()
+        with stopped(pid):
+            saver.save(1, ALL, {}, {}, {})
+            began = time.monotonic()
+            saver.close()
+            assert time.monotonic() - began < 10
+    assert not os.path.exists(f"/proc/{pid}")
+    assert set(threading.enumerate()) <= before
+    assert manifests_of(store) == []
+
+
+def test_a_rank_whose_rank_0_is_silent_goes_on_training(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.checkpoint.saver.PLAN_S", 0.2)
+    events = Events()
+    with checkpointer(store, events, rank=1, world_size=2) as saver:
+        saver.save(1, ALL, {}, {}, {})
+        (outcome,) = saver.poll()
+        assert not outcome.committed
+        assert "rank 0" in outcome.detail
+        assert not saver.busy
+
+
+def test_what_was_said_about_past_saves_is_forgotten(store: ObjectStore) -> None:
+    board = HashStore()
+    keys = []
+    with checkpointer(store, Events(), votes=StoreVotes(board, 1)) as saver:
+        for step in range(1, 6):
+            saver.save(step, ALL, {}, {}, {})
+            saver.wait(PATIENCE_S)
+            keys.append(board.num_keys())
+    assert keys[-1] == keys[-2] == keys[1]

@@ -1,0 +1,184 @@
+"""Promises of the lease: one owner, the newest; and a checkpoint that an older job commits too late never wins."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from trainer.checkpoint.layout import LEASE, ManifestId
+from trainer.checkpoint.lease import Lease, LeaseRecord, Settlement, live_manifests, read_lineage
+from trainer.checkpoint.records import DamagedRecordError, Manifest, NewerFormatError, encode, seal
+from trainer.errors import LostRunError, UserError
+from trainer.storage import ObjectStore, PreconditionError, open_store
+from trainer.storage.local import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "run"))
+
+
+def test_the_newer_job_wins_and_the_older_one_learns_from_whom(store: ObjectStore) -> None:
+    older = Lease.take(store, "host-a, job 1")
+    older.settle(None)
+    older.check()
+    newer = Lease.take(store, "host-b, job 2")
+    for attempt in (older.check, lambda: older.settle(None)):
+        with pytest.raises(LostRunError, match="host-b, job 2") as lost:
+            attempt()
+        assert "generation 2" in str(lost.value)
+        assert "generation 1" in str(lost.value)
+        assert "fix:" in str(lost.value)
+    newer.check()
+    newer.settle(ManifestId(1, 5))
+    assert read_lineage(store) == (Settlement(1, None), Settlement(2, ManifestId(1, 5)))
+
+
+def test_jobs_that_take_a_run_at_the_same_moment_get_different_generations(store: ObjectStore) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        leases = list(pool.map(lambda number: Lease.take(store, f"job {number}"), range(6)))
+    assert sorted(lease.generation for lease in leases) == [1, 2, 3, 4, 5, 6]
+    newest = max(leases, key=lambda lease: lease.generation)
+    newest.check()
+    for lease in leases:
+        if lease is not newest:
+            with pytest.raises(LostRunError):
+                lease.check()
+
+
+def test_a_take_or_settle_whose_answer_got_lost_counts_once(tmp_path: Path) -> None:
+    class Stuttering(LocalStore):
+        def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
+            super().put(key, body, if_absent=if_absent, if_match=if_match)
+            raise PreconditionError("the retry met its own success")
+
+    store = Stuttering(str(tmp_path / "run"))
+    lease = Lease.take(store, "job")
+    lease.settle(None)
+    lease.check()
+    assert lease.generation == 1
+    assert read_lineage(store) == (Settlement(1, None),)
+
+
+def test_a_job_whose_lease_was_removed_stops(store: ObjectStore) -> None:
+    lease = Lease.take(store, "job")
+    store.delete(LEASE)
+    with pytest.raises(LostRunError, match="removed"):
+        lease.check()
+
+
+def test_a_damaged_lease_is_one_line_with_the_fix_and_of_a_newer_format_too(store: ObjectStore) -> None:
+    Lease.take(store, "job")
+    raw = store.read(LEASE)[0]
+    store.put(LEASE, raw.replace(b'"owner":"job"', b'"owner":"jab"'))
+    with pytest.raises(UserError, match="damaged") as damaged:
+        Lease.take(store, "job")
+    assert len(damaged.value.problems) == 1
+    assert "fix:" in damaged.value.problems[0]
+    store.put(LEASE, seal({"version": 2}))
+    with pytest.raises(NewerFormatError, match="upgrade"):
+        Lease.take(store, "job")
+
+
+def test_a_lease_that_was_removed_is_rebuilt_from_the_manifests(store: ObjectStore) -> None:
+    for generation, step, parent in ((1, 10, None), (1, 20, None), (4, 25, ManifestId(1, 20))):
+        manifest = Manifest(generation, step, f"{generation:06d}-{step:010d}-00000000", parent, 1, "", ())
+        store.put(manifest.id.key, encode(manifest))
+    store.put("manifests/000003-0000000022.json", b"damaged")
+    store.put("metrics/000006-00001.jsonl", b"")
+    lease = Lease.take(store, "job")
+    assert lease.generation == 7, "a generation that left anything behind is never used again"
+    assert lease.lineage == (Settlement(1, None), Settlement(4, ManifestId(1, 20)))
+
+
+commits = st.builds(ManifestId, st.integers(1, 10**7), st.integers(0, 10**11))
+settlements = st.builds(Settlement, st.integers(1, 10**7), st.none() | commits)
+
+
+@given(st.integers(1, 10**7), st.text(), st.text(), st.text(), st.lists(settlements, max_size=5).map(tuple))
+def test_lease_records_round_trip_and_notice_every_changed_byte(
+    generation: int, owner: str, taken: str, nonce: str, lineage: tuple[Settlement, ...]
+) -> None:
+    record = LeaseRecord(generation, owner, taken, nonce, lineage)
+    raw = record.encode()
+    assert LeaseRecord.decode(raw) == record
+    middle = len(raw) // 2
+    with pytest.raises(DamagedRecordError):
+        LeaseRecord.decode(raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :])
+
+
+@given(st.lists(commits), st.lists(settlements), st.integers(0, 10**7))
+def test_whatever_a_lease_says_the_live_checkpoints_are_some_of_those_there_newest_first(
+    ids: list[ManifestId], lineage: list[Settlement], generation: int
+) -> None:
+    live = live_manifests(ids, lineage, generation)
+    assert set(live) <= set(ids)
+    assert live == sorted(set(live), reverse=True)
+    assert all(commit.generation <= generation for commit in live)
+
+
+@dataclass
+class Job:
+    """One generation as the history machine knows it: what it loaded, and what it may still commit."""
+
+    generation: int
+    settled: bool = False
+    step: int = 0
+    history: list[ManifestId] = field(default_factory=list)
+    """What a resume from this job's work may load, newest first."""
+
+
+class Histories(RuleBasedStateMachine):
+    """Jobs take the run, settle, train and commit in any order; the older ones do not know yet that they lost it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: list[Job] = []
+        self.ids: list[ManifestId] = []
+        self.lineage: list[Settlement] = []
+
+    @property
+    def truth(self) -> list[ManifestId]:
+        settled = [job for job in self.jobs if job.settled]
+        return settled[-1].history if settled else []
+
+    def live(self) -> list[ManifestId]:
+        return live_manifests(self.ids, self.lineage, len(self.jobs))
+
+    @rule()
+    def take(self) -> None:
+        self.jobs.append(Job(len(self.jobs) + 1))
+
+    @precondition(lambda self: self.jobs and not self.jobs[-1].settled)
+    @rule(damaged=st.integers(0, 2))
+    def settle(self, damaged: int) -> None:
+        """The newest job loads the newest live checkpoint that verifies; `damaged` ones are passed over."""
+        job, live = self.jobs[-1], self.live()
+        if live and damaged >= len(live):
+            return
+        job.history = live[damaged:]
+        parent = job.history[0] if job.history else None
+        job.settled, job.step = True, parent.step if parent else 0
+        self.lineage.append(Settlement(job.generation, parent))
+
+    @precondition(lambda self: any(job.settled for job in self.jobs))
+    @rule(data=st.data(), steps=st.integers(1, 3))
+    def commit(self, data: st.DataObject, steps: int) -> None:
+        """Any job that ever trained commits, a zombie among them: its check of the lease came before the newer job."""
+        job = data.draw(st.sampled_from([job for job in self.jobs if job.settled]))
+        job.step += steps
+        self.ids.append(ManifestId(job.generation, job.step))
+        job.history = [self.ids[-1], *job.history]
+
+    @invariant()
+    def what_loads_is_the_history_of_the_newest_job_that_trained(self) -> None:
+        assert self.live() == self.truth
+
+
+TestHistories = Histories.TestCase

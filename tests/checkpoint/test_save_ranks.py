@@ -1,0 +1,85 @@
+"""Promises of a save by several processes: every byte of every rank or no checkpoint, in a folder and in S3."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+from torch.distributed import TCPStore
+
+from tests.checkpoint.saving import PATIENCE_S, assert_holds, manifests_of, own_tensors, sample_tensors
+from tests.lab.servers import S3Place
+from trainer.checkpoint.layout import ManifestId
+from trainer.checkpoint.parts import read_manifest
+from trainer.storage import open_store
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def board() -> TCPStore:
+    """The store that votes go through, hosted outside the ranks as torchrun's agent does."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def run_ranks(world: int, board: TCPStore, uri: str, steps: int, *, options: dict[int, list[str]]) -> list[list[str]]:
+    """What each rank printed, line by line."""
+    command = [sys.executable, "-m", "tests.checkpoint.saving_rank"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(world), str(board.port), uri, str(steps), *options.get(rank, [])],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        return [rank.communicate(timeout=4 * PATIENCE_S)[0].splitlines() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def everything(step: int, world: int) -> dict[str, Tensor]:
+    own = {name: tensor for rank in range(world) for name, tensor in own_tensors(rank).items()}
+    return {**sample_tensors(step), **own}
+
+
+def test_ranks_store_the_shared_state_once_between_them_and_all_learn_of_the_commit(
+    board: TCPStore, tmp_path: Path
+) -> None:
+    uri = str(tmp_path / "run")
+    said = run_ranks(3, board, uri, 3, options={})
+    assert said == [[f"{step} True committed" for step in (1, 2, 3)]] * 3
+    store = open_store(uri)
+    for step in (1, 2, 3):
+        assert_holds(store, ManifestId(1, step), everything(step, 3))
+    manifest = read_manifest(store, ManifestId(1, 3))
+    sizes = [part.data_size for part in manifest.parts]
+    assert len(sizes) == manifest.world_size == 3
+    assert max(sizes) < 0.4 * sum(sizes)
+
+
+def test_a_rank_that_dies_in_a_save_costs_that_checkpoint_and_the_one_before_it_stays(
+    board: TCPStore, tmp_path: Path
+) -> None:
+    uri = str(tmp_path / "run")
+    options = {0: ["--vote-timeout", "3"], 1: ["--die-at", "2"]}
+    first, second = run_ranks(2, board, uri, 2, options=options)
+    assert first[0] == second[0] == "1 True committed"
+    assert len(second) == 1
+    assert first[1].startswith("2 False no word from rank 1")
+    store = open_store(uri)
+    assert manifests_of(store) == [ManifestId(1, 1)]
+    assert_holds(store, ManifestId(1, 1), everything(1, 2))
+
+
+def test_ranks_save_to_s3(board: TCPStore, s3: S3Place) -> None:
+    said = run_ranks(2, board, s3.uri(), 2, options={})
+    assert said == [["1 True committed", "2 True committed"]] * 2
+    for step in (1, 2):
+        assert_holds(open_store(s3.uri()), ManifestId(1, step), everything(step, 2))
