@@ -167,7 +167,7 @@ class InterruptConfig(Section):
     """Treat a rebalance recommendation as a notice."""
     poll_s: Seconds = 2.0
     deadline: str | None = None
-    """RFC 3339 time at which the capacity ends (capacity block), e.g. 2026-12-01T11:30:00Z."""
+    """RFC 3339 time at which the instances go, e.g. 2026-12-01T11:00:00Z: for a capacity block 30 minutes before its end."""
     deadline_margin_s: Seconds = 300.0
     """Stop this long before `deadline`."""
 

@@ -116,6 +116,16 @@ def test_a_deadline_that_has_passed_gives_notice_at_once() -> None:
     assert notice.remaining(50.0) == 0.0
 
 
+def test_a_deadline_waits_for_a_clock_that_does_not_tell_the_time_yet_and_then_trusts_it() -> None:
+    _, on_event = events()
+    told: list[float | None] = [None, None, 500_000.0]
+    end = datetime.fromtimestamp(500_060, UTC).isoformat()
+    deadline = Deadline(end, 90.0, wall_clock=lambda: told.pop(0), monotonic=lambda: 7.0, on_event=on_event)
+    assert [deadline.poll(), deadline.poll()] == [None, None]
+    for _ in range(2):
+        assert deadline.poll() == Notice("deadline", f"capacity ends at {end}", 67.0)
+
+
 def test_a_deadline_falls_back_to_the_local_clock_when_the_store_does_not_tell_the_time() -> None:
     def unreachable() -> float:
         raise StorageError("the store does not answer")

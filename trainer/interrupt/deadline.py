@@ -26,8 +26,8 @@ def parse_time(text: str) -> float:
 class Deadline:
     """Gives notice `margin_s` before the end, counted on the monotonic clock.
 
-    `wall_clock` is asked once, at the first poll; give it `ObjectStore.now`, and a wrong clock on this machine does
-    not matter. If it fails, this machine's clock is used and one warning says so.
+    `wall_clock` is asked until it tells the time, once; None means not yet. Give it `ObjectStore.now`, and a wrong clock
+    on this machine does not matter. If it fails, this machine's clock is used and one warning says so.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Deadline:
         text: str,
         margin_s: float,
         *,
-        wall_clock: Callable[[], float],
+        wall_clock: Callable[[], float | None],
         monotonic: Callable[[], float],
         on_event: OnEvent,
     ) -> None:
@@ -50,12 +50,15 @@ class Deadline:
     def poll(self) -> Notice | None:
         if self._end is None:
             asked = self._monotonic()
-            self._end = asked + self._end_unix - self._unix_now()
+            now = self._unix_now()
+            if now is None:
+                return None
+            self._end = asked + self._end_unix - now
         if self._monotonic() < self._end - self._margin_s:
             return None
         return Notice("deadline", f"capacity ends at {self._text}", self._end)
 
-    def _unix_now(self) -> float:
+    def _unix_now(self) -> float | None:
         try:
             return self._wall_clock()
         except (UserError, OSError) as error:
