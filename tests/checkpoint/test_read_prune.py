@@ -34,7 +34,7 @@ def put_lease(store: ObjectStore, generation: int, *lineage: tuple[int, Manifest
 
 def write_steps(store: ObjectStore, steps: Iterable[int], generation: int = 1, metric: float | None = None) -> None:
     for step in steps:
-        about = {} if metric is None else {"metric": metric}
+        about = {} if metric is None else {"eval_loss": metric}
         write_checkpoint(
             store,
             step,
@@ -262,6 +262,7 @@ class Fragile(LocalStore):
         super().delete(key, if_match=if_match)
 
 
+@pytest.mark.slow
 def test_killed_after_any_store_call_the_newest_checkpoints_load_and_the_next_pruning_finishes(tmp_path: Path) -> None:
     calls, done = 0, False
     while not done:

@@ -226,8 +226,8 @@ class _Pruning:
 
 
 def metric_of(manifest: Manifest) -> float | None:
-    """The metric at this step as the run recorded it (`about.metric`, smaller is better), or None."""
-    value = manifest.about.get("metric")
+    """The newest evaluation's loss when this was saved (`about.eval_loss`), or None."""
+    value = manifest.about.get("eval_loss")
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 

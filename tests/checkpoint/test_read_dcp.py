@@ -1,0 +1,114 @@
+"""Promises to users of torch.distributed.checkpoint: their own state dicts fill with verified bytes, however sharded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from tests.checkpoint.test_read_prune import put_lease
+from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
+from trainer.checkpoint.dcp_reader import LustrainReader
+from trainer.checkpoint.layout import ManifestId
+from trainer.errors import UserError
+from trainer.storage.local import LocalStore
+
+ROWS = 997
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    store = LocalStore(str(tmp_path / "run"))
+    put_lease(store, 1, (1, None))
+    for step in (10, 20):
+        write_checkpoint(store, step, split_state(sample_state(step, ROWS), 3), nonce=f"{step:08x}")
+    return store
+
+
+def model_of(step: int) -> dict[str, torch.Tensor]:
+    state = sample_state(step, ROWS)
+    return {name.removeprefix("model/"): tensor for name, tensor in state.items() if name.startswith("model/")}
+
+
+def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    for name, tensor in expected.items():
+        assert got[name].dtype == tensor.dtype
+        assert torch.equal(got[name], tensor), name
+
+
+@pytest.mark.parametrize(("step", "found"), [(None, 20), (10, 10)])
+def test_plain_tensors_are_filled_from_the_chosen_checkpoint(store: LocalStore, step: int | None, found: int) -> None:
+    state = {name: torch.zeros_like(tensor) for name, tensor in sample_state(0, ROWS).items()}
+    dcp.load(state, storage_reader=LustrainReader(store.uri, step=step), no_dist=True)
+    assert_same(state, sample_state(found, ROWS))
+
+
+def test_with_a_prefix_a_models_own_state_dict_is_enough(store: LocalStore) -> None:
+    state = {name: torch.zeros_like(tensor) for name, tensor in model_of(0).items()}
+    dcp.load(state, storage_reader=LustrainReader(store, prefix="model/"), no_dist=True)
+    assert_same(state, model_of(20))
+
+
+def test_checkpoint_id_names_another_run(store: LocalStore, tmp_path: Path) -> None:
+    other = LocalStore(str(tmp_path / "other"))
+    put_lease(other, 1, (1, None))
+    write_checkpoint(other, 30, split_state(sample_state(30, ROWS), 2))
+    state = {"optim/step": torch.zeros(())}
+    dcp.load(state, storage_reader=LustrainReader(store), checkpoint_id=other.uri, no_dist=True)
+    assert state["optim/step"].item() == 30
+
+
+def test_a_flipped_bit_never_reaches_a_tensor(store: LocalStore) -> None:
+    flip_bit(store, f"attempts/000001-0000000020-{20:08x}/rank-00001.bin", 77)
+    state = {name: torch.zeros_like(tensor) for name, tensor in model_of(0).items()}
+    with pytest.raises(CheckpointException, match=r"rank 1, .*block 0: checksum"):
+        dcp.load(state, storage_reader=LustrainReader(store, prefix="model/"), no_dist=True)
+
+
+def test_a_step_that_is_not_there_and_a_place_without_a_run_are_lines(store: LocalStore, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--step = 15: .*allowed: 20, 10"):
+        LustrainReader(store, step=15)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"holds no run: there is no lease\.json"):
+        LustrainReader(str(tmp_path / "empty"))
+
+
+def test_ranks_that_found_different_newest_checkpoints_do_not_mix_them(store: LocalStore) -> None:
+    early, late = LustrainReader(store, step=10), LustrainReader(store, step=20)
+    plans = [reader.prepare_local_plan(LoadPlan([])) for reader in (early, late)]
+    assert plans[0].storage_data == ManifestId(1, 10)
+    with pytest.raises(UserError, match="different newest checkpoints"):
+        late.prepare_global_plan(plans)
+
+
+def _load_sharded(rank: int, world: int, uri: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,))
+    expected = model_of(20)
+    placements: dict[str, Any] = {"embed.weight": Shard(0), "mask": Shard(1), "norm.weight": Replicate()}
+    state = {
+        name: distribute_tensor(torch.zeros_like(expected[name]), mesh, [placement])
+        for name, placement in placements.items()
+    }
+    dcp.load(state, storage_reader=LustrainReader(uri, prefix="model/"))
+    for name, tensor in state.items():
+        assert isinstance(tensor, DTensor)
+        assert torch.equal(tensor.full_tensor(), expected[name]), name
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_sharded_tensors_of_two_processes_are_filled_from_the_parts_of_three_ranks(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    mp.spawn(_load_sharded, args=(2, store.uri, str(tmp_path)), nprocs=2)

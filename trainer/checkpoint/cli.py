@@ -1,0 +1,243 @@
+"""`python -m trainer checkpoints list | verify | prune | export RUN_URI`: look at a run's checkpoints and tend them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from trainer.checkpoint.export import export
+from trainer.checkpoint.history import History, choose, read_history
+from trainer.checkpoint.layout import CONFIG, ManifestId
+from trainer.checkpoint.parts import read_manifest
+from trainer.checkpoint.prune import PruneReport, metric_of, prune
+from trainer.checkpoint.verify import verify_checkpoint
+from trainer.config import CheckpointConfig, TaskConfig, problems_of
+from trainer.errors import EXIT_DONE, UserError, problem
+from trainer.progress import BYTES, Progress, amount_text
+from trainer.run import read_stored
+from trainer.storage import CorruptObjectError, ObjectStore, open_store
+from trainer.tasks import make_task
+
+EXIT_DAMAGED = 1
+_THREADS = 8
+_PRUNE_HELP = """\
+Remove checkpoints that the run's own settings (or the flags) do not keep, and leftovers older than a day. Safe beside a
+running job: only checkpoints of the run's live history count, the newest ones always stay, and pruning ends when another
+job takes the run."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One row of `list`; what a damaged manifest cannot say is None."""
+
+    generation: int
+    step: int
+    state: str
+    """`live`, `dead` (beside the run's history) or `damaged` (its manifest cannot be read)."""
+    created: str | None = None
+    bytes: int | None = None
+    ranks: int | None = None
+    eval_loss: float | None = None
+    problem: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="what the run holds, newest first")
+    verify = actions.add_parser("verify", help="read and check every byte; exit 1 and the place when one is damaged")
+    verify.add_argument(
+        "--step", type=int, metavar="N", help="only the checkpoint of this step (default: all live ones)"
+    )
+    pruning = actions.add_parser("prune", help="remove what need not be kept", description=_PRUNE_HELP)
+    pruning.add_argument("--dry-run", action="store_true", help="say what would go, remove nothing")
+    pruning.add_argument("--keep-last", type=int, metavar="N", help="newest checkpoints to keep, at least 2")
+    pruning.add_argument("--keep-every-steps", type=int, metavar="N", help="also keep one every N steps; 0: none")
+    pruning.add_argument("--keep-best", action=argparse.BooleanOptionalAction, help="also keep the best by eval loss")
+    exporting = actions.add_parser("export", help="write the model's weights as safetensors")
+    exporting.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
+    exporting.add_argument("--out", required=True, metavar="DIR", help="a new folder")
+    exporting.add_argument(
+        "--names",
+        choices=("task", "own"),
+        default="task",
+        help="task: those of Hugging Face libraries, where the run's Task knows them; own: ours (%(default)s)",
+    )
+    for action in (listing, verify, pruning, exporting):
+        action.add_argument("run", metavar="RUN_URI", help="a run's folder or s3:// address")
+        action.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked for; 0, or 1 when `verify` found damage; UserError for what the user can mend."""
+    store = open_store(args.run, create=False)
+    actions = {"list": _list, "verify": _verify, "prune": _prune, "export": _export}
+    return actions[args.action](store, args)
+
+
+def listed(store: ObjectStore, history: History) -> list[Listed]:
+    """Every checkpoint of the run, newest first."""
+    live = set(history.live)
+
+    def row(manifest_id: ManifestId) -> Listed:
+        try:
+            manifest = read_manifest(store, manifest_id)
+        except CorruptObjectError as error:
+            return Listed(manifest_id.generation, manifest_id.step, "damaged", problem=str(error))
+        return Listed(
+            generation=manifest_id.generation,
+            step=manifest_id.step,
+            state="live" if manifest_id in live else "dead",
+            created=manifest.created,
+            bytes=manifest.data_bytes,
+            ranks=manifest.world_size,
+            eval_loss=metric_of(manifest),
+        )
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(row, sorted([*history.live, *history.dead], reverse=True)))
+
+
+def _list(store: ObjectStore, args: argparse.Namespace) -> int:
+    history = read_history(store)
+    rows = listed(store, history)
+    if args.json:
+        _print_json(
+            {"run": store.uri, "generation": history.lease.generation, "checkpoints": [asdict(r) for r in rows]}
+        )
+        return EXIT_DONE
+    table = Table("step", "generation", "state", "saved", "size", "ranks", "eval loss", title=store.uri)
+    for row in rows:
+        table.add_row(
+            str(row.step),
+            str(row.generation),
+            row.state,
+            row.created or "",
+            "" if row.bytes is None else amount_text(row.bytes, BYTES),
+            "" if row.ranks is None else str(row.ranks),
+            "" if row.eval_loss is None else f"{row.eval_loss:.4f}",
+        )
+    _print_table(table)
+    for row in rows:
+        if row.problem:
+            print(row.problem)
+    return EXIT_DONE
+
+
+def _verify(store: ObjectStore, args: argparse.Namespace) -> int:
+    history = read_history(store)
+    wanted = history.live if args.step is None else [choose(history, store.uri, args.step)]
+    if not wanted:
+        raise UserError(problem("RUN_URI", store.uri, "holds no checkpoint yet"))
+    reports = []
+    with Progress("verify", sum(_size(store, manifest_id) for manifest_id in wanted), BYTES) as progress:
+        for manifest_id in wanted:
+            reports.append(verify_checkpoint(store, manifest_id, progress.advance))
+    if args.json:
+        found = [{**asdict(report), "id": asdict(report.id), "ok": report.ok} for report in reports]
+        _print_json({"run": store.uri, "ok": all(report.ok for report in reports), "checkpoints": found})
+    else:
+        for report in reports:
+            verdict = "whole" if report.ok else "DAMAGED"
+            print(
+                f"step {report.id.step} (generation {report.id.generation}): {verdict}, {amount_text(report.bytes, BYTES)}"
+            )
+            for line in report.problems:
+                print(f"  {line}")
+    return EXIT_DONE if all(report.ok for report in reports) else EXIT_DAMAGED
+
+
+def _prune(store: ObjectStore, args: argparse.Namespace) -> int:
+    read_history(store)
+    report = prune(store, keep_options(store, args), dry_run=args.dry_run)
+    if args.json:
+        _print_json({"run": store.uri, "dry_run": args.dry_run, **asdict(report)})
+    else:
+        print(prune_text(report, args.dry_run))
+    return EXIT_DONE
+
+
+def keep_options(store: ObjectStore, args: argparse.Namespace) -> CheckpointConfig:
+    """What to keep: the run's own settings, and over them the flags."""
+    stored = read_stored(store)
+    settings = stored.settings if stored else {}
+    names = ("keep_last", "keep_every_steps", "keep_best")
+    keep = {name: settings[f"checkpoint.{name}"] for name in names if f"checkpoint.{name}" in settings}
+    keep |= {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    try:
+        return CheckpointConfig(**keep)
+    except ValidationError as error:
+        raise UserError(problems_of(error, "checkpoint")) from None
+
+
+def prune_text(report: PruneReport, dry_run: bool) -> str:
+    """The report in lines for people."""
+    verb = "would remove" if dry_run else "removed"
+    steps = ", ".join(f"step {i.step}" for i in report.removed) or "no checkpoint"
+    lines = [f"{verb} {steps}; kept {', '.join(f'step {i.step}' for i in report.kept) or 'none'}"]
+    if report.removed_dead:
+        lines.append(f"{verb} outside the run's history: {', '.join(i.key for i in report.removed_dead)}")
+    if report.removed_orphans:
+        lines.append(f"{verb} unfinished saves: {', '.join(report.removed_orphans)}")
+    lines.append(f"{amount_text(report.bytes, BYTES)} {'would be ' if dry_run else ''}freed")
+    if report.stopped:
+        lines.append(f"ended early: {report.stopped}")
+    return "\n".join(lines)
+
+
+def _export(store: ObjectStore, args: argparse.Namespace) -> int:
+    manifest_id = choose(read_history(store), store.uri, args.step)
+    names, config = task_names(store) if args.names == "task" else ({}, {})
+    with Progress("export", None, BYTES) as progress:
+        done = export(store, manifest_id, Path(args.out), names, config=config, on_bytes=progress.advance)
+    if args.json:
+        _print_json({"run": store.uri, "step": manifest_id.step, **asdict(done), "folder": str(done.folder)})
+    else:
+        print(
+            f"step {manifest_id.step}: {amount_text(done.bytes, BYTES)} in {', '.join(done.files)} under {done.folder}"
+        )
+    return EXIT_DONE
+
+
+def task_names(store: ObjectStore) -> tuple[dict[str, str], dict[str, Any]]:
+    """The exported parameter names and `config.json` that the run's Task knows; UserError when it cannot say."""
+    if read_stored(store) is None:
+        raise UserError(problem("RUN_URI", store.uri, f"has no {CONFIG} that names its Task", fix="--names own"))
+    table = tomllib.loads(store.read(CONFIG)[0].decode())
+    try:
+        task = make_task(TaskConfig.model_validate(table["task"]), seed=table["run"]["seed"])
+        with tempfile.TemporaryDirectory(prefix="lustrain-export-") as folder:
+            task.open(Path(folder))
+            model = task.build_model()
+            names, config = task.export_names(model), task.export_config(model)
+            task.close()
+    except UserError as error:
+        hint = "the Task cannot tell its names without its data; fix: make it readable here, or --names own"
+        raise UserError([*error.problems, hint]) from error
+    return names, config
+
+
+def _size(store: ObjectStore, manifest_id: ManifestId) -> int:
+    try:
+        return read_manifest(store, manifest_id).data_bytes
+    except CorruptObjectError:
+        return 0
+
+
+def _print_json(content: Any) -> None:
+    print(json.dumps(content, indent=2))
+
+
+def _print_table(table: Table) -> None:
+    """A pipe has no width; there the lines must not be folded."""
+    Console(width=None if sys.stdout.isatty() else 200).print(table)

@@ -1,0 +1,168 @@
+"""Read a Lustrain checkpoint through `torch.distributed.checkpoint`: verified bytes, any sharding, any number of ranks.
+
+import torch.distributed.checkpoint as dcp
+from trainer.checkpoint.dcp_reader import LustrainReader
+
+state = model.state_dict()                      # plain tensors or DTensors
+dcp.load(state, storage_reader=LustrainReader("s3://bucket/runs/mine", prefix="model/"))
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from trainer.checkpoint.assemble import box_tensor, torch_dtype
+from trainer.checkpoint.boxes import Box, boxes_by_name
+from trainer.checkpoint.history import choose, read_history
+from trainer.checkpoint.layout import ManifestId
+from trainer.checkpoint.load import READ_THREADS
+from trainer.checkpoint.parts import (
+    ITEM_BYTES,
+    PartReader,
+    Places,
+    TierNotes,
+    blocks_covering,
+    fetch_blocks,
+    read_index,
+    read_manifest,
+)
+from trainer.checkpoint.records import Entry
+from trainer.errors import UserError, problem
+from trainer.storage import ObjectStore, open_store
+
+
+class LustrainReader(StorageReader):
+    """A storage reader over one checkpoint of a run, given as URI or store.
+
+    `step` picks the checkpoint (None: the newest live one); ranks that read a run while it trains must name it, or may find
+    different newest ones, which ends the load. Only tensors whose names begin with `prefix` are offered, without the prefix.
+    UserError when there is no such checkpoint. Bytes that do not verify never reach a tensor: CorruptObjectError ends the
+    load, and what was filled before it is no checkpoint.
+    """
+
+    def __init__(self, run: str | ObjectStore, *, step: int | None = None, prefix: str = "") -> None:
+        super().__init__()
+        self._store = open_store(run, create=False) if isinstance(run, str) else run
+        self._step = step
+        self._prefix = prefix
+        self._open()
+
+    def _open(self) -> None:
+        self._places = Places(self._store)
+        self._manifest = read_manifest(self._store, choose(read_history(self._store), self._store.uri, self._step))
+        self._indexes = [read_index(self._places, part, self._manifest.attempt) for part in self._manifest.parts]
+        self._boxes = {
+            name.removeprefix(self._prefix): boxes
+            for name, boxes in boxes_by_name(self._indexes).items()
+            if name.startswith(self._prefix)
+        }
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin another load; a `checkpoint_id` is another run's URI."""
+        if checkpoint_id is not None:
+            self._store = open_store(os.fspath(checkpoint_id), create=False)
+            self._open()
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Shapes, dtypes and boxes of all offered tensors."""
+        return Metadata({name: _described(boxes) for name, boxes in self._boxes.items()})
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing to prepare: every rank reads by itself."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The same plan, saying which commit this rank is about to read."""
+        return replace(plan, storage_data=self._manifest.id)
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The same plans, once all ranks are found to read the same commit; UserError otherwise."""
+        found: set[ManifestId] = {plan.storage_data for plan in plans}
+        if len(found) > 1:
+            keys = ", ".join(i.key for i in sorted(found))
+            why = f"ranks found different newest checkpoints ({keys}), because the run is training"
+            raise UserError(problem("step", None, why, fix="LustrainReader(uri, step=…)"))
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill the planner's tensors, one part's needed blocks in memory at a time."""
+        wanted: dict[int, list[tuple[_Read, ReadItem]]] = {}
+        for item in plan.items:
+            box = self._box_of(item)
+            wanted.setdefault(box.part, []).append((_rows_read(box.entry, item), item))
+        for part in sorted(wanted):
+            reader = PartReader(self._places, self._manifest.parts[part], self._indexes[part], TierNotes(_ignore))
+            ranges = [(read.rows.start, read.rows.start + read.rows.size) for read, _ in wanted[part]]
+            fetch_blocks([(reader, number) for number in blocks_covering(ranges)], READ_THREADS)
+            for read, item in wanted[part]:
+                target = planner.resolve_tensor(item).detach()
+                target.copy_(read.cut(box_tensor(reader, read.rows)))
+                planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Never claimed by its look: a run's folder is chosen by naming this reader."""
+        return False
+
+    def _box_of(self, item: ReadItem) -> Box:
+        offset = tuple(item.storage_index.offset or ())
+        for box in self._boxes[item.storage_index.fqn]:
+            if box.entry.offsets == offset or not offset:
+                return box
+        raise KeyError(f"{item.storage_index.fqn} has no box at {offset}")
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Which rows of a box to fetch, and what to cut from them along the other dimensions."""
+
+    rows: Entry
+    offsets: Sequence[int]
+    lengths: Sequence[int]
+
+    def cut(self, rows: torch.Tensor) -> torch.Tensor:
+        for dim in range(1, rows.dim()):
+            rows = rows.narrow(dim, self.offsets[dim], self.lengths[dim])
+        return rows
+
+
+def _rows_read(entry: Entry, item: ReadItem) -> _Read:
+    """The smallest run of whole rows of `entry` that holds what `item` asks for."""
+    offsets, lengths = tuple(item.storage_offsets), tuple(item.lengths)
+    if not lengths:
+        return _Read(entry, offsets, lengths)
+    row_bytes = prod(entry.lengths[1:]) * ITEM_BYTES[entry.dtype]
+    rows = replace(
+        entry,
+        lengths=(lengths[0], *entry.lengths[1:]),
+        start=entry.start + offsets[0] * row_bytes,
+        size=lengths[0] * row_bytes,
+    )
+    return _Read(rows, offsets, lengths)
+
+
+def _described(boxes: Sequence[Box]) -> TensorStorageMetadata:
+    first = boxes[0].entry
+    chunks = [ChunkStorageMetadata(torch.Size(b.entry.offsets), torch.Size(b.entry.lengths)) for b in boxes]
+    return TensorStorageMetadata(TensorProperties(dtype=torch_dtype(first.dtype)), torch.Size(first.shape), chunks)
+
+
+def _ignore(kind: str, fields: dict[str, Any]) -> None:
+    """There are no tiers here, and nothing else reports."""

@@ -1,0 +1,44 @@
+"""Which checkpoints a run holds and which of them count, for everybody who only reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
+from trainer.checkpoint.lease import LeaseRecord, live_manifests, read_lease
+from trainer.errors import UserError, problem
+from trainer.storage import ObjectStore
+
+
+@dataclass(frozen=True)
+class History:
+    """The commits of a run, newest first: `live` ones may be resumed from, `dead` ones lie beside its history."""
+
+    lease: LeaseRecord
+    live: list[ManifestId]
+    dead: list[ManifestId]
+
+
+def read_history(store: ObjectStore) -> History:
+    """The run's commits as they stand; UserError when the place holds no run."""
+    lease = read_lease(store)
+    if lease is None:
+        fix = "give the run.uri of a training; if only the lease was lost, the next job that starts rebuilds it"
+        raise UserError(problem("RUN_URI", store.uri, f"holds no run: there is no {LEASE}", fix=fix))
+    committed = [found for info in store.list(MANIFESTS) if (found := ManifestId.of_key(info.key))]
+    live = live_manifests(committed, lease.lineage, lease.generation)
+    dead = sorted(set(committed) - set(live), reverse=True)
+    return History(lease, live, dead)
+
+
+def choose(history: History, uri: str, step: int | None) -> ManifestId:
+    """The newest live checkpoint, or the one of `step` (a live one before a dead one); UserError when there is none."""
+    if step is None:
+        if not history.live:
+            raise UserError(problem("RUN_URI", uri, "holds no checkpoint yet"))
+        return history.live[0]
+    for manifest_id in (*history.live, *history.dead):
+        if manifest_id.step == step:
+            return manifest_id
+    there = ", ".join(str(i.step) for i in history.live[:12]) + (", …" if len(history.live) > 12 else "")
+    raise UserError(problem("--step", step, f"{uri} has no checkpoint of this step", allowed=there or "none yet"))
