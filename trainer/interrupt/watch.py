@@ -36,8 +36,8 @@ class Watch:
     Signals are watched on every rank, the metadata service by local rank 0 of each node (notices concern a node), the
     stop file and the deadline by rank 0; the ranks agree on what anyone saw at a step boundary. The first notice
     stays, unless another leaves less time. `wall_clock` gives Unix seconds for the deadline, None while it cannot
-    yet; it is asked from the polling thread until it answers, once: `ObjectStore.now` fits. `on_event("warning", {"source", "detail"})` tells about sources that
-    cannot be asked. Raises UserError for an impossible config.
+    yet; it is asked from the polling thread until it answers, once: `ObjectStore.now` fits. `on_event("warning",
+    {"source", "detail"})` tells about sources that cannot be asked. Raises UserError for an impossible config.
     """
 
     def __init__(
