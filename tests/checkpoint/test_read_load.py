@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.checkpoint.saving import PATIENCE_S, Events, checkpointer, own_tensors, raw_bytes, sample_tensors
 from tests.checkpoint.written import (
     flip_bit,
     rewrite_manifest,
@@ -116,6 +117,7 @@ def test_a_rank_gets_only_what_it_wants_and_each_its_own(store: LocalStore) -> N
         assert_same(got.tensors, {**sample_state(2), f"own/{rank}/rng": own[rank]})
 
 
+@pytest.mark.slow
 def test_tensors_of_several_blocks_and_their_damage_are_placed_to_the_block(store: LocalStore) -> None:
     big = torch.arange(3 * BLOCK_BYTES // 4 + 5, dtype=torch.float32)
     half = len(big) // 2
@@ -137,8 +139,9 @@ def test_loaded_tensors_can_be_changed_without_touching_the_checkpoint(store: Lo
 
 
 @given(st.sampled_from(["data", "index", "manifest"]), st.integers(0, 1), st.integers(0, 10**6), st.integers(0, 7))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("codec", ["none", "planes-zstd"])
+@pytest.mark.slow
 def test_one_flipped_bit_anywhere_is_found_and_the_older_checkpoint_is_loaded(
     tmp_path: Path, codec: str, region: str, part: int, position: int, bit: int
 ) -> None:
@@ -239,6 +242,54 @@ def test_one_ranks_damaged_view_takes_all_ranks_to_the_older_checkpoint(tmp_path
         assert loaded is not None
         assert loaded.manifest.id == OLD
         assert "found by rank 1" in loaded.skipped[0]
+
+
+def _load_in_process(rank: int, port: int, views: list[str], folder: str) -> None:
+    board = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
+    loaded = load_latest(
+        LocalStore(views[rank]),
+        StoreVotes(board, len(views)),
+        rank=rank,
+        world_size=len(views),
+        candidates=[NEW, OLD] if rank == 0 else [],
+        want=lambda name: True,
+        on_event=lambda kind, fields: None,
+        timeout_s=60,
+    )
+    assert loaded is not None
+    assert_same(loaded.tensors, sample_state(1))
+    (Path(folder) / f"rank{rank}").write_text(f"{loaded.manifest.step} {loaded.skipped[0]}")
+
+
+@pytest.mark.slow
+def test_two_processes_agree_on_the_older_checkpoint_when_one_finds_damage(tmp_path: Path) -> None:
+    views = [str(tmp_path / f"view{rank}") for rank in range(2)]
+    for view in views:
+        manifest = two_checkpoints(LocalStore(view))
+    flip_bit(LocalStore(views[1]), manifest.parts[0].data_key, 100)
+    board = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torch.multiprocessing.spawn(_load_in_process, args=(board.port, views, str(tmp_path)), nprocs=2)
+    for rank in range(2):
+        assert (tmp_path / f"rank{rank}").read_text().startswith(f"10 {NEW.key}: found by rank 1: rank 0, ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", ["none", "planes-zstd"])
+def test_a_real_saves_fast_copy_loads_while_the_run_store_serves_records_only(
+    store: LocalStore, tmp_path: Path, compression: str
+) -> None:
+    tiers = (TierConfig(kind="nvme", path=str(tmp_path / "nvme")),)
+    with checkpointer(store, Events(), tiers=tiers, compression=compression) as saver:
+        for step in (10, 20):
+            saver.save(step, sample_tensors(step), own_tensors(), {}, {})
+            assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
+    expected = {**sample_tensors(20), **own_tensors()}
+    for view, places in ((Unreachable(store.uri), tiers), (store, ())):
+        loaded = load_alone(view, [NEW, OLD], tiers=places)
+        assert loaded.manifest.id == NEW
+        assert {name: raw_bytes(tensor) for name, tensor in loaded.tensors.items()} == {
+            name: raw_bytes(tensor) for name, tensor in expected.items()
+        }
 
 
 def test_ranks_that_see_different_valid_manifests_do_not_load_either(tmp_path: Path) -> None:

@@ -222,7 +222,8 @@ def task_names(store: ObjectStore) -> tuple[dict[str, str], dict[str, Any]]:
             names, config = task.export_names(model), task.export_config(model)
             task.close()
     except UserError as error:
-        hint = "the Task cannot tell its names without its data; fix: make it readable here, or --names own"
+        why = "the Task cannot tell its names without its data"
+        hint = problem("--names", "task", why, fix="make the data readable here, or --names own")
         raise UserError([*error.problems, hint]) from error
     return names, config
 
