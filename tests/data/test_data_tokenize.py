@@ -59,6 +59,7 @@ def test_every_document_arrives_once_in_order_and_equal_ones_stay_on_one_side(co
     assert 0.15 < sum(held_out) / len(held_out) < 0.25
 
 
+@pytest.mark.slow
 def test_a_large_plain_file_is_cut_at_line_ends_and_nothing_is_lost(corpus: Path, tmp_path: Path) -> None:
     result = made(corpus / "large.txt", "--out", tmp_path, "--tokenizer", "bytes", "--val-fraction", 0)
     pieces = documents(tmp_path, "train")
@@ -75,7 +76,8 @@ def test_a_job_that_dies_anywhere_goes_on_to_identical_bytes(
     options = ("--tokenizer", "train:600", "--shard-mib", 1, "--workers", 2, "--val-fraction", 0.05)
     made(corpus, "--out", tmp_path / "whole", *options)
     out, chooser = tmp_path / "killed", random.Random(death)
-    for round_ in range(40):
+    killed = 0
+    while killed < 40:
         process = subprocess.Popen(
             command(corpus, "--out", out, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -89,13 +91,14 @@ def test_a_job_that_dies_anywhere_goes_on_to_identical_bytes(
         _, errors = process.communicate(timeout=60)
         if process.returncode == 0:
             break
+        killed += 1
         assert process.returncode == (-signal.SIGKILL if death == signal.SIGKILL else 130), errors
         if death != signal.SIGKILL:
             assert errors.splitlines()[-1] == "stopped; what is finished is kept: run the same command again to go on"
             assert "Traceback" not in errors
     done = run_tokenize(corpus, "--out", out, *options)
     assert done.returncode == 0, done.stderr
-    assert round_ > 0, "the job ended before it could be killed even once"
+    assert killed, "the job ended before it could be killed even once"
     assert files(out) == files(tmp_path / "whole")
 
 
@@ -118,6 +121,7 @@ def test_what_a_power_cut_leaves_of_a_chunk_is_made_again(corpus: Path, tmp_path
     assert files(out) == files(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_finished_set_is_left_alone_and_another_one_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
     words = (tmp_path / "a.txt", "--out", tmp_path / "set", "--tokenizer", "bytes", "--val-fraction", 0)
@@ -131,6 +135,7 @@ def test_a_finished_set_is_left_alone_and_another_one_is_not_overwritten(tmp_pat
     assert files(tmp_path / "set") == before
 
 
+@pytest.mark.slow
 def test_changed_input_begins_anew_instead_of_mixing_two_inputs(tmp_path: Path) -> None:
     work = tmp_path / "set" / ".tokenize"
     (tmp_path / "a.txt").write_text("first")
@@ -145,6 +150,7 @@ def test_changed_input_begins_anew_instead_of_mixing_two_inputs(tmp_path: Path) 
     assert documents(tmp_path / "set", "train") == [b"second"]
 
 
+@pytest.mark.slow
 def test_two_jobs_on_one_set_do_not_mix(corpus: Path, tmp_path: Path) -> None:
     words = (corpus, "--out", tmp_path / "set", "--tokenizer", "bytes", "--workers", 1)
     first = subprocess.Popen(command(*words), stderr=subprocess.DEVNULL)
@@ -159,6 +165,7 @@ def test_two_jobs_on_one_set_do_not_mix(corpus: Path, tmp_path: Path) -> None:
     assert first.wait() == 0
 
 
+@pytest.mark.slow
 def test_standard_input_is_one_more_file(tmp_path: Path) -> None:
     text = prose(5, 3000)
     made("-", "--out", tmp_path / "text", "--tokenizer", "bytes", "--val-fraction", 0, stdin=text.encode())
@@ -171,6 +178,7 @@ def test_standard_input_is_one_more_file(tmp_path: Path) -> None:
     assert "complete already" in run_tokenize(*words, stdin=lines).stderr
 
 
+@pytest.mark.slow
 def test_parquet_columns_are_read_by_row_groups(tmp_path: Path) -> None:
     require(importlib.util.find_spec("pyarrow"), "needs the parquet extra")
     import pyarrow
@@ -191,6 +199,7 @@ def test_parquet_columns_are_read_by_row_groups(tmp_path: Path) -> None:
     assert "is not a parquet file" in line
 
 
+@pytest.mark.slow
 def test_undecodable_bytes_are_replaced_and_counted(tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_bytes(b"caf\xe9 and \xff")
     (tmp_path / "good.txt").write_text("café")
@@ -202,6 +211,7 @@ def test_undecodable_bytes_are_replaced_and_counted(tmp_path: Path) -> None:
     assert "half a pair �" in texts[2]
 
 
+@pytest.mark.slow
 def test_bad_lines_stop_the_job_with_their_place_unless_they_may_be_skipped(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "good"}\n{"text": 5}\nnot json\n["text"]\n{"body": "x"}\n{"text": "also good"}\n')
@@ -214,6 +224,7 @@ def test_bad_lines_stop_the_job_with_their_place_unless_they_may_be_skipped(tmp_
     assert documents(tmp_path / "set", "train") == [b"good", b"also good"]
 
 
+@pytest.mark.slow
 def test_folders_are_walked_without_hidden_and_binary_files_or_the_output(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / ".git").mkdir()
@@ -230,6 +241,7 @@ def test_folders_are_walked_without_hidden_and_binary_files_or_the_output(tmp_pa
     )
 
 
+@pytest.mark.slow
 def test_all_mistakes_are_reported_at_once_and_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(b"\x1f\x8b")
     out = tmp_path / "set"
@@ -259,6 +271,7 @@ def test_all_mistakes_are_reported_at_once_and_nothing_is_written(tmp_path: Path
     assert not (out / "index.json").exists()
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_ends_the_job_in_one_line_and_it_can_go_on(corpus: Path, tmp_path: Path) -> None:
     words = (corpus, "--out", tmp_path / "set", "--tokenizer", "bytes", "--workers", 1)
     process = subprocess.Popen(command(*words), stderr=subprocess.PIPE, text=True)
@@ -283,6 +296,7 @@ def test_a_set_without_held_out_documents_says_so(tmp_path: Path) -> None:
     assert "no document was held out" in done.stderr
 
 
+@pytest.mark.slow
 def test_boundaries_are_kept_when_documents_cross_shards(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [prose(n, 400_000) for n in range(12)])
     made(path, "--out", tmp_path / "set", "--tokenizer", "bytes", "--shard-mib", 1, "--val-fraction", 0, "--workers", 2)

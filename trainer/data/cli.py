@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Makes the token set and prints what it is; 130 after Ctrl-C or SIGTERM, with everything ready to go on."""
     wish = _wish(args)
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         made = tokenize(wish, sys.stdin.buffer, _say)
     except KeyboardInterrupt:
@@ -76,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
         for worker in active_children():
             worker.kill()
         return EXIT_INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if wish.val_fraction > 0 and "val" not in made.index.splits:
         _say(f"no document was held out: raise --val-fraction (it is {wish.val_fraction}) if you want a split val")
     print(json.dumps(_as_json(wish, made)) if args.json else _summary(wish, made))
