@@ -26,6 +26,7 @@ import http.client
 import random
 import re
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -34,6 +35,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
@@ -109,9 +111,20 @@ class _Response:
 
 
 class FaultyProxy:
-    """A context manager; `endpoint` is where clients should go. `port=80` makes it a place that the CRT client can reach."""
+    """A context manager; `endpoint` is where clients should go.
 
-    def __init__(self, upstream: str, *, host: str = "127.0.0.1", port: int = 0, seed: int = 0) -> None:
+    The CRT client reaches it on `port=80`, or on `port=443` with the paths of a certificate and its key as `tls`.
+    """
+
+    def __init__(
+        self,
+        upstream: str,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        seed: int = 0,
+        tls: tuple[Path, Path] | None = None,
+    ) -> None:
         parts = urlsplit(upstream)
         self._upstream = (parts.hostname or "127.0.0.1", parts.port or 80)
         self._random = random.Random(seed)
@@ -123,6 +136,11 @@ class FaultyProxy:
         self._server = _Server((host, port), _handler(self))
         bound = self._server.server_port
         self.endpoint = f"http://{host}" if bound == 80 else f"http://{host}:{bound}"
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+            self.endpoint = f"https://{host}" if bound == 443 else f"https://{host}:{bound}"
 
     def inject(
         self, fault: Fault, *, times: int | None = None, probability: float = 1.0, method: str = "", key: str = ""

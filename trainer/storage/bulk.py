@@ -20,7 +20,7 @@ from botocore.exceptions import (
     ResponseStreamingError,
 )
 
-from trainer.storage.s3_errors import Place, of_boto, of_cut, of_short
+from trainer.storage.s3_errors import Place, of_boto, of_short
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -33,7 +33,8 @@ MAX_PARTS = 10_000
 THREADS = 8
 LONGEST_PAUSE = 20.0
 
-_BROKEN_BODY = (IncompleteReadError, ResponseStreamingError, HTTPClientError)
+BROKEN_BODY = (IncompleteReadError, ResponseStreamingError, HTTPClientError)
+"""A body that ends early or stalls; botocore repeats requests, but not the reading of what they answer."""
 _T = TypeVar("_T")
 
 
@@ -119,23 +120,21 @@ class BotoBulk:
         for attempt in range(place.attempts):
             try:
                 answer = self._client.get_object(Bucket=self._bucket, Key=key, Range=span)
-                if answer["ContentLength"] != len(part):
-                    raise of_short(answer.get("ContentRange", "/fewer").rpartition("/")[2], wanted, place)
-                body = answer["Body"].read()
-                if len(body) == len(part):
-                    part[:] = body
-                    return
             except ClientError as error:
                 if error.response["Error"].get("Code") == "InvalidRange":
                     raise of_short(f"at most {start}", wanted, place) from error
                 raise of_boto(error, place) from error
-            except _BROKEN_BODY as error:
-                if attempt + 1 == place.attempts:
-                    raise of_boto(error, place) from error
             except BotoCoreError as error:
                 raise of_boto(error, place) from error
+            if answer["ContentLength"] != len(part):
+                raise of_short(answer.get("ContentRange", "/fewer").rpartition("/")[2], wanted, place)
+            try:
+                part[:] = answer["Body"].read()
+                return
+            except BROKEN_BODY as error:
+                if attempt + 1 == place.attempts:
+                    raise of_boto(error, place) from error
             pause(attempt)
-        raise of_cut(place)
 
 
 def part_bytes(size: int) -> int:

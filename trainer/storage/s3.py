@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import boto3
 from awscrt.checksums import crc64nvme as crc64nvme_of
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError, ResponseStreamingError
+from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError
 from botocore.httpsession import where
 
 from trainer.errors import UserError, problem
@@ -27,16 +27,28 @@ from trainer.storage import (
     PreconditionError,
     StorageError,
 )
-from trainer.storage.bulk import PART_BYTES, BotoBulk, Bulk, SourceEndedError, decoded, encoded, pause, read_at
+from trainer.storage.bulk import (
+    BROKEN_BODY,
+    PART_BYTES,
+    BotoBulk,
+    Bulk,
+    SourceEndedError,
+    decoded,
+    encoded,
+    pause,
+    read_at,
+)
 from trainer.storage.keys import check_key
 from trainer.storage.s3_errors import Place, of_boto, server_time
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-ATTEMPTS = 6
-"""Per request; with `standard` backoff a server may be away for some 15 s. AWS_MAX_ATTEMPTS overrides it."""
-CONNECT_SECONDS = 10.0
+ATTEMPTS = 10
+"""Per request: botocore's `standard` backoff then bridges some 13 s of failures and 50 s of throttling on average."""
+ATTEMPTS_AT_OPEN = 6
+"""Fewer, so that a wrong endpoint shows within seconds. AWS_MAX_ATTEMPTS overrides both."""
+CONNECT_SECONDS = 5.0
 READ_SECONDS = 60.0
 CONNECTIONS = 32
 CONFLICTS = 8
@@ -53,13 +65,16 @@ class S3Store(ObjectStore):
         self.uri = uri.rstrip("/")
         self._bucket, prefix = split_uri(uri)
         self._prefix = f"{prefix}/" if prefix else ""
-        self._attempts = _attempts()
+        self._attempts = _attempts(ATTEMPTS_AT_OPEN)
         self._endpoint = "S3"
         with self._reporting(""):
             self._session = boto3.Session()
             self._client = _connect(self._session, _region(), self._attempts)
             self._endpoint = self._client.meta.endpoint_url
-            self._follow_region(self._probe())
+            region = self._probe().get("x-amz-bucket-region", self._client.meta.region_name)
+            self._attempts = _attempts(ATTEMPTS)
+            self._client = _connect(self._session, region, self._attempts)
+            self._endpoint = self._client.meta.endpoint_url
             self._bulk = self._data_path()
 
     def read(self, key: str) -> tuple[bytes, str]:
@@ -68,7 +83,7 @@ class S3Store(ObjectStore):
                 answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key), ChecksumMode="ENABLED")
                 try:
                     return answer["Body"].read(), answer["ETag"]
-                except (FlexibleChecksumError, ResponseStreamingError) as error:
+                except (FlexibleChecksumError, *BROKEN_BODY) as error:
                     last = error
                 pause(attempt)
             raise last
@@ -174,12 +189,6 @@ class S3Store(ObjectStore):
         except BotoCoreError:
             return ""
 
-    def _follow_region(self, headers: Mapping[str, str]) -> None:
-        region = headers.get("x-amz-bucket-region")
-        if region and region != self._client.meta.region_name:
-            self._client = _connect(self._session, region, self._attempts)
-            self._endpoint = self._client.meta.endpoint_url
-
     def _data_path(self) -> Bulk:
         from trainer.storage.crt import CrtBulk, reach_of
 
@@ -247,10 +256,10 @@ def _region() -> str | None:
     return os.environ.get("AWS_REGION") or None
 
 
-def _attempts() -> int:
+def _attempts(otherwise: int) -> int:
     said = os.environ.get("AWS_MAX_ATTEMPTS", "")
     if not said:
-        return ATTEMPTS
+        return otherwise
     if not said.isdecimal() or int(said) < 1:
         raise UserError(problem("AWS_MAX_ATTEMPTS", said, "is not a number of attempts", allowed="1, 2, 3, …"))
     return int(said)

@@ -1,0 +1,93 @@
+"""Both data paths over https, trusting the certificates that the user names and no others."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from awscrt.checksums import crc64nvme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.conftest import require
+from tests.lab.faulty_proxy import FaultyProxy
+from tests.lab.servers import S3Place
+from trainer.storage import StorageError, open_store
+from trainer.storage.bulk import BotoBulk
+from trainer.storage.crt import CrtBulk
+from trainer.storage.s3 import S3Store
+
+HOST = f"127.81.{os.getpid() // 250 % 250 + 1}.{os.getpid() % 250 + 1}"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for HOST, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, HOST)])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private = serialization.PrivateFormat.PKCS8
+    no_password = serialization.NoEncryption()
+    (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, private, no_password))
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@pytest.fixture(params=[443, 0], ids=["crt", "boto3"])
+def endpoint(
+    request: pytest.FixtureRequest,
+    moto_s3: S3Place,
+    certificate: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[str]:
+    try:
+        proxy = FaultyProxy(moto_s3.endpoint, host=HOST, port=request.param, tls=certificate)
+    except PermissionError:
+        require(False, "port 443 may not be bound here: run as root or lower net.ipv4.ip_unprivileged_port_start")
+        raise
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    with proxy:
+        yield proxy.endpoint
+
+
+def test_objects_travel_over_https_to_a_trusted_server(
+    endpoint: str, moto_s3: S3Place, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate[0]))
+    store = open_store(moto_s3.uri())
+    assert isinstance(store, S3Store)
+    assert isinstance(store._bulk, BotoBulk if endpoint.count(":") == 2 else CrtBulk)
+    body = os.urandom((9 << 20) + 1)
+    fd = os.memfd_create("staged")
+    os.write(fd, body)
+    store.put_file("data", f"/proc/self/fd/{fd}", len(body), crc64nvme(body))
+    os.close(fd)
+    buffer = bytearray(len(body))
+    store.read_into("data", memoryview(buffer))
+    assert bytes(buffer) == body
+
+
+def test_a_server_that_is_not_trusted_gets_nothing(endpoint: str, moto_s3: S3Place) -> None:
+    with pytest.raises(StorageError, match=r"cannot reach https://.*certificate verify failed"):
+        open_store(moto_s3.uri())
+    assert moto_s3.client().list_objects_v2(Bucket=moto_s3.bucket)["KeyCount"] == 0
