@@ -18,7 +18,7 @@ FEWEST_STEPS = 48
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rehearsal", description=__doc__)
-    parser.add_argument("--steps", type=int, default=60, help="optimizer steps of each run (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=150, help="optimizer steps of each run (default %(default)s)")
     parser.add_argument("--seed", type=int, help="where the interruptions strike; default: chosen anew, and printed")
     parser.add_argument("--json", action="store_true", help="print the outcome as one JSON object at the end")
     args = parser.parse_args(argv)

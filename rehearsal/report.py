@@ -12,6 +12,7 @@ from rehearsal.journey import Stage
 from rehearsal.proof import Promise
 
 STAGE_COLUMNS = ("stage", "real", "emulated", "seconds", "outcome")
+NO_TERMINAL_WIDTH = 150
 PROMISE_COLUMNS = ("", "promise", "figure")
 
 
@@ -26,6 +27,8 @@ def promise_rows(promises: Sequence[Promise]) -> list[tuple[str, ...]]:
 def show(stages: Sequence[Stage], promises: Sequence[Promise]) -> None:
     """Print both tables."""
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=NO_TERMINAL_WIDTH)
     for columns, rows in ((STAGE_COLUMNS, stage_rows(stages)), (PROMISE_COLUMNS, promise_rows(promises))):
         table = Table(*columns)
         for row in rows:

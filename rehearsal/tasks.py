@@ -8,7 +8,7 @@ from invoke.tasks import task
 
 
 @task(help={"steps": "optimizer steps of each run", "seed": "where the interruptions strike; chosen anew by default"})
-def rehearse(_context: Context, steps: int = 60, seed: int | None = None) -> None:
+def rehearse(_context: Context, steps: int = 150, seed: int | None = None) -> None:
     """Rehearse the journey on this machine: train, interrupt, resume, and prove that nothing was lost."""
     from rehearsal.__main__ import main
 
