@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,11 +18,21 @@ from trainer.config import ParallelConfig
 from trainer.errors import UserError, problem
 from trainer.parallel.world import World
 
+NO_BUFFER_SYNC: dict[str, Any] = (
+    {"forward_sync_buffers": False}
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else {"broadcast_buffers": False}
+)
+"""Buffers are constant tables here, so sending them before each forward would be waste; torch 2.13 renamed the switch."""
 
-def problems(config: ParallelConfig, *, deterministic: bool) -> list[str]:
-    """Options that would break the promise of bit-identical resumes, one line each."""
+
+def problems(config: ParallelConfig, *, device: torch.device, deterministic: bool) -> list[str]:
+    """Options that DDP refuses on this device, or that break the promise of bit-identical resumes; one line each."""
     lines = []
     hook, path = config.comm_hook, "parallel.comm_hook"
+    if hook == "bf16" and device.type == "cpu":
+        why = "torch sums bf16 gradients with NCCL or XCCL only, not between CPUs"
+        lines.append(problem(path, hook, why, allowed="none, fp16, powersgd", fix="another hook, or a GPU"))
     if hook == "powersgd" and deterministic:
         why = "its error feedback lives outside of the checkpoint, so a resumed run is not bit-identical"
         fix = "another hook, or train.deterministic = false"
@@ -42,7 +54,7 @@ def wrap_ddp(model: nn.Module, config: ParallelConfig, world: World) -> nn.Modul
     wrapped = DistributedDataParallel(
         model,
         device_ids=[world.device] if world.device.type == "cuda" else None,
-        broadcast_buffers=False,
+        **NO_BUFFER_SYNC,
         bucket_cap_mb=config.bucket_mb,
         gradient_as_bucket_view=config.gradient_as_bucket_view,
         static_graph=config.static_graph,
@@ -53,7 +65,11 @@ def wrap_ddp(model: nn.Module, config: ParallelConfig, world: World) -> nn.Modul
             matrix_approximation_rank=config.powersgd_rank,
             start_powerSGD_iter=config.powersgd_start_step,
         )
-        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        hook = powerSGD_hook.powerSGD_hook
+        # The hook starts its later collectives from callbacks, which for several buckets come in any order without a stream.
+        wrapped.register_comm_hook(
+            state, hook if world.device.type == "cuda" else lambda state, bucket: _waited(hook(state, bucket))
+        )
     elif config.comm_hook != "none":
         hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
         wrapped.register_comm_hook(None, hooks[config.comm_hook])
@@ -89,3 +105,8 @@ def settle_buckets(wrapped: nn.Module, run_backward: Callable[[], None]) -> None
         for name, buffer in wrapped.module.named_buffers():
             buffer.copy_(buffers[name])
     dist.barrier(device_ids=[wrapped.device.index] if devices else None)
+
+
+def _waited(future: torch.futures.Future[torch.Tensor]) -> torch.futures.Future[torch.Tensor]:
+    future.wait()
+    return future

@@ -1,0 +1,73 @@
+"""A rank finds its place from torchrun's variables, is alone without them, and says in one line what is wrong with them."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.trainer.ranks import rank_environment, run_ranks
+from trainer import parallel
+from trainer.config import ParallelConfig
+from trainer.errors import UserError
+
+CPU = ParallelConfig(device="cpu")
+
+
+def test_without_torchrun_one_is_alone_and_needs_no_process_group() -> None:
+    world = parallel.join(CPU, {})
+    assert (world.rank, world.world_size, world.local_rank, world.device.type) == (0, 1, 0, "cpu")
+    assert not dist.is_initialized()
+    world.store.set("a", "b")
+    assert world.store.get("a") == b"b"
+    assert parallel.all_reduce_stats(world, [1.5, 2.0]) == [1.5, 2.0]
+    world.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"RANK": "x"}, ["RANK"]),
+        ({"WORLD_SIZE": None, "MASTER_PORT": None}, ["MASTER_PORT", "WORLD_SIZE"]),
+        ({"RANK": "-1", "MASTER_PORT": "http"}, ["MASTER_PORT", "RANK"]),
+        ({"RANK": "2"}, ["RANK"]),
+    ],
+)
+def test_a_wrong_environment_is_named_whole(change: dict[str, str | None], named: list[str]) -> None:
+    environment = {name: v for name, v in (rank_environment(0, 2, 29500) | change).items() if v is not None}
+    with pytest.raises(UserError) as caught:
+        parallel.join(CPU, environment)
+    assert sorted(line.split()[0] for line in caught.value.problems) == named
+
+
+@pytest.mark.slow
+def test_a_missing_partner_is_one_line_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        environment = rank_environment(1, 2, probe.getsockname()[1])
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"^MASTER_ADDR:MASTER_PORT = '127\.0\.0\.1:\d+': rank 1 of 2 did not meet"):
+        parallel.join(ParallelConfig(device="cpu", timeout_s=1.5), environment)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU where there is none")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^parallel\.device = 'cuda': "):
+        parallel.join(ParallelConfig(device="cuda"), {})
+
+
+def exchange(world: parallel.World) -> Any:
+    world.store.set(f"from/{world.rank}", str(world.rank))
+    seen = [world.store.get(f"from/{rank}") for rank in range(world.world_size)]
+    return parallel.all_reduce_stats(world, [2.0**40 + world.rank, 0.5, float(world.rank)]), seen
+
+
+@pytest.mark.slow
+def test_ranks_sum_in_double_precision_and_share_a_store() -> None:
+    for sums, seen in run_ranks(2, exchange):
+        assert sums == [2.0**41 + 1, 1.0, 1.0], "fp32 would lose the 1"
+        assert seen == [b"0", b"1"]
