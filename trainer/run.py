@@ -1,7 +1,7 @@
 """The run's own record of its configuration: stored once, compared at every resume.
 
 `config.toml` in the run is the resolved configuration plus a `[recorded]` table with what the Task saw. A resume may change how
-the run goes on (steps, schedule, logging, world size, micro-batch, …) but not what it is: the model, the data and their order, the
+the run goes on (steps, schedule, logging, world size, micro-batch, …) but not what it is: the model, the data, their order, the
 global batch, the optimizer.
 """
 

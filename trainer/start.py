@@ -15,6 +15,8 @@ from trainer.checkpoint.lease import Lease, live_manifests
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import Config
 from trainer.errors import UserError, problem
+from trainer.interrupt.notice import OnEvent
+from trainer.interrupt.stopfile import StopFile
 from trainer.parallel import World
 from trainer.storage import ObjectStore
 from trainer.tasks import Task
@@ -58,8 +60,8 @@ def together(world: World, votes: VoteBox, topic: str, work: Callable[[], Json |
     return {rank: one["value"] for rank, one in said.items()}
 
 
-def check_fit(config: Config, world: World) -> None:
-    """UserError with everything that this config and this world size cannot do together."""
+def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
+    """UserError with everything that this config and this world size cannot do together, or that forbids to start now."""
     train = config.train
     per_step = world.world_size * train.micro_batch
     lines = []
@@ -69,9 +71,14 @@ def check_fit(config: Config, world: World) -> None:
         lines.append(
             problem("train.global_batch", train.global_batch, why, allowed=f"multiples of {per_step}", fix=fix)
         )
-    lines += parallel.problems(config.parallel, deterministic=train.deterministic)
+    lines += parallel.problems(config.parallel, device=world.device, deterministic=train.deterministic)
     lines += schedule.problems(config.schedule, train.steps)
     lines += precision.problems(config.precision, world.device)
+    stop_uri = config.interrupt.stop_uri
+    if stop_uri and world.rank == 0 and StopFile(stop_uri, on_event).poll():
+        # Otherwise a launcher that starts exit code 85 again would do so for ever, one step at a time.
+        why = "it exists, so the run would stop at once"
+        lines.append(problem("interrupt.stop_uri", stop_uri, why, fix="remove it, then start again"))
     if lines:
         raise UserError(lines)
 

@@ -54,26 +54,27 @@ def run(args: argparse.Namespace) -> int:
         leaving.callback(world.close)
         relay = Relay(world.rank)
         leaving.callback(relay.close)
-        watch = Watch(config.interrupt, rank=world.rank, local_rank=world.local_rank, on_event=relay.event)
+        stores: list[ObjectStore] = []
+        watch = Watch(
+            config.interrupt,
+            rank=world.rank,
+            local_rank=world.local_rank,
+            on_event=relay.event,
+            wall_clock=lambda: stores[0].now() if stores else None,
+        )
         leaving.enter_context(watch)
         votes = StoreVotes(world.store, world.world_size)
 
-        together(world, votes, "start/fit", lambda: check_fit(config, world))
+        together(world, votes, "start/fit", lambda: check_fit(config, world, relay.event))
         together(world, votes, "start/data", lambda: open_data(config, task))
-        store = open_together(config, world, votes)
+        together(world, votes, "start/store", lambda: stores.append(open_store(config.run.uri)))
+        store = stores[0]
         claim = claim_run(config, task, world, votes, store)
         config = with_schedule_of(config, claim)
         training = build(config, task, world, watch, relay, claim)
         training.saving = resume(training, store, votes, claim, leaving)
         relay.attach(sink_of(training, store, claim))
         return leave(training, train(training))
-
-
-def open_together(config: Config, world: World, votes: VoteBox) -> ObjectStore:
-    """The run's store, open on every rank."""
-    stores: list[ObjectStore] = []
-    together(world, votes, "start/store", lambda: stores.append(open_store(config.run.uri)))
-    return stores[0]
 
 
 def with_schedule_of(config: Config, claim: Claim) -> Config:

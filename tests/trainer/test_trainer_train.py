@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,12 @@ def events_of(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in read_events(open_store(str(folder))) if event["event"] == kind]
 
 
+def stop_after_first_save(folder: Path) -> None:
+    while not list((folder / "run").glob("attempts/*")):
+        time.sleep(0.001)
+    (folder / "stop").touch()
+
+
 def bits(records: list[dict[str, Any]]) -> list[bytes]:
     return [struct.pack("<qddd", r["step"], r["loss"], r["grad_norm"], r["lr"]) for r in records]
 
@@ -99,14 +107,17 @@ def test_every_step_leaves_one_whole_record(config: Path, tmp_path: Path) -> Non
 
 
 def test_a_stopped_run_goes_on_bit_for_bit_and_exits_85_and_0(config: Path, tmp_path: Path) -> None:
-    assert train(config, f"run.uri={tmp_path}/reference") == 0
-    (tmp_path / "stop").touch()
-    assert train(config) == 85
+    assert train(config, f"run.uri={tmp_path}/reference", "train.micro_batch=1") == 0
+    stop_once_saved = threading.Thread(target=stop_after_first_save, args=(tmp_path,))
+    stop_once_saved.start()
+    assert train(config, "train.micro_batch=1") == 85
+    stop_once_saved.join()
     stopped_at = steps_of(tmp_path / "run")[-1]["step"]
     assert 1 <= stopped_at < STEPS
     assert events_of(tmp_path / "run", "stopped")[-1]["exit_code"] == 85
+    assert train(config, "train.micro_batch=1") == 2
     (tmp_path / "stop").unlink()
-    assert train(config) == 0
+    assert train(config, "train.micro_batch=1") == 0
     assert bits(steps_of(tmp_path / "run")) == bits(steps_of(tmp_path / "reference"))
     assert events_of(tmp_path / "run", "resumed")[0]["step"] == stopped_at
 
@@ -151,7 +162,7 @@ def test_without_a_loss_that_is_a_number_nothing_is_saved(
         (["task.model.heads=3"], "heads"),
         (["train.global_batch=9"], "train.global_batch = 9: is not a multiple of world size x micro_batch = 1 x 2"),
         (["train.micro_batch=16"], "train.global_batch = 8"),
-        (["task.data=/nowhere/at/all"], "task.data = '/nowhere/at/all'"),
+        (["task.data=/nowhere/at/all"], "'/nowhere/at/all'"),
         (["task.name=poetry"], "task.name = 'poetry'"),
         (["task.seqlen=3"], "task.seqlen = 3: unknown key"),
         (["schedule.warmup_steps=99"], "schedule.warmup_steps = 99"),

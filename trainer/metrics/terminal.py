@@ -17,6 +17,8 @@ EVERY_S = 10.0
 """Between two lines where there is no terminal: a log stays readable, and still shows that the run is alive."""
 SMOOTHING = 0.1
 """Weight of the newest step in the running mean that the remaining time is computed from."""
+QUIET = frozenset({"checkpoint_started", "checkpoints_pruned"})
+"""Routine that only the stored log needs: what a person wants to see is that a checkpoint is committed."""
 LOUD = {"warning": "yellow", "notice": "bold yellow", "lost": "bold red", "error": "bold red"}
 
 
@@ -68,8 +70,12 @@ class TerminalSink:
             self._print_step(record)
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        if kind in QUIET:
+            return
         line = event_line(kind, fields)
         if self._progress is None:
+            if kind == "stopped":
+                self._print_last()
             print(line, file=self._stream, flush=True)
             return
         style = LOUD.get(kind, "green")
@@ -78,7 +84,11 @@ class TerminalSink:
     def close(self) -> None:
         if self._progress is not None:
             self._progress.stop()
-        elif self._last is not None and self._last["step"] != self._shown_step:
+        else:
+            self._print_last()
+
+    def _print_last(self) -> None:
+        if self._last is not None and self._last["step"] != self._shown_step:
             self._print_step(self._last)
 
     def _print_step(self, record: Mapping[str, Any]) -> None:
@@ -108,7 +118,10 @@ def step_text(record: Mapping[str, Any], *, blocked_s: float, left_s: float) -> 
 
 
 def event_line(kind: str, fields: Mapping[str, Any]) -> str:
-    """`kind: name value, …`; the field `detail` comes last and without its name, floats are shortened for reading."""
+    """`kind: name value, …`; the field `detail` comes last and without its name, numbers are shortened for reading."""
+    if kind == "checkpoint_committed":
+        size = amount_text(fields["bytes"], "B")
+        return f"checkpoint committed: step {fields['step']}, {size} in {fields['seconds']:.2f} s"
     parts = [f"{name} {_short(value)}" for name, value in fields.items() if name != "detail" and value is not None]
     detail = [str(fields["detail"])] if fields.get("detail") else []
     text = ", ".join(parts + detail).replace("\n", " ")
