@@ -112,6 +112,11 @@ class TokenSet:
         """Identity (hex) of the whole set: ids and document boundaries of all splits, and the tokenizer."""
         return self._index.checksum
 
+    @property
+    def is_mapped(self) -> bool:
+        """Every shard of the split lies on this machine; from here on nothing is read from the store."""
+        return all(array is not None for array in self._arrays)
+
     def windows(self, seq_len: int) -> int:
         """How many windows of `seq_len` the split holds; 0 when it is shorter than one."""
         return max(0, (self.tokens - 1) // seq_len)
@@ -147,7 +152,7 @@ class TokenSet:
 
     def prefetch(self, ids: npt.NDArray[np.integer[Any]], seq_len: int) -> None:
         """Starts to read a batch that `gather` will be asked for soon; does nothing when all shards are mapped already."""
-        if all(array is not None for array in self._arrays):
+        if self.is_mapped:
             return
         with self._ahead_lock:
             while len(self._ahead) >= PREFETCHED_BATCHES:

@@ -1,0 +1,182 @@
+"""Windows out of a local token set: exactly the ids that naive slicing gives, and plain words when the set is not whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from awscrt.checksums import crc64nvme
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.data.making import made, prose, stream, write_lines
+from trainer.data.index import DTYPES, INDEX, Index, Shard, Split, decode_index, dtype_for, encode_index, shard_name
+from trainer.data.shards import TokenSet
+from trainer.data.tokenizer import ByteTokenizer
+from trainer.errors import UserError
+
+
+def write_set(folder: Path, sizes: list[int], vocab_size: int = 257) -> np.ndarray:
+    """A token set with shards of the given sizes, some of them tiny; returns the whole stream."""
+    folder.mkdir(exist_ok=True)
+    dtype = dtype_for(vocab_size)
+    ids = np.random.default_rng(sum(sizes)).integers(0, vocab_size, sum(sizes)).astype(DTYPES[dtype])
+    shards, start = [], 0
+    for number, size in enumerate(sizes):
+        part, ends = ids[start : start + size].tobytes(), np.array([size], "<i8").tobytes()
+        shard = Shard(shard_name("train", number), size, 1, crc64nvme(part), crc64nvme(ends))
+        (folder / shard.tokens_key).write_bytes(part)
+        (folder / shard.ends_key).write_bytes(ends)
+        shards.append(shard)
+        start += size
+    index = Index(dtype, vocab_size, 256, "bytes", ByteTokenizer.hash, {"train": Split(tuple(shards))}, "test")
+    (folder / INDEX).write_bytes(encode_index(index))
+    return ids
+
+
+def open_set(folder: Path, **options: Any) -> TokenSet:
+    return TokenSet.open(str(folder), "train", cache_dir=folder / "cache", cache_bytes=0, **options)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 70), min_size=1, max_size=7),
+    seq_len=st.integers(1, 40),
+    vocab_size=st.sampled_from([257, 65536, 65537, 200_000]),
+    picks=st.lists(st.integers(0, 10**6), max_size=20),
+)
+def test_a_gather_is_what_slicing_gives_wherever_shards_end(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], seq_len: int, vocab_size: int, picks: list[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("set")
+    ids = write_set(folder, sizes, vocab_size)
+    tokens = open_set(folder)
+    windows = tokens.windows(seq_len)
+    assert windows == max(0, (len(ids) - 1) // seq_len)
+    assert len(ids) - 1 - windows * seq_len < seq_len
+    wanted = np.array([pick % windows for pick in picks] if windows else [], dtype=np.int64)
+    batch = tokens.gather(wanted, seq_len)
+    assert batch.shape == (len(wanted), seq_len + 1)
+    assert batch.dtype == (np.uint16 if vocab_size <= 65536 else np.uint32) == tokens.dtype
+    for row, window in zip(batch, wanted.tolist(), strict=True):
+        assert np.array_equal(row, ids[window * seq_len : window * seq_len + seq_len + 1])
+
+
+def test_a_batch_is_a_copy_that_may_be_changed(tmp_path: Path) -> None:
+    ids = write_set(tmp_path, [100, 50])
+    tokens = open_set(tmp_path)
+    for wanted in ([0, 1], [0, 4]):
+        batch = tokens.gather(np.array(wanted), 20)
+        batch[:] = 0
+    assert np.array_equal(tokens.gather(np.array([0]), 20)[0], ids[:21])
+
+
+def test_windows_that_do_not_exist_are_refused(tmp_path: Path) -> None:
+    write_set(tmp_path, [41])
+    tokens = open_set(tmp_path)
+    assert tokens.windows(20) == 2
+    assert tokens.windows(41) == 0
+    for window in (-1, 2):
+        with pytest.raises(ValueError, match=r"\[0, 2\)"):
+            tokens.gather(np.array([window]), 20)
+
+
+@pytest.mark.slow
+def test_a_set_made_by_tokenize_reads_back_with_its_own_tokenizer(tmp_path: Path) -> None:
+    texts = [prose(n, 3000) for n in range(60)]
+    path = write_lines(tmp_path / "a.jsonl", texts)
+    made(path, "--out", tmp_path / "set", "--tokenizer", "train:500", "--val-fraction", 0)
+    tokens = TokenSet.open(str(tmp_path / "set"), "train", cache_dir=tmp_path, cache_bytes=0, verify=True)
+    assert tokens.documents == 60
+    assert tokens.tokens == stream(tmp_path / "set", "train").size
+    ends = tokens.document_ends()
+    ids, tokenizer = stream(tmp_path / "set", "train"), tokens.tokenizer()
+    assert (ids[ends - 1] == tokens.eos_id).all()
+    assert tokenizer.hash == tokens.tokenizer_hash
+    assert [tokenizer.decode(part[:-1]) for part in np.split(ids, ends[:-1])] == texts
+    (tmp_path / "set" / "tokenizer.json").write_text(
+        (tmp_path / "set" / "tokenizer.json").read_text().replace("<|endoftext|>", "<|endofthis|>")
+    )
+    with pytest.raises(UserError, match="is not the tokenizer of this set"):
+        tokens.tokenizer()
+
+
+def test_missing_and_short_shards_are_named_all_at_once(tmp_path: Path) -> None:
+    write_set(tmp_path, [100, 100, 100])
+    (tmp_path / "train-00000.tok").unlink()
+    (tmp_path / "train-00001.tok").write_bytes(bytes(150))
+    (tmp_path / "train-00002.doc").write_bytes(b"")
+    with pytest.raises(UserError) as caught:
+        open_set(tmp_path)
+    assert [line.partition(" = ")[2].partition(";")[0] for line in caught.value.problems] == [
+        f"'{tmp_path}/train-00000.tok': is missing",
+        f"'{tmp_path}/train-00001.tok': has 150 bytes, the index says 200",
+        f"'{tmp_path}/train-00002.doc': has 0 bytes, the index says 8",
+    ]
+
+
+def test_many_missing_shards_do_not_fill_the_screen(tmp_path: Path) -> None:
+    write_set(tmp_path, [10] * 40)
+    for path in tmp_path.glob("*.tok"):
+        path.unlink()
+    with pytest.raises(UserError) as caught:
+        open_set(tmp_path)
+    assert len(caught.value.problems) == 9
+    assert "32 more files" in caught.value.problems[-1]
+
+
+def test_a_flipped_bit_is_found_when_verification_is_asked_for(tmp_path: Path) -> None:
+    write_set(tmp_path, [100, 100])
+    raw = bytearray((tmp_path / "train-00001.tok").read_bytes())
+    raw[17] ^= 4
+    (tmp_path / "train-00001.tok").write_bytes(raw)
+    open_set(tmp_path)
+    with pytest.raises(UserError, match=r"train-00001\.tok.*has checksum"):
+        open_set(tmp_path, verify=True)
+    (tmp_path / "train-00000.doc").write_bytes(np.array([99], "<i8").tobytes())
+    with pytest.raises(UserError, match=r"train-00000\.doc"):
+        open_set(tmp_path).document_ends()
+
+
+def test_a_wrong_split_or_place_says_what_there_is(tmp_path: Path) -> None:
+    write_set(tmp_path / "set", [100])
+    with pytest.raises(UserError, match="allowed: train"):
+        TokenSet.open(str(tmp_path / "set"), "val", cache_dir=tmp_path, cache_bytes=0)
+    (tmp_path / "empty").mkdir()
+    for place, expected in [("empty", "no token set here"), ("nowhere", "nowhere")]:
+        with pytest.raises(UserError, match=expected):
+            open_set(tmp_path / place)
+    assert not (tmp_path / "nowhere").exists()
+
+
+@given(place=st.integers(0, 10**6), value=st.integers(1, 255))
+def test_an_index_with_a_flipped_bit_is_never_used(place: int, value: int) -> None:
+    index = Index(
+        "uint16", 257, 256, "bytes", ByteTokenizer.hash, {"train": Split((Shard("train-00000", 9, 1, 2, 3),))}, "x"
+    )
+    raw = bytearray(encode_index(index))
+    raw[place % len(raw)] ^= value
+    try:
+        found = decode_index(bytes(raw), "set")
+    except UserError:
+        return
+    # White space of the JSON means nothing; whatever is accepted says the same.
+    assert (found, found.checksum) == (index, index.checksum)
+
+
+def test_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
+    write_set(tmp_path, [100])
+    body = json.loads((tmp_path / INDEX).read_text())
+    (tmp_path / INDEX).write_text(json.dumps({**body, "format": 2, "new": True}))
+    with pytest.raises(UserError, match="upgrade lustrain"):
+        open_set(tmp_path)
+
+
+def test_equal_ids_have_equal_checksums_wherever_they_came_from() -> None:
+    split = {"train": Split((Shard("train-00000", 9, 1, 2, 3),))}
+    one, two = (Index("uint16", 257, 256, "bytes", "hash", split, origin) for origin in ("here", "there"))
+    assert one.checksum == two.checksum
+    assert encode_index(one) != encode_index(two)
