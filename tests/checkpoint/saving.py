@@ -111,8 +111,8 @@ def assert_holds(store: ObjectStore, manifest_id: ManifestId, expected: dict[str
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
-    flat = tensor.resolve_conj().contiguous().view(-1)
-    return bytes(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
+    return bytes(flat.view(torch.uint8).numpy().data)
 
 
 def writer_pid() -> int:

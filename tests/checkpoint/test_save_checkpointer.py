@@ -179,7 +179,7 @@ def test_a_job_that_lost_its_run_commits_nothing_and_says_who_owns_it_now(store:
 
 
 class FlakyStore(LocalStore):
-    """A store in trouble around manifests: it loses the answer after storing, refuses, or finds another's object there."""
+    """A store in trouble around manifests: it loses the answer after storing, refuses, or holds a foreign object."""
 
     def __init__(self, uri: str, mood: str) -> None:
         super().__init__(uri)

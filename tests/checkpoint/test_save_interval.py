@@ -1,4 +1,4 @@
-"""Promises of the interval: least time lost, the operator's number where given, and the right choice when time runs out."""
+"""Promises of the interval: least time lost, the operator's number where given, the right choice when time is short."""
 
 from __future__ import annotations
 

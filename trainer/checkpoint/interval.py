@@ -34,7 +34,7 @@ class Interval:
     def __init__(self, every_steps: int, mtbf_s: float, *, first_stall_s: float = 1.0, warmup_steps: int = 10) -> None:
         """`every_steps` = 0 derives the interval; until a stall was measured `first_stall_s` stands in for it.
 
-        The first save of a derived interval comes `warmup_steps` steps in at the soonest, when step times mean something.
+        The first save of a derived interval comes `warmup_steps` steps in at the soonest, when step times mean much.
         """
         self._every_steps = every_steps
         self._mtbf_s = mtbf_s

@@ -29,6 +29,7 @@ from trainer.checkpoint.layout import ATTEMPTS, ManifestId, attempt_commit, data
 from trainer.checkpoint.records import BLOCK_BYTES, Block, Entry, RankIndex, encode
 from trainer.errors import UserError
 from trainer.storage import ObjectStore, open_store
+from trainer.storage.direct import seal
 
 NICENESS = 10
 """Steps back of the threads of a save that is not urgent: training goes first. The kernel stops at 19."""
@@ -125,7 +126,7 @@ def compressed(memory: Memory, size: int) -> Contents:
     """The staged bytes through the planes-zstd codec, in anonymous memory that the caller closes."""
     from trainer.checkpoint.codec import encode_block
 
-    fd = os.memfd_create("lustrain-compressed", os.MFD_CLOEXEC)
+    fd = os.memfd_create("lustrain-compressed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     blocks: list[Block] = []
     at = 0
     with ThreadPoolExecutor(_threads()) as pool, os.fdopen(os.dup(fd), "wb", buffering=0) as out:
@@ -134,6 +135,7 @@ def compressed(memory: Memory, size: int) -> Contents:
                 _write_all(out.fileno(), body)
                 blocks.append(Block(at, len(body), crc64nvme(body)))
                 at += len(body)
+    seal(fd)
     return Contents(fd, at, tuple(blocks))
 
 

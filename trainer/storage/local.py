@@ -22,6 +22,7 @@ from trainer.storage import (
     PreconditionError,
     StorageError,
 )
+from trainer.storage.direct import write_direct
 from trainer.storage.folder import Folder, sync_folder
 from trainer.storage.keys import PRIVATE, check_key, human_bytes
 
@@ -292,6 +293,10 @@ def _walk(folder: Path, below: str, prefix: str) -> Iterator[str]:
 
 def _copy(source: int, target: int, size: int) -> tuple[int, int]:
     """Copies up to `size` bytes; how many there were and their CRC-64/NVME, computed while they are in the cache."""
+    direct = write_direct(source, target, size)
+    if direct is not None:
+        return size, direct
+    os.ftruncate(target, 0)
     chunk = memoryview(bytearray(min(COPY_BYTES, size)))
     found = done = 0
     while done < size:
