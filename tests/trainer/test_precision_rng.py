@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer import precision
-from trainer.config import PrecisionConfig
+from trainer.config import OptimizerConfig, PrecisionConfig
+from trainer.models import llama
+from trainer.optim import clip_, make_optimizer, model_tensors, optimizer_tensors
 
 CPU = torch.device("cpu")
 u63 = st.integers(0, 2**63 - 1)
@@ -143,3 +146,32 @@ def test_policies_end_with_their_context() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
     with precision.deterministic(False):
         assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_an_fp16_overflow_changes_neither_weights_nor_moments_and_training_goes_on() -> None:
+    model = llama.build(
+        llama.LlamaShape(width=16, layers=1, heads=2, kv_heads=1, hidden=24, vocab_size=19), length=8, seed=0
+    )
+    optimizer = make_optimizer(model, OptimizerConfig(lr=1e-2))
+    config = PrecisionConfig(mode="fp16", fp16_initial_scale=2.0**40)
+    scaler = precision.make_scaler(config, CPU)
+    ids = torch.randint(19, (2, 9), generator=torch.Generator().manual_seed(0))
+    losses, skipped = [], 0
+    for _ in range(40):
+        optimizer.zero_grad()
+        with precision.autocast(config, CPU):
+            loss = model(ids[:, :-1], ids[:, 1:]) / 16
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = clip_(list(model.parameters()), 1.0, scale=1.0)
+        state = model_tensors(model) | optimizer_tensors(model, optimizer)
+        before = {name: tensor.clone() for name, tensor in state.items()}
+        scaler.step(optimizer)
+        scaler.update()
+        if not math.isfinite(norm):
+            skipped += 1
+            assert all(torch.equal(state[name], before[name]) for name in state)
+        losses.append(float(loss.detach()))
+    assert 0 < skipped < 35
+    assert losses[-1] < losses[0]
+    assert float(state["optim/embed.weight/step"]) == 40 - skipped

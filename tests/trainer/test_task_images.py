@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,10 @@ from trainer.errors import UserError
 from trainer.models import patchnet
 from trainer.optim import clip_, make_optimizer
 
-try:
-    import PIL
-except ImportError:
-    PIL = None
 
-pytestmark = pytest.mark.skipif(PIL is None, reason="needs Pillow (extra `images`)")
+@pytest.fixture(scope="module", autouse=True)
+def pillow() -> None:
+    require(importlib.util.find_spec("PIL"), "Pillow is not installed (extra `images`)")
 
 
 def task_for(seed: int = 1, **options: Any) -> Any:
@@ -35,8 +34,7 @@ def task_for(seed: int = 1, **options: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def digits() -> Any:
-    require(PIL, "Pillow (extra `images`)")
+def digits(pillow: None) -> Any:
     return task_for(characters="0123456789", variants=16, max_fonts=12)
 
 
