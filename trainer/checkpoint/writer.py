@@ -32,7 +32,11 @@ from trainer.storage import ObjectStore, open_store
 from trainer.storage.direct import seal
 
 NICENESS = 10
-"""Steps back of the threads of a save that is not urgent: training goes first. The kernel stops at 19."""
+"""Steps back of threads that compress for a save that is not urgent: training goes first. The kernel stops at 19.
+
+Sums and direct writes take too little processor time to step back for: beside a loop on all cores, niceness 10 made a
+0.5 GB save durable after 2.1 s instead of 0.6 s and gave the loop nothing.
+"""
 _PR_SET_PDEATHSIG = 1
 _CRASHED = 70
 """EX_SOFTWARE of sysexits.h."""
@@ -231,7 +235,7 @@ class Server:
         self._working.start()
 
     def _work(self, job: Job, store: ObjectStore) -> None:
-        if not job.urgent:
+        if job.codec != "none" and not job.urgent:
             # Linux keeps niceness per thread, and new threads inherit it. Lowering one thread for one save needs no
             # privilege, where raising the process again for an urgent save would.
             thread = threading.get_native_id()
