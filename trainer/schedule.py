@@ -21,7 +21,7 @@ def lr_at(step: int, config: ScheduleConfig, total_steps: int, base_lr: float) -
     if config.kind == "onecycle":
         return base_lr * _onecycle(done, total, config)
     if step <= config.warmup_steps:
-        return base_lr * max(step, 1) / config.warmup_steps
+        return base_lr * (max(step, 1) / config.warmup_steps)
     progress = (done - config.warmup_steps) / max(total - config.warmup_steps, 1)
     return base_lr * _SHAPES[config.kind](min(max(progress, 0.0), 1.0), config, total)
 

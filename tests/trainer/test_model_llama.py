@@ -140,7 +140,7 @@ def test_bf16_autocast_keeps_the_loss_in_fp32_and_near_the_exact_one() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model(ids, targets)
     assert loss.dtype == torch.float32
-    assert float(loss) == pytest.approx(float(model(ids, targets)), rel=1e-2)
+    assert loss.item() == pytest.approx(model(ids, targets).item(), rel=1e-2)
     loss.backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
 
