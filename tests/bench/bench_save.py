@@ -1,9 +1,10 @@
 """What a save costs a training loop and how soon it is durable: ours, torch.save, and every mode of torch's DCP.
 
-A loop of ~33 ms CPU steps goes on while a save is under way. `call` is how long the saving call blocks it. `lost` is that
-plus the waiting for an asynchronous copy before the optimizer may change the weights, plus what the steps until the save
-is durable take longer than before. `durable` is from the call until everything is fsynced (ours: and committed), with the
-loop going on. Every mode is run once as a warm-up, for processes to start and memory to be touched.
+A loop of ~33 ms CPU steps goes on while a save is under way. `call` is how long the saving call blocks it. `lost` is
+that plus the waiting for an asynchronous copy before the optimizer may change the weights, plus what the steps until
+the save is durable take longer than before. `durable` is from the call until everything is fsynced (ours: and
+committed), with the loop going on. Every mode is run once as a warm-up, for processes to start and memory to be
+touched.
 """
 
 from __future__ import annotations
