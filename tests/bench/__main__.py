@@ -1,0 +1,69 @@
+"""Run every bench, each in a process of its own, and write the tables into RESULTS.md: `python -m tests.bench [NAME …]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.bench.harness import machine, table
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+BENCHES = {
+    "bench_save": "Saving a checkpoint",
+    "bench_upload": "Uploading to S3",
+    "bench_restore": "Restoring a checkpoint",
+    "bench_tokenize": "Tokenizing",
+    "bench_gather": "Gathering batches",
+    "bench_step": "The training step",
+    "bench_compression": "Compressing checkpoints",
+}
+HEAD = """# Results
+
+Written by `make bench`. Every ratio is taken within one run on one machine, from medians of interleaved repetitions;
+absolute figures are for orientation. "limit" is what the hardware allows for the same bytes.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHES)}; default: all")
+    names = parser.parse_args(argv).names or list(BENCHES)
+    unknown = [name for name in names if name not in BENCHES]
+    if unknown:
+        parser.error(f"no such bench: {', '.join(unknown)}; allowed: {', '.join(BENCHES)}")
+    sections, short = [], []
+    for number, name in enumerate(names, 1):
+        print(f"── {number}/{len(names)} {BENCHES[name]}", flush=True)
+        found = run(name)
+        print(table(found["rows"]), flush=True)
+        sections.append(section(BENCHES[name], found))
+        short += [row["figure"] for row in found["rows"] if not row["holds"]]
+    if names == list(BENCHES):
+        RESULTS.write_text(HEAD + "".join(sections), encoding="utf-8")
+        print(f"written: {RESULTS}")
+    print(f"falls short: {'; '.join(short)}" if short else "every bar holds")
+    return 1 if short else 0
+
+
+def run(name: str) -> dict[str, Any]:
+    """One bench's machine and rows; its own progress goes to the screen."""
+    command = [sys.executable, "-m", f"tests.bench.{name}", "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    start = done.stdout.find('{\n "machine"')
+    if start < 0:
+        raise RuntimeError(f"{name} ended with exit code {done.returncode} and no result: {done.stdout[-500:]}")
+    return dict(json.loads(done.stdout[start:]))
+
+
+def section(title: str, found: dict[str, Any]) -> str:
+    about = ", ".join(f"{name} {value}" for name, value in (found.get("machine") or machine()).items())
+    return f"\n## {title}\n\n{about}\n\n{table(found['rows'])}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
