@@ -31,7 +31,7 @@ def schedules(draw: st.DrawFn) -> tuple[ScheduleConfig, int]:
     return config, total
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(schedules())
 def test_the_rate_rises_to_the_base_and_then_falls_and_never_leaves_its_bounds(
     case: tuple[ScheduleConfig, int],
@@ -42,8 +42,9 @@ def test_the_rate_rises_to_the_base_and_then_falls_and_never_leaves_its_bounds(
     assert all(rate <= BASE for rate in rates)
     assert all(rate >= floor for rate in rates[config.warmup_steps :])
     top = rates.index(max(rates))
-    assert all(a <= b for a, b in itertools.pairwise(rates[: top + 1]))
-    assert all(a >= b for a, b in itertools.pairwise(rates[top:]))
+    rounding = 1e-15 * BASE
+    assert all(a <= b + rounding for a, b in itertools.pairwise(rates[: top + 1]))
+    assert all(a >= b - rounding for a, b in itertools.pairwise(rates[top:]))
 
 
 @settings(max_examples=100, deadline=None)
