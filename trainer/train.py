@@ -6,6 +6,7 @@ import argparse
 import logging
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from trainer.tasks import Task, make_task
 
 FENCE_POLL_S = 10.0
 """Between two looks at the lease: a job that lost its run wastes at most this long, for six small reads a minute."""
+LOG_S = 10.0
+"""How long a commit waits for the records of its steps; a log that cannot be stored must not cost a checkpoint."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,8 +75,12 @@ def run(args: argparse.Namespace) -> int:
         claim = claim_run(config, task, world, votes, store)
         config = with_schedule_of(config, claim)
         training = build(config, task, world, watch, relay, claim)
-        training.saving = resume(training, store, votes, claim, leaving)
-        relay.attach(sink_of(training, store, claim))
+        log = None
+        if world.rank == 0:
+            log = RunLog(store, claim.generation, config.metrics.flush_s)
+            leaving.callback(log.close)
+        training.saving = resume(training, store, votes, claim, log, leaving)
+        relay.attach(sink_of(training, log))
         return leave(training, train(training))
 
 
@@ -109,7 +116,9 @@ def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink, cl
     return training
 
 
-def resume(training: Training, store: ObjectStore, votes: VoteBox, claim: Claim, leaving: ExitStack) -> Saving:
+def resume(
+    training: Training, store: ObjectStore, votes: VoteBox, claim: Claim, log: RunLog | None, leaving: ExitStack
+) -> Saving:
     """Load the newest whole checkpoint, if there is any, settle the lineage, and return what saves from now on."""
     config, world = training.config, training.world
     tensors = optim.model_tensors(training.model) | optim.optimizer_tensors(training.model, training.optimizer)
@@ -152,6 +161,7 @@ def resume(training: Training, store: ObjectStore, votes: VoteBox, claim: Claim,
         options=config.checkpoint,
         parent=parent,
         on_event=training.sink.event,
+        before_commit=partial(log.flush_step, timeout=LOG_S) if log else None,
     )
     checkpointer.prepare(tensors, precision.rng_tensors(world.rank))
     fence = Fence(claim.lease, FENCE_POLL_S, training.sink.event) if claim.lease else None
@@ -216,12 +226,12 @@ def weights_checksum(model: torch.nn.Module) -> str:
     return f"{total:016x}"
 
 
-def sink_of(training: Training, store: ObjectStore, claim: Claim) -> Sink:
-    """Rank 0 shows and stores every record; the other ranks only say what goes wrong with them."""
-    config, world = training.config, training.world
-    if world.rank:
-        return WarningsOnly(world.rank)
-    sinks: list[Sink] = [TerminalSink(config.train.steps), RunLog(store, claim.generation, config.metrics.flush_s)]
+def sink_of(training: Training, log: RunLog | None) -> Sink:
+    """Rank 0, which has the run's log, shows and stores every record; the others only say what goes wrong with them."""
+    config = training.config
+    if log is None:
+        return WarningsOnly(training.world.rank)
+    sinks: list[Sink] = [TerminalSink(config.train.steps), log]
     if config.metrics.tensorboard:
         sinks.append(TensorBoardSink(config.metrics.tensorboard, first_step=training.progress.step + 1))
     return Sinks(sinks)

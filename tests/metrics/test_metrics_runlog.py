@@ -128,6 +128,24 @@ def test_an_event_takes_the_steps_before_it_along_at_once(tmp_path: Path) -> Non
     log.close()
 
 
+def test_a_commit_can_wait_for_the_records_up_to_its_step_even_for_one_still_to_come(tmp_path: Path) -> None:
+    log = RunLog(LocalStore(str(tmp_path)), 1, flush_s=3600.0)
+    log.step(record(1))
+    assert log.flush_step(1, timeout=10.0)
+    assert steps_of(LocalStore(str(tmp_path))) == [1]
+    durable: list[bool] = []
+    waiting = threading.Thread(target=lambda: durable.append(log.flush_step(3, timeout=10.0)))
+    waiting.start()
+    log.step(record(2))
+    assert not durable
+    log.step(record(3))
+    waiting.join()
+    assert durable == [True]
+    assert steps_of(LocalStore(str(tmp_path))) == [1, 2, 3]
+    assert not log.flush_step(99, timeout=0.05)
+    log.close()
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     outcomes=st.lists(st.sampled_from(["works", "dropped", "unanswered"]), max_size=8),

@@ -84,13 +84,16 @@ class Checkpointer:
         options: CheckpointConfig,
         parent: ManifestId | None,
         on_event: Callable[[str, dict[str, Any]], None],
+        before_commit: Callable[[int], object] | None = None,
     ) -> None:
-        """`lease` is rank 0's, `parent` the checkpoint that this generation began from."""
+        """`lease` is rank 0's, `parent` the checkpoint that this generation began from; `before_commit` hears on rank 0,
+        in a thread that may wait, of which step the manifest comes next."""
         if rank == 0 and lease is None:
             raise ValueError("rank 0 commits and so needs the lease")
         self._store, self._lease = store, lease
         self._rank, self._generation = rank, generation
         self._options, self._parent, self._on_event = options, parent, on_event
+        self._before_commit = before_commit
         in_order = sorted(options.tiers, key=lambda tier: tier.kind != "memory")
         self._tiers = tuple(tier_root(tier.path, store.uri) for tier in in_order)
         self._staging = Staging(rank, world_size, options.copy_threads)
@@ -319,6 +322,8 @@ class Checkpointer:
         assert self._lease is not None
         attempt = flight.plan.attempt
         mine = manifest_of(attempt, stored, parent=self._parent, state=flight.state, about=flight.about)
+        if self._before_commit is not None:
+            self._before_commit(flight.step)
         manifest = commit(self._store, self._lease, mine)
         earlier = manifest.attempt != attempt
         detail = f"had been committed by an earlier try, {manifest.attempt}" if earlier else "committed"

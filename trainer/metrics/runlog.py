@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,6 +52,7 @@ class RunLog:
         self._changed = threading.Condition()
         self._appended = 0
         self._stored = 0
+        self._newest_step = 0
         self._asked = False
         self._waiting = 0
         self._closing = False
@@ -61,6 +63,10 @@ class RunLog:
 
     def step(self, record: Mapping[str, Any]) -> None:
         self._append(STEPS, encode({"time": utc_now(), **record}))
+        with self._changed:
+            self._newest_step = int(record["step"])
+            if self._waiting:
+                self._changed.notify_all()
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Log an event; `time`, `event` and `attempt` are this log's own fields and win over equal names in `fields`."""
@@ -82,6 +88,18 @@ class RunLog:
                 return self._changed.wait_for(lambda: self._stored >= target, timeout)
             finally:
                 self._waiting -= 1
+
+    def flush_step(self, step: int, timeout: float) -> bool:
+        """Wait until the record of `step`, which may be yet to come, and all before it are durable; False as in `flush`."""
+        end = time.monotonic() + timeout
+        with self._changed:
+            self._waiting += 1
+            try:
+                if not self._changed.wait_for(lambda: self._newest_step >= step or self._closing, timeout):
+                    return False
+            finally:
+                self._waiting -= 1
+        return self.flush(max(0.0, end - time.monotonic()))
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Flush and stop; what the store did not take in `timeout` seconds is left in local files that the report names."""
