@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,3 +181,8 @@ def test_a_run_without_a_commit_has_nothing_to_verify_or_export(call: Call, tmp_
     assert call("export", store.uri, "--out", str(tmp_path / "weights"))[0] == EXIT_CONFIG
     code, out, _ = call("list", store.uri, "--json")
     assert (code, json.loads(out)["checkpoints"]) == (0, [])
+
+
+def test_looking_after_a_run_needs_no_torch() -> None:
+    code = "import sys, trainer.checkpoint.verify, trainer.checkpoint.history; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

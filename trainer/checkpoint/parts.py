@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from awscrt.checksums import combine_crc64nvme, crc64nvme
 
@@ -31,6 +31,8 @@ from trainer.checkpoint.records import (
 )
 from trainer.errors import problem
 from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore, StorageError
+
+T = TypeVar("T")
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
@@ -55,17 +57,29 @@ class Places:
 
 def read_manifest(store: ObjectStore, manifest_id: ManifestId) -> Manifest:
     """The manifest under this id; CorruptObjectError when it is gone, damaged or of another commit."""
-    try:
-        manifest = decode_manifest(store.read(manifest_id.key)[0])
-    except ObjectMissingError as error:
-        raise CorruptObjectError(f"{manifest_id.key}: the manifest is missing") from error
-    except DamagedRecordError as error:
-        raise CorruptObjectError(f"{manifest_id.key}: {error}") from error
+    manifest = _on_second_look(lambda: _decoded_manifest(store, manifest_id))
     if manifest.id != manifest_id:
         raise CorruptObjectError(f"{manifest_id.key}: holds the manifest of {manifest.id.key}")
     if sorted(part.rank for part in manifest.parts) != list(range(manifest.world_size)):
         raise CorruptObjectError(f"{manifest_id.key}: does not name one part for each of {manifest.world_size} ranks")
     return manifest
+
+
+def _decoded_manifest(store: ObjectStore, manifest_id: ManifestId) -> Manifest:
+    try:
+        return decode_manifest(store.read(manifest_id.key)[0])
+    except ObjectMissingError as error:
+        raise CorruptObjectError(f"{manifest_id.key}: the manifest is missing") from error
+    except DamagedRecordError as error:
+        raise CorruptObjectError(f"{manifest_id.key}: {error}") from error
+
+
+def _on_second_look(read: Callable[[], T]) -> T:
+    """What `read` returns, asked twice: the wire may have lied where the disk does not; stored damage stays damage."""
+    try:
+        return read()
+    except CorruptObjectError:
+        return read()
 
 
 class TierNotes:
@@ -99,7 +113,7 @@ def read_index(places: Places, part: Part, attempt: str, notes: TierNotes | None
             if notes is not None:
                 notes.pass_over(tier, part, part.index_key, error)
     try:
-        return _index_of(places.run, part, attempt)
+        return _on_second_look(lambda: _index_of(places.run, part, attempt))
     except ObjectMissingError as error:
         raise CorruptObjectError(
             f"rank {part.rank}, {part.index_key}: missing, though the manifest names it"
@@ -211,11 +225,7 @@ class PartReader:
             else:
                 self._fetched.add(number)
                 return
-        try:
-            self._read_block(self._places.run, number)
-        except CorruptObjectError:
-            # The wire may have lied where the disk does not: what is damaged in the store stays so on a second look.
-            self._read_block(self._places.run, number)
+        _on_second_look(lambda: self._read_block(self._places.run, number))
         self._fetched.add(number)
 
     def bytes_of(self, start: int, size: int) -> memoryview:
