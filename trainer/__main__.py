@@ -22,6 +22,8 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; a user's mistake is printed as plain lines."""
+    # Else torch prints a page of C++ frames for what the trainer says in one line: that another rank is gone.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="python -m trainer", description="Train on spot capacity and never lose work."
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(importlib.import_module(COMMANDS[args.command][0]).run(args))
     except UserError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if error.everywhere or os.environ.get("LOCAL_RANK", "0") == "0":
             print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

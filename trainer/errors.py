@@ -34,6 +34,8 @@ class UserError(Exception):
     """Something the user can mend: printed as plain lines, one per problem, never as a traceback."""
 
     exit_code = EXIT_CONFIG
+    everywhere = False
+    """Whether each rank has its own to say; what all ranks know alike is printed by one per node."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         lines = [problems] if isinstance(problems, str) else list(problems)

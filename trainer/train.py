@@ -27,6 +27,7 @@ from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, Sinks, TensorBoardSink, TerminalSink
 from trainer.metrics.relay import Relay, WarningsOnly
 from trainer.parallel import World
+from trainer.peers import lost_ranks_told
 from trainer.saving import Saving, State
 from trainer.start import Claim, Json, check_fit, claim_run, open_data, together
 from trainer.storage import ObjectStore, open_store
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         leaving.enter_context(precision.matmul_policy(config.precision))
         world = parallel.join(config.parallel)
         leaving.callback(world.close)
+        leaving.enter_context(lost_ranks_told(world))
         relay = Relay(world.rank)
         leaving.callback(relay.close)
         stores: list[ObjectStore] = []
