@@ -35,6 +35,8 @@ def _unusable(key: str) -> str:
         return "has an empty, '.' or '..' segment"
     if segments[0] == PRIVATE:
         return f"begins with {PRIVATE}, which is reserved"
+    if "\\" in key:
+        return "holds a backslash, which some S3 servers take for '/'"
     if any(ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0 or character in "\ufffe\uffff" for character in key):
         return "holds a control character"
     return ""
