@@ -24,7 +24,7 @@ from trainer.errors import UserError
 from trainer.interrupt import Watch
 from trainer.metrics import Sink
 from trainer.saving import Saving
-from trainer.tasks import Task
+from trainer.tasks import Ids, Task
 
 
 class Ending(Enum):
@@ -195,13 +195,20 @@ def train_step(training: Training, step: int) -> tuple[dict[str, Any], Agreed]:
 
 def micro_batches(training: Training, step: int) -> Iterator[tuple[int, dict[str, Tensor], float]]:
     """This rank's (number, batch, seconds spent on it) of a step; numbers count on this rank only."""
-    config, task, world = training.config, training.task, training.world
-    size = config.train.micro_batch
     for micro in range(training.accumulation):
         began = time.perf_counter()
-        start = (step - 1) * config.train.global_batch + (micro * world.world_size + world.rank) * size
-        batch = task.train_batch(order.sample_ids(config.run.seed, start, size, task.train_samples))
+        batch = training.task.train_batch(sample_ids(training, step, micro))
+        later = divmod(micro + 1, training.accumulation)
+        training.task.prefetch(sample_ids(training, step + later[0], later[1]))
         yield micro, batch, time.perf_counter() - began
+
+
+def sample_ids(training: Training, step: int, micro: int) -> Ids:
+    """Which samples this rank takes in its micro-batch number `micro` of a step."""
+    config, world = training.config, training.world
+    size = config.train.micro_batch
+    start = (step - 1) * config.train.global_batch + (micro * world.world_size + world.rank) * size
+    return order.sample_ids(config.run.seed, start, size, training.task.train_samples)
 
 
 def digest_of(batch: Mapping[str, Tensor]) -> int:
@@ -254,7 +261,7 @@ def ending_after(training: Training, agreed: Agreed) -> Ending | None:
 
 
 def warm_up(training: Training) -> None:
-    """One forward and backward whose gradients are dropped: DDP settles its buckets, compiled blocks compile."""
+    """With several ranks, one forward and backward whose gradients are dropped, in which DDP settles its buckets."""
 
     def forward_and_backward() -> None:
         _, batch, _ = next(micro_batches(training, 1))

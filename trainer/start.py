@@ -83,6 +83,28 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
         raise UserError(lines)
 
 
+def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) -> None:
+    """Open the Task's data on every rank; UserError when a rank cannot, or sees other data than rank 0."""
+
+    def work() -> Json:
+        open_data(config, task)
+        return task.fingerprint()
+
+    said = together(world, votes, "start/data", work)
+    lines = [
+        problem(
+            f"task on rank {rank}",
+            config.task.name,
+            f"differs from rank 0 in {', '.join(run.changed(expected, found))}",
+        )
+        for expected in [run.flatten(said[0])]
+        for rank, found in sorted((rank, run.flatten(one)) for rank, one in said.items())
+        if found != expected
+    ]
+    if lines:
+        raise UserError([f"{line}; fix: give every node the same data" for line in lines[:8]])
+
+
 def open_data(config: Config, task: Task) -> None:
     """Open the Task's data on this node; UserError when it is missing, foreign or too small."""
     task.open(Path(os.environ.get("LUSTRAIN_CACHE", Path.home() / ".cache" / "lustrain")))

@@ -29,7 +29,7 @@ from trainer.metrics.relay import Relay, WarningsOnly
 from trainer.parallel import World
 from trainer.peers import lost_ranks_told
 from trainer.saving import Saving, State
-from trainer.start import Claim, Json, check_fit, claim_run, open_data, together
+from trainer.start import Claim, Json, check_fit, claim_run, open_data_alike, together
 from trainer.storage import ObjectStore, open_store
 from trainer.tasks import Task, make_task
 
@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
         votes = StoreVotes(world.store, world.world_size)
 
         together(world, votes, "start/fit", lambda: check_fit(config, world, relay.event))
-        together(world, votes, "start/data", lambda: open_data(config, task))
+        open_data_alike(config, task, world, votes)
+        leaving.callback(task.close)
         together(world, votes, "start/store", lambda: stores.append(open_store(config.run.uri)))
         store = stores[0]
         claim = claim_run(config, task, world, votes, store)
