@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -182,6 +183,7 @@ def _place(name: str, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3Place
     return place
 
 
+@cache
 def _client(endpoint: str) -> S3Client:
     config = Config(
         retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=30, s3={"addressing_style": "path"}

@@ -130,6 +130,7 @@ def test_a_passing_fault_costs_a_download_nothing_but_time(
     assert lab.proxy.did[type(fault).__name__] == times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [Answer(500), Answer(503, "SlowDown"), Reset(), Cut()], ids=str)
 @pytest.mark.parametrize("lab", ["boto3"], indirect=True)
 def test_a_passing_fault_costs_a_small_object_nothing(lab: Lab, fault: Fault) -> None:

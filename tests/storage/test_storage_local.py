@@ -86,7 +86,7 @@ def test_a_put_survives_the_removal_of_its_emptied_folder(tmp_path: Path) -> Non
     store = open_store(str(tmp_path))
 
     def come_and_go(name: str) -> None:
-        for _ in range(40):
+        for _ in range(15):
             store.put(f"a/b/{name}", b"x")
             store.delete(f"a/b/{name}")
 
