@@ -247,7 +247,11 @@ class Server:
         self._answer(reply)
 
     def _answer(self, reply: Reply) -> None:
-        self._control.sendall(json.dumps(asdict(reply)).encode() + b"\n")
+        try:
+            self._control.sendall(json.dumps(asdict(reply)).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            # A trainer that was killed closes its end a moment before the kernel ends this process.
+            os._exit(0)
 
 
 def main() -> int:
@@ -283,7 +287,10 @@ def _lines(control: socket.socket, fds: list[int]) -> Iterator[bytes]:
     """Lines as they come; descriptors that came with them are appended to `fds` no later than their line appears."""
     pending = bytearray()
     while True:
-        body, ancillary, _, _ = control.recvmsg(1 << 16, socket.CMSG_SPACE(4 * array.array("i").itemsize))
+        try:
+            body, ancillary, _, _ = control.recvmsg(1 << 16, socket.CMSG_SPACE(4 * array.array("i").itemsize))
+        except ConnectionResetError:
+            return
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds.extend(array.array("i", data))
