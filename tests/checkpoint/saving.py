@@ -24,6 +24,8 @@ from trainer.checkpoint.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import CheckpointConfig
 from trainer.storage import ObjectStore
+from trainer.storage.folder import Folder
+from trainer.storage.keys import PRIVATE
 
 T = TypeVar("T")
 
@@ -146,6 +148,14 @@ def stopped(pid: int) -> Iterator[None]:
     finally:
         if Path(f"/proc/{pid}").exists():
             os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def held_up(store: ObjectStore) -> Iterator[Callable[[], bool]]:
+    """Inside the block large objects are written but get no name; what it gives tells whether one has come that far."""
+    root = Path(store.uri)
+    with Folder(root).locked():
+        yield lambda: any(file.stat().st_size for file in (root / PRIVATE).iterdir())
 
 
 @contextmanager

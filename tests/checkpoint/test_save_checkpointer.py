@@ -21,6 +21,7 @@ from tests.checkpoint.saving import (
     checkpointer,
     eventually,
     has_ended,
+    held_up,
     manifests_of,
     own_tensors,
     sample_tensors,
@@ -125,10 +126,10 @@ def test_an_urgent_save_does_not_wait_for_the_one_in_flight_and_both_commit(stor
 def test_a_writer_killed_during_a_save_costs_that_save_and_nothing_else(store: ObjectStore) -> None:
     events = Events()
     with checkpointer(store, events) as saver:
-        pid = writer_pid()
-        with stopped(pid):
+        with held_up(store) as under_way:
             saver.save(1, sample_tensors(1), {}, {}, {})
-            os.kill(pid, signal.SIGKILL)
+            eventually(under_way, "unfinished object")
+            os.kill(writer_pid(), signal.SIGKILL)
             (lost,) = saver.wait(PATIENCE_S)
         saver.save(2, sample_tensors(2), {}, {}, {})
         (saved,) = saver.wait(PATIENCE_S)
@@ -325,8 +326,8 @@ def test_old_checkpoints_are_pruned_as_the_options_say(store: ObjectStore) -> No
             saver.save(step, ALL, {}, {}, {})
             saver.wait(PATIENCE_S)
             eventually(lambda: len(manifests_of(store)) <= 2, "pruning")
+        eventually(lambda: len(events.of("checkpoints_pruned")) == 3, "report")
     assert manifests_of(store) == [ManifestId(1, 4), ManifestId(1, 5)]
-    assert events.of("checkpoints_pruned")
 
 
 def test_a_pruning_that_fails_is_reported_and_costs_no_checkpoint(tmp_path: Path) -> None:
@@ -339,6 +340,7 @@ def test_a_pruning_that_fails_is_reported_and_costs_no_checkpoint(tmp_path: Path
         for step in (1, 2, 3):
             saver.save(step, ALL, {}, {}, {})
             assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
+        eventually(lambda: events.of("prune_failed"), "failed pruning")
     assert "not allowed" in events.of("prune_failed")[0]["detail"]
 
 

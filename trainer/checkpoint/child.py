@@ -87,6 +87,7 @@ class WriterProcess:
             return decode_reply(self._line())
         except TimeoutError:
             self.kill()
+            self._ending()
             raise WriterDiedError(f"the writer process gave no answer for {timeout_s:.0f} s and was killed") from None
         except (BrokenPipeError, ConnectionResetError, EOFError):
             raise WriterDiedError(f"the writer process {self._ending()}") from None

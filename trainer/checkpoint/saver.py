@@ -11,7 +11,8 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from trainer.checkpoint.ballot import Ballot, Plan, Verdict, Vote
 from trainer.checkpoint.child import WriterDiedError, WriterProcess
 from trainer.checkpoint.commit import commit, exact_json, manifest_of, printable_json
+from trainer.checkpoint.flight import Flight, SaveOutcome
 from trainer.checkpoint.layout import ManifestId, attempt_name, tier_root
 from trainer.checkpoint.lease import Lease
 from trainer.checkpoint.prune import prune
@@ -34,33 +36,7 @@ PLAN_S = 60.0
 COMMIT_S = 120.0
 """Allowed between the last vote and the manifest: two questions per part and one put, with the store's own retries."""
 CLOSE_S = 5.0
-"""How long close() waits for each thread; one that hangs in the store is a daemon and ends with the process."""
-
-
-@dataclass(frozen=True)
-class SaveOutcome:
-    """How a save ended: `seconds` from the call to the commit or the failure, `bytes` stored by all ranks together."""
-
-    step: int
-    committed: bool
-    detail: str
-    seconds: float
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Flight:
-    """One save in flight on this rank; without `staged` it votes against the attempt, for the reason in `problem`."""
-
-    number: int
-    step: int
-    plan: Plan
-    staged: Staged | None
-    problem: str
-    state: dict[str, Any]
-    about: dict[str, Any]
-    urgent: bool
-    began: float
+"""How long close() waits for its threads; one that hangs in the store is a daemon and ends with the process."""
 
 
 class Checkpointer:
@@ -86,8 +62,10 @@ class Checkpointer:
         on_event: Callable[[str, dict[str, Any]], None],
         before_commit: Callable[[int], object] | None = None,
     ) -> None:
-        """`lease` is rank 0's, `parent` the checkpoint that this generation began from; `before_commit` hears on rank 0,
-        in a thread that may wait, of which step the manifest comes next."""
+        """`lease` is rank 0's, `parent` the checkpoint that this generation began from.
+
+        `before_commit` hears on rank 0, in a thread that may wait, of which step the manifest comes next.
+        """
         if rank == 0 and lease is None:
             raise ValueError("rank 0 commits and so needs the lease")
         self._store, self._lease = store, lease
@@ -112,8 +90,10 @@ class Checkpointer:
         self._ballot = Ballot(votes, rank, generation, self._stop)
         self._written: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         self._staged: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
-        self._pruner: threading.Thread | None = None
-        self._threads = [self._thread(self._write_all, "writing"), self._thread(self._close_all, "closing")]
+        self._commits: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """True for a commit to prune after, False for the end."""
+        parts = {"writing": self._write_all, "closing": self._close_all, "pruning": self._prune_all}
+        self._threads = [self._thread(part, name) for name, part in parts.items()]
 
     @property
     def busy(self) -> bool:
@@ -202,12 +182,14 @@ class Checkpointer:
             return
         self._stop.set()
         self._staged.put(None)
-        self._writer.kill()
-        threads = [*self._threads, *([self._pruner] if self._pruner else [])]
-        for thread in threads:
-            thread.join(CLOSE_S)
+        self._commits.put(False)
+        end = time.monotonic() + CLOSE_S
+        while (alive := [thread for thread in self._threads if thread.is_alive()]) and time.monotonic() < end:
+            # Again and again: the writing thread may just have started another child.
+            self._writer.kill()
+            alive[0].join(0.1)
         self._writer.close()
-        if not any(thread.is_alive() for thread in threads):
+        if not alive:
             self._staging.close()
 
     def _announce(self, number: int, step: int, urgent: bool) -> Plan:
@@ -239,7 +221,7 @@ class Checkpointer:
         self._staged.put(flight)
 
     def _write_all(self) -> None:
-        self._writer.start()
+        self._start_writer()
         while (flight := self._staged.get()) is not None:
             vote = self._write(flight)
             if flight.staged is not None:
@@ -268,8 +250,8 @@ class Checkpointer:
                 )
             except (WriterDiedError, OSError) as error:
                 reply = Reply(flight.number, error=str(error))
-                if not self._stop.is_set():
-                    self._writer.start()
+                self._start_writer()
+            flight.written.update(reply.seconds)
             self._tell_restarts(reply.error)
         for tier, why in reply.tiers.items():
             self._on_event("tier_failed", {"step": flight.step, "tier": tier, "detail": why})
@@ -288,6 +270,12 @@ class Checkpointer:
             keep=flight.plan.keep,
             urgent=flight.urgent,
         )
+
+    def _start_writer(self) -> None:
+        """Have the child ready before the next save, which tries again where the system is out of processes now."""
+        if not self._stop.is_set():
+            with suppress(OSError):
+                self._writer.start()
 
     def _tell_restarts(self, why: str) -> None:
         if self._writer.restarts > self._restarts_told:
@@ -345,11 +333,11 @@ class Checkpointer:
         seconds = time.monotonic() - flight.began
         fields = {"step": flight.step, "attempt": flight.plan.attempt, "seconds": seconds, "detail": verdict.detail}
         if verdict.committed:
-            self._on_event("checkpoint_committed", {**fields, "bytes": verdict.bytes})
+            self._on_event("checkpoint_committed", {**fields, "bytes": verdict.bytes, "written": flight.written})
         else:
             self._on_event("checkpoint_failed", fields)
         if verdict.committed and self._rank == 0:
-            self._prune_soon()
+            self._commits.put(True)
         with self._changed:
             if verdict.committed:
                 self._last_commit, self._last_seconds = ManifestId(self._generation, flight.step), seconds
@@ -360,10 +348,15 @@ class Checkpointer:
             self._outcomes.append(SaveOutcome(flight.step, verdict.committed, verdict.detail, seconds, verdict.bytes))
             self._changed.notify_all()
 
-    def _prune_soon(self) -> None:
-        if self._pruner is None or not self._pruner.is_alive():
-            first = self._pruner is None
-            self._pruner = self._thread(lambda: self._prune(orphans=first), "pruning")
+    def _prune_all(self) -> None:
+        orphans = True
+        while self._commits.get():
+            while not self._commits.empty():
+                # One pruning does for all commits that came meanwhile.
+                if not self._commits.get():
+                    return
+            self._prune(orphans=orphans)
+            orphans = False
 
     def _prune(self, *, orphans: bool) -> None:
         try:
