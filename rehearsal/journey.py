@@ -105,7 +105,9 @@ def travel(steps: int, seed: int, picture: Path) -> Journey:
         LocalMetadata() as metadata,
     ):
         endpoints = {**aws.environment, **metadata.environment}
-        environment = {**os.environ, **endpoints, "LUSTRAIN_CACHE": f"{name}/cache"}
+        # One thread a rank, also where there is one rank: two ranks share two cores, and sums should be taken alike.
+        threads = {"OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **endpoints, **threads, "LUSTRAIN_CACHE": f"{name}/cache"}
         os.environ.update(endpoints)
         journey = Journey(steps, random.Random(seed), Path(name), environment, metadata)
         make_bucket()

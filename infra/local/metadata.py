@@ -166,8 +166,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {"Content-Length": str(len(raw)), **(headers or {})}.items():
             self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(raw)
+        try:
+            self.end_headers()
+            self.wfile.write(raw)
+        except ConnectionError:
+            self.close_connection = True  # the client was killed or gave up: a rehearsal does both on purpose
 
     def body(self) -> bytes:
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
