@@ -13,6 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,6 +104,10 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         if self._fast is not None:
             return [np.array(self._fast.encode_ordinary(text), dtype=np.uint32) for text in texts]
+        return self.encode_batch_by_tokenizers(texts)
+
+    def encode_batch_by_tokenizers(self, texts: Sequence[str]) -> list[Ids]:
+        """The ids of each text by the engine that defines what is right, whichever engine this tokenizer runs on."""
         encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
@@ -110,8 +115,9 @@ class HuggingFaceTokenizer(Tokenizer):
         return str(self._engine.decode([int(number) for number in ids], skip_special_tokens=False))
 
 
+@lru_cache(maxsize=2)
 def build(spec: TokenizerSpec) -> Tokenizer:
-    """The tokenizer that a spec describes."""
+    """The tokenizer that a spec describes; tokenizers never change, so an equal spec may give the same one."""
     return ByteTokenizer() if spec.kind == "bytes" else HuggingFaceTokenizer(spec.text, spec.eos_id, fast=spec.fast)
 
 
@@ -171,16 +177,16 @@ def fastest(spec: TokenizerSpec, sample: Sequence[str]) -> tuple[TokenizerSpec, 
     """The spec with the fastest engine that gives the same ids on `sample`, and one line for people that says which and why."""
     if spec.kind == "bytes":
         return spec, "bytes"
-    slow = HuggingFaceTokenizer(spec.text, spec.eos_id)
+    chosen = TokenizerSpec(spec.kind, spec.text, spec.eos_id, fast=True)
     try:
-        fast = HuggingFaceTokenizer(spec.text, spec.eos_id, fast=True)
+        fast = build(chosen)
     except NotConvertibleError as reason:
         return spec, f"run by tokenizers ({reason})"
+    assert isinstance(fast, HuggingFaceTokenizer)
     size = sum(map(len, sample))
-    for ours, theirs in zip(fast.encode_batch(sample), slow.encode_batch(sample), strict=True):
+    for ours, theirs in zip(fast.encode_batch(sample), fast.encode_batch_by_tokenizers(sample), strict=True):
         if not np.array_equal(ours, theirs):
             return spec, "run by tokenizers (tiktoken gave other ids on a sample of the input)"
-    chosen = TokenizerSpec(spec.kind, spec.text, spec.eos_id, fast=True)
     return (
         chosen,
         f"run by tiktoken (same ids as tokenizers on {len(sample)} documents, {size:,} characters of the input)",
