@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer import __version__
-from trainer.checkpoint import layout
 from trainer.config import RECORDED, Config, to_toml
 from trainer.errors import UserError, problem
 from trainer.storage import ObjectMissingError, ObjectStore
 
 FORMAT = 1
+KEY = "config.toml"
 IDENTITY = ("run.seed", "task.name", "train.global_batch", "optimizer", "fingerprint")
 """What a resume may not change: these keys, and everything below them."""
 
@@ -35,10 +35,10 @@ class StoredConfig:
 def read_stored(store: ObjectStore) -> StoredConfig | None:
     """The run's configuration, None for a run that has none yet; UserError for one written by a newer Lustrain or damaged."""
     try:
-        raw, etag = store.read(layout.CONFIG)
+        raw, etag = store.read(KEY)
     except ObjectMissingError:
         return None
-    where = f"{store.uri}/{layout.CONFIG}"
+    where = f"{store.uri}/{KEY}"
     try:
         table = tomllib.loads(raw.decode())
     except ValueError as error:
@@ -98,12 +98,12 @@ def record(
     """Store the configuration of the attempt that owns the run now; returns what changed as `path -> (before, after)`."""
     body = to_toml(config, {"format": FORMAT, "lustrain": __version__, "fingerprint": dict(fingerprint)}).encode()
     if stored is None:
-        store.put(layout.CONFIG, body, if_absent=True)
+        store.put(KEY, body, if_absent=True)
         return {}
     wanted = settings_of(config, fingerprint)
     differences = {path: (stored.settings.get(path), wanted.get(path)) for path in changed(stored.settings, wanted)}
     if differences:
-        store.put(layout.CONFIG, body, if_match=stored.etag)
+        store.put(KEY, body, if_match=stored.etag)
     return differences
 
 

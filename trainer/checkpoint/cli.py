@@ -18,14 +18,14 @@ from rich.table import Table
 
 from trainer.checkpoint.export import export
 from trainer.checkpoint.history import History, choose, read_history
-from trainer.checkpoint.layout import CONFIG, ManifestId
+from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.parts import read_manifest
 from trainer.checkpoint.prune import PruneReport, metric_of, prune
 from trainer.checkpoint.verify import verify_checkpoint
 from trainer.config import CheckpointConfig, TaskConfig, problems_of
 from trainer.errors import EXIT_DONE, UserError, problem
 from trainer.progress import BYTES, Progress, amount_text
-from trainer.run import read_stored
+from trainer.run import KEY, read_stored
 from trainer.storage import CorruptObjectError, ObjectStore, open_store
 from trainer.tasks import make_task
 
@@ -212,8 +212,8 @@ def _export(store: ObjectStore, args: argparse.Namespace) -> int:
 def task_names(store: ObjectStore) -> tuple[dict[str, str], dict[str, Any]]:
     """The exported parameter names and `config.json` that the run's Task knows; UserError when it cannot say."""
     if read_stored(store) is None:
-        raise UserError(problem("RUN_URI", store.uri, f"has no {CONFIG} that names its Task", fix="--names own"))
-    table = tomllib.loads(store.read(CONFIG)[0].decode())
+        raise UserError(problem("RUN_URI", store.uri, f"has no {KEY} that names its Task", fix="--names own"))
+    table = tomllib.loads(store.read(KEY)[0].decode())
     try:
         task = make_task(TaskConfig.model_validate(table["task"]), seed=table["run"]["seed"])
         with tempfile.TemporaryDirectory(prefix="lustrain-export-") as folder:

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 
 LEASE = "lease.json"
-CONFIG = "config.toml"
 MANIFESTS = "manifests/"
 ATTEMPTS = "attempts/"
 
