@@ -1,17 +1,22 @@
-"""A rank that is gone, as one line on every rank that is left, instead of its transport's traceback."""
+"""Ranks that end: one that is gone becomes one line on the others, and rank 0 leaves last.
+
+Rank 0 may host the store through which all ranks talk, so what it said last is heard only while it is there.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 
-from trainer.checkpoint.votes import VoteError
+from trainer.checkpoint.votes import VoteBox, VoteError
 from trainer.errors import UserError
 from trainer.parallel import World
 
+FAREWELL_S = 30.0
+"""How long rank 0 stays for the others, who have only to hear the last verdict and to end their writers."""
 _SOURCE = re.compile(r"^\[\S*/gloo/\S*\] ")
 """gloo begins its messages with the place in its source."""
 
@@ -41,3 +46,21 @@ def lost_ranks_told(world: World) -> Iterator[None]:
 def is_lost_rank(error: Exception) -> bool:
     """Whether this says that a rank cannot be reached; gloo raises a plain RuntimeError that names its source file."""
     return isinstance(error, (dist.DistError, VoteError)) or "gloo/transport" in str(error)
+
+
+@contextmanager
+def rank_0_last(world: World, votes: VoteBox) -> Iterator[None]:
+    """Have rank 0 wait for the others when all ranks end together: done, stopped, or refused alike."""
+    try:
+        yield
+    except UserError:
+        _part(world, votes)
+        raise
+    _part(world, votes)
+
+
+def _part(world: World, votes: VoteBox) -> None:
+    with suppress(VoteError):
+        votes.post("farewell", world.rank, {})
+        if world.rank == 0:
+            votes.gather("farewell", FAREWELL_S)

@@ -27,7 +27,7 @@ from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, Sinks, TensorBoardSink, TerminalSink
 from trainer.metrics.relay import Relay, WarningsOnly
 from trainer.parallel import World
-from trainer.peers import lost_ranks_told
+from trainer.peers import lost_ranks_told, rank_0_last
 from trainer.saving import Saving, State
 from trainer.start import Claim, Json, check_fit, claim_run, open_data_alike, together
 from trainer.storage import ObjectStore, open_store
@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
         )
         leaving.enter_context(watch)
         votes = StoreVotes(world.store, world.world_size)
+        leaving.enter_context(rank_0_last(world, votes))
 
         together(world, votes, "start/fit", lambda: check_fit(config, world, relay.event))
         open_data_alike(config, task, world, votes)
