@@ -1,9 +1,9 @@
 """From text to batches: token sets are made once, mapped into memory, and read in an order that is computed.
 
-- `inputs`, `documents`: which bytes belong to which chunk of work, and the documents in them
+- `cli`, `tokenize`, `job`: the parallel, restartable command that writes a token set; `inputs` and `assembly` plan it
+  (which bytes make a chunk, which chunks make a shard), `documents` and `chunks` do the work in its processes
 - `tokenizer`, `byte_pairs`: text to ids and back; the fast engine where it is proven equal
-- `tokenize`, `chunks`, `cli`: the parallel, restartable job that writes a token set
-- `index`, `shards`, `cache`: a token set on disk or in S3, and windows gathered from it
+- `index`, `shards`, `remote`, `cache`: a token set on disk or in S3, and windows gathered from it
 - `order`: the keyed permutation that says which window stands at which position of a run
 
 A token set is a folder or an S3 prefix: `index.json` (written last: it makes the set exist), `tokenizer.json` unless
