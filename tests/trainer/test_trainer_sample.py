@@ -13,10 +13,11 @@ import torch
 
 from tests.trainer.token_sets import write_token_set
 from trainer.__main__ import main
-from trainer.checkpoint.layout import ATTEMPTS, CONFIG, LEASE, MANIFESTS
+from trainer.checkpoint.layout import ATTEMPTS, LEASE, MANIFESTS
 from trainer.data.tokenizer import TokenizerSpec, build
 from trainer.errors import UserError
 from trainer.models import llama
+from trainer.run import KEY as CONFIG
 from trainer.sample import chooser, continuation, decoded
 from trainer.storage.local import LocalStore
 
