@@ -1,0 +1,167 @@
+"""What must hold after a kill, read from what the run left in its store."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tests.torture.fork_server import ForkServer, Job
+from tests.torture.small_run import (
+    EVERY_STEPS,
+    attempt_folders,
+    began_at,
+    committed,
+    committed_lines,
+    history,
+    newest_step,
+    own_records,
+    weights,
+)
+from trainer.checkpoint.layout import attempt_commit
+from trainer.checkpoint.lease import read_lease
+from trainer.checkpoint.parts import read_manifest
+from trainer.checkpoint.prune import prune
+from trainer.checkpoint.verify import verify_checkpoint
+from trainer.config import CheckpointConfig
+from trainer.storage import ObjectStore
+from trainer.storage.keys import PRIVATE
+from trainer.storage.local import LocalStore
+
+END_S = 5.0
+"""A writer is ended by the kernel with its rank, or ends by itself when it comes up without one."""
+TWO_DAYS_S = 48 * 3600.0
+
+
+@dataclass(frozen=True)
+class Death:
+    """An attempt that is over."""
+
+    store: ObjectStore
+    job: Job
+    before: Standing
+    killed_writers: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a run has come: its newest committed step, and the generation that owns it."""
+
+    step: int = 0
+    generation: int = 0
+
+
+def after(death: Death, resumed_at: list[int]) -> Standing:
+    """Check everything that must hold now that an attempt is over; returns how the run stands."""
+    store, said = death.store, death.job.ranks[0].said()
+    began = began_at(said)
+    assert began in (None, death.before.step), (
+        f"began at step {began}, but step {death.before.step} was committed before:\n{said}"
+    )
+    if began:
+        resumed_at.append(began)
+    ids = committed(store)
+    newest = newest_step(store)
+    called_committed = max(committed_lines(said), default=0)
+    assert newest >= max(death.before.step, called_committed), (
+        f"lost: {called_committed} was committed, {newest} is there"
+    )
+    if ids:
+        report = verify_checkpoint(store, ids[-1])
+        assert report.ok, f"a committed checkpoint does not verify: {report}"
+    lease = read_lease(store)
+    if lease is None:
+        return death.before
+    if lease.generation > death.before.generation:
+        _little_is_repeated(death, newest, lease.generation)
+    return Standing(newest, lease.generation)
+
+
+def _little_is_repeated(death: Death, newest: int, generation: int) -> None:
+    """At most the save in flight is lost, and no more than one interval of steps outside of saves."""
+    mine = [attempt_commit(name) for name in attempt_folders(death.store)]
+    unfinished = [one.step for one in mine if one and one.generation == generation and one.step > newest]
+    allowed = 1 + death.killed_writers
+    assert len(set(unfinished)) <= allowed, (
+        f"saves {sorted(unfinished)} were lost after step {newest}:\n{death.job.said()}"
+    )
+    steps, events = own_records(death.store, generation)
+    in_flight = _flights(events)
+    # Steps become durable before the events of the same moment: what began after the last known event is not known.
+    known = max(map(_seconds, events), default=0.0)
+    idle = [
+        record["step"]
+        for record in steps
+        if record["step"] > newest
+        and _seconds(record) <= known
+        and not any(begin <= _seconds(record) <= end for begin, end in in_flight)
+    ]
+    # The step at which a save begins is logged when it has begun.
+    assert len(idle) <= EVERY_STEPS * (1 + death.killed_writers) + 1, f"steps {idle} ran without a save in flight"
+
+
+def _flights(events: list[dict[str, object]]) -> list[tuple[float, float]]:
+    """When saves began and ended, in seconds; one that never ended lasts for ever."""
+    ends = {
+        event["attempt"]: _seconds(event)
+        for event in events
+        if event["event"] in ("checkpoint_committed", "checkpoint_failed")
+    }
+    return [
+        (_seconds(event), ends.get(event["attempt"], float("inf")))
+        for event in events
+        if event["event"] == "checkpoint_started"
+    ]
+
+
+def _seconds(record: dict[str, object]) -> float:
+    return datetime.fromisoformat(str(record["time"])).timestamp()
+
+
+def nobody_left_behind(server: ForkServer) -> None:
+    """No process outlives its rank."""
+    end = time.monotonic() + END_S
+    while left := server.left_behind():
+        assert time.monotonic() < end, f"left behind: {left}"
+        time.sleep(0.01)
+
+
+def equal_to_reference(store: ObjectStore, reference: ObjectStore, steps: int) -> None:
+    """Every step's loss, gradient norm and learning rate, and all final weights and moments, to the last bit."""
+    expected, found = history(reference), history(store)
+    assert len(expected) == steps
+    different = [step for step, pair in enumerate(zip(expected, found, strict=False), start=1) if pair[0] != pair[1]]
+    assert not different, f"steps {different[:10]} differ from the uninterrupted run"
+    assert len(found) == steps, f"{len(found)} records of {steps} steps"
+    theirs, mine = (weights(one, committed(one)[-1]) for one in (reference, store))
+    assert mine.keys() == theirs.keys()
+    assert [name for name in theirs if mine[name] != theirs[name]] == []
+
+
+def nothing_piles_up(store: ObjectStore, kills: int, kills_since_start: int) -> None:
+    """What kills left in a run is bounded by their number, and pruning removes it once it is old."""
+    ids = committed(store)
+    named = {read_manifest(store, one).attempt for one in ids}
+    orphans = attempt_folders(store) - named
+    assert len(ids) <= 2 + 1, f"{len(ids)} checkpoints are kept, 2 were asked for"
+    assert len(orphans) <= kills, f"{len(orphans)} unfinished saves after {kills} kills"
+    if not isinstance(store, LocalStore):
+        return
+    unfinished = list((store.root / PRIVATE).glob(".tmp-*"))
+    assert len(unfinished) <= kills_since_start, f"unfinished files: {unfinished}"
+    _age(store.root)
+    lease = read_lease(store)
+    assert lease is not None
+    prune(store, CheckpointConfig(keep_last=2), generation=lease.generation)
+    # The newest generation may own saves that are still under way, so only older ones' leftovers go.
+    rest = [attempt_commit(name) for name in attempt_folders(store) - named]
+    assert all(commit is None or commit.generation == lease.generation for commit in rest), rest
+
+
+def _age(root: Path) -> None:
+    then = time.time() - TWO_DAYS_S
+    for path in root.rglob("*"):
+        if path.is_file():
+            os.utime(path, (then, then))

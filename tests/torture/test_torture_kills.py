@@ -1,0 +1,82 @@
+"""Whatever process is killed at whatever moment: nothing that was committed is lost, and no loss changes by a bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.lab.servers import S3Place
+from tests.torture.fork_server import ForkServer
+from tests.torture.ordeal import Ordeal
+
+Say = Callable[[str], None]
+
+
+@contextmanager
+def repeatable(say: Say, what: str) -> Iterator[int]:
+    """A seed, chosen anew or from LUSTRAIN_TORTURE_SEED, that a failure names."""
+    seed = int(os.environ.get("LUSTRAIN_TORTURE_SEED", random.SystemRandom().randrange(10**6)))
+    say(f"\n{what}, LUSTRAIN_TORTURE_SEED={seed}")
+    try:
+        yield seed
+    except AssertionError as error:
+        raise AssertionError(f"LUSTRAIN_TORTURE_SEED={seed}: {error}") from error
+
+
+@pytest.fixture
+def memory_tier() -> Iterator[Path]:
+    folder = Path(f"/dev/shm/lustrain-torture-{os.getpid()}")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def torture_folder(server: ForkServer, config: Path, folder: Path, tier: Path, say: Say, kills: int) -> None:
+    for share, sets in ((0.5, {}), (0.5, {"checkpoint.tiers": f'[{{kind="memory", path="{tier}"}}]'})):
+        with repeatable(
+            say, f"{kills * share:.0f} kills, a run in a folder{' with a memory tier' if sets else ''}"
+        ) as seed:
+            ordeal = Ordeal(server, config, f"{folder}/{len(sets)}", seed=seed, say=say, sets=sets)
+            ordeal.run(int(kills * share))
+    runs = list(tier.iterdir())
+    assert all(len(list((run / "attempts").iterdir())) <= 3 for run in runs), "old copies stay in the memory tier"
+
+
+def torture_s3(server: ForkServer, config: Path, place: S3Place, say: Say, kills: int) -> None:
+    with repeatable(say, f"{kills} kills, a run in SeaweedFS") as seed:
+        Ordeal(server, config, place.uri("torture"), seed=seed, say=say).run(kills)
+
+
+@pytest.mark.slow
+def test_180_kills_lose_nothing_of_a_run_in_a_folder(
+    fork_server: ForkServer, small_config: Path, tmp_path: Path, memory_tier: Path, say: Say
+) -> None:
+    torture_folder(fork_server, small_config, tmp_path, memory_tier, say, 180)
+
+
+@pytest.mark.slow
+def test_20_kills_lose_nothing_of_a_run_in_s3(
+    fork_server: ForkServer, small_config: Path, weed_s3: S3Place, say: Say
+) -> None:
+    torture_s3(fork_server, small_config, weed_s3, say, 20)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+def test_900_kills_lose_nothing_of_a_run_in_a_folder(
+    fork_server: ForkServer, small_config: Path, tmp_path: Path, memory_tier: Path, say: Say
+) -> None:
+    torture_folder(fork_server, small_config, tmp_path, memory_tier, say, 900)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+def test_100_kills_lose_nothing_of_a_run_in_s3(
+    fork_server: ForkServer, small_config: Path, weed_s3: S3Place, say: Say
+) -> None:
+    torture_s3(fork_server, small_config, weed_s3, say, 100)
