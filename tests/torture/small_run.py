@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from trainer.checkpoint.parts import Places, read_manifest
 from trainer.metrics.reader import read_events, read_steps
 from trainer.metrics.records import EVENTS, STEPS
 from trainer.storage import ObjectStore
+from trainer.storage.local import LocalStore
 
 EVERY_STEPS = 5
 
@@ -91,6 +93,9 @@ def newest_step(store: ObjectStore) -> int:
 
 def attempt_folders(store: ObjectStore) -> set[str]:
     """Names of all saves of which an object is stored, committed or not."""
+    if isinstance(store, LocalStore):
+        folder = store.root / ATTEMPTS
+        return set(os.listdir(folder)) if folder.exists() else set()
     return {info.key.split("/")[1] for info in store.list(ATTEMPTS)}
 
 

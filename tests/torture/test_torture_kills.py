@@ -53,17 +53,17 @@ def torture_s3(server: ForkServer, config: Path, place: S3Place, say: Say, kills
 
 
 @pytest.mark.slow
-def test_180_kills_lose_nothing_of_a_run_in_a_folder(
+def test_185_kills_lose_nothing_of_a_run_in_a_folder(
     fork_server: ForkServer, small_config: Path, tmp_path: Path, memory_tier: Path, say: Say
 ) -> None:
-    torture_folder(fork_server, small_config, tmp_path, memory_tier, say, 180)
+    torture_folder(fork_server, small_config, tmp_path, memory_tier, say, 185)
 
 
 @pytest.mark.slow
-def test_20_kills_lose_nothing_of_a_run_in_s3(
+def test_15_kills_lose_nothing_of_a_run_in_s3(
     fork_server: ForkServer, small_config: Path, weed_s3: S3Place, say: Say
 ) -> None:
-    torture_s3(fork_server, small_config, weed_s3, say, 20)
+    torture_s3(fork_server, small_config, weed_s3, say, 15)
 
 
 @pytest.mark.torture
