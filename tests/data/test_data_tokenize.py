@@ -289,6 +289,28 @@ def test_a_worker_that_is_killed_ends_the_job_in_one_line_and_it_can_go_on(corpu
     assert made(*words)["resumed_chunks"] > 0
 
 
+@pytest.mark.slow
+def test_a_disk_that_takes_no_more_is_one_line_and_the_job_can_go_on(corpus: Path, tmp_path: Path) -> None:
+    """The limit on file sizes stands in for a full disk: writes fail in the same place, with an errno of their own."""
+    words = (corpus, "--out", tmp_path / "set", "--tokenizer", "bytes", "--workers", 2, "--val-fraction", 0)
+    done = subprocess.run(
+        ["prlimit", "--fsize=500000", *command(*words)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "cannot be read or written: File too large" in done.stderr.splitlines()[-1]
+    made(*words)
+
+
+@pytest.mark.slow
+def test_a_folder_given_for_unfinished_state_keeps_what_else_lies_there(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "mine").write_text("precious")
+    (tmp_path / "a.txt").write_text("text")
+    made(tmp_path / "a.txt", "--out", tmp_path / "set", "--tokenizer", "bytes", "--work", tmp_path / "work")
+    assert files(tmp_path / "work") == {"mine": b"precious"}
+
+
 def test_a_set_without_held_out_documents_says_so(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     done = run_tokenize(tmp_path / "a.txt", "--out", tmp_path / "set", "--tokenizer", "bytes")

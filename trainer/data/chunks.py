@@ -147,7 +147,11 @@ def _write_output(folder: WorkFolder, number: int, split: str, tokenizer: Tokeni
 
 def _write_file(path: Path, array: npt.NDArray[np.generic]) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    array.tofile(unfinished)
+    try:
+        unfinished.write_bytes(array.data)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
     unfinished.replace(path)
 
 

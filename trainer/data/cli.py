@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--work",
         type=Path,
         metavar="DIR",
-        help="folder for unfinished state (default: beside a local set, else ~/.cache)",
+        help="where to keep unfinished state (default: in a local set's folder, else ~/.cache)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 

@@ -48,7 +48,7 @@ LOCK, SPOOL, MADE_FROM = "lock", "stdin", "made-from"
 
 @dataclass(frozen=True)
 class Wish:
-    """What to make; `cli.py` explains each option. `work` is the folder for unfinished state, None for the usual one."""
+    """What to make; `cli.py` explains each option. `work` is where to put unfinished state, None for the usual place."""
 
     inputs: tuple[str, ...]
     out: str
@@ -84,7 +84,7 @@ def tokenize(wish: Wish, stdin: BinaryIO, say: Callable[[str], None]) -> Made:
     """
     named = None if STDIN in wish.inputs else find_sources(wish.inputs, wish.format, skip=_folder(wish.out))
     store = open_store(wish.out)
-    work = wish.work or _usual_work(store)
+    work = _work(wish, store)
     with _only_one(work):
         folder = WorkFolder(work)
         sources = named.sources if named else (_spooled(stdin, work / SPOOL, wish.format),)
@@ -130,11 +130,15 @@ def _folder(out: str) -> Path | None:
     return None if out.startswith("s3://") else Path(unquote(urlsplit(out).path)).expanduser().resolve()
 
 
-def _usual_work(store: ObjectStore) -> Path:
+def _work(wish: Wish, store: ObjectStore) -> Path:
+    """A folder of this token set alone: it is emptied and removed when the set is done."""
+    own = hashlib.sha256(store.uri.encode()).hexdigest()[:16]
+    if wish.work is not None:
+        return wish.work / f"tokenize-{own}"
     if isinstance(store, LocalStore):
         return store.root / ".tokenize"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "lustrain" / "tokenize" / hashlib.sha256(store.uri.encode()).hexdigest()[:16]
+    return cache / "lustrain" / "tokenize" / own
 
 
 def _spooled(stdin: BinaryIO, path: Path, wish: Format | None) -> Source:
@@ -169,6 +173,10 @@ def _only_one(work: Path) -> Iterator[None]:
         raise UserError(problem("--work", str(work), why, fix="wait for it, or stop it")) from error
     try:
         yield
+    except OSError as error:
+        why = f"cannot be read or written: {error.strerror or error}"
+        fix = "mend that and run the same command again: it goes on"
+        raise UserError(problem("file", error.filename or str(work), why, fix=fix)) from error
     finally:
         if not (work / MADE_FROM).is_file():
             shutil.rmtree(work, ignore_errors=True)
