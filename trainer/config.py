@@ -152,6 +152,8 @@ class CheckpointConfig(Section):
     keep_best: bool = True
     vote_timeout_s: Seconds = 600.0
     """How long rank 0 waits for every rank's part before it abandons an attempt."""
+    lease_poll_s: Seconds = 10.0
+    """Between two looks at who owns the run; a job that lost it wastes at most this long, for six small reads a minute."""
     copy_threads: Positive = 2
     compression: Literal["none", "planes-zstd"] = "none"
     """Byte planes + zstd: 16-32 % smaller, worth it only where upload is slower than ~1 GB/s per spare core."""

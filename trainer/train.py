@@ -33,8 +33,6 @@ from trainer.start import Claim, Json, check_fit, claim_run, open_data_alike, to
 from trainer.storage import ObjectStore, open_store
 from trainer.tasks import Task, make_task
 
-FENCE_POLL_S = 10.0
-"""Between two looks at the lease: a job that lost its run wastes at most this long, for six small reads a minute."""
 LOG_S = 10.0
 """How long a commit waits for the records of its steps; a log that cannot be stored must not cost a checkpoint."""
 
@@ -168,7 +166,7 @@ def resume(
         before_commit=partial(log.flush_step, timeout=LOG_S) if log else None,
     )
     checkpointer.prepare(tensors, precision.rng_tensors(world.rank))
-    fence = Fence(claim.lease, FENCE_POLL_S, training.sink.event) if claim.lease else None
+    fence = Fence(claim.lease, config.checkpoint.lease_poll_s, training.sink.event) if claim.lease else None
     state = State(
         shared=tensors,
         own=lambda: precision.rng_tensors(world.rank),
