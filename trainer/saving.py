@@ -97,15 +97,22 @@ class Saving:
 
         Raises NotSavedError when neither commits, LostRunError when a newer job owns the run.
         """
-        before = self.committed_step
         left = None if notice is None else notice.remaining(time.monotonic())
         topic = f"notice/{step}"
         self._votes.post(
             topic,
             self._rank,
-            {"left": left, "flight": self._checkpointer.remaining_s, "new": self._checkpointer.estimate_s},
+            {
+                "left": left,
+                "flight": self._checkpointer.remaining_s,
+                "new": self._checkpointer.estimate_s,
+                "committed": self.committed_step,
+            },
         )
-        if choose(self._votes.gather(topic, NOTICE_VOTE_S).values()) == "finish":
+        said = self._votes.gather(topic, NOTICE_VOTE_S).values()
+        # A rank may know already that the save in flight has committed while another does not.
+        before = min(one["committed"] for one in said)
+        if choose(said) == "finish":
             self._settle()
             if self.committed_step > before:
                 return
