@@ -144,6 +144,8 @@ class CheckpointConfig(Section):
 
     every_steps: Count = 0
     """Save every N steps; 0 derives the interval from the measured stall and `mtbf_hours` (Young-Daly)."""
+    least_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
+    """Shortest derived interval: a small stall alone would ask for saves every few seconds, and each costs requests to S3."""
     mtbf_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
     """Expected hours between interruptions of the whole job."""
     keep_last: Annotated[int, Field(ge=2)] = 3

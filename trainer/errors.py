@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 EXIT_DONE = 0
+EXIT_FAILURE = 1
 EXIT_CONFIG = 2
 EXIT_REQUEUE = 85
 EXIT_LOST_RUN = 86

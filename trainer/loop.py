@@ -49,6 +49,7 @@ class Progress:
     step: int = 0
     tokens: int = 0
     best_eval_loss: float | None = None
+    last_eval_loss: float | None = None
     evals_without_gain: int = 0
     wall_s: float = 0.0
 
@@ -76,7 +77,6 @@ class Training:
     sink: Sink
     generation: int
     progress: Progress = field(default_factory=Progress)
-    last_eval_loss: float | None = None
     saving: Saving = field(init=False)
     """Set once the checkpoint to resume from, if any, is loaded."""
 
@@ -104,7 +104,7 @@ def train(training: Training) -> Ending:
     On return the newest state is committed, except when the run was lost: then nothing of it may be.
     """
     config, progress, saving = training.config, training.progress, training.saving
-    while progress.step < config.train.steps:
+    while progress.step < config.train.steps and not out_of_patience(training):
         began = time.perf_counter()
         record, agreed = train_step(training, progress.step + 1)
         if agreed.lost:
@@ -112,18 +112,17 @@ def train(training: Training) -> Ending:
         if config.eval.every and progress.step % config.eval.every == 0:
             record["eval_loss"] = evaluate(training)
             note_evaluation(training, record["eval_loss"])
-        ending = ending_after(training, agreed)
-        if ending is None and agreed.saves:
+        over = progress.step == config.train.steps or out_of_patience(training)
+        noticed = agreed.notices > 0 and not over
+        if agreed.saves and not noticed:
             record["blocked_seconds"] = saving.save(progress.step)
         step_seconds = time.perf_counter() - began
         progress.wall_s += step_seconds
         saving.note_step(step_seconds - record["blocked_seconds"])
         training.sink.step(record | {"step_seconds": step_seconds, "tokens_per_second": agreed.count / step_seconds})
-        if ending is Ending.NOTICE:
+        if noticed:
             saving.save_on_notice(progress.step, training.watch.notice())
-            return ending
-        if ending is Ending.EARLY:
-            break
+            return Ending.NOTICE
     saving.finish(progress.step)
     return Ending.EARLY if progress.step < config.train.steps else Ending.DONE
 
@@ -239,25 +238,20 @@ def evaluate(training: Training) -> float:
 
 
 def note_evaluation(training: Training, loss: float) -> None:
-    """Update the best loss and the patience counter; they travel with every checkpoint."""
+    """Update the best loss and the patience counter; they travel with every checkpoint. What is not finite is no gain."""
     progress, limits = training.progress, training.config.eval
-    if progress.best_eval_loss is None or loss < progress.best_eval_loss - limits.min_delta:
+    progress.last_eval_loss = loss if math.isfinite(loss) else None
+    best = math.inf if progress.best_eval_loss is None else progress.best_eval_loss
+    if loss < best - limits.min_delta:
         progress.best_eval_loss, progress.evals_without_gain = loss, 0
     else:
         progress.evals_without_gain += 1
-    training.last_eval_loss = loss
 
 
-def ending_after(training: Training, agreed: Agreed) -> Ending | None:
-    """Why this step is the last one before its time, if it is; every rank finds the same from the same numbers."""
-    progress, patience = training.progress, training.config.eval.patience
-    if progress.step == training.config.train.steps:
-        return None
-    if agreed.notices:
-        return Ending.NOTICE
-    if patience and progress.evals_without_gain >= patience:
-        return Ending.EARLY
-    return None
+def out_of_patience(training: Training) -> bool:
+    """Whether evaluation has failed to improve for so long that training ends, also when it is started again."""
+    patience = training.config.eval.patience
+    return 0 < patience <= training.progress.evals_without_gain
 
 
 def warm_up(training: Training) -> None:

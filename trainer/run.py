@@ -16,7 +16,7 @@ from typing import Any
 from trainer import __version__
 from trainer.config import RECORDED, Config, to_toml
 from trainer.errors import UserError, problem
-from trainer.storage import ObjectMissingError, ObjectStore
+from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
 
 FORMAT = 1
 KEY = "config.toml"
@@ -98,7 +98,11 @@ def record(
     """Store the configuration of the attempt that owns the run now; returns what changed as `path -> (before, after)`."""
     body = to_toml(config, {"format": FORMAT, "lustrain": __version__, "fingerprint": dict(fingerprint)}).encode()
     if stored is None:
-        store.put(KEY, body, if_absent=True)
+        try:
+            store.put(KEY, body, if_absent=True)
+        except PreconditionError:
+            if store.read(KEY)[0] != body:  # else an answer was lost, and the retry met its own success
+                raise
         return {}
     wanted = settings_of(config, fingerprint)
     differences = {path: (stored.settings.get(path), wanted.get(path)) for path in changed(stored.settings, wanted)}

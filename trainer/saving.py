@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from trainer.agree import Json, decide
 from trainer.checkpoint.fence import Fence
 from trainer.checkpoint.interval import Interval, finish_or_restart
 from trainer.checkpoint.saver import Checkpointer
@@ -97,29 +98,27 @@ class Saving:
 
         Raises NotSavedError when neither commits, LostRunError when a newer job owns the run.
         """
-        left = None if notice is None else notice.remaining(time.monotonic())
-        topic = f"notice/{step}"
-        self._votes.post(
-            topic,
-            self._rank,
-            {
-                "left": left,
-                "flight": self._checkpointer.remaining_s,
-                "new": self._checkpointer.estimate_s,
-                "committed": self.committed_step,
-            },
-        )
-        said = self._votes.gather(topic, NOTICE_VOTE_S).values()
-        # A rank may know already that the save in flight has committed while another does not.
-        before = min(one["committed"] for one in said)
-        if choose(said) == "finish":
+        plan = self._plan(f"notice/{step}", notice)
+        before = plan["committed"]
+        if plan["do"] == "finish":
             self._settle()
-            if self.committed_step > before:
+            if self.committed_step > before and not self._plan(f"notice/{step}/then", notice)["time_left"]:
                 return
-        self.save(step, urgent=True)
-        self._settle()
+        if self.committed_step != step:
+            self.save(step, urgent=True)
+            self._settle()
         if self.committed_step <= before and self.committed_step != step:
             raise NotSavedError(self._not_saved(step, "before the capacity goes away"))
+
+    def _plan(self, topic: str, notice: Notice | None) -> Json:
+        """What all ranks do now about a notice."""
+        mine = {
+            "left": None if notice is None else notice.remaining(time.monotonic()),
+            "flight": self._checkpointer.remaining_s,
+            "new": self._checkpointer.estimate_s,
+            "committed": self.committed_step,
+        }
+        return decide(self._votes, self._rank, topic, mine, plan_for_notice, NOTICE_VOTE_S)
 
     def finish(self, step: int) -> None:
         """Return when the state after `step` is committed; NotSavedError if it cannot be, LostRunError if it must not be."""
@@ -153,6 +152,7 @@ class Saving:
         for outcome in outcomes:
             if outcome.committed:
                 self.committed_step = max(self.committed_step, outcome.step)
+                self._interval.measured_save(outcome.seconds)
 
     def _not_saved(self, step: int, when: str) -> str:
         return (
@@ -161,9 +161,19 @@ class Saving:
         )
 
 
-def choose(ranks: Any) -> str:
-    """`finish` or `save`, from what each rank says of its time left, its save in flight and a new one (seconds or None)."""
-    said = list(ranks)
-    left = [one["left"] for one in said if one["left"] is not None]
-    flight = [one["flight"] for one in said if one["flight"] is not None]
-    return finish_or_restart(max(flight, default=None), max(one["new"] for one in said), min(left, default=None))
+def plan_for_notice(said: Mapping[int, Json]) -> Json:
+    """`do` (`finish` or `save`), whether there is `time_left` for a new save, and the step that all know as `committed`.
+
+    Made from each rank's seconds left, of its save in flight, and of a new one; None where it does not know or has none.
+    """
+    ranks = list(said.values())
+    left = min((one["left"] for one in ranks if one["left"] is not None), default=None)
+    flight = max((one["flight"] for one in ranks if one["flight"] is not None), default=None)
+    new = max(one["new"] for one in ranks)
+    # A rank may know already that the save in flight has committed while another does not.
+    committed = min(one["committed"] for one in ranks)
+    return {
+        "do": finish_or_restart(flight, new, left),
+        "time_left": left is None or new <= left,
+        "committed": committed,
+    }

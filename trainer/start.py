@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from trainer import parallel, precision, run, schedule
+from trainer.agree import Json, together
 from trainer.checkpoint.layout import MANIFESTS, ManifestId
 from trainer.checkpoint.lease import Lease, live_manifests
 from trainer.checkpoint.votes import VoteBox
@@ -20,11 +22,6 @@ from trainer.interrupt.stopfile import StopFile
 from trainer.parallel import World
 from trainer.storage import ObjectStore
 from trainer.tasks import Task
-
-VOTE_S = 1800.0
-"""The slowest rank may have to fetch its data first."""
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -42,24 +39,6 @@ class Claim:
     """On rank 0 only."""
 
 
-def together(world: World, votes: VoteBox, topic: str, work: Callable[[], Json | None]) -> dict[int, Json]:
-    """Do `work` on every rank and return what each rank's work returned, a JSON object or nothing.
-
-    If it is refused anywhere, every rank raises all ranks' problems, each line once.
-    """
-    try:
-        votes.post(topic, world.rank, {"value": work() or {}})
-    except UserError as error:
-        votes.post(topic, world.rank, {"problems": error.problems, "exit_code": error.exit_code})
-    said = votes.gather(topic, VOTE_S)
-    refused = [one for _, one in sorted(said.items()) if "problems" in one]
-    if refused:
-        failure = UserError(list(dict.fromkeys(line for one in refused for line in one["problems"])))
-        failure.exit_code = max(one["exit_code"] for one in refused)
-        raise failure
-    return {rank: one["value"] for rank, one in said.items()}
-
-
 def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
     """UserError with everything that this config and this world size cannot do together, or that forbids to start now."""
     train = config.train
@@ -72,13 +51,17 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
             problem("train.global_batch", train.global_batch, why, allowed=f"multiples of {per_step}", fix=fix)
         )
     lines += parallel.problems(config.parallel, device=world.device, deterministic=train.deterministic)
-    lines += schedule.problems(config.schedule, train.steps)
     lines += precision.problems(config.precision, world.device)
     stop_uri = config.interrupt.stop_uri
     if stop_uri and world.rank == 0 and StopFile(stop_uri, on_event).poll():
         # Otherwise a launcher that starts exit code 85 again would do so for ever, one step at a time.
         why = "it exists, so the run would stop at once"
         lines.append(problem("interrupt.stop_uri", stop_uri, why, fix="remove it, then start again"))
+    deadline = config.interrupt.deadline
+    if deadline and datetime.fromisoformat(deadline).timestamp() - config.interrupt.deadline_margin_s < time.time():
+        # As with the stop file: a launcher would start it again and again, and pay for a restore each time.
+        why = f"the time to stop, {config.interrupt.deadline_margin_s:g} s before it, has passed"
+        lines.append(problem("interrupt.deadline", deadline, why, fix="set the new capacity's end, or leave it out"))
     if lines:
         raise UserError(lines)
 
@@ -90,19 +73,21 @@ def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) ->
         open_data(config, task)
         return task.fingerprint()
 
-    said = together(world, votes, "start/data", work)
+    together(votes, world.rank, "start/data", work, require_alike)
+
+
+def require_alike(fingerprints: dict[int, Json]) -> Json:
+    """UserError that names every rank whose data differ from rank 0's, and in what."""
+    expected = run.flatten(fingerprints[0])
+    found = {rank: run.changed(expected, run.flatten(one)) for rank, one in sorted(fingerprints.items())}
     lines = [
-        problem(
-            f"task on rank {rank}",
-            config.task.name,
-            f"differs from rank 0 in {', '.join(run.changed(expected, found))}",
-        )
-        for expected in [run.flatten(said[0])]
-        for rank, found in sorted((rank, run.flatten(one)) for rank, one in said.items())
-        if found != expected
+        f"task on rank {rank}: differs from rank 0 in {', '.join(paths)}; fix: give every node the same data"
+        for rank, paths in found.items()
+        if paths
     ]
     if lines:
-        raise UserError([f"{line}; fix: give every node the same data" for line in lines[:8]])
+        raise UserError(lines[:8])
+    return {}
 
 
 def open_data(config: Config, task: Task) -> None:
@@ -129,7 +114,7 @@ def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: O
     def take() -> Json:
         return _take(config, task, store, leases) if world.rank == 0 else {}
 
-    said = together(world, votes, "start/claim", take)[0]
+    said = together(votes, world.rank, "start/claim", take, lambda claims: claims[0])
     candidates = [ManifestId(generation, step) for generation, step in said["candidates"]]
     return Claim(said["generation"], candidates, said["schedule_steps"], said["changes"], leases[0] if leases else None)
 
@@ -140,19 +125,29 @@ def owner() -> str:
     return " ".join([socket.gethostname(), *jobs, f"pid={os.getpid()}"])
 
 
+def committed_in(store: ObjectStore) -> list[ManifestId]:
+    """All commits of the run, dead or alive."""
+    return [found for info in store.list(MANIFESTS) if (found := ManifestId.of_key(info.key))]
+
+
 def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -> Json:
     fingerprint = task.fingerprint()
     stored = run.check(store, config, fingerprint)
-    committed = [found for info in store.list(MANIFESTS) if (found := ManifestId.of_key(info.key))]
+    committed = committed_in(store)
     if committed and not config.run.resume:
         why = f"{store.uri} already holds {len(committed)} checkpoints"
         fix = "run.resume = true to go on from there, or choose another run.uri"
         raise UserError(problem("run.resume", "false", why, fix=fix))
     began_with = stored.settings.get("schedule.total_steps") if stored else None
     steps = config.schedule.total_steps or began_with or config.train.steps
+    lines = schedule.problems(config.schedule, int(steps))
+    if lines:
+        raise UserError(lines)
     resolved = config.model_copy(update={"schedule": config.schedule.model_copy(update={"total_steps": steps})})
     lease = Lease.take(store, owner())
     leases.append(lease)
+    # Only now can the job before commit nothing more: what it committed since the first look counts.
+    committed = committed_in(store)
     return {
         "generation": lease.generation,
         "candidates": [

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from awscrt.checksums import crc64nvme
 
 from trainer import __version__, optim, parallel, precision, recompute
 from trainer import config as configuration
+from trainer.agree import Json, together
 from trainer.checkpoint.fence import Fence
 from trainer.checkpoint.interval import Interval
 from trainer.checkpoint.load import Loaded, load_latest
 from trainer.checkpoint.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import Config
-from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError, UserError
+from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_REQUEUE, LostRunError, UserError
 from trainer.interrupt import Watch
 from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, Sinks, TensorBoardSink, TerminalSink
@@ -29,8 +31,8 @@ from trainer.metrics.relay import Relay, WarningsOnly
 from trainer.parallel import World
 from trainer.peers import lost_ranks_told, rank_0_last
 from trainer.saving import Saving, State
-from trainer.start import Claim, Json, check_fit, claim_run, open_data_alike, together
-from trainer.storage import ObjectStore, open_store
+from trainer.start import Claim, check_fit, claim_run, open_data_alike
+from trainer.storage import ObjectStore, StorageError, open_store
 from trainer.tasks import Task, make_task
 
 LOG_S = 10.0
@@ -69,12 +71,13 @@ def run(args: argparse.Namespace) -> int:
         votes = StoreVotes(world.store, world.world_size)
         leaving.enter_context(rank_0_last(world, votes))
 
-        together(world, votes, "start/fit", lambda: check_fit(config, world, relay.event))
+        together(votes, world.rank, "start/fit", lambda: check_fit(config, world, relay.event))
         open_data_alike(config, task, world, votes)
         leaving.callback(task.close)
-        together(world, votes, "start/store", lambda: stores.append(open_store(config.run.uri)))
+        together(votes, world.rank, "start/store", lambda: stores.append(open_store(config.run.uri)))
         store = stores[0]
         claim = claim_run(config, task, world, votes, store)
+        leaving.enter_context(failures_of_the_store_are_no_mistakes())
         config = with_schedule_of(config, claim)
         training = build(config, task, world, watch, relay, claim)
         log = None
@@ -84,6 +87,16 @@ def run(args: argparse.Namespace) -> int:
         training.saving = resume(training, store, votes, claim, log, leaving)
         relay.attach(sink_of(training, log))
         return leave(training, train(training))
+
+
+@contextmanager
+def failures_of_the_store_are_no_mistakes() -> Iterator[None]:
+    """Once a run is claimed its settings are right: a store that fails now is a failure, which a launcher may start again."""
+    try:
+        yield
+    except StorageError as error:
+        error.exit_code, error.everywhere = EXIT_FAILURE, True
+        raise
 
 
 def with_schedule_of(config: Config, claim: Claim) -> Config:
@@ -144,14 +157,11 @@ def resume(
             claim.lease.settle(parent)
         return {"weights": weights_checksum(training.model)}
 
-    weights = {one["weights"] for one in together(world, votes, "start/settle", settle).values()}
-    if len(weights) > 1:
-        raise UserError(
-            f"the ranks begin with different weights ({', '.join(sorted(weights))}): a defect; fix: report it"
-        )
-    announce(training, claim, loaded, weights.pop())
+    weights = together(votes, world.rank, "start/settle", settle, require_same_weights)["weights"]
+    announce(training, claim, loaded, weights)
 
-    interval = Interval(config.checkpoint.every_steps, config.checkpoint.mtbf_hours * 3600)
+    rules = config.checkpoint
+    interval = Interval(rules.every_steps, rules.mtbf_hours * 3600, least_s=rules.least_seconds)
     interval.resumed(training.progress.step)
     checkpointer = Checkpointer(
         store,
@@ -175,13 +185,27 @@ def resume(
             "cursor": training.progress.step * config.train.global_batch,
             "scaler": precision.scaler_state(training.scaler),
         },
-        about=lambda: {"lustrain": __version__, "torch": torch.__version__, "eval_loss": training.last_eval_loss},
+        about=lambda: {
+            "lustrain": __version__,
+            "torch": torch.__version__,
+            "eval_loss": training.progress.last_eval_loss,
+        },
     )
     saving = Saving(
         checkpointer, votes, interval, state, rank=world.rank, fence=fence, committed_step=training.progress.step
     )
     leaving.callback(saving.close)
     return saving
+
+
+def require_same_weights(said: dict[int, Json]) -> Json:
+    """Rank 0's word, which must be everyone's."""
+    other = [rank for rank, one in sorted(said.items()) if one != said[0]]
+    if other:
+        raise UserError(
+            f"rank {other[0]} and {len(other) - 1} more begin with other weights than rank 0: a defect; fix: report it"
+        )
+    return said[0]
 
 
 def restore(training: Training, tensors: dict[str, torch.Tensor], loaded: Loaded) -> None:
@@ -245,6 +269,7 @@ def leave(training: Training, ending: Ending) -> int:
         raise training.saving.lost() or LostRunError("a newer job owns this run; see rank 0's message")
     code = EXIT_REQUEUE if ending is Ending.NOTICE else EXIT_DONE
     if training.world.rank == 0:
-        fields = {"step": training.progress.step, "exit_code": code, "detail": ending.value}
+        saved = training.saving.committed_step
+        fields = {"step": training.progress.step, "saved_step": saved, "exit_code": code, "detail": ending.value}
         training.sink.event("stopped", fields)
     return code

@@ -134,7 +134,7 @@ def test_a_policy_that_forbids_listing_shows_when_something_is_denied(
         store.put("k", b"x")
         assert store.read("k")[0] == b"x"
         line = said(lambda: list(store.list()))
-    assert "access denied" in line
+    assert "refuses: " in line
     assert f"fix: allow s3:ListBucket on arn:aws:s3:::{moto_s3.bucket}" in line
 
 
@@ -147,7 +147,7 @@ def test_a_wrong_number_of_attempts_is_refused(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (Answer(403, "AccessDenied"), "access denied"),
+        (Answer(403, "AccessDenied"), "refuses: "),
         (Answer(503, "SlowDown"), "still answers 503 SlowDown after 2 attempts"),
         (Answer(404, "NoSuchBucket"), "there is no bucket"),
         (Skew(-7200, refuse=True), "2.0 h ahead of"),

@@ -25,23 +25,38 @@ def young_daly(stall_s: float, mtbf_s: float) -> float:
     return math.sqrt(2 * stall_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - stall_s
 
 
+_QUIET_SAVES = 3
+"""A store that is busy with saves less than a third of the time has room for pruning and for a bad day."""
+
+
 class Interval:
     """Decides "save at this step?", every fixed number of steps or from what steps and stalls were measured to cost.
 
     Measured times differ between ranks, so one rank decides and the others follow it.
     """
 
-    def __init__(self, every_steps: int, mtbf_s: float, *, first_stall_s: float = 1.0, warmup_steps: int = 10) -> None:
+    def __init__(
+        self,
+        every_steps: int,
+        mtbf_s: float,
+        *,
+        least_s: float = 0.0,
+        first_stall_s: float = 1.0,
+        warmup_steps: int = 10,
+    ) -> None:
         """`every_steps` = 0 derives the interval; until a stall was measured `first_stall_s` stands in for it.
 
+        A derived interval is never shorter than `least_s`, nor than `_QUIET_SAVES` times what a whole save takes.
         The first save of a derived interval comes `warmup_steps` steps in at the soonest, when step times mean much.
         """
         self._every_steps = every_steps
         self._mtbf_s = mtbf_s
+        self._least_s = least_s
         self._first_stall_s = first_stall_s
         self._warmup_steps = warmup_steps
         self._stall_s: float | None = None
         self._step_s: float | None = None
+        self._save_s = 0.0
         self._last_saved = 0
 
     def resumed(self, step: int) -> None:
@@ -56,6 +71,10 @@ class Interval:
         """A save cost the loop this long."""
         self._stall_s = _mix(self._stall_s, seconds)
 
+    def measured_save(self, seconds: float) -> None:
+        """A save took this long from its call to its commit, beside the training."""
+        self._save_s = seconds
+
     @property
     def steps(self) -> int:
         """Steps between saves as of now, at least 1."""
@@ -64,7 +83,8 @@ class Interval:
         if self._step_s is None:
             return self._warmup_steps
         stall = self._first_stall_s if self._stall_s is None else self._stall_s
-        seconds = young_daly(max(stall, _SHORTEST_STALL_S), self._mtbf_s)
+        seconds = max(young_daly(max(stall, _SHORTEST_STALL_S), self._mtbf_s), self._least_s)
+        seconds = max(seconds, _QUIET_SAVES * self._save_s)
         return max(1, round(seconds / max(self._step_s, _SHORTEST_STEP_S)))
 
     def due(self, step: int) -> bool:

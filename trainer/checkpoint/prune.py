@@ -213,10 +213,10 @@ class _Pruning:
         return True
 
     def _remove_objects(self, objects: Sequence[ObjectInfo]) -> None:
-        for info in objects:
-            if not self._dry_run:
-                self._store.delete(info.key)
-            self._report.bytes += info.size
+        if not self._dry_run:
+            with ThreadPoolExecutor(_STAT_THREADS) as pool:
+                list(pool.map(lambda info: self._store.delete(info.key), objects))
+        self._report.bytes += sum(info.size for info in objects)
 
     def _still_ours(self, lease: LeaseRecord) -> bool:
         if self._dry_run or read_lease(self._store) == lease:

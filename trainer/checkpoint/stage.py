@@ -26,7 +26,18 @@ _ROUND_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23
 """linux/mman.h, since Linux 5.14; Python's mmap does not name it."""
 
+_GIVEN_BACK = ("inactive_file", "active_file")
+"""Of a cgroup's memory.stat, https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files"""
+
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _on_current_device() -> Callable[[], None]:
+    """What a thread of this rank must do first: CUDA's current device is a thread's own, and 0 in a new one."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return lambda: None
+    device = torch.cuda.current_device()
+    return lambda: torch.cuda.set_device(device)
 
 
 class StagingError(Exception):
@@ -110,7 +121,7 @@ class StagingBuffer:
         self._everywhere(touch)
 
     def _pin(self) -> bool:
-        if not torch.cuda.is_available():
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return False
         return int(_cudart().cudaHostRegister(self._bytes.data_ptr(), self.size, 0)) == 0
 
@@ -146,7 +157,7 @@ class Staging:
 
     def __init__(self, rank: int, world_size: int, threads: int) -> None:
         self._rank, self._world_size, self._threads = rank, world_size, threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="staging")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="staging", initializer=_on_current_device())
         self._free: list[StagingBuffer] = []
         self._busy: list[StagingBuffer] = []
         self._changed = threading.Condition()
@@ -244,7 +255,11 @@ def available_memory() -> int | None:
             free.append(int(line.split()[1]) * 1024)
     limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
     if limit and used and limit[0] != "max":
-        free.append(int(limit[0]) - int(used[0]))
+        # The kernel gives file pages back before it enforces the limit; shared memory is not among them.
+        cached = sum(
+            int(value) for name, value in map(str.split, _lines("/sys/fs/cgroup/memory.stat")) if name in _GIVEN_BACK
+        )
+        free.append(int(limit[0]) - int(used[0]) + cached)
     return min(free, default=None)
 
 

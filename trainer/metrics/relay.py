@@ -53,9 +53,18 @@ class Relay:
 
 
 class WarningsOnly:
-    """The Sink of ranks other than 0: what goes wrong here is said on standard error, the rest is rank 0's to tell."""
+    """The Sink of ranks other than 0: what goes wrong on this rank alone is said on standard error."""
 
-    QUIET = frozenset({"notice", "checkpoint_started", "checkpoint_committed"})
+    QUIET = frozenset(
+        {
+            "notice",
+            "checkpoint_started",
+            "checkpoint_committed",
+            "checkpoint_failed",
+            "checkpoint_skipped",
+            "save_skipped",
+        }
+    )
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

@@ -41,6 +41,7 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
     """Join the job that torchrun's variables describe, or be alone without them; UserError when they or the device are bad."""
     given = [name for name in _NUMBERS if name in environ]
     if not given:
+        _refuse_one_of_many(environ)
         device = choose_device(config.device, 0)
         return World(0, 1, 0, device, HashStore())
     rank, world_size, local_rank = _ranks(environ)
@@ -63,6 +64,14 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
         fix = "start all ranks, open the port between the nodes, or raise parallel.timeout_s"
         raise UserError(problem("MASTER_ADDR:MASTER_PORT", address, why, fix=fix)) from error
     return World(rank, world_size, local_rank, device, PrefixStore("lustrain", store))
+
+
+def _refuse_one_of_many(environ: Mapping[str, str]) -> None:
+    """UserError where a scheduler started several tasks and none was told its rank: each would train alone."""
+    for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if environ.get(name, "1") not in ("", "1"):
+            fix = f"set {', '.join((*_NUMBERS, *_ADDRESS))}, or unset {name} to train alone"
+            raise UserError(problem(name, environ[name], "this is one of several tasks, but RANK is not set", fix=fix))
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:

@@ -49,7 +49,7 @@ def of_boto(error: Exception, place: Place) -> StorageError:
     if isinstance(error, boto.FlexibleChecksumError):
         return CorruptObjectError(problem("object", place.shown, f"arrived with a wrong checksum: {error}"))
     if isinstance(error, (boto.IncompleteReadError, boto.ResponseStreamingError)):
-        return CorruptObjectError(_cut(place))
+        return of_cut(place)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
         return StorageError(_no_credentials(error, place))
     if isinstance(error, boto.HTTPClientError | boto.ConnectionError):
@@ -87,8 +87,9 @@ def of_refusal(refusal: Refusal, place: Place) -> StorageError:
         why = f"{place.endpoint} still answers {status} {code} after {place.attempts} attempts"
         return StorageError(problem("object", place.shown, why, fix="wait and try again, or raise AWS_MAX_ATTEMPTS"))
     if code in ("AccessDenied", "AllAccessDisabled") or status == 403:
-        fix = f"allow s3:ListBucket on arn:aws:s3:::{place.bucket} and s3:*Object on arn:aws:s3:::{place.bucket}/*"
-        return StorageError(problem("object", place.shown, f"access denied by {place.endpoint}", fix=fix))
+        why = f"{place.endpoint} refuses: {refusal.message or code or status}"
+        fix = "compare the role's and the bucket's (and the key's) policies with the permissions in README.md"
+        return StorageError(problem("object", place.shown, " ".join(why.split()), fix=fix))
     if status == 404:
         return ObjectMissingError(problem("object", place.shown, "there is no such object"))
     why = f"{place.endpoint} answers {status} {code} {refusal.message}".strip()
@@ -100,9 +101,9 @@ def unreachable(reason: str, place: Place) -> str:
     return problem("store", place.shown, why, fix="check AWS_ENDPOINT_URL, AWS_REGION, the network and its proxy")
 
 
-def of_cut(place: Place) -> CorruptObjectError:
-    """The line for bodies that end early however often they are asked for."""
-    return CorruptObjectError(_cut(place))
+def of_cut(place: Place) -> StorageError:
+    """The line for bodies that end early however often they are asked for: a network's fault, and no proof of damage."""
+    return StorageError(_cut(place))
 
 
 def of_short(total: int | str, wanted: int, place: Place) -> CorruptObjectError:
