@@ -16,6 +16,8 @@ from trainer.metrics.reader import read_events, read_steps
 from trainer.storage import open_store
 
 STEPS = 12
+LONG = ("train.steps=400", "train.micro_batch=1", "eval.every=0")
+"""Long enough that the stop file is seen before the end."""
 
 
 @pytest.fixture(scope="module")
@@ -107,17 +109,17 @@ def test_every_step_leaves_one_whole_record(config: Path, tmp_path: Path) -> Non
 
 
 def test_a_stopped_run_goes_on_bit_for_bit_and_exits_85_and_0(config: Path, tmp_path: Path) -> None:
-    assert train(config, f"run.uri={tmp_path}/reference", "train.micro_batch=1") == 0
+    assert train(config, f"run.uri={tmp_path}/reference", *LONG) == 0
     stop_once_saved = threading.Thread(target=stop_after_first_save, args=(tmp_path,))
     stop_once_saved.start()
-    assert train(config, "train.micro_batch=1") == 85
+    assert train(config, *LONG) == 85
     stop_once_saved.join()
     stopped_at = steps_of(tmp_path / "run")[-1]["step"]
-    assert 1 <= stopped_at < STEPS
+    assert 1 <= stopped_at < 400
     assert events_of(tmp_path / "run", "stopped")[-1]["exit_code"] == 85
-    assert train(config, "train.micro_batch=1") == 2
+    assert train(config, *LONG) == 2
     (tmp_path / "stop").unlink()
-    assert train(config, "train.micro_batch=1") == 0
+    assert train(config, *LONG) == 0
     assert bits(steps_of(tmp_path / "run")) == bits(steps_of(tmp_path / "reference"))
     assert events_of(tmp_path / "run", "resumed")[0]["step"] == stopped_at
 

@@ -21,7 +21,7 @@ from trainer.checkpoint.ballot import Ballot, Plan, Verdict, Vote
 from trainer.checkpoint.child import WriterDiedError, WriterProcess
 from trainer.checkpoint.commit import commit, exact_json, manifest_of, printable_json
 from trainer.checkpoint.flight import Flight, SaveOutcome
-from trainer.checkpoint.layout import ManifestId, attempt_name, tier_root
+from trainer.checkpoint.layout import ATTEMPTS, ManifestId, attempt_name, tier_root
 from trainer.checkpoint.lease import Lease
 from trainer.checkpoint.prune import prune
 from trainer.checkpoint.stage import Staged, Staging, StagingError
@@ -305,6 +305,7 @@ class Checkpointer:
         stored = {rank: vote.stored for rank, vote in votes.items() if vote.stored}
         against = [f"rank {rank}: {vote.error}" for rank, vote in sorted(votes.items()) if not vote.stored]
         if against:
+            self._drop_parts(flight.plan.attempt)
             more = f"; and {len(against) - 3} ranks more" if len(against) > 3 else ""
             return Verdict(False, "; ".join(against[:3]) + more)
         assert self._lease is not None
@@ -316,6 +317,12 @@ class Checkpointer:
         earlier = manifest.attempt != attempt
         detail = f"had been committed by an earlier try, {manifest.attempt}" if earlier else "committed"
         return Verdict(True, detail, manifest.data_bytes)
+
+    def _drop_parts(self, attempt: str) -> None:
+        """Remove what the others stored of an attempt that a rank voted against: on a full disk it would make things worse."""
+        with suppress(UserError):  # what stays behind is pruned as an orphan, a day later
+            for info in list(self._store.list(f"{ATTEMPTS}{attempt}/")):
+                self._store.delete(info.key)
 
     def _learn(self, flight: Flight) -> Verdict:
         """The other ranks: hear from rank 0 how it ended."""
