@@ -9,7 +9,8 @@ from math import prod
 import torch
 
 from trainer.checkpoint.boxes import Box, boxes_by_name
-from trainer.checkpoint.parts import ITEM_BYTES, PartReader, blocks_covering, fetch_blocks, fresh_memory
+from trainer.checkpoint.memory import fresh_memory
+from trainer.checkpoint.parts import ITEM_BYTES, PartReader, blocks_covering, fetch_blocks
 from trainer.checkpoint.records import Entry
 
 
