@@ -26,7 +26,7 @@ lint: setup
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo 2>&1 | tail -n +1
+	@$(BIN)/lint-imports --no-logo
 
 bench: setup
 	@$(BIN)/pip install --quiet --constraint .ci/constraints.txt --editable '.[bench]'

@@ -25,7 +25,8 @@ from rehearsal import proof
 from rehearsal.corpus import standard_library_sources
 from rehearsal.proof import Promise
 from trainer.checkpoint.export import export
-from trainer.checkpoint.layout import MANIFESTS, ManifestId
+from trainer.checkpoint.layout import ManifestId
+from trainer.checkpoint.lease import committed
 from trainer.checkpoint.verify import verify_checkpoint
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.launch.local import LocalJob
@@ -236,7 +237,7 @@ def prove(journey: Journey) -> None:
         expected_weights, weights = (final_weights(journey, name) for name in ("reference", "interrupted"))
         size = f"{len(weights)} tensors, {sum(map(len, weights.values())):,} bytes compared"
         journey.promise("interrupted twice: the same final weights to the last bit", weights == expected_weights, size)
-        checked = [verify_checkpoint(store, one) for store in stores.values() for one in manifests(store)]
+        checked = [verify_checkpoint(store, one) for store in stores.values() for one in committed(store)]
         whole = sum(report.ok for report in checked)
         journey.promise(
             "every checkpoint in S3 verifies", whole == len(checked) > 0, f"{whole} of {len(checked)} whole"
@@ -271,12 +272,8 @@ def wait_for_step(journey: Journey, job: LocalJob, step: int) -> None:
         time.sleep(0.3)
 
 
-def manifests(store: ObjectStore) -> list[ManifestId]:
-    return sorted(found for info in store.list(MANIFESTS) if (found := ManifestId.of_key(info.key)))
-
-
 def newest(store: ObjectStore) -> ManifestId:
-    return manifests(store)[-1]
+    return committed(store)[-1]
 
 
 def copy_run(journey: Journey, source: str, target: str) -> None:

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend, and the exit codes a launcher acts on (DESIGN section 3)."""
+"""Errors that are the user's to mend, and the exit codes a launcher acts on (README.md has them in a table)."""
 
 from __future__ import annotations
 

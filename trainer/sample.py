@@ -16,16 +16,15 @@ from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from trainer import optim
-from trainer.checkpoint.layout import MANIFESTS, ManifestId
-from trainer.checkpoint.lease import live_manifests, read_lease
+from trainer.checkpoint.lease import committed, live_manifests, read_lease
 from trainer.checkpoint.load import Loaded, load_latest
 from trainer.checkpoint.votes import StoreVotes
 from trainer.data.shards import TokenSet
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import UserError, problem
 from trainer.models import llama
-from trainer.run import read_stored
 from trainer.storage import ObjectStore, open_store
+from trainer.stored_config import read_stored
 from trainer.tasks import resolve
 from trainer.tasks.language_model import LanguageModel
 
@@ -134,8 +133,7 @@ def read_tokenizer(stored: Stored, uri: str) -> Tokenizer:
 def load_weights(store: ObjectStore) -> Loaded:
     """The weights of the newest checkpoint of the run's history that verifies; what is passed over is said."""
     lease = read_lease(store)
-    committed = [found for info in store.list(MANIFESTS) if (found := ManifestId.of_key(info.key))]
-    candidates = live_manifests(committed, lease.lineage, lease.generation) if lease else []
+    candidates = live_manifests(committed(store), lease.lineage, lease.generation) if lease else []
     loaded = load_latest(
         store,
         StoreVotes(HashStore(), 1),

@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trainer import parallel, precision, run, schedule
+from trainer import parallel, precision, schedule, stored_config
 from trainer.agree import Json, together
-from trainer.checkpoint.layout import MANIFESTS, ManifestId
-from trainer.checkpoint.lease import Lease, live_manifests
+from trainer.checkpoint.layout import ManifestId
+from trainer.checkpoint.lease import Lease, committed, live_manifests
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import Config
 from trainer.errors import UserError, problem
@@ -78,8 +78,10 @@ def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) ->
 
 def require_alike(fingerprints: dict[int, Json]) -> Json:
     """UserError that names every rank whose data differ from rank 0's, and in what."""
-    expected = run.flatten(fingerprints[0])
-    found = {rank: run.changed(expected, run.flatten(one)) for rank, one in sorted(fingerprints.items())}
+    expected = stored_config.flatten(fingerprints[0])
+    found = {
+        rank: stored_config.changed(expected, stored_config.flatten(one)) for rank, one in sorted(fingerprints.items())
+    }
     lines = [
         f"task on rank {rank}: differs from rank 0 in {', '.join(paths)}; fix: give every node the same data"
         for rank, paths in found.items()
@@ -125,17 +127,12 @@ def owner() -> str:
     return " ".join([socket.gethostname(), *jobs, f"pid={os.getpid()}"])
 
 
-def committed_in(store: ObjectStore) -> list[ManifestId]:
-    """All commits of the run, dead or alive."""
-    return [found for info in store.list(MANIFESTS) if (found := ManifestId.of_key(info.key))]
-
-
 def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -> Json:
     fingerprint = task.fingerprint()
-    stored = run.check(store, config, fingerprint)
-    committed = committed_in(store)
-    if committed and not config.run.resume:
-        why = f"{store.uri} already holds {len(committed)} checkpoints"
+    stored = stored_config.check(store, config, fingerprint)
+    commits = committed(store)
+    if commits and not config.run.resume:
+        why = f"{store.uri} already holds {len(commits)} checkpoints"
         fix = "run.resume = true to go on from there, or choose another run.uri"
         raise UserError(problem("run.resume", "false", why, fix=fix))
     began_with = stored.settings.get("schedule.total_steps") if stored else None
@@ -147,12 +144,10 @@ def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -
     lease = Lease.take(store, owner())
     leases.append(lease)
     # Only now can the job before commit nothing more: what it committed since the first look counts.
-    committed = committed_in(store)
+    commits = committed(store)
     return {
         "generation": lease.generation,
-        "candidates": [
-            [one.generation, one.step] for one in live_manifests(committed, lease.lineage, lease.generation)
-        ],
+        "candidates": [[one.generation, one.step] for one in live_manifests(commits, lease.lineage, lease.generation)],
         "schedule_steps": steps,
-        "changes": run.record(store, stored, resolved, fingerprint),
+        "changes": stored_config.record(store, stored, resolved, fingerprint),
     }

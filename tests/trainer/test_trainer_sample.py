@@ -17,9 +17,9 @@ from trainer.checkpoint.layout import ATTEMPTS, LEASE, MANIFESTS
 from trainer.data.tokenizer import TokenizerSpec, build
 from trainer.errors import UserError
 from trainer.models import llama
-from trainer.run import KEY as CONFIG
 from trainer.sample import chooser, continuation, decoded
 from trainer.storage.local import LocalStore
+from trainer.stored_config import KEY as CONFIG
 
 VERSE = "Pack my box with jugs. "
 BYTES = build(TokenizerSpec("bytes"))

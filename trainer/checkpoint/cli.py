@@ -25,8 +25,8 @@ from trainer.checkpoint.verify import verify_checkpoint
 from trainer.config import CheckpointConfig, TaskConfig, problems_of
 from trainer.errors import EXIT_DONE, UserError, problem
 from trainer.progress import BYTES, Progress, amount_text
-from trainer.run import KEY, read_stored
 from trainer.storage import CorruptObjectError, ObjectStore, open_store
+from trainer.stored_config import KEY, read_stored
 from trainer.tasks import make_task
 
 EXIT_DAMAGED = 1

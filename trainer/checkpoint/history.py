@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
-from trainer.checkpoint.lease import LeaseRecord, live_manifests, read_lease
+from trainer.checkpoint.layout import LEASE, ManifestId
+from trainer.checkpoint.lease import LeaseRecord, committed, live_manifests, read_lease
 from trainer.errors import UserError, problem
 from trainer.storage import ObjectStore
 
@@ -25,9 +25,9 @@ def read_history(store: ObjectStore) -> History:
     if lease is None:
         fix = "give the run.uri of a training; if only the lease was lost, the next job that starts rebuilds it"
         raise UserError(problem("RUN_URI", store.uri, f"holds no run: there is no {LEASE}", fix=fix))
-    committed = [found for info in store.list(MANIFESTS) if (found := ManifestId.of_key(info.key))]
-    live = live_manifests(committed, lease.lineage, lease.generation)
-    dead = sorted(set(committed) - set(live), reverse=True)
+    commits = committed(store)
+    live = live_manifests(commits, lease.lineage, lease.generation)
+    dead = sorted(set(commits) - set(live), reverse=True)
     return History(lease, live, dead)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from trainer.checkpoint.layout import LEASE, ManifestId
+from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
 from trainer.checkpoint.records import DamagedRecordError, NewerFormatError, decode_manifest, seal, unseal
 from trainer.errors import LostRunError, UserError, problem
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
@@ -81,6 +81,11 @@ class LeaseRecord:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedRecordError(f"lease lacks or garbles a field: {error!r}") from error
+
+
+def committed(store: ObjectStore) -> list[ManifestId]:
+    """Every commit that the run holds, dead or alive, oldest first."""
+    return sorted(found for info in store.list(MANIFESTS) if (found := ManifestId.of_key(info.key)))
 
 
 def live_manifests(ids: Iterable[ManifestId], lineage: Sequence[Settlement], generation: int) -> list[ManifestId]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trainer import run
+from trainer import stored_config
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.storage import ObjectStore, PreconditionError, open_store
@@ -28,7 +28,7 @@ def config(**changes: Any) -> Config:
 @pytest.fixture
 def store(tmp_path: Path) -> ObjectStore:
     store = open_store(str(tmp_path / "run"))
-    run.record(store, None, config(), SHAPE)
+    stored_config.record(store, None, config(), SHAPE)
     return store
 
 
@@ -48,7 +48,7 @@ def test_what_makes_it_another_run_is_refused_by_name(
 ) -> None:
     before = store.read("config.toml")
     with pytest.raises(UserError) as caught:
-        run.check(store, config(**changes), shape)
+        stored_config.check(store, config(**changes), shape)
     assert len(caught.value.problems) == 1
     assert caught.value.problems[0].startswith(named)
     assert store.read("config.toml") == before
@@ -56,25 +56,25 @@ def test_what_makes_it_another_run_is_refused_by_name(
 
 def test_what_may_change_is_accepted_and_recorded(store: ObjectStore) -> None:
     wanted = config(train__steps=20, train__micro_batch=4, metrics__flush_s=1.0, schedule__kind="wsd")
-    stored = run.check(store, wanted, SHAPE)
-    assert run.record(store, stored, wanted, SHAPE) == {
+    stored = stored_config.check(store, wanted, SHAPE)
+    assert stored_config.record(store, stored, wanted, SHAPE) == {
         "metrics.flush_s": (30.0, 1.0),
         "schedule.kind": ("cosine", "wsd"),
         "train.micro_batch": (2, 4),
         "train.steps": (10, 20),
     }
-    assert run.record(store, run.check(store, wanted, SHAPE), wanted, SHAPE) == {}
+    assert stored_config.record(store, stored_config.check(store, wanted, SHAPE), wanted, SHAPE) == {}
 
 
 def test_two_attempts_cannot_both_replace_the_config(store: ObjectStore) -> None:
-    stored = run.check(store, config(), SHAPE)
-    run.record(store, stored, config(train__steps=11), SHAPE)
+    stored = stored_config.check(store, config(), SHAPE)
+    stored_config.record(store, stored, config(train__steps=11), SHAPE)
     with pytest.raises(PreconditionError):
-        run.record(store, stored, config(train__steps=12), SHAPE)
+        stored_config.record(store, stored, config(train__steps=12), SHAPE)
 
 
 def test_a_run_of_a_newer_format_is_refused_in_one_line(store: ObjectStore) -> None:
     raw, etag = store.read("config.toml")
     store.put("config.toml", raw.replace(b"format = 1", b"format = 2"), if_match=etag)
     with pytest.raises(UserError, match="upgrade lustrain"):
-        run.check(store, config(), SHAPE)
+        stored_config.check(store, config(), SHAPE)
