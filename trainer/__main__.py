@@ -30,12 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, purpose) in COMMANDS.items():
-        command = commands.add_parser(name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".")
-        if words[:1] == [name]:
-            importlib.import_module(module).add_arguments(command)
-    args = parser.parse_args(words)
     try:
+        for name, (module, purpose) in COMMANDS.items():
+            command = commands.add_parser(name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".")
+            if words[:1] == [name]:
+                importlib.import_module(module).add_arguments(command)
+        args = parser.parse_args(words)
         return int(importlib.import_module(COMMANDS[args.command][0]).run(args))
     except UserError as error:
         if error.everywhere or os.environ.get("LOCAL_RANK", "0") == "0":

@@ -6,8 +6,9 @@ beside `name` and are validated by the Task (`trainer.tasks`). Times are seconds
 
 from __future__ import annotations
 
+import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -223,16 +224,23 @@ class Config(Section):
     metrics: MetricsConfig = MetricsConfig()
 
 
-def load(path: Path, sets: Sequence[str] = ()) -> Config:
-    """The configuration in `path` with each `key.path=value` of `sets` on top; UserError lists all problems at once."""
+def load(
+    path: Path, sets: Sequence[str] = (), *, also: Callable[[Mapping[str, Any]], list[str]] | None = None
+) -> Config:
+    """The configuration in `path` with each `key.path=value` of `sets` on top; UserError lists all problems at once.
+
+    `also` finds further problems in the raw table: a Task's options are judged by the Task.
+    """
     table = _read(path)
     table.pop(RECORDED, None)
     problems = [line for text in sets if (line := _apply_set(table, text))]
+    config = None
     try:
         config = Config.model_validate(table)
     except ValidationError as error:
-        raise UserError(problems + problems_of(error)) from None
-    if problems:
+        problems += problems_of(error)
+    problems += also(table) if also else []
+    if problems or config is None:
         raise UserError(problems)
     return config
 
@@ -249,8 +257,8 @@ def to_toml(config: Config, recorded: Mapping[str, Any] | None = None) -> str:
     return tomli_w.dumps(table)
 
 
-def problems_of(error: ValidationError, prefix: str = "") -> list[str]:
-    """One `path = value: why; allowed; fix` line for each thing pydantic found wrong."""
+def problems_of(error: ValidationError, prefix: str = "", model: type[BaseModel] = Config) -> list[str]:
+    """One `path = value: why; allowed; fix` line for each thing pydantic found wrong in a `model`."""
     lines = []
     for item in error.errors(include_url=False):
         path = ".".join(str(part) for part in ((prefix,) if prefix else ()) + item["loc"])
@@ -258,12 +266,22 @@ def problems_of(error: ValidationError, prefix: str = "") -> list[str]:
         if kind == "missing":
             lines.append(f"{path} is missing: it has no default; fix: add it")
         elif kind == "extra_forbidden":
-            lines.append(problem(path, item["input"], "unknown key", fix="check the spelling, or remove it"))
+            lines.append(problem(path, item["input"], "unknown key", fix=_nearest(model, item["loc"])))
         elif kind == "value_error":
             lines.append(problem(path, item["input"], str(context["error"])))
         else:
             lines.append(problem(path, item["input"], *_why(kind, item["msg"], context)))
     return lines
+
+
+def _nearest(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    """What an unknown key was probably meant to be."""
+    section: Any = model
+    for key in location[:-1]:
+        field = getattr(section, "model_fields", {}).get(key)
+        section = field.annotation if field else None
+    meant = difflib.get_close_matches(str(location[-1]), getattr(section, "model_fields", {}), 1)
+    return f"did you mean {meant[0]}?" if meant else "check the spelling, or remove it"
 
 
 def _why(kind: str, message: str, context: Mapping[str, Any]) -> tuple[str]:

@@ -26,6 +26,9 @@ from trainer.metrics import Sink
 from trainer.saving import Saving
 from trainer.tasks import Ids, Task
 
+Record = dict[str, Any]
+"""Fields of trainer.metrics.records.StepRecord."""
+
 
 class Ending(Enum):
     """Why the loop returned."""
@@ -109,17 +112,25 @@ def train(training: Training) -> Ending:
         record, agreed = train_step(training, progress.step + 1)
         if agreed.lost:
             return Ending.LOST
+        step_seconds = time.perf_counter() - began
+        saving.note_step(step_seconds)
         if config.eval.every and progress.step % config.eval.every == 0:
-            record["eval_loss"] = evaluate(training)
-            note_evaluation(training, record["eval_loss"])
+            record |= note_evaluation(training)
         over = progress.step == config.train.steps or out_of_patience(training)
         noticed = agreed.notices > 0 and not over
-        if agreed.saves and not noticed:
-            record["blocked_seconds"] = saving.save(progress.step)
-        step_seconds = time.perf_counter() - began
-        progress.wall_s += step_seconds
-        saving.note_step(step_seconds - record["blocked_seconds"])
-        training.sink.step(record | {"step_seconds": step_seconds, "tokens_per_second": agreed.count / step_seconds})
+        blocked_seconds = saving.save(progress.step) if agreed.saves and not noticed else 0.0
+        progress.wall_s += time.perf_counter() - began
+        training.sink.step(
+            record
+            | {
+                "tokens": progress.tokens,
+                "tokens_per_second": agreed.count / step_seconds,
+                "step_seconds": step_seconds,
+                "blocked_seconds": blocked_seconds,
+                "world_size": training.world.world_size,
+                "attempt": training.generation,
+            }
+        )
         if noticed:
             saving.save_on_notice(progress.step, training.watch.notice())
             return Ending.NOTICE
@@ -127,13 +138,12 @@ def train(training: Training) -> Ending:
     return Ending.EARLY if progress.step < config.train.steps else Ending.DONE
 
 
-def train_step(training: Training, step: int) -> tuple[dict[str, Any], Agreed]:
+def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
     """Forward, backward, exchange, optimizer for one global batch; returns the step's record and what the ranks agreed on."""
     config, task, world = training.config, training.task, training.world
     nominal = config.train.global_batch * task.tokens_per_sample()
-    loss_scale = (
-        world.world_size / nominal
-    )  # DDP averages over ranks; this makes its result the mean over the nominal tokens
+    # DDP averages over ranks; with this its result is the mean over the nominal tokens.
+    loss_scale = world.world_size / nominal
     lr = schedule.lr_at(step, config.schedule, config.train.steps, config.optimizer.lr)
     optim.set_lr(training.optimizer, lr)
     training.optimizer.zero_grad(set_to_none=True)
@@ -173,20 +183,9 @@ def train_step(training: Training, step: int) -> tuple[dict[str, Any], Agreed]:
         )
     training.scaler.step(training.optimizer)
     training.scaler.update()
-    progress = training.progress
-    progress.step = step
-    progress.tokens += int(agreed.count)
-    record: dict[str, Any] = {
-        "step": step,
-        "loss": loss_mean,
-        "lr": lr,
-        "grad_norm": norm,
-        "tokens": progress.tokens,
-        "data_seconds": data_seconds,
-        "blocked_seconds": 0.0,
-        "world_size": world.world_size,
-        "attempt": training.generation,
-    }
+    training.progress.step = step
+    training.progress.tokens += int(agreed.count)
+    record: Record = {"step": step, "loss": loss_mean, "lr": lr, "grad_norm": norm, "data_seconds": data_seconds}
     if config.metrics.batch_digest:
         record["batch_digest"] = int(agreed.digest)
     return record, agreed
@@ -237,8 +236,13 @@ def evaluate(training: Training) -> float:
     return loss_sum / max(tokens, 1.0)
 
 
-def note_evaluation(training: Training, loss: float) -> None:
-    """Update the best loss and the patience counter; they travel with every checkpoint. What is not finite is no gain."""
+def note_evaluation(training: Training) -> Record:
+    """Evaluate, and update the best loss and the patience counter, which travel with every checkpoint.
+
+    A loss that is not finite is no gain. Returns what the step's record says of it.
+    """
+    began = time.perf_counter()
+    loss = evaluate(training)
     progress, limits = training.progress, training.config.eval
     progress.last_eval_loss = loss if math.isfinite(loss) else None
     best = math.inf if progress.best_eval_loss is None else progress.best_eval_loss
@@ -246,6 +250,7 @@ def note_evaluation(training: Training, loss: float) -> None:
         progress.best_eval_loss, progress.evals_without_gain = loss, 0
     else:
         progress.evals_without_gain += 1
+    return {"eval_loss": loss, "eval_seconds": time.perf_counter() - began}
 
 
 def out_of_patience(training: Training) -> bool:

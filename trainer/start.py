@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import time
 from dataclasses import dataclass
@@ -52,6 +53,9 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
         )
     lines += parallel.problems(config.parallel, device=world.device, deterministic=train.deterministic)
     lines += precision.problems(config.precision, world.device)
+    if train.compile and world.device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
+        why = "torch.compile needs a C++ compiler on the CPU"
+        lines.append(problem("train.compile", "true", why, fix="apt-get install g++, or train.compile = false"))
     stop_uri = config.interrupt.stop_uri
     if stop_uri and world.rank == 0 and StopFile(stop_uri, on_event).poll():
         # Otherwise a launcher that starts exit code 85 again would do so for ever, one step at a time.

@@ -19,6 +19,7 @@ from trainer import config as configuration
 from trainer.agree import Json, together
 from trainer.checkpoint.fence import Fence
 from trainer.checkpoint.interval import Interval
+from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.load import Loaded, load_latest
 from trainer.checkpoint.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox
@@ -33,7 +34,7 @@ from trainer.peers import lost_ranks_told, rank_0_last
 from trainer.saving import Saving, State
 from trainer.start import Claim, check_fit, claim_run, open_data_alike
 from trainer.storage import ObjectStore, StorageError, open_store
-from trainer.tasks import Task, make_task
+from trainer.tasks import Task, make_task, problems_in
 
 LOG_S = 10.0
 """How long a commit waits for the records of its steps; a log that cannot be stored must not cost a checkpoint."""
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train until done, notice or loss of the run; the exit codes are those of `trainer.errors`."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    config = configuration.load(args.config, args.sets)
+    config = configuration.load(args.config, args.sets, also=problems_in)
     task = make_task(config.task, seed=config.run.seed)
     with ExitStack() as leaving:
         leaving.enter_context(precision.deterministic(config.train.deterministic))
@@ -134,7 +135,7 @@ def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink, cl
 def resume(
     training: Training, store: ObjectStore, votes: VoteBox, claim: Claim, log: RunLog | None, leaving: ExitStack
 ) -> Saving:
-    """Load the newest whole checkpoint, if there is any, settle the lineage, and return what saves from now on."""
+    """Load the newest whole checkpoint, if there is any, settle the lineage, and make what saves from then on."""
     config, world = training.config, training.world
     tensors = optim.model_tensors(training.model) | optim.optimizer_tensors(training.model, training.optimizer)
     mine = f"own/{world.rank}/"
@@ -160,6 +161,21 @@ def resume(
     weights = together(votes, world.rank, "start/settle", settle, require_same_weights)["weights"]
     announce(training, claim, loaded, weights)
 
+    return make_saving(training, tensors, store, votes, claim, parent, log, leaving)
+
+
+def make_saving(
+    training: Training,
+    tensors: dict[str, torch.Tensor],
+    store: ObjectStore,
+    votes: VoteBox,
+    claim: Claim,
+    parent: ManifestId | None,
+    log: RunLog | None,
+    leaving: ExitStack,
+) -> Saving:
+    """What saves this training from `parent` on, with its writer process started and its memory being allocated."""
+    config, world = training.config, training.world
     rules = config.checkpoint
     interval = Interval(rules.every_steps, rules.mtbf_hours * 3600, least_s=rules.least_seconds)
     interval.resumed(training.progress.step)

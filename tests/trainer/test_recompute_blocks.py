@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.conftest import require
 from trainer.models import llama
 from trainer.optim import model_tensors
 from trainer.recompute import Kind, compile_blocks, recompute_blocks
@@ -87,6 +89,7 @@ def test_parameter_names_stay_as_they_are(kind: Kind) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["none", "selective"])
 def test_compiled_blocks_compute_the_same(kind: Kind) -> None:
+    require(shutil.which("g++"), "torch.compile on the CPU needs g++ (apt-get install g++)")
     shape = dataclasses.replace(SHAPE, dropout=0.0)
     plain, compiled = (llama.build(shape, length=16, seed=0) for _ in range(2))
     recompute_blocks(list(compiled.blocks), kind)

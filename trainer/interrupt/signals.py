@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1 set a flag; nothing else happens in the handler.
+"""SIGTERM, SIGUSR1 and the first Ctrl-C set a flag; nothing else happens in the handler.
 
 torchrun, Kubernetes, Docker and systemd announce the end with SIGTERM; Slurm sends whichever signal `--signal` names,
 usually USR1 (https://slurm.schedmd.com/sbatch.html#OPT_signal). Launchers like to send the same signal twice; the
@@ -17,7 +17,9 @@ from typing import Any
 
 from trainer.interrupt.notice import Notice
 
-WATCHED = (signal.SIGTERM, signal.SIGUSR1)
+WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+INSISTENT_S = 1.0
+"""A second Ctrl-C within this time is the same one: a terminal sends it to launcher and ranks, and launchers repeat it."""
 
 
 class SignalFlag:
@@ -35,6 +37,7 @@ class SignalFlag:
         self.notice: Notice | None = None
         self._grace_s = grace_s
         self._monotonic = monotonic
+        self._interrupted: float | None = None
         self._previous: dict[signal.Signals, Any] = {}
         self._previous_fd = -1
         self._reader, self._writer = socket.socketpair()
@@ -65,6 +68,11 @@ class SignalFlag:
         self._writer.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            now = self._monotonic()
+            if self._interrupted is not None and now - self._interrupted > INSISTENT_S:
+                raise KeyboardInterrupt  # the person at the keyboard does not want to wait for the save
+            self._interrupted = self._interrupted or now
         self._arrived(number)
 
     def _arrived(self, number: int) -> None:

@@ -62,6 +62,7 @@ class LocalJob:
                 [sys.executable, "-m", "trainer", *arguments],
                 env=rank_environment(rank, nproc, port, base),
                 stdin=subprocess.DEVNULL,
+                process_group=0,  # a terminal's Ctrl-C then reaches the ranks once, through us
             )
             for rank in range(nproc)
         ]
@@ -96,14 +97,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.nproc < 1:
         raise UserError(problem("--nproc", args.nproc, "a job needs at least one rank", allowed=">= 1"))
-    job = LocalJob([a for a in args.arguments if a != "--"], args.nproc)
+    arguments = [word for word in args.arguments if word != "--"]
+    if not arguments:
+        parser.error("after -- comes what `python -m trainer` takes, e.g. -- train CONFIG.toml")
+    jobs: list[LocalJob] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        job.send(number)
+        for job in jobs:
+            job.send(number)
 
     for number in FORWARDED:
         signal.signal(number, forward)
-    return job.wait()
+    jobs.append(LocalJob(arguments, args.nproc))
+    return jobs[0].wait()
 
 
 def _free_port() -> int:

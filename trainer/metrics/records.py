@@ -41,12 +41,14 @@ class StepRecord(TypedDict):
     data_seconds: float
     """Of step_seconds: waiting for and making batches."""
     blocked_seconds: float
-    """Of step_seconds: the loop stood still for a save."""
+    """Beside step_seconds: the loop stood still for a save."""
     world_size: int
     attempt: int
     """The lease generation that computed this step."""
     batch_digest: NotRequired[int]
     eval_loss: NotRequired[float]
+    eval_seconds: NotRequired[float]
+    """Beside step_seconds: the evaluation after this step."""
 
 
 @dataclass(frozen=True, order=True)

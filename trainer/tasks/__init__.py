@@ -133,10 +133,23 @@ def make_task(config: TaskConfig, *, seed: int) -> Task:
     try:
         options = kind.Options.model_validate(config.options)
     except ValidationError as error:
-        raise UserError(problems_of(error, "task")) from error
+        raise UserError(problems_of(error, "task", kind.Options)) from error
     if problems := kind.problems(options):
         raise UserError(problems)
     return kind(options, seed=seed)
+
+
+def problems_in(table: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the `[task]` of a raw config, as far as that can be said without the rest of it."""
+    try:
+        config = TaskConfig.model_validate(table.get("task"))
+    except ValidationError:
+        return []  # the config's own validation says so
+    try:
+        make_task(config, seed=0)
+    except UserError as error:
+        return error.problems
+    return []
 
 
 def _unknown(name: str, why: str) -> str:

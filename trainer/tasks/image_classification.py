@@ -22,7 +22,12 @@ try:
     from trainer.tasks import glyphs
 except ImportError as missing:
     raise UserError(
-        problem("task.name", "image_classification", f"needs Pillow ({missing})", fix="pip install 'lustrain[image-classification]'")
+        problem(
+            "task.name",
+            "image_classification",
+            f"needs Pillow ({missing})",
+            fix="pip install 'lustrain[image-classification]'",
+        )
     ) from missing
 
 HELD_OUT = 5
