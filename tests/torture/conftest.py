@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from tests.torture.fork_server import ForkServer
-from tests.torture.small_run import write_config
+from tests.torture.fork_server import ForkServer, Job
+from tests.torture.small_run import history, train_words, write_config
 from trainer.__main__ import main
+from trainer.storage import open_store
+
+REFERENCE_STEPS = 150
+
+
+@dataclass
+class Bench:
+    """Where small trainings are started and compared; their learning rate does not depend on how long they are."""
+
+    server: ForkServer
+    config: Path
+    folder: Path
+    jobs: list[Job] = field(default_factory=list)
+    references: dict[int, list[bytes]] = field(default_factory=dict)
+
+    def start(
+        self,
+        uri: str,
+        sets: Mapping[str, object] | None = None,
+        *,
+        ranks: int = 1,
+        environment: Mapping[str, str] | None = None,
+    ) -> Job:
+        # Three ranks must divide the batch, and buckets must be small for the model to have several.
+        wishes = {"schedule.kind": "constant", "train.global_batch": 12, "parallel.bucket_mb": 0.01, **(sets or {})}
+        job = self.server.start(train_words(self.config, uri, wishes), ranks, environment)
+        self.jobs.append(job)
+        return job
+
+    def reference(self, ranks: int = 1) -> list[bytes]:
+        """The records of an uninterrupted training of REFERENCE_STEPS steps."""
+        if ranks not in self.references:
+            uri = f"{self.folder}/reference-{ranks}"
+            job = self.start(uri, {"train.steps": REFERENCE_STEPS}, ranks=ranks)
+            assert job.wait() == [0] * ranks, job.said()
+            self.references[ranks] = history(open_store(uri))
+        return self.references[ranks]
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +71,21 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory, loopback_guard: object
         yield server
     finally:
         server.close()
+
+
+@pytest.fixture(scope="session")
+def session_bench(fork_server: ForkServer, small_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(fork_server, small_config, tmp_path_factory.mktemp("references"))
+
+
+@pytest.fixture
+def bench(session_bench: Bench) -> Iterator[Bench]:
+    """Starts trainings; what still runs when the test ends is ended."""
+    yield session_bench
+    for job in session_bench.jobs:
+        job.send(signal.SIGKILL)
+        job.wait()
+    session_bench.jobs.clear()
 
 
 @pytest.fixture

@@ -93,8 +93,12 @@ class Job:
 
     def wait_for(self, text: str, rank: int = 0, timeout: float = PATIENCE_S) -> None:
         """Return as soon as a rank has printed `text`; AssertionError when it ended or took too long before."""
+        self.wait_for_lines(text, 1, rank, timeout)
+
+    def wait_for_lines(self, text: str, times: int, rank: int = 0, timeout: float = PATIENCE_S) -> None:
+        """As `wait_for`, until `text` was printed that many times."""
         end = time.monotonic() + timeout
-        while text not in self.ranks[rank].said():
+        while self.ranks[rank].said().count(text) < times:
             assert self.running(), f"ended with {self.codes()} before it said {text!r}:\n{self.said()}"
             assert time.monotonic() < end, f"not said within {timeout:.0f} s: {text!r}:\n{self.said()}"
             time.sleep(POLL_S)
@@ -132,6 +136,8 @@ class ForkServer:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
+        for log in logs:
+            log.touch()
         base = {**os.environ, **(environment or {}), **ENVIRONMENT}
         request = {
             "arguments": list(arguments),

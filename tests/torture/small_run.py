@@ -6,7 +6,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +124,13 @@ def committed_lines(said: str) -> list[int]:
 def _lines(store: ObjectStore, prefix: str) -> list[dict[str, Any]]:
     bodies = (store.read(info.key)[0] for info in store.list(prefix))
     return [json.loads(line) for body in bodies for line in body.splitlines()]
+
+
+def assert_same_training(store: ObjectStore, reference: Sequence[bytes], at_least: int) -> None:
+    """The run's records have no gap and equal the reference's to the last bit, as far as both go: `at_least` steps."""
+    found = history(store)
+    steps = [record["step"] for record in read_steps(store)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert min(len(found), len(reference)) >= at_least, f"only {len(found)} steps to compare"
+    different = [step for step, pair in enumerate(zip(found, reference, strict=False), start=1) if pair[0] != pair[1]]
+    assert not different, f"steps {different[:10]} differ from the uninterrupted run"

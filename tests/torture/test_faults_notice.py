@@ -1,0 +1,160 @@
+"""However a notice comes (on one rank, twice, in a save, too late): a committed checkpoint, exit 85, nothing lost."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.faulty_proxy import Delay, FaultyProxy
+from tests.lab.servers import S3Place
+from tests.torture.conftest import REFERENCE_STEPS, Bench
+from tests.torture.fork_server import PATIENCE_S, POLL_S
+from tests.torture.inquest import nobody_left_behind
+from tests.torture.small_run import assert_same_training, attempt_folders, events, newest_step, own_records
+from trainer.storage import ObjectStore, open_store
+
+pytestmark = pytest.mark.slow
+
+ENDLESS = {"train.steps": 1_000_000}
+STEADY = {**ENDLESS, "checkpoint.every_steps": 1_000_000}
+"""Saves on a notice only."""
+
+
+@pytest.fixture
+def proxy(weed_s3: S3Place) -> Iterator[FaultyProxy]:
+    with FaultyProxy(weed_s3.endpoint) as proxy:
+        yield proxy
+
+
+def last_logged(store: ObjectStore, generation: int) -> int:
+    return int(own_records(store, generation)[0][-1]["step"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_notice_on_one_rank_stops_all_at_the_same_step_with_everything_committed(
+    bench: Bench, tmp_path: Path, number: int
+) -> None:
+    uri = f"{tmp_path}/run"
+    job = bench.start(uri, STEADY, ranks=2)
+    job.wait_for("step ")
+    job.send(number, [1])
+    assert job.wait() == [85, 85], job.said()
+    store = open_store(uri)
+    stopped_at = newest_step(store)
+    assert stopped_at == last_logged(store, 1) >= 1
+    again = bench.start(uri, {"train.steps": stopped_at + 20}, ranks=2)
+    assert again.wait() == [0, 0], again.said()
+    assert f"resumed: step {stopped_at}," in again.said()
+    assert_same_training(store, bench.reference(2), min(stopped_at + 20, REFERENCE_STEPS))
+
+
+def test_a_second_sigterm_during_the_save_changes_nothing(bench: Bench, weed_s3: S3Place, proxy: FaultyProxy) -> None:
+    job = bench.start(weed_s3.uri(), STEADY, ranks=2, environment={"AWS_ENDPOINT_URL": proxy.endpoint})
+    job.wait_for("step ")
+    proxy.inject(Delay(0.5), method="PUT", key="attempts/")
+    job.send(signal.SIGTERM)
+    save_begun(proxy, after=0)
+    for _ in range(3):
+        job.send(signal.SIGTERM)
+        time.sleep(0.05)
+    assert job.wait() == [85, 85], job.said()
+    store = open_store(weed_s3.uri())
+    assert newest_step(store) == last_logged(store, 1)
+    assert len(attempt_folders(store)) == 1, "the save was not begun anew"
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "saves"), [(110.0, "the newest state"), (0.5, "the one in flight")], ids=["enough time", "too little"]
+)
+def test_a_notice_during_a_save_lets_it_commit_and_saves_the_newest_state_if_there_is_time(
+    bench: Bench, weed_s3: S3Place, proxy: FaultyProxy, grace_s: float, saves: str
+) -> None:
+    sets = {**ENDLESS, "interrupt.signal_grace_s": grace_s}
+    job = bench.start(weed_s3.uri(), sets, environment={"AWS_ENDPOINT_URL": proxy.endpoint})
+    proxy.inject(Delay(0.4), method="PUT", key="attempts/")
+    job.wait_for("checkpoint committed: step 5,")
+    in_flight = save_begun(proxy, after=5)
+    job.send(signal.SIGTERM)
+    assert job.wait() == [85], job.said()
+    store = open_store(weed_s3.uri())
+    newest, last = newest_step(store), last_logged(store, 1)
+    assert newest == (last if saves == "the newest state" else in_flight)
+    assert in_flight < last, "the notice came during the save"
+    again = bench.start(weed_s3.uri(), {"train.steps": newest + 10})
+    assert again.wait() == [0], again.said()
+    assert_same_training(store, bench.reference(), min(newest + 10, REFERENCE_STEPS))
+
+
+def test_a_notice_with_less_time_than_any_save_takes_is_still_tried(
+    bench: Bench, weed_s3: S3Place, proxy: FaultyProxy
+) -> None:
+    sets = {**STEADY, "interrupt.signal_grace_s": 0.01}
+    job = bench.start(weed_s3.uri(), sets, environment={"AWS_ENDPOINT_URL": proxy.endpoint})
+    job.wait_for("step ")
+    proxy.inject(Delay(0.3), method="PUT", key="attempts/")
+    job.send(signal.SIGTERM)
+    assert job.wait() == [85], job.said()
+    store = open_store(weed_s3.uri())
+    assert newest_step(store) == last_logged(store, 1)
+
+
+@pytest.mark.parametrize("delay_s", [0.02, 0.15, 0.3, 0.45])
+def test_a_notice_while_the_job_starts_is_85_or_a_plain_end_and_costs_nothing(
+    bench: Bench, tmp_path: Path, delay_s: float
+) -> None:
+    """Until the ranks have met nothing is at stake, and the signal ends a rank as it ends any process."""
+    uri = f"{tmp_path}/run"
+    assert bench.start(uri, {"train.steps": 10}, ranks=2).wait() == [0, 0]
+    job = bench.start(uri, STEADY, ranks=2)
+    time.sleep(delay_s)
+    job.send(signal.SIGTERM)
+    codes = job.wait()
+    store = open_store(uri)
+    if codes != [85, 85]:
+        assert codes == [-signal.SIGTERM, -signal.SIGTERM], job.said()
+        assert newest_step(store) == 10
+    else:
+        assert newest_step(store) == (last_logged(store, 2) if own_records(store, 2)[0] else 10)
+    assert "Traceback" not in job.said()
+    again = bench.start(uri, {"train.steps": 30}, ranks=2)
+    assert again.wait() == [0, 0], again.said()
+    assert_same_training(store, bench.reference(2), 30)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_stops_at_once_and_leaves_no_process_behind(bench: Bench, tmp_path: Path, times: int) -> None:
+    uri = f"{tmp_path}/run"
+    job = bench.start(uri, ENDLESS, ranks=2)
+    job.wait_for("checkpoint committed: step 5,")
+    for _ in range(times):
+        job.send(signal.SIGINT)
+        time.sleep(0.02)
+    codes = job.wait(20.0)
+    assert set(codes) <= {130, 1}, job.said()
+    assert 130 in codes
+    assert "Traceback" not in job.said()
+    nobody_left_behind(bench.server)
+    store = open_store(uri)
+    newest = newest_step(store)
+    assert newest >= 5
+    again = bench.start(uri, {"train.steps": newest + 10}, ranks=2)
+    assert again.wait() == [0, 0], again.said()
+    assert_same_training(store, bench.reference(2), 10)
+    assert events(store, "resumed")[-1]["step"] == newest
+
+
+def save_begun(proxy: FaultyProxy, after: int) -> int:
+    """Wait until the data of a save of a step beyond `after` is on its way; returns the step."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        for request in list(proxy.seen):
+            found = re.match(r"PUT .*/attempts/\d+-(\d+)-", request)
+            if found and int(found[1]) > after:
+                return int(found[1])
+        time.sleep(POLL_S)
+    raise AssertionError(f"no save after step {after} within {PATIENCE_S:.0f} s")
