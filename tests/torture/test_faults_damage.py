@@ -1,8 +1,10 @@
-"""Damage to a finished run's newest checkpoint, in a real S3: found, said, passed over, and the training stays the same."""
+"""Damage to a finished run's newest checkpoint: found, said, passed over, and the training stays the same."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -75,49 +77,63 @@ def a_manifest_that_points_nowhere(store: ObjectStore, _part: Part, manifest: Ma
         store.delete(part.index_key)
 
 
-DAMAGES = [
+IN_S3 = [
     flipped_bit_in_data,
+    truncated_data,
+    missing_data,
+    another_ranks_data,
+    a_manifest_that_points_nowhere,
+]
+IN_A_FOLDER = [
     flipped_bit_in_index,
     flipped_bit_in_manifest,
-    truncated_data,
     truncated_manifest,
-    missing_data,
     missing_index,
-    another_ranks_data,
     an_older_saves_data_and_index,
     an_older_manifest_under_the_newest_name,
-    a_manifest_that_points_nowhere,
 ]
 
 
-def copy_run(place: S3Place, source: str, target: str) -> None:
-    client = place.client()
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=f"{source}/"):
-        for found in page["Contents"]:
-            key = found["Key"]
-            body = client.get_object(Bucket=place.bucket, Key=key)["Body"].read()
-            client.put_object(Bucket=place.bucket, Key=target + key.removeprefix(source), Body=body)
-
-
-def test_any_damage_to_the_newest_checkpoint_is_said_and_costs_one_interval(bench: Bench, weed_s3: S3Place) -> None:
+def test_any_damage_to_the_newest_checkpoint_in_s3_is_said_and_costs_one_interval(
+    bench: Bench, weed_s3: S3Place
+) -> None:
     """One finished run, a copy of it for each kind of damage, and an attempt on each copy."""
-    first = bench.start(weed_s3.uri("whole"), {"train.steps": OLDER}, ranks=RANKS)
-    assert first.wait() == [0] * RANKS, first.said()
-    second = bench.start(weed_s3.uri("whole"), {"train.steps": NEWEST}, ranks=RANKS)
-    assert second.wait() == [0] * RANKS, second.said()
-    for damage in DAMAGES:
-        check(bench, weed_s3, damage)
+    train_twice(bench, weed_s3.uri("whole"))
+    client = weed_s3.client()
+    objects = {
+        found["Key"]: client.get_object(Bucket=weed_s3.bucket, Key=found["Key"])["Body"].read()
+        for found in client.list_objects_v2(Bucket=weed_s3.bucket)["Contents"]
+    }
+    for damage in IN_S3:
+        for key, body in objects.items():
+            client.put_object(Bucket=weed_s3.bucket, Key=damage.__name__ + key.removeprefix("whole"), Body=body)
+        check(bench, weed_s3.uri(damage.__name__), damage)
 
 
-def check(bench: Bench, place: S3Place, damage: Callable[[ObjectStore, Part, Manifest], None]) -> None:
+def test_any_damage_to_the_newest_checkpoint_in_a_folder_is_said_and_costs_one_interval(
+    bench: Bench, tmp_path: Path
+) -> None:
+    train_twice(bench, f"{tmp_path}/whole")
+    for damage in IN_A_FOLDER:
+        shutil.copytree(tmp_path / "whole", tmp_path / damage.__name__)
+        check(bench, f"{tmp_path}/{damage.__name__}", damage)
+
+
+def train_twice(bench: Bench, uri: str) -> None:
+    """A run with a checkpoint of an older and one of a newer attempt."""
+    for steps in (OLDER, NEWEST):
+        job = bench.start(uri, {"train.steps": steps}, ranks=RANKS)
+        assert job.wait() == [0] * RANKS, job.said()
+
+
+def check(bench: Bench, uri: str, damage: Callable[[ObjectStore, Part, Manifest], None]) -> None:
     name = damage.__name__
-    copy_run(place, "whole", name)
-    store = open_store(place.uri(name))
+    store = open_store(uri)
     newest = committed(store)[-1]
     assert newest == ManifestId(2, NEWEST)
     manifest = read_manifest(store, newest)
     damage(store, manifest.parts[1], manifest)
-    job = bench.start(place.uri(name), {"train.steps": NEWEST + 5}, ranks=RANKS)
+    job = bench.start(uri, {"train.steps": NEWEST + 5}, ranks=RANKS)
     assert job.wait() == [0] * RANKS, f"{name}: {job.said()}"
     (skipped,) = events(store, "checkpoint_skipped")
     assert (skipped["generation"], skipped["step"]) == (2, NEWEST), f"{name}: {skipped}"

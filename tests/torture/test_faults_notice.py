@@ -15,7 +15,7 @@ from tests.lab.servers import S3Place
 from tests.torture.conftest import REFERENCE_STEPS, Bench
 from tests.torture.fork_server import PATIENCE_S, POLL_S
 from tests.torture.inquest import nobody_left_behind
-from tests.torture.small_run import assert_same_training, attempt_folders, events, newest_step, own_records
+from tests.torture.small_run import assert_same_training, attempt_folders, newest_step, own_records
 from trainer.storage import ObjectStore, open_store
 
 pytestmark = pytest.mark.slow
@@ -126,26 +126,39 @@ def test_a_notice_while_the_job_starts_is_85_or_a_plain_end_and_costs_nothing(
     assert_same_training(store, bench.reference(2), 30)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_stops_at_once_and_leaves_no_process_behind(bench: Bench, tmp_path: Path, times: int) -> None:
+def test_ctrl_c_is_a_notice_however_often_a_terminal_and_a_launcher_pass_it_on(bench: Bench, tmp_path: Path) -> None:
     uri = f"{tmp_path}/run"
-    job = bench.start(uri, ENDLESS, ranks=2)
-    job.wait_for("checkpoint committed: step 5,")
-    for _ in range(times):
+    job = bench.start(uri, STEADY, ranks=2)
+    job.wait_for("step ")
+    for _ in range(2):
         job.send(signal.SIGINT)
-        time.sleep(0.02)
-    codes = job.wait(20.0)
+        time.sleep(0.01)
+    assert job.wait() == [85, 85], job.said()
+    store = open_store(uri)
+    assert newest_step(store) == last_logged(store, 1)
+
+
+def test_a_later_ctrl_c_stops_at_once_and_leaves_no_process_behind(
+    bench: Bench, weed_s3: S3Place, proxy: FaultyProxy
+) -> None:
+    uri = weed_s3.uri()
+    assert bench.start(uri, {"train.steps": 10}, ranks=2).wait() == [0, 0]
+    job = bench.start(uri, STEADY, ranks=2, environment={"AWS_ENDPOINT_URL": proxy.endpoint})
+    job.wait_for("step ")
+    proxy.inject(Delay(30.0), method="PUT", key="attempts/")
+    job.send(signal.SIGINT)
+    time.sleep(1.2)
+    job.send(signal.SIGINT)
+    codes = job.wait(10.0)
+    assert 130 in codes, job.said()
     assert set(codes) <= {130, 1}, job.said()
-    assert 130 in codes
     assert "Traceback" not in job.said()
     nobody_left_behind(bench.server)
     store = open_store(uri)
-    newest = newest_step(store)
-    assert newest >= 5
-    again = bench.start(uri, {"train.steps": newest + 10}, ranks=2)
+    assert newest_step(store) == 10
+    again = bench.start(uri, {"train.steps": 20}, ranks=2)
     assert again.wait() == [0, 0], again.said()
-    assert_same_training(store, bench.reference(2), 10)
-    assert events(store, "resumed")[-1]["step"] == newest
+    assert_same_training(store, bench.reference(2), 20)
 
 
 def save_begun(proxy: FaultyProxy, after: int) -> int:
