@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     problems = argument_problems(args)
     if problems:
         raise UserError(problems)
-    store = open_store(args.run, create=False)
+    store = open_store(args.run, create=False, name="RUN_URI")
     stored = read_shape(store)
     tokenizer = read_tokenizer(stored, args.data or stored.data)
     loaded = load_weights(store)
@@ -119,7 +119,7 @@ def read_shape(store: ObjectStore) -> Stored:
 def read_tokenizer(stored: Stored, uri: str) -> Tokenizer:
     """The tokenizer beside the token set at `uri`, which must be the one that the run was trained with."""
     with tempfile.TemporaryDirectory(prefix="lustrain-sample-") as folder:
-        tokens = TokenSet.open(uri, "train", cache_dir=Path(folder), cache_bytes=0)
+        tokens = TokenSet.open(uri, "train", cache_dir=Path(folder), cache_bytes=0, name="task.data")
         try:
             tokenizer = tokens.tokenizer()
         finally:

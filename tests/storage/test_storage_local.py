@@ -49,8 +49,9 @@ def test_an_unusable_place_is_one_line_and_nothing_is_written(tmp_path: Path) ->
         ("a\0b", True, "is not a path"),
     ]:
         with pytest.raises(UserError, match=why) as caught:
-            open_store(uri, create=create)
+            open_store(uri, create=create, name="run.uri")
         assert len(caught.value.problems) == 1
+        assert str(caught.value).startswith("run.uri = ")
         assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == ["file"]
 

@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked for; 0, or 1 when `verify` found damage; UserError for what the user can mend."""
-    store = open_store(args.run, create=False)
+    store = open_store(args.run, create=False, name="RUN_URI")
     actions = {"list": _list, "verify": _verify, "prune": _prune, "export": _export}
     return actions[args.action](store, args)
 

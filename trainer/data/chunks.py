@@ -88,7 +88,7 @@ def assemble_shard(split: str, number: int, pieces: Sequence[Piece]) -> Shard:
     """Stores one shard of a split, made of `pieces`, and records it."""
     worker = _ready()
     if worker.store is None:
-        worker.store = open_store(worker.job.out)
+        worker.store = open_store(worker.job.out, name="--out")
     folder = WorkFolder(Path(worker.job.work))
     dtype = DTYPES[dtype_for(worker.tokenizer.vocab_size)]
     ids = np.empty(sum(piece.stop - piece.start for piece in pieces), dtype)

@@ -52,14 +52,24 @@ class TokenSet:
         self._filler: Filler | None = None
 
     @classmethod
-    def open(cls, uri: str, split: str, *, cache_dir: Path, cache_bytes: int, verify: bool = False) -> TokenSet:
+    def open(
+        cls,
+        uri: str,
+        split: str,
+        *,
+        cache_dir: Path,
+        cache_bytes: int,
+        verify: bool = False,
+        name: str = "token set",
+    ) -> TokenSet:
         """Opens `split` of the set at `uri` (a folder or `s3://…`); every shard's size is checked at once.
 
+        `name` is what the user calls `uri`, e.g. `task.data`.
         `cache_dir` and `cache_bytes` matter for remote sets only. `verify` also checks the checksums of a local set,
         which reads it once. UserError for a missing set, split, or shard, and for one that is cut short, damaged, or
         of a newer format.
         """
-        store = open_store(uri, create=False)
+        store = open_store(uri, create=False, name=name)
         index = read_index(store)
         if split not in index.splits:
             why, allowed = "the token set has no such split", ", ".join(sorted(index.splits))

@@ -83,7 +83,7 @@ def tokenize(wish: Wish, stdin: BinaryIO, say: Callable[[str], None]) -> Made:
     everything such that the same call goes on.
     """
     named = None if STDIN in wish.inputs else find_sources(wish.inputs, wish.format, skip=_folder(wish.out))
-    store = open_store(wish.out)
+    store = open_store(wish.out, name="--out")
     work = _work(wish, store)
     with _only_one(work):
         folder = WorkFolder(work)

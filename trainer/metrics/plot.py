@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     problems = output_problems(args.output)
     if problems:
         raise UserError(problems)
-    story = draw_run(open_store(args.run, create=False), args.output)
+    story = draw_run(open_store(args.run, create=False, name="RUN_URI"), args.output)
     print(f"{args.output}: {summary(story)}")
     return 0
 

@@ -87,12 +87,15 @@ class ObjectStore(ABC):
         """Unix seconds by the store's own clock, comparable with `ObjectInfo.modified` whatever this machine's clock says."""
 
 
-def open_store(uri: str, *, create: bool = True) -> ObjectStore:
-    """The store at `s3://bucket/prefix` or at a local folder; UserError in one line for a wrong URI or an unusable place."""
+def open_store(uri: str, *, create: bool = True, name: str = "store") -> ObjectStore:
+    """The store at `s3://bucket/prefix` or at a local folder; UserError in one line for a wrong URI or an unusable place.
+
+    `name` is what the user calls this URI (`run.uri`, `--out`): lines about the store as a whole begin with it.
+    """
     if uri.startswith("s3://"):
         from trainer.storage.s3 import S3Store
 
-        return S3Store(uri)
+        return S3Store(uri, name=name)
     from trainer.storage.local import LocalStore
 
-    return LocalStore(uri, create=create)
+    return LocalStore(uri, create=create, name=name)

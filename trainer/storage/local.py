@@ -38,17 +38,20 @@ _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class LocalStore(ObjectStore):
-    """A folder given as a path or a `file://` URI; `create=False` never makes the folder and never asks for write access."""
+    """A folder given as a path or a `file://` URI; `create=False` never makes the folder and never asks for write access.
 
-    def __init__(self, uri: str, *, create: bool = True) -> None:
+    `name` is as in `open_store`.
+    """
+
+    def __init__(self, uri: str, *, create: bool = True, name: str = "store") -> None:
         self.uri = uri
-        self.root = _folder_of(uri)
+        self.root = _folder_of(uri, name)
         self._folder = Folder(self.root)
         if create:
-            _make_root(self.root, uri)
+            _make_root(self.root, uri, name)
         elif not self.root.is_dir():
             why = "is not a folder" if self.root.exists() else "there is no such folder"
-            raise UserError(problem("store", uri, why, fix="check the path, or whether its file system is mounted"))
+            raise UserError(problem(name, uri, why, fix="check the path, or whether its file system is mounted"))
 
     def read(self, key: str) -> tuple[bytes, str]:
         with self._reading(key):
@@ -208,31 +211,29 @@ class LocalStore(ObjectStore):
             raise StorageError(_line(error, self._shown(key))) from error
 
 
-def _folder_of(uri: str) -> Path:
+def _folder_of(uri: str, name: str) -> Path:
     allowed = "a folder, file:///folder or s3://bucket/prefix"
     if "\0" in uri or not uri:
-        raise UserError(problem("store", uri, "is not a path", allowed=allowed))
+        raise UserError(problem(name, uri, "is not a path", allowed=allowed))
     if "://" not in uri:
         return Path(uri).expanduser().absolute()
     parts = urlsplit(uri)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path:
-        raise UserError(problem("store", uri, "this kind of URI is not known", allowed=allowed))
+        raise UserError(problem(name, uri, "this kind of URI is not known", allowed=allowed))
     return Path(unquote(parts.path)).absolute()
 
 
-def _make_root(root: Path, uri: str) -> None:
+def _make_root(root: Path, uri: str, name: str) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         at = next(p for p in (root, *root.parents) if p.exists() and not p.is_dir())
-        raise UserError(
-            problem("store", uri, f"{at} is a file, a folder is needed", fix="choose another path")
-        ) from error
+        raise UserError(problem(name, uri, f"{at} is a file, a folder is needed", fix="choose another path")) from error
     except OSError as error:
         why = f"cannot make the folder: {os.strerror(error.errno or errno.EIO)}"
-        raise UserError(problem("store", uri, why, fix="make it, or choose a place that you may write to")) from error
+        raise UserError(problem(name, uri, why, fix="make it, or choose a place that you may write to")) from error
     if not os.access(root, os.W_OK | os.X_OK):
-        raise UserError(problem("store", uri, "the folder is not writable", fix="change its permissions or its mount"))
+        raise UserError(problem(name, uri, "the folder is not writable", fix="change its permissions or its mount"))
 
 
 def _line(error: OSError, shown: str) -> str:

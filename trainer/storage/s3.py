@@ -59,11 +59,15 @@ _TOLERATED_AT_OPEN = ("AccessDenied", "AllAccessDisabled")
 
 
 class S3Store(ObjectStore):
-    """`s3://bucket/prefix`; opening asks once whether the bucket can be listed, so that mistakes show at once."""
+    """`s3://bucket/prefix`; opening asks once whether the bucket can be listed, so that mistakes show at once.
 
-    def __init__(self, uri: str) -> None:
+    `name` is as in `open_store`.
+    """
+
+    def __init__(self, uri: str, *, name: str = "store") -> None:
         self.uri = uri.rstrip("/")
-        self._bucket, prefix = split_uri(uri)
+        self._called = name
+        self._bucket, prefix = split_uri(uri, name)
         self._prefix = f"{prefix}/" if prefix else ""
         self._attempts = _attempts(ATTEMPTS_AT_OPEN)
         self._endpoint = "S3"
@@ -151,7 +155,7 @@ class S3Store(ObjectStore):
         with self._reporting(""):
             said = server_time(self._probe())
         if said is None:
-            raise StorageError(problem("store", self.uri, f"{self._endpoint} tells no time (no Date header)"))
+            raise StorageError(problem(self._called, self.uri, f"{self._endpoint} tells no time (no Date header)"))
         return said
 
     def _put(self, key: str, body: bytes, crc64nvme: int, condition: dict[str, Any]) -> str:
@@ -212,7 +216,7 @@ class S3Store(ObjectStore):
         return f"{self.uri}/{key}" if key else self.uri
 
     def _place(self, key: str) -> Place:
-        return Place(self._shown(key), self._bucket, self._endpoint, self._attempts)
+        return Place(self._shown(key), self._bucket, self._endpoint, self._attempts, self._called)
 
     @contextmanager
     def _reporting(self, key: str, *, conditional: bool = False) -> Iterator[None]:
@@ -225,13 +229,13 @@ class S3Store(ObjectStore):
             raise line from error
 
 
-def split_uri(uri: str) -> tuple[str, str]:
+def split_uri(uri: str, name: str = "store") -> tuple[str, str]:
     """Bucket and prefix (without slashes around it); UserError for anything but `s3://bucket/prefix`."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     prefix = prefix.strip("/")
     if not uri.startswith("s3://") or not _BUCKET.fullmatch(bucket):
         allowed = "s3://bucket/prefix with a bucket of 3 to 63 lower-case letters, digits, dots and hyphens"
-        raise UserError(problem("store", uri, "is not an S3 URI", allowed=allowed))
+        raise UserError(problem(name, uri, "is not an S3 URI", allowed=allowed))
     if prefix:
         check_key(prefix)
     return bucket, prefix

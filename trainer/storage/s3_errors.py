@@ -30,6 +30,8 @@ class Place:
     bucket: str
     endpoint: str
     attempts: int
+    store: str
+    """What the user calls the store's URI."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,12 @@ def of_boto(error: Exception, place: Place) -> StorageError:
         return of_cut(place)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
         return StorageError(_no_credentials(error, place))
+    if isinstance(error, boto.ProfileNotFound):
+        fix = "check AWS_PROFILE and ~/.aws/config"
+        return StorageError(problem(place.store, place.shown, f"no credentials ({error})", fix=fix))
     if isinstance(error, boto.HTTPClientError | boto.ConnectionError):
         return StorageError(unreachable(str(error), place))
-    return StorageError(problem("store", place.shown, " ".join(str(error).split())))
+    return StorageError(problem(place.store, place.shown, " ".join(str(error).split())))
 
 
 def of_refusal(refusal: Refusal, place: Place) -> StorageError:
@@ -62,7 +67,9 @@ def of_refusal(refusal: Refusal, place: Place) -> StorageError:
     code, status = refusal.code, refusal.status
     if code == "NoSuchBucket":
         why = f"there is no bucket {place.bucket} at {place.endpoint}"
-        return StorageError(problem("store", place.shown, why, fix="create it, or correct the name or the endpoint"))
+        return StorageError(
+            problem(place.store, place.shown, why, fix="create it, or correct the name or the endpoint")
+        )
     if code == "PreconditionFailed" or status == 412:
         return PreconditionError(problem("object", place.shown, "exists already, or was replaced since it was read"))
     if code in _WRONG_BYTES:
@@ -71,17 +78,19 @@ def of_refusal(refusal: Refusal, place: Place) -> StorageError:
         )
     if code == "RequestTimeTooSkewed":
         why, fix = f"refused: {_skew(refusal.date)}", "start chrony (`chronyc makestep`)"
-        return StorageError(problem("store", place.shown, why, fix=fix))
+        return StorageError(problem(place.store, place.shown, why, fix=fix))
     if code in _EXPIRED_KEY:
-        return StorageError(problem("store", place.shown, f"the credentials have expired ({code})", fix="renew them"))
+        return StorageError(
+            problem(place.store, place.shown, f"the credentials have expired ({code})", fix="renew them")
+        )
     if code in _REFUSED_KEY:
         fix = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or AWS_PROFILE"
         return StorageError(
-            problem("store", place.shown, f"{place.endpoint} refuses the credentials ({code})", fix=fix)
+            problem(place.store, place.shown, f"{place.endpoint} refuses the credentials ({code})", fix=fix)
         )
     if code in _WRONG_REGION or status == 301:
         return StorageError(
-            problem("store", place.shown, "the bucket is in another region", fix="set AWS_REGION to it")
+            problem(place.store, place.shown, "the bucket is in another region", fix="set AWS_REGION to it")
         )
     if code in _BUSY or status >= 500 or status == 429:
         why = f"{place.endpoint} still answers {status} {code} after {place.attempts} attempts"
@@ -98,7 +107,7 @@ def of_refusal(refusal: Refusal, place: Place) -> StorageError:
 
 def unreachable(reason: str, place: Place) -> str:
     why = f"cannot reach {place.endpoint} ({' '.join(reason.split())}; {place.attempts} attempts)"
-    return problem("store", place.shown, why, fix="check AWS_ENDPOINT_URL, AWS_REGION, the network and its proxy")
+    return problem(place.store, place.shown, why, fix="check AWS_ENDPOINT_URL, AWS_REGION, the network and its proxy")
 
 
 def of_cut(place: Place) -> StorageError:
@@ -135,7 +144,7 @@ def _cut(place: Place) -> str:
 def _no_credentials(error: Exception, place: Place) -> str:
     why = f"no credentials ({' '.join(str(error).split())})"
     return problem(
-        "store", place.shown, why, fix="set AWS_PROFILE or AWS_ACCESS_KEY_ID and its secret, or attach a role"
+        place.store, place.shown, why, fix="set AWS_PROFILE or AWS_ACCESS_KEY_ID and its secret, or attach a role"
     )
 
 

@@ -70,7 +70,7 @@ class LanguageModel(Task):
     def open(self, cache_dir: Path) -> None:
         options = self.options
         self._train = self._open_split("train", cache_dir)
-        held_out = "val" in read_index(open_store(options.data, create=False)).splits
+        held_out = "val" in read_index(open_store(options.data, create=False, name="task.data")).splits
         self._eval = self._open_split("val", cache_dir) if held_out else None
         wanted, least = options.model.vocab_size, self._train.vocab_size
         self._shape = dataclasses.replace(options.model.shape(), vocab_size=wanted or least)
@@ -95,7 +95,9 @@ class LanguageModel(Task):
 
     def _open_split(self, split: str, cache_dir: Path) -> TokenSet:
         options = self.options
-        return TokenSet.open(options.data, split, cache_dir=cache_dir, cache_bytes=options.cache_bytes)
+        return TokenSet.open(
+            options.data, split, cache_dir=cache_dir, cache_bytes=options.cache_bytes, name="task.data"
+        )
 
     def build_model(self) -> llama.Llama:
         options = self.options
