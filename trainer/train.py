@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         together(votes, world.rank, "start/fit", lambda: check_fit(config, world, relay.event))
         open_data_alike(config, task, world, votes)
         leaving.callback(task.close)
-        together(votes, world.rank, "start/store", lambda: stores.append(open_store(config.run.uri)))
+        together(votes, world.rank, "start/store", lambda: stores.append(open_store(config.run.uri, name="run.uri")))
         store = stores[0]
         claim = claim_run(config, task, world, votes, store)
         leaving.enter_context(failures_of_the_store_are_no_mistakes())
