@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,22 @@ def test_the_models_weights_and_nothing_else_come_out_under_the_given_names(
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
     with safe_open(out / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt", "lustrain_step": "7"}
+
+
+@pytest.mark.parametrize(("umask", "folder_mode", "file_mode"), [(0o022, 0o755, 0o644), (0o027, 0o750, 0o640)])
+def test_the_umask_alone_decides_who_may_read_an_export(
+    store: LocalStore, tmp_path: Path, umask: int, folder_mode: int, file_mode: int
+) -> None:
+    manifest = write_checkpoint(store, 7, split_state(sample_state(7), 1))
+    before = os.umask(umask)
+    try:
+        export(store, manifest.id, tmp_path / "out", {}, config={"model_type": "x"}, shard_bytes=900)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out").stat().st_mode & 0o777 == folder_mode
+    files = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
+    assert len(files) > 3
+    assert set(files.values()) == {file_mode}, files
 
 
 def test_a_large_model_is_cut_into_shards_that_the_index_file_finds(store: LocalStore, tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -155,12 +155,16 @@ def _appearing(out: Path) -> Iterator[Path]:
     """A folder to fill that becomes `out`, durable and at once, when all went well, and vanishes otherwise."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+        partial = out.parent / f".{out.name}.partial-{secrets.token_hex(8)}"
+        partial.mkdir()
         try:
             yield partial
-            partial.chmod(0o755)
-            for path in [*partial.iterdir(), partial]:
+            # safetensors makes its files readable to their owner alone; the folder's mode tells what the umask allows.
+            readable = partial.stat().st_mode & 0o666
+            for path in partial.iterdir():
+                path.chmod(readable)
                 _sync(path)
+            _sync(partial)
             os.replace(partial, out)
             _sync(out.parent)
         except BaseException:
