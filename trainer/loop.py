@@ -246,7 +246,7 @@ def note_evaluation(training: Training) -> Record:
     progress, limits = training.progress, training.config.eval
     progress.last_eval_loss = loss if math.isfinite(loss) else None
     best = math.inf if progress.best_eval_loss is None else progress.best_eval_loss
-    if loss < best - limits.min_delta:
+    if math.isfinite(loss) and loss < best - limits.min_delta:
         progress.best_eval_loss, progress.evals_without_gain = loss, 0
     else:
         progress.evals_without_gain += 1

@@ -151,6 +151,7 @@ def resume(
     )
     parent = loaded.manifest.id if loaded else None
 
+    @failures_of_the_store_are_no_mistakes()
     def settle() -> Json:
         if loaded is not None:
             restore(training, tensors, loaded)

@@ -22,7 +22,7 @@ from trainer.checkpoint.records import Manifest, encode
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import TierConfig
 from trainer.errors import UserError, problem
-from trainer.storage import CorruptObjectError, ObjectStore
+from trainer.storage import CorruptObjectError, ObjectStore, StorageError
 from trainer.storage.local import LocalStore
 
 READ_THREADS = min(8, max(4, os.cpu_count() or 4))
@@ -47,6 +47,8 @@ class _Verdict:
     ok: bool
     stop: bool = False
     """The load must end with an error: nothing older may be tried."""
+    away: bool = False
+    """That error is the store's: every rank raises a StorageError, whichever of them met it."""
     reason: str = ""
     digest: str = ""
     """Checksum of the manifest this rank saw, so that all ranks provably load the same commit."""
@@ -122,9 +124,10 @@ def open_tiers(tiers: Sequence[TierConfig], run_uri: str, on_event: OnEvent) -> 
 
 def agreement_problem(verdicts: Mapping[int, Any]) -> str:
     """Why the ranks do not all stand behind a candidate, or the empty string; UserError when one demands to stop."""
-    stops = [f"rank {rank}: {v.reason}" for rank, v in sorted(verdicts.items()) if v.stop]
+    stops = {rank: verdict for rank, verdict in sorted(verdicts.items()) if verdict.stop}
     if stops:
-        raise UserError(stops[:8])
+        kind = StorageError if any(verdict.away for verdict in stops.values()) else UserError
+        raise kind([f"rank {rank}: {verdict.reason}" for rank, verdict in stops.items()][:8])
     failed = [(rank, v.reason) for rank, v in sorted(verdicts.items()) if not v.ok]
     if failed:
         others = f" (also passed over by {len(failed) - 1} other ranks)" if len(failed) > 1 else ""
@@ -143,7 +146,8 @@ def _try_candidate(
     except CorruptObjectError as error:
         return _Verdict(ok=False, reason=str(error)), None, None
     except UserError as error:
-        return _Verdict(ok=False, stop=True, reason=str(error)), None, error
+        away = isinstance(error, StorageError)
+        return _Verdict(ok=False, stop=True, away=away, reason=str(error)), None, error
     digest = f"{crc64nvme(encode(manifest)):016x}"
     return _Verdict(ok=True, digest=digest), Loaded(manifest, tensors), None
 
