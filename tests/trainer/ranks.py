@@ -1,10 +1,12 @@
-"""Runs a function on several real ranks: processes that join through `trainer.parallel` as under torchrun."""
+"""Runs a function on several ranks: real processes that join as under torchrun, or threads that only vote."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -23,6 +25,30 @@ def run_ranks(world_size: int, work: Callable[..., Any], *args: Any) -> list[Any
     with ProcessPoolExecutor(world_size, multiprocessing.get_context("spawn")) as pool:
         ranks = [pool.submit(_one_rank, rank, world_size, port, work, args) for rank in range(world_size)]
         return [rank.result(timeout=240) for rank in ranks]
+
+
+def run_threads(world_size: int, work: Callable[[int], Any], patience_s: float = 20.0) -> list[Any]:
+    """`work(rank)` on every rank at once, each a thread; what each returns or raises, by rank.
+
+    AssertionError when a rank takes longer than `patience_s`: far less than ranks wait for each other at a start.
+    """
+    ends: dict[int, Any] = {}
+
+    def one(rank: int) -> None:
+        try:
+            ends[rank] = work(rank)
+        except Exception as error:  # noqa: BLE001 -- what a rank raises is for the test to look at
+            ends[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + patience_s
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    waiting = [rank for rank in range(world_size) if rank not in ends]
+    assert not waiting, f"ranks {waiting} still wait; the others: {ends}"
+    return [ends[rank] for rank in range(world_size)]
 
 
 def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
