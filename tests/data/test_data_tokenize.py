@@ -264,11 +264,13 @@ def test_all_mistakes_are_reported_at_once_and_nothing_is_written(tmp_path: Path
     assert "holds no text" in refused(tmp_path / "empty.txt", "--out", out, "--tokenizer", "bytes")[0]
     assert "standard input is empty" in refused("-", "--out", tmp_path / "in", "--tokenizer", "bytes", stdin=b"")[0]
     (tmp_path / "a.txt").write_text("text")
-    for wish in (tmp_path / "none.json", tmp_path / "a.txt"):
+    for wish in (tmp_path / "none.json", tmp_path / "a.txt", "tran:8192"):
         (line,) = refused(tmp_path / "a.txt", "--out", out, "--tokenizer", wish)
         assert line.startswith("--tokenizer = ")
-    assert not (out / ".tokenize").exists()
-    assert not (out / "index.json").exists()
+    assert "allowed: train:N, bytes, or the path of a tokenizer.json" in line
+    (line,) = refused(tmp_path / "a.txt", "--out", out, "--tokenizer", "bytes", "--eos", "</s>")
+    assert line.startswith("--eos = ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gz", "a.txt", "empty.txt"]
 
 
 @pytest.mark.slow

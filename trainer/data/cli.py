@@ -14,7 +14,7 @@ from types import FrameType
 from trainer.data.documents import Reading
 from trainer.data.inputs import FORMATS, STDIN
 from trainer.data.tokenize import Made, Wish, tokenize
-from trainer.data.tokenizer import vocabulary_to_train
+from trainer.data.tokenizer import TokenizerSpec, named_tokenizer
 from trainer.errors import UserError, problem
 
 EXIT_INTERRUPTED = 130
@@ -96,8 +96,9 @@ def _wish(args: argparse.Namespace) -> Wish:
         problems.append(problem("--shard-mib", args.shard_mib, "is no useful size", allowed=f"1 to {MAX_SHARD_MIB}"))
     if not 1 <= workers <= MAX_WORKERS:
         problems.append(problem("--workers", workers, "is no useful number", allowed=f"1 to {MAX_WORKERS}"))
+    tokenizer: TokenizerSpec | int = 0
     try:
-        vocabulary_to_train(args.tokenizer)
+        tokenizer = named_tokenizer(args.tokenizer, args.eos)
     except UserError as error:
         problems += error.problems
     if problems:
@@ -105,7 +106,7 @@ def _wish(args: argparse.Namespace) -> Wish:
     return Wish(
         inputs=tuple(args.inputs),
         out=args.out,
-        tokenizer=args.tokenizer,
+        tokenizer=tokenizer,
         eos=args.eos,
         format=args.format,
         reading=Reading(args.field, args.skip_bad),

@@ -17,6 +17,8 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
@@ -29,7 +31,7 @@ from trainer.data.documents import Reading, Tally, read_documents
 from trainer.data.index import FORMAT, INDEX, TOKENIZER, Index, Split, dtype_for, encode_index, read_index
 from trainer.data.inputs import STDIN, Format, Source, Span, find_sources, plan_chunks
 from trainer.data.job import Run
-from trainer.data.tokenizer import TokenizerSpec, build, fastest, read_spec, train, vocabulary_to_train
+from trainer.data.tokenizer import TokenizerSpec, build, fastest, read_spec, train
 from trainer.errors import UserError, problem
 from trainer.progress import BYTES, Progress
 from trainer.storage import ObjectMissingError, ObjectStore, open_store
@@ -48,11 +50,14 @@ LOCK, SPOOL, MADE_FROM = "lock", "stdin", "made-from"
 
 @dataclass(frozen=True)
 class Wish:
-    """What to make; `cli.py` explains each option. `work` is where to put unfinished state, None for the usual place."""
+    """What to make; `cli.py` explains each option. `tokenizer` is one, or how many ids to train.
+
+    `work` is where to put unfinished state, None for the usual place.
+    """
 
     inputs: tuple[str, ...]
     out: str
-    tokenizer: str
+    tokenizer: TokenizerSpec | int
     eos: str | None
     format: Format | None
     reading: Reading
@@ -83,11 +88,13 @@ def tokenize(wish: Wish, stdin: BinaryIO, say: Callable[[str], None]) -> Made:
     everything such that the same call goes on.
     """
     named = None if STDIN in wish.inputs else find_sources(wish.inputs, wish.format, skip=_folder(wish.out))
+    begun = b"" if named else _beginning(stdin, wish.format)
+    # Only now, because this makes the folder: a mistake in what is given must not leave one behind.
     store = open_store(wish.out, name="--out")
     work = _work(wish, store)
     with _only_one(work):
         folder = WorkFolder(work)
-        sources = named.sources if named else (_spooled(stdin, work / SPOOL, wish.format),)
+        sources = named.sources if named else (_spooled(begun, stdin, work / SPOOL, wish.format),)
         binary = named.binary if named else 0
         made_from = _fingerprint(wish, sources)
         finished = _existing(store, made_from)
@@ -141,19 +148,25 @@ def _work(wish: Wish, store: ObjectStore) -> Path:
     return cache / "lustrain" / "tokenize" / own
 
 
-def _spooled(stdin: BinaryIO, path: Path, wish: Format | None) -> Source:
-    """Standard input as a file that workers can share; its identity is its checksum, so the same input again goes on."""
+def _beginning(stdin: BinaryIO, wish: Format | None) -> bytes:
+    """The first bytes of standard input; UserError when there are none, or when they cannot be in the format asked for."""
     if wish == "parquet":
         raise UserError(problem("--format", wish, "standard input cannot be parquet", fix="name the file"))
+    begun = stdin.read(SPOOL_BYTES)
+    if not begun:
+        raise UserError(problem("INPUT", STDIN, "standard input is empty", fix="pipe text into it"))
+    return begun
+
+
+def _spooled(begun: bytes, stdin: BinaryIO, path: Path, wish: Format | None) -> Source:
+    """Standard input as a file that workers can share; its identity is its checksum, so the same input again goes on."""
     size = checksum = 0
     with Progress("read standard input", None, BYTES) as progress, path.open("wb") as file:
-        while block := stdin.read(SPOOL_BYTES):
+        for block in chain([begun], iter(partial(stdin.read, SPOOL_BYTES), b"")):
             file.write(block)
             checksum = crc64nvme(block, checksum)
             size += len(block)
             progress.advance(len(block))
-    if size == 0:
-        raise UserError(problem("INPUT", STDIN, "standard input is empty", fix="pipe text into it"))
     return Source(str(path), wish or "text", size, f"{checksum:016x}")
 
 
@@ -185,9 +198,13 @@ def _only_one(work: Path) -> Iterator[None]:
 
 def _fingerprint(wish: Wish, sources: Sequence[Source]) -> str:
     """Identity of input and options: equal fingerprints make equal token sets."""
-    tokenizer = wish.tokenizer
-    if tokenizer != "bytes" and vocabulary_to_train(tokenizer) is None:
-        tokenizer = hashlib.sha256(read_spec(tokenizer, wish.eos).text.encode()).hexdigest()
+    match wish.tokenizer:
+        case int(size):
+            tokenizer = f"train:{size}"
+        case TokenizerSpec(kind="bytes"):
+            tokenizer = "bytes"
+        case spec:
+            tokenizer = hashlib.sha256(spec.text.encode()).hexdigest()
     body = [
         FORMAT,
         [tokenizer, wish.eos, wish.val_fraction, wish.shard_bytes, wish.seed],
@@ -226,18 +243,18 @@ def _tokenizer(
     wish: Wish, plan: Sequence[tuple[Span, ...]], folder: WorkFolder, say: Callable[[str], None]
 ) -> tuple[TokenizerSpec, str]:
     """The tokenizer with its engine, trained now or by an earlier call if it is to be trained."""
-    size = vocabulary_to_train(wish.tokenizer)
     kept = folder.path / TOKENIZER
-    if size is None:
-        spec = read_spec(wish.tokenizer, wish.eos)
+    wanted = wish.tokenizer
+    if isinstance(wanted, TokenizerSpec):
+        spec = wanted
     elif kept.is_file():
         spec = read_spec(str(kept))
     else:
         with Progress("train the tokenizer", None, BYTES) as progress:
-            spec = train(size, _counted(_spread(plan, wish.reading, TRAINING_BYTES), progress))
+            spec = train(wanted, _counted(_spread(plan, wish.reading, TRAINING_BYTES), progress))
         folder.write(TOKENIZER, spec.text.encode())
-        if (found := build(spec).vocab_size) < size:
-            say(f"the input gives only {found:,} of the {size:,} ids asked for")
+        if (found := build(spec).vocab_size) < wanted:
+            say(f"the input gives only {found:,} of the {wanted:,} ids asked for")
     return fastest(spec, list(_spread(plan, wish.reading, SAMPLE_BYTES)))
 
 

@@ -133,6 +133,12 @@ def vocabulary_to_train(wish: str) -> int | None:
     return int(match[1])
 
 
+def named_tokenizer(wish: str, eos: str | None = None) -> TokenizerSpec | int:
+    """What `--tokenizer` and `--eos` name: a spec, or how many ids to train; UserError as of the two functions around this."""
+    size = vocabulary_to_train(wish)
+    return read_spec(wish, eos) if size is None else size
+
+
 def read_spec(wish: str, eos: str | None = None) -> TokenizerSpec:
     """The spec for `bytes` or the path of a tokenizer.json.
 
@@ -147,7 +153,7 @@ def read_spec(wish: str, eos: str | None = None) -> TokenizerSpec:
     path = Path(wish)
     if path.is_dir():
         path = path / "tokenizer.json"
-    allowed = "a tokenizer.json, train:N, bytes"
+    allowed = "train:N, bytes, or the path of a tokenizer.json"
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
