@@ -23,7 +23,6 @@ from tests.torture.small_run import attempt_folders, began_at, train_words
 from trainer.storage import ObjectStore, open_store
 
 RANKS = 2
-STEPS = 100
 SEEDS = 3
 """Runs take these in turn, so that a reference serves several of them."""
 SAY_EVERY_S = 10.0
@@ -75,13 +74,15 @@ class Ordeal:
         config: Path,
         root: str,
         *,
+        steps: int,
         seed: int,
         say: Callable[[str], None],
         sets: Mapping[str, object] | None = None,
     ) -> None:
         self.tally = Tally()
         self._server, self._config, self._root, self._say = server, config, root, say
-        self._sets = {"train.steps": STEPS, **(sets or {})}
+        self._steps = steps
+        self._sets = {"train.steps": steps, **(sets or {})}
         self._rng = random.Random(seed)
         self._began = self._said = time.monotonic()
         self._start_s = self._loop_s = 0.0
@@ -120,7 +121,7 @@ class Ordeal:
                 break
         kills_here = self.tally.kills.total() - before
         reference = open_store(f"{self._root}/reference-{seed}")
-        inquest.equal_to_reference(store, reference, STEPS)
+        inquest.equal_to_reference(store, reference, self._steps)
         inquest.nothing_piles_up(store, kills_here, killed_writers)
 
     def _start(self, name: str, seed: int) -> Job:
@@ -155,7 +156,7 @@ class Ordeal:
     def _draw(self) -> Blow:
         victim = self._rng.choices(list(VICTIMS), list(VICTIMS.values()))[0]
         aimed = self._rng.random() < 0.4
-        longest = SAVE_SPAN_S if aimed else self._start_s + 0.25 * self._loop_s
+        longest = SAVE_SPAN_S if aimed else self._start_s + 0.2 * self._loop_s
         return Blow(victim, self._rng.randrange(RANKS), aimed, self._rng.uniform(0.0, longest))
 
     def _wait_for_the_moment(self, job: Job, store: ObjectStore, blow: Blow) -> bool:
@@ -201,7 +202,7 @@ class Ordeal:
 
     def _left_loop(self, job: Job) -> bool:
         """Whether the last step is done, and only its save may be missing."""
-        return f"step {STEPS}/{STEPS}" in job.ranks[0].said()
+        return f"step {self._steps}/{self._steps}" in job.ranks[0].said()
 
     def _tell(self) -> None:
         if time.monotonic() - self._said >= SAY_EVERY_S:

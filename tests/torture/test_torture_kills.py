@@ -41,7 +41,7 @@ def torture_folder(server: ForkServer, config: Path, folder: Path, tier: Path, s
         with repeatable(
             say, f"{kills * share:.0f} kills, a run in a folder{' with a memory tier' if sets else ''}"
         ) as seed:
-            ordeal = Ordeal(server, config, f"{folder}/{len(sets)}", seed=seed, say=say, sets=sets)
+            ordeal = Ordeal(server, config, f"{folder}/{len(sets)}", steps=80, seed=seed, say=say, sets=sets)
             ordeal.run(int(kills * share))
     runs = list(tier.iterdir())
     assert all(len(list((run / "attempts").iterdir())) <= 3 for run in runs), "old copies stay in the memory tier"
@@ -49,21 +49,21 @@ def torture_folder(server: ForkServer, config: Path, folder: Path, tier: Path, s
 
 def torture_s3(server: ForkServer, config: Path, place: S3Place, say: Say, kills: int) -> None:
     with repeatable(say, f"{kills} kills, a run in SeaweedFS") as seed:
-        Ordeal(server, config, place.uri("torture"), seed=seed, say=say).run(kills)
+        Ordeal(server, config, place.uri("torture"), steps=40, seed=seed, say=say).run(kills)
 
 
 @pytest.mark.slow
-def test_185_kills_lose_nothing_of_a_run_in_a_folder(
+def test_190_kills_lose_nothing_of_a_run_in_a_folder(
     fork_server: ForkServer, small_config: Path, tmp_path: Path, memory_tier: Path, say: Say
 ) -> None:
-    torture_folder(fork_server, small_config, tmp_path, memory_tier, say, 185)
+    torture_folder(fork_server, small_config, tmp_path, memory_tier, say, 190)
 
 
 @pytest.mark.slow
-def test_15_kills_lose_nothing_of_a_run_in_s3(
+def test_10_kills_lose_nothing_of_a_run_in_s3(
     fork_server: ForkServer, small_config: Path, weed_s3: S3Place, say: Say
 ) -> None:
-    torture_s3(fork_server, small_config, weed_s3, say, 15)
+    torture_s3(fork_server, small_config, weed_s3, say, 10)
 
 
 @pytest.mark.torture
