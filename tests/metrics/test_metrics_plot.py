@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +158,32 @@ def test_an_impossible_output_is_one_line_and_exit_code_2(
     assert said.count("\n") == 1
     assert said.startswith("--output = ")
     assert why in said
+
+
+def test_the_kinds_that_are_allowed_are_those_of_the_help(
+    run: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["plot", "--help"])
+    assert ".png, .svg, .pdf" in capsys.readouterr().out
+    main(["plot", run.uri, "-o", str(tmp_path / "run.jpg")])
+    assert capsys.readouterr().err.endswith("; allowed: .png, .svg, .pdf\n")
+    for kind in (".png", ".svg", ".pdf"):
+        assert main(["plot", run.uri, "-o", str(tmp_path / f"run{kind}")]) == 0
+        assert (tmp_path / f"run{kind}").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_a_home_that_cannot_be_written_is_no_matter(run: LocalStore, tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file, so nobody can make a folder in it")
+    spare = tmp_path / "spare"
+    spare.mkdir()
+    told = {"HOME": str(tmp_path / "home"), "TMPDIR": str(spare)}
+    rest = {name: os.environ[name] for name in os.environ if not name.startswith(("XDG_", "MPL"))}
+    command = [sys.executable, "-m", "trainer", "plot", run.uri, "-o", str(tmp_path / "run.png")]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120, env=rest | told, check=False)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert list(spare.iterdir()) == []
 
 
 def test_a_run_without_records_or_a_missing_folder_is_one_line(

@@ -76,6 +76,13 @@ def test_events_are_lines_of_their_own() -> None:
     assert event_line("resumed", {}) == "resumed"
 
 
+def test_a_changed_config_shows_each_setting_before_and_after() -> None:
+    changes = {"train.steps": [20, 30], "optimizer.lr": [0.0003, 0.00012], "train.stop_file": [None, "/x"]}
+    assert event_line("config_changed", {"changes": changes}) == (
+        "config changed: train.steps 20 → 30, optimizer.lr 0.0003 → 0.00012, train.stop_file unset → /x"
+    )
+
+
 def test_losses_that_are_not_finite_are_shown() -> None:
     stream = io.StringIO()
     TerminalSink(100, stream=stream).step(record(1, loss=float("nan"), lr=0.0))

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import math
+import os
+import shutil
 import statistics
+import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,12 +32,14 @@ SMOOTHED_FROM = 400
 """Records from which a running median is drawn over the single values."""
 LONGEST_WINDOW = 101
 DOTS_PER_INCH = 150
+KINDS = (".png", ".svg", ".pdf")
+"""Kinds of pictures that are written: what browsers, editors and papers take."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN_URI", help="a run's folder or s3:// address")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, required=True, help="a .png, .svg or .pdf to write"
+        "-o", "--output", metavar="FILE", type=Path, required=True, help=f"picture to write: {', '.join(KINDS)}"
     )
 
 
@@ -61,15 +68,10 @@ def draw_run(store: ObjectStore, path: Path) -> Timeline:
 
 def output_problems(path: Path) -> list[str]:
     """Why a figure cannot be written to `path`, or why none can be drawn at all."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError:
+    if find_spec("matplotlib") is None:
         return [problem("plot", "matplotlib", "is not installed", fix="pip install 'lustrain[plot]'")]
-    known = sorted(FigureCanvasAgg.get_supported_filetypes())
-    if path.suffix.lower().lstrip(".") not in known:
-        return [
-            problem("--output", str(path), "unknown kind of picture", allowed=", ".join(f".{kind}" for kind in known))
-        ]
+    if path.suffix.lower() not in KINDS:
+        return [problem("--output", str(path), "unknown kind of picture", allowed=", ".join(KINDS))]
     if not path.absolute().parent.is_dir():
         return [problem("--output", str(path), "its folder does not exist", fix=f"mkdir -p {path.parent}")]
     return []
@@ -86,6 +88,7 @@ def summary(story: Timeline) -> str:
 
 def draw(story: Timeline, *, title: str) -> Figure:
     """The figure: loss above, throughput below, on one step axis with the attempts shaded and the interruptions marked."""
+    _find_matplotlib_a_folder()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -194,6 +197,27 @@ def running_median(values: Sequence[float], window: int) -> list[float]:
     around = (values[max(0, at - half) : at + half + 1] for at in range(len(values)))
     finite = ([value for value in near if math.isfinite(value)] for near in around)
     return [statistics.median(near) if near else math.nan for near in finite]
+
+
+def _find_matplotlib_a_folder() -> None:
+    """A temporary place for matplotlib's list of fonts where it has none of its own; it would warn about each missing one."""
+    if "MPLCONFIGDIR" in os.environ:
+        return
+    home = Path(os.path.expanduser("~"))  # pathlib raises where there is no home at all
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    if not all(_may_write(folder / "matplotlib") for folder in (config, cache)):
+        folder = tempfile.mkdtemp(prefix="lustrain-plot-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ["MPLCONFIGDIR"] = folder
+
+
+def _may_write(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def _count(number: int, noun: str) -> str:

@@ -122,6 +122,9 @@ def event_line(kind: str, fields: Mapping[str, Any]) -> str:
     if kind == "checkpoint_committed":
         size = amount_text(fields["bytes"], "B")
         return f"checkpoint committed: step {fields['step']}, {size} in {fields['seconds']:.2f} s"
+    if kind == "config_changed":
+        pairs = (f"{path} {_short(old)} → {_short(new)}" for path, (old, new) in fields["changes"].items())
+        return f"config changed: {', '.join(pairs)}"
     parts = [f"{name} {_short(value)}" for name, value in fields.items() if name != "detail" and value is not None]
     detail = [str(fields["detail"])] if fields.get("detail") else []
     text = ", ".join(parts + detail).replace("\n", " ")
@@ -130,4 +133,6 @@ def event_line(kind: str, fields: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
+    if value is None:
+        return "unset"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
