@@ -23,8 +23,6 @@ from tests.torture.small_run import attempt_folders, began_at, train_words
 from trainer.storage import ObjectStore, open_store
 
 RANKS = 2
-SEEDS = 3
-"""Runs take these in turn, so that a reference serves several of them."""
 SAY_EVERY_S = 10.0
 IN_LOOP_GRACE_S = 10.0
 """A rank that trains notices a dead peer in its next exchange, that is within a step."""
@@ -66,7 +64,10 @@ class Tally:
 
 
 class Ordeal:
-    """Kills until `kills` are used up, then lets the last run finish."""
+    """Kills until `kills` are used up, then lets the last run finish.
+
+    Runs take `seeds` training seeds in turn, so that a reference serves several of them; `seed` is the torturer's own.
+    """
 
     def __init__(
         self,
@@ -75,13 +76,14 @@ class Ordeal:
         root: str,
         *,
         steps: int,
+        seeds: int,
         seed: int,
         say: Callable[[str], None],
         sets: Mapping[str, object] | None = None,
     ) -> None:
         self.tally = Tally()
         self._server, self._config, self._root, self._say = server, config, root, say
-        self._steps = steps
+        self._steps, self._seeds = steps, seeds
         self._sets = {"train.steps": steps, **(sets or {})}
         self._rng = random.Random(seed)
         self._began = self._said = time.monotonic()
@@ -90,7 +92,7 @@ class Ordeal:
     def run(self, kills: int) -> Tally:
         while self.tally.kills.total() < kills:
             number = self.tally.runs + 1
-            seed = 1 + self.tally.runs % SEEDS
+            seed = 1 + self.tally.runs % self._seeds
             if number == seed:
                 self._reference(seed)
             self._tortured(number, seed, kills)

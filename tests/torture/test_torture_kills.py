@@ -41,7 +41,7 @@ def torture_folder(server: ForkServer, config: Path, folder: Path, tier: Path, s
         with repeatable(
             say, f"{kills * share:.0f} kills, a run in a folder{' with a memory tier' if sets else ''}"
         ) as seed:
-            ordeal = Ordeal(server, config, f"{folder}/{len(sets)}", steps=80, seed=seed, say=say, sets=sets)
+            ordeal = Ordeal(server, config, f"{folder}/{len(sets)}", steps=80, seeds=3, seed=seed, say=say, sets=sets)
             ordeal.run(int(kills * share))
     runs = list(tier.iterdir())
     assert all(len(list((run / "attempts").iterdir())) <= 3 for run in runs), "old copies stay in the memory tier"
@@ -49,7 +49,7 @@ def torture_folder(server: ForkServer, config: Path, folder: Path, tier: Path, s
 
 def torture_s3(server: ForkServer, config: Path, place: S3Place, say: Say, kills: int) -> None:
     with repeatable(say, f"{kills} kills, a run in SeaweedFS") as seed:
-        Ordeal(server, config, place.uri("torture"), steps=40, seed=seed, say=say).run(kills)
+        Ordeal(server, config, place.uri("torture"), steps=40, seeds=1, seed=seed, say=say).run(kills)
 
 
 @pytest.mark.slow
