@@ -73,6 +73,16 @@ def stream(uri: str | Path, split: str) -> np.ndarray:
     return np.frombuffer(b"".join(parts), dtype=np.dtype(index["dtype"]).newbyteorder("<"))
 
 
+def document_ends(uri: str | Path, split: str) -> np.ndarray:
+    """One past the end-of-text id of each document, counted from the split's start, straight from its files."""
+    store = open_store(str(uri), create=False)
+    ends, start = [], 0
+    for shard in json.loads(store.read("index.json")[0])["splits"][split]["shards"]:
+        ends.append(np.frombuffer(store.read(shard["name"] + ".doc")[0], "<i8") + start)
+        start += shard["tokens"]
+    return np.concatenate(ends)
+
+
 def documents(uri: str | Path, split: str) -> list[bytes]:
     """The documents of a split that was made with the bytes tokenizer, without their end-of-text ids."""
     text = stream(uri, split)

@@ -19,7 +19,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import require
-from tests.data.making import command, documents, files, made, prose, refused, run_tokenize, stream, write_lines
+from tests.data.making import (
+    command,
+    document_ends,
+    documents,
+    files,
+    made,
+    prose,
+    refused,
+    run_tokenize,
+    stream,
+    write_lines,
+)
 from trainer.data.documents import Reading, Tally, is_held_out, read_documents
 from trainer.data.inputs import find_sources, plan_chunks
 from trainer.data.shards import TokenSet
@@ -325,7 +336,9 @@ def test_boundaries_are_kept_when_documents_cross_shards(tmp_path: Path) -> None
     path = write_lines(tmp_path / "a.jsonl", [prose(n, 400_000) for n in range(12)])
     made(path, "--out", tmp_path / "set", "--tokenizer", "bytes", "--shard-mib", 1, "--val-fraction", 0, "--workers", 2)
     tokens = TokenSet.open(str(tmp_path / "set"), "train", cache_dir=tmp_path, cache_bytes=0, verify=True)
-    assert np.array_equal(tokens.document_ends(), np.flatnonzero(stream(tmp_path / "set", "train") == 256) + 1)
+    assert np.array_equal(
+        document_ends(tmp_path / "set", "train"), np.flatnonzero(stream(tmp_path / "set", "train") == 256) + 1
+    )
     assert tokens.documents == 12
 
 

@@ -37,12 +37,6 @@ def attempt_name(generation: int, step: int, nonce: str) -> str:
     return f"{generation:06d}-{step:010d}-{nonce}"
 
 
-def attempt_generation(name: str) -> int | None:
-    """The lease generation in an attempt's name, or None for a foreign folder."""
-    commit = attempt_commit(name)
-    return commit.generation if commit else None
-
-
 def attempt_commit(name: str) -> ManifestId | None:
     """The commit that an attempt was for, or None for a foreign folder."""
     match = _ATTEMPT.fullmatch(name)

@@ -117,12 +117,6 @@ def read_lease(store: ObjectStore) -> LeaseRecord | None:
     return found[0] if found else None
 
 
-def read_lineage(store: ObjectStore) -> tuple[Settlement, ...]:
-    """The lineage as it stands; empty where no job has taken the run yet."""
-    record = read_lease(store)
-    return record.lineage if record else ()
-
-
 class Lease:
     """One job's hold on a run. Not thread-safe for `settle`; `check` only reads and may be called from any thread."""
 

@@ -100,7 +100,7 @@ class Manifest:
     state: dict[str, Any] = field(default_factory=dict)
     """What is not a tensor: data cursor, tokens seen, best metric, early-stopping counters, scaler…"""
     about: dict[str, Any] = field(default_factory=dict)
-    """For people: versions, config hash, metric at this step."""
+    """For people: versions of what saved it, and the newest evaluation's loss."""
 
     @property
     def id(self) -> ManifestId:
@@ -112,7 +112,7 @@ class Manifest:
 
 
 def encode(record: RankIndex | Manifest) -> bytes:
-    """Canonical JSON with its own checksum as the last key."""
+    """Canonical JSON with its own checksum as one of its keys, which are sorted."""
     return seal({"format": FORMAT, "kind": _KIND[type(record)], **_hexed(asdict(record))})
 
 

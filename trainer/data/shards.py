@@ -144,16 +144,6 @@ class TokenSet:
             raise UserError(problem("tokenizer", name, why, fix="restore the file that `tokenize` wrote"))
         return found
 
-    def document_ends(self) -> npt.NDArray[np.int64]:
-        """Where each document ends: int64, ascending, one past its end-of-text id, in ids from the split's start."""
-        ends = []
-        for start, shard in zip(self._starts, self._split.shards, strict=False):
-            raw, _ = self._store.read(shard.ends_key)
-            if len(raw) != 8 * shard.documents or crc64nvme(raw) != shard.doc_crc64nvme:
-                raise UserError(_wrong(self._store.uri, shard.ends_key, "is not the file that the index describes"))
-            ends.append(np.frombuffer(raw, dtype="<i8") + start)
-        return np.concatenate(ends) if ends else np.empty(0, np.int64)
-
     def gather(self, ids: npt.NDArray[np.integer[Any]], seq_len: int) -> Tokens:
         """Windows `ids` as an array [len(ids), seq_len + 1] of the stored type; ValueError for an id outside [0, windows)."""
         with self._ahead_lock:

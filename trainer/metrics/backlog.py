@@ -49,11 +49,6 @@ class Backlog:
         self._folder: Path | None = None
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of lines in memory."""
-        return self._held
-
-    @property
     def lines(self) -> int:
         return sum(len(s.open) + sum(part.lines for part in s.sealed) for s in self._streams.values())
 
