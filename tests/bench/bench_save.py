@@ -2,8 +2,8 @@
 
 A loop of ~33 ms steps on one core goes on while a save is under way; the other cores are free for whoever saves, as
 the host's are beside a training on accelerators (a loop on all cores gives up the processor time of the writing as
-well). `call` is how long the saving call blocks the loop. `lost` is that plus the waiting for an asynchronous copy
-before the optimizer may change the weights, plus what the steps until the save is durable take longer than before.
+well). `blocked` is how long the loop stands still: the saving call, and the waiting for an asynchronous copy before the
+optimizer may change the weights. `lost` is that plus what the steps until the save is durable take longer than before.
 `durable` is from the call until everything is fsynced (ours: and committed), with the loop going on. Every mode is
 run once as a warm-up, for processes to start and memory to be touched.
 """
@@ -58,7 +58,7 @@ class Started:
 class Cost:
     """Seconds."""
 
-    call: float
+    blocked: float
     lost: float
     durable: float
 
@@ -87,17 +87,16 @@ class Loop:
         usual = statistics.median(self.step() for _ in range(BASE_STEPS))
         began = time.perf_counter()
         started = save()
-        call = time.perf_counter() - began
-        lost = call
+        blocked, slower = time.perf_counter() - began, 0.0
         waiting = True
         while waiting or not started.durable.done():
-            lost += self.step() - usual
+            slower += self.step() - usual
             if waiting:
                 pause = time.perf_counter()
                 started.staged()
-                lost += time.perf_counter() - pause
+                blocked += time.perf_counter() - pause
                 waiting = False
-        return Cost(call, max(lost, call), started.durable.result() - began)
+        return Cost(blocked, blocked + max(slower, 0.0), started.durable.result() - began)
 
 
 def modes(state: State, folder: Path, leaving: ExitStack) -> dict[str, Callable[[], Started]]:
@@ -147,12 +146,12 @@ def _measure_size(label: str, size: int, folder: Path, repetitions: int) -> list
 
         def case(name: str) -> float:
             costs[name].append(loop.cost(ways[name]))
-            return costs[name][-1].call
+            return costs[name][-1].blocked
 
         cases = {name: (lambda name=name: case(name)) for name in ways}
         floors = interleaved({**cases, "memcpy": lambda: memcpy_seconds(stored)}, repetitions)["memcpy"]
     for name, seen in costs.items():
-        shown = ", ".join(f"{what} {_median(seen, what):.3f} s" for what in ("call", "lost", "durable"))
+        shown = ", ".join(f"{what} {_median(seen, what):.3f} s" for what in ("blocked", "lost", "durable"))
         print(f"{label}: {name}: {shown}", file=sys.stderr, flush=True)
     return _rows(label, costs, median(floors))
 
@@ -164,15 +163,17 @@ def _rows(label: str, costs: dict[str, list[Cost]], floor: float) -> list[Row]:
         limit, limit_name = (None, "") if what == "durable" else (floor, "memcpy")
         return Row(f"{figure}, {label}", ours, best, best / ours, bar, limit, "s", name, limit_name)
 
-    call = _median(costs["ours"], "call")
+    still = _median(costs["ours"], "blocked")
     asynchronous = [name for name in costs if name.startswith("dcp.async")]
     all_dcp = [name for name in costs if name.startswith("dcp")]
     blocked = f"loop blocked by a save, {label}"
     memcpy = f"{THREADS}-thread memcpy"
     return [
-        Row(blocked, call, floor, call / floor, 1.25, floor, "s", memcpy, "memcpy", at_most=True),
-        row("training time lost by a save (blocked and slowed)", "lost", ["torch.save + fsync"], 10.0),
-        row("training time lost by a save (blocked and slowed)", "lost", asynchronous, 2.0),
+        Row(blocked, still, floor, still / floor, 1.25, floor, "s", memcpy, "memcpy", at_most=True),
+        row("loop blocked by a save", "blocked", ["torch.save + fsync"], 10.0),
+        row("loop blocked by a save", "blocked", asynchronous, 2.0),
+        row("blocked and slowed until it is durable", "lost", ["torch.save + fsync"], 1.0),
+        row("blocked and slowed until it is durable", "lost", asynchronous, 1.0),
         row("save to durable on local disk, with our checksums", "durable", all_dcp, 1.5),
     ]
 
