@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.torture.fork_server import ForkServer, Job
 from tests.torture.small_run import (
     EVERY_STEPS,
-    attempt_folders,
+    attempts_stored,
     began_at,
     committed,
     committed_lines,
@@ -81,7 +81,7 @@ def after(death: Death, resumed_at: list[int]) -> Standing:
 
 def _little_is_repeated(death: Death, newest: int, generation: int) -> None:
     """At most the save in flight is lost, and no more than one interval of steps outside of saves."""
-    mine = [attempt_commit(name) for name in attempt_folders(death.store)]
+    mine = [attempt_commit(name) for name in attempts_stored(death.store)]
     unfinished = [one.step for one in mine if one and one.generation == generation and one.step > newest]
     allowed = 1 + death.killed_writers
     assert len(set(unfinished)) <= allowed, (
@@ -144,7 +144,7 @@ def nothing_piles_up(store: ObjectStore, kills: int, kills_since_start: int) -> 
     """What kills left in a run is bounded by their number, and pruning removes it once it is old."""
     ids = committed(store)
     named = {read_manifest(store, one).attempt for one in ids}
-    orphans = attempt_folders(store) - named
+    orphans = attempts_stored(store) - named
     assert len(ids) <= 2 + 1, f"{len(ids)} checkpoints are kept, 2 were asked for"
     assert len(orphans) <= kills, f"{len(orphans)} unfinished saves after {kills} kills"
     if not isinstance(store, LocalStore):
@@ -156,7 +156,7 @@ def nothing_piles_up(store: ObjectStore, kills: int, kills_since_start: int) -> 
     assert lease is not None
     prune(store, CheckpointConfig(keep_last=2), generation=lease.generation)
     # The newest generation may own saves that are still under way, so only older ones' leftovers go.
-    rest = [attempt_commit(name) for name in attempt_folders(store) - named]
+    rest = [attempt_commit(name) for name in attempts_stored(store) - named]
     assert all(commit is None or commit.generation == lease.generation for commit in rest), rest
 
 

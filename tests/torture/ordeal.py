@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.torture import inquest
 from tests.torture.fork_server import POLL_S, ForkServer, Job
 from tests.torture.inquest import Death, Standing
-from tests.torture.small_run import attempt_folders, began_at, train_words
+from tests.torture.small_run import began_at, saves_begun, train_words
 from trainer.storage import ObjectStore, open_store
 
 RANKS = 2
@@ -164,8 +164,8 @@ class Ordeal:
     def _wait_for_the_moment(self, job: Job, store: ObjectStore, blow: Blow) -> bool:
         """False when the attempt ended before."""
         if blow.aimed:
-            there = attempt_folders(store)
-            while attempt_folders(store) <= there:
+            there = saves_begun(store)
+            while saves_begun(store) <= there:
                 if not job.running():
                     return False
                 time.sleep(POLL_S)

@@ -91,12 +91,17 @@ def newest_step(store: ObjectStore) -> int:
     return max((manifest.step for manifest in committed(store)), default=0)
 
 
-def attempt_folders(store: ObjectStore) -> set[str]:
+def attempts_stored(store: ObjectStore) -> set[str]:
     """Names of all saves of which an object is stored, committed or not."""
+    return {info.key.split("/")[1] for info in store.list(ATTEMPTS)}
+
+
+def saves_begun(store: ObjectStore) -> set[str]:
+    """The same, at once: in a folder it shows when a save's first file is about to get its name."""
     if isinstance(store, LocalStore):
         folder = store.root / ATTEMPTS
         return set(os.listdir(folder)) if folder.exists() else set()
-    return {info.key.split("/")[1] for info in store.list(ATTEMPTS)}
+    return attempts_stored(store)
 
 
 def weights(store: ObjectStore, manifest: ManifestId) -> dict[str, bytes]:

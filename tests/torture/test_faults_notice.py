@@ -15,7 +15,7 @@ from tests.lab.servers import S3Place
 from tests.torture.conftest import REFERENCE_STEPS, Bench
 from tests.torture.fork_server import PATIENCE_S, POLL_S
 from tests.torture.inquest import nobody_left_behind
-from tests.torture.small_run import assert_same_training, attempt_folders, newest_step, own_records
+from tests.torture.small_run import assert_same_training, attempts_stored, newest_step, own_records
 from trainer.storage import ObjectStore, open_store
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ def test_a_second_sigterm_during_the_save_changes_nothing(bench: Bench, weed_s3:
     assert job.wait() == [85, 85], job.said()
     store = open_store(weed_s3.uri())
     assert newest_step(store) == last_logged(store, 1)
-    assert len(attempt_folders(store)) == 1, "the save was not begun anew"
+    assert len(attempts_stored(store)) == 1, "the save was not begun anew"
 
 
 @pytest.mark.parametrize(

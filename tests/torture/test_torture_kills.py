@@ -13,7 +13,7 @@ import pytest
 
 from tests.lab.servers import S3Place
 from tests.torture.fork_server import ForkServer
-from tests.torture.ordeal import Ordeal
+from tests.torture.ordeal import VICTIMS, Ordeal
 
 Say = Callable[[str], None]
 
@@ -37,12 +37,17 @@ def memory_tier() -> Iterator[Path]:
 
 
 def torture_folder(server: ForkServer, config: Path, folder: Path, tier: Path, say: Say, kills: int) -> None:
-    for share, sets in ((0.5, {}), (0.5, {"checkpoint.tiers": f'[{{kind="memory", path="{tier}"}}]'})):
-        with repeatable(
-            say, f"{kills * share:.0f} kills, a run in a folder{' with a memory tier' if sets else ''}"
-        ) as seed:
+    """Half of the kills without, half with a memory tier."""
+    half = kills // 2
+    shared_memory = set(os.listdir("/dev/shm"))
+    for what, sets in (("", {}), (" with a memory tier", {"checkpoint.tiers": f'[{{kind="memory", path="{tier}"}}]'})):
+        with repeatable(say, f"{half} kills, a run in a folder{what}") as seed:
             ordeal = Ordeal(server, config, f"{folder}/{len(sets)}", steps=80, seeds=3, seed=seed, say=say, sets=sets)
-            ordeal.run(int(kills * share))
+            tally = ordeal.run(half)
+        assert tally.kills.keys() == VICTIMS.keys()
+        assert len(tally.resumed_at) >= half / 8, "most attempts died before they had anything to lose"
+    left = set(os.listdir("/dev/shm")) - shared_memory - {tier.name}
+    assert len(left) < kills / 20, f"shared memory is left behind: {sorted(left)}"
     runs = list(tier.iterdir())
     assert all(len(list((run / "attempts").iterdir())) <= 3 for run in runs), "old copies stay in the memory tier"
 
