@@ -138,7 +138,7 @@ def test_more_steps_prolong_a_run_and_the_change_is_recorded(config: Path, tmp_p
     assert events_of(tmp_path / "run", "config_changed")[-1]["changes"] == {"train.steps": [STEPS, STEPS + 3]}
 
 
-def test_early_stopping_counts_across_an_interruption(config: Path, tmp_path: Path) -> None:
+def test_early_stopping_ends_a_run_whose_evaluation_gains_too_little(config: Path, tmp_path: Path) -> None:
     rules = ("eval.every=2", "eval.patience=2", "eval.min_delta=100.0")
     assert train(config, *rules) == 0
     # The first evaluation is always a gain; the next two gain less than 100 nats.
