@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import subprocess
 import sys
+import tomllib
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 
@@ -14,9 +18,11 @@ from awscrt.checksums import crc64nvme
 from tests.checkpoint.saving import PATIENCE_S, Events, checkpointer, own_tensors, raw_bytes, sample_tensors
 from tests.checkpoint.test_read_prune import put_lease
 from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
-from trainer import checkpoint
+from trainer import checkpoint, stored_config
 from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.records import FORMAT, Block, Entry, Manifest, Part, RankIndex, encode
+from trainer.checkpoint.records import FORMAT, Block, Entry, Manifest, Part, RankIndex, encode, seal, unseal
+from trainer.config import Config
+from trainer.metrics import RunLog
 from trainer.storage.local import LocalStore
 
 TEXT = Path(checkpoint.__file__).with_name("FORMAT.md").read_text()
@@ -75,16 +81,73 @@ def test_the_snippet_follows_the_lineage_and_puts_cut_tensors_together(reader: M
         assert tensors[name].tobytes() == raw_bytes(tensor), name
 
 
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
 @pytest.mark.parametrize("region", ["data", "index", "manifest"])
-def test_the_snippet_notices_a_flipped_bit(reader: ModuleType, tmp_path: Path, region: str) -> None:
+def test_the_snippet_passes_a_damaged_checkpoint_over(
+    reader: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], region: str, harm: str
+) -> None:
     store = LocalStore(str(tmp_path / "run"))
-    manifest = write_checkpoint(store, 10, split_state(sample_state(10, 20), 2))
+    for step in (10, 20):
+        newest = write_checkpoint(store, step, split_state(sample_state(step, 20), 2), nonce=f"{step:08x}")
     put_lease(store, 1, (1, None))
-    part = manifest.parts[1]
-    key = {"data": part.data_key, "index": part.index_key, "manifest": manifest.id.key}[region]
-    flip_bit(store, key, 50)
-    with pytest.raises((AssertionError, ValueError)):
+    part = newest.parts[1]
+    key = {"data": part.data_key, "index": part.index_key, "manifest": newest.id.key}[region]
+    if harm == "flip":
+        flip_bit(store, key, 50)
+    elif harm == "cut":
+        store.put(key, store.read(key)[0][:-1])
+    else:
+        store.delete(key)
+    manifest, tensors = reader.load(Path(store.uri))
+    assert manifest["step"] == 10
+    for name, tensor in sample_state(10, 20).items():
+        assert tensors[name].tobytes() == raw_bytes(tensor), name
+    passed_over = [line.partition(" is passed over: ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert passed_over == ([] if (region, harm) == ("manifest", "remove") else [newest.id.key])
+
+
+def test_the_snippet_says_so_when_no_checkpoint_is_whole(reader: ModuleType, tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "run"))
+    for lineage in ((), ((1, None),)):
+        put_lease(store, 1, *lineage)
+        with pytest.raises(LookupError, match="holds no whole checkpoint"):
+            reader.load(Path(store.uri))
+    manifest = write_checkpoint(store, 10, split_state(sample_state(10, 20), 2))
+    flip_bit(store, manifest.parts[0].data_key, 50)
+    with pytest.raises(LookupError, match="holds no whole checkpoint"):
         reader.load(Path(store.uri))
+
+
+def test_the_snippet_refuses_a_newer_format_instead_of_falling_back(reader: ModuleType, tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "run"))
+    for step in (10, 20):
+        newest = write_checkpoint(store, step, split_state(sample_state(step, 20), 2), nonce=f"{step:08x}")
+    put_lease(store, 1, (1, None))
+    store.put(newest.id.key, seal({**unseal(store.read(newest.id.key)[0]), "format": FORMAT + 1}))
+    with pytest.raises(NotImplementedError, match="newer"):
+        reader.load(Path(store.uri))
+
+
+def test_what_the_text_says_of_numbers_that_json_lacks_is_what_is_logged(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "run"))
+    with closing(RunLog(store, 1, 60.0)) as log:
+        log.step({"step": 1, "loss": math.nan, "extra": {"bounds": [-math.inf, math.inf]}})
+    (part,) = store.list("metrics/")
+    written = json.loads(store.read(part.key)[0])
+    said = [written["loss"], written["extra"]["bounds"][1], written["extra"]["bounds"][0]]
+    assert all(f'`"{word}"`' in TEXT for word in said)
+
+
+def test_what_the_text_says_of_the_recorded_table_is_what_is_stored(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "run"))
+    config = Config.model_validate(
+        {"run": {"uri": store.uri}, "task": {"name": "x"}, "train": {"steps": 1, "global_batch": 1, "micro_batch": 1}}
+    )
+    stored_config.record(store, None, config, {"model": {"layers": 2}})
+    recorded = tomllib.loads(store.read("config.toml")[0].decode())["recorded"]
+    assert recorded["format"] == 1
+    assert all(f"`{name}`" in TEXT for name in recorded)
+    assert recorded.keys() == {"format", "lustrain", "fingerprint"}
 
 
 @pytest.mark.parametrize("record", [Manifest, Part, RankIndex, Entry, Block])
