@@ -1,4 +1,7 @@
-"""Run every bench, each in a process of its own, and write the tables into RESULTS.md: `python -m tests.bench [NAME …]`."""
+"""Run benches, each in a process of its own, and write the tables into RESULTS.md: `python -m tests.bench [NAME …]`.
+
+What was measured last is kept under .work/, so that running one bench again renews its section only.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import Any
 from tests.bench.harness import machine, table
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
+MEASURED = Path(__file__).with_name(".work")
 BENCHES = {
     "bench_save": "Saving a checkpoint",
     "bench_upload": "Uploading to S3",
@@ -36,16 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in BENCHES]
     if unknown:
         parser.error(f"no such bench: {', '.join(unknown)}; allowed: {', '.join(BENCHES)}")
-    sections, short = [], []
+    MEASURED.mkdir(exist_ok=True)
+    short: list[str] = []
     for number, name in enumerate(names, 1):
         print(f"── {number}/{len(names)} {BENCHES[name]}", flush=True)
         found = run(name)
         print(table(found["rows"]), flush=True)
-        sections.append(section(BENCHES[name], found))
+        (MEASURED / f"{name}.json").write_text(json.dumps(found))
         short += [row["figure"] for row in found["rows"] if not row["holds"]]
-    if names == list(BENCHES):
-        RESULTS.write_text(HEAD + "".join(sections), encoding="utf-8")
-        print(f"written: {RESULTS}")
+    kept = {name: MEASURED / f"{name}.json" for name in BENCHES}
+    sections = [section(BENCHES[name], json.loads(path.read_text())) for name, path in kept.items() if path.exists()]
+    RESULTS.write_text(HEAD + "".join(sections), encoding="utf-8")
+    print(f"written: {RESULTS}")
     print(f"falls short: {'; '.join(short)}" if short else "every bar holds")
     return 1 if short else 0
 
