@@ -174,6 +174,7 @@ def _rows(label: str, costs: dict[str, list[Cost]], floor: float) -> list[Row]:
         row("loop blocked by a save", "blocked", asynchronous, 2.0),
         row("blocked and slowed until it is durable", "lost", ["torch.save + fsync"], 1.0),
         row("blocked and slowed until it is durable", "lost", asynchronous, 1.0),
+        row("save to durable on local disk, with our checksums", "durable", ["dcp.save"], 1.5),
         row("save to durable on local disk, with our checksums", "durable", all_dcp, 1.5),
     ]
 
