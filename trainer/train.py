@@ -53,41 +53,47 @@ def run(args: argparse.Namespace) -> int:
     config = configuration.load(args.config, args.sets, also=problems_in)
     task = make_task(config.task, seed=config.run.seed)
     with ExitStack() as leaving:
-        leaving.enter_context(precision.deterministic(config.train.deterministic))
-        leaving.enter_context(precision.matmul_policy(config.precision))
-        world = parallel.join(config.parallel)
-        leaving.callback(world.close)
-        leaving.enter_context(lost_ranks_told(world))
-        relay = Relay(world.rank)
-        leaving.callback(relay.close)
-        stores: list[ObjectStore] = []
-        watch = Watch(
-            config.interrupt,
-            rank=world.rank,
-            local_rank=world.local_rank,
-            on_event=relay.event,
-            wall_clock=lambda: stores[0].now() if stores else None,
-        )
-        leaving.enter_context(watch)
-        votes = StoreVotes(world.store, world.world_size)
-        leaving.enter_context(rank_0_last(world, votes))
-
-        together(votes, world.rank, "start/fit", lambda: check_fit(config, world, relay.event))
-        open_data_alike(config, task, world, votes)
-        leaving.callback(task.close)
-        together(votes, world.rank, "start/store", lambda: stores.append(open_store(config.run.uri, name="run.uri")))
-        store = stores[0]
-        claim = claim_run(config, task, world, votes, store)
-        leaving.enter_context(failures_of_the_store_are_no_mistakes())
-        config = with_schedule_of(config, claim)
-        training = build(config, task, world, watch, relay, claim)
-        log = None
-        if world.rank == 0:
-            log = RunLog(store, claim.generation, config.metrics.flush_s)
-            leaving.callback(log.close)
-        training.saving = resume(training, store, votes, claim, log, leaving)
-        relay.attach(sink_of(training, log))
+        training = prepare(config, task, leaving)
         return leave(training, train(training))
+
+
+def prepare(config: Config, task: Task, leaving: ExitStack) -> Training:
+    """Join the ranks, claim the run, build the model and load the newest checkpoint; `leaving` undoes it in order."""
+    leaving.enter_context(precision.deterministic(config.train.deterministic))
+    leaving.enter_context(precision.matmul_policy(config.precision))
+    world = parallel.join(config.parallel)
+    leaving.callback(world.close)
+    leaving.enter_context(lost_ranks_told(world))
+    relay = Relay(world.rank)
+    leaving.callback(relay.close)
+    stores: list[ObjectStore] = []
+    watch = Watch(
+        config.interrupt,
+        rank=world.rank,
+        local_rank=world.local_rank,
+        on_event=relay.event,
+        wall_clock=lambda: stores[0].now() if stores else None,
+    )
+    leaving.enter_context(watch)
+    votes = StoreVotes(world.store, world.world_size)
+    leaving.enter_context(rank_0_last(world, votes))
+
+    together(votes, world.rank, "start/fit", lambda: check_fit(config, world, relay.event))
+    open_data_alike(config, task, world, votes)
+    leaving.callback(task.close)
+    together(votes, world.rank, "start/store", lambda: stores.append(open_store(config.run.uri, name="run.uri")))
+    store = stores[0]
+    claim = claim_run(config, task, world, votes, store)
+    leaving.enter_context(failures_of_the_store_are_no_mistakes())
+    config = with_schedule_of(config, claim)
+    training = build(config, task, world, watch, relay, claim)
+    log = None
+    if world.rank == 0:
+        log = RunLog(store, claim.generation, config.metrics.flush_s)
+        leaving.callback(log.close)
+    training.saving = resume(training, store, votes, claim, log, leaving)
+    relay.attach(sink_of(training, log))
+    return training
 
 
 @contextmanager

@@ -17,18 +17,11 @@ from torch.nn import functional
 from rehearsal.corpus import standard_library_sources
 from tests.bench.harness import Row, interleaved, median, run_bench
 from trainer import config as configuration
-from trainer import parallel
 from trainer.__main__ import main as trainer_main
-from trainer.checkpoint.votes import StoreVotes
-from trainer.config import Config
-from trainer.interrupt import Watch
 from trainer.loop import Training, train_step
-from trainer.metrics.relay import Relay
-from trainer.start import claim_run, open_data
-from trainer.storage import open_store
 from trainer.tasks import make_task
 from trainer.tasks.language_model import LanguageModel
-from trainer.train import build, resume, sink_of
+from trainer.train import prepare
 
 STEPS = 10
 """Per round and side; the median over the rounds of the mean step."""
@@ -57,7 +50,8 @@ def measure(repetitions: int = 5) -> list[dict[str, Any]]:
         sources = [str(path) for path in standard_library_sources()]
         trainer_main(["tokenize", *sources, "--out", f"{folder}/tokens", "--tokenizer", "train:2048"])
         (folder / "config.toml").write_text(CONFIG.format(folder=folder, batch=BATCH, seq_len=SEQ_LEN))
-        training = our_training(configuration.load(folder / "config.toml"), leaving)
+        config = configuration.load(folder / "config.toml")
+        training = prepare(config, make_task(config.task, seed=config.run.seed), leaving)
         data_share: list[float] = []
         found = interleaved(
             {"ours": our_steps(training, data_share), "plain": plain_steps(training)}, max(repetitions, 9)
@@ -89,23 +83,6 @@ def measure(repetitions: int = 5) -> list[dict[str, Any]]:
         ),
     ]
     return [row.as_dict() for row in rows]
-
-
-def our_training(config: Config, leaving: ExitStack) -> Training:
-    """An attempt as `python -m trainer train` makes it, with its log, lease, fence and writer process."""
-    task = make_task(config.task, seed=config.run.seed)
-    world = parallel.join(config.parallel, {})
-    relay = Relay(world.rank)
-    leaving.callback(relay.close)
-    watch = leaving.enter_context(Watch(config.interrupt))
-    votes = StoreVotes(world.store, world.world_size)
-    open_data(config, task)
-    store = open_store(config.run.uri)
-    claim = claim_run(config, task, world, votes, store)
-    training = build(config, task, world, watch, relay, claim)
-    training.saving = resume(training, store, votes, claim, leaving)
-    relay.attach(sink_of(training, store, claim))
-    return training
 
 
 def our_steps(training: Training, data_share: list[float]) -> Callable[[], float]:
