@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -53,7 +53,20 @@ class Standing:
     generation: int = 0
 
 
-def after(death: Death, resumed_at: list[int]) -> Standing:
+@dataclass
+class Findings:
+    """What was seen over many attempts."""
+
+    resumed_at: list[int] = field(default_factory=list)
+    idle: list[int] = field(default_factory=list)
+    """By attempt, the steps that were lost though no save was in flight when they ran."""
+
+    def late_saves(self) -> int:
+        """Attempts that lost more of such steps than lie between two saves."""
+        return sum(steps > EVERY_STEPS + 1 for steps in self.idle)
+
+
+def after(death: Death, findings: Findings) -> Standing:
     """Check everything that must hold now that an attempt is over; returns how the run stands."""
     store, said = death.store, death.job.ranks[0].said()
     began = began_at(said)
@@ -61,7 +74,7 @@ def after(death: Death, resumed_at: list[int]) -> Standing:
         f"began at step {began}, but step {death.before.step} was committed before:\n{said}"
     )
     if began:
-        resumed_at.append(began)
+        findings.resumed_at.append(began)
     ids = committed(store)
     newest = newest_step(store)
     called_committed = max(committed_lines(said), default=0)
@@ -75,31 +88,27 @@ def after(death: Death, resumed_at: list[int]) -> Standing:
     if lease is None:
         return death.before
     if lease.generation > death.before.generation:
-        _little_is_repeated(death, newest, lease.generation)
+        _only_saves_in_flight_are_lost(death, newest, lease.generation)
+        findings.idle.append(_idle_steps(store, newest, lease.generation))
     return Standing(newest, lease.generation)
 
 
-def _little_is_repeated(death: Death, newest: int, generation: int) -> None:
-    """At most the save in flight is lost, and no more than one interval of steps outside of saves."""
+def _only_saves_in_flight_are_lost(death: Death, newest: int, generation: int) -> None:
+    """The one that was in flight at the end, and one for each writer that was killed."""
     mine = [attempt_commit(name) for name in attempts_stored(death.store)]
-    unfinished = [one.step for one in mine if one and one.generation == generation and one.step > newest]
+    lost = sorted({one.step for one in mine if one and one.generation == generation and one.step > newest})
     allowed = 1 + death.killed_writers
-    assert len(set(unfinished)) <= allowed, (
-        f"saves {sorted(unfinished)} were lost after step {newest}:\n{death.job.said()}"
-    )
-    steps, events = own_records(death.store, generation)
+    assert len(lost) <= allowed, f"saves {lost} were lost after step {newest}:\n{death.job.said()}"
+
+
+def _idle_steps(store: ObjectStore, newest: int, generation: int) -> int:
+    """Steps of an attempt after its newest commit that ran while no save was in flight, as far as its log tells."""
+    steps, events = own_records(store, generation)
     in_flight = _flights(events)
     # Steps become durable before the events of the same moment: what began after the last known event is not known.
     known = max(map(_seconds, events), default=0.0)
-    idle = [
-        record["step"]
-        for record in steps
-        if record["step"] > newest
-        and _seconds(record) <= known
-        and not any(begin <= _seconds(record) <= end for begin, end in in_flight)
-    ]
-    # The step at which a save begins is logged when it has begun.
-    assert len(idle) <= EVERY_STEPS * (1 + death.killed_writers) + 1, f"steps {idle} ran without a save in flight"
+    times = [_seconds(record) for record in steps if record["step"] > newest]
+    return sum(at <= known and not any(begin <= at <= end for begin, end in in_flight) for at in times)
 
 
 def _flights(events: list[dict[str, object]]) -> list[tuple[float, float]]:

@@ -45,7 +45,7 @@ def torture_folder(server: ForkServer, config: Path, folder: Path, tier: Path, s
             ordeal = Ordeal(server, config, f"{folder}/{len(sets)}", steps=80, seeds=3, seed=seed, say=say, sets=sets)
             tally = ordeal.run(half)
         assert tally.kills.keys() == VICTIMS.keys()
-        assert len(tally.resumed_at) >= half / 8, "most attempts died before they had anything to lose"
+        assert len(tally.findings.resumed_at) >= half / 8, "most attempts died before they had anything to lose"
     left = set(os.listdir("/dev/shm")) - shared_memory - {tier.name}
     assert len(left) < kills / 20, f"shared memory is left behind: {sorted(left)}"
     runs = list(tier.iterdir())
@@ -58,6 +58,7 @@ def torture_s3(server: ForkServer, config: Path, place: S3Place, say: Say, kills
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_190_kills_lose_nothing_of_a_run_in_a_folder(
     fork_server: ForkServer, small_config: Path, tmp_path: Path, memory_tier: Path, say: Say
 ) -> None:
@@ -65,6 +66,7 @@ def test_190_kills_lose_nothing_of_a_run_in_a_folder(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_10_kills_lose_nothing_of_a_run_in_s3(
     fork_server: ForkServer, small_config: Path, weed_s3: S3Place, say: Say
 ) -> None:
