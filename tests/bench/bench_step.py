@@ -92,7 +92,8 @@ def our_steps(training: Training, data_share: list[float]) -> Callable[[], float
         for _ in range(STEPS):
             record, agreed = train_step(training, training.progress.step + 1)
             seconds = time.perf_counter() - began
-            training.sink.step(record | {"step_seconds": seconds, "tokens_per_second": agreed.count / seconds})
+            rates = {"step_seconds": seconds, "tokens_per_second": agreed.count / seconds, "blocked_seconds": 0.0}
+            training.sink.step(record | rates)
             data_seconds += record["data_seconds"]
         mean = (time.perf_counter() - began) / STEPS
         data_share.append(data_seconds / STEPS / mean)
