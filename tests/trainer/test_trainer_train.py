@@ -16,7 +16,7 @@ from trainer.metrics.reader import read_events, read_steps
 from trainer.storage import open_store
 
 STEPS = 12
-LONG = ("train.steps=400", "train.micro_batch=1", "eval.every=0")
+LONG = ("train.steps=400", "train.micro_batch=1", "eval.every=0", "checkpoint.every_steps=100")
 """Long enough that the stop file is seen before the end."""
 
 
