@@ -184,7 +184,7 @@ class ForkServer:
     def _lines(self, wait_s: float, until: str = "") -> list[tuple[str, Any]]:
         assert self._process.stdout is not None
         out = self._process.stdout
-        if b"\n" not in self._pending and select.select([out], [], [], wait_s)[0]:
+        if b"\n" not in self._pending and _ready([out.fileno()], wait_s):
             some = out.read(1 << 16)
             assert some, "the fork server has ended"
             self._pending += some
@@ -225,11 +225,11 @@ def serve() -> None:
     wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    # Unbuffered: what is left in a buffer would not make `select` return.
+    # Unbuffered: what is left in a buffer would not make `poll` return.
     requests = open(0, "rb", buffering=0)  # noqa: SIM115
     _say("ready", None)
     while True:
-        readable, _, _ = select.select([requests.fileno(), wake], [], [])
+        readable = _ready([requests.fileno(), wake], None)
         if wake in readable:
             os.read(wake, 1 << 12)
             _reap()
@@ -239,6 +239,14 @@ def serve() -> None:
                 return
             request = json.loads(line)
             _say("started", [_fork(request["arguments"], *rank) for rank in request["ranks"]])
+
+
+def _ready(descriptors: Sequence[int], wait_s: float | None) -> list[int]:
+    """Not select(2): it takes no descriptor over 1023, and a long test session may have more."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [found for found, _ in poll.poll(None if wait_s is None else wait_s * 1000)]
 
 
 def _reap() -> None:

@@ -43,6 +43,8 @@ class SignalFlag:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._reader, select.POLLIN)
 
     def install(self) -> None:
         self._previous = {watched: signal.signal(watched, self._handle) for watched in WATCHED}
@@ -50,7 +52,8 @@ class SignalFlag:
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a signal arrives, `wake` is called, or the time is over."""
-        if select.select([self._reader], [], [], timeout_s)[0]:
+        # Not select(2): it takes no descriptor over 1023, and a training process may have more.
+        if self._poll.poll(timeout_s * 1000):
             for number in os.read(self._reader.fileno(), 4096):
                 self._arrived(number)
 

@@ -6,6 +6,7 @@ port, so it reaches https on 443 and http on 80 only. Its threads do not survive
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import threading
@@ -160,11 +161,12 @@ class CrtBulk:
             raise
 
     def _connect(self) -> crt.S3Client:
-        provider = auth.AwsCredentialsProvider.new_delegate(lambda: auth.AwsCredentials(*self._credentials()))
+        # The provider must not hold this object: the circle would run through C, where no collector sees it.
+        credentials = self._credentials
+        provider = auth.AwsCredentialsProvider.new_delegate(lambda: auth.AwsCredentials(*credentials()))
         region = self._reach.region
-        loops = io.EventLoopGroup(min(MOST_LOOPS, LOOPS_PER_CPU * len(os.sched_getaffinity(0))))
         return crt.S3Client(
-            bootstrap=io.ClientBootstrap(loops, io.DefaultHostResolver(loops)),
+            bootstrap=_bootstrap(),
             region=region,
             tls_mode=crt.S3RequestTlsMode.ENABLED if self._reach.tls else crt.S3RequestTlsMode.DISABLED,
             tls_connection_options=_trust(self._reach.ca_file) if self._reach.tls else None,
@@ -177,6 +179,13 @@ class CrtBulk:
             retry_config=crt.S3RetryConfig(max_retries=max(1, self._attempts - 1)),
             connect_timeout_ms=CONNECT_MS,
         )
+
+
+@functools.cache
+def _bootstrap() -> io.ClientBootstrap:
+    """One set of event loops for every store of the process; it lives as long as the process."""
+    loops = io.EventLoopGroup(min(MOST_LOOPS, LOOPS_PER_CPU * len(os.sched_getaffinity(0))))
+    return io.ClientBootstrap(loops, io.DefaultHostResolver(loops))
 
 
 def _trust(ca_file: str | None) -> io.TlsConnectionOptions | None:
