@@ -143,3 +143,18 @@ def _seconds_per_read(watch: object) -> float:
     for _ in range(1000):
         watch.notice()  # type: ignore[attr-defined]
     return (time.perf_counter() - began) / 1000
+
+
+def test_a_signal_is_heard_by_a_process_with_thousands_of_open_files() -> None:
+    body = """
+import resource
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
+held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+with Watch(InterruptConfig()) as watch:
+    say("ready")
+    say(wait_for_notice(watch).detail)
+"""
+    with child(body) as process:
+        process.send_signal(signal.SIGTERM)
+        assert line(process) == "SIGTERM"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -314,3 +315,23 @@ def test_the_clock_of_the_store_dates_its_objects(store: ObjectStore) -> None:
     store.put("k", b"x")
     # Servers tell whole seconds.
     assert before - 2 <= store.stat("k").modified <= store.now() + 2
+
+
+@pytest.mark.slow
+def test_stores_that_are_no_longer_used_give_back_their_descriptors(
+    moto_s3: S3Place, port_80: Callable[[S3Place], FaultyProxy]
+) -> None:
+    port_80(moto_s3)
+
+    def use(number: int) -> int:
+        store = open_store(moto_s3.uri(f"runs/{number}"))
+        body = b"x" * (8 << 20)
+        with memory_file(body) as path:
+            store.put_file("object", path, len(body), crc64nvme(body))
+        del store
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    counts = [use(number) for number in range(8)]
+    # The first opens what the process shares; connections close a moment after their store is gone.
+    assert counts[-1] < counts[0] + 30, counts
