@@ -147,7 +147,8 @@ def _seconds_per_read(watch: object) -> float:
 
 def test_a_signal_is_heard_by_a_process_with_thousands_of_open_files() -> None:
     body = """
-import resource
+import resource, threading
+threading.excepthook = lambda what: say("a thread ended:", what.exc_value)
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4096), most))
 held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]

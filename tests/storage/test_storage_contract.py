@@ -25,7 +25,7 @@ from trainer.storage import (
     StorageError,
     open_store,
 )
-from trainer.storage.bulk import BotoBulk
+from trainer.storage.bulk import PART_BYTES, BotoBulk
 from trainer.storage.crt import CrtBulk
 from trainer.storage.keys import check_key
 from trainer.storage.s3 import S3Store
@@ -325,7 +325,7 @@ def test_stores_that_are_no_longer_used_give_back_their_descriptors(
 
     def use(number: int) -> int:
         store = open_store(moto_s3.uri(f"runs/{number}"))
-        body = b"x" * (8 << 20)
+        body = b"x" * (PART_BYTES + 1)
         with memory_file(body) as path:
             store.put_file("object", path, len(body), crc64nvme(body))
         del store
