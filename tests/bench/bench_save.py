@@ -4,12 +4,15 @@ A loop of ~33 ms steps on one core goes on while a save is under way; the other 
 the host's are beside a training on accelerators (a loop on all cores gives up the processor time of the writing as
 well). `blocked` is how long the loop stands still: the saving call, and the waiting for an asynchronous copy before the
 optimizer may change the weights. `lost` is that plus what the steps until the save is durable take longer than before.
-`durable` is from the call until everything is fsynced (ours: and committed), with the loop going on. Every mode is
-run once as a warm-up, for processes to start and memory to be touched.
+`durable` is from the call until everything is fsynced (ours: and committed). Like is set against like: with the loop
+going on, ours against the asynchronous modes; with the loop waiting and all cores free for the save, as it is at an
+interruption, ours against `dcp.save`. Every mode is run once as a warm-up, for processes to start and memory to be
+touched.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import statistics
@@ -18,7 +21,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +114,8 @@ def modes(state: State, folder: Path, leaving: ExitStack) -> dict[str, Callable[
         return path
 
     return {
-        "ours": _ours(state, folder, leaving),
+        "ours": _ours(state, folder / "ours", leaving, waits=False),
+        "ours, loop waiting": _ours(state, folder / "ours-waiting", leaving, waits=True),
         "torch.save + fsync": lambda: _torch_save(state, fresh() / "state.pt"),
         "dcp.save": lambda: _dcp_save(state, fresh(), threads=1),
         "dcp.save, 2 threads": lambda: _dcp_save(state, fresh(), threads=2),
@@ -149,42 +153,71 @@ def _measure_size(label: str, size: int, folder: Path, repetitions: int) -> list
             return costs[name][-1].blocked
 
         cases = {name: (lambda name=name: case(name)) for name in ways}
-        floors = interleaved({**cases, "memcpy": lambda: memcpy_seconds(stored)}, repetitions)["memcpy"]
+        floors = interleaved(
+            {
+                **cases,
+                "memcpy": lambda: memcpy_seconds(stored),
+                "disk": lambda: _disk_seconds(folder / "plain", stored),
+            },
+            repetitions,
+        )
     for name, seen in costs.items():
         shown = ", ".join(f"{what} {_median(seen, what):.3f} s" for what in ("blocked", "lost", "durable"))
         print(f"{label}: {name}: {shown}", file=sys.stderr, flush=True)
-    return _rows(label, costs, median(floors))
+    return _rows(label, costs, median(floors["memcpy"]), median(floors["disk"]))
 
 
-def _rows(label: str, costs: dict[str, list[Cost]], floor: float) -> list[Row]:
-    def row(figure: str, what: str, peers: list[str], bar: float) -> Row:
-        ours = _median(costs["ours"], what)
+def _rows(label: str, costs: dict[str, list[Cost]], memcpy: float, disk: float) -> list[Row]:
+    def row(figure: str, what: str, peers: list[str], bar: float, mine: str = "ours") -> Row:
+        ours = _median(costs[mine], what)
         name, best = min(((peer, _median(costs[peer], what)) for peer in peers), key=lambda found: found[1])
-        limit, limit_name = (None, "") if what == "durable" else (floor, "memcpy")
+        limit, limit_name = (disk, "plain direct write") if what == "durable" else (memcpy, "memcpy")
         return Row(f"{figure}, {label}", ours, best, best / ours, bar, limit, "s", name, limit_name)
 
     still = _median(costs["ours"], "blocked")
     asynchronous = [name for name in costs if name.startswith("dcp.async")]
-    all_dcp = [name for name in costs if name.startswith("dcp")]
+    synchronous = [name for name in costs if name.startswith("dcp.save")]
     blocked = f"loop blocked by a save, {label}"
-    memcpy = f"{THREADS}-thread memcpy"
+    durable = "save to durable on local disk, with our checksums"
+    copy = f"{THREADS}-thread memcpy"
     return [
-        Row(blocked, still, floor, still / floor, 1.25, floor, "s", memcpy, "memcpy", at_most=True),
+        Row(blocked, still, memcpy, still / memcpy, 1.25, memcpy, "s", copy, "memcpy", at_most=True),
         row("loop blocked by a save", "blocked", ["torch.save + fsync"], 10.0),
         row("loop blocked by a save", "blocked", asynchronous, 2.0),
         row("blocked and slowed until it is durable", "lost", ["torch.save + fsync"], 1.0),
         row("blocked and slowed until it is durable", "lost", asynchronous, 1.0),
-        row("save to durable on local disk, with our checksums", "durable", ["dcp.save"], 1.5),
-        row("save to durable on local disk, with our checksums", "durable", all_dcp, 1.5),
+        row(f"{durable}, loop going on", "durable", asynchronous, 1.5),
+        row(f"{durable}, loop waiting", "durable", ["dcp.save"], 1.5, "ours, loop waiting"),
+        row(f"{durable}, loop waiting", "durable", synchronous, 1.5, "ours, loop waiting"),
     ]
+
+
+def _disk_seconds(path: Path, size: int) -> float:
+    """What the disk gives at best: the same bytes from one buffer, past the page cache, and a flush."""
+    slice_bytes = 16 << 20
+    with mmap.mmap(-1, slice_bytes) as memory:
+        memory.write(os.urandom(slice_bytes))
+        with memoryview(memory) as view:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
+            began = time.perf_counter()
+            try:
+                with ThreadPoolExecutor(THREADS) as pool:
+                    starts = range(0, size - size % slice_bytes, slice_bytes)
+                    written = sum(pool.map(lambda start: os.pwrite(fd, view, start), starts))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            seconds = time.perf_counter() - began
+    path.unlink()
+    return seconds * size / written
 
 
 def _median(seen: list[Cost], what: str) -> float:
     return median([getattr(cost, what) for cost in seen])
 
 
-def _ours(state: State, folder: Path, leaving: ExitStack) -> Callable[[], Started]:
-    store = LocalStore(str(folder / "ours"))
+def _ours(state: State, folder: Path, leaving: ExitStack, *, waits: bool) -> Callable[[], Started]:
+    store = LocalStore(str(folder))
     lease = Lease.take(store, "bench")
     lease.settle(None)
     ended: dict[int, Future[float]] = defaultdict(Future)
@@ -213,6 +246,8 @@ def _ours(state: State, folder: Path, leaving: ExitStack) -> Callable[[], Starte
         saver.wait(None)
         step = next(steps)
         saver.save(step, state, {}, {}, {})
+        if waits:
+            ended[step].result()
         return Started(lambda: None, ended[step])
 
     return save
