@@ -11,6 +11,7 @@ import random
 import signal
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,8 +36,7 @@ from trainer.storage import ObjectStore, open_store
 
 CONFIG = Path(__file__).with_name("config.toml")
 BUCKET = "lustrain-rehearsal"
-EVERY_STEPS = 8
-"""checkpoint.every_steps of config.toml."""
+EVERY_STEPS = int(tomllib.loads(CONFIG.read_text())["checkpoint"]["every_steps"])
 RANKS, OTHER_RANKS = 2, 1
 NOTICE_S = 120.0
 """A spot notice comes this long before the end:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.checkpoint.test_read_load import NEW, OLD, assert_same, load_alone
+from tests.checkpoint.loading import NEW, OLD, assert_same, load_alone
 from tests.checkpoint.written import sample_state, split_state, write_checkpoint
 from tests.lab.faulty_proxy import Answer, Cut, Fault, FaultyProxy, Reset, Swap
 from tests.lab.servers import S3Place

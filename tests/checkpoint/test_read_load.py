@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.checkpoint.loading import (
+    NEW,
+    OLD,
+    Unreachable,
+    assert_same,
+    empty,
+    load_alone,
+    load_on,
+    prolong,
+    remove,
+    swap,
+    truncate,
+    two_checkpoints,
+)
 from tests.checkpoint.saving import PATIENCE_S, Events, checkpointer, own_tensors, raw_bytes, sample_tensors
 from tests.checkpoint.written import (
     flip_bit,
@@ -24,70 +37,14 @@ from tests.checkpoint.written import (
     write_checkpoint,
     write_part,
 )
-from trainer.checkpoint.layout import ManifestId, attempt_name, tier_root
-from trainer.checkpoint.load import Loaded, load_latest
+from trainer.checkpoint.layout import attempt_name
+from trainer.checkpoint.load import load_latest
 from trainer.checkpoint.records import BLOCK_BYTES, Manifest, decode_manifest
 from trainer.checkpoint.votes import StoreVotes
 from trainer.config import TierConfig
 from trainer.errors import UserError
-from trainer.storage import ObjectStore, StorageError
+from trainer.storage import ObjectStore
 from trainer.storage.local import LocalStore
-
-OLD, NEW = ManifestId(1, 10), ManifestId(1, 20)
-
-
-def load_on(
-    stores: list[ObjectStore],
-    candidates: list[ManifestId],
-    want: Callable[[int, str], bool] = lambda rank, name: True,
-    tiers: tuple[TierConfig, ...] = (),
-    on_event: Callable[[str, dict[str, Any]], None] = lambda kind, fields: None,
-) -> list[Loaded | None]:
-    """What every rank gets when one thread per rank loads with its own view of the store; the first rank's error otherwise."""
-    board = torch.distributed.HashStore()
-    board.set_timeout(timedelta(seconds=20))
-
-    def one(rank: int) -> Loaded | None:
-        return load_latest(
-            stores[rank],
-            StoreVotes(board, len(stores)),
-            rank=rank,
-            world_size=len(stores),
-            candidates=candidates if rank == 0 else [],
-            tiers=tiers,
-            want=lambda name: want(rank, name),
-            on_event=on_event,
-            timeout_s=20,
-        )
-
-    with ThreadPoolExecutor(len(stores)) as pool:
-        return list(pool.map(one, range(len(stores))))
-
-
-def load_alone(store: ObjectStore, candidates: list[ManifestId], **options: Any) -> Loaded:
-    loaded = load_on([store], candidates, **options)[0]
-    assert loaded is not None
-    return loaded
-
-
-def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert got.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert got[name].dtype == tensor.dtype
-        assert got[name].shape == tensor.shape
-        same = got[name].contiguous().reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8)
-        assert torch.equal(*same), name
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(str(tmp_path / "run"))
-
-
-def two_checkpoints(store: ObjectStore, codec: str = "none") -> Manifest:
-    """An older and a newer one on two ranks; returns the newer one's manifest."""
-    write_checkpoint(store, OLD.step, split_state(sample_state(1), 2), nonce="00000001", codec=codec)
-    return write_checkpoint(store, NEW.step, split_state(sample_state(2), 2), nonce="00000002", codec=codec)
 
 
 @pytest.mark.parametrize("codec", ["none", "planes-zstd"])
@@ -165,28 +122,7 @@ def newer_manifest(store: ObjectStore) -> Manifest:
     return decode_manifest(store.read(NEW.key)[0])
 
 
-def _truncate(store: ObjectStore, key: str) -> None:
-    store.put(key, store.read(key)[0][:-1])
-
-
-def _prolong(store: ObjectStore, key: str) -> None:
-    store.put(key, store.read(key)[0] + b"\0")
-
-
-def _empty(store: ObjectStore, key: str) -> None:
-    store.put(key, b"")
-
-
-def _remove(store: ObjectStore, key: str) -> None:
-    store.delete(key)
-
-
-def _swap(store: ObjectStore, key: str) -> None:
-    """Another attempt's object of the same kind and size."""
-    store.put(key, store.read(key.replace("20-00000002", "10-00000001").replace("00020.json", "00010.json"))[0])
-
-
-@pytest.mark.parametrize("harm", [_truncate, _prolong, _empty, _remove, _swap])
+@pytest.mark.parametrize("harm", [truncate, prolong, empty, remove, swap])
 @pytest.mark.parametrize("region", ["data", "index", "manifest"])
 def test_a_cut_missing_or_swapped_object_sends_the_load_to_the_older_checkpoint(
     store: LocalStore, region: str, harm: Callable[[ObjectStore, str], None]
@@ -319,13 +255,6 @@ def test_candidates_of_which_none_verifies_end_in_an_error_that_lists_them_and_n
     assert [NEW.key in caught.value.problems[1], OLD.key in caught.value.problems[2]] == [True, True]
 
 
-class Unreachable(LocalStore):
-    """Serves small objects, then says for every data object that the network is down."""
-
-    def read_into(self, key: str, buffer: memoryview, offset: int = 0) -> None:
-        raise StorageError("s3://run: connection refused after 5 attempts; fix: check the endpoint")
-
-
 def test_an_unreachable_store_is_an_error_on_every_rank_and_never_an_older_checkpoint(store: LocalStore) -> None:
     two_checkpoints(store)
     board = torch.distributed.HashStore()
@@ -382,57 +311,3 @@ def test_bytes_that_only_the_wire_damaged_are_read_again_instead_of_losing_the_c
     loaded = load_alone(Flaky(store.uri), [NEW, OLD])
     assert loaded.manifest.id == NEW
     assert_same(loaded.tensors, sample_state(2))
-
-
-@pytest.fixture
-def tiered(store: LocalStore, tmp_path: Path) -> tuple[TierConfig, LocalStore, Manifest]:
-    manifest = two_checkpoints(store)
-    tier = TierConfig(kind="nvme", path=str(tmp_path / "nvme"))
-    copy = LocalStore(tier_root(tier.path, store.uri))
-    for part in manifest.parts:
-        for key in (part.data_key, part.index_key):
-            copy.put(key, store.read(key)[0])
-    return tier, copy, manifest
-
-
-def test_a_whole_copy_in_a_tier_spares_the_run_store_every_data_read(
-    store: LocalStore, tiered: tuple[TierConfig, LocalStore, Manifest]
-) -> None:
-    loaded = load_alone(Unreachable(store.uri), [NEW], tiers=(tiered[0],))
-    assert_same(loaded.tensors, sample_state(2))
-
-
-@pytest.mark.parametrize("harm", [_truncate, _empty, _remove, _swap, lambda s, k: flip_bit(s, k, 5)])
-@pytest.mark.parametrize("what", ["data_key", "index_key"])
-def test_a_harmed_copy_in_a_tier_is_passed_over_for_the_run_store(
-    store: LocalStore,
-    tiered: tuple[TierConfig, LocalStore, Manifest],
-    what: str,
-    harm: Callable[[ObjectStore, str], None],
-) -> None:
-    tier, copy, manifest = tiered
-    key = getattr(manifest.parts[0], what)
-    if harm is _swap:
-        copy.put(key, store.read(key.replace("20-00000002", "10-00000001"))[0])
-    else:
-        harm(copy, key)
-    events: list[tuple[str, dict[str, Any]]] = []
-    loaded = load_alone(store, [NEW, OLD], tiers=(tier,), on_event=lambda kind, f: events.append((kind, f)))
-    assert loaded.skipped == []
-    assert_same(loaded.tensors, sample_state(2))
-    kind, fields = events[0]
-    assert len(events) == 1
-    if harm is _remove:
-        assert (kind, fields["missing"], fields["parts"]) == ("tier_incomplete", 1, 2)
-    else:
-        assert (kind, fields["object"]) == ("tier_passed_over", key)
-
-
-def test_a_tier_that_a_new_node_does_not_have_costs_nothing_but_an_event(store: LocalStore, tmp_path: Path) -> None:
-    two_checkpoints(store)
-    events: list[str] = []
-    tier = TierConfig(kind="memory", path=str(tmp_path / "absent"))
-    loaded = load_alone(store, [NEW], tiers=(tier,), on_event=lambda kind, f: events.append(kind))
-    assert_same(loaded.tensors, sample_state(2))
-    assert events == ["tier_passed_over"]
-    assert not (tmp_path / "absent").exists()

@@ -1,0 +1,98 @@
+"""Loading as every rank does it, and the harm that may come to what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from tests.checkpoint.written import sample_state, split_state, write_checkpoint
+from trainer.checkpoint.layout import ManifestId
+from trainer.checkpoint.load import Loaded, load_latest
+from trainer.checkpoint.records import Manifest
+from trainer.checkpoint.votes import StoreVotes
+from trainer.config import TierConfig
+from trainer.storage import ObjectStore, StorageError
+from trainer.storage.local import LocalStore
+
+OLD, NEW = ManifestId(1, 10), ManifestId(1, 20)
+
+
+def load_on(
+    stores: list[ObjectStore],
+    candidates: list[ManifestId],
+    want: Callable[[int, str], bool] = lambda rank, name: True,
+    tiers: tuple[TierConfig, ...] = (),
+    on_event: Callable[[str, dict[str, Any]], None] = lambda kind, fields: None,
+) -> list[Loaded | None]:
+    """What every rank gets when one thread per rank loads with its own view of the store; the first rank's error otherwise."""
+    board = torch.distributed.HashStore()
+    board.set_timeout(timedelta(seconds=20))
+
+    def one(rank: int) -> Loaded | None:
+        return load_latest(
+            stores[rank],
+            StoreVotes(board, len(stores)),
+            rank=rank,
+            world_size=len(stores),
+            candidates=candidates if rank == 0 else [],
+            tiers=tiers,
+            want=lambda name: want(rank, name),
+            on_event=on_event,
+            timeout_s=20,
+        )
+
+    with ThreadPoolExecutor(len(stores)) as pool:
+        return list(pool.map(one, range(len(stores))))
+
+
+def load_alone(store: ObjectStore, candidates: list[ManifestId], **options: Any) -> Loaded:
+    loaded = load_on([store], candidates, **options)[0]
+    assert loaded is not None
+    return loaded
+
+
+def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert got[name].dtype == tensor.dtype
+        assert got[name].shape == tensor.shape
+        same = got[name].contiguous().reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8)
+        assert torch.equal(*same), name
+
+
+def two_checkpoints(store: ObjectStore, codec: str = "none") -> Manifest:
+    """An older and a newer one on two ranks; returns the newer one's manifest."""
+    write_checkpoint(store, OLD.step, split_state(sample_state(1), 2), nonce="00000001", codec=codec)
+    return write_checkpoint(store, NEW.step, split_state(sample_state(2), 2), nonce="00000002", codec=codec)
+
+
+def truncate(store: ObjectStore, key: str) -> None:
+    store.put(key, store.read(key)[0][:-1])
+
+
+def prolong(store: ObjectStore, key: str) -> None:
+    store.put(key, store.read(key)[0] + b"\0")
+
+
+def empty(store: ObjectStore, key: str) -> None:
+    store.put(key, b"")
+
+
+def remove(store: ObjectStore, key: str) -> None:
+    store.delete(key)
+
+
+def swap(store: ObjectStore, key: str) -> None:
+    """Another attempt's object of the same kind and size."""
+    store.put(key, store.read(key.replace("20-00000002", "10-00000001").replace("00020.json", "00010.json"))[0])
+
+
+class Unreachable(LocalStore):
+    """Serves small objects, then says for every data object that the network is down."""
+
+    def read_into(self, key: str, buffer: memoryview, offset: int = 0) -> None:
+        raise StorageError("s3://run: connection refused after 5 attempts; fix: check the endpoint")
