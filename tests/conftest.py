@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,6 +40,13 @@ def no_account() -> Iterator[None]:
         for name, value in client_environment().items():
             patch.setenv(name, value)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def heard_interrupts() -> None:
+    """Children hear Ctrl-C also where the shell that started the tests in its background has switched it off."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
