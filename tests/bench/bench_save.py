@@ -113,9 +113,10 @@ def modes(state: State, folder: Path, leaving: ExitStack) -> dict[str, Callable[
         path.mkdir()
         return path
 
+    ours = _ours(state, folder, leaving)
     return {
-        "ours": _ours(state, folder / "ours", leaving, waits=False),
-        "ours, loop waiting": _ours(state, folder / "ours-waiting", leaving, waits=True),
+        "ours": ours,
+        "ours, loop waiting": lambda: _waited(ours()),
         "torch.save + fsync": lambda: _torch_save(state, fresh() / "state.pt"),
         "dcp.save": lambda: _dcp_save(state, fresh(), threads=1),
         "dcp.save, 2 threads": lambda: _dcp_save(state, fresh(), threads=2),
@@ -216,8 +217,8 @@ def _median(seen: list[Cost], what: str) -> float:
     return median([getattr(cost, what) for cost in seen])
 
 
-def _ours(state: State, folder: Path, leaving: ExitStack, *, waits: bool) -> Callable[[], Started]:
-    store = LocalStore(str(folder))
+def _ours(state: State, folder: Path, leaving: ExitStack) -> Callable[[], Started]:
+    store = LocalStore(str(folder / "ours"))
     lease = Lease.take(store, "bench")
     lease.settle(None)
     ended: dict[int, Future[float]] = defaultdict(Future)
@@ -246,11 +247,14 @@ def _ours(state: State, folder: Path, leaving: ExitStack, *, waits: bool) -> Cal
         saver.wait(None)
         step = next(steps)
         saver.save(step, state, {}, {}, {})
-        if waits:
-            ended[step].result()
         return Started(lambda: None, ended[step])
 
     return save
+
+
+def _waited(started: Started) -> Started:
+    started.durable.result()
+    return started
 
 
 def _torch_save(state: State, path: Path) -> Started:
