@@ -1,0 +1,1 @@
+"""Facts about AWS that a plan needs before it asks AWS: dated snapshots with their source."""

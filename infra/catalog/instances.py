@@ -1,0 +1,108 @@
+"""What an instance type is made of, from a snapshot of DescribeInstanceTypes.
+
+`instances.jsonl` holds one type a line, written by `infra.catalog.refresh`; its first line names source and date.
+A type that is listed here may still be absent from a region or a zone: only AWS knows that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+SNAPSHOT = Path(__file__).with_name("instances.jsonl")
+
+
+@dataclass(frozen=True)
+class Card:
+    """A network card: its index, how many interfaces it takes, and of which types (`interface`, `efa`, `efa-only`)."""
+
+    index: int
+    slots: int
+    kinds: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """`count` devices of one kind (`gpu`, `neuron`) with `memory_mib` each; 0 where AWS does not say."""
+
+    kind: str
+    name: str
+    count: int
+    memory_mib: int
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One instance type; `usage` holds the ways to pay for it (`on-demand`, `spot`, `capacity-block`)."""
+
+    name: str
+    architecture: str
+    vcpus: int
+    threads_per_core: int
+    memory_mib: int
+    accelerators: tuple[Accelerator, ...]
+    nvme_count: int
+    nvme_gb: int
+    usage: frozenset[str]
+    placement: frozenset[str]
+    efa: int
+    primary_card: int
+    cards: tuple[Card, ...]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where the facts come from, and the facts by type name."""
+
+    source: str
+    date: str
+    types: Mapping[str, Instance]
+
+
+@cache
+def snapshot() -> Snapshot:
+    """The snapshot in this package."""
+    head, *lines = SNAPSHOT.read_text(encoding="utf-8").splitlines()
+    about = json.loads(head)
+    types = {found.name: found for found in map(_instance, map(json.loads, lines))}
+    return Snapshot(about["source"], about["date"], MappingProxyType(types))
+
+
+def instance(name: str) -> Instance | None:
+    """The type of this name (also with HyperPod's prefix `ml.`), None when the snapshot does not know it."""
+    return snapshot().types.get(name.removeprefix("ml."))
+
+
+def similar(name: str) -> list[str]:
+    """Up to three known names that a mistyped one may have meant, with the prefix that it had."""
+    bare = name.removeprefix("ml.")
+    prefix = name[: len(name) - len(bare)]
+    return [prefix + close for close in get_close_matches(bare, snapshot().types, n=3, cutoff=0.7)]
+
+
+def _instance(line: dict[str, Any]) -> Instance:
+    cards: list[Card] = []
+    for repeated, slots, kinds in line["cards"]:
+        cards += [Card(index, slots, frozenset(kinds)) for index in range(len(cards), len(cards) + repeated)]
+    nvme_count, nvme_gb = line["nvme"]
+    return Instance(
+        name=line["type"],
+        architecture=line["arch"],
+        vcpus=line["vcpus"],
+        threads_per_core=line["threads"],
+        memory_mib=line["mib"],
+        accelerators=tuple(Accelerator(*one) for one in line["accelerators"]),
+        nvme_count=nvme_count,
+        nvme_gb=nvme_gb,
+        usage=frozenset(line["usage"]),
+        placement=frozenset(line["placement"]),
+        efa=line["efa"],
+        primary_card=line["primary"],
+        cards=tuple(cards),
+    )

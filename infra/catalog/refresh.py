@@ -1,0 +1,82 @@
+"""Write the snapshot of instance types anew: `python -m infra.catalog.refresh types.json --source TEXT --date DAY`.
+
+`types.json` is what `aws ec2 describe-instance-types --output json` prints. Types differ by region: take one that has
+the types you train on, or join the answers of several.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from infra.catalog.instances import SNAPSHOT
+
+WITHOUT_LIST = ("interface",)
+"""Cards of records that name no interface types take ordinary interfaces; EFA is then what EfaInfo allows on top."""
+
+
+def summary(record: dict[str, Any]) -> dict[str, Any]:
+    """The part of one DescribeInstanceTypes record that plans need, cards run-length encoded in the order of their index."""
+    network = record["NetworkInfo"]
+    efa = (network.get("EfaInfo") or {}).get("MaximumEfaInterfaces", 0)
+    disks = (record.get("InstanceStorageInfo") or {}).get("Disks", [])
+    return {
+        "type": record["InstanceType"],
+        "arch": next(iter(record["ProcessorInfo"]["SupportedArchitectures"][-1:]), ""),
+        "vcpus": record["VCpuInfo"]["DefaultVCpus"],
+        "threads": record["VCpuInfo"].get("DefaultThreadsPerCore", 1),
+        "mib": record["MemoryInfo"]["SizeInMiB"],
+        "accelerators": list(_accelerators(record)),
+        "nvme": [sum(disk["Count"] for disk in disks), sum(disk["Count"] * disk["SizeInGB"] for disk in disks)],
+        "usage": sorted(record["SupportedUsageClasses"]),
+        "placement": sorted(record["PlacementGroupInfo"]["SupportedStrategies"]),
+        "efa": efa,
+        "primary": network.get("DefaultNetworkCardIndex", 0),
+        "cards": _cards(network, efa),
+    }
+
+
+def _accelerators(record: dict[str, Any]) -> Iterable[list[Any]]:
+    for gpu in (record.get("GpuInfo") or {}).get("Gpus", []):
+        yield ["gpu", f"{gpu['Manufacturer']} {gpu['Name']}", gpu["Count"], gpu["MemoryInfo"]["SizeInMiB"]]
+    for device in (record.get("NeuronInfo") or {}).get("NeuronDevices", []):
+        yield ["neuron", device["Name"], device["Count"], device["MemoryInfo"]["SizeInMiB"]]
+
+
+def _cards(network: dict[str, Any], efa: int) -> list[list[Any]]:
+    cards = sorted(network["NetworkCards"], key=lambda card: card["NetworkCardIndex"])
+    if [card["NetworkCardIndex"] for card in cards] != list(range(len(cards))):
+        raise ValueError(f"network cards are not numbered from 0: {cards}")
+    without = (*WITHOUT_LIST, "efa") if efa else WITHOUT_LIST
+    shapes = [
+        (card["MaximumNetworkInterfaces"], tuple(sorted(card.get("InterfaceTypes") or without))) for card in cards
+    ]
+    return [[len(list(run)), slots, list(kinds)] for (slots, kinds), run in groupby(shapes)]
+
+
+def render(records: Iterable[dict[str, Any]], source: str, date: str) -> str:
+    """The whole snapshot as text, sorted by name, one type a line."""
+    lines = sorted((summary(record) for record in records), key=lambda line: str(line["type"]))
+    return "".join(
+        json.dumps(line, separators=(",", ":")) + "\n" for line in ({"source": source, "date": date}, *lines)
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m infra.catalog.refresh", description=__doc__)
+    parser.add_argument("file", type=Path, help="answer of aws ec2 describe-instance-types")
+    parser.add_argument("--source", required=True, help="where the answer came from, for the first line")
+    parser.add_argument("--date", required=True, help="when, as YYYY-MM-DD")
+    args = parser.parse_args(argv)
+    records = json.loads(args.file.read_text(encoding="utf-8"))["InstanceTypes"]
+    SNAPSHOT.write_text(render(records, args.source, args.date), encoding="utf-8")
+    print(f"{SNAPSHOT}: {len(records)} types")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

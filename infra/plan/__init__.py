@@ -1,0 +1,1 @@
+"""From wishes to what AWS accepts: pure functions over data, without any cloud SDK."""

@@ -1,0 +1,75 @@
+"""Every EFA instance type gets a layout that EC2 accepts and that uses all the EFA it has."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from infra.catalog.instances import Instance, instance, snapshot
+from infra.plan.nics import Nic, Policy, addresses, nics
+
+WITH_EFA = [found for found in snapshot().types.values() if found.efa]
+POLICIES: list[Policy] = ["addresses", "bandwidth"]
+
+
+def layout_of(name: str, policy: Policy = "addresses") -> tuple[Nic, ...]:
+    found = instance(name)
+    assert found is not None
+    return nics(found, policy)
+
+
+def test_the_snapshot_holds_the_efa_types() -> None:
+    assert len(WITH_EFA) > 300
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("found", WITH_EFA, ids=lambda found: found.name)
+def test_the_layout_is_one_that_ec2_accepts(found: Instance, policy: Policy) -> None:
+    layout = nics(found, policy)
+    cards = {card.index: card for card in found.cards}
+    assert (layout[0].card, layout[0].device) == (found.primary_card, 0)
+    assert layout[0].kind != "efa-only"
+    assert len({(nic.card, nic.device) for nic in layout}) == len(layout)
+    assert sum(nic.kind != "interface" for nic in layout) == found.efa
+    for nic in layout:
+        assert nic.kind in cards[nic.card].kinds
+        assert nic.device < cards[nic.card].slots
+    on_card = Counter(nic.card for nic in layout)
+    assert all(count <= cards[card].slots for card, count in on_card.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "interfaces", "one_address", "bandwidth"),
+    [
+        ("p4d.24xlarge", 5, 1, 1),
+        ("p5.4xlarge", 2, 1, 1),
+        ("p5.48xlarge", 33, 1, 8),
+        ("p5en.48xlarge", 17, 1, 4),
+        ("p6-b200.48xlarge", 9, 1, 2),
+        ("p6-b300.48xlarge", 17, 1, 5),
+        ("trn1n.32xlarge", 17, 1, 4),
+        ("g6e.12xlarge", 2, 1, 1),
+        ("g6e.48xlarge", 5, 1, 1),
+        ("hpc6id.32xlarge", 2, 1, 1),
+        ("c5n.18xlarge", 2, 1, 1),
+    ],
+)
+def test_interfaces_and_addresses_of_well_known_types(
+    name: str, interfaces: int, one_address: int, bandwidth: int
+) -> None:
+    assert len(layout_of(name)) == interfaces
+    assert addresses(layout_of(name)) == one_address
+    assert addresses(layout_of(name, "bandwidth")) == bandwidth
+
+
+def test_a_primary_card_without_efa_gets_a_plain_interface_only() -> None:
+    assert [nic for nic in layout_of("p6-b300.48xlarge") if nic.card == 0] == [Nic(0, 0, "interface")]
+
+
+def test_a_primary_card_with_one_slot_carries_addresses_and_efa_on_one_interface() -> None:
+    assert layout_of("hpc6id.32xlarge") == (Nic(0, 0, "efa"), Nic(1, 0, "efa-only"))
+
+
+def test_a_type_without_efa_gets_its_primary_interface() -> None:
+    assert layout_of("m5.large") == (Nic(0, 0, "interface"),)
