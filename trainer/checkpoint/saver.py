@@ -356,12 +356,11 @@ class Checkpointer:
             self._changed.notify_all()
 
     def _prune_all(self) -> None:
-        orphans = True
-        while self._commits.get():
+        orphans = going_on = True
+        while going_on and self._commits.get():
             while not self._commits.empty():
-                # One pruning does for all commits that came meanwhile.
-                if not self._commits.get():
-                    return
+                # One pruning does for all commits that came meanwhile, also for the last one before the end.
+                going_on = self._commits.get() and going_on
             self._prune(orphans=orphans)
             orphans = False
 
