@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -99,8 +100,10 @@ def attempts_stored(store: ObjectStore) -> set[str]:
 def saves_begun(store: ObjectStore) -> set[str]:
     """The same, at once: in a folder it shows when a save's first file is about to get its name."""
     if isinstance(store, LocalStore):
-        folder = store.root / ATTEMPTS
-        return set(os.listdir(folder)) if folder.exists() else set()
+        # The folder comes with the first save and goes with the last that is pruned, at any moment between two calls.
+        with contextlib.suppress(FileNotFoundError):
+            return set(os.listdir(store.root / ATTEMPTS))
+        return set()
     return attempts_stored(store)
 
 
