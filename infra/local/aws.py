@@ -93,7 +93,10 @@ def serve() -> None:
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
+    from infra.local.additions import install
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    install()
     server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
     print(f"{_READY}http://127.0.0.1:{server.server_port}", flush=True)
 

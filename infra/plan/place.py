@@ -1,0 +1,59 @@
+"""Where a cluster goes: region, account and partition, and the names that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infra.config import ClusterSpec
+
+
+@dataclass(frozen=True)
+class Place:
+    """`partition` is aws, aws-cn or aws-us-gov; ARNs and service hosts never spell it out elsewhere."""
+
+    region: str
+    account: str
+    partition: str = "aws"
+    dns_suffix: str = "amazonaws.com"
+
+    def arn(self, service: str, resource: str, *, region: str | None = None, account: str | None = None) -> str:
+        """An ARN here; pass an empty `region` or `account` for services whose ARNs have none (S3, IAM policies of AWS)."""
+        where = self.region if region is None else region
+        whose = self.account if account is None else account
+        return f"arn:{self.partition}:{service}:{where}:{whose}:{resource}"
+
+    def bucket_arn(self, bucket: str, key: str = "") -> str:
+        return self.arn("s3", f"{bucket}/{key}" if key else bucket, region="", account="")
+
+    def managed_policy(self, name: str) -> str:
+        """ARN of a policy that AWS keeps, e.g. `AmazonSSMManagedInstanceCore`."""
+        return self.arn("iam", f"policy/{name}", region="", account="aws")
+
+
+@dataclass(frozen=True)
+class BucketNames:
+    """Physical names: those of the user, or ours with account and region in them, since S3 has one namespace."""
+
+    data: str
+    checkpoints: str
+    lifecycle: str
+
+
+def bucket_names(spec: ClusterSpec, place: Place) -> BucketNames:
+    """HyperPod's managed policy reads lifecycle scripts from buckets named `sagemaker-…` only."""
+    rest = f"{place.account}-{place.region}"
+    return BucketNames(
+        data=spec.buckets.data or f"{spec.name}-data-{rest}",
+        checkpoints=spec.buckets.checkpoints or f"{spec.name}-checkpoints-{rest}",
+        lifecycle=spec.buckets.lifecycle or f"sagemaker-{spec.name}-{rest}",
+    )
+
+
+def runs_uri(spec: ClusterSpec, place: Place) -> str:
+    """Where runs go, with a slash at the end."""
+    return spec.runs_uri or f"s3://{bucket_names(spec, place).checkpoints}/{spec.buckets.runs_prefix}"
+
+
+def tags(spec: ClusterSpec) -> dict[str, str]:
+    """On everything that takes tags; `lustrain:cluster` is what the budget and the node role's conditions go by."""
+    return {**spec.tags, "lustrain:cluster": spec.name, "lustrain:backend": spec.backend}

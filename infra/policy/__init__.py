@@ -1,0 +1,1 @@
+"""The policy pack: what no stack of this project may declare, checked by the engine."""
