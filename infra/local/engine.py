@@ -1,0 +1,110 @@
+"""The real Pulumi engine over a program, its state in a folder of its own and every call sent to the embedded AWS.
+
+For tests and the rehearsal. A user types `pulumi up` and needs none of this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PROGRAM = Path(__file__).parents[1]
+
+
+class EngineError(RuntimeError):
+    """A command of the engine failed; the text is what it printed."""
+
+
+class Engine:
+    """One stack: `stack` names Pulumi.<stack>.yaml of `program`, `change` may edit what it says under lustrain:cluster.
+
+    `environment` points at the embedded AWS. Nothing of the user's Pulumi home or state is read or written.
+    """
+
+    def __init__(self, folder: Path, stack: str, environment: Mapping[str, str], program: Path = PROGRAM) -> None:
+        self.stack = stack
+        self.folder = folder
+        (folder / "state").mkdir(parents=True)
+        # A project of its own that only points at the program: the engine writes a salt beside Pulumi.yaml.
+        project = yaml.safe_load((program / "Pulumi.yaml").read_text(encoding="utf-8"))
+        project["main"] = str(program)
+        project["runtime"]["options"]["virtualenv"] = sys.prefix
+        (folder / "Pulumi.yaml").write_text(yaml.safe_dump(project), encoding="utf-8")
+        self.config_file = folder / f"Pulumi.{stack}.yaml"
+        self.config = yaml.safe_load((program / f"Pulumi.{stack}.yaml").read_text(encoding="utf-8"))
+        # The provider retries for minutes what an emulation does not implement.
+        self.config["config"]["aws:maxRetries"] = 2
+        self._write()
+        region = self.config["config"]["aws:region"]
+        self.environment = {
+            **os.environ,
+            **environment,
+            "AWS_REGION": region,
+            "AWS_DEFAULT_REGION": region,
+            "PULUMI_HOME": str(folder / "home"),
+            "PULUMI_BACKEND_URL": f"file://{folder / 'state'}",
+            "PULUMI_CONFIG_PASSPHRASE": "test",
+            "PULUMI_SKIP_UPDATE_CHECK": "1",
+            "PULUMI_AUTOMATION_API_SKIP_VERSION_CHECK": "1",
+            "NO_COLOR": "1",
+        }
+        self("stack", "init", stack)
+
+    def __call__(self, *words: str, ok: bool = True) -> str:
+        """What the command printed; EngineError when it ends otherwise than `ok` says."""
+        command = ["pulumi", *words, "--cwd", str(self.folder), "--non-interactive", "--color", "never"]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=900)
+        said = done.stdout + done.stderr
+        if (done.returncode == 0) != ok:
+            raise EngineError(f"{' '.join(command)} ended with {done.returncode}\n{said}")
+        return said
+
+    def change(self, spec: Mapping[str, Any]) -> None:
+        """Replace what stands under lustrain:cluster."""
+        self.config["config"]["lustrain:cluster"] = dict(spec)
+        self._write()
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """A copy of what stands under lustrain:cluster, to edit and give to `change`."""
+        return json.loads(json.dumps(self.config["config"]["lustrain:cluster"], default=str))  # type: ignore[no-any-return]
+
+    def up(self) -> str:
+        return self("up", "--yes", "--skip-preview", "--suppress-outputs")
+
+    def outputs(self) -> dict[str, Any]:
+        said = self("stack", "output", "--json")
+        return json.loads(said[said.index("{") : said.rindex("}") + 1])  # type: ignore[no-any-return]
+
+    def resources(self) -> list[dict[str, Any]]:
+        """The resources in the stack's state."""
+        said = self("stack", "export")
+        state = json.loads(said[said.index("{") : said.rindex("}") + 1])
+        return state["deployment"].get("resources", [])  # type: ignore[no-any-return]
+
+    def _write(self) -> None:
+        text = yaml.safe_dump(self.config)
+        # The engine adds the salt of the stack's secrets to the file; losing it would lose the stack.
+        if self.config_file.exists():
+            kept = yaml.safe_load(self.config_file.read_text(encoding="utf-8")).get("encryptionsalt")
+            if kept and "encryptionsalt" not in self.config:
+                self.config["encryptionsalt"] = kept
+                text = yaml.safe_dump(self.config)
+        self.config_file.write_text(text, encoding="utf-8")
+
+
+def engine_missing() -> str:
+    """Why the engine cannot run here; empty where it can."""
+    if shutil.which("pulumi") is None:
+        return "pulumi is not on PATH"
+    if sys.prefix == sys.base_prefix:
+        return "not in the virtual environment that infra/Pulumi.yaml names"
+    return ""
