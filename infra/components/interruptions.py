@@ -1,0 +1,102 @@
+"""The interruption channel: rules of EventBridge, the queue and the topic they write to."""
+
+from __future__ import annotations
+
+import json
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.plan import events
+from infra.plan.events import ChannelPlan
+
+
+class Interruptions(pulumi.ComponentResource):
+    """One queue for the watcher, one topic for people; mail addresses must be confirmed by a click before they get any."""
+
+    queue_url: pulumi.Output[str]
+    queue_arn: pulumi.Output[str]
+    topic_arn: pulumi.Output[str]
+
+    def __init__(self, name: str, plan: ChannelPlan, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("lustrain:infra:Interruptions", name, None, opts)
+        self._ours = pulumi.ResourceOptions(parent=self)
+        dead, dead_ready = self._dead_letters(name, plan)
+        queue, queue_ready = self._queue(name, plan, dead)
+        topic, topic_ready = self._topic(name, plan)
+        rules = self._rules(name, plan)
+        ready = pulumi.ResourceOptions(parent=self, depends_on=[dead_ready, queue_ready, topic_ready])
+        for signal in plan.signals:
+            self._target(f"{name}-{signal.key}-queue", rules[signal.key], queue.arn, dead.arn, ready)
+        for signal in plan.mailed:
+            self._target(f"{name}-{signal.key}-topic", rules[signal.key], topic.arn, dead.arn, ready)
+        self.queue_url, self.queue_arn, self.topic_arn = queue.url, queue.arn, topic.arn
+        self.register_outputs(
+            {"queue_url": self.queue_url, "queue_arn": self.queue_arn, "topic_arn": self.topic_arn},
+        )
+
+    def _dead_letters(self, name: str, plan: ChannelPlan) -> tuple[aws.sqs.Queue, pulumi.Resource]:
+        dead = aws.sqs.Queue(
+            f"{name}-dead",
+            name=plan.dead_letters,
+            message_retention_seconds=events.DEAD_LETTER_SECONDS,
+            sqs_managed_sse_enabled=True,
+            redrive_allow_policy=json.dumps(plan.redrive_allow),
+            opts=self._ours,
+        )
+        policy = json.dumps(plan.dead_letters_policy)
+        return dead, aws.sqs.QueuePolicy(f"{name}-dead-policy", queue_url=dead.url, policy=policy, opts=self._ours)
+
+    def _queue(self, name: str, plan: ChannelPlan, dead: aws.sqs.Queue) -> tuple[aws.sqs.Queue, pulumi.Resource]:
+        queue = aws.sqs.Queue(
+            f"{name}-queue",
+            name=plan.queue,
+            message_retention_seconds=events.RETENTION_SECONDS,
+            visibility_timeout_seconds=events.VISIBILITY_SECONDS,
+            receive_wait_time_seconds=events.LONG_POLL_SECONDS,
+            sqs_managed_sse_enabled=True,
+            redrive_policy=json.dumps(plan.redrive),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[dead]),
+        )
+        policy = json.dumps(plan.queue_policy)
+        return queue, aws.sqs.QueuePolicy(f"{name}-queue-policy", queue_url=queue.url, policy=policy, opts=self._ours)
+
+    def _topic(self, name: str, plan: ChannelPlan) -> tuple[aws.sns.Topic, pulumi.Resource]:
+        topic = aws.sns.Topic(f"{name}-topic", name=plan.topic, opts=self._ours)
+        for index, email in enumerate(plan.emails):
+            aws.sns.TopicSubscription(
+                f"{name}-mail-{index}", topic=topic.arn, protocol="email", endpoint=email, opts=self._ours
+            )
+        policy = json.dumps(plan.topic_policy)
+        return topic, aws.sns.TopicPolicy(f"{name}-topic-policy", arn=topic.arn, policy=policy, opts=self._ours)
+
+    def _rules(self, name: str, plan: ChannelPlan) -> dict[str, aws.cloudwatch.EventRule]:
+        return {
+            signal.key: aws.cloudwatch.EventRule(
+                f"{name}-{signal.key}",
+                name=plan.rule_names[signal.key],
+                description=signal.description,
+                event_pattern=json.dumps(signal.pattern),
+                opts=self._ours,
+            )
+            for signal in plan.signals
+        }
+
+    def _target(
+        self,
+        name: str,
+        rule: aws.cloudwatch.EventRule,
+        arn: pulumi.Output[str],
+        dead_letters: pulumi.Output[str],
+        opts: pulumi.ResourceOptions,
+    ) -> None:
+        aws.cloudwatch.EventTarget(
+            name,
+            rule=rule.name,
+            arn=arn,
+            dead_letter_config=aws.cloudwatch.EventTargetDeadLetterConfigArgs(arn=dead_letters),
+            retry_policy=aws.cloudwatch.EventTargetRetryPolicyArgs(
+                maximum_event_age_in_seconds=events.EVENT_AGE_SECONDS, maximum_retry_attempts=events.RETRIES
+            ),
+            opts=opts,
+        )

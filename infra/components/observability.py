@@ -1,0 +1,84 @@
+"""Logs, alarms and dashboard of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.plan.observability import Alarm, Metric, ObservabilityPlan, dashboard
+
+
+class Observability(pulumi.ComponentResource):
+    """`auto_scaling_groups` are names in the order of the plan's groups; an alarm whose subject is not there is not made."""
+
+    log_group: pulumi.Output[str]
+    prometheus_endpoint: pulumi.Output[str] | None
+
+    def __init__(
+        self,
+        name: str,
+        plan: ObservabilityPlan,
+        *,
+        file_system_id: pulumi.Output[str] | None,
+        auto_scaling_groups: Sequence[pulumi.Output[str]],
+        nat_gateway_id: pulumi.Output[str] | None,
+        topic_arn: pulumi.Input[str],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("lustrain:infra:Observability", name, None, opts)
+        self._ours = pulumi.ResourceOptions(parent=self)
+        subjects = {"lustre": file_system_id, "nat": nat_gateway_id, "queue": pulumi.Output.from_input(plan.queue)}
+        subjects |= dict(zip(plan.groups, auto_scaling_groups, strict=True))
+        ids = {subject: found for subject, found in subjects.items() if found is not None}
+        logs = aws.cloudwatch.LogGroup(
+            f"{name}-train", name=plan.log_group, retention_in_days=plan.log_days, opts=self._ours
+        )
+        for alarm in plan.alarms:
+            if alarm.subject in ids:
+                self._alarm(name, alarm, ids[alarm.subject], topic_arn)
+        if plan.dashboard:
+            self._dashboard(name, plan, ids)
+        self.log_group = logs.name
+        self.prometheus_endpoint = self._prometheus(name, plan) if plan.prometheus else None
+        self.register_outputs({"log_group": self.log_group})
+
+    def _alarm(self, name: str, alarm: Alarm, watched: pulumi.Output[str], topic_arn: pulumi.Input[str]) -> None:
+        queries = [
+            aws.cloudwatch.MetricAlarmMetricQueryArgs(id=metric.id, metric=_metric(metric, watched), return_data=False)
+            for metric in alarm.metrics
+        ]
+        judged = aws.cloudwatch.MetricAlarmMetricQueryArgs(
+            id="judged", expression=alarm.expression, label=alarm.label, return_data=True
+        )
+        aws.cloudwatch.MetricAlarm(
+            f"{name}-{alarm.name}",
+            name=alarm.name,
+            alarm_description=alarm.description,
+            metric_queries=[*queries, judged],
+            comparison_operator=alarm.comparison,
+            threshold=alarm.threshold,
+            evaluation_periods=alarm.periods,
+            treat_missing_data=alarm.missing,
+            alarm_actions=[topic_arn],
+            ok_actions=[topic_arn],
+            opts=self._ours,
+        )
+
+    def _dashboard(self, name: str, plan: ObservabilityPlan, ids: Mapping[str, pulumi.Output[str]]) -> None:
+        body = pulumi.Output.json_dumps(dashboard(plan, ids))
+        aws.cloudwatch.Dashboard(f"{name}-dashboard", dashboard_name=plan.name, dashboard_body=body, opts=self._ours)
+
+    def _prometheus(self, name: str, plan: ObservabilityPlan) -> pulumi.Output[str]:
+        return aws.amp.Workspace(f"{name}-metrics", alias=plan.name, opts=self._ours).prometheus_endpoint
+
+
+def _metric(metric: Metric, watched: pulumi.Output[str]) -> aws.cloudwatch.MetricAlarmMetricQueryMetricArgs:
+    return aws.cloudwatch.MetricAlarmMetricQueryMetricArgs(
+        namespace=metric.namespace,
+        metric_name=metric.name,
+        stat=metric.statistic,
+        period=metric.period,
+        dimensions={metric.dimension: watched},
+    )

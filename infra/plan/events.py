@@ -1,0 +1,272 @@
+"""The interruption channel: which notices of AWS reach a cluster's queue, and which of them people get by mail.
+
+EventBridge matches what stands in an event, and notices of EC2 name an instance, never its tags or its group: a rule for
+spot warnings passes those of the whole account. A reader therefore compares `detail.instance-id` with the nodes that it
+knows and throws the others away. Notices of Auto Scaling, of capacity blocks and of HyperPod name the group, the
+reservation or the cluster; those rules pass this cluster's only.
+
+A queue hands each message to one reader. It is meant for one watcher a cluster, which tells the nodes; nodes also hear
+of their own end from the instance metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra.config import CapacityMode, ClusterSpec
+from infra.plan.place import Place
+
+RETENTION_SECONDS = 3600
+"""A notice of the last hour may still be worth acting on (a capacity block says its end 40 minutes before); an older one
+is about a machine that is gone, and a watcher that starts next day must not stop a healthy run for it."""
+DEAD_LETTER_SECONDS = 14 * 24 * 3600
+"""The longest that SQS keeps a message: time to find out why it was not read
+(https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-messages.html)."""
+VISIBILITY_SECONDS = 30
+RECEIVE_LIMIT = 5
+"""A message that was taken this often and never deleted goes to the dead-letter queue."""
+EVENT_AGE_SECONDS = 600
+"""How long EventBridge tries to deliver; then the event goes to the dead-letter queue."""
+RETRIES = 185
+"""EventBridge's own default and limit (https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-rule-retry-policy.html)."""
+LONG_POLL_SECONDS = 20
+
+SPOT = "EC2 Spot Instance Interruption Warning"
+"""Two minutes ahead: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
+REBALANCE = "EC2 Instance Rebalance Recommendation"
+"""https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html"""
+TERMINATE = "EC2 Instance-terminate Lifecycle Action"
+"""https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-event-reference.html"""
+RESERVATION_INTERRUPTION = (
+    "EC2 Capacity Reservation Instance Interruption Warning",
+    "EC2 Interruptible Capacity Reservation Instance Interruption Warning",
+)
+"""AWS's pages give both names (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitor-interruptible-cr.html)."""
+BLOCK_END = ("Capacity Block Expiration Warning", "Capacity Block Reservation Expiration Warning")
+"""The name of today and the one of older pages (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-monitor.html)."""
+HEALTH = "AWS Health Event"
+"""https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html"""
+HYPERPOD_STATE = "SageMaker HyperPod Cluster State Change"
+HYPERPOD_NODE = "SageMaker HyperPod Cluster Node Health Event"
+HYPERPOD_EVENT = "SageMaker HyperPod Cluster Event"
+"""https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-cluster-events-reference.html"""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One EventBridge rule: `key` ends its name, `mailed` sends its events to the topic as well as to the queue."""
+
+    key: str
+    description: str
+    pattern: Mapping[str, Any]
+    mailed: bool = False
+
+
+@dataclass(frozen=True)
+class ChannelPlan:
+    """Queue, dead-letter queue, topic, rules, and the policies that let the rules and alarms of this cluster write to them.
+
+    Everything has a name of its own, so that the policies can be written before the things are there.
+    """
+
+    queue: str
+    dead_letters: str
+    topic: str
+    emails: tuple[str, ...]
+    signals: tuple[Signal, ...]
+    rule_names: Mapping[str, str]
+    """Name of the rule for each signal's key."""
+    queue_policy: Mapping[str, Any]
+    dead_letters_policy: Mapping[str, Any]
+    topic_policy: Mapping[str, Any]
+    redrive: Mapping[str, Any]
+    redrive_allow: Mapping[str, Any]
+
+    @property
+    def mailed(self) -> tuple[Signal, ...]:
+        return tuple(signal for signal in self.signals if signal.mailed)
+
+
+def queue_name(spec: ClusterSpec) -> str:
+    return f"{spec.name}-interruptions"
+
+
+def topic_name(spec: ClusterSpec) -> str:
+    return f"{spec.name}-alarms"
+
+
+def patterns(spec: ClusterSpec, place: Place) -> tuple[Signal, ...]:
+    """The notices that concern this cluster.
+
+    HyperPod's nodes live in an account of the service, where EC2's own notices stay; and a rule for spot warnings in a
+    cluster without spot would bring those of other clusters alone.
+    """
+    return _hyperpod(spec) if spec.hyperpod else _ec2(spec)
+
+
+def channel(spec: ClusterSpec, place: Place) -> ChannelPlan:
+    """The whole channel of a cluster.
+
+    The topic has no KMS key: with AWS's own `alias/aws/sns` neither EventBridge nor CloudWatch alarms may publish
+    (https://repost.aws/knowledge-center/cloudwatch-configure-alarm-sns), SNS encrypts its disks anyway, and what is
+    published leaves as e-mail.
+    """
+    queue, dead, topic = queue_name(spec), f"{queue_name(spec)}-dead", topic_name(spec)
+    signals = patterns(spec, place)
+    names = {signal.key: f"{spec.name}-{signal.key}" for signal in signals}
+    rules = [place.arn("events", f"rule/{name}") for name in names.values()]
+    mailed = [place.arn("events", f"rule/{names[signal.key]}") for signal in signals if signal.mailed]
+    queue_arn, dead_arn, topic_arn = place.arn("sqs", queue), place.arn("sqs", dead), place.arn("sns", topic)
+    return ChannelPlan(
+        queue=queue,
+        dead_letters=dead,
+        topic=topic,
+        emails=spec.alarms.emails,
+        signals=signals,
+        rule_names=names,
+        queue_policy=_policy(_tls_only("sqs:*", queue_arn), _from_rules("sqs:SendMessage", queue_arn, rules)),
+        dead_letters_policy=_policy(_tls_only("sqs:*", dead_arn), _from_rules("sqs:SendMessage", dead_arn, rules)),
+        topic_policy=_policy(
+            _tls_only("sns:Publish", topic_arn),
+            *([_from_rules("sns:Publish", topic_arn, mailed)] if mailed else []),
+            _from_alarms(topic_arn, place, f"{spec.name}-*"),
+        ),
+        redrive={"deadLetterTargetArn": dead_arn, "maxReceiveCount": RECEIVE_LIMIT},
+        redrive_allow={"redrivePermission": "byQueue", "sourceQueueArns": [queue_arn]},
+    )
+
+
+def _ec2(spec: ClusterSpec) -> tuple[Signal, ...]:
+    modes: set[CapacityMode] = {group.capacity.mode for group in spec.groups}
+    found = [
+        Signal(
+            "terminate",
+            "Auto Scaling is about to terminate a node of this cluster and waits for its lifecycle hook",
+            {
+                "source": ["aws.autoscaling"],
+                "detail-type": [TERMINATE],
+                "detail": {"AutoScalingGroupName": [{"prefix": prefix} for prefix in _group_prefixes(spec)]},
+            },
+        ),
+        _health("EC2"),
+    ]
+    if "spot" in modes:
+        found += [
+            Signal("spot", "EC2 takes back a spot instance in two minutes", _from_ec2(SPOT)),
+            Signal(
+                "rebalance", "A spot instance is at a higher risk than others to be taken back", _from_ec2(REBALANCE)
+            ),
+        ]
+    if modes & {"reservation", "capacity-block"}:
+        found.append(
+            Signal(
+                "reservation",
+                "EC2 terminates an instance because its reservation or block ends or is called back",
+                _from_ec2(*RESERVATION_INTERRUPTION),
+            )
+        )
+    if "capacity-block" in modes:
+        found.append(
+            Signal(
+                "block-end",
+                "A capacity block ends in 40 minutes; its instances begin to terminate 10 minutes from now",
+                {**_from_ec2(*BLOCK_END), **_of_reservations(spec)},
+                mailed=True,
+            )
+        )
+    return tuple(found)
+
+
+def _hyperpod(spec: ClusterSpec) -> tuple[Signal, ...]:
+    ours = {"ClusterName": [spec.name]}
+    return (
+        Signal("cluster-state", "The HyperPod cluster changed its state", _from_sagemaker(HYPERPOD_STATE, ours)),
+        Signal(
+            "node-health",
+            "HyperPod found a node unhealthy, or healthy again",
+            _from_sagemaker(HYPERPOD_NODE, ours),
+            mailed=True,
+        ),
+        Signal(
+            "cluster-event",
+            "HyperPod provisions, replaces or loses a node",
+            _from_sagemaker(HYPERPOD_EVENT, {"EventDetails": ours}),
+        ),
+        _health("SAGEMAKER"),
+    )
+
+
+def _health(service: str) -> Signal:
+    """Weeks ahead and about single machines, so people plan for it; readers go by `detail.affectedEntities`."""
+    return Signal(
+        "health",
+        f"AWS has scheduled maintenance or retirement of something of {service} in this account",
+        {
+            "source": ["aws.health"],
+            "detail-type": [HEALTH],
+            "detail": {"service": [service], "eventTypeCategory": ["scheduledChange"]},
+        },
+        mailed=True,
+    )
+
+
+def _from_ec2(*kinds: str) -> dict[str, Any]:
+    return {"source": ["aws.ec2"], "detail-type": list(kinds)}
+
+
+def _from_sagemaker(kind: str, detail: Mapping[str, Any]) -> dict[str, Any]:
+    return {"source": ["aws.sagemaker"], "detail-type": [kind], "detail": detail}
+
+
+def _group_prefixes(spec: ClusterSpec) -> list[str]:
+    """Groups are called `<cluster>-<group>`; a bare `<cluster>-` would take those of a cluster with a longer name too."""
+    return [f"{spec.name}-{group.name}" for group in spec.groups]
+
+
+def _of_reservations(spec: ClusterSpec) -> dict[str, Any]:
+    """Only the named blocks; no limit when one is bought by this stack, since its id is not known beforehand."""
+    blocks = [group.capacity for group in spec.groups if group.capacity.mode == "capacity-block"]
+    known = [block.reservation for block in blocks if block.reservation]
+    return {"detail": {"capacity-reservation-id": known}} if len(known) == len(blocks) else {}
+
+
+def _policy(*statements: Mapping[str, Any]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": list(statements)}
+
+
+def _tls_only(action: str, arn: str) -> dict[str, Any]:
+    return {
+        "Sid": "TlsOnly",
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": action,
+        "Resource": arn,
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+
+
+def _from_rules(action: str, arn: str, rules: Sequence[str]) -> dict[str, Any]:
+    return {
+        "Sid": "FromRules",
+        "Effect": "Allow",
+        "Principal": {"Service": "events.amazonaws.com"},
+        "Action": action,
+        "Resource": arn,
+        "Condition": {"ArnEquals": {"aws:SourceArn": list(rules)}},
+    }
+
+
+def _from_alarms(arn: str, place: Place, names: str) -> dict[str, Any]:
+    return {
+        "Sid": "FromAlarms",
+        "Effect": "Allow",
+        "Principal": {"Service": "cloudwatch.amazonaws.com"},
+        "Action": "sns:Publish",
+        "Resource": arn,
+        "Condition": {
+            "ArnLike": {"aws:SourceArn": place.arn("cloudwatch", f"alarm:{names}")},
+            "StringEquals": {"aws:SourceAccount": place.account},
+        },
+    }

@@ -1,0 +1,246 @@
+"""What a rule looks at in one resource: each check yields a text for everything that is wrong, or nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from infra.plan.budget import COST_TAG
+from infra.policy.declared import UNKNOWN, Resource, allowed, is_true, is_unknown, tables, texts
+
+HOP_LIMIT = 2
+"""Two let a container on the node reach the metadata service; more let others reach it
+(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-options.html)."""
+EVERYONE = frozenset({"0.0.0.0/0", "::/0"})
+
+LAUNCH_TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
+INSTANCE = "aws:ec2/instance:Instance"
+LUSTRE = "aws:fsx/lustreFileSystem:LustreFileSystem"
+OPEN_ZFS = "aws:fsx/openZfsFileSystem:OpenZfsFileSystem"
+BUCKET = "aws:s3/bucket:Bucket"
+SECURITY_GROUP = "aws:ec2/securityGroup:SecurityGroup"
+ENDPOINT = "aws:ec2/vpcEndpoint:VpcEndpoint"
+CLOUD_CONTROL = "aws:cloudcontrol/resource:Resource"
+GROUP = "aws:autoscaling/group:Group"
+BLOCK = "aws:ec2/capacityBlockReservation:CapacityBlockReservation"
+RESERVATION = "aws:ec2/capacityReservation:CapacityReservation"
+
+BILLED = frozenset(
+    {
+        INSTANCE,
+        LUSTRE,
+        OPEN_ZFS,
+        BUCKET,
+        ENDPOINT,
+        BLOCK,
+        RESERVATION,
+        "aws:amp/workspace:Workspace",
+        "aws:cloudwatch/logGroup:LogGroup",
+        "aws:cloudwatch/metricAlarm:MetricAlarm",
+        "aws:ebs/volume:Volume",
+        "aws:ec2/eip:Eip",
+        "aws:ec2/natGateway:NatGateway",
+        "aws:ecr/repository:Repository",
+        "aws:eks/cluster:Cluster",
+        "aws:kms/key:Key",
+        "aws:sns/topic:Topic",
+        "aws:sqs/queue:Queue",
+    }
+)
+"""What appears on the bill and takes a map of tags; three more kinds take them in a form of their own."""
+IDENTITY_POLICIES = {
+    "aws:iam/policy:Policy": "policy",
+    "aws:iam/rolePolicy:RolePolicy": "policy",
+    "aws:iam/userPolicy:UserPolicy": "policy",
+    "aws:iam/groupPolicy:GroupPolicy": "policy",
+}
+RESOURCE_POLICIES = {
+    "aws:ecr/repositoryPolicy:RepositoryPolicy": "policy",
+    "aws:iam/role:Role": "assumeRolePolicy",
+    "aws:kms/key:Key": "policy",
+    "aws:s3/bucketPolicy:BucketPolicy": "policy",
+    "aws:sns/topic:Topic": "policy",
+    "aws:sns/topicPolicy:TopicPolicy": "policy",
+    "aws:sqs/queue:Queue": "policy",
+    "aws:sqs/queuePolicy:QueuePolicy": "policy",
+}
+NARROWING = frozenset(
+    {"aws:sourcearn", "aws:sourceaccount", "aws:principalarn", "aws:principalorgid", "aws:principalaccount"}
+    | {"aws:sourcevpce", "aws:sourcevpc", "sts:externalid"}
+)
+"""Condition keys that say who may, where the principal is everyone."""
+
+
+def public_address(resource: Resource) -> Iterator[str]:
+    if resource.type != LAUNCH_TEMPLATE:
+        return
+    interfaces = resource.rows("networkInterfaces")
+    if len(interfaces) > 1 and any(is_true(nic.get("associatePublicIpAddress")) for nic in interfaces):
+        yield f"asks for a public address on {len(interfaces)} interfaces; EC2 gives one to a single interface only"
+
+
+def unprotected_data(resource: Resource) -> Iterator[str]:
+    if resource.type in (LUSTRE, OPEN_ZFS, BUCKET) and not resource.protect:
+        yield "holds data and is not protected: a replacement or `destroy` deletes it"
+
+
+def follows_groups(resource: Resource) -> Iterator[str]:
+    ignored = {path.replace("security_group_ids", "securityGroupIds") for path in resource.ignore_changes}
+    if resource.type in (LUSTRE, OPEN_ZFS) and "securityGroupIds" not in ignored:
+        yield "follows changes of its security groups, and changing one replaces the file system"
+
+
+def open_to_the_world(resource: Resource) -> Iterator[str]:
+    kind = resource.type.rsplit(":", 1)[-1]
+    if kind == "SecurityGroupIngressRule":
+        ranges = [resource.at("cidrIpv4"), resource.at("cidrIpv6")]
+    elif kind == "SecurityGroupRule" and resource.at("type") == "ingress":
+        ranges = _ranges(resource.props)
+    elif resource.type == SECURITY_GROUP:
+        ranges = [found for rule in resource.rows("ingress") for found in _ranges(rule)]
+    else:
+        return
+    for found in EVERYONE & set(texts(ranges)):
+        yield f"lets {found} in"
+
+
+def _ranges(rule: Mapping[str, Any]) -> list[Any]:
+    return [*texts(rule.get("cidrBlocks")), *texts(rule.get("ipv6CidrBlocks"))]
+
+
+def metadata(resource: Resource) -> Iterator[str]:
+    if resource.type not in (LAUNCH_TEMPLATE, INSTANCE):
+        return
+    tokens = resource.at("metadataOptions", "httpTokens")
+    if not is_unknown(tokens) and tokens != "required":
+        yield f"allows IMDSv1 (httpTokens is {tokens!r}): any program that can be made to fetch a URL gets the role"
+    hops = resource.at("metadataOptions", "httpPutResponseHopLimit")
+    if isinstance(hops, int | float) and hops > HOP_LIMIT:
+        yield f"lets metadata answers travel {hops:g} hops"
+
+
+def untagged(resource: Resource) -> Iterator[str]:
+    if COST_TAG not in _tag_keys(resource):
+        yield f"has no tag {COST_TAG}, so the budget does not count it"
+
+
+def _tag_keys(resource: Resource) -> set[Any]:
+    """Keys of the tags; the cost tag itself where the resource takes none or they are not known yet."""
+    if resource.type == LAUNCH_TEMPLATE:
+        return _launch_template_keys(resource)
+    if resource.type == CLOUD_CONTROL:
+        return _desired_state_keys(resource)
+    tags = resource.at("tags")
+    if is_unknown(tags):
+        return {COST_TAG}
+    if resource.type == GROUP:
+        return {row.get("key") for row in resource.rows("tags") if is_true(row.get("propagateAtLaunch"))}
+    if resource.type not in BILLED:
+        return {COST_TAG}
+    return set(tags) if isinstance(tags, Mapping) else set()
+
+
+def _launch_template_keys(resource: Resource) -> set[Any]:
+    """Those on both the instances and their volumes; a volume does not inherit the tags of its instance."""
+    specifications = {row.get("resourceType"): row.get("tags") for row in resource.rows("tagSpecifications")}
+    keys = [specifications.get("instance"), specifications.get("volume")]
+    return set.intersection(*(set(tags) if isinstance(tags, Mapping) else set() for tags in keys))
+
+
+def _desired_state_keys(resource: Resource) -> set[Any]:
+    state = resource.at("desiredState")
+    if not isinstance(state, str):
+        return {COST_TAG}
+    return {row.get("Key") for row in tables(json.loads(state).get("Tags"))}
+
+
+def open_endpoint(resource: Resource) -> Iterator[str]:
+    service, policy = resource.at("serviceName"), resource.at("policy")
+    if resource.type != ENDPOINT or not isinstance(service, str) or not service.endswith(".s3") or is_unknown(policy):
+        return
+    if policy is None:
+        yield "has no policy: every bucket of every account can be reached, which is how data leaves"
+    for statement in allowed(policy):
+        everything = {"*", "s3:*"} & set(texts(statement.get("Action")))
+        if everything and _any_resource(statement) and not statement.get("Condition"):
+            yield "allows everything on every bucket of every account, which is how data leaves"
+
+
+def _any_resource(statement: Mapping[str, Any]) -> bool:
+    return any(one == "*" or one.endswith(":::*") for one in texts(statement.get("Resource")))
+
+
+def unprotected_purchase(resource: Resource) -> Iterator[str]:
+    if resource.type in (BLOCK, RESERVATION) and not resource.protect:
+        yield "is paid for and not protected: a replacement buys a second one"
+
+
+def plain_volume(resource: Resource) -> Iterator[str]:
+    mappings = [row.get("ebs") for row in resource.rows("blockDeviceMappings")]
+    if resource.type == INSTANCE:
+        mappings = [resource.at("rootBlockDevice"), *resource.rows("ebsBlockDevices")]
+    if resource.type == "aws:ebs/volume:Volume":
+        mappings = [resource.props]
+    for volume in mappings:
+        encrypted = volume.get("encrypted") if isinstance(volume, Mapping) else UNKNOWN
+        if not is_unknown(encrypted) and not is_true(encrypted):
+            yield "has a volume that is not encrypted"
+
+
+def plain_queue(resource: Resource) -> Iterator[str]:
+    if resource.type != "aws:sqs/queue:Queue":
+        return
+    own, key = resource.at("sqsManagedSseEnabled"), resource.at("kmsMasterKeyId")
+    if not (is_true(own) or is_unknown(own) or is_unknown(key) or key):
+        yield "does not say that its messages are encrypted"
+
+
+def deaf_topic(resource: Resource) -> Iterator[str]:
+    if resource.type == "aws:sns/topic:Topic" and str(resource.at("kmsMasterKeyId")).endswith("alias/aws/sns"):
+        yield "is encrypted with AWS's own key, which lets neither alarms nor EventBridge publish: nobody hears of them"
+
+
+def endless_logs(resource: Resource) -> Iterator[str]:
+    days = resource.at("retentionInDays")
+    if resource.type == "aws:cloudwatch/logGroup:LogGroup" and not is_unknown(days) and not days:
+        yield "keeps logs for ever"
+
+
+def mutable_tags(resource: Resource) -> Iterator[str]:
+    mutability = resource.at("imageTagMutability")
+    if resource.type == "aws:ecr/repository:Repository" and not is_unknown(mutability) and mutability != "IMMUTABLE":
+        yield "lets a tag move to another image, so a node that is replaced may run other code than its peers"
+
+
+def all_actions(resource: Resource) -> Iterator[str]:
+    if resource.type not in IDENTITY_POLICIES:
+        return
+    for statement in allowed(resource.at(IDENTITY_POLICIES[resource.type])):
+        actions = texts(statement.get("Action"))
+        if "*" in actions or "NotAction" in statement:
+            yield "allows every action"
+        elif _any_resource(statement) and (wide := [action for action in actions if action.endswith(":*")]):
+            yield f"allows {', '.join(wide)} on every resource"
+
+
+def anyone(resource: Resource) -> Iterator[str]:
+    if resource.type not in RESOURCE_POLICIES:
+        return
+    for statement in allowed(resource.at(RESOURCE_POLICIES[resource.type])):
+        if _everyone(statement.get("Principal")) and not _narrowed(statement.get("Condition")):
+            yield "allows everyone in every account"
+
+
+def _everyone(principal: Any) -> bool:
+    return "*" in texts(principal.get("AWS") if isinstance(principal, Mapping) else principal)
+
+
+def _narrowed(condition: Any) -> bool:
+    operators = condition.values() if isinstance(condition, Mapping) else ()
+    return any(key.lower() in NARROWING for keys in operators if isinstance(keys, Mapping) for key in keys)
+
+
+def public_subnet(resource: Resource) -> Iterator[str]:
+    if resource.type == "aws:ec2/subnet:Subnet" and is_true(resource.at("mapPublicIpOnLaunch")):
+        yield "gives every machine in it a public address"

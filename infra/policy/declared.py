@@ -1,0 +1,84 @@
+"""What a rule sees of a resource: plain data, with `UNKNOWN` where a value exists only after `pulumi up`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+
+class Unknown:
+    """A value that is not known during a preview; rules never hold it against a resource."""
+
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+UNKNOWN: Final = Unknown()
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One resource of a program: `props` in the provider's spelling (camel case, numbers as floats).
+
+    `uses` has for each property the URNs of the resources that its value was made from; that holds in a preview too,
+    when ids are not known yet, but only the rules over a whole stack get it.
+    """
+
+    type: str
+    props: Mapping[str, Any]
+    name: str = ""
+    urn: str = ""
+    protect: bool = False
+    ignore_changes: tuple[str, ...] = ()
+    uses: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def at(self, *path: str) -> Any:
+        """The value under these keys; None where there is none, UNKNOWN where a step is unknown."""
+        found: Any = self.props
+        for key in path:
+            if found is UNKNOWN:
+                return UNKNOWN
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found
+
+    def rows(self, *path: str) -> list[Mapping[str, Any]]:
+        """The tables of a list under these keys, unknown ones left out."""
+        return tables(self.at(*path))
+
+    def made_from(self, prop: str, other: Resource) -> bool:
+        return other.urn in self.uses.get(prop, frozenset())
+
+
+def tables(value: Any) -> list[Mapping[str, Any]]:
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
+
+
+def texts(value: Any) -> list[str]:
+    """A policy's `Action` or `Resource`: one text or a list of them."""
+    listed = value if isinstance(value, list) else [value]
+    return [item for item in listed if isinstance(item, str)]
+
+
+def is_true(value: Any) -> bool:
+    """The provider writes some truths as text."""
+    return value is True or value == "true"
+
+
+def is_unknown(value: Any) -> bool:
+    return value is UNKNOWN
+
+
+def allowed(document: Any) -> list[Mapping[str, Any]]:
+    """The Allow statements of a policy document in JSON; none where it is unknown, or no JSON, which the provider refuses."""
+    try:
+        parsed = json.loads(document) if isinstance(document, str) else document
+    except ValueError:
+        return []
+    statements = parsed.get("Statement") if isinstance(parsed, Mapping) else None
+    listed = statements if isinstance(statements, list) else [statements]
+    return [one for one in listed if isinstance(one, Mapping) and one.get("Effect") == "Allow"]

@@ -1,0 +1,111 @@
+"""What a rule looks at between the resources of a stack.
+
+Ids are not known in a preview, so resources are matched by what their values were made from; that also means that a
+group or a bucket which this stack only uses, and does not make, is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from infra.policy.checks import BUCKET, CLOUD_CONTROL, LAUNCH_TEMPLATE, LUSTRE, RESERVATION, SECURITY_GROUP
+from infra.policy.declared import Resource, is_true, is_unknown
+
+Blame = tuple[Resource, str]
+
+PLACEMENT_GROUP = "aws:ec2/placementGroup:PlacementGroup"
+LIFECYCLES = (
+    "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration",
+    "aws:s3/bucketLifecycleConfigurationV2:BucketLifecycleConfigurationV2",
+)
+ACCESS_BLOCK = "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock"
+ACCESS_BLOCKS = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
+INGRESS = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
+EGRESS = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
+EFA_KINDS = ("efa", "efa-only")
+
+
+def grouped_reservations(resources: Sequence[Resource]) -> Iterator[Blame]:
+    """EC2 answers such a launch with InsufficientInstanceCapacity, however much is reserved."""
+    groups = [one for one in resources if one.type == PLACEMENT_GROUP]
+    reservations = [one for one in resources if one.type == RESERVATION]
+    for template in resources:
+        if template.type != LAUNCH_TEMPLATE or template.at("placement", "groupName") is None:
+            continue
+        if template.at("instanceMarketOptions", "marketType") == "capacity-block":
+            yield template, "puts a capacity block's instances into a placement group"
+        elif template.at("capacityReservationSpecification", "capacityReservationTarget"):
+            made_here = [group for group in groups if _placed_in(template, group)]
+            if any(not any(one.made_from("placementGroupArn", group) for one in reservations) for group in made_here):
+                yield template, "puts a reservation's instances into a placement group that it was not made in"
+
+
+def _placed_in(template: Resource, group: Resource) -> bool:
+    name = group.at("name")
+    named = not is_unknown(name) and name is not None and name == template.at("placement", "groupName")
+    return named or template.made_from("placement", group)
+
+
+def kept_parts(resources: Sequence[Resource]) -> Iterator[Blame]:
+    lifecycles = [one for one in resources if one.type in LIFECYCLES and _aborts(one)]
+    for bucket in resources:
+        if bucket.type == BUCKET and not any(_of_bucket(one, bucket) for one in lifecycles):
+            yield bucket, "keeps the parts of uploads that were never finished, and bills them for ever"
+
+
+def _aborts(lifecycle: Resource) -> bool:
+    return any(
+        rule.get("status") == "Enabled" and rule.get("abortIncompleteMultipartUpload") and not _narrow(rule)
+        for rule in lifecycle.rows("rules")
+    )
+
+
+def _narrow(rule: Mapping[str, Any]) -> bool:
+    """Whether a rule holds for some objects only."""
+    limits = rule.get("filter")
+    return bool(rule.get("prefix")) or (isinstance(limits, Mapping) and any(limits.values()))
+
+
+def unblocked_buckets(resources: Sequence[Resource]) -> Iterator[Blame]:
+    blocks = [one for one in resources if one.type == ACCESS_BLOCK]
+    for bucket in resources:
+        if bucket.type != BUCKET:
+            continue
+        of_it = [one for one in blocks if _of_bucket(one, bucket)]
+        if not any(all(is_true(one.at(key)) for key in ACCESS_BLOCKS) for one in of_it):
+            yield bucket, "can be made public by a policy or an ACL"
+
+
+def _of_bucket(companion: Resource, bucket: Resource) -> bool:
+    name = bucket.at("bucket")
+    named = not is_unknown(name) and name is not None and companion.at("bucket") == name
+    return named or companion.made_from("bucket", bucket)
+
+
+def deaf_groups(resources: Sequence[Resource]) -> Iterator[Blame]:
+    """EFA's own protocol has no ports: a rule for 0.0.0.0/0 does not cover it, only one for the group itself does."""
+    for group in (one for one in resources if one.type == SECURITY_GROUP):
+        if not any(_carries_efa(one, group) for one in resources):
+            continue
+        for kind, inline, way in ((INGRESS, "ingress", "in"), (EGRESS, "egress", "out")):
+            if not (_inline_self(group, inline) or any(_self_rule(one, group, kind) for one in resources)):
+                yield group, f"carries EFA and does not let itself {way}: NCCL hangs at the first collective"
+
+
+def _carries_efa(user: Resource, group: Resource) -> bool:
+    if user.type == LAUNCH_TEMPLATE:
+        efa = any(nic.get("interfaceType") in EFA_KINDS for nic in user.rows("networkInterfaces"))
+        return efa and user.made_from("networkInterfaces", group)
+    if user.type == LUSTRE:
+        return is_true(user.at("efaEnabled")) and user.made_from("securityGroupIds", group)
+    return user.type == CLOUD_CONTROL and user.made_from("desiredState", group)
+
+
+def _inline_self(group: Resource, way: str) -> bool:
+    return any(is_true(rule.get("self")) and rule.get("protocol") in ("-1", "all") for rule in group.rows(way))
+
+
+def _self_rule(rule: Resource, group: Resource, kind: str) -> bool:
+    ours = rule.made_from("securityGroupId", group) and rule.made_from("referencedSecurityGroupId", group)
+    return rule.type == kind and ours and rule.at("ipProtocol") == "-1"

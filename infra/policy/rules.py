@@ -1,0 +1,205 @@
+"""What no stack may declare: a table of rules over single resources and one over whole stacks.
+
+Values that a preview does not know yet are not held against a resource; `pulumi up` runs the same rules again with the
+values in hand, before it makes the resource.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from infra.plan.budget import COST_TAG
+from infra.policy import checks, relations
+from infra.policy.declared import Resource
+
+Check = Callable[[Resource], Iterable[str]]
+StackCheck = Callable[[Sequence[Resource]], Iterable[tuple[Resource, str]]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`says` is what is wrong in general, `check` yields what is wrong with one resource."""
+
+    code: str
+    says: str
+    fix: str
+    source: str
+    check: Check
+
+    def messages(self, resource: Resource) -> list[str]:
+        return [_line(self.code, resource, found, self.fix) for found in self.check(resource)]
+
+
+@dataclass(frozen=True)
+class StackRule:
+    """A rule that needs several resources; `check` yields the one to blame and what is wrong with it."""
+
+    code: str
+    says: str
+    fix: str
+    source: str
+    check: StackCheck
+
+    def messages(self, resources: Sequence[Resource]) -> Iterator[tuple[Resource, str]]:
+        for resource, found in self.check(resources):
+            yield resource, _line(self.code, resource, found, self.fix)
+
+
+def _line(code: str, resource: Resource, found: str, fix: str) -> str:
+    return f"{code}: {resource.type} {resource.name} {found}; fix: {fix}"
+
+
+_EC2 = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide"
+_FSX = "https://docs.aws.amazon.com/fsx/latest/LustreGuide"
+
+RESOURCE_RULES: tuple[Rule, ...] = (
+    Rule(
+        "POL-002",
+        "a public address with several network interfaces",
+        "leave associatePublicIpAddress out and reach the nodes through SSM",
+        f"{_EC2}/using-instance-addressing.html",
+        checks.public_address,
+    ),
+    Rule(
+        "POL-003",
+        "data that is not protected",
+        "protect=True, retain_on_delete=True",
+        "https://www.pulumi.com/docs/iac/concepts/resources/options/protect/",
+        checks.unprotected_data,
+    ),
+    Rule(
+        "POL-004",
+        "a file system that a change of security groups replaces",
+        'ignore_changes=["security_group_ids"], and change the rules of the groups instead',
+        "https://docs.aws.amazon.com/AWSCloudFormation/latest/TemplateReference/aws-resource-fsx-filesystem.html",
+        checks.follows_groups,
+    ),
+    Rule(
+        "POL-005",
+        "a port that is open to the world",
+        "name the security group or the range that needs it; log in through SSM",
+        f"{_EC2}/security-group-rules-reference.html",
+        checks.open_to_the_world,
+    ),
+    Rule(
+        "POL-006",
+        "instance metadata that anything can read",
+        f'metadata_options with http_tokens="required" and a hop limit of {checks.HOP_LIMIT} at most',
+        f"{_EC2}/configuring-instance-metadata-service.html",
+        checks.metadata,
+    ),
+    Rule(
+        "POL-007",
+        "something billed without the cost tag",
+        f"tag it {COST_TAG} (instances and volumes by tag_specifications of their launch template)",
+        "https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/cost-alloc-tags.html",
+        checks.untagged,
+    ),
+    Rule(
+        "POL-008",
+        "an S3 endpoint for all of S3",
+        "give it a policy that names the buckets",
+        "https://docs.aws.amazon.com/AmazonS3/latest/userguide/example-bucket-policies-vpc-endpoint.html",
+        checks.open_endpoint,
+    ),
+    Rule(
+        "POL-009",
+        "a purchase that is not protected",
+        "protect=True, retain_on_delete=True",
+        f"{_EC2}/capacity-blocks-how.html",
+        checks.unprotected_purchase,
+    ),
+    Rule("POL-012", "a volume in plain text", "encrypted=True", f"{_EC2}/ebs-encryption.html", checks.plain_volume),
+    Rule(
+        "POL-013",
+        "a queue in plain text",
+        "sqs_managed_sse_enabled=True",
+        "https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-sse-existing-queue.html",
+        checks.plain_queue,
+    ),
+    Rule(
+        "POL-014",
+        "a topic that alarms cannot write to",
+        "a key of your own whose policy lets cloudwatch and events use it, or no key",
+        "https://repost.aws/knowledge-center/cloudwatch-configure-alarm-sns",
+        checks.deaf_topic,
+    ),
+    Rule(
+        "POL-015",
+        "logs without an end",
+        "set retention_in_days",
+        "https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_PutRetentionPolicy.html",
+        checks.endless_logs,
+    ),
+    Rule(
+        "POL-016",
+        "image tags that move",
+        'image_tag_mutability="IMMUTABLE"',
+        "https://docs.aws.amazon.com/AmazonECR/latest/userguide/image-tag-mutability.html",
+        checks.mutable_tags,
+    ),
+    Rule(
+        "POL-018",
+        "a policy that allows everything",
+        "name the actions and resources",
+        "https://docs.aws.amazon.com/IAM/latest/UserGuide/best-practices.html",
+        checks.all_actions,
+    ),
+    Rule(
+        "POL-019",
+        "a policy for everyone",
+        "name the principal, or narrow it by aws:SourceArn",
+        "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_principal.html",
+        checks.anyone,
+    ),
+    Rule(
+        "POL-020",
+        "a subnet that hands out public addresses",
+        "leave map_public_ip_on_launch out; only the NAT gateway needs an address",
+        "https://docs.aws.amazon.com/vpc/latest/userguide/vpc-ip-addressing.html",
+        checks.public_subnet,
+    ),
+)
+
+
+STACK_RULES: tuple[StackRule, ...] = (
+    StackRule(
+        "POL-001",
+        "a placement group with reserved capacity",
+        "no placement group, except the one that the reservation itself was made in",
+        f"{_EC2}/capacity-blocks-how.html",
+        relations.grouped_reservations,
+    ),
+    StackRule(
+        "POL-010",
+        "a bucket that keeps the parts of broken uploads",
+        "a lifecycle rule over the whole bucket with abort_incomplete_multipart_upload",
+        "https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpu-abort-incomplete-mpu-lifecycle-config.html",
+        relations.kept_parts,
+    ),
+    StackRule(
+        "POL-011",
+        "an EFA security group that does not let itself in and out",
+        'an ingress and an egress rule with ip_protocol="-1" that reference the group itself',
+        f"{_EC2}/efa-start.html",
+        relations.deaf_groups,
+    ),
+    StackRule(
+        "POL-017",
+        "a bucket that can become public",
+        "an s3.BucketPublicAccessBlock with all four set",
+        "https://docs.aws.amazon.com/AmazonS3/latest/userguide/access-control-block-public-access.html",
+        relations.unblocked_buckets,
+    ),
+)
+
+
+def messages(resource: Resource) -> list[str]:
+    """One line for each thing that is wrong with one resource."""
+    return [message for rule in RESOURCE_RULES for message in rule.messages(resource)]
+
+
+def stack_messages(resources: Sequence[Resource]) -> list[str]:
+    """One line for each thing that is wrong between resources."""
+    return [message for rule in STACK_RULES for _, message in rule.messages(resources)]
