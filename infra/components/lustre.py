@@ -1,0 +1,135 @@
+"""An FSx for Lustre file system with its log group and its links to S3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pulumi
+from pulumi_aws import cloudwatch, fsx
+
+from infra.config import ExistingLustre
+from infra.plan.associations import AssociationPlan
+from infra.plan.storage import VERSION, LustrePlan
+
+
+class LustreSystem(pulumi.ComponentResource):
+    """The file system of a LustrePlan, or the outputs of one that is there already.
+
+    It is protected and outlives the stack: most of its properties can only be changed by making another one, empty. The
+    engine then refuses the change and names the resource; nothing is ignored silently. Associations hold no data, so
+    they are deleted with the stack, and before a changed one is made, which could not overlap the old; what they linked
+    stays on both sides.
+    """
+
+    id: pulumi.Output[str]
+    dns_name: pulumi.Output[str]
+    mount_name: pulumi.Output[str]
+    arn: pulumi.Output[str] | None
+    ready: list[pulumi.Resource]
+
+    def __init__(
+        self,
+        name: str,
+        plan: LustrePlan,
+        associations: Sequence[AssociationPlan],
+        *,
+        subnet_id: pulumi.Input[str],
+        security_group_ids: Sequence[pulumi.Input[str]],
+        bucket_names: Mapping[str, pulumi.Input[str]],
+        log_days: int = 30,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("lustrain:infra:LustreSystem", name, None, opts)
+        if plan.existing is not None:
+            self._adopt(plan.existing)
+        else:
+            self._make(name, plan, subnet_id, security_group_ids, log_days)
+            self._link(name, associations, bucket_names)
+        self.register_outputs(
+            {"id": self.id, "dns_name": self.dns_name, "mount_name": self.mount_name, "arn": self.arn}
+        )
+
+    def _adopt(self, existing: ExistingLustre) -> None:
+        self.id = pulumi.Output.from_input(existing.id)
+        self.dns_name = pulumi.Output.from_input(existing.dns_name)
+        self.mount_name = pulumi.Output.from_input(existing.mount_name)
+        self.arn = None
+        self.ready = []
+
+    def _make(
+        self,
+        name: str,
+        plan: LustrePlan,
+        subnet_id: pulumi.Input[str],
+        security_group_ids: Sequence[pulumi.Input[str]],
+        log_days: int,
+    ) -> None:
+        logs = cloudwatch.LogGroup(
+            f"{name}-log",
+            name=f"/aws/fsx/{name}",
+            retention_in_days=log_days,
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        cache = fsx.LustreFileSystemDataReadCacheConfigurationArgs
+        system = fsx.LustreFileSystem(
+            f"{name}-system",
+            deployment_type="PERSISTENT_2",
+            file_system_type_version=VERSION,
+            storage_type=plan.storage,
+            storage_capacity=plan.capacity_gib,
+            per_unit_storage_throughput=plan.per_tib_mb_s,
+            throughput_capacity=plan.tiered_mb_s,
+            data_read_cache_configuration=cache(sizing_mode="USER_PROVISIONED", size=plan.read_cache_gib)
+            if plan.read_cache_gib
+            else None,
+            metadata_configuration=fsx.LustreFileSystemMetadataConfigurationArgs(
+                mode=plan.metadata_mode, iops=plan.metadata_iops
+            ),
+            efa_enabled=plan.efa,
+            data_compression_type=plan.compression,
+            kms_key_id=plan.kms_key,
+            automatic_backup_retention_days=plan.backup_days,
+            copy_tags_to_backups=plan.backup_days > 0 or None,
+            log_configuration=fsx.LustreFileSystemLogConfigurationArgs(destination=logs.arn, level="WARN_ERROR"),
+            subnet_ids=subnet_id,
+            security_group_ids=list(security_group_ids),
+            opts=pulumi.ResourceOptions(parent=self, protect=True, retain_on_delete=True),
+        )
+        self.id = system.id
+        self.dns_name = system.dns_name
+        self.mount_name = system.mount_name
+        self.arn = system.arn
+        self.ready = [system]
+
+    def _link(
+        self, name: str, associations: Sequence[AssociationPlan], bucket_names: Mapping[str, pulumi.Input[str]]
+    ) -> None:
+        """One after the other, as FSx works on them; the name follows the folder, so that an order changes nothing."""
+        for plan in associations:
+            # Through the bucket's own name, so that the link waits for a bucket of ours.
+            bucket = bucket_names[plan.own] if plan.own else plan.bucket
+            link = fsx.DataRepositoryAssociation(
+                f"{name}-link{plan.path.replace('/', '-')}",
+                file_system_id=self.id,
+                file_system_path=plan.path,
+                data_repository_path=pulumi.Output.concat(
+                    "s3://", bucket, plan.uri.removeprefix(f"s3://{plan.bucket}")
+                ),
+                batch_import_meta_data_on_create=plan.batch_import,
+                delete_data_in_filesystem=False,
+                imported_file_chunk_size=plan.chunk_mib,
+                s3=fsx.DataRepositoryAssociationS3Args(
+                    auto_import_policy=fsx.DataRepositoryAssociationS3AutoImportPolicyArgs(
+                        events=list(plan.import_events)
+                    )
+                    if plan.import_events
+                    else None,
+                    auto_export_policy=fsx.DataRepositoryAssociationS3AutoExportPolicyArgs(
+                        events=list(plan.export_events)
+                    )
+                    if plan.export_events
+                    else None,
+                ),
+                opts=pulumi.ResourceOptions(parent=self, depends_on=[self.ready[-1]], delete_before_replace=True),
+            )
+            self.ready.append(link)

@@ -1,0 +1,203 @@
+"""Links between folders and S3 prefixes stay apart from one another, from the trainer's runs and from Glacier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.config import ClusterSpec, parse
+from infra.plan.associations import (
+    AssociationPlan,
+    archived_over,
+    associations,
+    exports_over,
+    nested,
+    overlaps,
+    violations,
+)
+from infra.plan.place import Place
+
+STACKS = sorted(Path(__file__).parents[2].glob("infra/Pulumi.*.yaml"))
+PLACE = Place("us-east-1", "123456789012")
+CHECKPOINTS = "llm-checkpoints-123456789012-us-east-1"
+OUT = ["NEW", "CHANGED"]
+
+
+def spec(*links: dict[str, Any], **more: Any) -> ClusterSpec:
+    return parse(
+        {
+            "name": "llm",
+            "backend": "ec2",
+            "zone_id": "use1-az4",
+            "groups": [{"name": "train", "instance_type": "p5.48xlarge", "count": 2}],
+            "storage": {"lustre": {"associations": list(links)}},
+            **more,
+        }
+    )
+
+
+def link(path: str, bucket: str = "data", prefix: str = "", **more: Any) -> dict[str, Any]:
+    return {"path": path, "bucket": bucket, "prefix": prefix, **more}
+
+
+def plan(path: str, uri: str) -> AssociationPlan:
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    return AssociationPlan(path, bucket, None, prefix, (), (), 256)
+
+
+parts = st.lists(st.sampled_from(["a", "ab", "b"]), min_size=1, max_size=3)
+places = st.builds(lambda folder, key: plan("/" + "/".join(folder), "s3://" + "/".join(key)), parts, parts)
+
+
+def test_the_names_of_the_clusters_buckets_are_resolved_and_others_kept() -> None:
+    found = associations(
+        spec(link("/data", prefix="datasets"), link("/out", "checkpoints", "/results/"), link("/lib", "corpus")), PLACE
+    )
+    assert [one.uri for one in found] == [
+        "s3://llm-data-123456789012-us-east-1/datasets/",
+        f"s3://{CHECKPOINTS}/results/",
+        "s3://corpus",
+    ]
+    assert [one.own for one in found] == ["data", "checkpoints", None]
+
+
+def test_a_bucket_of_ours_is_known_by_its_physical_name_too() -> None:
+    assert associations(spec(link("/out", CHECKPOINTS)), PLACE)[0].own == "checkpoints"
+
+
+def test_what_lies_in_the_bucket_already_is_read_where_files_are_imported() -> None:
+    found = associations(spec(link("/in"), link("/out", "checkpoints", import_events=[], export_events=OUT)), PLACE)
+    assert [one.batch_import for one in found] == [True, False]
+    assert [one.chunk_mib for one in found] == [256, 256]
+
+
+def test_nothing_is_linked_to_an_existing_file_system() -> None:
+    existing = {
+        "id": "fs-0123456789abcdef0",
+        "dns_name": "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com",
+        "mount_name": "fsx",
+        "security_group_id": "sg-0123456789abcdef0",
+    }
+    there = spec(storage={"lustre": {"existing": existing, "associations": [link("/data")]}})
+    assert associations(there, PLACE) == ()
+    assert associations(spec(storage={}), PLACE) == ()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("/a", "/a", True),
+        ("/a", "/a/", True),
+        ("/a", "/a/b", True),
+        ("/a", "/ab", False),
+        ("/", "/a", True),
+        ("s3://b", "s3://b/x/", True),
+        ("s3://b/x/", "s3://b/xy/", False),
+        ("s3://b/x/", "s3://c/x/", False),
+    ],
+)
+def test_a_place_lies_in_another_by_whole_names(one: str, other: str, same: bool) -> None:
+    assert nested(one, other) is same
+    assert nested(other, one) is same
+
+
+@given(st.lists(places, max_size=5))
+def test_overlap_does_not_depend_on_the_order(plans: list[AssociationPlan]) -> None:
+    last = len(plans) - 1
+    forward = {(overlap.first, overlap.second, overlap.side) for overlap in overlaps(plans)}
+    backward = {(last - overlap.second, last - overlap.first, overlap.side) for overlap in overlaps(plans[::-1])}
+    assert forward == backward
+
+
+@given(st.lists(places, max_size=5))
+def test_links_are_found_apart_exactly_when_no_folder_and_no_prefix_contains_another(
+    plans: list[AssociationPlan],
+) -> None:
+    def contains(outer: str, inner: str) -> bool:
+        return (inner.rstrip("/") + "/").startswith(outer.rstrip("/") + "/")
+
+    clashing = any(
+        contains(one.path, other.path) or contains(one.uri, other.uri)
+        for one in plans
+        for other in plans
+        if one is not other
+    )
+    assert bool(overlaps(plans)) is clashing
+
+
+@pytest.mark.parametrize(
+    ("uri", "clashes"),
+    [
+        (f"s3://{CHECKPOINTS}/results/", True),
+        (f"s3://{CHECKPOINTS}/results/runs/", True),
+        (f"s3://{CHECKPOINTS}/", True),
+        (f"s3://{CHECKPOINTS}", True),
+        (f"s3://{CHECKPOINTS}/runs/", False),
+        (f"s3://{CHECKPOINTS}/results2/", False),
+        ("s3://elsewhere/results/", False),
+        ("/fsx/results", False),
+    ],
+)
+def test_an_export_over_the_runs_is_found_from_either_side(uri: str, clashes: bool) -> None:
+    exporting = spec(link("/results", "checkpoints", "results", import_events=[], export_events=OUT))
+    importing = spec(link("/results", "checkpoints", "results"))
+    assert bool(exports_over(exporting, PLACE, uri)) is clashes
+    assert exports_over(importing, PLACE, uri) == ()
+
+
+def broken(found: ClusterSpec) -> list[str]:
+    return [one.path.removeprefix("storage.lustre.associations").lstrip(".") for one in violations(found, PLACE)]
+
+
+def test_links_that_keep_apart_are_not_complained_about() -> None:
+    out = link("/results", "checkpoints", "results", import_events=[], export_events=OUT)
+    assert broken(spec(link("/data", prefix="datasets"), out, link("/more", "corpus"))) == []
+
+
+def test_eight_links_are_taken_and_a_ninth_is_not() -> None:
+    links = [link(f"/d{number}", prefix=f"d{number}") for number in range(9)]
+    assert broken(spec(*links[:8])) == []
+    assert broken(spec(*links)) == [""]
+
+
+@pytest.mark.parametrize(
+    ("links", "paths"),
+    [
+        ([link("/a", prefix="a"), link("/a/b", prefix="b")], ["1.path"]),
+        ([link("/a", prefix="a"), link("/b", prefix="a/b")], ["1.prefix"]),
+        ([link("/a", prefix="a"), link("/a", prefix="a")], ["1.path", "1.prefix"]),
+        ([link("/a/../b", prefix="a")], ["0.path"]),
+        ([link("/r", "checkpoints", "runs", export_events=OUT)], ["0.export_events"]),
+        ([link("/r", "checkpoints", "out", export_events=["NEW", "DELETED"])], ["0.export_events"]),
+        ([link("/m", "checkpoints", "milestone/kept")], ["0.prefix"]),
+        ([link("/d", "data", "out", export_events=["NEW", "DELETED"])], []),
+    ],
+)
+def test_links_that_clash_are_found(links: list[dict[str, Any]], paths: list[str]) -> None:
+    assert broken(spec(*links)) == paths
+
+
+def test_runs_elsewhere_may_be_where_fsx_does_not_export() -> None:
+    exporting = link("/r", "checkpoints", "runs", import_events=[], export_events=OUT)
+    assert broken(spec(exporting, runs_uri="s3://elsewhere/runs/")) == []
+    assert broken(spec(exporting, runs_uri="/fsx/runs")) == []
+
+
+def test_a_linked_prefix_that_moves_to_glacier_is_found() -> None:
+    found = archived_over(spec(link("/all", "checkpoints")), PLACE)
+    assert [(one.path, rule.prefix, rule.storage_class) for one, rule in found] == [
+        ("/all", "milestone/", "GLACIER_IR")
+    ]
+    assert archived_over(spec(link("/some", "checkpoints", "results")), PLACE) == ()
+    assert archived_over(spec(link("/data", "data")), PLACE) == ()
+
+
+@pytest.mark.parametrize("stack", STACKS, ids=lambda path: path.stem)
+def test_the_example_stacks_have_links_that_keep_apart(stack: Path) -> None:
+    example = parse(yaml.safe_load(stack.read_text(encoding="utf-8"))["config"]["lustrain:cluster"])
+    assert violations(example, PLACE) == ()

@@ -1,0 +1,282 @@
+"""A wish becomes the smallest file system that FSx sells, and what FSx would refuse is told in words."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.config import Association, ClusterSpec, ExistingLustre, Home, Lustre, Storage, parse
+from infra.plan import home
+from infra.plan.storage import LustrePlan, efa_wanted, lustre, violations
+
+STACKS = sorted(Path(__file__).parents[2].glob("infra/Pulumi.*.yaml"))
+EFA_STEPS = {125: 38_400, 250: 19_200, 500: 9_600, 1000: 4_800}
+"""Written out once more: AWS's table, not ours."""
+
+sizes = st.one_of(st.none(), st.integers(1, 4000).map(lambda tenths: tenths / 10))
+wishes = st.builds(Lustre, throughput_gb_s=sizes, capacity_tib=sizes)
+
+
+def sold(capacity_gib: int, per_tib: int, efa: bool) -> bool:
+    if efa:
+        return capacity_gib % EFA_STEPS[per_tib] == 0
+    return capacity_gib == 1200 or capacity_gib % 2400 == 0
+
+
+def meets(capacity_gib: int, per_tib: int, wish: Lustre) -> bool:
+    throughput_mb_s = capacity_gib / 1000 * per_tib
+    enough = throughput_mb_s >= (wish.throughput_gb_s or 0) * 1000 - 1e-6
+    return enough and capacity_gib >= (wish.capacity_tib or 0) * 1000 - 1e-6
+
+
+def size(plan: LustrePlan) -> tuple[int, int]:
+    assert plan.capacity_gib is not None
+    assert plan.per_tib_mb_s is not None
+    return plan.capacity_gib, plan.per_tib_mb_s
+
+
+def spec(group: str = "p5.48xlarge", **storage: Any) -> ClusterSpec:
+    groups = [{"name": "train", "instance_type": group, "count": 2}]
+    return parse(
+        {"name": "llm", "backend": "ec2", "zone_id": "use1-az4", "groups": groups, "storage": {"lustre": storage}}
+    )
+
+
+@given(wish=wishes, efa=st.booleans())
+def test_the_plan_is_sold_and_meets_the_wish(wish: Lustre, efa: bool) -> None:
+    capacity_gib, per_tib = size(lustre(wish, efa))
+    assert sold(capacity_gib, per_tib, efa)
+    assert meets(capacity_gib, per_tib, wish)
+    assert violations(Lustre(capacity_gib=capacity_gib, per_tib_mb_s=per_tib), efa) == ()
+
+
+@given(wish=wishes, efa=st.booleans())
+def test_nothing_smaller_meets_the_wish(wish: Lustre, efa: bool) -> None:
+    planned = size(lustre(wish, efa))
+    ladder = product([1200, *range(2400, planned[0] + 1, 2400)], EFA_STEPS)
+    smaller = [one for one in ladder if one < planned and sold(*one, efa) and meets(*one, wish)]
+    assert smaller == []
+
+
+@given(wish=wishes, more=st.tuples(st.floats(1, 10), st.floats(1, 10)), efa=st.booleans())
+def test_a_larger_wish_never_makes_a_smaller_file_system(wish: Lustre, more: tuple[float, float], efa: bool) -> None:
+    larger = Lustre(
+        throughput_gb_s=(wish.throughput_gb_s or 0.1) * more[0], capacity_tib=(wish.capacity_tib or 0.1) * more[1]
+    )
+    assert size(lustre(larger, efa)) >= size(lustre(wish, efa))
+
+
+@given(wish=wishes, efa=st.booleans())
+def test_efa_never_makes_it_smaller(wish: Lustre, efa: bool) -> None:
+    assert size(lustre(wish, True))[0] >= size(lustre(wish, False))[0]
+
+
+SMALLEST = "1200 GiB is the smallest file system there is"
+
+
+@pytest.mark.parametrize(
+    ("capacity_tib", "gb_s", "efa", "expected", "binding"),
+    [
+        (None, None, False, (1200, 125), SMALLEST),
+        (1.2, 0.3, False, (1200, 250), SMALLEST),
+        (3, None, False, (4800, 125), "capacity comes in steps of 2400 GiB, and the wish is 3000 GiB"),
+        (4.8, 1.2, False, (4800, 250), "capacity comes in steps of 2400 GiB, and the wish is 4800 GiB"),
+        (None, 5, False, (7200, 1000), "5 GB/s take 7200 GiB even at 1000 MB/s/TiB, the highest rate"),
+        (7.2, 2, True, (9600, 500), "EFA at 500 MB/s/TiB comes in steps of 9600 GiB"),
+        (1, None, True, (4800, 1000), "EFA at 1000 MB/s/TiB comes in steps of 4800 GiB"),
+        (19.2, 4.8, True, (19200, 250), "capacity comes in steps of 2400 GiB, and the wish is 19200 GiB"),
+        (4.8, 9.6, True, (9600, 1000), "9.6 GB/s take 9600 GiB even at 1000 MB/s/TiB, the highest rate"),
+    ],
+)
+def test_the_rule_that_bound_is_named(
+    capacity_tib: float | None, gb_s: float | None, efa: bool, expected: tuple[int, int], binding: str
+) -> None:
+    plan = lustre(Lustre(capacity_tib=capacity_tib, throughput_gb_s=gb_s), efa)
+    assert (size(plan), plan.binding) == (expected, binding)
+
+
+def test_throughput_is_counted_as_fsx_counts_it() -> None:
+    assert lustre(Lustre(capacity_gib=2400, per_tib_mb_s=250), False).throughput_mb_s == 600
+
+
+@given(capacity=st.integers(1, 10**6), per_tib=st.integers(1, 2000), efa=st.booleans())
+def test_an_exact_size_is_taken_as_it_is_even_an_illegal_one(capacity: int, per_tib: int, efa: bool) -> None:
+    plan = lustre(Lustre(capacity_gib=capacity, per_tib_mb_s=per_tib), efa)
+    assert size(plan) == (capacity, per_tib)
+
+
+@given(capacity=st.integers(1, 10**6), per_tib=st.sampled_from([125, 250, 500, 1000]), efa=st.booleans())
+def test_exactly_the_sizes_that_fsx_sells_are_without_a_violation(capacity: int, per_tib: int, efa: bool) -> None:
+    found = violations(Lustre(capacity_gib=capacity, per_tib_mb_s=per_tib), efa)
+    assert (found == ()) == sold(capacity, per_tib, efa)
+
+
+@given(gb_s=st.floats(0.1, 2000), cache=st.one_of(st.none(), st.integers(1, 200_000)))
+def test_intelligent_tiering_comes_in_steps_and_starts_small(gb_s: float, cache: int | None) -> None:
+    wish = Lustre(type="intelligent-tiering", throughput_gb_s=gb_s, read_cache_gib=cache)
+    plan = lustre(wish, True)
+    assert plan.tiered_mb_s is not None
+    assert plan.tiered_mb_s % 4000 == 0
+    assert 0 <= plan.tiered_mb_s - gb_s * 1000 + 1e-5 < 4000 + 1e-5
+    assert plan.read_cache_gib == (cache or plan.tiered_mb_s // 4000 * 32)
+    assert (plan.capacity_gib, plan.metadata_mode, plan.metadata_iops) == (None, "USER_PROVISIONED", 6000)
+    legal = cache is None or 32 <= cache / (plan.tiered_mb_s // 4000) <= 131_072
+    assert (violations(wish, True) == ()) == legal
+
+
+def broken(efa: bool = False, **wish: Any) -> list[str]:
+    return [found.path.removeprefix("storage.lustre.") for found in violations(Lustre.model_validate(wish), efa)]
+
+
+LINK = Association(path="/data", bucket="data")
+
+
+@pytest.mark.parametrize(
+    ("wish", "paths"),
+    [
+        ({"capacity_gib": 5000, "per_tib_mb_s": 125}, ["capacity_gib"]),
+        ({"capacity_gib": 4800, "per_tib_mb_s": 200}, ["per_tib_mb_s"]),
+        ({"capacity_gib": 4800}, ["per_tib_mb_s"]),
+        ({"per_tib_mb_s": 125}, ["capacity_gib"]),
+        ({"capacity_gib": 4800, "per_tib_mb_s": 125, "capacity_tib": 4.8}, ["capacity_tib"]),
+        ({"capacity_gib": 4800, "per_tib_mb_s": 125, "throughput_gb_s": 1}, ["throughput_gb_s"]),
+        ({"metadata_iops": 4000}, ["metadata_iops"]),
+        ({"metadata_iops": 204_000}, ["metadata_iops"]),
+        ({"read_cache_gib": 64}, ["read_cache_gib"]),
+        ({"backup_days": 7, "associations": [LINK]}, ["backup_days"]),
+        ({"mount_path": "/usr/fsx"}, ["mount_path"]),
+        ({"mount_path": "/mnt"}, ["mount_path"]),
+        ({"mount_path": "/fsx/../etc"}, ["mount_path"]),
+        ({"type": "intelligent-tiering"}, ["throughput_gb_s"]),
+        ({"type": "intelligent-tiering", "throughput_gb_s": 2004}, ["throughput_gb_s"]),
+        ({"type": "intelligent-tiering", "throughput_gb_s": 4, "capacity_tib": 10}, ["capacity_tib"]),
+        ({"type": "intelligent-tiering", "throughput_gb_s": 4, "metadata_iops": 1500}, ["metadata_iops"]),
+        ({"type": "intelligent-tiering", "throughput_gb_s": 8, "read_cache_gib": 32}, ["read_cache_gib"]),
+        ({"type": "intelligent-tiering", "throughput_gb_s": 4, "associations": [LINK]}, ["associations"]),
+    ],
+)
+def test_what_fsx_would_refuse_is_found(wish: dict[str, Any], paths: list[str]) -> None:
+    assert broken(**wish) == paths
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"capacity_gib": 1200, "per_tib_mb_s": 1000},
+        {"throughput_gb_s": 1, "metadata_iops": 1500},
+        {"throughput_gb_s": 1, "metadata_iops": 192_000},
+        {"backup_days": 7},
+        {"associations": [LINK]},
+        {"mount_path": "/mnt/fsx"},
+        {"type": "intelligent-tiering", "throughput_gb_s": 4, "metadata_iops": 12_000, "read_cache_gib": 32},
+        {"type": "intelligent-tiering", "throughput_gb_s": 4, "backup_days": 7},
+    ],
+)
+def test_what_fsx_takes_is_not_complained_about(wish: dict[str, Any]) -> None:
+    assert broken(**wish) == []
+
+
+def test_every_violation_says_how_to_mend_it_and_who_says_so() -> None:
+    found = violations(Lustre(capacity_gib=5000, per_tib_mb_s=500, metadata_iops=7), True)
+    assert len(found) == 2
+    assert found[0].message == "EFA at 500 MB/s/TiB comes in steps of 9600 GiB, 5000 is none"
+    assert found[0].fix == "set 9600, or efa: false"
+    assert all(one.source.startswith("https://docs.aws.amazon.com/fsx/") for one in found)
+
+
+EXISTING = ExistingLustre(
+    id="fs-0123456789abcdef0",
+    dns_name="fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com",
+    mount_name="abcd1234",
+    security_group_id="sg-0123456789abcdef0",
+    efa=True,
+)
+
+
+def test_an_existing_file_system_is_passed_on_and_nothing_is_wished_of_it() -> None:
+    plan = lustre(Lustre(existing=EXISTING, mount_path="/shared"), False)
+    assert (plan.existing, plan.efa, plan.mount_path, plan.throughput_mb_s) == (EXISTING, True, "/shared", None)
+    assert violations(Lustre(existing=EXISTING), True) == ()
+    wished = Lustre(existing=EXISTING, capacity_tib=1.2, backup_days=1, associations=(LINK,))
+    assert {found.path for found in violations(wished, True)} == {
+        f"storage.lustre.{key}" for key in ("capacity_tib", "backup_days", "associations")
+    }
+
+
+@pytest.mark.parametrize(
+    ("group", "storage", "wanted"),
+    [
+        ("p5.48xlarge", {"throughput_gb_s": 4.8}, True),
+        ("p5.48xlarge", {"throughput_gb_s": 2.4}, False),
+        ("p5.48xlarge", {"capacity_tib": 38.4}, True),
+        ("p5.48xlarge", {"throughput_gb_s": 2.4, "efa": True}, True),
+        ("p5.48xlarge", {"throughput_gb_s": 9.6, "efa": False}, False),
+        ("g6e.xlarge", {"throughput_gb_s": 9.6}, False),
+        ("g6e.xlarge", {"throughput_gb_s": 9.6, "efa": True}, True),
+        ("p5.48xlarge", {"capacity_gib": 9600, "per_tib_mb_s": 500}, True),
+        ("p5.48xlarge", {"capacity_gib": 7200, "per_tib_mb_s": 1000}, False),
+        ("p5.48xlarge", {"capacity_gib": 7200, "per_tib_mb_s": 333}, False),
+        ("p5.48xlarge", {"type": "intelligent-tiering", "throughput_gb_s": 4}, True),
+        ("p99.large", {"throughput_gb_s": 9.6}, False),
+        ("g6e.xlarge", {"existing": EXISTING.model_dump()}, True),
+    ],
+)
+def test_efa_is_on_where_the_workers_have_it_and_the_size_reaches_it(
+    group: str, storage: dict[str, Any], wanted: bool
+) -> None:
+    assert efa_wanted(spec(group, **storage)) is wanted
+
+
+def test_without_a_file_system_no_efa_is_wanted() -> None:
+    bare = parse({**spec().model_dump(), "storage": {}})
+    assert not efa_wanted(bare)
+
+
+@given(wish=wishes)
+def test_what_is_turned_on_without_a_word_is_legal(wish: Lustre) -> None:
+    found = spec(**wish.model_dump(include={"throughput_gb_s", "capacity_tib"}))
+    assert found.storage.lustre is not None
+    assert violations(found.storage.lustre, efa_wanted(found)) == ()
+
+
+@pytest.mark.parametrize("stack", STACKS, ids=lambda path: path.stem)
+def test_the_example_stacks_have_legal_file_systems(stack: Path) -> None:
+    example = parse(yaml.safe_load(stack.read_text(encoding="utf-8"))["config"]["lustrain:cluster"])
+    wish = example.storage.lustre
+    assert wish is None or violations(wish, efa_wanted(example)) == ()
+    assert home.violations(example.storage) == ()
+
+
+def test_a_home_has_a_standby_and_backups() -> None:
+    plan = home.home(Home(capacity_gib=512, throughput_mb_s=320, mount_path="/homes"))
+    assert (plan.capacity_gib, plan.throughput_mb_s, plan.mount_path) == (512, 320, "/homes")
+    assert plan.deployment == "SINGLE_AZ_HA_2"
+    assert plan.backup_days > 0
+
+
+@pytest.mark.parametrize(
+    ("wish", "paths"),
+    [
+        ({}, []),
+        ({"throughput_mb_s": 10_240}, []),
+        ({"throughput_mb_s": 100}, ["throughput_mb_s"]),
+        ({"throughput_mb_s": 20_480}, ["throughput_mb_s"]),
+        ({"mount_path": "/etc"}, ["mount_path"]),
+        ({"mount_path": "/fsx"}, ["mount_path"]),
+        ({"mount_path": "/fsx/home"}, ["mount_path"]),
+        ({"mount_path": "/fsx2"}, []),
+    ],
+)
+def test_homes_that_cannot_be_are_found(wish: dict[str, Any], paths: list[str]) -> None:
+    found = home.violations(Storage(home=Home.model_validate(wish), lustre=Lustre()))
+    assert [one.path.removeprefix("storage.home.") for one in found] == paths
+
+
+def test_without_a_home_there_is_nothing_to_complain_about() -> None:
+    assert home.violations(Storage(lustre=Lustre())) == ()
