@@ -13,6 +13,9 @@ from infra.plan.bundle import FOLDER, MAX_BYTES, ON_CREATE, ON_INIT, Bundle, bun
 from infra.problems import InfraError
 
 SCRIPT = b"#!/bin/bash\necho here\n"
+FILES = st.dictionaries(
+    st.sampled_from(["a", "b", "ab", "d/a", "d/b"]), st.text("abd/\n\0", max_size=4).map(str.encode), min_size=1
+)
 
 
 def written(folder: Path, files: dict[str, bytes]) -> Path:
@@ -44,18 +47,7 @@ def test_equal_files_have_equal_names_whenever_and_in_whichever_order_they_were_
     assert first.key(first.files[1]) == f"lifecycle/{first.sha}/deep/b.json"
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(["a", "b", "ab", "d/a", "d/b"]),
-        st.binary(max_size=8).map(lambda b: b.replace(b"\r", b"")),
-        min_size=1,
-    ),
-    st.dictionaries(
-        st.sampled_from(["a", "b", "ab", "d/a", "d/b"]),
-        st.binary(max_size=8).map(lambda b: b.replace(b"\r", b"")),
-        min_size=1,
-    ),
-)
+@given(FILES, FILES)
 def test_names_are_equal_exactly_when_paths_and_contents_are(
     tmp_path_factory: pytest.TempPathFactory, left: dict[str, bytes], right: dict[str, bytes]
 ) -> None:
