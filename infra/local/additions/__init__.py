@@ -2,11 +2,31 @@
 
 moto looks a service up by the name of a `moto.<service>.models` module and a line in
 `moto.backend_index.backend_url_patterns`; a missing action of a known service is a method set on its `*Response` class.
-That leans on internals, hence the pin `moto==5.2.*`. Every module here has `install()` and says what it leaves out.
+That leans on internals, hence the pin `moto==5.2.*`. Every module named here has `install()` and a line `LEFT_OUT`.
 """
 
 from __future__ import annotations
 
+import importlib
+from types import ModuleType
+
+MODULES = (
+    "fsx",
+    "fsx_associations",
+)
+
 
 def install() -> None:
     """Mend moto in this process, before its server starts."""
+    for module in _modules():
+        module.install()
+
+
+def left_out() -> tuple[str, ...]:
+    """What the additions do not emulate, a line for each."""
+    return tuple(str(module.LEFT_OUT) for module in _modules())
+
+
+def _modules() -> tuple[ModuleType, ...]:
+    # By name: a module of this package imports others of it, which the package cannot import before it is one itself.
+    return tuple(importlib.import_module(f"{__name__}.{name}") for name in MODULES)

@@ -1,0 +1,266 @@
+"""The rules by which FSx accepts a Lustre file system and the defaults it fills in; without effects.
+
+Sources: https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystem.html (capacity, throughput),
+API_CreateFileSystemLustreConfiguration.html and API_CreateFileSystemLustreMetadataConfiguration.html beside it, and
+https://docs.aws.amazon.com/fsx/latest/LustreGuide/increase-storage-capacity.html (the steps of EFA file systems).
+Capacities are in GiB, throughput per unit in MB/s per TiB, throughput capacity in MB/s.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from infra.local.additions.serving import refuse
+
+SSD_THROUGHPUT = {"PERSISTENT_1": (50, 100, 200), "PERSISTENT_2": (125, 250, 500, 1000)}
+HDD_STEP = {12: 6000, 40: 1800}
+EFA_STEP = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}
+METADATA_IOPS = (1500, 3000, 6000, *range(12000, 192001, 12000))
+TIERED_METADATA_IOPS = (6000, 12000)
+TIERED_STEP = 4000
+TIERED_MOST = 2_000_000
+CACHE_LEAST, CACHE_MOST = 32, 131072
+VERSIONS = ("2.10", "2.12", "2.15")
+TIERED = "INTELLIGENT_TIERING"
+
+
+def check_new(request: Mapping[str, Any]) -> None:
+    """Refuse a CreateFileSystem request of type LUSTRE that breaks one of the service's rules."""
+    lustre = request.get("LustreConfiguration") or {}
+    deployment = lustre.get("DeploymentType", "SCRATCH_1")
+    storage = request.get("StorageType", "SSD")
+    if len(request["SubnetIds"]) != 1:
+        _bad("Lustre file systems take exactly one subnet ID.")
+    if storage == "HDD" and deployment != "PERSISTENT_1":
+        _bad(f"Storage type HDD is supported on PERSISTENT_1 only, not on {deployment}.")
+    if deployment == "PERSISTENT_2" and any(
+        lustre.get(name) for name in ("ImportPath", "ExportPath", "AutoImportPolicy")
+    ):
+        _bad(
+            "ImportPath, ExportPath and AutoImportPolicy are not supported on PERSISTENT_2; use data repository associations."
+        )
+    if lustre.get("EfaEnabled") and (deployment != "PERSISTENT_2" or not lustre.get("MetadataConfiguration")):
+        _bad("EFA is supported on PERSISTENT_2 file systems with a metadata configuration only.")
+    _check_version(lustre, version(request))
+    _check_logs(lustre.get("LogConfiguration"))
+    if storage == TIERED:
+        _check_tiered(request, lustre, deployment)
+    else:
+        _check_provisioned(request, lustre, deployment, storage)
+
+
+def version(request: Mapping[str, Any]) -> str:
+    """The Lustre version a request gets: 2.10, on PERSISTENT_2 2.12, with a metadata configuration 2.15, unless it says."""
+    lustre = request.get("LustreConfiguration") or {}
+    asked = request.get("FileSystemTypeVersion")
+    if asked:
+        return str(asked)
+    if lustre.get("DeploymentType") != "PERSISTENT_2":
+        return "2.10"
+    return "2.15" if lustre.get("MetadataConfiguration") or request.get("StorageType") == TIERED else "2.12"
+
+
+def _check_version(lustre: Mapping[str, Any], asked: str) -> None:
+    if asked not in VERSIONS:
+        _bad(f"FileSystemTypeVersion {asked} is not one of {', '.join(VERSIONS)}.")
+    if lustre.get("DeploymentType") == "PERSISTENT_2" and asked == "2.10":
+        _bad("PERSISTENT_2 file systems need FileSystemTypeVersion 2.12 or 2.15.")
+    if lustre.get("EfaEnabled") and asked != "2.15":
+        _bad("EFA-enabled file systems need FileSystemTypeVersion 2.15.")
+
+
+def _check_logs(logs: Mapping[str, Any] | None) -> None:
+    destination = (logs or {}).get("Destination")
+    if destination and ":log-group:/aws/fsx/" not in destination and ":deliverystream/aws-fsx" not in destination:
+        _bad(
+            "The log destination must be a log group whose name begins with /aws/fsx/ or a stream that begins with aws-fsx."
+        )
+
+
+def _check_tiered(request: Mapping[str, Any], lustre: Mapping[str, Any], deployment: str) -> None:
+    throughput = lustre.get("ThroughputCapacity")
+    if deployment != "PERSISTENT_2":
+        _bad("Storage type INTELLIGENT_TIERING is supported on PERSISTENT_2 only.")
+    if request.get("StorageCapacity") is not None:
+        _bad("StorageCapacity cannot be set on an Intelligent-Tiering file system.")
+    if lustre.get("PerUnitStorageThroughput") is not None:
+        _bad("PerUnitStorageThroughput cannot be set on an Intelligent-Tiering file system; set ThroughputCapacity.")
+    if not throughput or throughput % TIERED_STEP or throughput > TIERED_MOST:
+        _bad(f"ThroughputCapacity must be a multiple of {TIERED_STEP} MB/s, at most {TIERED_MOST}.")
+    metadata = lustre.get("MetadataConfiguration") or {}
+    if metadata.get("Mode") != "USER_PROVISIONED" or metadata.get("Iops") not in TIERED_METADATA_IOPS:
+        _bad("Intelligent-Tiering needs MetadataConfiguration with Mode USER_PROVISIONED and Iops 6000 or 12000.")
+    _check_cache(lustre.get("DataReadCacheConfiguration"), throughput)
+
+
+def _check_cache(cache: Mapping[str, Any] | None, throughput: int) -> None:
+    if not cache:
+        _bad("DataReadCacheConfiguration is required when StorageType is INTELLIGENT_TIERING.")
+    units = throughput // TIERED_STEP
+    size = cache.get("SizeGiB")
+    if cache.get("SizingMode") == "USER_PROVISIONED":
+        if size is None or not CACHE_LEAST * units <= size <= CACHE_MOST * units:
+            _bad(f"SizeGiB must be between {CACHE_LEAST * units} and {CACHE_MOST * units} GiB at {throughput} MB/s.")
+    elif size is not None:
+        _bad("SizeGiB is valid only with SizingMode USER_PROVISIONED.")
+
+
+def _check_provisioned(request: Mapping[str, Any], lustre: Mapping[str, Any], deployment: str, storage: str) -> None:
+    per_unit = lustre.get("PerUnitStorageThroughput")
+    for name in ("ThroughputCapacity", "DataReadCacheConfiguration"):
+        if lustre.get(name) is not None:
+            _bad(f"{name} is valid only when StorageType is {TIERED}.")
+    check_per_unit(deployment, storage, per_unit)
+    efa = bool(lustre.get("EfaEnabled"))
+    check_capacity(deployment, storage, per_unit, request.get("StorageCapacity"), efa=efa)
+    metadata = lustre.get("MetadataConfiguration")
+    if metadata:
+        check_metadata(deployment, metadata)
+
+
+def check_per_unit(deployment: str, storage: str, per_unit: int | None) -> None:
+    allowed = tuple(HDD_STEP) if storage == "HDD" else SSD_THROUGHPUT.get(deployment, ())
+    if not allowed and per_unit is not None:
+        refuse("InvalidPerUnitStorageThroughput", f"PerUnitStorageThroughput is not supported on {deployment}.")
+    if allowed and per_unit not in allowed:
+        known = ", ".join(str(value) for value in allowed)
+        refuse(
+            "InvalidPerUnitStorageThroughput",
+            f"PerUnitStorageThroughput {per_unit} is not valid for {deployment} with {storage} storage: use {known}.",
+        )
+
+
+def check_capacity(deployment: str, storage: str, per_unit: int | None, capacity: int | None, *, efa: bool) -> None:
+    """Refuse a capacity off the steps; those of an EFA file system depend on its throughput per unit."""
+    if not capacity:
+        _bad("StorageCapacity is required.")
+    if efa:
+        step = EFA_STEP.get(per_unit or 0, 0)
+        if step and capacity % step:
+            _bad(
+                f"StorageCapacity {capacity} is not valid for an EFA-enabled file system with {per_unit} MB/s/TiB: "
+                f"use multiples of {step} GiB."
+            )
+        return
+    small: tuple[int, ...]
+    if storage == "HDD":
+        step, small = HDD_STEP[per_unit or 12], ()
+    elif deployment == "SCRATCH_1":
+        step, small = 3600, (1200, 2400)
+    else:
+        step, small = 2400, (1200,)
+    if capacity % step and capacity not in small:
+        known = ", ".join(f"{value} GiB" for value in small)
+        _bad(f"StorageCapacity {capacity} is not valid: use {known + ' or ' if known else ''}multiples of {step} GiB.")
+
+
+def check_metadata(deployment: str, metadata: Mapping[str, Any]) -> None:
+    if deployment != "PERSISTENT_2":
+        _bad("MetadataConfiguration is supported on PERSISTENT_2 file systems only.")
+    iops = metadata.get("Iops")
+    if metadata.get("Mode") == "AUTOMATIC":
+        if iops is not None:
+            _bad("Iops cannot be set when the metadata Mode is AUTOMATIC.")
+    elif iops not in METADATA_IOPS:
+        _bad(f"Metadata Iops {iops} is not valid: use 1500, 3000, 6000 or a multiple of 12000 up to 192000.")
+
+
+def automatic_iops(capacity: int) -> int:
+    """Metadata IOPS that AUTOMATIC mode gives a capacity in GiB.
+
+    https://docs.aws.amazon.com/fsx/latest/LustreGuide/managing-metadata-performance.html
+    """
+    for most, iops in ((1200, 1500), (2400, 3000), (9600, 6000), (45600, 12000)):
+        if capacity <= most:
+            return iops
+    return min(192000, 12000 * (capacity // 24000))
+
+
+def described(request: Mapping[str, Any], default_logs: str) -> dict[str, Any]:
+    """The LustreConfiguration that FSx shows of a new file system: what was asked for and the service's defaults."""
+    asked = dict(request.get("LustreConfiguration") or {})
+    deployment = asked.setdefault("DeploymentType", "SCRATCH_1")
+    letters = string.ascii_lowercase + string.digits
+    asked["MountName"] = "fsx" if deployment == "SCRATCH_1" else "".join(secrets.choice(letters) for _ in range(8))
+    asked.setdefault("WeeklyMaintenanceStartTime", "1:05:00")
+    asked.setdefault("AutomaticBackupRetentionDays", 0)
+    asked.setdefault("CopyTagsToBackups", False)
+    asked.setdefault("DataCompressionType", "NONE")
+    asked.setdefault("EfaEnabled", False)
+    asked["LogConfiguration"] = logs(asked.get("LogConfiguration"), default_logs)
+    if asked["AutomaticBackupRetentionDays"]:
+        asked.setdefault("DailyAutomaticBackupStartTime", "05:00")
+    if asked.get("MetadataConfiguration"):
+        asked["MetadataConfiguration"] = metadata(asked["MetadataConfiguration"], request.get("StorageCapacity") or 0)
+    return asked
+
+
+def logs(asked: Mapping[str, Any] | None, default: str) -> dict[str, Any]:
+    if not asked or asked["Level"] == "DISABLED":
+        return {"Level": "DISABLED"}
+    return {"Level": asked["Level"], "Destination": asked.get("Destination", default).removesuffix(":*")}
+
+
+def metadata(asked: Mapping[str, Any], capacity: int) -> dict[str, Any]:
+    if asked.get("Mode") == "AUTOMATIC":
+        return {"Mode": "AUTOMATIC", "Iops": automatic_iops(capacity)}
+    return {"Mode": "USER_PROVISIONED", "Iops": asked["Iops"]}
+
+
+def check_update(record: Mapping[str, Any], request: Mapping[str, Any]) -> None:
+    """Refuse an UpdateFileSystem request that the file system described by `record` cannot follow."""
+    now: Mapping[str, Any] = record["LustreConfiguration"]
+    asked: Mapping[str, Any] = request.get("LustreConfiguration") or {}
+    deployment, storage = now["DeploymentType"], record["StorageType"]
+    per_unit = asked.get("PerUnitStorageThroughput")
+    if per_unit is not None:
+        if now["EfaEnabled"] and per_unit != now.get("PerUnitStorageThroughput"):
+            _bad("PerUnitStorageThroughput of an EFA-enabled file system cannot be changed.")
+        check_per_unit(deployment, storage, per_unit)
+    _check_growth(record, request, per_unit or now.get("PerUnitStorageThroughput"))
+    if asked.get("MetadataConfiguration"):
+        _check_metadata_growth(now, asked["MetadataConfiguration"], tiered=storage == TIERED)
+    throughput = asked.get("ThroughputCapacity")
+    if throughput is not None and (storage != TIERED or throughput % TIERED_STEP):
+        _bad(f"ThroughputCapacity is valid on Intelligent-Tiering only, in multiples of {TIERED_STEP} MB/s.")
+    if asked.get("DataReadCacheConfiguration"):
+        if storage != TIERED:
+            _bad(f"DataReadCacheConfiguration is valid only when StorageType is {TIERED}.")
+        _check_cache(asked["DataReadCacheConfiguration"], throughput or now["ThroughputCapacity"])
+    wanted = request.get("FileSystemTypeVersion")
+    if wanted and VERSIONS.index(wanted) < VERSIONS.index(record["FileSystemTypeVersion"]):
+        _bad(f"FileSystemTypeVersion cannot go back from {record['FileSystemTypeVersion']} to {wanted}.")
+    _check_logs(asked.get("LogConfiguration"))
+
+
+def _check_growth(record: Mapping[str, Any], request: Mapping[str, Any], per_unit: int | None) -> None:
+    capacity = request.get("StorageCapacity")
+    if capacity is None or capacity == record.get("StorageCapacity"):
+        return
+    now = record["LustreConfiguration"]
+    deployment, storage = now["DeploymentType"], record["StorageType"]
+    if storage == TIERED or deployment == "SCRATCH_1":
+        _bad(f"The storage capacity of a {deployment} file system with {storage} storage cannot be changed.")
+    if capacity < record["StorageCapacity"]:
+        _bad(f"StorageCapacity must be greater than the current {record['StorageCapacity']} GiB.")
+    if not now["EfaEnabled"] and storage != "HDD" and capacity % 2400:
+        _bad(f"StorageCapacity {capacity} is not valid: use multiples of 2400 GiB.")
+    check_capacity(deployment, storage, per_unit, capacity, efa=now["EfaEnabled"])
+
+
+def _check_metadata_growth(now: Mapping[str, Any], asked: Mapping[str, Any], *, tiered: bool) -> None:
+    current = now.get("MetadataConfiguration")
+    if not current:
+        _bad("A metadata configuration cannot be added to a file system that was created without one.")
+    if tiered and (asked.get("Mode") == "AUTOMATIC" or asked.get("Iops") not in TIERED_METADATA_IOPS):
+        _bad("Intelligent-Tiering needs metadata Mode USER_PROVISIONED and Iops 6000 or 12000.")
+    check_metadata(now["DeploymentType"], {"Mode": current["Mode"], **asked})
+    if asked.get("Iops") is not None and asked["Iops"] < current["Iops"]:
+        _bad(f"Metadata Iops can only be increased; the file system has {current['Iops']}.")
+
+
+def _bad(message: str) -> NoReturn:
+    refuse("BadRequest", message)

@@ -1,0 +1,104 @@
+"""The rules by which FSx accepts an OpenZFS file system, its defaults and its root volume; without effects.
+
+Sources: https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystemOpenZFSConfiguration.html and
+API_OpenZFSCreateRootVolumeConfiguration.html beside it. Capacities are in GiB, throughput in MB/s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from infra.local.additions.serving import refuse
+
+_FIRST = (64, 128, 256, 512, 1024, 2048, 3072, 4096)
+_SECOND = (160, 320, 640, 1280, 2560, 3840, 5120, 7680, 10240)
+THROUGHPUT = {
+    "SINGLE_AZ_1": _FIRST,
+    "SINGLE_AZ_HA_1": _FIRST,
+    "SINGLE_AZ_2": _SECOND,
+    "SINGLE_AZ_HA_2": _SECOND,
+    "MULTI_AZ_1": _SECOND,
+}
+CAPACITY = range(64, 524288 + 1)
+IOPS_PER_GIB = 3
+
+
+def check_new(request: Mapping[str, Any]) -> None:
+    """Refuse a CreateFileSystem request of type OPENZFS that breaks one of the service's rules."""
+    zfs = request.get("OpenZFSConfiguration") or {}
+    if not zfs:
+        refuse("MissingFileSystemConfiguration", "OpenZFSConfiguration is required.")
+    deployment = zfs["DeploymentType"]
+    subnets = 2 if deployment == "MULTI_AZ_1" else 1
+    if len(request["SubnetIds"]) != subnets:
+        _bad(f"{deployment} takes exactly {subnets} subnet ID(s).")
+    if deployment == "MULTI_AZ_1" and zfs.get("PreferredSubnetId") not in request["SubnetIds"]:
+        _bad("PreferredSubnetId must be one of SubnetIds for MULTI_AZ_1.")
+    check_throughput(deployment, zfs["ThroughputCapacity"])
+    if request.get("StorageType", "SSD") == "SSD":
+        if request.get("StorageCapacity") not in CAPACITY:
+            _bad("StorageCapacity must be between 64 and 524288 GiB.")
+        check_iops(zfs.get("DiskIopsConfiguration"), request["StorageCapacity"])
+
+
+def check_throughput(deployment: str, throughput: int) -> None:
+    if throughput not in THROUGHPUT[deployment]:
+        known = ", ".join(str(value) for value in THROUGHPUT[deployment])
+        _bad(f"ThroughputCapacity {throughput} is not valid for {deployment}: use {known}.")
+
+
+def check_iops(asked: Mapping[str, Any] | None, capacity: int) -> None:
+    if (asked or {}).get("Mode") == "USER_PROVISIONED" and (asked or {}).get("Iops", 0) < IOPS_PER_GIB * capacity:
+        _bad(f"Iops must be at least {IOPS_PER_GIB} per GiB, here {IOPS_PER_GIB * capacity}.")
+
+
+def described(request: Mapping[str, Any], root_volume: str) -> dict[str, Any]:
+    """The OpenZFSConfiguration that FSx shows of a new file system."""
+    asked = dict(request["OpenZFSConfiguration"])
+    asked.pop("RootVolumeConfiguration", None)
+    asked.setdefault("AutomaticBackupRetentionDays", 0)
+    asked.setdefault("CopyTagsToBackups", False)
+    asked.setdefault("CopyTagsToVolumes", False)
+    asked.setdefault("WeeklyMaintenanceStartTime", "1:05:00")
+    if asked["AutomaticBackupRetentionDays"]:
+        asked.setdefault("DailyAutomaticBackupStartTime", "05:00")
+    asked["DiskIopsConfiguration"] = iops(asked.get("DiskIopsConfiguration"), request.get("StorageCapacity") or 0)
+    asked["RootVolumeId"] = root_volume
+    return asked
+
+
+def iops(asked: Mapping[str, Any] | None, capacity: int) -> dict[str, Any]:
+    if (asked or {}).get("Mode") == "USER_PROVISIONED":
+        return dict(asked or {})
+    return {"Mode": "AUTOMATIC", "Iops": IOPS_PER_GIB * capacity}
+
+
+def root_volume(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The OpenZFSConfiguration of the volume that comes with a file system."""
+    return {
+        "VolumePath": "/fsx",
+        "RecordSizeKiB": 128,
+        "DataCompressionType": "NONE",
+        "CopyTagsToSnapshots": False,
+        "ReadOnly": False,
+        "NfsExports": [{"ClientConfigurations": [{"Clients": "*", "Options": ["rw", "crossmnt"]}]}],
+        "UserAndGroupQuotas": [],
+        **(request["OpenZFSConfiguration"].get("RootVolumeConfiguration") or {}),
+    }
+
+
+def check_update(record: Mapping[str, Any], request: Mapping[str, Any]) -> None:
+    """Refuse an UpdateFileSystem request that the file system described by `record` cannot follow."""
+    asked = request.get("OpenZFSConfiguration") or {}
+    now = record["OpenZFSConfiguration"]
+    if asked.get("ThroughputCapacity") is not None:
+        check_throughput(now["DeploymentType"], asked["ThroughputCapacity"])
+    capacity = request.get("StorageCapacity")
+    if capacity is not None and capacity != record["StorageCapacity"] and capacity < record["StorageCapacity"] * 1.1:
+        _bad("StorageCapacity must be at least 10 percent greater than the current storage capacity value.")
+    check_iops(asked.get("DiskIopsConfiguration"), capacity or record["StorageCapacity"])
+
+
+def _bad(message: str) -> NoReturn:
+    refuse("BadRequest", message)

@@ -1,0 +1,94 @@
+"""What one emulated service asks another: does this subnet exist, what do these groups allow, where does this bucket live.
+
+Left out: permissions. A service sees every resource of the account, whatever its role may do.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from moto.ec2.exceptions import InvalidSubnetIdError
+from moto.ec2.models import ec2_backends
+from moto.iam.models import iam_backends
+from moto.s3.models import s3_backends
+
+from infra.local.additions.serving import Call
+
+
+@dataclass(frozen=True)
+class Permission:
+    """One rule of a security group; `protocol` "-1" is all traffic, then the ports are None."""
+
+    protocol: str
+    first_port: int | None
+    last_port: int | None
+    group: str | None
+    cidr: str | None
+
+    def covers(self, protocol: str, port: int) -> bool:
+        if self.protocol == "-1":
+            return True
+        ports = range(self.first_port or 0, (self.last_port or 0) + 1)
+        return self.protocol == protocol and port in ports
+
+
+@dataclass(frozen=True)
+class Group:
+    id: str
+    vpc: str | None
+    ingress: tuple[Permission, ...]
+    egress: tuple[Permission, ...]
+
+    @property
+    def open_to_itself(self) -> bool:
+        """All traffic in from and out to members of the group itself, what EFA asks for."""
+        return all(
+            any(rule.protocol == "-1" and rule.group == self.id for rule in side)
+            for side in (self.ingress, self.egress)
+        )
+
+
+def new_id(prefix: str) -> str:
+    """An id in the long form, such as fs-0123456789abcdef0."""
+    return f"{prefix}-0{secrets.token_hex(8)}"
+
+
+def subnet(call: Call, subnet_id: str) -> Any | None:
+    """moto's subnet (`.vpc_id`, `.availability_zone_id`), None where there is none of this id in the region."""
+    try:
+        return ec2_backends[call.account][call.region].get_subnet(subnet_id)
+    except InvalidSubnetIdError:
+        return None
+
+
+def group(call: Call, group_id: str) -> Group | None:
+    found = ec2_backends[call.account][call.region].get_security_group_from_id(group_id)
+    if found is None:
+        return None
+    return Group(found.id, found.vpc_id, _permissions(found.ingress_rules), _permissions(found.egress_rules))
+
+
+def bucket_region(call: Call, name: str) -> str | None:
+    """The region a bucket lives in, None where the account has no bucket of this name."""
+    found = s3_backends[call.account][call.partition].buckets.get(name)
+    return None if found is None else str(found.region_name)
+
+
+def role_exists(call: Call, arn: str) -> bool:
+    return any(role.arn == arn for role in iam_backends[call.account][call.partition].roles.values())
+
+
+def _permissions(rules: Iterable[Any]) -> tuple[Permission, ...]:
+    return tuple(
+        Permission(
+            str(rule.ip_protocol),
+            rule.from_port,
+            rule.to_port,
+            rule.source_group.get("GroupId") or None,
+            rule.cidr_ipv4 or rule.cidr_ipv6,
+        )
+        for rule in rules
+    )
