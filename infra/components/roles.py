@@ -1,0 +1,51 @@
+"""IAM roles as their plans say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.plan.iam import RolePlan
+
+
+class Roles(pulumi.ComponentResource):
+    """`arns` by key. Whatever uses a role depends on `ready`: a role without its policies is refused or cannot work."""
+
+    arns: dict[str, pulumi.Output[str]]
+    instance_profile_arn: pulumi.Output[str] | None
+    ready: list[pulumi.Resource]
+
+    def __init__(self, name: str, plans: Sequence[RolePlan], opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("lustrain:infra:Roles", name, None, opts)
+        self._name = name
+        self.arns, self.ready, self.instance_profile_arn = {}, [], None
+        for plan in plans:
+            self._make(plan)
+        self.register_outputs({"arns": self.arns, "instance_profile_arn": self.instance_profile_arn})
+
+    def _make(self, plan: RolePlan) -> None:
+        named, child = f"{self._name}-{plan.key}", pulumi.ResourceOptions(parent=self)
+        role = aws.iam.Role(
+            named,
+            path=plan.path,
+            description=plan.description,
+            assume_role_policy=json.dumps(plan.trust),
+            opts=child,
+        )
+        self.arns[plan.key] = role.arn
+        self.ready.append(role)
+        if plan.policy is not None:
+            policy = json.dumps(plan.policy)
+            self.ready.append(aws.iam.RolePolicy(named, role=role.name, policy=policy, opts=child))
+        for arn in plan.managed:
+            attached = aws.iam.RolePolicyAttachment(
+                f"{named}-{arn.rpartition('/')[2]}", role=role.name, policy_arn=arn, opts=child
+            )
+            self.ready.append(attached)
+        if plan.instance_profile:
+            profile = aws.iam.InstanceProfile(named, path=plan.path, role=role.name, opts=child)
+            self.instance_profile_arn = profile.arn
+            self.ready.append(profile)

@@ -1,0 +1,82 @@
+"""Security groups and their rules, each rule a resource of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.plan.security import DESCRIPTIONS, Peer, Rule
+
+
+class _Other(TypedDict, total=False):
+    """The argument of a rule that names its peer."""
+
+    cidr_ipv4: pulumi.Input[str]
+    prefix_list_id: pulumi.Input[str]
+    referenced_security_group_id: pulumi.Input[str]
+
+
+class SecurityGroups(pulumi.ComponentResource):
+    """`ids` by the key of a group. Whatever is attached to one depends on `ready`, which holds the rules: FSx refuses an
+    EFA-enabled file system whose group is still empty."""
+
+    ids: dict[str, pulumi.Output[str]]
+    ready: list[pulumi.Resource]
+
+    def __init__(
+        self,
+        name: str,
+        rules: Sequence[Rule],
+        vpc_id: pulumi.Input[str],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("lustrain:infra:SecurityGroups", name, None, opts)
+        self._name = name
+        self.ids = {key: self._group(key, vpc_id) for key in dict.fromkeys(rule.group for rule in rules)}
+        self.ready = [self._rule(rule) for rule in rules]
+        self.register_outputs({"ids": self.ids})
+
+    def _group(self, key: str, vpc_id: pulumi.Input[str]) -> pulumi.Output[str]:
+        return aws.ec2.SecurityGroup(
+            f"{self._name}-{key}",
+            # EC2 refuses names that begin with sg-, which a cluster's may.
+            name_prefix=f"lustrain-{self._name}-{key}-",
+            description=DESCRIPTIONS[key],
+            vpc_id=vpc_id,
+            tags={"Name": f"{self._name}-{key}"},
+            opts=pulumi.ResourceOptions(parent=self),
+        ).id
+
+    def _rule(self, rule: Rule) -> pulumi.Resource:
+        kind = aws.vpc.SecurityGroupIngressRule if rule.direction == "ingress" else aws.vpc.SecurityGroupEgressRule
+        first, last = rule.ports or (None, None)
+        return kind(
+            f"{self._name}-{rule.key}",
+            security_group_id=self.ids[rule.group],
+            ip_protocol=rule.protocol,
+            from_port=first,
+            to_port=last,
+            description=rule.why,
+            opts=pulumi.ResourceOptions(parent=self),
+            **self._other(rule.peer),
+        )
+
+    def _other(self, peer: Peer) -> _Other:
+        match peer.kind:
+            case "group":
+                return {"referenced_security_group_id": self.ids[peer.value]}
+            case "group-id":
+                return {"referenced_security_group_id": peer.value}
+            case "cidr":
+                return {"cidr_ipv4": peer.value}
+            case "prefix-list":
+                return {"prefix_list_id": _prefix_list(peer.value)}
+
+
+def _prefix_list(service: str) -> pulumi.Output[str]:
+    """AWS's list of the addresses that a gateway endpoint of `service` leads to."""
+    region = aws.get_region_output().region
+    return aws.ec2.get_prefix_list_output(name=pulumi.Output.concat("com.amazonaws.", region, ".", service)).id

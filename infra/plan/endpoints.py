@@ -1,0 +1,101 @@
+"""VPC endpoints: S3 through a gateway always, and in a closed network an interface for each service that nodes call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from infra.config import ClusterSpec
+from infra.plan.documents import Document, allow, document, location
+from infra.plan.place import Place, bucket_names, runs_uri
+
+ALWAYS = ("ec2", "ecr.api", "ecr.dkr", "sts", "logs", "monitoring", "ssm", "ssmmessages", "ec2messages", "fsx", "sqs")
+"""Image pulls, credentials, logs and metrics, SSM sessions, the file system's state, and the interruption queue."""
+BY_BACKEND = {
+    "ec2": ("autoscaling",),
+    "hyperpod-slurm": ("sagemaker.api",),
+    "hyperpod-eks": ("sagemaker.api", "eks", "eks-auth"),
+}
+CHINESE = frozenset(
+    {"autoscaling", "ec2", "ecr.api", "ecr.dkr", "eks", "fsx", "monitoring", "sagemaker.api", "sqs", "sts"}
+)
+"""In China these are called `cn.com.amazonaws.…`, the others as anywhere (aws-cdk's `getDefaultEndpointPrefix`,
+https://github.com/aws/aws-cdk/blob/main/packages/aws-cdk-lib/aws-ec2/lib/vpc-endpoint.ts)."""
+
+
+@dataclass(frozen=True)
+class EndpointPlan:
+    """One endpoint: a gateway lies in the route tables, an interface in the compute subnet."""
+
+    key: str
+    service: str
+    kind: Literal["Gateway", "Interface"]
+    policy: Document | None = None
+
+
+def interface_services(spec: ClusterSpec) -> tuple[str, ...]:
+    """Services that a closed network of ours has interfaces for; none in an open one or in one that is there already."""
+    if spec.network.existing is not None or not spec.network.closed:
+        return ()
+    prometheus = ("aps-workspaces",) if spec.observability.prometheus else ()
+    return (*ALWAYS, *BY_BACKEND[spec.backend], *prometheus)
+
+
+def endpoints(spec: ClusterSpec, place: Place) -> tuple[EndpointPlan, ...]:
+    """None in a network that is there already: nothing in it is changed."""
+    if spec.network.existing is not None:
+        return ()
+    gateway = EndpointPlan("s3", f"com.amazonaws.{place.region}.s3", "Gateway", s3_policy(spec, place))
+    return (gateway, *(_interface(service, place) for service in interface_services(spec)))
+
+
+def s3_policy(spec: ClusterSpec, place: Place) -> Document:
+    """What may pass the gateway: the cluster's own buckets, and AWS's that nodes install from and pull images from.
+
+    Every request from the VPC to S3 in this region passes it, also where there is a NAT gateway: a bucket that is missing
+    here answers AccessDenied. Who may do what in the cluster's buckets is said by roles; this keeps data from being
+    carried off to other buckets with foreign credentials.
+    """
+    names = bucket_names(spec, place)
+    runs = location(runs_uri(spec, place))
+    buckets = {names.data, names.checkpoints, names.lifecycle, *([runs.bucket] if runs else [])}
+    own = [place.bucket_arn(bucket, key) for bucket in buckets for key in ("", "*")]
+    foreign = [place.bucket_arn(bucket, "*") for bucket in aws_buckets(place.region)]
+    return document(
+        [
+            allow("ClusterBuckets", ["s3:*"], own, Principal="*"),
+            allow("BucketsOfAws", ["s3:GetObject"], foreign, Principal="*"),
+        ]
+    )
+
+
+def aws_buckets(region: str) -> tuple[str, ...]:
+    """Buckets of AWS that nodes read.
+
+    ECR's image layers (https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html), those of the SSM agent
+    (https://docs.aws.amazon.com/systems-manager/latest/userguide/ssm-agent-technical-details.html), of the CloudWatch
+    agent, of Amazon Linux' packages (https://docs.aws.amazon.com/linux/al2023/ug/network-considerations.html), the EFA
+    installer (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html) and the Lustre client
+    (https://docs.aws.amazon.com/fsx/latest/LustreGuide/install-lustre-client.html). What HyperPod's own agents read is not
+    published; they run before lifecycle scripts and have an interface in AWS's network.
+    """
+    return (
+        f"prod-{region}-starport-layer-bucket",
+        f"aws-ssm-{region}",
+        f"amazon-ssm-{region}",
+        f"amazon-ssm-packages-{region}",
+        f"aws-ssm-document-attachments-{region}",
+        f"aws-ssm-distributor-file-{region}",
+        f"patch-baseline-snapshot-{region}",
+        f"{region}-birdwatcher-prod",
+        f"amazoncloudwatch-agent-{region}",
+        f"al2023-repos-{region}-de612dc2",
+        f"amazonlinux-2-repos-{region}",
+        "aws-efa-installer",
+        "fsx-lustre-client-repo",
+    )
+
+
+def _interface(service: str, place: Place) -> EndpointPlan:
+    prefix = "cn.com.amazonaws" if place.partition == "aws-cn" and service in CHINESE else "com.amazonaws"
+    return EndpointPlan(service.replace(".", "-"), f"{prefix}.{place.region}.{service}", "Interface")
