@@ -1,0 +1,203 @@
+"""A gang of EC2 instances: placement group, launch template, Auto Scaling group and its hook, as the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.plan.gang import (
+    HOP_LIMIT,
+    METRICS,
+    ROOT_IOPS,
+    ROOT_MB_S,
+    SAVE_SECONDS,
+    SUSPENDED,
+    TAGGED,
+    GangPlan,
+    Image,
+    Interface,
+)
+from infra.plan.user_data import encoded
+
+
+class Gang(pulumi.ComponentResource):
+    """All nodes of one group. `user_data` is the script as text; `reservation_id` that of capacity bought beside it."""
+
+    auto_scaling_group: pulumi.Output[str]
+    launch_template_id: pulumi.Output[str]
+
+    def __init__(
+        self,
+        name: str,
+        plan: GangPlan,
+        *,
+        subnet_id: pulumi.Input[str],
+        security_group_id: pulumi.Input[str],
+        instance_profile_arn: pulumi.Input[str],
+        user_data: pulumi.Input[str],
+        reservation_id: pulumi.Input[str] | None = None,
+        depends_on: Sequence[pulumi.Resource] = (),
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("lustrain:infra:Gang", name, None, opts)
+        self._name = name
+        self._plan = plan
+        image_id, root_device = self._image(plan.image)
+        # The image that was looked up first stays: see Image.
+        kept = [] if plan.image.id else ["imageId"]
+        template = aws.ec2.LaunchTemplate(
+            f"{name}-{plan.image.family}",
+            description=plan.description,
+            image_id=image_id,
+            instance_type=plan.instance_type,
+            key_name=plan.key_name,
+            iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=instance_profile_arn),
+            network_interfaces=[_interface(one, security_group_id) for one in plan.interfaces],
+            metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
+                http_endpoint="enabled",
+                http_tokens="required",
+                http_put_response_hop_limit=HOP_LIMIT,
+                instance_metadata_tags="enabled",
+            ),
+            block_device_mappings=[_root(root_device, plan.root_volume_gib)],
+            cpu_options=self._cpu(),
+            instance_market_options=self._market(),
+            capacity_reservation_specification=self._reservation(reservation_id),
+            placement=self._placement(),
+            instance_initiated_shutdown_behavior="terminate",
+            tag_specifications=[
+                aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=plan.tags) for kind in TAGGED
+            ],
+            user_data=pulumi.Output.from_input(user_data).apply(encoded),
+            update_default_version=True,
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=kept),
+        )
+        group = self._group(template, subnet_id, depends_on)
+        self.auto_scaling_group = group.name
+        self.launch_template_id = template.id
+        self.register_outputs(
+            {"auto_scaling_group": self.auto_scaling_group, "launch_template_id": self.launch_template_id}
+        )
+
+    def _group(
+        self, template: aws.ec2.LaunchTemplate, subnet_id: pulumi.Input[str], depends_on: Sequence[pulumi.Resource]
+    ) -> aws.autoscaling.Group:
+        name, plan = self._name, self._plan
+        group = aws.autoscaling.Group(
+            f"{name}-gang",
+            min_size=plan.min_size,
+            max_size=plan.count,
+            desired_capacity=plan.count,
+            vpc_zone_identifiers=[subnet_id],
+            launch_template=aws.autoscaling.GroupLaunchTemplateArgs(
+                id=template.id, version=template.latest_version.apply(lambda version: str(int(version)))
+            ),
+            # Nodes may come late or never: a deployment must not wait for capacity.
+            wait_for_capacity_timeout="0",
+            health_check_type="EC2",
+            suspended_processes=list(SUSPENDED),
+            capacity_rebalance=plan.rebalances,
+            enabled_metrics=[aws.autoscaling.Metric(metric) for metric in METRICS],
+            metrics_granularity="1Minute",
+            tags=[
+                aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
+                for key, value in plan.tags.items()
+            ],
+            opts=pulumi.ResourceOptions(parent=self, depends_on=list(depends_on)),
+        )
+        under = pulumi.ResourceOptions(parent=self)
+        aws.autoscaling.LifecycleHook(
+            f"{name}-save",
+            autoscaling_group_name=group.name,
+            lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
+            heartbeat_timeout=SAVE_SECONDS,
+            default_result="CONTINUE",
+            opts=under,
+        )
+        if plan.empty_at:
+            aws.autoscaling.Schedule(
+                f"{name}-end",
+                autoscaling_group_name=group.name,
+                scheduled_action_name="end-of-capacity-block",
+                min_size=0,
+                max_size=plan.count,
+                desired_capacity=0,
+                start_time=plan.empty_at,
+                opts=under,
+            )
+        return group
+
+    def _image(self, image: Image) -> tuple[pulumi.Input[str], pulumi.Input[str]]:
+        """Id and root device; what the plan leaves open is asked for."""
+        lookup = pulumi.InvokeOutputOptions(parent=self)
+        only = aws.ec2.GetAmiFilterArgs(name="image-id", values=[image.id or ""])
+        return (
+            image.id or aws.ssm.get_parameter_output(name=image.parameter, opts=lookup).value,
+            image.root_device or aws.ec2.get_ami_output(filters=[only], opts=lookup).root_device_name,
+        )
+
+    def _cpu(self) -> aws.ec2.LaunchTemplateCpuOptionsArgs | None:
+        cpu = self._plan.cpu
+        if cpu is None:
+            return None
+        return aws.ec2.LaunchTemplateCpuOptionsArgs(core_count=cpu.cores, threads_per_core=cpu.threads_per_core)
+
+    def _market(self) -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs | None:
+        market = self._plan.market
+        if market.type is None:
+            return None
+        spot = market.spot_type and aws.ec2.LaunchTemplateInstanceMarketOptionsSpotOptionsArgs(
+            spot_instance_type=market.spot_type, instance_interruption_behavior=market.interruption
+        )
+        return aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type=market.type, spot_options=spot or None)
+
+    def _reservation(
+        self, bought: pulumi.Input[str] | None
+    ) -> aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs | None:
+        market = self._plan.market
+        target = bought if bought is not None else market.reservation
+        if target is None:
+            return None
+        return aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs(
+            capacity_reservation_preference=market.preference,
+            capacity_reservation_target=aws.ec2.LaunchTemplateCapacityReservationSpecificationCapacityReservationTargetArgs(
+                capacity_reservation_id=target
+            ),
+        )
+
+    def _placement(self) -> aws.ec2.LaunchTemplatePlacementArgs | None:
+        market = self._plan.market
+        group: pulumi.Input[str] | None = market.placement_group
+        if market.own_placement_group:
+            group = aws.ec2.PlacementGroup(
+                f"{self._name}-near", strategy="cluster", opts=pulumi.ResourceOptions(parent=self)
+            ).name
+        return None if group is None else aws.ec2.LaunchTemplatePlacementArgs(group_name=group)
+
+
+def _interface(one: Interface, security_group_id: pulumi.Input[str]) -> aws.ec2.LaunchTemplateNetworkInterfaceArgs:
+    """An Auto Scaling group takes only interfaces that go with their instance, and gives them their subnet."""
+    return aws.ec2.LaunchTemplateNetworkInterfaceArgs(
+        network_card_index=one.card,
+        device_index=one.device,
+        interface_type=one.type,
+        associate_public_ip_address=one.public_address,
+        delete_on_termination="true",
+        security_groups=[security_group_id],
+    )
+
+
+def _root(device: pulumi.Input[str], gib: int) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
+    return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
+        device_name=device,
+        ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
+            volume_type="gp3",
+            volume_size=gib,
+            iops=ROOT_IOPS,
+            throughput=ROOT_MB_S,
+            encrypted="true",
+            delete_on_termination="true",
+        ),
+    )

@@ -1,0 +1,227 @@
+"""Where a group's machines come from, in EC2's terms: market, reservation, placement group, and what is bought.
+
+A cluster placement group and a reservation exclude each other: EC2 then looks for the reserved machines inside the group,
+where they do not lie, and answers InsufficientInstanceCapacity (https://github.com/aws/aws-parallelcluster/issues/4215,
+https://github.com/eksctl-io/eksctl/issues/8220). Only a reservation that was made in a group is launched into that group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from infra.catalog.instances import Instance, instance
+from infra.config import Backend, Capacity, CapacityMode, ClusterSpec, Group
+
+MarketType = Literal["spot", "capacity-block"]
+Level = Literal["error", "warning"]
+
+ONLY_RESERVED = "capacity-reservations-only"
+"""Launch into the reservation or fail, never on demand beside it
+(https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservationSpecification.html)."""
+PLATFORM = "Linux/UNIX"
+BLOCK_MARGIN = timedelta(minutes=35)
+"""EC2 ends the instances of a block 30 minutes before the block, and Auto Scaling groups are to be empty by then
+(https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html); five more are for saving."""
+
+MODES: dict[Backend, tuple[CapacityMode, ...]] = {
+    "ec2": ("on-demand", "spot", "reservation", "capacity-block"),
+    "hyperpod-slurm": ("on-demand", "spot", "training-plan"),
+    "hyperpod-eks": ("on-demand", "spot", "training-plan"),
+}
+"""HyperPod takes no EC2 reservation and no capacity block; EC2 knows no training plan."""
+KEYS: dict[CapacityMode, frozenset[str]] = {
+    "on-demand": frozenset(),
+    "spot": frozenset(),
+    "reservation": frozenset({"reservation", "create", "zone_id", "size", "placement_group", "ends_at"}),
+    "capacity-block": frozenset({"reservation", "offering", "zone_id", "size", "ends_at"}),
+    "training-plan": frozenset({"training_plan", "zone_id", "size", "ends_at"}),
+}
+"""Which keys of `capacity` mean something in a mode."""
+NEEDED: dict[CapacityMode, tuple[str, ...]] = {
+    "on-demand": (),
+    "spot": (),
+    "reservation": ("reservation", "create"),
+    "capacity-block": ("reservation", "offering"),
+    "training-plan": ("training_plan",),
+}
+"""Exactly one of these."""
+
+_BLOCKS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-using.html"
+_RESERVATIONS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-reservations.html"
+_PLANS = "https://docs.aws.amazon.com/sagemaker/latest/dg/reserve-capacity-with-training-plans.html"
+_TYPES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceTypeInfo.html"
+_GROUPS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-groups.html"
+_SOURCES: dict[CapacityMode, str] = {
+    "on-demand": _TYPES,
+    "spot": _TYPES,
+    "reservation": _RESERVATIONS,
+    "capacity-block": _BLOCKS,
+    "training-plan": _PLANS,
+}
+
+
+@dataclass(frozen=True)
+class Market:
+    """What a launch template says about capacity.
+
+    `type` is None for on-demand prices, which reservations have as well. `reservation` is the id where it is known
+    before the deployment. `placement_group` names one that exists; `own_placement_group` asks for one of this group.
+    The two words of spot are the only ones that an Auto Scaling group takes.
+    """
+
+    type: MarketType | None = None
+    spot_type: str | None = None
+    interruption: str | None = None
+    preference: str | None = None
+    reservation: str | None = None
+    own_placement_group: bool = False
+    placement_group: str | None = None
+
+
+@dataclass(frozen=True)
+class Purchase:
+    """Capacity that the deployment itself reserves or buys; billed from then on, used or not.
+
+    `offering` is set for a capacity block. `ends_at` is RFC 3339 in UTC; None: until somebody cancels it.
+    """
+
+    group: str
+    instance_type: str
+    count: int
+    zone_id: str
+    offering: str | None = None
+    ends_at: str | None = None
+
+    @property
+    def end_type(self) -> str:
+        return "limited" if self.ends_at else "unlimited"
+
+
+@dataclass(frozen=True)
+class CapacityProblem:
+    """`path` is relative to the group; `level` is that of a finding."""
+
+    path: str
+    message: str
+    fix: str
+    source: str
+    level: Level = "error"
+
+
+def market(group: Group) -> Market:
+    """The market of an EC2 group; a pair that AWS refuses is `capacity_problems`' business."""
+    capacity = group.capacity
+    if capacity.mode == "reservation":
+        return Market(
+            preference=ONLY_RESERVED, reservation=capacity.reservation, placement_group=capacity.placement_group
+        )
+    if capacity.mode == "capacity-block":
+        return Market(type="capacity-block", reservation=capacity.reservation)
+    own = _has_placement_groups(instance(group.ec2_type))
+    if capacity.mode == "spot":
+        return Market(type="spot", spot_type="one-time", interruption="terminate", own_placement_group=own)
+    return Market(own_placement_group=own)
+
+
+def bought(spec: ClusterSpec) -> tuple[Purchase, ...]:
+    """What the deployment reserves (`create`) or buys (`offering`); nothing with HyperPod, which uses neither."""
+    if spec.hyperpod:
+        return ()
+    return tuple(
+        Purchase(
+            group=group.name,
+            instance_type=group.ec2_type,
+            count=group.count,
+            zone_id=spec.zone_id,
+            offering=group.capacity.offering,
+            ends_at=timestamp(group.capacity.ends_at) if group.capacity.create and group.capacity.ends_at else None,
+        )
+        for group in spec.workers
+        if group.capacity.create or group.capacity.offering
+    )
+
+
+def empty_at(capacity: Capacity) -> str | None:
+    """When the group of a capacity block is to be empty, RFC 3339 in UTC; None without a known end."""
+    if capacity.mode != "capacity-block" or capacity.ends_at is None:
+        return None
+    return timestamp(capacity.ends_at - BLOCK_MARGIN)
+
+
+def timestamp(moment: datetime) -> str:
+    """As Auto Scaling and EC2 write times, to the second."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def capacity_problems(group: Group, backend: Backend) -> tuple[CapacityProblem, ...]:
+    """Everything about `group.capacity` that AWS would refuse, or silently ignore."""
+    mode = group.capacity.mode
+    if mode not in MODES[backend]:
+        return (_wrong_pair(mode, backend),)
+    return (*_key_problems(group.capacity), *_purchase_problems(group), *_type_problems(group, backend))
+
+
+def _wrong_pair(mode: CapacityMode, backend: Backend) -> CapacityProblem:
+    allowed = ", ".join(MODES[backend])
+    if backend == "ec2":
+        why = "EC2 knows no training plans, they are SageMaker's"
+        return CapacityProblem("capacity.mode", f"{mode}: {why}; allowed: {allowed}", "use a hyperpod backend", _PLANS)
+    why = "HyperPod ignores EC2's capacity reservations and capacity blocks"
+    fix = "buy a training plan and give its ARN, or use backend ec2"
+    return CapacityProblem("capacity.mode", f"{mode}: {why}; allowed: {allowed}", fix, _PLANS)
+
+
+def _key_problems(capacity: Capacity) -> Iterator[CapacityProblem]:
+    mode, source = capacity.mode, _SOURCES[capacity.mode]
+    given = {name for name in Capacity.model_fields if name != "mode" and getattr(capacity, name) not in (None, False)}
+    for name in sorted(given - KEYS[mode]):
+        modes = ", ".join(other for other, keys in KEYS.items() if name in keys)
+        message = f"has no meaning with mode {mode}; allowed with {modes}"
+        yield CapacityProblem(f"capacity.{name}", message, f"remove it, or set mode to one of {modes}", source)
+    needed = NEEDED[mode]
+    chosen = [name for name in needed if name in given]
+    names = " or ".join(needed)
+    if needed and not chosen:
+        yield CapacityProblem("capacity", f"mode {mode} needs {names}", f"give {names}", source)
+    if len(chosen) > 1:
+        message = f"{' and '.join(chosen)} exclude each other: use what is there, or make it"
+        yield CapacityProblem("capacity", message, f"keep one of {', '.join(chosen)}", source)
+
+
+def _purchase_problems(group: Group) -> Iterator[CapacityProblem]:
+    capacity = group.capacity
+    if not capacity.create:
+        return
+    for name in ("placement_group", "size"):
+        if getattr(capacity, name) is not None:
+            message = "describes a reservation that is there; with create it is made for count instances, in no group"
+            yield CapacityProblem(f"capacity.{name}", message, "remove it", _RESERVATIONS)
+    if group.count == 0:
+        message = "a reservation for no instance cannot be made"
+        yield CapacityProblem("count", message, "set a count, or mode on-demand until you need it", _RESERVATIONS)
+
+
+def _type_problems(group: Group, backend: Backend) -> Iterator[CapacityProblem]:
+    kind, mode = instance(group.ec2_type), group.capacity.mode
+    if kind is None:
+        return
+    sold = {"spot": "spot", "capacity-block": "capacity-block"}.get(mode, "on-demand")
+    if mode != "training-plan" and sold not in kind.usage:
+        message = f"{kind.name} is not sold as {sold}; allowed: {', '.join(sorted(kind.usage))}"
+        yield CapacityProblem("capacity.mode", message, "choose another mode or type", _TYPES)
+    if backend != "ec2" or _has_placement_groups(kind):
+        return
+    if group.capacity.placement_group is not None:
+        message = f"{kind.name} cannot be launched into a cluster placement group"
+        yield CapacityProblem("capacity.placement_group", message, "remove it, or choose another type", _GROUPS)
+    elif mode in ("on-demand", "spot") and group.count > 1:
+        message = f"{kind.name} takes no cluster placement group: the nodes may lie far apart in the zone"
+        yield CapacityProblem("instance_type", message, "choose a type that takes one", _GROUPS, level="warning")
+
+
+def _has_placement_groups(kind: Instance | None) -> bool:
+    """An unknown type is new hardware, which has them."""
+    return kind is None or "cluster" in kind.placement

@@ -1,0 +1,134 @@
+"""What a node of an EC2 gang does at its first boot: the cluster's facts in front of `first_boot.sh`.
+
+Mounts and settings only, and no secrets: whoever may read the node's metadata reads this. Values that exist only after
+the deployment (names of file systems, the bundle's place) come in as text, so that a component can wait for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.catalog.instances import Instance, instance
+from infra.config import ClusterSpec, Group
+from infra.plan.place import Place, runs_uri
+from infra.problems import InfraError, problem
+
+BODY = Path(__file__).with_name("first_boot.sh")
+MAX_BYTES = 16 * 1024
+"""EC2's limit before base64 (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html); ours is on the base64."""
+EFA_CONNECTIONS = 1024
+"""EFA interfaces of all clients that one file system takes
+(https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html)."""
+LUSTRE_EFA = {
+    "p6-b300.48xlarge": 16,
+    "p6e-gb200.36xlarge": 8,
+    "p6-b200.48xlarge": 8,
+    "p5en.48xlarge": 8,
+    "p5e.48xlarge": 8,
+    "p5.48xlarge": 8,
+}
+"""EFA interfaces that AWS gives to Lustre by default; 2 on other types with several cards, 1 with one (same page)."""
+WITHOUT_LUSTRE_EFA = ("trn2.", "trn2u.")
+"""The same page excludes this family."""
+
+
+def lustre_interfaces(spec: ClusterSpec, group: Group) -> int:
+    """EFA interfaces of a node of `group` that Lustre uses: AWS's number for the type, fewer where all the cluster's nodes
+    would open more connections than a file system takes; 0 where the type has none, or there is none left."""
+    wanted = _lustre_default(instance(group.ec2_type))
+    nodes = sum(other.count for other in spec.workers if _lustre_default(instance(other.ec2_type)))
+    return min(wanted, EFA_CONNECTIONS // max(nodes, 1))
+
+
+def facts(
+    spec: ClusterSpec, place: Place, group: Group, *, queue_url: str = "", lustre: bool, home: bool
+) -> dict[str, Any]:
+    """What a node may want to know of itself and its cluster, as it lies in /etc/lustrain/node.json."""
+    kind = instance(group.ec2_type)
+    wish = spec.storage.lustre
+    return {
+        "cluster": spec.name,
+        "backend": spec.backend,
+        "region": place.region,
+        "zone_id": spec.zone_id,
+        "group": group.name,
+        "instance_type": group.ec2_type,
+        "count": group.count,
+        "efa": kind.efa if kind else 0,
+        "accelerators": sum(one.count for one in kind.accelerators) if kind else 0,
+        "capacity": group.capacity.mode,
+        "ends_at": spec.ends_at.isoformat() if spec.ends_at else None,
+        "runs_uri": runs_uri(spec, place),
+        "lustre": wish.mount_path if lustre and wish else None,
+        "home": spec.storage.home.mount_path if home and spec.storage.home else None,
+        "interruption_queue": queue_url or None,
+    }
+
+
+def user_data(
+    spec: ClusterSpec,
+    place: Place,
+    group: Group,
+    *,
+    lustre_dns: str = "",
+    lustre_mount_name: str = "",
+    lustre_efa: bool = False,
+    home_dns: str = "",
+    bundle_uri: str = "",
+    queue_url: str = "",
+    modules: Mapping[str, str] | None = None,
+    parameters: Mapping[str, str] | None = None,
+) -> str:
+    """The script as text; what is empty is left out of the boot. InfraError when EC2 would not take it.
+
+    `modules` are options of kernel modules (`ptlrpc: ptlrpcd_per_cpt_max=32`), `parameters` are lctl's.
+    """
+    wish, home = spec.storage.lustre, spec.storage.home
+    known = facts(spec, place, group, queue_url=queue_url, lustre=bool(lustre_dns), home=bool(home_dns))
+    head = [
+        "#!/bin/bash",
+        f"# First boot of a node of cluster {spec.name}, group {group.name}; written by Lustrain.",
+        "set -euo pipefail",
+        f"facts={shlex.quote(json.dumps(known, indent=1))}",
+        f"lustre_dns={shlex.quote(lustre_dns)}",
+        f"lustre_mount={shlex.quote(lustre_mount_name)}",
+        f"lustre_path={shlex.quote(wish.mount_path if wish else '')}",
+        f"lustre_efa={lustre_interfaces(spec, group) if lustre_efa else 0}",
+        _array("lustre_modules", (f"{name} {options}" for name, options in (modules or {}).items())),
+        _array("lustre_parameters", (f"{name}={value}" for name, value in (parameters or {}).items())),
+        f"home_dns={shlex.quote(home_dns)}",
+        f"home_path={shlex.quote(home.mount_path if home else '')}",
+        f"bundle_uri={shlex.quote(bundle_uri)}",
+    ]
+    text = "\n".join(head) + "\n\n" + BODY.read_text(encoding="ascii")
+    _check(text)
+    return text
+
+
+def encoded(text: str) -> str:
+    """User data as a launch template wants it."""
+    return base64.b64encode(text.encode("ascii")).decode("ascii")
+
+
+def _check(text: str) -> None:
+    if not text.isascii():
+        odd = next(character for character in text if not character.isascii())
+        raise InfraError(problem("user data", odd, "is no ASCII, which cloud-init takes only in other forms"))
+    if (size := len(encoded(text))) > MAX_BYTES:
+        fix = "carry what is large in the lifecycle bundle"
+        raise InfraError(problem("user data", size, "bytes are too many", allowed=f"<= {MAX_BYTES}", fix=fix))
+
+
+def _array(name: str, values: Iterable[str]) -> str:
+    return f"{name}=({' '.join(map(shlex.quote, values))})"
+
+
+def _lustre_default(kind: Instance | None) -> int:
+    if kind is None or not kind.efa or kind.name.startswith(WITHOUT_LUSTRE_EFA):
+        return 0
+    return LUSTRE_EFA.get(kind.name, 2 if len(kind.cards) > 1 else 1)

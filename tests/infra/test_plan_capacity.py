@@ -1,0 +1,210 @@
+"""Each pair of backend and capacity becomes what AWS means by it, or a finding that says why not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.catalog.instances import instance, snapshot
+from infra.config import Backend, Capacity, ClusterSpec, Group, parse
+from infra.plan.capacity import MODES, Market, bought, capacity_problems, empty_at, market
+
+RESERVATION = "cr-0a1b2c3d4e5f60718"
+PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/mine"
+BACKENDS: list[Backend] = ["ec2", "hyperpod-slurm", "hyperpod-eks"]
+WHOLE: dict[str, dict[str, Any]] = {
+    "on-demand": {},
+    "spot": {},
+    "reservation": {"reservation": RESERVATION},
+    "capacity-block": {"reservation": RESERVATION},
+    "training-plan": {"training_plan": PLAN},
+}
+
+
+def group(mode: str = "on-demand", kind: str = "p5.48xlarge", count: int = 4, **capacity: Any) -> Group:
+    return Group(name="train", instance_type=kind, count=count, capacity=Capacity(mode=mode, **capacity))  # type: ignore[arg-type]
+
+
+def spec(*groups: Group, backend: Backend = "ec2") -> ClusterSpec:
+    named = [one.model_copy(update={"name": f"g{number}"}).model_dump() for number, one in enumerate(groups)]
+    return parse({"name": "demo", "backend": backend, "zone_id": "use1-az4", "groups": named})
+
+
+def paths(one: Group, backend: Backend = "ec2") -> list[str]:
+    return [found.path for found in capacity_problems(one, backend)]
+
+
+def test_on_demand_gets_a_placement_group_and_no_market() -> None:
+    assert market(group()) == Market(own_placement_group=True)
+
+
+def test_spot_is_one_time_and_terminates_which_is_all_an_auto_scaling_group_takes() -> None:
+    wanted = Market(type="spot", spot_type="one-time", interruption="terminate", own_placement_group=True)
+    assert market(group("spot")) == wanted
+
+
+def test_a_reservation_is_the_only_place_to_launch_and_takes_no_placement_group() -> None:
+    assert market(group("reservation", reservation=RESERVATION)) == Market(
+        preference="capacity-reservations-only", reservation=RESERVATION
+    )
+
+
+def test_a_reservation_made_in_a_placement_group_is_launched_into_that_group() -> None:
+    found = market(group("reservation", reservation=RESERVATION, placement_group="near"))
+    assert (found.placement_group, found.own_placement_group) == ("near", False)
+
+
+def test_a_capacity_block_is_a_market_of_its_own() -> None:
+    found = market(group("capacity-block", reservation=RESERVATION))
+    assert found == Market(type="capacity-block", reservation=RESERVATION)
+
+
+def test_a_type_without_cluster_placement_gets_no_placement_group() -> None:
+    assert not market(group(kind="t3.xlarge")).own_placement_group
+
+
+@given(mode=st.sampled_from(sorted(WHOLE)), kind=st.sampled_from(sorted(snapshot().types)))
+def test_no_reservation_and_no_block_ever_gets_a_placement_group_of_ours(mode: str, kind: str) -> None:
+    found = market(group(mode, kind, **WHOLE[mode]))
+    assert not (found.own_placement_group and (found.reservation or found.preference or found.type == "capacity-block"))
+    known = instance(kind)
+    assert known is not None
+    assert not found.own_placement_group or "cluster" in known.placement
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", sorted(WHOLE))
+def test_a_backend_takes_its_own_kinds_of_capacity_only(backend: Backend, mode: str) -> None:
+    found = capacity_problems(group(mode, **WHOLE[mode]), backend)
+    if mode in MODES[backend]:
+        assert found == ()
+    else:
+        assert [one.path for one in found] == ["capacity.mode"]
+        assert "allowed: " in found[0].message
+
+
+def test_hyperpod_is_told_to_use_a_training_plan_instead_of_a_reservation() -> None:
+    (found,) = capacity_problems(group("reservation", reservation=RESERVATION), "hyperpod-slurm")
+    assert "HyperPod ignores" in found.message
+    assert "training plan" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("mode", "names"),
+    [
+        ("reservation", "reservation or create"),
+        ("capacity-block", "reservation or offering"),
+        ("training-plan", "training_plan"),
+    ],
+)
+def test_a_mode_without_what_it_needs_says_what_that_is(mode: str, names: str) -> None:
+    (found,) = capacity_problems(group(mode), "hyperpod-eks" if mode == "training-plan" else "ec2")
+    assert found.path == "capacity"
+    assert names in found.message
+
+
+@pytest.mark.parametrize(
+    ("mode", "extra"),
+    [
+        ("on-demand", {"reservation": RESERVATION}),
+        ("spot", {"create": True}),
+        ("spot", {"zone_id": "use1-az4"}),
+        ("on-demand", {"size": 4}),
+        ("capacity-block", {"placement_group": "near"}),
+        ("capacity-block", {"create": True}),
+        ("reservation", {"offering": "cbo-0123456789abcdef0"}),
+        ("reservation", {"training_plan": PLAN}),
+        ("on-demand", {"ends_at": datetime(2027, 1, 1, tzinfo=UTC)}),
+    ],
+)
+def test_a_key_that_means_nothing_in_a_mode_is_named(mode: str, extra: dict[str, Any]) -> None:
+    assert paths(group(mode, **WHOLE[mode], **extra)) == [f"capacity.{name}" for name in extra]
+
+
+@pytest.mark.parametrize(
+    ("mode", "both"),
+    [
+        ("reservation", {"reservation": RESERVATION, "create": True}),
+        ("capacity-block", {"reservation": RESERVATION, "offering": "cbo-0123456789abcdef0"}),
+    ],
+)
+def test_capacity_that_is_there_and_capacity_to_be_made_exclude_each_other(mode: str, both: dict[str, Any]) -> None:
+    (found,) = capacity_problems(group(mode, **both), "ec2")
+    assert "exclude each other" in found.message
+
+
+def test_a_reservation_to_be_made_lies_in_no_group_and_holds_at_least_one() -> None:
+    assert paths(group("reservation", create=True)) == []
+    assert paths(group("reservation", create=True, placement_group="near")) == ["capacity.placement_group"]
+    assert paths(group("reservation", create=True, size=4)) == ["capacity.size"]
+    assert paths(group("reservation", create=True, count=0)) == ["count"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "sold"),
+    [
+        ("spot", "g6e.48xlarge", True),
+        ("spot", "trn2u.48xlarge", False),
+        ("spot", "hpc7a.96xlarge", False),
+        ("capacity-block", "p5en.48xlarge", True),
+        ("capacity-block", "g6e.48xlarge", False),
+        ("capacity-block", "trn1n.32xlarge", False),
+    ],
+)
+def test_a_type_is_bought_only_in_the_ways_that_it_is_sold(mode: str, kind: str, sold: bool) -> None:
+    assert paths(group(mode, kind, **WHOLE[mode])) == ([] if sold else ["capacity.mode"])
+
+
+def test_a_type_without_cluster_placement_is_a_warning_and_with_a_named_group_an_error() -> None:
+    (far,) = capacity_problems(group(kind="t3.xlarge"), "ec2")
+    assert (far.path, far.level) == ("instance_type", "warning")
+    (named,) = capacity_problems(
+        group("reservation", "t3.xlarge", reservation=RESERVATION, placement_group="near"), "ec2"
+    )
+    assert (named.path, named.level) == ("capacity.placement_group", "error")
+    assert paths(group(kind="t3.xlarge", count=1)) == []
+
+
+def test_hyperpod_places_its_nodes_itself() -> None:
+    assert paths(group(kind="ml.t3.xlarge"), "hyperpod-slurm") == []
+
+
+def test_a_type_that_is_not_known_is_not_judged() -> None:
+    assert paths(group("spot", "p9.48xlarge")) == []
+
+
+def test_what_is_made_or_bought_is_listed_and_nothing_else() -> None:
+    found = bought(
+        spec(
+            group("spot"),
+            group("reservation", create=True),
+            group("reservation", reservation=RESERVATION),
+            group("capacity-block", offering="cbo-0123456789abcdef0", ends_at=datetime(2027, 1, 1, tzinfo=UTC)),
+        )
+    )
+    assert [(one.group, one.offering, one.end_type) for one in found] == [
+        ("g1", None, "unlimited"),
+        ("g3", "cbo-0123456789abcdef0", "unlimited"),
+    ]
+    assert (found[0].instance_type, found[0].count, found[0].zone_id) == ("p5.48xlarge", 4, "use1-az4")
+
+
+def test_a_reservation_with_an_end_is_limited_and_its_end_is_in_utc() -> None:
+    there = datetime(2027, 2, 14, 13, 30, tzinfo=timezone(timedelta(hours=2)))
+    (found,) = bought(spec(group("reservation", create=True, ends_at=there)))
+    assert (found.end_type, found.ends_at) == ("limited", "2027-02-14T11:30:00Z")
+
+
+def test_hyperpod_buys_nothing() -> None:
+    assert bought(spec(group("reservation", create=True), backend="hyperpod-slurm")) == ()
+
+
+def test_a_blocks_group_is_empty_before_ec2_ends_its_instances() -> None:
+    end = datetime(2027, 2, 14, 11, 30, tzinfo=UTC)
+    assert empty_at(Capacity(mode="capacity-block", reservation=RESERVATION, ends_at=end)) == "2027-02-14T10:55:00Z"
+    assert empty_at(Capacity(mode="capacity-block", reservation=RESERVATION)) is None
+    assert empty_at(Capacity(mode="reservation", reservation=RESERVATION, ends_at=end)) is None

@@ -1,0 +1,165 @@
+"""A worker group becomes a launch template and an Auto Scaling group that EC2 accepts, whatever its instance type."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.catalog.instances import Instance, snapshot
+from infra.config import ClusterSpec, parse
+from infra.plan.gang import Cpu, GangPlan, gangs, untaggable
+from infra.plan.place import Place
+from infra.problems import InfraError
+
+PLACE = Place("us-west-2", "123456789012")
+WITH_EFA = [found for found in snapshot().types.values() if found.efa]
+LINUX = sorted(name for name, found in snapshot().types.items() if not found.architecture.endswith("mac"))
+
+
+def spec(kind: str = "p5.48xlarge", *, network: dict[str, Any] | None = None, **group: Any) -> ClusterSpec:
+    train = {"name": "train", "instance_type": kind, "count": 4, **group}
+    return parse({"name": "demo", "backend": "ec2", "zone_id": "usw2-az2", "groups": [train], "network": network or {}})
+
+
+def plan(kind: str = "p5.48xlarge", **changes: Any) -> GangPlan:
+    (found,) = gangs(spec(kind, **changes), PLACE)
+    return found
+
+
+@pytest.mark.parametrize("policy", ["addresses", "bandwidth"])
+@pytest.mark.parametrize("kind", WITH_EFA, ids=lambda kind: kind.name)
+def test_every_efa_type_gets_interfaces_that_ec2_accepts(kind: Instance, policy: str) -> None:
+    found = plan(kind.name, network={"nic_policy": policy}).interfaces
+    cards = {card.index: card for card in kind.cards}
+    slots = [(one.card, one.device) for one in found]
+    assert slots.count((kind.primary_card, 0)) == 1
+    assert slots[0] == (kind.primary_card, 0)
+    assert len(set(slots)) == len(slots)
+    assert all(count <= cards[card].slots for card, count in Counter(card for card, _ in slots).items())
+    efa = [one for one in found if one.type]
+    assert len(efa) == kind.efa
+    assert all(one.type in ("efa", "efa-only") and one.type in cards[one.card].kinds for one in efa)
+    assert found[0].type != "efa-only"
+
+
+def test_the_primary_alone_speaks_of_public_addresses_and_says_no() -> None:
+    found = plan().interfaces
+    assert len(found) == 33
+    assert [one.public_address for one in found] == ["false"] + [None] * 32
+
+
+def test_a_plain_interface_has_no_type() -> None:
+    assert [(one.card, one.device, one.type) for one in plan("p5.4xlarge").interfaces] == [
+        (0, 0, None),
+        (0, 1, "efa-only"),
+    ]
+
+
+def test_there_is_one_gang_for_each_worker_group_with_all_its_nodes_or_none() -> None:
+    wanted = {
+        "name": "demo",
+        "backend": "ec2",
+        "zone_id": "usw2-az2",
+        "groups": [
+            {"name": "a", "instance_type": "g6e.48xlarge", "count": 2},
+            {"name": "b", "instance_type": "p5.48xlarge", "count": 3},
+        ],
+    }
+    found = gangs(parse(wanted), PLACE)
+    assert [(one.name, one.group, one.instance_type, one.min_size, one.count) for one in found] == [
+        ("demo-a", "a", "g6e.48xlarge", 2, 2),
+        ("demo-b", "b", "p5.48xlarge", 3, 3),
+    ]
+
+
+def test_a_group_in_a_block_may_wait_for_its_machines_and_goes_to_zero_before_the_block_ends() -> None:
+    block = {"mode": "capacity-block", "reservation": "cr-0a1b2c3d4e5f60718", "ends_at": "2027-02-14T11:30:00Z"}
+    found = plan("p5en.48xlarge", capacity=block)
+    assert (found.min_size, found.count, found.empty_at) == (0, 4, "2027-02-14T10:55:00Z")
+    assert plan().empty_at is None
+
+
+def test_only_spot_is_rebalanced() -> None:
+    assert plan(capacity={"mode": "spot"}).rebalances
+    assert not plan().rebalances
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "parameter"),
+    [
+        (
+            "p5.48xlarge",
+            "nvidia-x86-64",
+            "/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
+        ),
+        (
+            "g5g.16xlarge",
+            "nvidia-arm64",
+            "/deeplearning/ami/arm64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
+        ),
+        ("trn1.32xlarge", "neuron-x86-64", "/neuron/dlami/base/ubuntu-22.04/latest/image_id"),
+        ("trn2u.48xlarge", "neuron-x86-64", "/neuron/dlami/base/ubuntu-22.04/latest/image_id"),
+        ("c5n.18xlarge", "ubuntu-x86-64", "/canonical/ubuntu/server/22.04/stable/current/amd64/hvm/ebs-gp2/ami-id"),
+        ("c7g.16xlarge", "ubuntu-arm64", "/canonical/ubuntu/server/22.04/stable/current/arm64/hvm/ebs-gp2/ami-id"),
+    ],
+)
+def test_the_image_fits_accelerator_and_architecture(kind: str, family: str, parameter: str) -> None:
+    found = plan(kind).image
+    assert found.family == family
+    assert found.parameter == f"/aws/service{parameter}"
+    assert (found.id, found.root_device) == (None, "/dev/sda1")
+
+
+def test_an_image_of_the_user_is_taken_and_asked_for_its_root_device() -> None:
+    found = plan(image_id="ami-0123456789abcdef0").image
+    assert (found.id, found.parameter, found.root_device) == ("ami-0123456789abcdef0", None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wish", "cpu"),
+    [
+        ("p5.48xlarge", 1, Cpu(96, 1)),
+        ("p5.48xlarge", 2, None),
+        ("c7g.16xlarge", 1, None),
+        ("hpc7a.96xlarge", 2, None),
+        ("m5.metal", 1, None),
+        ("m8g.metal-48xl", 1, None),
+    ],
+)
+def test_cpu_options_are_set_where_they_change_something_and_are_taken(kind: str, wish: int, cpu: Cpu | None) -> None:
+    assert plan(kind, threads_per_core=wish).cpu == cpu
+
+
+@given(kind=st.sampled_from(LINUX), threads=st.sampled_from([1, 2]))
+def test_no_type_is_asked_for_more_threads_than_it_has(kind: str, threads: int) -> None:
+    cpu = plan(kind, threads_per_core=threads).cpu
+    if cpu is not None:
+        assert cpu.cores * cpu.threads_per_core < snapshot().types[kind].vcpus
+        assert cpu.cores >= 1
+
+
+def test_instances_carry_what_finds_and_bills_them() -> None:
+    found = plan().tags
+    assert found["lustrain:cluster"] == "demo"
+    assert found["lustrain:group"] == "train"
+    assert found["Name"] == "demo-train"
+    assert untaggable(found) == ()
+
+
+@pytest.mark.parametrize("key", ["cost centre", "team/owner", "größe", "..", "_index"])
+def test_a_tag_key_that_the_metadata_service_cannot_serve_is_named(key: str) -> None:
+    assert untaggable({"owner": "me", key: "x"}) == (key,)
+
+
+@pytest.mark.parametrize("kind", ["p9.48xlarge", "mac2.metal"])
+def test_a_type_that_is_not_known_or_runs_no_linux_is_an_error_with_its_path(kind: str) -> None:
+    with pytest.raises(InfraError, match=r"^groups\.0\.instance_type = "):
+        plan(kind)
+
+
+def test_controllers_and_logins_are_no_gangs() -> None:
+    assert gangs(spec(role="login"), PLACE) == ()
