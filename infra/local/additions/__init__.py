@@ -11,6 +11,17 @@ import importlib
 from types import ModuleType
 
 MODULES = (
+    "iam",
+    "images",
+    "vpc",
+    "placement",
+    "capacity",
+    "launches",
+    "launch_templates",
+    "autoscaling",
+    "budgets",
+    "s3",
+    "ecr",
     "fsx",
     "fsx_associations",
 )
