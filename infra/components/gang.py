@@ -46,7 +46,7 @@ class Gang(pulumi.ComponentResource):
         self._plan = plan
         image_id, root_device = self._image(plan.image)
         # The image that was looked up first stays: see Image.
-        kept = [] if plan.image.id else ["imageId"]
+        kept = [] if plan.image.id else ["image_id"]
         template = aws.ec2.LaunchTemplate(
             f"{name}-{plan.image.family}",
             description=plan.description,
