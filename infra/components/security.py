@@ -8,7 +8,7 @@ from typing import TypedDict
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.security import DESCRIPTIONS, Peer, Rule
+from infra.plan.security import DESCRIPTIONS, Rule
 
 
 class _Other(TypedDict, total=False):
@@ -35,11 +35,12 @@ class SecurityGroups(pulumi.ComponentResource):
     ) -> None:
         super().__init__("lustrain:infra:SecurityGroups", name, None, opts)
         self._name = name
-        self.ids = {key: self._group(key, vpc_id) for key in dict.fromkeys(rule.group for rule in rules)}
+        self._groups = {key: self._group(key, vpc_id) for key in dict.fromkeys(rule.group for rule in rules)}
+        self.ids = {key: group.id for key, group in self._groups.items()}
         self.ready = [self._rule(rule) for rule in rules]
         self.register_outputs({"ids": self.ids})
 
-    def _group(self, key: str, vpc_id: pulumi.Input[str]) -> pulumi.Output[str]:
+    def _group(self, key: str, vpc_id: pulumi.Input[str]) -> aws.ec2.SecurityGroup:
         return aws.ec2.SecurityGroup(
             f"{self._name}-{key}",
             # EC2 refuses names that begin with sg-, which a cluster's may.
@@ -48,7 +49,7 @@ class SecurityGroups(pulumi.ComponentResource):
             vpc_id=vpc_id,
             tags={"Name": f"{self._name}-{key}"},
             opts=pulumi.ResourceOptions(parent=self),
-        ).id
+        )
 
     def _rule(self, rule: Rule) -> pulumi.Resource:
         kind = aws.vpc.SecurityGroupIngressRule if rule.direction == "ingress" else aws.vpc.SecurityGroupEgressRule
@@ -61,10 +62,11 @@ class SecurityGroups(pulumi.ComponentResource):
             to_port=last,
             description=rule.why,
             opts=pulumi.ResourceOptions(parent=self),
-            **self._other(rule.peer),
+            **self._other(rule),
         )
 
-    def _other(self, peer: Peer) -> _Other:
+    def _other(self, rule: Rule) -> _Other:
+        peer = rule.peer
         match peer.kind:
             case "group":
                 return {"referenced_security_group_id": self.ids[peer.value]}
@@ -73,10 +75,9 @@ class SecurityGroups(pulumi.ComponentResource):
             case "cidr":
                 return {"cidr_ipv4": peer.value}
             case "prefix-list":
-                return {"prefix_list_id": _prefix_list(peer.value)}
+                return {"prefix_list_id": self._prefix_list(rule)}
 
-
-def _prefix_list(service: str) -> pulumi.Output[str]:
-    """AWS's list of the addresses that a gateway endpoint of `service` leads to."""
-    region = aws.get_region_output().region
-    return aws.ec2.get_prefix_list_output(name=pulumi.Output.concat("com.amazonaws.", region, ".", service)).id
+    def _prefix_list(self, rule: Rule) -> pulumi.Output[str]:
+        """AWS's list of the addresses that a gateway endpoint leads to; its name has the region, which the ARN tells."""
+        name = self._groups[rule.group].arn.apply(lambda arn: f"com.amazonaws.{arn.split(':')[3]}.{rule.peer.value}")
+        return aws.ec2.get_prefix_list_output(name=name).id

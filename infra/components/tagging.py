@@ -19,8 +19,9 @@ def tag_everything(tags: Mapping[str, str]) -> None:
     def transform(args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult | None:
         if not args.type_.startswith("aws:") or not _takes_tags(type(args.resource)):
             return None
-        own = args.props.get("tags") or {}
-        return pulumi.ResourceTransformationResult({**args.props, "tags": {**tags, **own}}, args.opts)
+        own = args.props.get("tags")
+        merged = pulumi.Output.from_input(own).apply(lambda own: {**tags, **(own or {})})
+        return pulumi.ResourceTransformationResult({**args.props, "tags": merged}, args.opts)
 
     pulumi.runtime.register_stack_transformation(transform)
 

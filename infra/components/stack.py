@@ -1,0 +1,171 @@
+"""One cluster: its foundation, its nodes by backend, and what it tells the rest of the house."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.cluster import to_json
+from infra.components.budget import Budget
+from infra.components.capacity import BoughtCapacity
+from infra.components.eks import EksCluster, NodeAddons
+from infra.components.foundation import Foundation
+from infra.components.gang import Gang
+from infra.components.hyperpod import HyperPod
+from infra.components.observability import Observability
+from infra.config import ClusterSpec
+from infra.plan.budget import budget
+from infra.plan.capacity import bought
+from infra.plan.eks import eks_plan, helm_commands
+from infra.plan.gang import gangs
+from infra.plan.hyperpod import HomeMount, Mount, Refs, desired_state, protected
+from infra.plan.observability import observability
+from infra.plan.outputs import Made, client_settings, cluster, lustre_has_efa
+from infra.plan.place import Place
+from infra.plan.teardown import teardown
+from infra.plan.user_data import user_data
+
+Text = pulumi.Output[str]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """How to find the nodes once they are there."""
+
+    auto_scaling_groups: list[Text] = field(default_factory=list)
+    hyperpod_name: Text | None = None
+    hyperpod_id: Text | None = None
+    eks_name: Text | None = None
+
+
+def current_place() -> Place:
+    """Where the credentials and the region of this deployment lead."""
+    partition = aws.get_partition()
+    return Place(aws.get_region().name, aws.get_caller_identity().account_id, partition.partition, partition.dns_suffix)
+
+
+def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
+    """Declare everything; returns the stack's outputs, of which `cluster` is the contract (infra/cluster.py)."""
+    base = Foundation(spec, place)
+    nodes = _gangs(spec, place, base) if spec.backend == "ec2" else _hyperpod(spec, place, base)
+    watch = Observability(
+        spec.name,
+        observability(spec, place),
+        file_system_id=base.lustre.id if base.lustre else None,
+        auto_scaling_groups=nodes.auto_scaling_groups,
+        nat_gateway_id=base.network.nat_gateway_id,
+        topic_arn=base.channel.topic_arn,
+    )
+    if plan := budget(spec):
+        Budget(spec.name, plan)
+    outputs: dict[str, Any] = {
+        "cluster": _cluster(spec, place, base, nodes, watch),
+        "spec": spec.model_dump(mode="json", exclude_defaults=True),
+        "teardown": list(teardown(spec, place)),
+    }
+    if base.lustre:
+        outputs["fileSystem"] = base.lustre.id
+    if base.home:
+        outputs["homeFileSystem"] = base.home.id
+    if commands := helm_commands(spec, place):
+        outputs["helm"] = list(commands)
+    return outputs
+
+
+def _gangs(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
+    purchases = {one.group: BoughtCapacity(f"{spec.name}-{one.group}", one) for one in bought(spec)}
+    modules, parameters = client_settings(spec) if base.lustre else ({}, {})
+    later = {
+        "lustre_dns": base.lustre.dns_name if base.lustre else "",
+        "lustre_mount_name": base.lustre.mount_name if base.lustre else "",
+        "home_dns": base.home.dns_name if base.home else "",
+        "bundle_uri": base.bundle.uri,
+        "queue_url": base.channel.queue_url,
+    }
+    made = []
+    for plan, group in zip(gangs(spec, place), spec.workers, strict=True):
+
+        def script(known: Mapping[str, str], group: Any = group) -> str:
+            efa = lustre_has_efa(spec)
+            return user_data(spec, place, group, lustre_efa=efa, modules=modules, parameters=parameters, **known)
+
+        reservation = purchases.get(group.name)
+        gang = Gang(
+            plan.name,
+            plan,
+            subnet_id=base.network.compute_subnet_id,
+            security_group_id=base.security.ids["cluster"],
+            instance_profile_arn=base.roles.instance_profile_arn or "",
+            user_data=pulumi.Output.all(**later).apply(script),
+            reservation_id=reservation.reservation_id if reservation else None,
+            depends_on=base.ready,
+        )
+        made.append(gang.auto_scaling_group)
+    return Nodes(auto_scaling_groups=made)
+
+
+def _hyperpod(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
+    eks = _eks(spec, place, base)
+    lustre, home = spec.storage.lustre, spec.storage.home
+    refs = Refs(
+        role_arn=base.roles.arns["node"],
+        subnet_id=base.network.compute_subnet_id,
+        security_group_ids=[base.security.ids["cluster"]],
+        lifecycle_uri=base.bundle.uri,
+        lustre=Mount(base.lustre.dns_name, base.lustre.mount_name, lustre.mount_path)
+        if base.lustre and lustre
+        else None,
+        home=HomeMount(base.home.dns_name, home.mount_path) if base.home and home else None,
+        eks_cluster_arn=eks.arn if eks else None,
+    )
+    made = HyperPod(
+        spec.name,
+        desired_state(spec, place, refs),
+        [*base.ready, *(eks.ready if eks else [])],
+        protect=protected(spec),
+    )
+    if eks:
+        NodeAddons(f"{spec.name}-nodes", eks_plan(spec, place), eks.name, made.ready)
+    return Nodes(hyperpod_name=made.name, hyperpod_id=made.id, eks_name=eks.name if eks else None)
+
+
+def _eks(spec: ClusterSpec, place: Place, base: Foundation) -> EksCluster | None:
+    if spec.backend != "hyperpod-eks":
+        return None
+    return EksCluster(
+        spec.name,
+        eks_plan(spec, place),
+        base.network.control_subnet_ids,
+        [base.security.ids["cluster"]],
+        base.roles.arns,
+        depends_on=[base.roles],
+    )
+
+
+def _cluster(
+    spec: ClusterSpec, place: Place, base: Foundation, nodes: Nodes, watch: Observability
+) -> pulumi.Output[Any]:
+    lustre, home = base.lustre, base.home
+    values = {
+        "auto_scaling_groups": nodes.auto_scaling_groups,
+        "hyperpod_name": nodes.hyperpod_name,
+        "hyperpod_id": nodes.hyperpod_id,
+        "eks_name": nodes.eks_name,
+        "lustre": {"id": lustre.id, "dns_name": lustre.dns_name, "mount_name": lustre.mount_name} if lustre else None,
+        "home": {"id": home.id, "dns_name": home.dns_name} if home else None,
+        "buckets": base.buckets.names,
+        "role_arn": base.roles.arns["node"],
+        "queue_url": base.channel.queue_url,
+        "log_group": watch.log_group,
+        "repository": base.repository.url,
+    }
+
+    def described(made: Mapping[str, Any]) -> dict[str, Any]:
+        groups = tuple(made["auto_scaling_groups"])
+        return to_json(cluster(spec, place, Made(**{**made, "auto_scaling_groups": groups})))
+
+    return pulumi.Output.all(**values).apply(described)

@@ -1,0 +1,57 @@
+"""What answers a Pulumi program where there is no engine: it records what the program asks for.
+
+What it leaves out is nearly everything: no provider checks an argument, nothing is created, no order is kept, ids and
+computed values are made up here, and a misspelled key of a plain dictionary passes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks
+
+ACCOUNT = "123456789012"
+"""What the embedded AWS calls its account, too."""
+
+
+class Recorder(Mocks):
+    """Answers every resource with its own inputs and what AWS would compute; keeps what was asked for."""
+
+    def __init__(self, region: str) -> None:
+        self.region = region
+        self.resources: list[tuple[str, str, dict[str, Any]]] = []
+
+    def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
+        self.resources.append((args.typ, args.name, dict(args.inputs)))
+        name = args.inputs.get("name") or args.inputs.get("bucket") or f"{args.name}-mock"
+        made = {"name": name, "arn": f"arn:aws:mock:{self.region}:{ACCOUNT}:{name}", **self._computed(args, name)}
+        # Inputs win: what a program sets is what AWS would hold.
+        return f"{args.name}-id", {**made, **args.inputs}
+
+    def call(self, args: MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]] | None]:
+        answers: dict[str, dict[str, Any]] = {
+            "aws:index/getCallerIdentity:getCallerIdentity": {"accountId": ACCOUNT},
+            "aws:ssm/getParameter:getParameter": {"value": "ami-0123456789abcdef0"},
+            "aws:ec2/getAmi:getAmi": {"rootDeviceName": "/dev/sda1"},
+            "aws:index/getAvailabilityZone:getAvailabilityZone": {"name": f"{self.region}a"},
+            "aws:index/getPartition:getPartition": {"partition": "aws", "dnsSuffix": "amazonaws.com"},
+            "aws:index/getRegion:getRegion": {"region": self.region, "name": self.region},
+        }
+        return answers.get(args.token, dict(args.args)), []
+
+    def _computed(self, args: MockResourceArgs, name: str) -> dict[str, Any]:
+        if args.typ == "aws:sqs/queue:Queue":
+            endpoint = os.environ.get("AWS_ENDPOINT_URL", f"https://sqs.{self.region}.amazonaws.com")
+            return {"url": f"{endpoint}/{ACCOUNT}/{name}"}
+        if args.typ.startswith("aws:fsx/"):
+            return {"dnsName": f"fs-mock.fsx.{self.region}.amazonaws.com", "mountName": "mockmock"}
+        if args.typ == "aws:ecr/repository:Repository":
+            return {"repositoryUrl": f"{ACCOUNT}.dkr.ecr.{self.region}.amazonaws.com/{name}"}
+        if args.typ == "aws:ec2/launchTemplate:LaunchTemplate":
+            return {"latestVersion": 1}
+        if args.typ == "aws:cloudcontrol/resource:Resource":
+            arn = f"arn:aws:sagemaker:{self.region}:{ACCOUNT}:cluster/mock"
+            return {"properties": json.dumps({"ClusterArn": arn, "ClusterName": "mock"})}
+        return {}

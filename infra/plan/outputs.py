@@ -1,0 +1,130 @@
+"""What a deployed cluster tells the rest of the house: the Cluster contract out of the spec and of what AWS made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infra.catalog.instances import instance
+from infra.cluster import Bought, BucketNames, Cluster, FileSystem, HomeSystem, NodeGroup, Nodes, Reach
+from infra.config import ClusterSpec, Group
+from infra.plan.clients import client_modules, client_parameters, stripes
+from infra.plan.hyperpod import ssm_target
+from infra.plan.place import Place, runs_uri
+from infra.plan.storage import efa_wanted, lustre
+
+HYPERPOD_NODES = "sagemaker.amazonaws.com/compute-type=hyperpod"
+"""Label on every HyperPod node in Kubernetes
+(https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-operate-console-ui-access.html)."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """Ids and names that exist only after the deployment; empty or None where the spec asks for no such thing."""
+
+    auto_scaling_groups: tuple[str, ...] = ()
+    hyperpod_name: str | None = None
+    hyperpod_id: str | None = None
+    eks_name: str | None = None
+    lustre: Mapping[str, str] | None = None
+    """`id`, `dns_name`, `mount_name`."""
+    home: Mapping[str, str] | None = None
+    """`id`, `dns_name`."""
+    buckets: Mapping[str, str] | None = None
+    role_arn: str | None = None
+    queue_url: str | None = None
+    log_group: str | None = None
+    repository: str | None = None
+
+
+def cluster(spec: ClusterSpec, place: Place, made: Made) -> Cluster:
+    """The contract that `pulumi stack output cluster --json` prints."""
+    return Cluster(
+        name=spec.name,
+        backend=spec.backend,
+        region=place.region,
+        zone_id=spec.zone_id,
+        nodes=Nodes(
+            auto_scaling_groups=made.auto_scaling_groups,
+            hyperpod_cluster=made.hyperpod_name,
+            kubernetes_label=HYPERPOD_NODES if made.eks_name else None,
+        ),
+        reach=Reach(
+            via="ssm",
+            user=spec.access.user,
+            ssm_target=ssm_target(made.hyperpod_id) if made.hyperpod_id else "{instance_id}",
+        ),
+        groups={group.name: _group(group) for group in spec.groups},
+        lustre=_lustre(spec, made.lustre) if made.lustre else None,
+        home=HomeSystem(path=spec.storage.home.mount_path, **made.home) if spec.storage.home and made.home else None,
+        buckets=BucketNames(**(made.buckets or {})),
+        runs_uri=runs_uri(spec, place),
+        capacity=_bought(spec),
+        image_repository=made.repository,
+        role_arn=made.role_arn,
+        interruption_queue=made.queue_url,
+        log_group=made.log_group,
+        kubernetes_cluster=made.eks_name,
+    )
+
+
+def client_settings(spec: ClusterSpec) -> tuple[dict[str, str], dict[str, str]]:
+    """Module options and parameters of Lustre clients on the workers, the most demanding group deciding."""
+    modules: dict[str, str] = {}
+    parameters: dict[str, str] = {}
+    for group in sorted(spec.workers, key=lambda group: _vcpus(group)):
+        if kind := instance(group.ec2_type):
+            modules |= client_modules(kind, group.threads_per_core, lustre_has_efa(spec))
+            parameters |= client_parameters(kind, group.threads_per_core)
+    return modules, parameters
+
+
+def lustre_has_efa(spec: ClusterSpec) -> bool:
+    """Whether the file system serves EFA clients, ours or one that is there already."""
+    wish = spec.storage.lustre
+    if wish is None:
+        return False
+    return wish.existing.efa if wish.existing else efa_wanted(spec)
+
+
+def _group(group: Group) -> NodeGroup:
+    kind = instance(group.ec2_type)
+    accelerators = kind.accelerators if kind else ()
+    return NodeGroup(
+        type=group.ec2_type,
+        count=group.count,
+        role=group.role,
+        gpus=sum(one.count for one in accelerators if one.kind == "gpu"),
+        accelerator=accelerators[0].name if accelerators else None,
+        efa=kind.efa if kind else 0,
+        nvme=kind.nvme_count if kind else 0,
+    )
+
+
+def _lustre(spec: ClusterSpec, made: Mapping[str, Any]) -> FileSystem | None:
+    wish = spec.storage.lustre
+    if wish is None:
+        return None
+    modules, parameters = client_settings(spec)
+    return FileSystem(
+        id=made["id"],
+        dns_name=made["dns_name"],
+        mount_name=made["mount_name"],
+        path=wish.mount_path,
+        efa=lustre_has_efa(spec),
+        throughput_mb_s=lustre(wish, efa_wanted(spec)).throughput_mb_s,
+        stripes=stripes(spec),
+        parameters=parameters,
+        modules=modules,
+    )
+
+
+def _bought(spec: ClusterSpec) -> Bought:
+    modes = {group.capacity.mode for group in spec.workers}
+    return Bought(mode=modes.pop() if len(modes) == 1 else "mixed", ends_at=spec.ends_at)
+
+
+def _vcpus(group: Group) -> int:
+    kind = instance(group.ec2_type)
+    return kind.vcpus if kind else 0

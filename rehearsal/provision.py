@@ -1,0 +1,91 @@
+"""The journey's first stage: the rehearsal stack, brought up by the real engine where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+import yaml
+
+from infra.cluster import Cluster, parse
+from infra.config import KEY
+from infra.config import parse as parse_spec
+from infra.local.engine import PROGRAM, Engine, engine_missing
+from infra.plan.place import Place
+from infra.preflight.offline import run_offline
+
+STACK = "rehearsal"
+STACK_FILE = PROGRAM / f"Pulumi.{STACK}.yaml"
+
+
+@dataclass(frozen=True)
+class Provisioned:
+    """The cluster, and what of its making was real."""
+
+    cluster: Cluster
+    real: str
+    emulated: str
+    outcome: str
+    settled: bool
+    """A second look finds nothing to change; never true without the engine."""
+    engine: Engine | None
+
+
+def preflight() -> list[str]:
+    """The errors that the offline rules find in the rehearsal stack, one line each."""
+    config = yaml.safe_load(STACK_FILE.read_text(encoding="utf-8"))["config"]
+    findings = run_offline(parse_spec(config[KEY]), Place(str(config["aws:region"]), ""))
+    return [finding.line() for finding in findings if finding.level == "error"]
+
+
+def provision(folder: Path, environment: Mapping[str, str]) -> Provisioned:
+    """Bring the stack up in the embedded AWS that `environment` points at."""
+    missing = engine_missing()
+    return _without_engine(environment, missing) if missing else _with_engine(folder, environment)
+
+
+def _with_engine(folder: Path, environment: Mapping[str, str]) -> Provisioned:
+    engine = Engine(folder, STACK, environment)
+    engine.up()
+    preview = engine("preview", "--expect-no-changes")
+    made = [one for one in engine.resources() if one.get("custom") and not one["type"].startswith("pulumi:")]
+    return Provisioned(
+        cluster=parse(engine.outputs()["cluster"]),
+        real="Pulumi engine, AWS provider, preflight",
+        emulated="AWS",
+        outcome=f"pulumi up: {len(made)} resources; a second preview changes nothing",
+        settled="unchanged" in preview,
+        engine=engine,
+    )
+
+
+def _without_engine(environment: Mapping[str, str], missing: str) -> Provisioned:
+    command = [sys.executable, "-m", "rehearsal.mocked", str(STACK_FILE)]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    cluster = parse(said["outputs"]["cluster"])
+    _make_what_the_run_needs(cluster)
+    return Provisioned(
+        cluster=cluster,
+        real="the program, preflight",
+        emulated="engine, provider (a mock monitor), AWS",
+        outcome=f"{missing}: the program asks for {len(said['resources'])} resources; only buckets and queue were made",
+        settled=False,
+        engine=None,
+    )
+
+
+def _make_what_the_run_needs(cluster: Cluster) -> None:
+    for bucket in {cluster.buckets.data, cluster.buckets.checkpoints} - {None}:
+        boto3.client("s3").create_bucket(Bucket=str(bucket))
+    if cluster.interruption_queue:
+        name = urlsplit(cluster.interruption_queue).path.rpartition("/")[2]
+        boto3.client("sqs").create_queue(QueueName=name)

@@ -1,0 +1,81 @@
+"""The six example stacks under the real engine, brought up side by side once a session: FSx alone waits half a minute each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import yaml
+
+from infra.cluster import Cluster, parse
+from infra.config import KEY, ClusterSpec
+from infra.config import parse as parse_spec
+from infra.local.aws import LocalAws
+from infra.local.engine import PROGRAM, Engine, engine_missing
+from tests.conftest import require
+
+EXAMPLES = sorted(path.name.split(".")[1] for path in PROGRAM.glob("Pulumi.*.yaml"))
+AT_ONCE = 3
+"""Each holds an engine and a provider of some 300 MB, and most of the time waits for FSx."""
+
+
+def example(stack: str) -> ClusterSpec:
+    """The spec of an example stack."""
+    text = (PROGRAM / f"Pulumi.{stack}.yaml").read_text(encoding="utf-8")
+    return parse_spec(yaml.safe_load(text)["config"][KEY])
+
+
+def region_of(stack: str) -> str:
+    text = (PROGRAM / f"Pulumi.{stack}.yaml").read_text(encoding="utf-8")
+    return str(yaml.safe_load(text)["config"]["aws:region"])
+
+
+@dataclass
+class Live:
+    """A stack that is up."""
+
+    stack: str
+    engine: Engine
+    cluster: Cluster
+    aws: LocalAws
+
+    @property
+    def spec(self) -> ClusterSpec:
+        return parse_spec(self.engine.spec)
+
+    def client(self, service: str) -> Any:
+        """A boto3 client that looks at the embedded AWS where this stack is."""
+        return boto3.client(service, region_name=self.cluster.region, endpoint_url=self.aws.endpoint)  # type: ignore[call-overload]
+
+    def of_type(self, kind: str) -> list[dict[str, Any]]:
+        """Resources of a type in the stack's state."""
+        return [one for one in self.engine.resources() if one["type"] == kind]
+
+
+@pytest.fixture(scope="session")
+def engine_aws() -> Iterator[LocalAws]:
+    missing = engine_missing()
+    require(not missing, missing)
+    with LocalAws() as aws:
+        yield aws
+
+
+@pytest.fixture(scope="session")
+def lives(engine_aws: LocalAws, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Live]]:
+    """Gives a stack by name, waiting until it is up; all of them come up meanwhile."""
+
+    def bring_up(stack: str, folder: Path) -> Live:
+        engine = Engine(folder, stack, engine_aws.environment)
+        engine.up()
+        return Live(stack, engine, parse(engine.outputs()["cluster"]), engine_aws)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        coming: dict[str, Future[Live]] = {
+            stack: pool.submit(bring_up, stack, tmp_path_factory.mktemp(stack) / "pulumi") for stack in EXAMPLES
+        }
+        yield lambda stack: coming[stack].result()
