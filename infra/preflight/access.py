@@ -1,0 +1,111 @@
+"""IAM: ARNs of keys and roles, and who logs in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from infra.config import ClusterSpec
+from infra.preflight.finding import Finding
+from infra.preflight.rule import Context, OfflineRule
+
+ARNS = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference-arns.html"
+KEYS = "https://docs.aws.amazon.com/kms/latest/developerguide/concepts.html#key-id"
+_KEY = re.compile(
+    r"arn:(?P<partition>aws[a-z-]*):kms:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):"
+    r"(?:key/(?:mrk-)?[0-9a-f-]{32,36}|alias/[A-Za-z0-9/_-]+)"
+)
+
+
+def _keys(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    if spec.storage.lustre and spec.storage.lustre.kms_key:
+        yield "storage.lustre.kms_key", spec.storage.lustre.kms_key
+    if spec.buckets.kms_key:
+        yield "buckets.kms_key", spec.buckets.kms_key
+
+
+class KeyForm(OfflineRule):
+    code = "IAM-001"
+    checks = "KMS keys are named by their ARN, which alone every service takes."
+    source = KEYS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, key in _keys(spec):
+            if not _KEY.fullmatch(key):
+                fix = "write arn:aws:kms:<region>:<account>:key/<id>"
+                yield self.finding(path, f"{key!r} is not the ARN of a KMS key", fix)
+
+
+class KeyRegion(OfflineRule):
+    code = "IAM-002"
+    checks = "KMS keys are of the cluster's region."
+    source = KEYS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, key in _keys(spec):
+            found = _KEY.fullmatch(key)
+            if found and context.region and found["region"] != context.region:
+                message = f"the key is in {found['region']}, the cluster in {context.region}"
+                yield self.finding(path, message, "use a key of the region, or a replica of a multi-Region key")
+
+
+class KeyAlias(OfflineRule):
+    code = "IAM-003"
+    checks = "FSx's KMS key is no alias: where the alias points to later, the file system would be replaced."
+    source = "https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        key = spec.storage.lustre.kms_key if spec.storage.lustre else None
+        if key and ":alias/" in key:
+            fix = "write the ARN of the key that it names"
+            yield self.finding(
+                "storage.lustre.kms_key", f"{key} is an alias, and the key of a file system is for good", fix
+            )
+
+
+class Partition(OfflineRule):
+    code = "IAM-004"
+    checks = "ARNs are of the partition that the cluster is in (aws, aws-cn, aws-us-gov)."
+    source = ARNS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        plans = [(f"groups.{i}.capacity.training_plan", g.capacity.training_plan) for i, g in enumerate(spec.groups)]
+        roles = [(f"access.admin_roles.{i}", arn) for i, arn in enumerate(spec.access.admin_roles)]
+        for path, arn in [*plans, *roles, *_keys(spec)]:
+            partition = arn.split(":")[1] if arn and arn.startswith("arn:") else None
+            if context.partition and partition and partition != context.partition:
+                message = f"the ARN is of partition {partition}, the cluster of {context.partition}"
+                yield self.finding(path, message, f"write arn:{context.partition}:…")
+
+
+class SessionRole(OfflineRule):
+    code = "IAM-005"
+    checks = "Administrators are roles that EKS knows, each named once, not a session of one or a service's own."
+    source = "https://docs.aws.amazon.com/eks/latest/userguide/creating-access-entries.html"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        roles = spec.access.admin_roles
+        for index, arn in enumerate(roles):
+            here = f"access.admin_roles.{index}"
+            if arn in roles[:index]:
+                yield self.finding(here, f"{arn} stands twice", "keep one")
+            if ":role/aws-service-role/" in arn:
+                yield self.finding(
+                    here, "is a service-linked role, which gets no access entry", "name a role of your own"
+                )
+
+
+class LoginUser(OfflineRule):
+    code = "IAM-006"
+    checks = "The login user is a Linux user's name, and not root."
+    source = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/managing-users.html"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        user = spec.access.user
+        if user == "root" or not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", user):
+            yield self.finding(
+                "access.user", f"{user!r} cannot log in", "write ubuntu, ec2-user or another user of the image"
+            )
+
+
+RULES = (KeyForm(), KeyRegion(), KeyAlias(), Partition(), SessionRole(), LoginUser())

@@ -1,0 +1,306 @@
+"""CAP: where machines come from, and whether that fits backend, type, zone, size and time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from infra.config import ClusterSpec, Group
+from infra.plan.capacity import BLOCK_MARGIN, MODES, CapacityProblem, capacity_problems
+from infra.preflight.finding import Finding
+from infra.preflight.rule import Context, OfflineRule, groups, known_groups, listed
+
+HYPERPOD_PLANS = "https://docs.aws.amazon.com/sagemaker/latest/dg/reserve-capacity-with-training-plans.html"
+BLOCKS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-blocks.html"
+RESERVATIONS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-reservations.html"
+SPOT = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-spot-instances.html"
+PLACEMENT = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-groups.html"
+
+
+class ModeOfBackend(OfflineRule):
+    code = "CAP-001"
+    checks = "The backend can use the capacity: reservations and blocks are EC2's, training plans HyperPod's."
+    source = HYPERPOD_PLANS
+    essential = True
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            if group.capacity.mode not in MODES[spec.backend]:
+                yield from (_finding(self, path, one) for one in capacity_problems(group, spec.backend))
+
+
+class WhichOne(OfflineRule):
+    code = "CAP-002"
+    checks = "A reservation, block or plan is named, or its making or buying asked for, not both."
+    source = RESERVATIONS
+    essential = True
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            found = capacity_problems(group, spec.backend)
+            yield from (_finding(self, path, one) for one in found if one.path == "capacity")
+
+
+class KeysOfMode(OfflineRule):
+    code = "CAP-003"
+    checks = "Capacity has no keys of another mode, and of a reservation that is to be made no facts."
+    source = RESERVATIONS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            found = capacity_problems(group, spec.backend)
+            about = [one for one in found if one.path.startswith("capacity.") and one.path != "capacity.mode"]
+            yield from (_finding(self, path, one) for one in about if one.source != PLACEMENT)
+
+
+class ZoneOfCapacity(OfflineRule):
+    code = "CAP-004"
+    checks = "A reservation, block or plan lies in the cluster's zone."
+    source = RESERVATIONS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            zone = group.capacity.zone_id
+            if zone and zone != spec.zone_id:
+                message = f"the capacity lies in {zone}, the cluster in {spec.zone_id}: its machines would never come"
+                yield self.finding(
+                    f"{path}.capacity.zone_id", message, f"set zone_id: {zone}, or use capacity in {spec.zone_id}"
+                )
+
+
+class Size(OfflineRule):
+    code = "CAP-005"
+    checks = "A reservation, block or plan holds all the machines that groups take from it."
+    source = RESERVATIONS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for named, found in _shared(spec).items():
+            wanted = sum(group.count for _, group in found)
+            sizes = [group.capacity.size for _, group in found if group.capacity.size]
+            if sizes and wanted > min(sizes):
+                message = f"{named} holds {min(sizes)}, {listed(group.name for _, group in found)} want {wanted}"
+                yield self.finding(f"{found[0][0]}.capacity.size", message, "lower count, or get more capacity")
+
+
+class OneTypePerReservation(OfflineRule):
+    code = "CAP-006"
+    checks = "Groups that share a reservation or block have one instance type."
+    source = RESERVATIONS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for named, found in _shared(spec).items():
+            types = dict.fromkeys(group.ec2_type for _, group in found)
+            if len(types) > 1 and not named.startswith("arn:"):
+                message = f"{named} is of one instance type, groups take {listed(types)} from it"
+                yield self.finding(
+                    f"{found[-1][0]}.capacity.reservation", message, "give each type its own reservation"
+                )
+
+
+class UsageClass(OfflineRule):
+    code = "CAP-007"
+    checks = "The instance type is sold that way (spot, capacity block)."
+    source = SPOT
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            if group.capacity.mode in MODES[spec.backend]:
+                found = capacity_problems(group, spec.backend)
+                yield from (_finding(self, path, one) for one in found if one.path == "capacity.mode")
+
+
+class PlanElsewhere(OfflineRule):
+    code = "CAP-008"
+    checks = "A training plan is of the cluster's region and account."
+    source = HYPERPOD_PLANS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            if not group.capacity.training_plan:
+                continue
+            region, account = group.capacity.training_plan.split(":")[3:5]
+            here = f"{path}.capacity.training_plan"
+            if context.region and region != context.region:
+                yield self.finding(
+                    here, f"the plan is in {region}, the cluster in {context.region}", "use a plan of the region"
+                )
+            if context.account and account != context.account:
+                yield self.finding(
+                    here, f"the plan is account {account}'s, this is {context.account}", "use a plan of the account"
+                )
+
+
+class EndsBeforeJob(OfflineRule):
+    code = "CAP-009"
+    checks = (
+        "A block or plan lasts until the job's end; machines go 30 minutes before a block does, and saving takes time."
+    )
+    source = BLOCKS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            ends = group.capacity.ends_at
+            if ends and spec.job_ends_at and spec.job_ends_at > ends - BLOCK_MARGIN:
+                last = (ends - BLOCK_MARGIN).isoformat()
+                message = f"nodes are to be empty by {last}, the job ends {spec.job_ends_at.isoformat()}"
+                yield self.finding(f"{path}.capacity.ends_at", message, "extend the capacity, or end the job earlier")
+
+
+class EndUnknown(OfflineRule):
+    code = "CAP-010"
+    level = "warning"
+    checks = "The end of a block or plan is known, so that the trainer saves and stops before."
+    source = BLOCKS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            bought = group.capacity.mode in ("capacity-block", "training-plan")
+            if bought and not group.capacity.ends_at:
+                message = f"nobody knows when the {group.capacity.mode} ends, so that nothing stops in time"
+                yield self.finding(
+                    f"{path}.capacity.ends_at", message, "set it; `aws` describe commands and --online show it"
+                )
+
+
+class Over(OfflineRule):
+    code = "CAP-011"
+    checks = "A block or plan has not ended yet."
+    source = BLOCKS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            ends = group.capacity.ends_at
+            if ends and context.now and ends - BLOCK_MARGIN <= context.now:
+                yield self.finding(f"{path}.capacity.ends_at", f"over since {ends.isoformat()}", "use other capacity")
+
+
+class PlaceUnknown(OfflineRule):
+    code = "CAP-012"
+    level = "warning"
+    checks = "Zone and size of a reservation, block or plan are known, so that they can be compared without asking AWS."
+    source = RESERVATIONS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            has = group.capacity
+            missing = [key for key in ("zone_id", "size") if getattr(has, key) is None]
+            if (has.reservation or has.training_plan) and missing:
+                message = f"{listed(missing)} of the {has.mode} are not compared with the cluster's"
+                yield self.finding(f"{path}.capacity", message, "set them, or run `fab preflight --online`")
+
+
+class NotRefunded(OfflineRule):
+    code = "CAP-013"
+    level = "warning"
+    checks = "Nobody buys a capacity block by mistake: it is paid at once and never refunded."
+    source = BLOCKS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            if group.capacity.offering and group.capacity.mode == "capacity-block":
+                message = f"`pulumi up` buys {group.capacity.offering}: paid at once, never refunded"
+                yield self.finding(
+                    f"{path}.capacity.offering", message, "suppress this with who approved it as the reason"
+                )
+
+
+class HeadOnSpot(OfflineRule):
+    code = "CAP-014"
+    checks = "Controller and login machines are not spot: their end ends the Slurm cluster."
+    source = SPOT
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            if group.role != "worker" and group.capacity.mode == "spot":
+                message = f"a {group.role} on spot may go at any time, and the cluster with it"
+                yield self.finding(f"{path}.capacity.mode", message, "set mode: on-demand")
+
+
+class SpotWithSlurm(OfflineRule):
+    code = "CAP-015"
+    level = "warning"
+    checks = "HyperPod spot groups are documented with EKS; nothing is found about Slurm."
+    source = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterCapacityRequirements.html"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            if spec.backend == "hyperpod-slurm" and group.role == "worker" and group.capacity.mode == "spot":
+                message = "the API takes spot with Slurm, but AWS documents it with EKS only"
+                yield self.finding(
+                    f"{path}.capacity.mode", message, "try it with one machine, or choose hyperpod-eks or ec2"
+                )
+
+
+class ClusterPlacement(OfflineRule):
+    code = "CAP-016"
+    checks = "A gang's instance type may be in a cluster placement group."
+    source = PLACEMENT
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            found = capacity_problems(group, spec.backend)
+            yield from (_finding(self, path, one) for one in found if one.source == PLACEMENT)
+
+
+class MakeNothing(OfflineRule):
+    code = "CAP-018"
+    checks = "A reservation that is to be made is for one machine at least."
+    source = RESERVATIONS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            found = capacity_problems(group, spec.backend)
+            yield from (_finding(self, path, one) for one in found if one.path == "count")
+
+
+class SpotGang(OfflineRule):
+    code = "CAP-017"
+    level = "warning"
+    checks = "A large gang of spot accelerators is unlikely to come whole."
+    source = SPOT
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group, facts in known_groups(spec):
+            large = spec.backend == "ec2" and group.capacity.mode == "spot" and group.count > LARGE_GANG
+            if large and "capacity-block" in facts.usage:
+                message = f"{group.count} x {group.ec2_type} on spot, all or none, in one zone: seldom to be had"
+                yield self.finding(f"{path}.count", message, "lower count, or buy a capacity block")
+
+
+LARGE_GANG = 4
+"""Above this many spot machines of a kind that AWS also sells in blocks we warn; our own line, AWS names none."""
+
+
+def _finding(rule: OfflineRule, path: str, found: CapacityProblem) -> Finding:
+    return rule.finding(f"{path}.{found.path}", found.message, found.fix, level=found.level, source=found.source)
+
+
+def _shared(spec: ClusterSpec) -> dict[str, list[tuple[str, Group]]]:
+    """Groups by the reservation, block or plan that they take machines from."""
+    found: dict[str, list[tuple[str, Group]]] = defaultdict(list)
+    for path, group in groups(spec):
+        if named := group.capacity.reservation or group.capacity.training_plan or group.capacity.offering:
+            found[named].append((path, group))
+    return found
+
+
+RULES = (
+    ModeOfBackend(),
+    WhichOne(),
+    KeysOfMode(),
+    ZoneOfCapacity(),
+    Size(),
+    OneTypePerReservation(),
+    UsageClass(),
+    PlanElsewhere(),
+    EndsBeforeJob(),
+    EndUnknown(),
+    Over(),
+    PlaceUnknown(),
+    NotRefunded(),
+    HeadOnSpot(),
+    SpotWithSlurm(),
+    ClusterPlacement(),
+    SpotGang(),
+    MakeNothing(),
+)

@@ -1,0 +1,58 @@
+"""One thing that an update does to what is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from infra.config import ClusterSpec
+from infra.plan.storage import LustrePlan, efa_wanted, lustre
+from infra.problems import LONGEST_VALUE
+
+
+class Effect(StrEnum):
+    """What happens, the mildest first."""
+
+    IN_PLACE = "in place"
+    NEW_NODES = "for new nodes only"
+    REIMAGES = "re-images root disks"
+    WIPES = "wipes local disks"
+    DELETES_OBJECTS = "deletes objects"
+    REPLACES_ASSOCIATION = "replaces the association"
+    REPLACES_NODES = "replaces nodes"
+    REPLACES_CLUSTER = "replaces the cluster"
+    REPLACES_FILE_SYSTEM = "replaces the file system"
+    IMPOSSIBLE = "cannot be done"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference: `lost` is what does not come back, `instead` what to do; both empty where nothing is lost."""
+
+    path: str
+    effect: Effect
+    message: str
+    lost: str = ""
+    instead: str = ""
+
+    def line(self) -> str:
+        ends = [f"lost: {self.lost}" if self.lost else "", f"instead: {self.instead}" if self.instead else ""]
+        return "; ".join([f"{self.effect}: {self.path}: {self.message}", *filter(None, ends)])
+
+
+def protected(path: str, what: str) -> Change:
+    """The engine stops at what the stack protects: in the middle of an update, unless it is told before."""
+    message = f"{what} holds data or money and is protected: the engine would stop there"
+    instead = "make a second stack, or let go of it knowingly: pulumi state unprotect, then pulumi state delete"
+    return Change(path, Effect.IMPOSSIBLE, message, "", instead)
+
+
+def shown(value: object) -> str:
+    text = "nothing" if value in (None, (), "") else str(value)
+    return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "…"
+
+
+def planned(spec: ClusterSpec) -> LustrePlan | None:
+    """The file system that this spec means, an existing one too."""
+    wish = spec.storage.lustre
+    return lustre(wish, efa_wanted(spec)) if wish else None

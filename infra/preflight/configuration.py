@@ -1,0 +1,237 @@
+"""CFG: names, tags, keys without a meaning, and what contradicts itself within the config."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from pydantic import BaseModel
+
+from infra.config import ClusterSpec
+from infra.plan.gang import untaggable
+from infra.plan.place import tags
+from infra.preflight.finding import Finding
+from infra.preflight.rule import Context, OfflineRule, groups, listed
+
+TAGS = "https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html"
+OURS = "infra/config.py"
+MOST_TAGS, LONGEST_KEY, LONGEST_VALUE = 50, 128, 256
+"""Limits of a resource's tags (TAGS)."""
+SPARE_TAGS = 2
+"""Beside ours and the user's, resources carry `Name` and one that their service sets."""
+
+ONLY_WITH_GROUP: dict[str, tuple[str, ...]] = {
+    "partition": ("hyperpod-slurm",),
+    "labels": ("hyperpod-eks",),
+    "taints": ("hyperpod-eks",),
+    "image_id": ("ec2",),
+    "deep_health_checks": ("hyperpod-slurm", "hyperpod-eks"),
+}
+"""Keys of a group that only some backends look at."""
+ONLY_WITH: dict[str, tuple[str, ...]] = {
+    "slurm": ("hyperpod-slurm",),
+    "eks": ("hyperpod-eks",),
+    "access.ssh_key": ("ec2",),
+    "access.admin_roles": ("hyperpod-eks",),
+    "network.second_zone_id": ("hyperpod-eks",),
+    "network.existing.control_subnet_ids": ("hyperpod-eks",),
+    "network.nic_policy": ("ec2",),
+}
+"""Keys elsewhere that only some backends look at; HyperPod lays out network interfaces by itself."""
+
+
+class GroupNames(OfflineRule):
+    code = "CFG-001"
+    checks = "No two groups have the same name."
+    source = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterInstanceGroupSpecification.html"
+    essential = True
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        counts = Counter(group.name for group in spec.groups)
+        for path, group in groups(spec):
+            if counts[group.name] > 1:
+                counts[group.name] = 0
+                yield self.finding(
+                    f"{path}.name",
+                    f"{group.name!r} is the name of more than one group",
+                    "give each group a name of its own",
+                )
+
+
+class Workers(OfflineRule):
+    code = "CFG-002"
+    checks = "There is a group of workers."
+    source = OURS
+    essential = True
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if not spec.workers:
+            yield self.finding(
+                "groups", "no group has the role worker, so nothing trains", "add a group with role: worker"
+            )
+
+
+class EmptyGroup(OfflineRule):
+    code = "CFG-003"
+    level = "warning"
+    checks = "A group has machines."
+    source = OURS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            if group.count == 0:
+                yield self.finding(
+                    f"{path}.count", f"group {group.name} has no machines", "set 1 or more, or remove the group"
+                )
+
+
+class MinCount(OfflineRule):
+    code = "CFG-004"
+    checks = "min_count is not above count."
+    source = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterInstanceGroupSpecification.html"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            if group.min_count is not None and group.min_count > group.count:
+                message = f"{group.min_count} is more than count = {group.count}"
+                yield self.finding(f"{path}.min_count", message, f"set at most {group.count}")
+
+
+class GangMinCount(OfflineRule):
+    code = "CFG-005"
+    checks = "EC2 groups are gangs, all or nothing: they have no min_count."
+    source = OURS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            if spec.backend == "ec2" and group.min_count not in (None, group.count):
+                message = (
+                    f"{group.min_count} of {group.count} machines cannot be had with backend ec2: a gang comes whole"
+                )
+                yield self.finding(f"{path}.min_count", message, "remove it, or lower count")
+
+
+class KeyOfOtherBackend(OfflineRule):
+    code = "CFG-006"
+    level = "warning"
+    checks = "A group's keys have a meaning with the backend (partition, labels, taints, image_id, deep_health_checks)."
+    source = OURS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            for key, backends in ONLY_WITH_GROUP.items():
+                if spec.backend not in backends and _set(group, key) and getattr(group, key):
+                    yield self.finding(f"{path}.{key}", _no_effect(spec, backends), "remove it")
+
+
+class SectionOfOtherBackend(OfflineRule):
+    code = "CFG-007"
+    level = "warning"
+    checks = (
+        "Other keys have a meaning with the backend (slurm, eks, admin_roles, ssh_key, second_zone_id, nic_policy)."
+    )
+    source = OURS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, backends in ONLY_WITH.items():
+            if spec.backend not in backends and _reached(spec, path):
+                yield self.finding(path, _no_effect(spec, backends), "remove it")
+
+
+class Tags(OfflineRule):
+    code = "CFG-008"
+    checks = "Tags keep AWS's limits: 50 a resource, keys of 128 and values of 256 characters, no aws: prefix."
+    source = TAGS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        most = MOST_TAGS - SPARE_TAGS
+        if len(tags(spec)) > most:
+            message = f"{len(spec.tags)} tags, with Lustrain's own and the service's more than {MOST_TAGS}"
+            yield self.finding("tags", message, f"leave {most - len(tags(spec)) + len(spec.tags)} at most")
+        for key, value in spec.tags.items():
+            for why in _wrong_with_tag(key, value):
+                yield self.finding(f"tags.{key}", why, "rename or shorten it")
+
+
+class ReservedTags(OfflineRule):
+    code = "CFG-009"
+    checks = "Tags under lustrain: are Lustrain's own; budget and node role go by them."
+    source = "infra/plan/place.py"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for key in spec.tags:
+            if key.lower().startswith("lustrain:"):
+                yield self.finding(f"tags.{key}", "the prefix lustrain: is reserved", "rename it")
+
+
+class MetadataTags(OfflineRule):
+    code = "CFG-011"
+    checks = "With backend ec2, tags are ones that the instance metadata service can show."
+    source = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/work-with-tags-in-IMDS.html"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for key in untaggable(spec.tags) if spec.backend == "ec2" else ():
+            yield self.finding(
+                f"tags.{key}",
+                "EC2 refuses an instance with this key while its metadata service shows tags",
+                "rename it",
+            )
+
+
+class TooLate(OfflineRule):
+    code = "CFG-010"
+    level = "warning"
+    checks = "job_ends_at lies ahead."
+    source = OURS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.job_ends_at and context.now and spec.job_ends_at < context.now:
+            yield self.finding(
+                "job_ends_at", f"{spec.job_ends_at.isoformat()} is in the past", "set a later time or remove it"
+            )
+
+
+def _wrong_with_tag(key: str, value: str) -> Iterator[str]:
+    if not 1 <= len(key) <= LONGEST_KEY:
+        yield f"a key of {len(key)} characters; allowed: 1 to {LONGEST_KEY}"
+    if len(value) > LONGEST_VALUE:
+        yield f"a value of {len(value)} characters; allowed: up to {LONGEST_VALUE}"
+    if key.lower().startswith("aws:"):
+        yield "the prefix aws: is AWS's own"
+    for what, text in (("key", key), ("value", value)):
+        odd = sorted({one for one in text if not (one.isalnum() or one in " _.:/=+-@")})
+        if odd:
+            yield f"{' '.join(map(repr, odd))} in the {what}; allowed: letters, digits, spaces and _ . : / = + - @"
+
+
+def _set(table: BaseModel, key: str) -> bool:
+    return key in table.model_fields_set
+
+
+def _reached(spec: ClusterSpec, path: str) -> bool:
+    """Whether the user wrote this key."""
+    table: object = spec
+    for key in path.split("."):
+        if not isinstance(table, BaseModel) or not _set(table, key):
+            return False
+        table = getattr(table, key)
+    return bool(table) or isinstance(table, BaseModel)
+
+
+def _no_effect(spec: ClusterSpec, backends: tuple[str, ...]) -> str:
+    return f"has no effect with backend {spec.backend}, only with {listed(backends)}"
+
+
+RULES = (
+    GroupNames(),
+    Workers(),
+    EmptyGroup(),
+    MinCount(),
+    GangMinCount(),
+    KeyOfOtherBackend(),
+    SectionOfOtherBackend(),
+    Tags(),
+    ReservedTags(),
+    TooLate(),
+    MetadataTags(),
+)

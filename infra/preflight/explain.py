@@ -1,0 +1,217 @@
+"""What an update would do to what is there: told from the old spec and the new one, before the engine sees either.
+
+Create-only properties are those of the CloudFormation schemas: of AWS::SageMaker::Cluster ClusterName, VpcConfig and
+Orchestrator.Eks; of AWS::FSx::FileSystem type, subnet, security groups, key and backup; of a data repository association
+the file system, the folder and the S3 path. HyperPod's updates are described at
+https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-operate-cli-command-update-cluster.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from pydantic import BaseModel
+
+from infra.config import ClusterSpec, Group
+from infra.preflight.change import Change, Effect, protected, shown
+from infra.preflight.explain_storage import associations, file_system, home, objects
+
+REFUSED = (Effect.REPLACES_FILE_SYSTEM, Effect.IMPOSSIBLE)
+
+
+def explain(old: ClusterSpec, new: ClusterSpec) -> list[Change]:
+    """Everything that differs, the worst first; empty for equal specs."""
+    found = [change for look in _LOOKS for change in look(old, new)]
+    ranks = list(Effect)
+    return sorted(dict.fromkeys(found), key=lambda change: -ranks.index(change.effect))
+
+
+def refused(changes: Iterable[Change]) -> list[Change]:
+    """Those that must not reach the engine: they replace a file system, or end in the middle of an update."""
+    return [change for change in changes if change.effect in REFUSED]
+
+
+def _identity(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    """The name and the backend, which everything hangs on."""
+    for key in ("name", "backend"):
+        if getattr(old, key) != getattr(new, key):
+            message = f"{getattr(old, key)} becomes {getattr(new, key)}"
+            lost = "every node with its local disks and jobs"
+            yield Change(
+                key, Effect.REPLACES_CLUSTER, message, lost, "make a second stack, move over, destroy the first"
+            )
+    if old.name != new.name and not all((old.buckets.data, old.buckets.checkpoints, old.buckets.lifecycle)):
+        yield protected("name", "a bucket that is called after the cluster")
+
+
+def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    """Whatever moves or replaces the compute subnet."""
+    before, after = old.network, new.network
+    moved = ["zone_id"] if old.zone_id != new.zone_id else []
+    keys = () if before.existing and after.existing else ("cidr", "compute_prefix")
+    moved += [f"network.{key}" for key in keys if getattr(before, key) != getattr(after, key)]
+    for key in ("vpc_id", "compute_subnet_id"):
+        if getattr(before.existing, key, None) != getattr(after.existing, key, None):
+            moved.append(f"network.existing.{key}")
+    for path in moved:
+        message = f"{shown(_at(old, path))} becomes {shown(_at(new, path))}: the subnet of the nodes is another one"
+        instead = "make a second stack there, copy the data through S3, destroy the first"
+        if old.storage.home or (old.storage.lustre and not old.storage.lustre.existing):
+            yield Change(
+                path, Effect.REPLACES_FILE_SYSTEM, message, "all that lies in Lustre or homes and is not in S3", instead
+            )
+        yield Change(path, Effect.REPLACES_CLUSTER, message, "every node with its local disks and jobs", instead)
+    if before.second_zone_id and before.second_zone_id != after.second_zone_id and new.backend == "hyperpod-eks":
+        message = "the control plane's second subnet is made anew, which an EKS cluster takes in the VPC it has"
+        yield Change("network.second_zone_id", Effect.IN_PLACE, message)
+
+
+def _groups(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    before = {group.name: group for group in old.groups}
+    after = {group.name: group for group in new.groups}
+    for name, group in before.items():
+        if name not in after:
+            message = f"{group.count} x {group.ec2_type} end"
+            fix = "let jobs save and stop first (a renamed group is a removed and a new one)"
+            yield Change(f"groups ({name})", Effect.REPLACES_NODES, message, "their local disks and jobs", fix)
+        else:
+            yield from _group(new, name, group, after[name])
+    for name in after.keys() - before.keys():
+        yield Change(f"groups ({name})", Effect.IN_PLACE, f"{after[name].count} x {after[name].ec2_type} are added")
+
+
+def _group(spec: ClusterSpec, name: str, before: Group, after: Group) -> Iterator[Change]:
+    here = f"groups ({name})"
+    if after.count < before.count:
+        chosen = "Auto Scaling" if spec.backend == "ec2" else "HyperPod, not you,"
+        message = f"{before.count} nodes become {after.count}: {chosen} chooses which go"
+        fix = (
+            "stop jobs first"
+            if spec.backend == "ec2"
+            else "name them: aws sagemaker batch-delete-cluster-nodes, then lower count"
+        )
+        yield Change(f"{here}.count", Effect.WIPES, message, "local disks and jobs of the nodes that go", fix)
+    elif after.count > before.count:
+        yield Change(f"{here}.count", Effect.IN_PLACE, f"{before.count} nodes become {after.count}")
+    for key in type(after).model_fields:
+        if key not in ("name", "count") and getattr(before, key) != getattr(after, key):
+            yield _group_key(spec, f"{here}.{key}", key, before, after)
+
+
+HARMLESS = ("min_count", "partition", "labels", "taints", "deep_health_checks")
+
+
+def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Group) -> Change:
+    message = f"{shown(getattr(before, key))} becomes {shown(getattr(after, key))}"
+    if key == "capacity":
+        message = f"{before.capacity.mode} becomes {after.capacity.mode}, or another one of its kind"
+        if before.capacity.create or before.capacity.offering:
+            return protected(path, "bought capacity")
+        if _only_facts(before, after):
+            return Change(path, Effect.IN_PLACE, "what is known about the capacity changes, not the capacity")
+    if key == "role":
+        return Change(path, Effect.REPLACES_CLUSTER, message, "the Slurm cluster's state", "make a second stack")
+    if key in HARMLESS:
+        return Change(path, Effect.IN_PLACE, message)
+    if spec.backend == "ec2":
+        fix = "let the job save, then end the old machines: the gang comes back whole with the new template"
+        return Change(path, Effect.NEW_NODES, f"{message}; running machines keep the old launch template", "", fix)
+    return Change(
+        path,
+        Effect.REPLACES_NODES,
+        message,
+        "their local disks and jobs",
+        "let jobs save and stop first, or add a second group",
+    )
+
+
+def _only_facts(before: Group, after: Group) -> bool:
+    """Whether just what the user tells about the capacity differs, which no resource holds."""
+    told = {"zone_id", "size", "ends_at"}
+    return before.capacity.model_dump(exclude=told) == after.capacity.model_dump(exclude=told)
+
+
+def _kubernetes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    if new.backend != "hyperpod-eks":
+        return
+    before, after = (tuple(map(int, spec.eks.version.split("."))) for spec in (old, new))
+    here = "eks.version"
+    if after < before:
+        yield Change(
+            here, Effect.IMPOSSIBLE, f"{old.eks.version} cannot go back to {new.eks.version}", "", "keep the version"
+        )
+    elif after[1] > before[1] + 1:
+        message = f"{old.eks.version} to {new.eks.version} is more than one minor version"
+        yield Change(here, Effect.IMPOSSIBLE, message, "", f"go to 1.{before[1] + 1} first")
+    elif after > before:
+        message = "the control plane goes first, nodes follow by `aws sagemaker update-cluster-software`, re-imaged"
+        yield Change(here, Effect.REIMAGES, message, "root disks, when you update the nodes", "save what lies there")
+    for key in ("tiered_memory_percent", "public_endpoint"):
+        if getattr(old.eks, key) != getattr(new.eks, key):
+            yield Change(f"eks.{key}", Effect.IN_PLACE, "is changed on the running cluster")
+    if old.access.admin_roles != new.access.admin_roles:
+        yield Change("access.admin_roles", Effect.IN_PLACE, "access entries are made and removed")
+
+
+def _rest(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    """Everything that is changed where it stands."""
+    for path, a, b in _leaves(old, new):
+        if not path.startswith(_TOLD):
+            yield Change(path, _EFFECTS.get(path, Effect.IN_PLACE), f"{shown(a)} becomes {shown(b)}")
+
+
+_TOLD = (
+    "name",
+    "backend",
+    "zone_id",
+    "groups",
+    "network.cidr",
+    "network.compute_prefix",
+    "network.existing.vpc_id",
+    "network.existing.compute_subnet_id",
+    "storage",
+    "eks",
+    "access.admin_roles",
+    "runs_uri",
+    "buckets.runs_prefix",
+    "buckets.data",
+    "buckets.checkpoints",
+    "buckets.lifecycle",
+    "buckets.ephemeral_days",
+    "buckets.noncurrent_days",
+)
+"""Keys that the other looks speak of."""
+_EFFECTS = {
+    "access.ssh_key": Effect.NEW_NODES,
+    "network.nic_policy": Effect.NEW_NODES,
+    "buckets.kms_key": Effect.NEW_NODES,
+}
+_LOOKS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
+    _identity,
+    _place,
+    file_system,
+    associations,
+    home,
+    _groups,
+    _kubernetes,
+    objects,
+    _rest,
+)
+
+
+def _leaves(old: BaseModel, new: BaseModel, path: str = "") -> Iterator[tuple[str, object, object]]:
+    """Every key that differs; a table that one side lacks is one difference."""
+    for key in type(old).model_fields:
+        a, b = getattr(old, key), getattr(new, key)
+        here = f"{path}.{key}" if path else key
+        if isinstance(a, BaseModel) and isinstance(b, BaseModel):
+            yield from _leaves(a, b, here)
+        elif a != b:
+            yield here, a, b
+
+
+def _at(spec: ClusterSpec, path: str) -> object:
+    found: object = spec
+    for key in path.split("."):
+        found = getattr(found, key, None)
+    return found

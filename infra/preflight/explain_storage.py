@@ -1,0 +1,155 @@
+"""What an update would do to file systems, buckets and images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from infra.config import Association, ClusterSpec
+from infra.plan.place import Place, runs_uri
+from infra.plan.storage import LustrePlan
+from infra.preflight.change import Change, Effect, planned, protected
+
+NOWHERE = Place("region", "account")
+"""Names of buckets are compared, not used."""
+
+
+def file_system(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    """The file system by what is planned, not by what is written: a group with EFA may turn EFA of the file system on."""
+    here, before, after = "storage.lustre", planned(old), planned(new)
+    if before is None or after is None:
+        if before is not None and not before.existing:
+            yield protected(here, "the file system")
+        elif before is not None:
+            yield Change(here, Effect.NEW_NODES, "is mounted no more")
+        elif after is not None:
+            yield Change(here, Effect.NEW_NODES, "is made, and mounted on nodes that come from then on")
+        return
+    if before.existing or after.existing:
+        if not before.existing:
+            yield protected(here, "the file system")
+        if before.existing != after.existing:
+            message = "nodes that come from then on mount another file system"
+            yield Change(f"{here}.existing", Effect.NEW_NODES, message, "", "copy the data first")
+        return
+    yield from _lustre_replaced(before, after)
+    yield from _lustre_updated(before, after)
+
+
+def _lustre_replaced(before: LustrePlan, after: LustrePlan) -> Iterator[Change]:
+    fixed = {"storage": "type", "efa": "efa", "kms_key": "kms_key"}
+    for name, key in fixed.items():
+        if getattr(before, name) != getattr(after, name):
+            message = f"{getattr(before, name)} becomes {getattr(after, name)}, which no file system can"
+            instead = "keep the old value (efa can be said outright), or export to S3 and make a second stack"
+            path = f"storage.lustre.{key}"
+            yield Change(
+                path, Effect.REPLACES_FILE_SYSTEM, message, "all that lies in Lustre and is not in S3", instead
+            )
+
+
+def _lustre_updated(before: LustrePlan, after: LustrePlan) -> Iterator[Change]:
+    if before.storage != after.storage:
+        return
+    if (before.capacity_gib or 0) > (after.capacity_gib or 0):
+        message = f"{before.capacity_gib} GiB cannot shrink to {after.capacity_gib}"
+        yield Change(
+            "storage.lustre.capacity_gib", Effect.IMPOSSIBLE, message, "", "keep the capacity, or make a second stack"
+        )
+    elif before.capacity_gib != after.capacity_gib:
+        message = f"{before.capacity_gib} GiB grow to {after.capacity_gib}; six hours at least until the next change"
+        yield Change("storage.lustre.capacity_gib", Effect.IN_PLACE, message)
+    if before.per_tib_mb_s != after.per_tib_mb_s:
+        message = f"{before.per_tib_mb_s} MB/s per TiB become {after.per_tib_mb_s}"
+        if before.efa and after.efa:
+            instead = "grow capacity_gib instead, or make a second stack"
+            yield Change("storage.lustre.per_tib_mb_s", Effect.IMPOSSIBLE, f"{message}, fixed with EFA", "", instead)
+        else:
+            yield Change("storage.lustre.per_tib_mb_s", Effect.IN_PLACE, f"{message}; clients pause for minutes")
+    if (before.metadata_iops or 0) > (after.metadata_iops or 0) > 0:
+        message = f"{before.metadata_iops} cannot go down to {after.metadata_iops}"
+        yield Change("storage.lustre.metadata_iops", Effect.IMPOSSIBLE, message, "", "keep the rate")
+    elif before.metadata_iops != after.metadata_iops:
+        yield Change("storage.lustre.metadata_iops", Effect.IN_PLACE, "clients pause for minutes")
+    for name in ("tiered_mb_s", "read_cache_gib", "compression", "backup_days"):
+        if getattr(before, name) != getattr(after, name):
+            message = f"{getattr(before, name)} becomes {getattr(after, name)}"
+            message += ", for what is written from then on" if name == "compression" else ""
+            yield Change(f"storage.lustre.{name}", Effect.IN_PLACE, message)
+    if before.mount_path != after.mount_path:
+        message = "nodes that come from then on mount it elsewhere; paths in jobs and runs break"
+        yield Change("storage.lustre.mount_path", Effect.NEW_NODES, message, "", "keep the path")
+
+
+def associations(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    before = {one.path: one for one in _wished(old)}
+    after = {one.path: one for one in _wished(new)}
+    for path, one in before.items():
+        here = f"storage.lustre.associations ({path})"
+        other = after.get(path)
+        if other is None:
+            message = "is deleted; files in Lustre stay, and are mirrored no more"
+            yield Change(
+                here, Effect.REPLACES_ASSOCIATION, message, "changes that were not exported yet", "export them first"
+            )
+        elif (one.bucket, one.prefix) != (other.bucket, other.prefix):
+            message = "links another prefix: the association is made anew and its file names read again"
+            lost = "changes that were not exported yet"
+            yield Change(here, Effect.REPLACES_ASSOCIATION, message, lost, "wait until exports are done")
+        elif one != other:
+            yield Change(here, Effect.IN_PLACE, "events or chunk size change for files from then on")
+    for path in after.keys() - before.keys():
+        yield Change(f"storage.lustre.associations ({path})", Effect.IN_PLACE, "is added; FSx makes one at a time")
+
+
+def home(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    before, after = old.storage.home, new.storage.home
+    if before == after:
+        return
+    if before is None or after is None:
+        if before is None:
+            message = "is made; nodes that come from then on have their homes there"
+            yield Change("storage.home", Effect.NEW_NODES, message, "", "copy homes that lie on root disks")
+        else:
+            yield protected("storage.home", "the file system of homes")
+        return
+    if after.capacity_gib < before.capacity_gib:
+        message = f"{before.capacity_gib} GiB cannot shrink to {after.capacity_gib}"
+        yield Change("storage.home.capacity_gib", Effect.IMPOSSIBLE, message, "", "keep the capacity")
+    elif after.capacity_gib > before.capacity_gib:
+        yield Change("storage.home.capacity_gib", Effect.IN_PLACE, f"grows to {after.capacity_gib} GiB")
+    if after.throughput_mb_s != before.throughput_mb_s:
+        yield Change("storage.home.throughput_mb_s", Effect.IN_PLACE, f"becomes {after.throughput_mb_s} MB/s")
+    if after.mount_path != before.mount_path:
+        yield Change("storage.home.mount_path", Effect.NEW_NODES, "nodes that come from then on mount it elsewhere")
+
+
+def objects(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    before, after = runs_uri(old, NOWHERE), runs_uri(new, NOWHERE)
+    if before != after and old.name == new.name:
+        message = f"{before} becomes {after}: a run that resumes looks for its checkpoints there"
+        path = "runs_uri" if new.runs_uri != old.runs_uri else "buckets.runs_prefix"
+        yield Change(path, Effect.IN_PLACE, message, "nothing, but runs seem new", "copy the old prefix over first")
+    for key in ("data", "checkpoints", "lifecycle"):
+        if getattr(old.buckets, key) != getattr(new.buckets, key):
+            if getattr(old.buckets, key) is None:
+                yield protected(f"buckets.{key}", "the bucket that the stack made")
+            yield Change(f"buckets.{key}", Effect.IN_PLACE, "another bucket is used", "", "copy the objects first")
+    days = (("ephemeral_days", "objects under ephemeral/"), ("noncurrent_days", "old versions"))
+    for key, what in days:
+        before_days, after_days = getattr(old.buckets, key), getattr(new.buckets, key)
+        if after_days < before_days:
+            message = f"{before_days} days become {after_days}, for what is there already too"
+            yield Change(
+                f"buckets.{key}", Effect.DELETES_OBJECTS, message, f"{what} older than that, within a day", "copy them"
+            )
+        elif after_days > before_days:
+            yield Change(f"buckets.{key}", Effect.IN_PLACE, f"{before_days} days become {after_days}")
+    if new.repository.keep_last < old.repository.keep_last:
+        message = f"only the last {new.repository.keep_last} images are kept"
+        yield Change(
+            "repository.keep_last", Effect.DELETES_OBJECTS, message, "older images, within a day", "pull those you need"
+        )
+
+
+def _wished(spec: ClusterSpec) -> tuple[Association, ...]:
+    return spec.storage.lustre.associations if spec.storage.lustre else ()

@@ -1,0 +1,192 @@
+"""HYP: what HyperPod, with Slurm or EKS, asks of the groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from infra.config import ClusterSpec
+from infra.preflight.finding import Finding
+from infra.preflight.hyperpod_types import OFFERED, SOURCE
+from infra.preflight.rule import Context, OfflineRule, groups, known_groups
+
+SLURM = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-ref.html#sagemaker-hyperpod-ref-slurm-configuration"
+CREATE = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateCluster.html"
+DEEP_CHECKS = (
+    "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-resiliency-slurm-deep-health-checks.html"
+)
+MOST_GROUPS = 100
+"""Instance groups of one cluster (CREATE)."""
+SPECIAL_PARTITIONS = frozenset({"default"})
+"""`PartitionName=DEFAULT` in slurm.conf sets defaults and makes no partition (slurm.conf(5))."""
+
+
+class Controller(OfflineRule):
+    code = "HYP-001"
+    checks = "A Slurm cluster has exactly one controller group, of one machine."
+    source = SLURM
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.backend != "hyperpod-slurm":
+            return
+        found = [(path, group) for path, group in groups(spec) if group.role == "controller"]
+        if not found:
+            fix = "add one: {name: controller, role: controller, instance_type: c5.2xlarge, count: 1}"
+            yield self.finding("groups", "no group has the role controller, which runs slurmctld", fix)
+        for path, group in found[1:]:
+            yield self.finding(f"{path}.role", f"group {group.name} is a second controller", "keep one")
+        for path, group in found:
+            if group.count != 1:
+                yield self.finding(f"{path}.count", f"{group.count} controllers; HyperPod takes 1", "set count: 1")
+
+
+class Logins(OfflineRule):
+    code = "HYP-002"
+    checks = "A Slurm cluster has at most one login group."
+    source = SLURM
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.backend == "hyperpod-slurm":
+            for path, group in [(path, group) for path, group in groups(spec) if group.role == "login"][1:]:
+                yield self.finding(
+                    f"{path}.role", f"group {group.name} is a second login group", "raise the count of the first"
+                )
+
+
+class Roles(OfflineRule):
+    code = "HYP-003"
+    checks = "Controllers and logins exist with hyperpod-slurm only; elsewhere all groups are workers."
+    source = "infra/config.py"
+    essential = True
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.backend == "hyperpod-slurm":
+            return
+        for path, group in groups(spec):
+            if group.role != "worker":
+                message = f"{group.role!r} has no meaning with backend {spec.backend}"
+                yield self.finding(f"{path}.role", message, "remove the group, or choose backend: hyperpod-slurm")
+
+
+class Offered(OfflineRule):
+    code = "HYP-004"
+    checks = "HyperPod offers the instance type."
+    source = SOURCE
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group, _ in known_groups(spec):
+            if spec.hyperpod and group.hyperpod_type not in OFFERED:
+                close = get_close_matches(group.hyperpod_type, sorted(OFFERED), 2, 0.7)
+                fix = f"take {' or '.join(one.removeprefix('ml.') for one in close)}" if close else "take another type"
+                yield self.finding(
+                    f"{path}.instance_type", f"HyperPod has no {group.hyperpod_type}", f"{fix}, or backend: ec2"
+                )
+
+
+class DeepChecks(OfflineRule):
+    code = "HYP-005"
+    level = "warning"
+    checks = "Deep health checks are asked for groups with accelerators only: others have nothing to stress."
+    source = DEEP_CHECKS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group, facts in known_groups(spec):
+            asked = "deep_health_checks" in group.model_fields_set and group.deep_health_checks
+            if spec.hyperpod and asked and not facts.accelerators:
+                message = f"{group.ec2_type} has no accelerators to check"
+                yield self.finding(f"{path}.deep_health_checks", message, "remove it")
+
+
+class NoDeepChecks(OfflineRule):
+    code = "HYP-006"
+    level = "warning"
+    checks = "Workers with accelerators pass deep health checks before they join."
+    source = DEEP_CHECKS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group, facts in known_groups(spec):
+            if spec.hyperpod and group.role == "worker" and facts.accelerators and not group.deep_health_checks:
+                message = f"group {group.name} takes nodes unchecked: a bad GPU or link shows only in training"
+                yield self.finding(
+                    f"{path}.deep_health_checks", message, "remove the key, the default runs both checks"
+                )
+
+
+class CostlyHead(OfflineRule):
+    code = "HYP-007"
+    level = "warning"
+    checks = "Controller and login machines have no accelerators."
+    source = SLURM
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group, facts in known_groups(spec):
+            if group.role != "worker" and facts.accelerators:
+                message = f"a {group.role} on {group.ec2_type} pays for accelerators that no job gets"
+                yield self.finding(f"{path}.instance_type", message, "take e.g. c5.2xlarge or m5.2xlarge")
+
+
+class ManyGroups(OfflineRule):
+    code = "HYP-008"
+    checks = "A HyperPod cluster has at most 100 groups."
+    source = CREATE
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.hyperpod and len(spec.groups) > MOST_GROUPS:
+            yield self.finding(
+                "groups", f"{len(spec.groups)} groups; HyperPod takes {MOST_GROUPS}", "join groups of one type"
+            )
+
+
+class PartitionName(OfflineRule):
+    code = "HYP-009"
+    checks = "No Slurm partition is called default, which slurm.conf reads as settings for all."
+    source = "https://slurm.schedmd.com/slurm.conf.html"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.backend != "hyperpod-slurm":
+            return
+        for path, group in groups(spec):
+            if group.role == "worker" and (group.partition or group.name) in SPECIAL_PARTITIONS:
+                key = "partition" if group.partition else "name"
+                yield self.finding(
+                    f"{path}.{key}", "Slurm reads a partition `default` as settings", "choose another name"
+                )
+
+
+class HeadPartition(OfflineRule):
+    code = "HYP-010"
+    level = "warning"
+    checks = "Only workers have a partition."
+    source = SLURM
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            if group.role != "worker" and group.partition:
+                yield self.finding(f"{path}.partition", f"a {group.role} takes no jobs", "remove it")
+
+
+class Elsewhere(OfflineRule):
+    code = "HYP-011"
+    level = "warning"
+    checks = "HyperPod is known to be offered in the partition."
+    source = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod.html"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.hyperpod and context.partition not in (None, "aws"):
+            message = f"HyperPod is not known to be offered in {context.partition}"
+            yield self.finding("backend", message, "ask AWS, or choose backend: ec2")
+
+
+RULES = (
+    Controller(),
+    Logins(),
+    Roles(),
+    Offered(),
+    DeepChecks(),
+    NoDeepChecks(),
+    CostlyHead(),
+    ManyGroups(),
+    PartitionName(),
+    HeadPartition(),
+    Elsewhere(),
+)

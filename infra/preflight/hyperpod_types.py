@@ -1,0 +1,47 @@
+"""Instance types that HyperPod clusters take, as SageMaker's API model of botocore 1.44.5 lists them."""
+
+from __future__ import annotations
+
+SOURCE = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterInstanceGroupSpecification.html"
+_SIZES = {
+    "c5": "large xlarge 2xlarge 4xlarge 9xlarge 12xlarge 18xlarge 24xlarge",
+    "c5n": "large 2xlarge 4xlarge 9xlarge 18xlarge",
+    "c6a": "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 32xlarge 48xlarge",
+    "c6g": "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge",
+    "c6i": "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 32xlarge",
+    "c7g": "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge",
+    "c8a": "16xlarge",
+    "c8g": "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge",
+    "g4dn": "xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge",
+    "g5": "xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge",
+    "g6": "xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge",
+    "g6e": "xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge",
+    "g7": "2xlarge 4xlarge 8xlarge 12xlarge 24xlarge 48xlarge",
+    "g7e": "2xlarge 4xlarge 8xlarge 12xlarge 24xlarge 48xlarge",
+    "gr6": "4xlarge 8xlarge",
+    "i3en": "large xlarge 2xlarge 3xlarge 6xlarge 12xlarge 24xlarge",
+    "m5": "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge",
+    "m6a": "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 32xlarge 48xlarge",
+    "m6g": "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge",
+    "m6i": "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 32xlarge",
+    "m7g": "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge",
+    "m7i": "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge",
+    "m8a": "16xlarge",
+    "m8g": "medium large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge",
+    "p4d": "24xlarge",
+    "p4de": "24xlarge",
+    "p5": "4xlarge 48xlarge",
+    "p5e": "48xlarge",
+    "p5en": "48xlarge",
+    "p6-b200": "48xlarge",
+    "p6-b300": "48xlarge",
+    "p6e-gb200": "36xlarge",
+    "r5d": "16xlarge",
+    "r6i": "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 32xlarge",
+    "r7i": "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge 24xlarge 48xlarge",
+    "t3": "medium large xlarge 2xlarge",
+    "trn1": "32xlarge",
+    "trn1n": "32xlarge",
+    "trn2": "3xlarge 48xlarge",
+}
+OFFERED = frozenset(f"ml.{family}.{size}" for family, sizes in _SIZES.items() for size in sizes.split())

@@ -1,0 +1,169 @@
+"""EKS: the control plane's subnets, its version, labels and taints of nodes, and who gets in."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from infra.config import ClusterSpec
+from infra.preflight.finding import Finding
+from infra.preflight.rule import Context, OfflineRule, groups
+
+VPC = "https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"
+HYPERPOD = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-prerequisites.html"
+NODE_LABELS = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterKubernetesConfig.html"
+ACCESS = "https://docs.aws.amazon.com/eks/latest/userguide/access-entries.html"
+ENDPOINT = "https://docs.aws.amazon.com/eks/latest/userguide/cluster-endpoint.html"
+SUPPORTED = ("1.28", "1.29", "1.30", "1.31", "1.32", "1.33", "1.34")
+"""Kubernetes versions that HyperPod's page names (HYPERPOD)."""
+MOST = 50
+"""Labels, and taints, of one HyperPod group (NODE_LABELS)."""
+RESERVED = ("kubernetes.io", "k8s.io", "sagemaker.amazonaws.com")
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_PREFIX = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+
+
+class TwoZones(OfflineRule):
+    code = "EKS-001"
+    checks = "The control plane has subnets in two zones."
+    source = VPC
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.backend != "hyperpod-eks":
+            return
+        existing = spec.network.existing
+        if existing is None and spec.network.second_zone_id is None:
+            message = "EKS needs subnets in two zones, there is one"
+            yield self.finding("network.second_zone_id", message, "name another zone id of the region")
+        if existing is not None and len(set(existing.control_subnet_ids)) < 2:
+            count = len(set(existing.control_subnet_ids))
+            message = f"{count} subnets for the control plane; EKS needs two, in different zones"
+            yield self.finding("network.existing.control_subnet_ids", message, "list two or more")
+
+
+class OtherZone(OfflineRule):
+    code = "EKS-002"
+    checks = "The second zone is another one."
+    source = VPC
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.network.second_zone_id == spec.zone_id:
+            message = f"{spec.zone_id} is the cluster's own zone"
+            yield self.finding("network.second_zone_id", message, "name another zone id of the region")
+
+
+class Version(OfflineRule):
+    code = "EKS-003"
+    checks = "HyperPod supports the Kubernetes version."
+    source = HYPERPOD
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.backend == "hyperpod-eks" and spec.eks.version not in SUPPORTED:
+            message = f"HyperPod names {SUPPORTED[0]} to {SUPPORTED[-1]}, not {spec.eks.version}"
+            yield self.finding(
+                "eks.version", message, f"set {SUPPORTED[-2]}, or suppress this when AWS supports it now"
+            )
+
+
+class Labels(OfflineRule):
+    code = "EKS-004"
+    checks = "Labels are ones that Kubernetes takes: prefix/name, 63 characters, at most 50, no reserved prefix."
+    source = NODE_LABELS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            if len(group.labels) > MOST:
+                yield self.finding(f"{path}.labels", f"{len(group.labels)} labels; HyperPod takes {MOST}", "drop some")
+            for key, value in group.labels.items():
+                for why in _wrong(key, value):
+                    yield self.finding(f"{path}.labels.{key}", why, "change it to a form like example.com/role: worker")
+
+
+class Taints(OfflineRule):
+    code = "EKS-005"
+    checks = "Taints are ones that Kubernetes takes, at most 50, each key with each effect once."
+    source = NODE_LABELS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            if len(group.taints) > MOST:
+                yield self.finding(f"{path}.taints", f"{len(group.taints)} taints; HyperPod takes {MOST}", "drop some")
+            for (key, effect), count in Counter((taint.key, taint.effect) for taint in group.taints).items():
+                if count > 1:
+                    yield self.finding(f"{path}.taints", f"{key} with {effect} stands {count} times", "keep one")
+            for index, taint in enumerate(group.taints):
+                for why in _wrong(taint.key, taint.value):
+                    yield self.finding(f"{path}.taints.{index}", why, "change it to a form like example.com/spot")
+
+
+class AllTainted(OfflineRule):
+    code = "EKS-006"
+    level = "warning"
+    checks = "Some group has no taint that keeps pods off: CoreDNS and operators must run somewhere."
+    source = "https://docs.aws.amazon.com/eks/latest/userguide/managing-coredns.html"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        hard = [[taint for taint in group.taints if taint.effect != "PreferNoSchedule"] for group in spec.groups]
+        if spec.backend == "hyperpod-eks" and all(hard):
+            message = "every group has a taint: CoreDNS, device plugins and operators stay pending"
+            yield self.finding("groups", message, "add a small group without taints, e.g. two m5.2xlarge")
+
+
+class Administrators(OfflineRule):
+    code = "EKS-007"
+    level = "warning"
+    checks = "Some role besides the deployer's administers the cluster."
+    source = ACCESS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.backend == "hyperpod-eks" and not spec.access.admin_roles:
+            message = "nobody but who runs `pulumi up` can reach the cluster with kubectl"
+            yield self.finding("access.admin_roles", message, "list the roles of your administrators")
+
+
+class PublicEndpoint(OfflineRule):
+    code = "EKS-008"
+    level = "warning"
+    checks = "The Kubernetes API is not on the internet."
+    source = ENDPOINT
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.backend == "hyperpod-eks" and spec.eks.public_endpoint:
+            message = "the Kubernetes API answers the whole internet"
+            yield self.finding("eks.public_endpoint", message, "remove it and reach the API through SSM or a VPN")
+
+
+class OnlySpot(OfflineRule):
+    code = "EKS-009"
+    level = "warning"
+    checks = "Some group is not spot, so that an interruption does not take CoreDNS and the operators as well."
+    source = "https://docs.aws.amazon.com/eks/latest/userguide/managing-coredns.html"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.backend == "hyperpod-eks" and all(group.capacity.mode == "spot" for group in spec.groups):
+            message = "every group is spot: one interruption may take the cluster's own services"
+            yield self.finding("groups", message, "add a small on-demand group, e.g. two m5.2xlarge")
+
+
+def _wrong(key: str, value: str) -> Iterator[str]:
+    prefix, slash, name = key.rpartition("/")
+    if not _NAME.fullmatch(name) or (slash and not _PREFIX.fullmatch(prefix)):
+        yield f"{key!r} is no key that Kubernetes takes"
+    if value and not _NAME.fullmatch(value):
+        yield f"{value!r} is no value that Kubernetes takes: up to 63 letters, digits, and - _ . inside"
+    if any(prefix == one or prefix.endswith(f".{one}") for one in RESERVED):
+        yield f"the prefix {prefix}/ belongs to Kubernetes or AWS"
+
+
+RULES = (
+    TwoZones(),
+    OtherZone(),
+    Version(),
+    Labels(),
+    Taints(),
+    AllTainted(),
+    Administrators(),
+    PublicEndpoint(),
+    OnlySpot(),
+)

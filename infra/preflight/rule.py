@@ -1,0 +1,84 @@
+"""What a rule of preflight is, and what it may know besides the spec."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar
+
+from infra.catalog.instances import Instance, instance
+from infra.config import ClusterSpec, Group
+from infra.plan.place import Place
+from infra.preflight.finding import Finding, Level
+
+NO_ACCOUNT = "000000000000"
+"""Stands in names and ARNs where no one asked AWS for the account; as long as a real one."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Facts of the place, as far as they are known without asking AWS; None where they are not."""
+
+    region: str | None = None
+    account: str | None = None
+    partition: str | None = None
+    now: datetime | None = None
+    """When the rules are asked; a rule about the past is silent without it."""
+
+    @property
+    def place(self) -> Place:
+        """The place for plans that name things in it, with a stand-in for what is not known."""
+        return Place(self.region or "us-east-1", self.account or NO_ACCOUNT, self.partition or "aws")
+
+    @classmethod
+    def at(cls, place: Place | None, now: datetime | None = None) -> Context:
+        if place is None:
+            return cls(now=now)
+        return cls(place.region, place.account, place.partition, now)
+
+
+class Rule(ABC):
+    """One check: `code` is stable, `checks` says in a sentence what must hold, `source` where AWS says so.
+
+    An `essential` finding cannot be suppressed: no plan can be built on such a spec. Every other one can, with a reason,
+    since what is known here about AWS is dated and AWS moves.
+    """
+
+    code: ClassVar[str]
+    level: ClassVar[Level] = "error"
+    checks: ClassVar[str]
+    source: ClassVar[str]
+    essential: ClassVar[bool] = False
+    online: ClassVar[bool] = False
+
+    def finding(self, path: str, message: str, fix: str, *, level: Level | None = None, source: str = "") -> Finding:
+        return Finding(self.code, level or self.level, path, message, fix, source or self.source)
+
+
+class OfflineRule(Rule):
+    """A rule that looks at the spec alone."""
+
+    @abstractmethod
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        """What is wrong; never raises, whatever the parsed spec holds."""
+
+
+def groups(spec: ClusterSpec) -> Iterator[tuple[str, Group]]:
+    """Each group with its path in the config."""
+    for index, group in enumerate(spec.groups):
+        yield f"groups.{index}", group
+
+
+def known_groups(spec: ClusterSpec) -> Iterator[tuple[str, Group, Instance]]:
+    """Each group whose type the snapshot knows, with its path and facts."""
+    for path, group in groups(spec):
+        if found := instance(group.ec2_type):
+            yield path, group, found
+
+
+def listed(values: Iterable[object]) -> str:
+    """`a, b and c`, in the order given and each once."""
+    words = [str(value) for value in dict.fromkeys(values)]
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1] if words else ""]))
