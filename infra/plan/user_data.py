@@ -58,7 +58,6 @@ def facts(
         "zone_id": spec.zone_id,
         "group": group.name,
         "instance_type": group.ec2_type,
-        "count": group.count,
         "efa": kind.efa if kind else 0,
         "accelerators": sum(one.count for one in kind.accelerators) if kind else 0,
         "capacity": group.capacity.mode,

@@ -153,12 +153,16 @@ def test_a_value_cannot_leave_its_quotes(node: Node) -> None:
 def test_a_node_without_file_systems_learns_its_facts_and_is_ready(node: Node) -> None:
     assert node.boot(script(queue_url="https://sqs.us-west-2.amazonaws.com/1/q")) == 0
     facts = json.loads((node.root / "etc/lustrain/node.json").read_text())
-    assert (facts["cluster"], facts["group"], facts["count"], facts["efa"]) == ("demo", "train", 4, 32)
+    assert (facts["cluster"], facts["group"], facts["efa"]) == ("demo", "train", 32)
     assert facts["runs_uri"] == "s3://demo-checkpoints-123456789012-us-west-2/runs/"
     assert facts["interruption_queue"] == "https://sqs.us-west-2.amazonaws.com/1/q"
     assert (facts["lustre"], facts["home"]) == (None, None)
     assert node.outcome == "ready"
     assert not [call for call in node.calls if call.startswith(("mount ", "modprobe"))]
+
+
+def test_a_count_that_changes_makes_no_new_version_of_the_template() -> None:
+    assert script(spec(count=4), **LUSTRE, lustre_efa=True) == script(spec(count=5), **LUSTRE, lustre_efa=True)
 
 
 def test_modules_and_network_come_before_the_lustre_mount_and_settings_after(node: Node) -> None:
