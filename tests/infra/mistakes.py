@@ -1,0 +1,345 @@
+"""Mistakes planted in the example stacks, at least one for each offline rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from infra.plan.place import Place
+from tests.infra.specs import GONE
+
+SPOT, BLOCK, RESERVED = "ec2-spot-g6e", "ec2-capacity-block-p5en", "ec2-p6-b300-reservation"
+SLURM, EKS = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot"
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+EXISTING = {"vpc_id": "vpc-0123456789abcdef0", "compute_subnet_id": "subnet-0123456789abcdef0"}
+LUSTRE = {"id": "fs-0123456789abcdef0", "mount_name": "fsx", "security_group_id": "sg-0123456789abcdef0"}
+US_EAST_1_DNS = "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com"
+KEY = "arn:aws:kms:us-east-1:123456789012:key/01234567-89ab-cdef-0123-456789abcdef"
+LINK = {"path": "/text", "bucket": "data", "prefix": "text"}
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An edit of an example stack, and the key that its rule must name."""
+
+    code: str
+    stack: str
+    edits: dict[str, Any]
+    path: str
+    place: Place | None = None
+
+    def __str__(self) -> str:
+        return f"{self.code} {'+'.join(self.edits)}"
+
+
+def group(**keys: Any) -> dict[str, Any]:
+    return {"name": "more", "instance_type": "g6e.48xlarge", "count": 1, **keys}
+
+
+MISTAKES = [
+    Mistake("CFG-001", SPOT, {"groups.1": group(name="train")}, "groups.0.name"),
+    Mistake("CFG-002", SLURM, {"groups.2": GONE}, "groups"),
+    Mistake("CFG-003", SPOT, {"groups.0.count": 0}, "groups.0.count"),
+    Mistake("CFG-004", SLURM, {"groups.2.min_count": 5}, "groups.2.min_count"),
+    Mistake("CFG-005", SPOT, {"groups.0.min_count": 4}, "groups.0.min_count"),
+    Mistake("CFG-006", SPOT, {"groups.0.partition": "p"}, "groups.0.partition"),
+    Mistake("CFG-006", SLURM, {"groups.2.labels": {"a": "b"}}, "groups.2.labels"),
+    Mistake("CFG-006", SLURM, {"groups.2.taints": [{"key": "a"}]}, "groups.2.taints"),
+    Mistake("CFG-006", SLURM, {"groups.2.image_id": "ami-0123456789abcdef0"}, "groups.2.image_id"),
+    Mistake("CFG-006", SPOT, {"groups.0.deep_health_checks": ["InstanceStress"]}, "groups.0.deep_health_checks"),
+    Mistake("CFG-007", SPOT, {"slurm.config_strategy": "Merge"}, "slurm"),
+    Mistake("CFG-007", SLURM, {"access.ssh_key": "mine"}, "access.ssh_key"),
+    Mistake("CFG-007", SPOT, {"network.second_zone_id": "use1-az5"}, "network.second_zone_id"),
+    Mistake("CFG-008", SPOT, {"tags": {f"t{i}": "x" for i in range(49)}}, "tags"),
+    Mistake("CFG-008", SPOT, {"tags": {"aws:x": "y"}}, "tags.aws:x"),
+    Mistake("CFG-008", SPOT, {"tags": {"k" * 129: "y"}}, f"tags.{'k' * 129}"),
+    Mistake("CFG-008", SPOT, {"tags": {"k": "v" * 257}}, "tags.k"),
+    Mistake("CFG-008", SPOT, {"tags": {"k": "a\nb"}}, "tags.k"),
+    Mistake("CFG-009", SPOT, {"tags": {"lustrain:cluster": "other"}}, "tags.lustrain:cluster"),
+    Mistake("CFG-010", SPOT, {"job_ends_at": "2026-01-01T00:00:00Z"}, "job_ends_at"),
+    Mistake("CFG-011", SPOT, {"tags": {"cost centre": "42"}}, "tags.cost centre"),
+    Mistake("NET-001", SPOT, {"zone_id": "usw2-az1"}, "zone_id"),
+    Mistake("NET-002", EKS, {"network.second_zone_id": "use1-az2"}, "network.second_zone_id"),
+    Mistake("NET-003", SPOT, {"network.cidr": "10.0.0.0/8"}, "network.cidr"),
+    Mistake("NET-003", SPOT, {"network.cidr": "10.0.0.1/16"}, "network.cidr"),
+    Mistake("NET-004", SPOT, {"network.cidr": "10.0.0.0/20"}, "network.compute_prefix"),
+    Mistake("NET-005", SPOT, {"network.compute_prefix": 28, "groups.0.count": 12}, "network.compute_prefix"),
+    Mistake(
+        "NET-005",
+        SPOT,
+        {"network.existing": {**EXISTING, "compute_cidr": "10.0.0.0/28"}, "groups.0.count": 12},
+        "network.existing.compute_cidr",
+    ),
+    Mistake("NET-006", SPOT, {"network.cidr": "8.8.0.0/16"}, "network.cidr"),
+    Mistake("NET-006", SPOT, {"network.cidr": "172.17.0.0/16"}, "network.cidr"),
+    Mistake("NET-007", SPOT, {"network.nat": False}, "network.nat"),
+    Mistake("NET-008", BLOCK, {"network.nat": True}, "network.nat"),
+    Mistake("NET-009", SPOT, {"network.existing": EXISTING, "network.cidr": "10.1.0.0/16"}, "network.cidr"),
+    Mistake("NET-010", SPOT, {"network.existing": EXISTING, "network.closed": True}, "network.closed"),
+    Mistake(
+        "NET-011",
+        EKS,
+        {"network.existing": {**EXISTING, "control_subnet_ids": ["subnet-01234567"] * 2}},
+        "network.existing.control_subnet_ids.1",
+    ),
+    Mistake("NET-012", BLOCK, {"repository.existing": "docker.io/me/train"}, "repository.existing"),
+    Mistake(
+        "NET-012",
+        BLOCK,
+        {"repository.existing": "123456789012.dkr.ecr.us-west-2.amazonaws.com/train"},
+        "repository.existing",
+    ),
+    Mistake("NET-013", EKS, {"network.closed": True}, "network.closed"),
+    Mistake("NET-014", SPOT, {"network.compute_prefix": 27}, "network.compute_prefix"),
+    Mistake(
+        "CAP-001",
+        SLURM,
+        {"groups.2.capacity": {"mode": "capacity-block", "reservation": "cr-01234567"}},
+        "groups.2.capacity.mode",
+    ),
+    Mistake("CAP-001", SPOT, {"groups.0.capacity": {"mode": "training-plan"}}, "groups.0.capacity.mode"),
+    Mistake("CAP-002", SPOT, {"groups.0.capacity": {"mode": "reservation"}}, "groups.0.capacity"),
+    Mistake(
+        "CAP-002",
+        SPOT,
+        {"groups.0.capacity": {"mode": "reservation", "create": True, "reservation": "cr-01234567"}},
+        "groups.0.capacity",
+    ),
+    Mistake("CAP-003", SPOT, {"groups.0.capacity.reservation": "cr-01234567"}, "groups.0.capacity.reservation"),
+    Mistake("CAP-003", BLOCK, {"groups.0.capacity.placement_group": "pg"}, "groups.0.capacity.placement_group"),
+    Mistake("CAP-004", BLOCK, {"groups.0.capacity.zone_id": "use2-az1"}, "groups.0.capacity.zone_id"),
+    Mistake("CAP-004", SLURM, {"groups.2.capacity.zone_id": "usw2-az1"}, "groups.2.capacity.zone_id"),
+    Mistake("CAP-005", BLOCK, {"groups.0.count": 17}, "groups.0.capacity.size"),
+    Mistake(
+        "CAP-006",
+        BLOCK,
+        {"groups.1": group(capacity={"mode": "reservation", "reservation": "cr-0a1b2c3d4e5f60718"})},
+        "groups.1.capacity.reservation",
+    ),
+    Mistake("CAP-007", SPOT, {"groups.0.instance_type": "hpc7a.96xlarge"}, "groups.0.capacity.mode"),
+    Mistake("CAP-007", BLOCK, {"groups.0.instance_type": "trn1n.32xlarge"}, "groups.0.capacity.mode"),
+    Mistake(
+        "CAP-008",
+        SLURM,
+        {"groups.2.capacity.training_plan": "arn:aws:sagemaker:us-east-1:123456789012:training-plan/a"},
+        "groups.2.capacity.training_plan",
+    ),
+    Mistake(
+        "CAP-008",
+        SLURM,
+        {"groups.2.capacity.training_plan": "arn:aws:sagemaker:us-west-2:210987654321:training-plan/a"},
+        "groups.2.capacity.training_plan",
+    ),
+    Mistake("CAP-009", BLOCK, {"job_ends_at": "2027-02-14T11:10:00Z"}, "groups.0.capacity.ends_at"),
+    Mistake("CAP-010", BLOCK, {"groups.0.capacity.ends_at": GONE}, "groups.0.capacity.ends_at"),
+    Mistake("CAP-011", BLOCK, {"groups.0.capacity.ends_at": "2026-11-20T00:00:00Z"}, "groups.0.capacity.ends_at"),
+    Mistake("CAP-012", BLOCK, {"groups.0.capacity.size": GONE}, "groups.0.capacity"),
+    Mistake(
+        "CAP-013",
+        BLOCK,
+        {"groups.0.capacity.reservation": GONE, "groups.0.capacity.offering": "cbo-0123456789abcdef0"},
+        "groups.0.capacity.offering",
+    ),
+    Mistake("CAP-014", SLURM, {"groups.0.capacity": {"mode": "spot"}}, "groups.0.capacity.mode"),
+    Mistake("CAP-015", SLURM, {"groups.2.capacity": {"mode": "spot"}}, "groups.2.capacity.mode"),
+    Mistake("CAP-016", SPOT, {"groups.0.instance_type": "t3.large"}, "groups.0.instance_type"),
+    Mistake("CAP-017", SPOT, {"groups.0.instance_type": "p5.48xlarge"}, "groups.0.count"),
+    Mistake("CAP-018", RESERVED, {"groups.0.count": 0}, "groups.0.count"),
+    Mistake("EC2-001", SPOT, {"groups.0.instance_type": "g6e.48xlrage"}, "groups.0.instance_type"),
+    Mistake("EC2-002", SPOT, {"groups.0.instance_type": "g6e.4xlarge"}, "groups.0.instance_type"),
+    Mistake("EC2-003", SPOT, {"groups.1": group(instance_type="g6e.4xlarge")}, "groups.1.instance_type"),
+    Mistake("EC2-004", SPOT, {"groups.1": group(instance_type="g6e.24xlarge")}, "groups"),
+    Mistake("EC2-005", SPOT, {"groups.1": group(instance_type="p5.48xlarge")}, "groups"),
+    Mistake("EC2-006", SPOT, {"groups.1": group(instance_type="c7g.16xlarge")}, "groups"),
+    Mistake(
+        "EC2-007",
+        SPOT,
+        {"groups.0.instance_type": "hpc7a.96xlarge", "groups.0.threads_per_core": 2},
+        "groups.0.threads_per_core",
+    ),
+    Mistake("EC2-008", SPOT, {"groups.0.instance_type": "c5.18xlarge"}, "groups"),
+    Mistake("EC2-009", "rehearsal", {"groups.0.instance_type": "inf2.48xlarge"}, "groups.0.instance_type"),
+    Mistake(
+        "EC2-011",
+        "rehearsal",
+        {"groups.0.instance_type": "inf2.48xlarge", "groups.0.root_volume_gib": 100},
+        "groups.0.root_volume_gib",
+    ),
+    Mistake("EC2-012", SPOT, {"groups.0.instance_type": "mac1.metal"}, "groups.0.instance_type"),
+    Mistake("HYP-001", SLURM, {"groups.0": GONE}, "groups"),
+    Mistake("HYP-001", SLURM, {"groups.0.count": 2}, "groups.0.count"),
+    Mistake("HYP-001", SLURM, {"groups.1.role": "controller"}, "groups.1.role"),
+    Mistake("HYP-002", SLURM, {"groups.3": group(role="login", instance_type="m5.2xlarge")}, "groups.3.role"),
+    Mistake("HYP-003", SPOT, {"groups.1": group(role="controller")}, "groups.1.role"),
+    Mistake("HYP-004", SLURM, {"groups.2.instance_type": "p3dn.24xlarge"}, "groups.2.instance_type"),
+    Mistake("HYP-005", SLURM, {"groups.0.deep_health_checks": ["InstanceStress"]}, "groups.0.deep_health_checks"),
+    Mistake("HYP-006", SLURM, {"groups.2.deep_health_checks": []}, "groups.2.deep_health_checks"),
+    Mistake("HYP-007", SLURM, {"groups.1.instance_type": "g5.xlarge"}, "groups.1.instance_type"),
+    Mistake("HYP-008", EKS, {"groups": [group(name=f"g{i}") for i in range(101)]}, "groups"),
+    Mistake("HYP-009", SLURM, {"groups.2.partition": "default"}, "groups.2.partition"),
+    Mistake("HYP-010", SLURM, {"groups.1.partition": "login"}, "groups.1.partition"),
+    Mistake("HYP-011", SLURM, {}, "backend", Place("cn-north-1", "123456789012", "aws-cn")),
+    Mistake("EKS-001", EKS, {"network.second_zone_id": GONE}, "network.second_zone_id"),
+    Mistake("EKS-001", EKS, {"network.existing": EXISTING}, "network.existing.control_subnet_ids"),
+    Mistake("EKS-002", EKS, {"network.second_zone_id": "use2-az1"}, "network.second_zone_id"),
+    Mistake("EKS-003", EKS, {"eks.version": "1.22"}, "eks.version"),
+    Mistake("EKS-004", EKS, {"groups.1.labels": {"kubernetes.io/role": "x"}}, "groups.1.labels.kubernetes.io/role"),
+    Mistake("EKS-004", EKS, {"groups.1.labels": {"role": "a b"}}, "groups.1.labels.role"),
+    Mistake("EKS-005", EKS, {"groups.1.taints": [{"key": "a"}, {"key": "a"}]}, "groups.1.taints"),
+    Mistake("EKS-005", EKS, {"groups.1.taints": [{"key": "-a"}]}, "groups.1.taints.0"),
+    Mistake("EKS-006", EKS, {"groups.0": GONE}, "groups"),
+    Mistake("EKS-007", EKS, {"access.admin_roles": []}, "access.admin_roles"),
+    Mistake("EKS-008", EKS, {"eks.public_endpoint": True}, "eks.public_endpoint"),
+    Mistake("EKS-009", EKS, {"groups.0": GONE}, "groups"),
+    Mistake(
+        "FSX-001", SPOT, {"storage.lustre": {"capacity_gib": 5000, "per_tib_mb_s": 250}}, "storage.lustre.capacity_gib"
+    ),
+    Mistake(
+        "FSX-002",
+        SPOT,
+        {"storage.lustre": {"capacity_gib": 2400, "per_tib_mb_s": 250, "efa": True}},
+        "storage.lustre.capacity_gib",
+    ),
+    Mistake(
+        "FSX-003", SPOT, {"storage.lustre": {"capacity_gib": 2400, "per_tib_mb_s": 200}}, "storage.lustre.per_tib_mb_s"
+    ),
+    Mistake("FSX-003", RESERVED, {"storage.lustre.throughput_gb_s": GONE}, "storage.lustre.throughput_gb_s"),
+    Mistake("FSX-004", BLOCK, {"storage.lustre.metadata_iops": 5000}, "storage.lustre.metadata_iops"),
+    Mistake("FSX-004", RESERVED, {"storage.lustre.metadata_iops": 3000}, "storage.lustre.metadata_iops"),
+    Mistake("FSX-005", RESERVED, {"storage.lustre.read_cache_gib": 8}, "storage.lustre.read_cache_gib"),
+    Mistake("FSX-005", SPOT, {"storage.lustre.read_cache_gib": 64}, "storage.lustre.read_cache_gib"),
+    Mistake("FSX-006", RESERVED, {"storage.lustre.associations": [LINK]}, "storage.lustre.associations"),
+    Mistake("FSX-007", SPOT, {"storage.lustre.backup_days": 7}, "storage.lustre.backup_days"),
+    Mistake("FSX-008", SPOT, {"storage.lustre.mount_path": "/usr/fsx"}, "storage.lustre.mount_path"),
+    Mistake("FSX-009", SPOT, {"storage.home.mount_path": "/etc"}, "storage.home.mount_path"),
+    Mistake("FSX-010", SPOT, {"storage.home.mount_path": "/fsx/home"}, "storage.home.mount_path"),
+    Mistake("FSX-010", SPOT, {"storage.lustre.mount_path": "/opt/dlami/nvme"}, "storage.lustre.mount_path"),
+    Mistake(
+        "FSX-011", SPOT, {"storage.lustre.efa": True, "groups.0.instance_type": "g6e.4xlarge"}, "storage.lustre.efa"
+    ),
+    Mistake(
+        "FSX-012",
+        SPOT,
+        {"network.existing": EXISTING, "storage.lustre.existing": {**LUSTRE, "dns_name": US_EAST_1_DNS}},
+        "storage.lustre.throughput_gb_s",
+    ),
+    Mistake(
+        "FSX-013",
+        SPOT,
+        {"storage.lustre": {"existing": {**LUSTRE, "dns_name": "nfs.example.com"}}},
+        "storage.lustre.existing.dns_name",
+    ),
+    Mistake(
+        "FSX-013",
+        BLOCK,
+        {"storage.lustre": {"existing": {**LUSTRE, "dns_name": US_EAST_1_DNS}}},
+        "storage.lustre.existing.dns_name",
+    ),
+    Mistake(
+        "FSX-014",
+        SPOT,
+        {"storage.lustre": {"existing": {**LUSTRE, "dns_name": US_EAST_1_DNS}}},
+        "storage.lustre.existing",
+    ),
+    Mistake("FSX-015", SLURM, {"storage": {}}, "storage"),
+    Mistake("FSX-016", SPOT, {"storage.home.throughput_mb_s": 200}, "storage.home.throughput_mb_s"),
+    Mistake(
+        "DRA-001",
+        SPOT,
+        {"storage.lustre.associations": [{**LINK, "path": f"/d{i}", "prefix": f"d{i}"} for i in range(9)]},
+        "storage.lustre.associations",
+    ),
+    Mistake(
+        "DRA-002",
+        SPOT,
+        {"storage.lustre.associations.1": {**LINK, "path": "/data/text"}},
+        "storage.lustre.associations.1.path",
+    ),
+    Mistake(
+        "DRA-003",
+        SPOT,
+        {"storage.lustre.associations.1": {**LINK, "prefix": "datasets/text"}},
+        "storage.lustre.associations.1.prefix",
+    ),
+    Mistake(
+        "DRA-004",
+        BLOCK,
+        {"storage.lustre.associations.1.prefix": "runs"},
+        "storage.lustre.associations.1.export_events",
+    ),
+    Mistake(
+        "DRA-004", BLOCK, {"storage.lustre.associations.1.prefix": ""}, "storage.lustre.associations.1.export_events"
+    ),
+    Mistake(
+        "DRA-005",
+        BLOCK,
+        {"storage.lustre.associations.1.export_events": ["DELETED"]},
+        "storage.lustre.associations.1.export_events",
+    ),
+    Mistake(
+        "DRA-006", BLOCK, {"storage.lustre.associations.1.prefix": "milestone"}, "storage.lustre.associations.1.prefix"
+    ),
+    Mistake(
+        "DRA-007", SPOT, {"storage.lustre.associations.0.path": "/data/../x"}, "storage.lustre.associations.0.path"
+    ),
+    Mistake("DRA-007", SPOT, {"storage.lustre.associations.0.prefix": "a//b"}, "storage.lustre.associations.0.prefix"),
+    Mistake(
+        "DRA-007", SPOT, {"storage.lustre.associations.0.prefix": "é" * 600}, "storage.lustre.associations.0.prefix"
+    ),
+    Mistake(
+        "DRA-008",
+        SPOT,
+        {"storage.lustre.associations.0.import_events": []},
+        "storage.lustre.associations.0.import_events",
+    ),
+    Mistake(
+        "DRA-009",
+        SPOT,
+        {"storage.lustre.associations.0.export_events": ["DELETED"]},
+        "storage.lustre.associations.0.export_events",
+    ),
+    Mistake("S3-001", SPOT, {"buckets.data": "My_Data"}, "buckets.data"),
+    Mistake("S3-001", SPOT, {"name": "a" * 40}, "name", Place("ap-southeast-2", "123456789012")),
+    Mistake("S3-001", SPOT, {"buckets.data": "192.168.0.1"}, "buckets.data"),
+    Mistake("S3-001", SPOT, {"buckets.data": "mine-s3alias"}, "buckets.data"),
+    Mistake("S3-002", SLURM, {"buckets.lifecycle": "my-scripts"}, "buckets.lifecycle"),
+    Mistake("S3-003", SPOT, {"buckets.data": "mine", "buckets.checkpoints": "mine"}, "buckets.checkpoints"),
+    Mistake("S3-004", SPOT, {"runs_uri": "s3://mine/runs"}, "runs_uri"),
+    Mistake("S3-004", SPOT, {"runs_uri": "gs://mine/runs/"}, "runs_uri"),
+    Mistake("S3-005", SPOT, {"runs_uri": "/scratch/runs"}, "runs_uri"),
+    Mistake("S3-006", SPOT, {"runs_uri": "s3://another/runs/"}, "runs_uri"),
+    Mistake("S3-007", SPOT, {"buckets.runs_prefix": "ephemeral/runs/"}, "buckets.runs_prefix"),
+    Mistake("S3-008", SPOT, {"buckets.data": "my.data"}, "buckets.data"),
+    Mistake(
+        "S3-009",
+        SPOT,
+        {"runs_uri": "s3://spot-g6e-data-123456789012-us-east-1/datasets/runs/"},
+        "storage.lustre.associations.0.prefix",
+    ),
+    Mistake("IAM-001", SPOT, {"buckets.kms_key": "alias/mine"}, "buckets.kms_key"),
+    Mistake("IAM-002", BLOCK, {"buckets.kms_key": KEY}, "buckets.kms_key"),
+    Mistake(
+        "IAM-003",
+        SPOT,
+        {"storage.lustre.kms_key": "arn:aws:kms:us-east-1:123456789012:alias/mine"},
+        "storage.lustre.kms_key",
+    ),
+    Mistake("IAM-004", EKS, {"access.admin_roles": ["arn:aws-cn:iam::123456789012:role/a"]}, "access.admin_roles.0"),
+    Mistake("IAM-005", EKS, {"access.admin_roles": ["arn:aws:iam::123456789012:role/a"] * 2}, "access.admin_roles.1"),
+    Mistake(
+        "IAM-005",
+        EKS,
+        {"access.admin_roles": ["arn:aws:iam::123456789012:role/aws-service-role/x.amazonaws.com/A"]},
+        "access.admin_roles.0",
+    ),
+    Mistake("IAM-006", SPOT, {"access.user": "root"}, "access.user"),
+    Mistake("BUD-001", SPOT, {"budget": GONE}, "budget"),
+    Mistake("BUD-002", SPOT, {"alarms": {}}, "alarms.emails"),
+    Mistake("BUD-003", SPOT, {"budget.emails": ["nobody"]}, "budget.emails.0"),
+    Mistake("BUD-003", SPOT, {"alarms.emails": ["a@example.com", "a@example.com"]}, "alarms.emails.1"),
+    Mistake("BUD-004", SPOT, {"budget.monthly_usd": 10}, "budget.monthly_usd"),
+    Mistake("CFG-090", SPOT, {"suppress": [{"code": "BUD-001", "reason": "there is a budget"}]}, "suppress.0"),
+    Mistake("CFG-091", SPOT, {"suppress": [{"code": "NET-099", "reason": "no such rule"}]}, "suppress.0"),
+    Mistake("CFG-091", SPOT, {"suppress": [{"code": "CFG-001", "reason": "essential for a plan"}]}, "suppress.0"),
+]
