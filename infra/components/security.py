@@ -44,7 +44,7 @@ class SecurityGroups(pulumi.ComponentResource):
         return aws.ec2.SecurityGroup(
             f"{self._name}-{key}",
             # EC2 refuses names that begin with sg-, which a cluster's may.
-            name_prefix=f"lustrain-{self._name}-{key}-",
+            name=f"lustrain-{self._name}-{key}",
             description=DESCRIPTIONS[key],
             vpc_id=vpc_id,
             tags={"Name": f"{self._name}-{key}"},
