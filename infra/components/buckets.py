@@ -13,7 +13,7 @@ from infra.plan.buckets import BucketKey, BucketPlan, Rule
 class Buckets(pulumi.ComponentResource):
     """The cluster's buckets; they are protected and outlive the stack.
 
-    `names` by key, also of a bucket that was there before; `ready` when all may be used.
+    `names` by key, also of a bucket that was there before; `ready` when all are private, encrypted and refuse plain HTTP.
     """
 
     names: dict[BucketKey, pulumi.Output[str]]
@@ -67,14 +67,13 @@ class Buckets(pulumi.ComponentResource):
                     opts=self._after(chain),
                 )
             )
-        chain.append(
-            s3.BucketLifecycleConfiguration(
-                f"{name}-rules", bucket=bucket.id, rules=[_rule(rule) for rule in plan.rules], opts=self._after(chain)
-            )
-        )
         policy = pulumi.Output.json_dumps(plan.policy)
         chain.append(s3.BucketPolicy(f"{name}-policy", bucket=bucket.id, policy=policy, opts=self._after(chain)))
         self.ready.append(chain[-1])
+        # Nobody waits for the rules: the provider looks for most of a minute whether S3 has them everywhere.
+        s3.BucketLifecycleConfiguration(
+            f"{name}-rules", bucket=bucket.id, rules=[_rule(rule) for rule in plan.rules], opts=self._after(chain)
+        )
 
     def _encrypted(
         self, name: str, bucket: s3.Bucket, plan: BucketPlan, opts: pulumi.ResourceOptions

@@ -109,7 +109,7 @@ class LustreSystem(pulumi.ComponentResource):
             # Through the bucket's own name, so that the link waits for a bucket of ours.
             bucket = bucket_names[plan.own] if plan.own else plan.bucket
             link = fsx.DataRepositoryAssociation(
-                f"{name}-link{plan.path.replace('/', '-')}",
+                f"{name}-link{plan.path}",
                 file_system_id=self.id,
                 file_system_path=plan.path,
                 data_repository_path=pulumi.Output.concat(
