@@ -77,8 +77,15 @@ def bucket_region(call: Call, name: str) -> str | None:
     return None if found is None else str(found.region_name)
 
 
-def role_exists(call: Call, arn: str) -> bool:
-    return any(role.arn == arn for role in iam_backends[call.account][call.partition].roles.values())
+def object_exists(call: Call, bucket: str, key: str) -> bool:
+    found = s3_backends[call.account][call.partition].buckets.get(bucket)
+    return found is not None and key in found.keys
+
+
+def role_trusts(call: Call, arn: str, service: str) -> bool:
+    """Whether a role of the account exists and names `service` among those that may assume it."""
+    roles = iam_backends[call.account][call.partition].roles.values()
+    return any(role.arn == arn and service in (role.assume_role_policy_document or "") for role in roles)
 
 
 def _permissions(rules: Iterable[Any]) -> tuple[Permission, ...]:

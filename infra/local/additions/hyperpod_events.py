@@ -1,0 +1,69 @@
+"""What HyperPod tells EventBridge; rules of the embedded AWS deliver it to their targets.
+
+Forms: https://docs.aws.amazon.com/sagemaker/latest/dg/automating-sagemaker-with-eventbridge.html and
+sagemaker-hyperpod-cluster-events-reference.html beside it. Left out: the many event kinds of provisioning and patching.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from moto.events.models import events_backends
+
+STATE_CHANGE = "SageMaker HyperPod Cluster State Change"
+NODE_HEALTH = "SageMaker HyperPod Cluster Node Health Event"
+CLUSTER_EVENT = "SageMaker HyperPod Cluster Event"
+
+
+def put(account: str, region: str, resource: str, kind: str, detail: Mapping[str, Any]) -> None:
+    """Put one event of SageMaker on the account's default bus."""
+    event = {
+        "Source": "aws.sagemaker",
+        "DetailType": kind,
+        "Detail": json.dumps(detail, default=_milliseconds),
+        "Resources": [resource],
+    }
+    events_backends[account][region].put_events([event])
+
+
+def health(
+    name: str, arn: str, instance_id: str, *, healthy: bool, reason: str, action: str, advice: str
+) -> dict[str, Any]:
+    """The detail of a node health event; `action` is what HyperPod will do: Replace, Reboot or None."""
+    return {
+        "ClusterName": name,
+        "ClusterArn": arn,
+        "InstanceId": instance_id,
+        "Tags": {},
+        "HealthSummary": {
+            "HealthStatus": "Healthy" if healthy else "Unhealthy",
+            "HealthStatusReason": reason,
+            "RepairAction": action,
+            "Recommendation": advice,
+        },
+    }
+
+
+def occurrence(name: str, arn: str, group: str, instance_id: str, level: str, description: str) -> dict[str, Any]:
+    """One event about an instance as ListClusterEvents keeps it and, under EventDetails, EventBridge carries it."""
+    return {
+        "EventId": str(uuid4()),
+        "ClusterArn": arn,
+        "ClusterName": name,
+        "InstanceGroupName": group,
+        "InstanceId": instance_id,
+        "ResourceType": "Instance",
+        "EventTime": datetime.now(UTC),
+        "EventLevel": level,
+        "Description": description,
+    }
+
+
+def _milliseconds(value: Any) -> int:
+    if not isinstance(value, datetime):
+        raise TypeError(f"not JSON: {value!r}")
+    return int(value.timestamp() * 1000)

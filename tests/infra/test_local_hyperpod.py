@@ -1,0 +1,281 @@
+"""HyperPod of the embedded AWS keeps every field, makes what the service makes and refuses what it refuses."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from infra.local.aws import LocalAws
+from tests.infra.local_network import ACCOUNT, Network, client, refusal
+
+SCRIPTS = "s3://sagemaker-lustrain-lifecycle/lifecycle/0123456789ab"
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[LocalAws]:
+    with LocalAws() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def sagemaker(aws: LocalAws) -> Any:
+    return client(aws, "sagemaker")
+
+
+@pytest.fixture(scope="module")
+def network(aws: LocalAws) -> Network:
+    return Network(aws)
+
+
+@pytest.fixture(scope="module")
+def role(aws: LocalAws) -> str:
+    return make_role(aws, "node", "sagemaker.amazonaws.com")
+
+
+@pytest.fixture(scope="module")
+def request_of(aws: LocalAws, network: Network, role: str) -> Callable[..., dict[str, Any]]:
+    """A request for a Slurm cluster that the service accepts; each call under a name of its own unless `ClusterName` says."""
+    s3 = client(aws, "s3")
+    bucket, _, folder = SCRIPTS.removeprefix("s3://").partition("/")
+    s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    s3.put_object(Bucket=bucket, Key=f"{folder}/on_init.sh", Body=b"#!/bin/sh\n")
+    count = 0
+
+    def make(**changes: Any) -> dict[str, Any]:
+        nonlocal count
+        count += 1
+        request = slurm_cluster(f"cluster-{count}", network, role) | changes
+        return {name: value for name, value in request.items() if value is not None}
+
+    return make
+
+
+def make_role(aws: LocalAws, name: str, trusted: str) -> str:
+    statement = {"Effect": "Allow", "Principal": {"Service": trusted}, "Action": "sts:AssumeRole"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    return str(client(aws, "iam").create_role(RoleName=name, AssumeRolePolicyDocument=document)["Role"]["Arn"])
+
+
+def slurm_cluster(name: str, network: Network, role: str) -> dict[str, Any]:
+    common = {
+        "ExecutionRole": role,
+        "LifeCycleConfig": {"SourceS3Uri": SCRIPTS, "OnInitComplete": "on_init.sh"},
+        "InstanceStorageConfigs": [
+            {"EbsVolumeConfig": {"VolumeSizeInGB": 500}},
+            {
+                "FsxLustreConfig": {
+                    "DnsName": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
+                    "MountName": "abcdefgh",
+                }
+            },
+        ],
+    }
+    controller = {
+        "InstanceGroupName": "controller",
+        "InstanceType": "ml.c5.2xlarge",
+        "InstanceCount": 1,
+        "ThreadsPerCore": 2,
+    }
+    workers = {
+        "InstanceGroupName": "train",
+        "InstanceType": "ml.p5en.48xlarge",
+        "InstanceCount": 4,
+        "MinInstanceCount": 2,
+    }
+    return {
+        "ClusterName": name,
+        "NodeProvisioningMode": "Continuous",
+        "NodeRecovery": "Automatic",
+        "Orchestrator": {"Slurm": {"SlurmConfigStrategy": "Managed"}},
+        "VpcConfig": {"SecurityGroupIds": [network.group], "Subnets": [network.subnet]},
+        "Tags": [{"Key": "lustrain:cluster", "Value": name}],
+        "InstanceGroups": [
+            {**controller, **common, "SlurmConfig": {"NodeType": "Controller"}},
+            {
+                **workers,
+                **common,
+                "ThreadsPerCore": 1,
+                "SlurmConfig": {"NodeType": "Compute", "PartitionNames": ["train"]},
+                "OnStartDeepHealthChecks": ["InstanceStress", "InstanceConnectivity"],
+            },
+        ],
+    }
+
+
+def workers_with(request: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The request with members of its second group replaced; None takes one away."""
+    controller, workers = request["InstanceGroups"]
+    changed = {name: value for name, value in {**workers, **changes}.items() if value is not None}
+    return {**request, "InstanceGroups": [controller, changed]}
+
+
+def in_service(sagemaker: Any, name: str) -> dict[str, Any]:
+    for _ in range(100):
+        found: dict[str, Any] = sagemaker.describe_cluster(ClusterName=name)
+        if found["ClusterStatus"] == "InService":
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"never in service: {found}")
+
+
+def test_a_cluster_is_created_and_every_field_comes_back(sagemaker: Any, request_of: Any) -> None:
+    request = request_of()
+    arn = sagemaker.create_cluster(**request)["ClusterArn"]
+    assert sagemaker.describe_cluster(ClusterName=arn)["ClusterStatus"] == "Creating"
+    found = in_service(sagemaker, request["ClusterName"])
+    for name in ("NodeProvisioningMode", "NodeRecovery", "Orchestrator", "VpcConfig"):
+        assert found[name] == request[name]
+    workers = found["InstanceGroups"][1]
+    asked = request["InstanceGroups"][1]
+    for name in (
+        "SlurmConfig",
+        "OnStartDeepHealthChecks",
+        "LifeCycleConfig",
+        "InstanceStorageConfigs",
+        "ThreadsPerCore",
+    ):
+        assert workers[name] == asked[name]
+    assert (workers["CurrentCount"], workers["TargetCount"], workers["MinCount"]) == (4, 4, 2)
+    assert sagemaker.list_tags(ResourceArn=arn)["Tags"] == request["Tags"]
+    sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "team", "Value": "ml"}])
+    assert {"Key": "team", "Value": "ml"} in sagemaker.list_tags(ResourceArn=arn)["Tags"]
+    assert refusal(sagemaker.create_cluster, **request)[0] == "ResourceInUse"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ClusterName": "ends-with-"}, "'clusterName' failed to satisfy constraint"),
+        ({"Orchestrator": {}}, "exactly one of Eks and Slurm"),
+        ({"Orchestrator": None}, "not Slurm"),
+        ({"InstanceGroups": None, "NodeProvisioningMode": None}, "At least one instance group"),
+        ({"VpcConfig": {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1"]}}, "subnet ID 'subnet-1' does not exist"),
+        ({"TieredStorageConfig": {"Mode": "Enable"}}, "orchestrator is EKS only"),
+        ({"NodeRecovery": "Sometimes"}, "enum value set: [Automatic, None]"),
+    ],
+)
+def test_a_wrong_cluster_is_refused(sagemaker: Any, request_of: Any, changes: dict[str, Any], said: str) -> None:
+    code, message = refusal(sagemaker.create_cluster, **request_of(**changes))
+    assert (code, said in message) == ("ValidationException", True), message
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"InstanceType": "ml.p7.48xlarge"}, "enum value set"),
+        ({"InstanceType": None}, "exactly one of InstanceType and InstanceRequirements"),
+        ({"InstanceGroupName": "controller"}, "is not unique"),
+        ({"MinInstanceCount": 5}, "more than its InstanceCount 4"),
+        ({"SlurmConfig": None}, "needs a SlurmConfig"),
+        ({"SlurmConfig": {"NodeType": "Controller"}}, "exactly one instance group of node type Controller"),
+        ({"SlurmConfig": {"NodeType": "Login", "PartitionNames": ["dev"]}}, "node type Compute only"),
+        ({"KubernetesConfig": {"Labels": {"a": "b"}}}, "not EKS"),
+        ({"CapacityRequirements": {"Spot": {}}}, "needs orchestrator EKS"),
+        ({"ExecutionRole": f"arn:aws:iam::{ACCOUNT}:role/nobody"}, "Could not assume role"),
+        (
+            {"LifeCycleConfig": {"SourceS3Uri": "s3://mine/lifecycle", "OnCreate": "x.sh"}},
+            "does not start with 's3://sagemaker-'",
+        ),
+        ({"LifeCycleConfig": {"SourceS3Uri": SCRIPTS, "OnCreate": "missing.sh"}}, "missing.sh does not exist"),
+        ({"LifeCycleConfig": {"SourceS3Uri": SCRIPTS}}, "exactly one of OnCreate and OnInitComplete"),
+        (
+            {"InstanceStorageConfigs": [{"EbsVolumeConfig": {"RootVolume": True, "VolumeSizeInGB": 9}}]},
+            "VolumeKmsKeyId",
+        ),
+        ({"TrainingPlanArn": f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-plan/x"}, "not in us-west-2"),
+    ],
+)
+def test_a_wrong_group_is_refused(sagemaker: Any, request_of: Any, changes: dict[str, Any], said: str) -> None:
+    code, message = refusal(sagemaker.create_cluster, **workers_with(request_of(), **changes))
+    assert (code, said in message) == ("ValidationException", True), message
+
+
+def test_a_role_of_another_service_cannot_run_nodes(aws: LocalAws, sagemaker: Any, request_of: Any) -> None:
+    foreign = make_role(aws, "foreign", "ec2.amazonaws.com")
+    assert (
+        "Could not assume role"
+        in refusal(sagemaker.create_cluster, **workers_with(request_of(), ExecutionRole=foreign))[1]
+    )
+
+
+def test_an_update_scales_adds_and_deletes_groups_but_changes_no_type(sagemaker: Any, request_of: Any) -> None:
+    request = request_of()
+    name = request["ClusterName"]
+    sagemaker.create_cluster(**request)
+    in_service(sagemaker, name)
+    (controller, workers) = request["InstanceGroups"]
+    login = {**controller, "InstanceGroupName": "login", "SlurmConfig": {"NodeType": "Login"}}
+    sagemaker.update_cluster(ClusterName=name, InstanceGroups=[{**workers, "InstanceCount": 6}, login])
+    found = {
+        group["InstanceGroupName"]: group["CurrentCount"] for group in in_service(sagemaker, name)["InstanceGroups"]
+    }
+    assert found == {"controller": 1, "train": 6, "login": 1}
+    sagemaker.update_cluster(ClusterName=name, InstanceGroupsToDelete=["login"], NodeRecovery="None")
+    after = in_service(sagemaker, name)
+    assert [group["InstanceGroupName"] for group in after["InstanceGroups"]] == ["controller", "train"]
+    assert after["NodeRecovery"] == "None"
+    other = [{**workers, "InstanceType": "ml.p5.48xlarge"}]
+    assert "cannot be changed" in refusal(sagemaker.update_cluster, ClusterName=name, InstanceGroups=other)[1]
+
+
+def test_without_continuous_provisioning_an_update_waits_for_the_one_before(sagemaker: Any, request_of: Any) -> None:
+    request = request_of(NodeProvisioningMode=None)
+    name = request["ClusterName"]
+    sagemaker.create_cluster(**request)
+    assert refusal(sagemaker.update_cluster, ClusterName=name, NodeRecovery="None")[0] == "ConflictException"
+    in_service(sagemaker, name)
+    sagemaker.update_cluster(ClusterName=name, NodeRecovery="None")
+    assert sagemaker.describe_cluster(ClusterName=name)["ClusterStatus"] == "Updating"
+    assert in_service(sagemaker, name)["NodeRecovery"] == "None"
+
+
+def test_nodes_are_replaced_and_deleted_by_id_and_the_controller_stays(sagemaker: Any, request_of: Any) -> None:
+    request = request_of()
+    name = request["ClusterName"]
+    sagemaker.create_cluster(**request)
+    nodes = sagemaker.list_cluster_nodes(ClusterName=name, IncludeNodeLogicalIds=True)["ClusterNodeSummaries"]
+    controller, first, second = (node["InstanceId"] for node in nodes[:3])
+    done = sagemaker.batch_replace_cluster_nodes(ClusterName=name, NodeIds=[first, controller, "i-00000000"])
+    assert done["Successful"] == [first]
+    assert {one["NodeId"]: one["ErrorCode"] for one in done["Failed"]} == {
+        controller: "InvalidInstanceStatus",
+        "i-00000000": "InstanceIdNotFound",
+    }
+    detail = sagemaker.describe_cluster_node(ClusterName=name, NodeLogicalId=nodes[1]["NodeLogicalId"])["NodeDetails"]
+    assert detail["InstanceId"] != first
+    assert detail["Placement"]["AvailabilityZoneId"] == "usw2-az2"
+    done = sagemaker.batch_delete_cluster_nodes(ClusterName=name, NodeIds=[second, controller])
+    assert (done["Successful"], done["Failed"][0]["NodeId"]) == ([second], controller)
+    assert in_service(sagemaker, name)["InstanceGroups"][1]["TargetCount"] == 3
+    descriptions = [event["Description"] for event in sagemaker.list_cluster_events(ClusterName=name)["Events"]]
+    assert descriptions[0] == f"Instance {second} has been deleted"
+    assert f"Instance {first} is being replaced" in descriptions
+
+
+def test_a_replacement_reaches_the_queue_of_an_event_rule(aws: LocalAws, sagemaker: Any, request_of: Any) -> None:
+    events, sqs = client(aws, "events"), client(aws, "sqs")
+    queue = sqs.create_queue(QueueName="interruptions")["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    pattern = {"source": ["aws.sagemaker"], "detail-type": ["SageMaker HyperPod Cluster Event"]}
+    events.put_rule(Name="nodes", EventPattern=json.dumps(pattern))
+    events.put_targets(Rule="nodes", Targets=[{"Id": "queue", "Arn": arn}])
+    request = request_of()
+    sagemaker.create_cluster(**request)
+    node = sagemaker.list_cluster_nodes(ClusterName=request["ClusterName"])["ClusterNodeSummaries"][1]["InstanceId"]
+    sagemaker.batch_replace_cluster_nodes(ClusterName=request["ClusterName"], NodeIds=[node])
+    message = json.loads(sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=1)["Messages"][0]["Body"])
+    assert message["detail"]["EventDetails"]["InstanceId"] == node
+    assert message["detail"]["EventDetails"]["ClusterName"] == request["ClusterName"]
+    assert message["detail-type"] == "SageMaker HyperPod Cluster Event"
+
+
+def test_a_deleted_cluster_is_not_found(sagemaker: Any, request_of: Any) -> None:
+    request = request_of()
+    sagemaker.create_cluster(**request)
+    sagemaker.delete_cluster(ClusterName=request["ClusterName"])
+    assert refusal(sagemaker.describe_cluster, ClusterName=request["ClusterName"])[0] == "ResourceNotFound"
+    assert request["ClusterName"] not in [one["ClusterName"] for one in sagemaker.list_clusters()["ClusterSummaries"]]
