@@ -25,6 +25,7 @@ BENCHES = {
     "bench_gather": "Gathering batches",
     "bench_step": "The training step",
     "bench_compression": "Compressing checkpoints",
+    "bench_plan": "Planning a cluster",
 }
 HEAD = """# Results
 

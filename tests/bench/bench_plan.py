@@ -1,0 +1,212 @@
+"""The pure plan of a cluster: what `pulumi up` computes before it asks AWS for anything, from 1 to 1,000 nodes and 50 groups.
+
+No cloud SDK runs here. The time of `pulumi preview` is engine, provider and interpreter, and is measured with them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from infra.catalog.instances import snapshot
+from infra.config import Backend, ClusterSpec, parse
+from infra.plan.associations import associations, overlaps
+from infra.plan.buckets import buckets
+from infra.plan.budget import budget
+from infra.plan.bundle import bundle
+from infra.plan.capacity import bought, capacity_problems
+from infra.plan.eks import eks_plan, helm_commands
+from infra.plan.endpoints import endpoints
+from infra.plan.events import channel
+from infra.plan.gang import gangs
+from infra.plan.home import home
+from infra.plan.hyperpod import Mount, Refs, desired_state
+from infra.plan.iam import roles
+from infra.plan.iam_deployer import deployer_policy
+from infra.plan.network import addresses_needed, cidr_problems, network
+from infra.plan.observability import dashboard, observability
+from infra.plan.outputs import Made, client_settings, cluster, lustre_has_efa
+from infra.plan.place import Place
+from infra.plan.repository import repository
+from infra.plan.security import rules
+from infra.plan.storage import efa_wanted, lustre
+from infra.plan.teardown import teardown
+from infra.plan.user_data import user_data
+from tests.bench.harness import Row, interleaved, median, run_bench, timed
+
+PLACE = Place("us-west-2", "123456789012")
+NODES, GROUPS = 1000, 50
+BUDGET_SECONDS = 1.0
+LOOPS = 10
+"""One plan takes some milliseconds. How it grows is told from processor time: a busy machine keeps one waiting as long."""
+FLAT = 1.5
+"""A plan is made of groups: more nodes in one may cost what a longer number costs."""
+LINEAR = 2.2
+"""Twice the groups at no more than twice the cost; a quadratic part would show as up to four times."""
+LUSTRE_DNS = "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"
+
+
+def measure(repetitions: int = 5) -> list[dict[str, Any]]:
+    half = GROUPS // 2
+    sizes = {"one": (1, 1), "nodes": (NODES, 1), "half": (half, half), "groups": (GROUPS, GROUPS)}
+    backends: tuple[Backend, ...] = ("ec2", "hyperpod-slurm", "hyperpod-eks")
+    specs = {f"{backend} {name}": spec(backend, *size) for backend in backends for name, size in sizes.items()}
+    for wanted in specs.values():
+        plan(wanted)
+    cases: dict[str, Callable[[], float]] = {
+        name: lambda wanted=wanted: cpu_seconds(lambda: [plan(wanted) for _ in range(LOOPS)]) / LOOPS
+        for name, wanted in specs.items()
+    }
+    largest = spec("ec2", NODES, GROUPS)
+    cases["cold"] = lambda: timed(lambda: plan_cold(largest))
+    cases["warm"] = lambda: timed(lambda: plan(largest))
+    took = {name: median(values) for name, values in interleaved(cases, repetitions).items()}
+    return [row.as_dict() for row in (_cold(took), *(row for backend in backends for row in _grows(backend, took)))]
+
+
+def _cold(took: dict[str, float]) -> Row:
+    return Row(
+        figure=f"pure plan of {NODES} nodes in {GROUPS} groups on EC2, instance facts read anew",
+        ours=took["cold"] * 1e3,
+        baseline=BUDGET_SECONDS * 1e3,
+        ratio=took["cold"] / BUDGET_SECONDS,
+        bar=1.0,
+        limit=None,
+        unit="ms",
+        baseline_name="a second",
+        at_most=True,
+        note=f"{took['warm'] * 1e3:.0f} ms when the facts are there",
+    )
+
+
+def _grows(backend: str, took: dict[str, float]) -> list[Row]:
+    one, half, whole = (took[f"{backend} {name}"] for name in ("one", "half", "groups"))
+    nodes = took[f"{backend} nodes"]
+    return [
+        Row(
+            figure=f"{backend}: {NODES} nodes in one group",
+            ours=nodes * 1e3,
+            baseline=one * 1e3,
+            ratio=nodes / one,
+            bar=FLAT,
+            limit=None,
+            unit="ms",
+            baseline_name="1 node",
+            at_most=True,
+        ),
+        Row(
+            figure=f"{backend}: {GROUPS} groups",
+            ours=whole * 1e3,
+            baseline=half * 1e3,
+            ratio=whole / half,
+            bar=LINEAR,
+            limit=None,
+            unit="ms",
+            baseline_name=f"{GROUPS // 2} groups",
+            at_most=True,
+            note=f"{whole / one:.1f}x one group",
+        ),
+    ]
+
+
+def cpu_seconds(action: Callable[[], object]) -> float:
+    start = time.process_time()
+    action()
+    return time.process_time() - start
+
+
+def spec(backend: Backend, nodes: int, groups: int) -> ClusterSpec:
+    """A cluster with everything on, its workers in `groups` groups."""
+    workers = [
+        {
+            "name": f"train-{number}",
+            "instance_type": "p5.48xlarge",
+            "count": nodes // groups,
+            "capacity": {"mode": "spot" if backend == "ec2" else "on-demand"},
+        }
+        for number in range(groups)
+    ]
+    controller = {"name": "controller", "role": "controller", "instance_type": "c5.2xlarge", "count": 1}
+    return parse(
+        {
+            "name": "bench",
+            "backend": backend,
+            "zone_id": "usw2-az2",
+            "groups": [*workers, *([controller] if backend == "hyperpod-slurm" else [])],
+            "network": {"closed": True, "second_zone_id": "usw2-az1", "flow_logs": True},
+            "storage": {
+                "lustre": {
+                    "throughput_gb_s": 38.4,
+                    "associations": [{"path": f"/data{number}", "bucket": f"data-{number}"} for number in range(8)],
+                },
+                "home": {},
+            },
+            "budget": {"monthly_usd": 100000, "emails": ["ops@example.com"]},
+            "alarms": {"emails": ["ops@example.com"]},
+        }
+    )
+
+
+def plan_cold(wanted: ClusterSpec) -> None:
+    snapshot.cache_clear()
+    plan(wanted)
+
+
+def plan(wanted: ClusterSpec) -> list[object]:
+    """All that is decided for `wanted` without AWS; the list keeps any of it from being left out."""
+    mirrors = associations(wanted, PLACE)
+    watch = observability(wanted, PLACE)
+    wish, homes = wanted.storage.lustre, wanted.storage.home
+    return [
+        network(wanted, PLACE),
+        endpoints(wanted, PLACE),
+        addresses_needed(wanted),
+        cidr_problems(wanted),
+        rules(wanted),
+        roles(wanted, PLACE),
+        deployer_policy(wanted, PLACE),
+        lustre(wish, efa_wanted(wanted)) if wish else None,
+        home(homes) if homes else None,
+        mirrors,
+        overlaps(mirrors),
+        buckets(wanted, PLACE),
+        bundle(),
+        channel(wanted, PLACE),
+        watch,
+        dashboard(watch, {}),
+        budget(wanted),
+        repository(wanted),
+        [capacity_problems(group, wanted.backend) for group in wanted.groups],
+        nodes_of(wanted),
+        cluster(wanted, PLACE, Made(lustre={"id": "fs-1", "dns_name": LUSTRE_DNS, "mount_name": "abcd1234"})),
+        teardown(wanted, PLACE),
+    ]
+
+
+def nodes_of(wanted: ClusterSpec) -> list[object]:
+    if wanted.backend == "ec2":
+        modules, parameters = client_settings(wanted)
+        scripts = [
+            user_data(
+                wanted,
+                PLACE,
+                group,
+                lustre_dns=LUSTRE_DNS,
+                lustre_mount_name="abcd1234",
+                lustre_efa=lustre_has_efa(wanted),
+                modules=modules,
+                parameters=parameters,
+            )
+            for group in wanted.workers
+        ]
+        return [bought(wanted), gangs(wanted, PLACE), scripts]
+    mount = Mount(LUSTRE_DNS, "abcd1234", "/fsx")
+    refs = Refs("role", "subnet", ["sg"], "s3://bucket/lifecycle", lustre=mount, eks_cluster_arn="eks")
+    kubernetes = [eks_plan(wanted, PLACE), helm_commands(wanted, PLACE)] if wanted.backend == "hyperpod-eks" else []
+    return [desired_state(wanted, PLACE, refs), *kubernetes]
+
+
+if __name__ == "__main__":
+    sys.exit(run_bench(measure))
