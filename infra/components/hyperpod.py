@@ -47,9 +47,10 @@ class HyperPod(pulumi.ComponentResource):
                 custom_timeouts=pulumi.CustomTimeouts(create="4h", update="4h", delete="2h"),
             ),
         )
-        properties = pulumi.Output.json_loads(cluster.properties)
-        self.name = properties.apply(lambda found: str(found["ClusterName"]))
-        self.arn = properties.apply(lambda found: str(found["ClusterArn"]))
+        # Cloud Control's identifier of a cluster is its ARN. `properties` has it too, but is unknown in the preview of every
+        # change, and with it all that is built on it would be.
+        self.arn = cluster.id
         self.id = self.arn.apply(lambda arn: arn.rpartition("/")[2])
+        self.name = pulumi.Output.all(cluster.id, desired_state["ClusterName"]).apply(lambda found: str(found[1]))
         self.ready = [cluster]
         self.register_outputs({"name": self.name, "arn": self.arn, "id": self.id})

@@ -32,12 +32,9 @@ class Service(Mocks):
     """Answers as AWS would."""
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
-        computed: dict[str, Any] = {}
         if args.typ == "aws:cloudcontrol/resource:Resource":
-            wish = json.loads(args.inputs["desiredState"])
-            computed = {"properties": json.dumps({**wish, "ClusterArn": ARN, "ClusterStatus": "InService"})}
-        if args.typ == "aws:eks/cluster:Cluster":
-            computed = {"arn": EKS_ARN}
+            return ARN, dict(args.inputs)
+        computed = {"arn": EKS_ARN} if args.typ == "aws:eks/cluster:Cluster" else {}
         return f"{args.name}-id", {**args.inputs, **computed}
 
     def call(self, args: MockCallArgs) -> dict[str, Any]:
