@@ -24,6 +24,9 @@ MODULES = (
     "ecr",
     "fsx",
     "fsx_associations",
+    "hyperpod",
+    "hyperpod_nodes",
+    "cloudcontrol",
 )
 
 
