@@ -11,6 +11,9 @@ from infra.config import ExistingLustre
 from infra.plan.associations import AssociationPlan
 from infra.plan.storage import VERSION, LustrePlan
 
+LINK_TIMEOUT = "60m"
+"""The provider gives up after 10 minutes; a link waits its turn behind whatever FSx is doing for the others."""
+
 
 class LustreSystem(pulumi.ComponentResource):
     """The file system of a LustrePlan, or the outputs of one that is there already.
@@ -130,6 +133,11 @@ class LustreSystem(pulumi.ComponentResource):
                     if plan.export_events
                     else None,
                 ),
-                opts=pulumi.ResourceOptions(parent=self, depends_on=[self.ready[-1]], delete_before_replace=True),
+                opts=pulumi.ResourceOptions(
+                    parent=self,
+                    depends_on=[self.ready[-1]],
+                    delete_before_replace=True,
+                    custom_timeouts=pulumi.CustomTimeouts(create=LINK_TIMEOUT, delete=LINK_TIMEOUT),
+                ),
             )
             self.ready.append(link)

@@ -13,8 +13,7 @@ from typing import Literal
 
 from infra.config import ClusterSpec, DraEvent
 from infra.plan.buckets import Rule, buckets
-from infra.plan.place import Place, bucket_names, runs_uri
-from infra.plan.storage import API, LUSTRE_GUIDE, Violation
+from infra.plan.place import Place, bucket_names
 
 MOST = 8
 """For one file system (API_CreateDataRepositoryAssociation.html)."""
@@ -126,19 +125,6 @@ def archived_over(spec: ClusterSpec, place: Place) -> tuple[tuple[AssociationPla
     )
 
 
-def violations(spec: ClusterSpec, place: Place) -> tuple[Violation, ...]:
-    """What is wrong with the cluster's associations, those that AWS refuses first."""
-    plans = associations(spec, place)
-    return (
-        *_too_many(plans),
-        *_paths(plans),
-        *_clashes(plans),
-        *_runs(spec, place),
-        *_deletions(plans),
-        *_archived(spec, place),
-    )
-
-
 def _own(bucket: str, own: dict[str, str]) -> Literal["data", "checkpoints"] | None:
     if bucket == own["data"]:
         return "data"
@@ -152,82 +138,3 @@ def _as_prefix(prefix: str) -> str:
 
 def _parts(place: str) -> list[str]:
     return [part for part in place.split("/") if part]
-
-
-def _key(index: int, key: str = "") -> str:
-    return ".".join(filter(None, ["storage.lustre.associations", str(index), key]))
-
-
-def _too_many(plans: Sequence[AssociationPlan]) -> list[Violation]:
-    if len(plans) <= MOST:
-        return []
-    message = f"{len(plans)} associations: a file system takes {MOST}"
-    fix = "link a common parent folder to a common parent prefix"
-    return [Violation("storage.lustre.associations", message, fix, f"{API}/API_CreateDataRepositoryAssociation.html")]
-
-
-def _paths(plans: Sequence[AssociationPlan]) -> list[Violation]:
-    return [
-        Violation(
-            _key(index, "path"),
-            "goes through . or ..",
-            "write the folder's own path",
-            f"{LUSTRE_GUIDE}/create-dra-linked-data-repo.html",
-        )
-        for index, plan in enumerate(plans)
-        if {".", ".."} & set(_parts(plan.path))
-    ]
-
-
-def _clashes(plans: Sequence[AssociationPlan]) -> list[Violation]:
-    source = f"{API}/API_CreateDataRepositoryAssociation.html"
-    found = []
-    for overlap in overlaps(plans):
-        one, other = plans[overlap.first], plans[overlap.second]
-        places = (one.path, other.path) if overlap.side == "path" else (one.uri, other.uri)
-        message = f"{places[1]} and {places[0]} of association {overlap.first} overlap; FSx takes neither equal nor nested ones"
-        found.append(Violation(_key(overlap.second, overlap.side), message, "link places beside one another", source))
-    return found
-
-
-def _runs(spec: ClusterSpec, place: Place) -> list[Violation]:
-    uri = runs_uri(spec, place)
-    clashing = exports_over(spec, place, uri)
-    return [
-        Violation(
-            _key(index, "export_events"),
-            f"FSx exports to {plan.uri}, where the trainer itself writes its runs ({uri})",
-            "export to another prefix, or set export_events: []",
-            f"{LUSTRE_GUIDE}/autoexport-data-repo-dra.html",
-        )
-        for index, plan in enumerate(associations(spec, place))
-        if plan in clashing
-    ]
-
-
-def _deletions(plans: Sequence[AssociationPlan]) -> list[Violation]:
-    return [
-        Violation(
-            _key(index, "export_events"),
-            "DELETED on the checkpoints bucket: a file removed from the file system is gone from S3 too",
-            "export NEW and CHANGED, and let the bucket's lifecycle rules prune",
-            f"{LUSTRE_GUIDE}/autoexport-data-repo-dra.html",
-        )
-        for index, plan in enumerate(plans)
-        if plan.own == "checkpoints" and "DELETED" in plan.export_events
-    ]
-
-
-def _archived(spec: ClusterSpec, place: Place) -> list[Violation]:
-    clashing = archived_over(spec, place)
-    return [
-        Violation(
-            _key(index, "prefix"),
-            f"{plan.uri} is linked, and {rule.prefix} in it moves to {rule.storage_class} after {rule.transition_days} days",
-            f"link a prefix outside {rule.prefix}",
-            f"{LUSTRE_GUIDE}/releasing-files.html",
-        )
-        for index, plan in enumerate(associations(spec, place))
-        for linked, rule in clashing
-        if linked == plan
-    ]

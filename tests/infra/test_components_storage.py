@@ -143,6 +143,7 @@ def test_the_file_system_is_protected_and_outlives_the_stack_its_links_do_not() 
     link = made.requests[name]
     assert (link.protect, link.retainOnDelete, link.deleteBeforeReplace) == (False, False, True)
     assert made.sent(name)["deleteDataInFilesystem"] is False
+    assert (link.customTimeouts.create, link.customTimeouts.delete) == ("60m", "60m")
 
 
 def test_logs_go_where_fsx_may_write_and_are_not_kept_for_ever() -> None:

@@ -18,9 +18,8 @@ from infra.plan.associations import (
     exports_over,
     nested,
     overlaps,
-    violations,
 )
-from infra.plan.place import Place
+from infra.plan.place import Place, runs_uri
 
 STACKS = sorted(Path(__file__).parents[2].glob("infra/Pulumi.*.yaml"))
 PLACE = Place("us-east-1", "123456789012")
@@ -150,44 +149,6 @@ def test_an_export_over_the_runs_is_found_from_either_side(uri: str, clashes: bo
     assert exports_over(importing, PLACE, uri) == ()
 
 
-def broken(found: ClusterSpec) -> list[str]:
-    return [one.path.removeprefix("storage.lustre.associations").lstrip(".") for one in violations(found, PLACE)]
-
-
-def test_links_that_keep_apart_are_not_complained_about() -> None:
-    out = link("/results", "checkpoints", "results", import_events=[], export_events=OUT)
-    assert broken(spec(link("/data", prefix="datasets"), out, link("/more", "corpus"))) == []
-
-
-def test_eight_links_are_taken_and_a_ninth_is_not() -> None:
-    links = [link(f"/d{number}", prefix=f"d{number}") for number in range(9)]
-    assert broken(spec(*links[:8])) == []
-    assert broken(spec(*links)) == [""]
-
-
-@pytest.mark.parametrize(
-    ("links", "paths"),
-    [
-        ([link("/a", prefix="a"), link("/a/b", prefix="b")], ["1.path"]),
-        ([link("/a", prefix="a"), link("/b", prefix="a/b")], ["1.prefix"]),
-        ([link("/a", prefix="a"), link("/a", prefix="a")], ["1.path", "1.prefix"]),
-        ([link("/a/../b", prefix="a")], ["0.path"]),
-        ([link("/r", "checkpoints", "runs", export_events=OUT)], ["0.export_events"]),
-        ([link("/r", "checkpoints", "out", export_events=["NEW", "DELETED"])], ["0.export_events"]),
-        ([link("/m", "checkpoints", "milestone/kept")], ["0.prefix"]),
-        ([link("/d", "data", "out", export_events=["NEW", "DELETED"])], []),
-    ],
-)
-def test_links_that_clash_are_found(links: list[dict[str, Any]], paths: list[str]) -> None:
-    assert broken(spec(*links)) == paths
-
-
-def test_runs_elsewhere_may_be_where_fsx_does_not_export() -> None:
-    exporting = link("/r", "checkpoints", "runs", import_events=[], export_events=OUT)
-    assert broken(spec(exporting, runs_uri="s3://elsewhere/runs/")) == []
-    assert broken(spec(exporting, runs_uri="/fsx/runs")) == []
-
-
 def test_a_linked_prefix_that_moves_to_glacier_is_found() -> None:
     found = archived_over(spec(link("/all", "checkpoints")), PLACE)
     assert [(one.path, rule.prefix, rule.storage_class) for one, rule in found] == [
@@ -200,4 +161,6 @@ def test_a_linked_prefix_that_moves_to_glacier_is_found() -> None:
 @pytest.mark.parametrize("stack", STACKS, ids=lambda path: path.stem)
 def test_the_example_stacks_have_links_that_keep_apart(stack: Path) -> None:
     example = parse(yaml.safe_load(stack.read_text(encoding="utf-8"))["config"]["lustrain:cluster"])
-    assert violations(example, PLACE) == ()
+    assert overlaps(associations(example, PLACE)) == ()
+    assert exports_over(example, PLACE, runs_uri(example, PLACE)) == ()
+    assert archived_over(example, PLACE) == ()
