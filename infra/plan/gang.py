@@ -47,7 +47,8 @@ IMAGES = {
     "neuron": "/aws/service/neuron/dlami/base/ubuntu-22.04/latest/image_id",
     "ubuntu": "/aws/service/canonical/ubuntu/server/22.04/stable/current/{arch}/hvm/ebs-gp2/ami-id",
 }
-"""SSM parameters that name AWS's and Canonical's newest images. The first two bring the EFA driver and the Lustre client.
+"""SSM parameters that name AWS's and Canonical's newest images. AWS's bring the EFA driver, that for GPUs the Lustre client
+too (https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html); first_boot.sh installs it elsewhere.
 22.04 and not newer: FSx over EFA wants kernel 6.8, which those have; Lustre clients follow newer kernels with delay.
 https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html,
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/dlami/index.html,

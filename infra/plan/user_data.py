@@ -93,6 +93,8 @@ def user_data(
         "#!/bin/bash",
         f"# First boot of a node of cluster {spec.name}, group {group.name}; written by Lustrain.",
         "set -euo pipefail",
+        # Without it some versions of the CLI ask S3 in us-east-1, which a closed network does not reach.
+        f"export AWS_REGION={shlex.quote(place.region)} AWS_DEFAULT_REGION={shlex.quote(place.region)}",
         f"facts={shlex.quote(json.dumps(known, indent=1))}",
         f"lustre_dns={shlex.quote(lustre_dns)}",
         f"lustre_mount={shlex.quote(lustre_mount_name)}",
