@@ -41,7 +41,6 @@ class Interruptions(pulumi.ComponentResource):
             name=plan.dead_letters,
             message_retention_seconds=events.DEAD_LETTER_SECONDS,
             sqs_managed_sse_enabled=True,
-            redrive_allow_policy=json.dumps(plan.redrive_allow),
             opts=self._ours,
         )
         policy = json.dumps(plan.dead_letters_policy)

@@ -82,7 +82,6 @@ class ChannelPlan:
     dead_letters_policy: Mapping[str, Any]
     topic_policy: Mapping[str, Any]
     redrive: Mapping[str, Any]
-    redrive_allow: Mapping[str, Any]
 
     @property
     def mailed(self) -> tuple[Signal, ...]:
@@ -134,7 +133,6 @@ def channel(spec: ClusterSpec, place: Place) -> ChannelPlan:
             _from_alarms(topic_arn, place, f"{spec.name}-*"),
         ),
         redrive={"deadLetterTargetArn": dead_arn, "maxReceiveCount": RECEIVE_LIMIT},
-        redrive_allow={"redrivePermission": "byQueue", "sourceQueueArns": [queue_arn]},
     )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from infra.plan.budget import COST_TAG
-from infra.policy.declared import UNKNOWN, Resource, allowed, is_true, is_unknown, tables, texts
+from infra.policy.declared import UNKNOWN, Resource, allowed, is_true, is_unknown, parsed, tables, texts
 
 HOP_LIMIT = 2
 """Two let a container on the node reach the metadata service; more let others reach it
@@ -86,9 +85,10 @@ def unprotected_data(resource: Resource) -> Iterator[str]:
 
 
 def follows_groups(resource: Resource) -> Iterator[str]:
+    """A pack sees no former state, so not the change itself, but whether one of the two things that stop it is there."""
     ignored = {path.replace("security_group_ids", "securityGroupIds") for path in resource.ignore_changes}
-    if resource.type in (LUSTRE, OPEN_ZFS) and "securityGroupIds" not in ignored:
-        yield "follows changes of its security groups, and changing one replaces the file system"
+    if resource.type in (LUSTRE, OPEN_ZFS) and not resource.protect and "securityGroupIds" not in ignored:
+        yield "follows a change of its security groups, and FSx changes them by making another file system, empty"
 
 
 def open_to_the_world(resource: Resource) -> Iterator[str]:
@@ -132,27 +132,28 @@ def _tag_keys(resource: Resource) -> set[Any]:
     if resource.type == CLOUD_CONTROL:
         return _desired_state_keys(resource)
     tags = resource.at("tags")
-    if is_unknown(tags):
-        return {COST_TAG}
-    if resource.type == GROUP:
-        return {row.get("key") for row in resource.rows("tags") if is_true(row.get("propagateAtLaunch"))}
-    if resource.type not in BILLED:
-        return {COST_TAG}
-    return set(tags) if isinstance(tags, Mapping) else set()
+    if resource.type == GROUP and not is_unknown(tags):
+        return {row.get("key") for row in tables(tags) if is_true(row.get("propagateAtLaunch"))}
+    return _keys(tags) if resource.type in BILLED else {COST_TAG}
 
 
 def _launch_template_keys(resource: Resource) -> set[Any]:
     """Those on both the instances and their volumes; a volume does not inherit the tags of its instance."""
+    if is_unknown(resource.at("tagSpecifications")):
+        return {COST_TAG}
     specifications = {row.get("resourceType"): row.get("tags") for row in resource.rows("tagSpecifications")}
-    keys = [specifications.get("instance"), specifications.get("volume")]
-    return set.intersection(*(set(tags) if isinstance(tags, Mapping) else set() for tags in keys))
+    return _keys(specifications.get("instance")) & _keys(specifications.get("volume"))
+
+
+def _keys(tags: Any) -> set[Any]:
+    if is_unknown(tags):
+        return {COST_TAG}
+    return set(tags) if isinstance(tags, Mapping) else set()
 
 
 def _desired_state_keys(resource: Resource) -> set[Any]:
     state = resource.at("desiredState")
-    if not isinstance(state, str):
-        return {COST_TAG}
-    return {row.get("Key") for row in tables(json.loads(state).get("Tags"))}
+    return {COST_TAG} if is_unknown(state) else {row.get("Key") for row in tables(parsed(state).get("Tags"))}
 
 
 def open_endpoint(resource: Resource) -> Iterator[str]:

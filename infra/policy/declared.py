@@ -73,12 +73,17 @@ def is_unknown(value: Any) -> bool:
     return value is UNKNOWN
 
 
-def allowed(document: Any) -> list[Mapping[str, Any]]:
-    """The Allow statements of a policy document in JSON; none where it is unknown, or no JSON, which the provider refuses."""
+def parsed(document: Any) -> Mapping[str, Any]:
+    """A JSON document as a table; empty where it is unknown, or is none, which the provider refuses."""
     try:
-        parsed = json.loads(document) if isinstance(document, str) else document
+        found = json.loads(document) if isinstance(document, str) else document
     except ValueError:
-        return []
-    statements = parsed.get("Statement") if isinstance(parsed, Mapping) else None
+        found = None
+    return found if isinstance(found, Mapping) else {}
+
+
+def allowed(document: Any) -> list[Mapping[str, Any]]:
+    """The Allow statements of a policy document in JSON."""
+    statements = parsed(document).get("Statement")
     listed = statements if isinstance(statements, list) else [statements]
-    return [one for one in listed if isinstance(one, Mapping) and one.get("Effect") == "Allow"]
+    return [one for one in tables(listed) if one.get("Effect") == "Allow"]

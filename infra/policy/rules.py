@@ -28,7 +28,7 @@ class Rule:
     check: Check
 
     def messages(self, resource: Resource) -> list[str]:
-        return [_line(self.code, resource, found, self.fix) for found in self.check(resource)]
+        return [f"{found}; fix: {self.fix}" for found in self.check(resource)]
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,7 @@ class StackRule:
 
     def messages(self, resources: Sequence[Resource]) -> Iterator[tuple[Resource, str]]:
         for resource, found in self.check(resources):
-            yield resource, _line(self.code, resource, found, self.fix)
-
-
-def _line(code: str, resource: Resource, found: str, fix: str) -> str:
-    return f"{code}: {resource.type} {resource.name} {found}; fix: {fix}"
+            yield resource, f"{found}; fix: {self.fix}"
 
 
 _EC2 = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide"
@@ -71,7 +67,7 @@ RESOURCE_RULES: tuple[Rule, ...] = (
     Rule(
         "POL-004",
         "a file system that a change of security groups replaces",
-        'ignore_changes=["security_group_ids"], and change the rules of the groups instead',
+        'protect=True, or ignore_changes=["security_group_ids"]; change the rules inside the groups instead',
         "https://docs.aws.amazon.com/AWSCloudFormation/latest/TemplateReference/aws-resource-fsx-filesystem.html",
         checks.follows_groups,
     ),
@@ -195,11 +191,8 @@ STACK_RULES: tuple[StackRule, ...] = (
 )
 
 
-def messages(resource: Resource) -> list[str]:
-    """One line for each thing that is wrong with one resource."""
-    return [message for rule in RESOURCE_RULES for message in rule.messages(resource)]
-
-
-def stack_messages(resources: Sequence[Resource]) -> list[str]:
-    """One line for each thing that is wrong between resources."""
-    return [message for rule in STACK_RULES for _, message in rule.messages(resources)]
+def violations(resources: Sequence[Resource]) -> list[str]:
+    """One line for each thing that is wrong with these resources, each of them alone and all of them together."""
+    alone = [(rule.code, one, found) for rule in RESOURCE_RULES for one in resources for found in rule.messages(one)]
+    together = [(rule.code, one, found) for rule in STACK_RULES for one, found in rule.messages(resources)]
+    return [f"{code}: {one.type} {one.name} {found}" for code, one, found in [*alone, *together]]

@@ -1,0 +1,44 @@
+"""The policy pack under the real engine: it stops a program that breaks every rule, and lets a sound one pass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.local.aws import LocalAws
+from infra.policy.rules import RESOURCE_RULES, STACK_RULES
+from tests.conftest import require
+from tests.infra.engine import Engine, engine_missing
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+PACK = HERE.parents[1] / "infra" / "policy"
+CODES = {rule.code for rule in RESOURCE_RULES} | {rule.code for rule in STACK_RULES}
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[LocalAws]:
+    require(not engine_missing(), engine_missing())
+    with LocalAws() as server:
+        yield server
+
+
+def reported(said: str) -> set[str]:
+    """Codes of the violations that the engine lists as mandatory."""
+    return set(re.findall(r"\[mandatory\]\s+(POL-\d{3})", said))
+
+
+def test_a_program_with_every_fault_is_stopped_with_every_rule_named(aws: LocalAws, tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "bad", "test", aws.environment, program=HERE / "planted_bad")
+    assert reported(engine("preview", "--policy-pack", str(PACK), ok=False)) == CODES
+
+
+def test_a_sound_program_passes(aws: LocalAws, tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "good", "test", aws.environment, program=HERE / "well_made")
+    said = engine("preview", "--policy-pack", str(PACK))
+    assert "lustrain@v" in said, "the pack was loaded"
+    assert "POL-" not in said

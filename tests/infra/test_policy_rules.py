@@ -1,0 +1,321 @@
+"""Every rule of the policy pack speaks up about what it forbids, and about nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from infra.plan.budget import COST_TAG
+from infra.policy.checks import BILLED
+from infra.policy.declared import UNKNOWN, Resource
+from infra.policy.rules import RESOURCE_RULES, STACK_RULES, Rule, StackRule, violations
+
+TAGS = {COST_TAG: "llm"}
+SPECIFIED = [{"resourceType": kind, "tags": TAGS} for kind in ("instance", "volume")]
+RULES: tuple[Rule | StackRule, ...] = (*RESOURCE_RULES, *STACK_RULES)
+CODES = [rule.code for rule in RULES]
+
+
+def resource(kind: str, *, uses: dict[str, tuple[Resource, ...]] | None = None, **more: Any) -> Resource:
+    """`kind` in short (`ec2/vpc:Vpc`); every resource has a URN of its own."""
+    linked = {prop: frozenset(one.urn for one in used) for prop, used in (uses or {}).items()}
+    props = more.pop("props", {})
+    options = {key: more.pop(key) for key in ("protect", "ignore_changes") if key in more}
+    return Resource(f"aws:{kind}", props, kind, f"urn:{kind}:{json.dumps(props, default=str)}", uses=linked, **options)
+
+
+def template(uses: dict[str, tuple[Resource, ...]] | None = None, **props: Any) -> Resource:
+    good = {
+        "metadataOptions": {"httpTokens": "required", "httpPutResponseHopLimit": 2.0},
+        "tagSpecifications": SPECIFIED,
+    }
+    return resource("ec2/launchTemplate:LaunchTemplate", props={**good, **props}, uses=uses)
+
+
+def statement(**more: Any) -> str:
+    return json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Resource": "*", **more}]})
+
+
+def endpoint(**props: Any) -> Resource:
+    name = "com.amazonaws.us-east-1.s3"
+    return resource("ec2/vpcEndpoint:VpcEndpoint", props={"serviceName": name, "tags": TAGS, **props})
+
+
+def queue(**props: Any) -> Resource:
+    return resource("sqs/queue:Queue", props={"sqsManagedSseEnabled": True, "tags": TAGS, **props})
+
+
+def lustre(**options: Any) -> Resource:
+    return resource("fsx/lustreFileSystem:LustreFileSystem", props={"tags": TAGS}, **options)
+
+
+def public_nic(count: int) -> list[dict[str, Any]]:
+    return [{"deviceIndex": index, "associatePublicIpAddress": "true"} for index in range(count)]
+
+
+GROUP = resource("ec2/placementGroup:PlacementGroup", props={"name": "near"})
+RESERVED: dict[str, Any] = {"capacityReservationTarget": {"capacityReservationId": "cr-0123456789abcdef0"}}
+IN_GROUP: dict[str, Any] = {"placement": {"groupName": "near"}}
+MADE_IN_GROUP = resource(
+    "ec2/capacityReservation:CapacityReservation",
+    props={"tags": TAGS, "placementGroupArn": UNKNOWN},
+    uses={"placementGroupArn": (GROUP,)},
+    protect=True,
+)
+
+BUCKET = resource("s3/bucket:Bucket", props={"bucket": "runs", "tags": TAGS}, protect=True)
+BLOCKS = dict.fromkeys(("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets"), True)
+BLOCKED = resource("s3/bucketPublicAccessBlock:BucketPublicAccessBlock", props=BLOCKS, uses={"bucket": (BUCKET,)})
+ABORTS = {"status": "Enabled", "abortIncompleteMultipartUpload": {"daysAfterInitiation": 1.0}}
+
+
+def lifecycle(**rule: Any) -> Resource:
+    props = {"bucket": UNKNOWN, "rules": [{**ABORTS, **rule}]}
+    kind = "s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
+    return resource(kind, props=props, uses={"bucket": (BUCKET,)})
+
+
+CLUSTER = resource("ec2/securityGroup:SecurityGroup", props={"name": "cluster"})
+OTHER = resource("ec2/securityGroup:SecurityGroup", props={"name": "other"})
+EFA = template(networkInterfaces=[{"interfaceType": "efa-only"}], uses={"networkInterfaces": (CLUSTER,)})
+
+
+def own_rule(way: str, peer: Resource = CLUSTER, protocol: str = "-1") -> Resource:
+    return resource(
+        f"vpc/securityGroup{way}Rule:SecurityGroup{way}Rule",
+        props={"ipProtocol": protocol},
+        uses={"securityGroupId": (CLUSTER,), "referencedSecurityGroupId": (peer,)},
+    )
+
+
+BAD: dict[str, list[list[Resource]]] = {
+    "POL-001": [
+        [template(**IN_GROUP, instanceMarketOptions={"marketType": "capacity-block"})],
+        [GROUP, template(**IN_GROUP, capacityReservationSpecification=RESERVED)],
+        [
+            GROUP,
+            template(
+                placement={"groupName": UNKNOWN},
+                capacityReservationSpecification=RESERVED,
+                uses={"placement": (GROUP,)},
+            ),
+        ],
+    ],
+    "POL-002": [[template(networkInterfaces=public_nic(2))]],
+    "POL-003": [[lustre()], [resource("fsx/openZfsFileSystem:OpenZfsFileSystem", props={"tags": TAGS})]],
+    "POL-004": [[lustre()], [lustre(ignore_changes=("storageCapacity",))]],
+    "POL-005": [
+        [resource("vpc/securityGroupIngressRule:SecurityGroupIngressRule", props={"cidrIpv4": "0.0.0.0/0"})],
+        [resource("vpc/securityGroupIngressRule:SecurityGroupIngressRule", props={"cidrIpv6": "::/0"})],
+        [resource("ec2/securityGroupRule:SecurityGroupRule", props={"type": "ingress", "cidrBlocks": ["0.0.0.0/0"]})],
+        [resource("ec2/securityGroup:SecurityGroup", props={"ingress": [{"ipv6CidrBlocks": ["::/0"]}]})],
+    ],
+    "POL-006": [
+        [template(metadataOptions={"httpTokens": "optional"})],
+        [template(metadataOptions=None)],
+        [template(metadataOptions={"httpTokens": "required", "httpPutResponseHopLimit": 3.0})],
+        [resource("ec2/instance:Instance", props={"tags": TAGS})],
+    ],
+    "POL-007": [
+        [queue(tags={"Name": "mine"})],
+        [queue(tags=None)],
+        [template(tagSpecifications=SPECIFIED[:1])],
+        [resource("autoscaling/group:Group", props={"tags": [{"key": COST_TAG, "propagateAtLaunch": False}]})],
+        [resource("cloudcontrol/resource:Resource", props={"desiredState": json.dumps({"Tags": [{"Key": "Name"}]})})],
+        *([resource(kind.removeprefix("aws:"), protect=True)] for kind in sorted(BILLED)),
+    ],
+    "POL-008": [
+        [endpoint()],
+        [endpoint(policy=statement(Action="*", Principal="*"))],
+        [endpoint(policy=statement(Action=["s3:*"], Principal="*", Resource=["arn:aws:s3:::*"]))],
+    ],
+    "POL-009": [
+        [resource("ec2/capacityBlockReservation:CapacityBlockReservation", props={"tags": TAGS})],
+        [resource("ec2/capacityReservation:CapacityReservation", props={"tags": TAGS})],
+    ],
+    "POL-010": [
+        [BUCKET, BLOCKED],
+        [BUCKET, BLOCKED, lifecycle(status="Disabled")],
+        [BUCKET, BLOCKED, lifecycle(abortIncompleteMultipartUpload=None)],
+        [BUCKET, BLOCKED, lifecycle(filter={"prefix": "runs/"})],
+    ],
+    "POL-011": [
+        [CLUSTER, EFA],
+        [CLUSTER, EFA, own_rule("Ingress")],
+        [CLUSTER, EFA, own_rule("Ingress"), own_rule("Egress", peer=OTHER)],
+        [CLUSTER, EFA, own_rule("Ingress"), own_rule("Egress", protocol="tcp")],
+        [CLUSTER, resource("cloudcontrol/resource:Resource", uses={"desiredState": (CLUSTER,)})],
+    ],
+    "POL-012": [
+        [template(blockDeviceMappings=[{"ebs": {"volumeSize": 100.0}}])],
+        [template(blockDeviceMappings=[{"ebs": {"encrypted": "true"}}, {"ebs": {"encrypted": "false"}}])],
+        [resource("ebs/volume:Volume", props={"tags": TAGS})],
+        [resource("ec2/instance:Instance", props={"rootBlockDevice": {"encrypted": False}})],
+    ],
+    "POL-013": [[queue(sqsManagedSseEnabled=False)], [queue(sqsManagedSseEnabled=None)]],
+    "POL-014": [[resource("sns/topic:Topic", props={"tags": TAGS, "kmsMasterKeyId": "alias/aws/sns"})]],
+    "POL-015": [
+        [resource("cloudwatch/logGroup:LogGroup", props={"tags": TAGS})],
+        [resource("cloudwatch/logGroup:LogGroup", props={"tags": TAGS, "retentionInDays": 0.0})],
+    ],
+    "POL-016": [[resource("ecr/repository:Repository", props={"tags": TAGS})]],
+    "POL-017": [
+        [BUCKET, lifecycle()],
+        [BUCKET, lifecycle(), replace(BLOCKED, props={**BLOCKS, "blockPublicPolicy": False})],
+    ],
+    "POL-018": [
+        [resource("iam/policy:Policy", props={"policy": statement(Action="*")})],
+        [resource("iam/rolePolicy:RolePolicy", props={"policy": statement(Action=["s3:*"])})],
+        [resource("iam/rolePolicy:RolePolicy", props={"policy": statement(NotAction="iam:*")})],
+    ],
+    "POL-019": [
+        [resource("sqs/queuePolicy:QueuePolicy", props={"policy": statement(Action="sqs:*", Principal="*")})],
+        [resource("iam/role:Role", props={"assumeRolePolicy": statement(Principal={"AWS": "*"})})],
+        [
+            resource(
+                "s3/bucketPolicy:BucketPolicy",
+                props={"policy": statement(Principal="*", Condition={"Bool": {"aws:SecureTransport": "true"}})},
+            )
+        ],
+    ],
+    "POL-020": [[resource("ec2/subnet:Subnet", props={"mapPublicIpOnLaunch": True})]],
+}
+
+GOOD: dict[str, list[list[Resource]]] = {
+    "POL-001": [
+        [GROUP, template(**IN_GROUP)],
+        [template(capacityReservationSpecification=RESERVED)],
+        [GROUP, MADE_IN_GROUP, template(**IN_GROUP, capacityReservationSpecification=RESERVED)],
+        [template(placement={"groupName": "theirs"}, capacityReservationSpecification=RESERVED)],
+        [template(placement={"tenancy": "default"}, instanceMarketOptions={"marketType": "capacity-block"})],
+    ],
+    "POL-002": [[template(networkInterfaces=public_nic(1))], [template(networkInterfaces=[{}, {}])]],
+    "POL-003": [[lustre(protect=True)]],
+    "POL-004": [[lustre(protect=True)], [lustre(protect=True, ignore_changes=("securityGroupIds",))]],
+    "POL-005": [
+        [resource("vpc/securityGroupIngressRule:SecurityGroupIngressRule", props={"cidrIpv4": "10.0.0.0/16"})],
+        [resource("vpc/securityGroupEgressRule:SecurityGroupEgressRule", props={"cidrIpv4": "0.0.0.0/0"})],
+        [resource("ec2/securityGroupRule:SecurityGroupRule", props={"type": "egress", "cidrBlocks": ["0.0.0.0/0"]})],
+    ],
+    "POL-006": [[template()]],
+    "POL-007": [
+        [queue()],
+        [template()],
+        [resource("autoscaling/group:Group", props={"tags": [{"key": COST_TAG, "propagateAtLaunch": True}]})],
+        [resource("cloudcontrol/resource:Resource", props={"desiredState": json.dumps({"Tags": [{"Key": COST_TAG}]})})],
+        [resource("ec2/routeTable:RouteTable")],
+    ],
+    "POL-008": [
+        [
+            endpoint(
+                policy=statement(Action="s3:*", Principal="*", Resource=["arn:aws:s3:::runs", "arn:aws:s3:::runs/*"])
+            )
+        ],
+        [
+            endpoint(
+                policy=statement(
+                    Action="*", Principal="*", Condition={"StringEquals": {"aws:ResourceAccount": "123456789012"}}
+                )
+            )
+        ],
+        [endpoint(serviceName="com.amazonaws.us-east-1.sts")],
+    ],
+    "POL-009": [
+        [resource("ec2/capacityReservation:CapacityReservation", props={"tags": TAGS}, protect=True)],
+    ],
+    "POL-010": [[BUCKET, BLOCKED, lifecycle()], [BUCKET, BLOCKED, lifecycle(filter={"prefix": ""})]],
+    "POL-011": [
+        [CLUSTER, EFA, own_rule("Ingress"), own_rule("Egress")],
+        [
+            replace(CLUSTER, props={way: [{"self": True, "protocol": "-1"}] for way in ("ingress", "egress")}),
+            EFA,
+        ],
+        [CLUSTER, template(networkInterfaces=[{"interfaceType": "interface"}], uses={"networkInterfaces": (CLUSTER,)})],
+    ],
+    "POL-012": [[template(blockDeviceMappings=[{"ebs": {"encrypted": "true"}}])]],
+    "POL-013": [[queue()], [queue(sqsManagedSseEnabled=None, kmsMasterKeyId="alias/mine")]],
+    "POL-014": [
+        [resource("sns/topic:Topic", props={"tags": TAGS})],
+        [resource("sns/topic:Topic", props={"tags": TAGS, "kmsMasterKeyId": "alias/mine"})],
+    ],
+    "POL-015": [[resource("cloudwatch/logGroup:LogGroup", props={"tags": TAGS, "retentionInDays": 30.0})]],
+    "POL-016": [[resource("ecr/repository:Repository", props={"tags": TAGS, "imageTagMutability": "IMMUTABLE"})]],
+    "POL-017": [[BUCKET, lifecycle(), BLOCKED]],
+    "POL-018": [
+        [resource("iam/policy:Policy", props={"policy": statement(Action="ec2:DescribeInstances")})],
+        [resource("iam/policy:Policy", props={"policy": statement(Action="s3:*", Resource="arn:aws:s3:::runs/*")})],
+        [resource("iam/policy:Policy", props={"policy": json.dumps({"Statement": {"Effect": "Deny", "Action": "*"}})})],
+    ],
+    "POL-019": [
+        [
+            resource(
+                "sqs/queuePolicy:QueuePolicy",
+                props={"policy": statement(Principal={"Service": "events.amazonaws.com"}, Action="sqs:SendMessage")},
+            )
+        ],
+        [
+            resource(
+                "sns/topicPolicy:TopicPolicy",
+                props={"policy": statement(Principal="*", Condition={"ArnEquals": {"aws:SourceArn": "arn:aws:x"}})},
+            )
+        ],
+    ],
+    "POL-020": [[resource("ec2/subnet:Subnet", props={"mapPublicIpOnLaunch": False})]],
+}
+
+
+def cases(samples: dict[str, list[list[Resource]]]) -> list[Any]:
+    return [
+        pytest.param(code, resources, id=f"{code}-{index}")
+        for code, several in samples.items()
+        for index, resources in enumerate(several)
+    ]
+
+
+def codes(resources: list[Resource]) -> set[str]:
+    return {line.split(":")[0] for line in violations(resources)}
+
+
+def test_every_rule_has_a_code_of_its_own_and_samples_of_both_kinds() -> None:
+    assert len(set(CODES)) == len(CODES)
+    assert set(CODES) == set(BAD) == set(GOOD)
+
+
+@pytest.mark.parametrize(("code", "resources"), cases(BAD))
+def test_what_a_rule_forbids_is_reported(code: str, resources: list[Resource]) -> None:
+    assert code in codes(resources)
+
+
+@pytest.mark.parametrize(("code", "resources"), cases(GOOD))
+def test_what_no_rule_forbids_is_not_reported(code: str, resources: list[Resource]) -> None:
+    assert violations(resources) == []
+
+
+class NothingKnown(dict[str, Any]):
+    def get(self, key: str, default: Any = None) -> Any:
+        return UNKNOWN
+
+
+NOT_ABOUT_VALUES = {"POL-003", "POL-004", "POL-009", "POL-010", "POL-011", "POL-017"}
+"""Rules about options, or about resources that are missing."""
+
+
+@pytest.mark.parametrize(("code", "resources"), [case for case in cases(BAD) if case.values[0] not in NOT_ABOUT_VALUES])
+def test_what_a_preview_does_not_know_is_not_held_against_a_resource(code: str, resources: list[Resource]) -> None:
+    unknown = [replace(one, props=NothingKnown()) for one in resources]
+    assert code not in codes(unknown)
+
+
+def test_a_message_names_the_resource_the_fault_and_the_fix() -> None:
+    (line,) = violations([queue(sqsManagedSseEnabled=False)])
+    assert line == (
+        "POL-013: aws:sqs/queue:Queue sqs/queue:Queue does not say that its messages are encrypted; "
+        "fix: sqs_managed_sse_enabled=True"
+    )
+
+
+def test_rules_say_where_aws_says_so() -> None:
+    assert all(rule.source.startswith("https://") for rule in RULES)

@@ -1,0 +1,49 @@
+"""What this part of a cluster consists of, as the real stack builds it."""
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.components.budget import Budget
+from infra.components.interruptions import Interruptions
+from infra.components.observability import Observability
+from infra.components.repository import ImageRepository
+from infra.components.tagging import tag_everything
+from infra.config import parse
+from infra.plan.budget import budget
+from infra.plan.events import channel
+from infra.plan.observability import observability
+from infra.plan.place import Place, tags
+from infra.plan.repository import repository
+
+spec = parse(
+    {
+        "name": "llm",
+        "backend": "ec2",
+        "zone_id": "use1-az4",
+        "groups": [{"name": "train", "instance_type": "g6e.8xlarge", "count": 2, "capacity": {"mode": "spot"}}],
+        "storage": {"lustre": {"capacity_gib": 1200, "per_tib_mb_s": 250, "efa": False}},
+        "alarms": {"emails": ["ops@example.com"]},
+        "budget": {"monthly_usd": 100, "emails": ["ops@example.com"]},
+    }
+)
+place = Place("us-east-1", aws.get_caller_identity().account_id)
+tag_everything(tags(spec))
+
+events = Interruptions("llm-events", channel(spec, place))
+watch = Observability(
+    "llm-watch",
+    observability(spec, place),
+    file_system_id=pulumi.Output.from_input("fs-0123456789abcdef0"),
+    auto_scaling_groups=[pulumi.Output.from_input("llm-train-gang-1a2b3c4")],
+    nat_gateway_id=pulumi.Output.from_input("nat-0123456789abcdef0"),
+    topic_arn=events.topic_arn,
+)
+planned = budget(spec)
+assert planned is not None
+Budget("llm-budget", planned)
+images = ImageRepository("llm", repository(spec))
+
+pulumi.export("queue_url", events.queue_url)
+pulumi.export("topic_arn", events.topic_arn)
+pulumi.export("log_group", watch.log_group)
+pulumi.export("repository", images.url)
