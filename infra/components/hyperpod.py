@@ -8,7 +8,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.hyperpod import TYPE
+from infra.plan.hyperpod import TYPE, create_only
 
 
 class HyperPod(pulumi.ComponentResource):
@@ -43,6 +43,9 @@ class HyperPod(pulumi.ComponentResource):
                 depends_on=list(depends_on),
                 protect=protect,
                 delete_before_replace=True,
+                # The provider sees a create-only property changed as a whole, but not inside (a subnet of VpcConfig): it
+                # would preview an update that the service refuses.
+                replacement_trigger=pulumi.Output.json_dumps(create_only(desired_state), sort_keys=True),
                 # HyperPod itself gives up on a group after three hours.
                 custom_timeouts=pulumi.CustomTimeouts(create="4h", update="4h", delete="2h"),
             ),

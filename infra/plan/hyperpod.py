@@ -9,6 +9,7 @@ each desired state against that schema and against CreateCluster's model. Slurm 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,6 +147,17 @@ def storage(spec: ClusterSpec, group: Group, refs: Refs) -> list[dict[str, Any]]
     if refs.home:
         found.append({"FsxOpenZfsConfig": {"DnsName": refs.home.dns_name, "MountPath": refs.home.path}})
     return found
+
+
+def create_only(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a desired state that HyperPod never changes in a cluster that is there: the schema's createOnlyProperties."""
+    return _present(
+        {
+            "ClusterName": state["ClusterName"],
+            "VpcConfig": state.get("VpcConfig"),
+            "Eks": state.get("Orchestrator", {}).get("Eks"),
+        }
+    )
 
 
 def protected(spec: ClusterSpec) -> bool:

@@ -134,6 +134,16 @@ def test_hyperpod_goes_through_cloud_control_and_tells_its_arn_and_id(protect: b
     assert made.waits_for("hyperpod-cluster") == set(made.named("aws:s3/bucketObjectv2:BucketObjectv2"))
 
 
+def test_a_new_subnet_replaces_the_cluster_and_a_new_size_does_not() -> None:
+    def trigger(**changes: Any) -> str:
+        state = {"ClusterName": "a", "VpcConfig": {"Subnets": ["subnet-a"]}, "InstanceGroups": [], **changes}
+        made, _ = run(lambda: {"arn": HyperPod("hyperpod", state).arn})
+        return str(made.requests["hyperpod-cluster"].replacement_trigger.string_value)
+
+    assert trigger() == trigger(InstanceGroups=[{"InstanceCount": 2}])
+    assert trigger() != trigger(VpcConfig={"Subnets": ["subnet-b"]})
+
+
 def test_the_same_wish_is_the_same_text_whatever_the_order_of_its_keys() -> None:
     def text(state: dict[str, Any]) -> str:
         made, _ = run(lambda: {"arn": HyperPod("hyperpod", state).arn})

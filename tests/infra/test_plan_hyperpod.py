@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cfnlint
 import pytest
 import yaml
 from botocore.loaders import Loader
@@ -21,10 +22,21 @@ from botocore.validate import ParamValidator
 from cfnlint.api import ManualArgs, lint
 
 from infra.config import ClusterSpec, parse
-from infra.plan.hyperpod import TYPE, HomeMount, Mount, Refs, desired_state, log_group_prefix, protected, ssm_target
+from infra.plan.hyperpod import (
+    TYPE,
+    HomeMount,
+    Mount,
+    Refs,
+    create_only,
+    desired_state,
+    log_group_prefix,
+    protected,
+    ssm_target,
+)
 from infra.plan.place import Place
 
 PROGRAM = Path(__file__).parents[2] / "infra"
+SCHEMAS = Path(cfnlint.__file__).with_name("data") / "schemas"
 GOLDEN = Path(__file__).with_name("golden")
 SLURM, EKS = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot"
 STACKS = [SLURM, EKS]
@@ -232,6 +244,21 @@ def test_the_users_tags_and_ours_are_on_the_cluster() -> None:
 def test_nothing_is_said_as_none() -> None:
     for stack in STACKS:
         assert "null" not in json.dumps(state_of(stack))
+
+
+def test_what_replaces_a_cluster_is_what_the_schema_calls_create_only() -> None:
+    version = json.loads((SCHEMAS / "providers" / "us-west-2.json").read_text(encoding="utf-8"))[TYPE]
+    schema = json.loads((SCHEMAS / "resources" / f"{version}.json").read_text(encoding="utf-8"))
+    paths = {path.removeprefix("/properties/").removeprefix("Orchestrator/") for path in schema["createOnlyProperties"]}
+    assert set(create_only(state_of(EKS))) == paths
+    assert set(create_only(state_of(SLURM))) == paths - {"Eks"}
+
+
+def test_a_change_of_size_replaces_nothing_and_another_subnet_does() -> None:
+    assert create_only(with_group(SLURM, 2, count=40)) == create_only(state_of(SLURM))
+    elsewhere = Refs(**{**vars(refs_of(SLURM)), "subnet_id": "subnet-0fedcba9876543210"})
+    moved = desired_state(spec_of(SLURM), place_of(SLURM), elsewhere)
+    assert create_only(moved) != create_only(state_of(SLURM))
 
 
 def test_a_cluster_on_a_training_plan_is_protected_and_one_on_spot_is_not() -> None:
