@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from infra.config import ClusterSpec
 from infra.plan.storage import LustrePlan, efa_wanted, lustre
+from infra.preflight.finding import plain
 from infra.problems import LONGEST_VALUE
 
 
@@ -37,7 +38,7 @@ class Change:
 
     def line(self) -> str:
         ends = [f"lost: {self.lost}" if self.lost else "", f"instead: {self.instead}" if self.instead else ""]
-        return "; ".join([f"{self.effect}: {self.path}: {self.message}", *filter(None, ends)])
+        return plain("; ".join([f"{self.effect}: {self.path}: {self.message}", *filter(None, ends)]))
 
 
 def protected(path: str, what: str) -> Change:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pydantic import BaseModel
 
 from infra.config import ClusterSpec, Group
+from infra.plan import hyperpod
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_storage import associations, file_system, home, objects
 
@@ -22,6 +23,8 @@ REFUSED = (Effect.REPLACES_FILE_SYSTEM, Effect.IMPOSSIBLE)
 def explain(old: ClusterSpec, new: ClusterSpec) -> list[Change]:
     """Everything that differs, the worst first; empty for equal specs."""
     found = [change for look in _LOOKS for change in look(old, new)]
+    if old.hyperpod and hyperpod.protected(old) and any(one.effect is Effect.REPLACES_CLUSTER for one in found):
+        found.append(protected("groups", "a cluster on a training plan"))
     ranks = list(Effect)
     return sorted(dict.fromkeys(found), key=lambda change: -ranks.index(change.effect))
 

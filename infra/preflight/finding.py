@@ -21,4 +21,9 @@ class Finding:
     source: str
 
     def line(self) -> str:
-        return f"{self.code} {self.level}: {self.path}: {self.message}; fix: {self.fix}"
+        return plain(f"{self.code} {self.level}: {self.path}: {self.message}; fix: {self.fix}")
+
+
+def plain(text: str) -> str:
+    """One line: control characters of what a user wrote are escaped."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

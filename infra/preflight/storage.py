@@ -30,16 +30,22 @@ def _by_efa(spec: ClusterSpec) -> list[Violation]:
     return [one for one in _violations(spec) if one not in without]
 
 
+def _beside_existing(spec: ClusterSpec) -> list[Violation]:
+    """What is asked of a file system that is only used."""
+    if spec.storage.lustre is None or spec.storage.lustre.existing is None:
+        return []
+    return [one for one in _violations(spec) if one.path != "storage.lustre.mount_path"]
+
+
 class _LustreRule(OfflineRule):
     """Shows what the planner says about some keys of storage.lustre."""
 
     keys: tuple[str, ...]
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        existing = spec.storage.lustre is not None and spec.storage.lustre.existing is not None
-        efa = _by_efa(spec)
+        shown_elsewhere = {*_by_efa(spec), *_beside_existing(spec)}
         for one in _violations(spec):
-            if not existing and one.path.removeprefix("storage.lustre.") in self.keys and one not in efa:
+            if one.path.removeprefix("storage.lustre.") in self.keys and one not in shown_elsewhere:
                 yield self.finding(one.path, one.message, one.fix, source=one.source)
 
 
@@ -160,10 +166,8 @@ class WithExisting(OfflineRule):
     source = f"{LUSTRE_GUIDE}/getting-started.html"
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.storage.lustre and spec.storage.lustre.existing:
-            for one in _violations(spec):
-                if one.path != "storage.lustre.mount_path":
-                    yield self.finding(one.path, one.message, one.fix, source=one.source)
+        for one in _beside_existing(spec):
+            yield self.finding(one.path, one.message, one.fix, source=one.source)
 
 
 class ExistingName(OfflineRule):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from infra.plan.place import Place
-from tests.infra.specs import GONE
+from tests.infra.edits import GONE
 
 SPOT, BLOCK, RESERVED = "ec2-spot-g6e", "ec2-capacity-block-p5en", "ec2-p6-b300-reservation"
 SLURM, EKS = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot"

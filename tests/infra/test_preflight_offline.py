@@ -8,8 +8,8 @@ from infra.catalog.instances import Card, Instance, instance
 from infra.preflight import instances
 from infra.preflight.finding import Finding
 from infra.preflight.offline import ABOUT_SUPPRESSIONS, FIRST_ONLINE, OFFLINE, run_offline
+from tests.infra.edits import GONE, STACKS, place, spec_of
 from tests.infra.mistakes import MISTAKES, NOW, SPOT, Mistake
-from tests.infra.specs import GONE, STACKS, place, spec_of
 
 
 def found(mistake: Mistake) -> list[Finding]:

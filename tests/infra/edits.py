@@ -1,0 +1,57 @@
+"""Specs for tests: the example stacks, and edits of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra.config import ClusterSpec, parse
+from infra.plan.place import Place
+
+FOLDER = Path(__file__).parents[2] / "infra"
+STACKS = sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in FOLDER.glob("Pulumi.*.yaml"))
+ACCOUNT = "123456789012"
+GONE = object()
+"""As a value in an edit: remove the key."""
+
+
+def config(stack: str) -> dict[str, Any]:
+    return yaml.safe_load((FOLDER / f"Pulumi.{stack}.yaml").read_text(encoding="utf-8"))["config"]  # type: ignore[no-any-return]
+
+
+def place(stack: str) -> Place:
+    return Place(config(stack)["aws:region"], ACCOUNT)
+
+
+def edited(stack: str, edits: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of a stack with dotted keys set, list items by index; a list takes the index after its last."""
+    found = copy.deepcopy(config(stack)["lustrain:cluster"])
+    for path, value in edits.items():
+        *parents, last = path.split(".")
+        table: Any = found
+        for key in parents:
+            table = table[int(key)] if isinstance(table, list) else table.setdefault(key, {})
+        _put(table, last, value)
+    return found  # type: ignore[no-any-return]
+
+
+def _put(table: Any, key: str, value: Any) -> None:
+    if isinstance(table, list):
+        if value is GONE:
+            del table[int(key)]
+        elif int(key) == len(table):
+            table.append(value)
+        else:
+            table[int(key)] = value
+    elif value is GONE:
+        del table[key]
+    else:
+        table[key] = value
+
+
+def spec_of(stack: str, edits: Mapping[str, Any]) -> ClusterSpec:
+    return parse(edited(stack, edits))

@@ -1,0 +1,159 @@
+"""What an update would replace, re-image or wipe is told before, and what cannot be had back is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from infra.preflight.change import Change, Effect
+from infra.preflight.explain import explain, refused
+from tests.infra.edits import GONE, spec_of
+
+SPOT, BLOCK, RESERVED = "ec2-spot-g6e", "ec2-capacity-block-p5en", "ec2-p6-b300-reservation"
+SLURM, EKS, REHEARSAL = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot", "rehearsal"
+EXISTING = {"vpc_id": "vpc-0123456789abcdef0", "compute_subnet_id": "subnet-0123456789abcdef0"}
+LUSTRE = {
+    "id": "fs-0123456789abcdef0",
+    "dns_name": "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com",
+    "mount_name": "fsx",
+    "security_group_id": "sg-0123456789abcdef0",
+}
+EXACT = {"capacity_gib": 4800, "per_tib_mb_s": 500}
+
+
+def changes(stack: str, edits: dict[str, Any], before: dict[str, Any] | None = None) -> list[Change]:
+    return explain(spec_of(stack, before or {}), spec_of(stack, {**(before or {}), **edits}))
+
+
+CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
+    (SPOT, {"name": "other"}, Effect.REPLACES_CLUSTER, "name"),
+    (SPOT, {"name": "other"}, Effect.IMPOSSIBLE, "name"),
+    (SLURM, {"backend": "ec2"}, Effect.REPLACES_CLUSTER, "backend"),
+    (SPOT, {"zone_id": "use1-az5"}, Effect.REPLACES_FILE_SYSTEM, "zone_id"),
+    (REHEARSAL, {"zone_id": "use1-az5"}, Effect.REPLACES_CLUSTER, "zone_id"),
+    (SPOT, {"network.cidr": "10.1.0.0/16"}, Effect.REPLACES_FILE_SYSTEM, "network.cidr"),
+    (SPOT, {"network.compute_prefix": 19}, Effect.REPLACES_FILE_SYSTEM, "network.compute_prefix"),
+    (SPOT, {"network.existing": EXISTING}, Effect.REPLACES_FILE_SYSTEM, "network.existing.compute_subnet_id"),
+    (SLURM, {"zone_id": "usw2-az1"}, Effect.IMPOSSIBLE, "groups"),
+    (EKS, {"network.second_zone_id": "use2-az3"}, Effect.IN_PLACE, "network.second_zone_id"),
+    (SPOT, {"storage.lustre": GONE}, Effect.IMPOSSIBLE, "storage.lustre"),
+    (REHEARSAL, {"storage.lustre": {"capacity_tib": 1.2}}, Effect.NEW_NODES, "storage.lustre"),
+    (SPOT, {"storage.lustre": {"existing": LUSTRE}}, Effect.IMPOSSIBLE, "storage.lustre"),
+    (
+        SPOT,
+        {"storage.lustre": {"throughput_gb_s": 4, "type": "intelligent-tiering"}},
+        Effect.REPLACES_FILE_SYSTEM,
+        "storage.lustre.type",
+    ),
+    (BLOCK, {"storage.lustre.efa": False}, Effect.REPLACES_FILE_SYSTEM, "storage.lustre.efa"),
+    (
+        SPOT,
+        {"storage.lustre.kms_key": "arn:aws:kms:us-east-1:123456789012:key/0"},
+        Effect.REPLACES_FILE_SYSTEM,
+        "storage.lustre.kms_key",
+    ),
+    (BLOCK, {"storage.lustre.capacity_tib": 38.4}, Effect.IN_PLACE, "storage.lustre.capacity_gib"),
+    (BLOCK, {"storage.lustre.metadata_iops": 6000}, Effect.IMPOSSIBLE, "storage.lustre.metadata_iops"),
+    (BLOCK, {"storage.lustre.metadata_iops": 24000}, Effect.IN_PLACE, "storage.lustre.metadata_iops"),
+    (SPOT, {"storage.lustre.compression": "NONE"}, Effect.IN_PLACE, "storage.lustre.compression"),
+    (SPOT, {"storage.lustre.mount_path": "/lustre"}, Effect.NEW_NODES, "storage.lustre.mount_path"),
+    (SPOT, {"storage.home": GONE}, Effect.IMPOSSIBLE, "storage.home"),
+    (REHEARSAL, {"storage.home": {}}, Effect.NEW_NODES, "storage.home"),
+    (SPOT, {"storage.home.capacity_gib": 64}, Effect.IMPOSSIBLE, "storage.home.capacity_gib"),
+    (SPOT, {"storage.home.capacity_gib": 512}, Effect.IN_PLACE, "storage.home.capacity_gib"),
+    (SPOT, {"storage.home.throughput_mb_s": 320}, Effect.IN_PLACE, "storage.home.throughput_mb_s"),
+    (SPOT, {"storage.home.mount_path": "/homes"}, Effect.NEW_NODES, "storage.home.mount_path"),
+    (SPOT, {"storage.lustre.associations": []}, Effect.REPLACES_ASSOCIATION, "storage.lustre.associations (/data)"),
+    (
+        SPOT,
+        {"storage.lustre.associations.0.prefix": "x"},
+        Effect.REPLACES_ASSOCIATION,
+        "storage.lustre.associations (/data)",
+    ),
+    (SPOT, {"storage.lustre.associations.0.chunk_mib": 64}, Effect.IN_PLACE, "storage.lustre.associations (/data)"),
+    (
+        SPOT,
+        {"storage.lustre.associations.1": {"path": "/b", "bucket": "b"}},
+        Effect.IN_PLACE,
+        "storage.lustre.associations (/b)",
+    ),
+    (SPOT, {"groups.0.count": 4}, Effect.WIPES, "groups (train).count"),
+    (SPOT, {"groups.0.count": 9}, Effect.IN_PLACE, "groups (train).count"),
+    (SPOT, {"groups.0.name": "gang"}, Effect.REPLACES_NODES, "groups (train)"),
+    (SPOT, {"groups.0.name": "gang"}, Effect.IN_PLACE, "groups (gang)"),
+    (SPOT, {"groups.0.instance_type": "g6e.24xlarge"}, Effect.NEW_NODES, "groups (train).instance_type"),
+    (SLURM, {"groups.2.instance_type": "p5en.48xlarge"}, Effect.REPLACES_NODES, "groups (train).instance_type"),
+    (SLURM, {"groups.2.root_volume_gib": 800}, Effect.REPLACES_NODES, "groups (train).root_volume_gib"),
+    (SLURM, {"groups.1.role": "worker"}, Effect.REPLACES_CLUSTER, "groups (login).role"),
+    (SLURM, {"groups.2.min_count": 2}, Effect.IN_PLACE, "groups (train).min_count"),
+    (EKS, {"groups.1.taints": []}, Effect.IN_PLACE, "groups (spot).taints"),
+    (SPOT, {"groups.0.capacity.mode": "on-demand"}, Effect.NEW_NODES, "groups (train).capacity"),
+    (BLOCK, {"groups.0.capacity.ends_at": "2027-03-01T00:00:00Z"}, Effect.IN_PLACE, "groups (train).capacity"),
+    (RESERVED, {"groups.0.capacity": {"mode": "on-demand"}}, Effect.IMPOSSIBLE, "groups (train).capacity"),
+    (EKS, {"eks.version": "1.34"}, Effect.REIMAGES, "eks.version"),
+    (EKS, {"eks.version": "1.32"}, Effect.IMPOSSIBLE, "eks.version"),
+    (EKS, {"eks.version": "1.35"}, Effect.IMPOSSIBLE, "eks.version"),
+    (EKS, {"eks.tiered_memory_percent": 30}, Effect.IN_PLACE, "eks.tiered_memory_percent"),
+    (EKS, {"access.admin_roles": []}, Effect.IN_PLACE, "access.admin_roles"),
+    (SPOT, {"buckets.data": "mine"}, Effect.IMPOSSIBLE, "buckets.data"),
+    (SPOT, {"buckets.runs_prefix": "new/"}, Effect.IN_PLACE, "buckets.runs_prefix"),
+    (SPOT, {"runs_uri": "s3://mine/runs/"}, Effect.IN_PLACE, "runs_uri"),
+    (SPOT, {"buckets.ephemeral_days": 3}, Effect.DELETES_OBJECTS, "buckets.ephemeral_days"),
+    (SPOT, {"buckets.ephemeral_days": 30}, Effect.IN_PLACE, "buckets.ephemeral_days"),
+    (SPOT, {"repository.keep_last": 5}, Effect.DELETES_OBJECTS, "repository.keep_last"),
+    (SPOT, {"budget.monthly_usd": 5}, Effect.IN_PLACE, "budget.monthly_usd"),
+    (SPOT, {"alarms.nat_gb_per_hour": 5}, Effect.IN_PLACE, "alarms.nat_gb_per_hour"),
+    (SPOT, {"tags": {"a": "b"}}, Effect.IN_PLACE, "tags"),
+    (SPOT, {"access.ssh_key": "mine"}, Effect.NEW_NODES, "access.ssh_key"),
+    (SPOT, {"job_ends_at": "2027-01-01T00:00:00Z"}, Effect.IN_PLACE, "job_ends_at"),
+]
+
+
+@pytest.mark.parametrize(("stack", "edits", "effect", "path"), CASES, ids=lambda value: str(value)[:60])
+def test_each_change_has_its_effect(stack: str, edits: dict[str, Any], effect: Effect, path: str) -> None:
+    found = changes(stack, edits)
+    assert (effect, path) in {(change.effect, change.path) for change in found}, [one.line() for one in found]
+
+
+@pytest.mark.parametrize(("stack", "edits"), [case[:2] for case in CASES], ids=lambda value: str(value)[:60])
+def test_what_is_lost_comes_with_what_to_do_instead(stack: str, edits: dict[str, Any]) -> None:
+    for change in changes(stack, edits):
+        if change.lost or change.effect is Effect.IMPOSSIBLE:
+            assert change.instead, change.line()
+
+
+def test_an_effect_has_a_case_here() -> None:
+    assert {case[2] for case in CASES} == set(Effect)
+
+
+def test_a_group_with_efa_that_turns_the_file_systems_efa_on_is_refused() -> None:
+    before = {"storage.lustre": {"throughput_gb_s": 4.8}, "groups.0.instance_type": "g6e.4xlarge"}
+    found = changes(SPOT, {"groups.0.instance_type": "g6e.48xlarge"}, before)
+    assert "storage.lustre.efa" in {change.path for change in refused(found)}
+
+
+def test_throughput_is_fixed_with_efa_and_free_without() -> None:
+    for efa, effect in ((True, Effect.IMPOSSIBLE), (False, Effect.IN_PLACE)):
+        found = changes(
+            SPOT,
+            {"storage.lustre": {"capacity_gib": 19200, "per_tib_mb_s": 250, "efa": efa}},
+            {"storage.lustre": {"capacity_gib": 19200, "per_tib_mb_s": 500, "efa": efa}},
+        )
+        assert (effect, "storage.lustre.per_tib_mb_s") in {(one.effect, one.path) for one in found}
+
+
+def test_a_file_system_cannot_shrink() -> None:
+    found = changes(SPOT, {"storage.lustre": {**EXACT, "capacity_gib": 2400}}, {"storage.lustre": EXACT})
+    assert [change.path for change in refused(found)] == ["storage.lustre.capacity_gib"]
+
+
+def test_the_worst_comes_first() -> None:
+    found = changes(SPOT, {"zone_id": "use1-az5", "groups.0.count": 9, "budget.monthly_usd": 5})
+    ranks = [list(Effect).index(change.effect) for change in found]
+    assert ranks == sorted(ranks, reverse=True)
+    assert found[0].effect in (Effect.REPLACES_FILE_SYSTEM, Effect.IMPOSSIBLE)
+
+
+def test_a_harmless_update_is_not_refused() -> None:
+    assert refused(changes(SPOT, {"groups.0.count": 9, "alarms.emails": ["new@example.com"]})) == []

@@ -1,0 +1,163 @@
+"""Whatever a parsed spec holds, rules and explanations end, and they know all that the planners complain about."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from infra.catalog.instances import snapshot
+from infra.config import ClusterSpec, parse
+from infra.plan import buckets, home, storage
+from infra.plan.associations import associations, overlaps
+from infra.plan.capacity import capacity_problems
+from infra.plan.network import cidr_problems
+from infra.plan.place import Place
+from infra.preflight.explain import explain, refused
+from infra.preflight.offline import run_offline
+from tests.infra.edits import STACKS, edited
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+PLACES = st.sampled_from([None, Place("us-east-1", "123456789012"), Place("cn-north-1", "123456789012", "aws-cn")])
+TYPES = st.sampled_from(sorted(snapshot().types)) | st.sampled_from(
+    ["p9.huge", "ml.p5.48xlarge", "t3.large", "g6e.48xlarge"]
+)
+TEXT = st.text(max_size=12)
+PATHS = st.sampled_from(["/fsx", "/home", "/fsx/home", "/usr/x", "/data", "/data/../x", "/opt/dlami/nvme", "/a.b/c"])
+TIMES = st.sampled_from(["2026-01-01T00:00:00Z", "2027-01-01T00:00:00+09:00"])
+PREFIXES = st.sampled_from(["", "a", "a/b/", "/a", "runs", "milestone/x", "ephemeral"]) | TEXT
+CAPACITY = st.fixed_dictionaries(
+    {"mode": st.sampled_from(["on-demand", "spot", "reservation", "capacity-block", "training-plan"])},
+    optional={
+        "reservation": st.just("cr-0123456789abcdef0"),
+        "create": st.booleans(),
+        "offering": st.just("cbo-0123456789abcdef0"),
+        "training_plan": st.just("arn:aws:sagemaker:us-west-2:123456789012:training-plan/a"),
+        "zone_id": st.sampled_from(["use1-az4", "usw2-lax1-az1"]),
+        "size": st.integers(1, 9),
+        "placement_group": TEXT,
+        "ends_at": TIMES,
+    },
+)
+GROUP = st.fixed_dictionaries(
+    {"name": st.sampled_from(["a", "b", "default"]), "instance_type": TYPES, "count": st.integers(0, 6758)},
+    optional={
+        "min_count": st.integers(0, 9),
+        "role": st.sampled_from(["worker", "controller", "login"]),
+        "capacity": CAPACITY,
+        "threads_per_core": st.sampled_from([1, 2]),
+        "partition": st.just("default"),
+        "labels": st.dictionaries(TEXT, TEXT, max_size=2),
+        "taints": st.lists(st.fixed_dictionaries({"key": TEXT, "value": TEXT}), max_size=2),
+        "deep_health_checks": st.just([]),
+    },
+)
+LINK = st.fixed_dictionaries(
+    {"path": PATHS, "bucket": st.sampled_from(["data", "checkpoints"]) | TEXT, "prefix": PREFIXES},
+    optional={"import_events": st.just([]), "export_events": st.just(["NEW", "DELETED"])},
+)
+NUMBER = st.integers(1, 200_000)
+LUSTRE = st.fixed_dictionaries(
+    {},
+    optional={
+        "throughput_gb_s": st.floats(0.001, 1e6),
+        "capacity_tib": st.floats(0.001, 1e6),
+        "capacity_gib": NUMBER,
+        "per_tib_mb_s": NUMBER,
+        "type": st.sampled_from(["ssd", "intelligent-tiering"]),
+        "read_cache_gib": NUMBER,
+        "efa": st.booleans(),
+        "metadata_iops": NUMBER,
+        "mount_path": PATHS,
+        "backup_days": st.integers(0, 90),
+        "kms_key": TEXT,
+        "associations": st.lists(LINK, max_size=9),
+        "existing": st.fixed_dictionaries(
+            {
+                "id": st.just("fs-0123456789abcdef0"),
+                "dns_name": TEXT,
+                "mount_name": st.just("fsx"),
+                "security_group_id": st.just("sg-0123456789abcdef0"),
+            }
+        ),
+    },
+)
+EXISTING = st.fixed_dictionaries(
+    {"vpc_id": st.just("vpc-0123456789abcdef0"), "compute_subnet_id": st.just("subnet-0123456789abcdef0")},
+    optional={"control_subnet_ids": st.just(["subnet-01234567"] * 2), "compute_cidr": TEXT | st.just("10.0.0.0/24")},
+)
+EDITS: Any = st.fixed_dictionaries(
+    {},
+    optional={
+        "backend": st.sampled_from(["hyperpod-slurm", "hyperpod-eks", "ec2"]),
+        "groups": st.lists(GROUP, min_size=1, max_size=3),
+        "network.cidr": TEXT | st.sampled_from(["10.0.0.0/20", "8.8.8.8/32", "172.16.0.0/12", "::/0"]),
+        "network.compute_prefix": st.integers(16, 28),
+        "network.existing": EXISTING,
+        "network.closed": st.booleans(),
+        "network.nat": st.booleans(),
+        "network.second_zone_id": st.sampled_from(["use1-az4", "use1-az5"]),
+        "storage.lustre": LUSTRE,
+        "storage.home": st.fixed_dictionaries({}, optional={"throughput_mb_s": NUMBER, "mount_path": PATHS}),
+        "buckets": st.fixed_dictionaries(
+            {}, optional={"data": TEXT, "checkpoints": TEXT, "lifecycle": TEXT, "kms_key": TEXT}
+        ),
+        "repository.existing": TEXT,
+        "alarms.emails": st.lists(TEXT, max_size=3),
+        "access.user": TEXT,
+        "eks.version": st.sampled_from(["1.10", "1.34"]),
+        "job_ends_at": TIMES,
+        "runs_uri": TEXT | st.sampled_from(["s3://a/b/", "s3://a", "/fsx/runs", "s3://", "/"]),
+        "tags": st.dictionaries(TEXT, TEXT, max_size=3),
+        "suppress": st.just(
+            [{"code": "BUD-001", "reason": "somebody watches"}, {"code": "XX-999", "reason": "no such one"}]
+        ),
+    },
+)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> ClusterSpec:
+    return parse(edited(draw(st.sampled_from(STACKS)), draw(EDITS)))
+
+
+LOOSE = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+
+
+@LOOSE
+@given(specs(), PLACES)
+def test_no_rule_raises_and_each_finding_is_one_line(spec: ClusterSpec, place: Place | None) -> None:
+    for finding in run_offline(spec, place, NOW):
+        assert finding.fix
+        assert "\n" not in finding.line()
+
+
+@LOOSE
+@given(specs())
+def test_what_a_planner_complains_about_is_a_finding(spec: ClusterSpec) -> None:
+    place = Place("us-east-1", "123456789012")
+    told = {finding.path for finding in run_offline(spec.model_copy(update={"suppress": ()}), place, NOW)}
+    lustre = spec.storage.lustre
+    complaints = [
+        *(storage.violations(lustre, storage.efa_wanted(spec)) if lustre else ()),
+        *home.violations(spec.storage),
+        *buckets.violations(spec, place),
+        *cidr_problems(spec),
+    ]
+    assert {one.path for one in complaints} <= told
+    for overlap in overlaps(associations(spec, place)):
+        assert f"storage.lustre.associations.{overlap.second}.{overlap.side}" in told
+    for index, group in enumerate(spec.groups):
+        assert {f"groups.{index}.{one.path}" for one in capacity_problems(group, spec.backend)} <= told
+
+
+@LOOSE
+@given(specs(), specs())
+def test_explaining_never_raises_and_equal_specs_differ_in_nothing(old: ClusterSpec, new: ClusterSpec) -> None:
+    changes = explain(old, new)
+    assert all("\n" not in change.line() for change in changes)
+    assert set(refused(changes)) <= set(changes)
+    assert explain(old, old) == []
+    assert changes or old == new
