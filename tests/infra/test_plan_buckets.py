@@ -107,6 +107,7 @@ def test_no_rule_touches_a_run(prefix: str, elsewhere: bool) -> None:
         ({"buckets": {"runs_prefix": "ephemeral-runs/"}}, []),
         ({"runs_uri": "s3://llm-checkpoints-123456789012-us-east-1"}, ["runs_uri", "runs_uri"]),
         ({"runs_uri": "s3://elsewhere/ephemeral/"}, []),
+        ({"runs_uri": "s3://llm-checkpoints"}, []),
         ({"buckets": {"runs_prefix": "ephemeral/", "checkpoints": "mine"}}, []),
     ],
 )

@@ -33,7 +33,7 @@ def spec(**lustre: Any) -> ClusterSpec:
         ("p5.48xlarge", 1, LARGE + WIDE),
         ("p4d.24xlarge", 2, LARGE + WIDE),
         ("p4d.24xlarge", 1, LARGE),
-        ("g6e.4xlarge", 2, LARGE),
+        ("g6e.16xlarge", 2, LARGE),
         ("m5.2xlarge", 2, []),
         ("m5.4xlarge", 2, []),
     ],

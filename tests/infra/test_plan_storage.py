@@ -86,6 +86,7 @@ SMALLEST = "1200 GiB is the smallest file system there is"
         (None, None, False, (1200, 125), SMALLEST),
         (1.2, 0.3, False, (1200, 250), SMALLEST),
         (3, None, False, (4800, 125), "capacity comes in steps of 2400 GiB, and the wish is 3000 GiB"),
+        (261.6, None, False, (261_600, 125), "capacity comes in steps of 2400 GiB, and the wish is 261600 GiB"),
         (4.8, 1.2, False, (4800, 250), "capacity comes in steps of 2400 GiB, and the wish is 4800 GiB"),
         (None, 5, False, (7200, 1000), "5 GB/s take 7200 GiB even at 1000 MB/s/TiB, the highest rate"),
         (7.2, 2, True, (9600, 500), "EFA at 500 MB/s/TiB comes in steps of 9600 GiB"),
@@ -231,6 +232,16 @@ def test_efa_is_on_where_the_workers_have_it_and_the_size_reaches_it(
     group: str, storage: dict[str, Any], wanted: bool
 ) -> None:
     assert efa_wanted(spec(group, **storage)) is wanted
+
+
+def test_efa_of_a_login_node_counts_for_nothing() -> None:
+    groups = [
+        {"name": "control", "role": "controller", "instance_type": "c5.2xlarge", "count": 1},
+        {"name": "login", "role": "login", "instance_type": "c5n.18xlarge", "count": 1},
+        {"name": "train", "instance_type": "g6e.xlarge", "count": 2},
+    ]
+    found = spec(throughput_gb_s=9.6).model_dump() | {"backend": "hyperpod-slurm", "groups": groups}
+    assert not efa_wanted(parse(found))
 
 
 def test_without_a_file_system_no_efa_is_wanted() -> None:
