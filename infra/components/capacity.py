@@ -11,7 +11,8 @@ from infra.plan.capacity import PLATFORM, Purchase
 class BoughtCapacity(pulumi.ComponentResource):
     """An on-demand capacity reservation, or a capacity block where the purchase names an offering.
 
-    A block is paid for at once and never refunded. Both are protected, and a destroy leaves them as they are.
+    A block is paid for at once and never refunded. Both are protected, and a destroy leaves them as they are. Preflight
+    lets no block be bought as long as the provider loses what it bought (`capacity_problems`).
     """
 
     reservation_id: pulumi.Output[str]

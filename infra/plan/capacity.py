@@ -51,6 +51,7 @@ NEEDED: dict[CapacityMode, tuple[str, ...]] = {
 
 _BLOCKS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-using.html"
 _RESERVATIONS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-reservations.html"
+_BUYS_TWICE = "https://github.com/hashicorp/terraform-provider-aws/issues/46829"
 _PLANS = "https://docs.aws.amazon.com/sagemaker/latest/dg/reserve-capacity-with-training-plans.html"
 _TYPES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceTypeInfo.html"
 _GROUPS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-groups.html"
@@ -193,6 +194,13 @@ def _key_problems(capacity: Capacity) -> Iterator[CapacityProblem]:
 
 def _purchase_problems(group: Group) -> Iterator[CapacityProblem]:
     capacity = group.capacity
+    if capacity.offering and capacity.mode == "capacity-block":
+        message = (
+            "the AWS provider pays for the block, fails to record that it did, and would pay again at the next try"
+        )
+        command = f"aws ec2 purchase-capacity-block --capacity-block-offering-id {capacity.offering}"
+        fix = f"buy it by hand ({command} --instance-platform {PLATFORM}) and give its id as reservation"
+        yield CapacityProblem("capacity.offering", message, fix, _BUYS_TWICE)
     if not capacity.create:
         return
     for name in ("placement_group", "size"):

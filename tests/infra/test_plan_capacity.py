@@ -133,8 +133,14 @@ def test_a_key_that_means_nothing_in_a_mode_is_named(mode: str, extra: dict[str,
     ],
 )
 def test_capacity_that_is_there_and_capacity_to_be_made_exclude_each_other(mode: str, both: dict[str, Any]) -> None:
-    (found,) = capacity_problems(group(mode, **both), "ec2")
-    assert "exclude each other" in found.message
+    assert any("exclude each other" in found.message for found in capacity_problems(group(mode, **both), "ec2"))
+
+
+def test_a_block_is_bought_by_hand_since_the_provider_would_buy_it_again() -> None:
+    (found,) = capacity_problems(group("capacity-block", offering="cbo-0123456789abcdef0"), "ec2")
+    assert (found.path, found.level) == ("capacity.offering", "error")
+    assert "--capacity-block-offering-id cbo-0123456789abcdef0 " in found.fix
+    assert capacity_problems(group("capacity-block", reservation=RESERVATION), "ec2") == ()
 
 
 def test_a_reservation_to_be_made_lies_in_no_group_and_holds_at_least_one() -> None:
