@@ -1,13 +1,13 @@
 #!/bin/bash
-# What every HyperPod node does at boot; on_init.sh and on_create.sh read this file. Running it again changes nothing.
-# It reaches no network: what a node needs is in the image or in this bundle.
+# What every node does at boot: on_init.sh, on_create.sh and the first boot of EC2 read this file and call `boot`.
+# Running it again changes nothing. It reaches no network: what a node needs is in the image or in this bundle.
 set -euo pipefail
 
 # A test gives a folder that stands for /, and waits that do not wait.
 root="${LUSTRAIN_ROOT:-}"
 wait_seconds="${LUSTRAIN_WAIT_SECONDS:-120}"
 flush_seconds="${LUSTRAIN_FLUSH_SECONDS:-60}"
-# HyperPod carries this file to the log group of the cluster, stream LifecycleConfig/<group>/<instance>.
+# HyperPod carries this file to the cluster's log group, stream LifecycleConfig/<group>/<instance>.
 log="$root/var/log/provision/provisioning.log"
 
 say() {
@@ -31,6 +31,7 @@ mounted_in_time() {
 
 # The image gathers the instance store under /opt/dlami/nvme; HyperPod mounts the group's EBS volume on /opt/sagemaker.
 scratch_disk() {
+  local backend="$1"
   if has_instance_store; then
     if mounted_in_time "$root/opt/dlami/nvme"; then
       echo "$root/opt/dlami/nvme"
@@ -38,17 +39,17 @@ scratch_disk() {
     fi
     say "WARNING: instance store is there, but the image has not mounted /opt/dlami/nvme in ${wait_seconds} s" >&2
   fi
-  if mounted_in_time "$root/opt/sagemaker"; then
+  if [[ "$backend" != ec2 ]] && mounted_in_time "$root/opt/sagemaker"; then
     echo "$root/opt/sagemaker"
   fi
 }
 
 # /scratch is the same path on all nodes. A full root volume stops a node, so there is none of it on the root volume.
 make_scratch() {
-  local disk
-  disk="$(scratch_disk)"
+  local backend="$1" disk
+  disk="$(scratch_disk "$backend")"
   if [[ -z "$disk" ]]; then
-    say "WARNING: neither /opt/dlami/nvme nor /opt/sagemaker is mounted: this node has no /scratch"
+    say "WARNING: no local disk besides the root volume is mounted: this node has no /scratch"
     return
   fi
   if [[ -e "$root/scratch" && ! -L "$root/scratch" ]]; then
@@ -88,7 +89,7 @@ boot() {
   trap 'leave $?' EXIT
   {
     say "begin, $backend"
-    make_scratch
+    make_scratch "$backend"
     run_agent "$folder" "$backend"
     say "end"
   } 2>&1 | tee -a "$log"

@@ -18,7 +18,9 @@ from infra.plan.bundle import FOLDER, ON_CREATE, ON_INIT
 from tests.conftest import require
 
 SCRIPTS = sorted(FOLDER.glob("*.sh"))
-ENTRIES = [ON_INIT, ON_CREATE]
+EC2 = "first boot of EC2"
+"""Has no script of its own in the bundle: user data sources node.sh and calls `boot`."""
+ENTRIES = [ON_INIT, ON_CREATE, EC2]
 LOG = "var/log/provision/provisioning.log"
 
 
@@ -56,6 +58,8 @@ class Node:
             "LUSTRAIN_WAIT_SECONDS": "10",
         }
         command = ["bash", str(self.bundle / entry)]
+        if entry == EC2:
+            command = ["bash", "-c", 'source "$1/node.sh" && boot "$1" ec2', "boot", str(self.bundle)]
         return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
 
     @property
@@ -108,7 +112,7 @@ def test_scratch_is_on_the_instance_store_where_there_is_one(node: Node, entry: 
     assert node.log == done.stdout
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("entry", [ON_INIT, ON_CREATE])
 def test_scratch_is_on_the_groups_volume_where_there_is_no_instance_store(node: Node, entry: str) -> None:
     node.mount("opt/sagemaker")
     assert node.boot(entry).returncode == 0
@@ -123,8 +127,9 @@ def test_an_instance_store_that_the_image_did_not_mount_is_told_and_the_volume_t
     assert node.scratch == Path("opt/sagemaker/scratch")
 
 
-def test_the_root_volume_never_becomes_scratch(node: Node) -> None:
-    assert node.boot(ON_INIT).returncode == 0
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_the_root_volume_never_becomes_scratch(node: Node, entry: str) -> None:
+    assert node.boot(entry).returncode == 0
     assert "this node has no /scratch" in node.log
     assert not os.path.lexists(node.root / "scratch")
 
@@ -152,7 +157,7 @@ def test_without_the_agent_the_log_says_so(node: Node) -> None:
     assert "no node_setup.pyz in the bundle" in node.log
 
 
-@pytest.mark.parametrize(("entry", "backend"), [(ON_INIT, "slurm"), (ON_CREATE, "eks")])
+@pytest.mark.parametrize(("entry", "backend"), [(ON_INIT, "slurm"), (ON_CREATE, "eks"), (EC2, "ec2")])
 def test_the_agent_in_the_bundle_runs_and_learns_the_backend(node: Node, entry: str, backend: str) -> None:
     node.mount("opt/sagemaker")
     (node.bundle / "node_setup.pyz").write_text("import sys; print('agent', *sys.argv[1:])", encoding="utf-8")
