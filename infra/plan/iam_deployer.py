@@ -117,9 +117,11 @@ def _ec2(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     make = "CreateSecurityGroup AuthorizeSecurityGroupIngress AuthorizeSecurityGroupEgress ModifySecurityGroupRules"
     drop = "DeleteSecurityGroup RevokeSecurityGroupIngress RevokeSecurityGroupEgress"
     yield allow("GroupsMake", _named_actions("ec2", make), [*groups, place.arn("ec2", "vpc/*")])
-    yield allow("GroupsDrop", _named_actions("ec2", drop), groups, _ours(spec))
-    yield allow("Tag", ["ec2:CreateTags"], place.arn("ec2", "*/*"))
-    yield allow("Untag", ["ec2:DeleteTags"], place.arn("ec2", "*/*"), _ours(spec))
+    yield allow("GroupsDrop", _named_actions("ec2", drop), groups[:1], _ours(spec))
+    kinds = dict.fromkeys((*NETWORK, *GROUPS, *(LAUNCH if spec.backend == "ec2" else ())))
+    tagged = [place.arn("ec2", f"{kind}/*") for kind in kinds if kind != "key-pair"]
+    yield allow("Tag", ["ec2:CreateTags"], tagged)
+    yield allow("Untag", ["ec2:DeleteTags"], tagged, _ours(spec))
 
 
 def _iam(spec: ClusterSpec, place: Place) -> Iterator[Statement]:

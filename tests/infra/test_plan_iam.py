@@ -1,0 +1,313 @@
+"""Roles: held against AWS's service authorization reference, in three partitions, for all examples and generated specs."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from infra.config import ClusterSpec
+from infra.plan.endpoints import s3_policy
+from infra.plan.iam import RolePlan, flow_log_role, roles
+from infra.plan.iam_deployer import MANAGED_POLICY_CHARACTERS, deployer_policy, managed_policies
+from infra.plan.place import Place
+from tests.infra.specs import ACCOUNT, AWS, CHINA, PLACES, spec_of, specs
+from tests.infra.stacks import EXAMPLES, example, region_of
+
+Json = dict[str, Any]
+
+NOT_SCOPED = frozenset({"cloudwatch:PutMetricData"})
+"""Actions on `*` that the reference would scope, each with its reason: a data set is what other accounts' metrics go to;
+metrics of one's own are held by their namespace, which the statement's condition does."""
+
+
+@cache
+def reference() -> Mapping[str, Any]:
+    """Services, actions, resource types and condition keys as AWS publishes them; cfn-lint ships a copy."""
+    found = importlib.util.find_spec("cfnlint")
+    assert found is not None
+    assert found.origin is not None
+    text = (Path(found.origin).parent / "data/AdditionalSpecs/Policies.json").read_text(encoding="utf-8")
+    return json.loads(text)  # type: ignore[no-any-return]
+
+
+@cache
+def resource_types(action: str) -> tuple[str, ...] | None:
+    """Resource types of an action (the union for a pattern), empty where it has none, None where it does not exist."""
+    service, _, name = action.partition(":")
+    actions = reference().get(service, {"Actions": {}})["Actions"]
+    found = [actions[known] for known in fnmatch.filter(actions, name.lower())]
+    return tuple(sorted({kind for one in found for kind in one.get("Resources", [])})) if found else None
+
+
+@cache
+def fits(action: str, arn: str) -> bool:
+    """Whether the ARN can be that of a resource of this action."""
+    kinds = reference()[action.partition(":")[0]]["Resources"]
+    formats = [text for kind in resource_types(action) or () for text in kinds[kind.lower()]["ARNFormats"]]
+    return any(re.fullmatch(re.sub(r"\$\{\w+\}", "[^:]*", text), arn) for text in formats)
+
+
+def every_role(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
+    return (*roles(spec, place), flow_log_role(spec, place))
+
+
+def grants(spec: ClusterSpec, place: Place) -> list[Json]:
+    """All documents that give rights to someone, those of the deployer too."""
+    own = [role.policy for role in every_role(spec, place) if role.policy]
+    return [*own, deployer_policy(spec, place)]
+
+
+def documents(spec: ClusterSpec, place: Place) -> list[Json]:
+    return [*grants(spec, place), *(role.trust for role in every_role(spec, place)), s3_policy(spec, place)]
+
+
+def statements(spec: ClusterSpec, place: Place) -> Iterator[Json]:
+    for one in grants(spec, place):
+        yield from one["Statement"]
+
+
+def node(spec: ClusterSpec, place: Place = AWS) -> dict[str, Json]:
+    """The statements of the node role by Sid."""
+    (role,) = [role for role in roles(spec, place) if role.key == "node"]
+    assert role.policy is not None
+    return {statement["Sid"]: statement for statement in role.policy["Statement"]}
+
+
+def texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from texts(one)
+
+
+def hold(spec: ClusterSpec, place: Place) -> None:
+    """What is true of every document, whatever the spec."""
+    for one in documents(spec, place):
+        assert one["Version"] == "2012-10-17"
+        sids = [statement["Sid"] for statement in one["Statement"]]
+        assert len(set(sids)) == len(sids)
+        assert all(re.fullmatch(r"[A-Za-z0-9]+", sid) for sid in sids)
+        assert all(statement["Effect"] == "Allow" and statement["Action"] for statement in one["Statement"])
+        arns = [text for text in texts(one) if text.startswith("arn:")]
+        assert {arn.split(":")[1] for arn in arns} <= {place.partition}
+    for statement in statements(spec, place):
+        for action in statement["Action"]:
+            kinds = resource_types(action)
+            assert kinds is not None, f"{action} is no action of AWS"
+            if statement["Resource"] == ["*"] and "*" not in action:
+                assert not kinds or action in NOT_SCOPED, f"{action} can be held to {kinds}"
+            elif statement["Resource"] != ["*"]:
+                assert any(fits(action, arn) for arn in statement["Resource"]), f"{action} has no such resource"
+        if statement["Resource"] != ["*"]:
+            for arn in statement["Resource"]:
+                assert any(fits(action, arn) for action in statement["Action"]), f"no action for {arn}"
+
+
+@pytest.mark.parametrize("stack", EXAMPLES)
+def test_documents_of_every_example_name_only_what_aws_knows_as_narrowly_as_it_can(stack: str) -> None:
+    hold(example(stack), Place(region_of(stack), ACCOUNT))
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.partition)
+@settings(max_examples=25, deadline=None)
+@given(spec=specs())
+def test_documents_hold_in_every_partition_for_every_spec(place: Place, spec: ClusterSpec) -> None:
+    hold(spec, place)
+
+
+def test_all_pattern_actions_are_reads() -> None:
+    for stack in EXAMPLES:
+        for statement in statements(example(stack), AWS):
+            patterns = [action for action in statement["Action"] if "*" in action]
+            assert all(re.fullmatch(r"[a-z0-9]+:Describe\*", action) for action in patterns)
+
+
+@pytest.mark.parametrize("stack", EXAMPLES)
+def test_conditions_on_tags_stand_where_the_resource_has_tags_to_ask_for(stack: str) -> None:
+    for statement in statements(example(stack), AWS):
+        keys = [
+            key for operator in statement.get("Condition", {}).values() for key in operator if "ResourceTag/" in key
+        ]
+        for key in keys:
+            template = f"{key.partition('/')[0]}/${{TagKey}}"
+            for action in statement["Action"]:
+                kinds = reference()[action.partition(":")[0]]["Resources"]
+                asked = [kind for kind in resource_types(action) or () if fits_kind(kinds[kind.lower()], statement)]
+                assert any(template in kinds[kind.lower()].get("ConditionKeys", []) for kind in asked), (action, key)
+
+
+def fits_kind(kind: Json, statement: Json) -> bool:
+    patterns = [re.sub(r"\$\{\w+\}", "[^:]*", text) for text in kind["ARNFormats"]]
+    return any(re.fullmatch(pattern, arn) for pattern in patterns for arn in statement["Resource"])
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.partition)
+def test_services_have_the_same_name_in_every_partition(place: Place) -> None:
+    expected = {
+        "ec2": {"node": "ec2.amazonaws.com"},
+        "hyperpod-slurm": {"node": "sagemaker.amazonaws.com"},
+        "hyperpod-eks": {
+            "node": "sagemaker.amazonaws.com",
+            "eks-cluster": "eks.amazonaws.com",
+            "fsx-csi": "pods.eks.amazonaws.com",
+        },
+    }
+    for backend, wanted in expected.items():
+        spec = spec_of(backend, storage={"lustre": {"throughput_gb_s": 1.2}})
+        found = {role.key: role.trust["Statement"][0]["Principal"]["Service"] for role in roles(spec, place)}
+        assert found == wanted
+
+
+def test_the_driver_of_lustre_has_a_role_only_where_there_is_lustre() -> None:
+    assert [role.key for role in roles(spec_of("hyperpod-eks"), AWS)] == ["node", "eks-cluster"]
+
+
+def test_only_ec2_nodes_take_their_role_through_an_instance_profile() -> None:
+    profiles = {backend: [role.instance_profile for role in roles(spec_of(backend), AWS)] for backend in BACKENDS}
+    assert profiles == {"ec2": [True], "hyperpod-slurm": [False], "hyperpod-eks": [False, False]}
+
+
+BACKENDS = ("ec2", "hyperpod-slurm", "hyperpod-eks")
+
+
+def test_managed_policies_are_such_as_aws_keeps() -> None:
+    text = importlib.import_module("moto.iam.aws_managed_policies").aws_managed_policies_data
+    known = {f"arn:aws:iam::aws:policy/{name}" for name, one in json.loads(text).items() if one["Path"] == "/"}
+    for backend in BACKENDS:
+        managed = {arn for role in roles(spec_of(backend), AWS) for arn in role.managed}
+        assert managed
+        assert managed <= known
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nodes_read_data_and_write_runs_and_touch_no_other_bucket(backend: str) -> None:
+    found = node(spec_of(backend))
+    data, kept = "arn:aws:s3:::demo-data-123456789012-us-east-2", "arn:aws:s3:::demo-checkpoints-123456789012-us-east-2"
+    scripts = "arn:aws:s3:::sagemaker-demo-123456789012-us-east-2"
+    by_action: dict[str, set[str]] = {}
+    for statement in found.values():
+        for action in statement["Action"]:
+            if action.startswith("s3:"):
+                by_action.setdefault(action, set()).update(statement["Resource"])
+    written = {f"{kept}/{prefix}*" for prefix in ("runs/", "ephemeral/", "milestone/")}
+    assert by_action == {
+        "s3:ListBucket": {data, kept, scripts},
+        "s3:GetObject": {f"{data}/*", f"{scripts}/*", *written},
+        **{f"s3:{action}": written for action in ("PutObject", "DeleteObject")},
+        **{f"s3:{action}": written for action in ("AbortMultipartUpload", "ListMultipartUploadParts")},
+    }
+    assert found["RunsList0"]["Condition"]["StringLike"]["s3:prefix"] == sorted(
+        text for prefix in ("runs/", "ephemeral/", "milestone/") for text in (prefix, f"{prefix}*")
+    )
+
+
+def test_runs_elsewhere_are_written_there_too() -> None:
+    found = node(spec_of(runs_uri="s3://team-runs/demo"))
+    assert "arn:aws:s3:::team-runs/demo/*" in found["RunsReadWrite"]["Resource"]
+    assert found["RunsList1"]["Resource"] == ["arn:aws:s3:::team-runs"]
+    assert found["RunsList1"]["Condition"] == {"StringLike": {"s3:prefix": ["demo/", "demo/*"]}}
+    assert "RunsList1" not in node(spec_of(runs_uri="/fsx/runs"))
+
+
+@pytest.mark.parametrize(
+    ("key", "resource", "alias"),
+    [
+        ("1234abcd-12ab", "arn:aws-cn:kms:cn-north-1:123456789012:key/1234abcd-12ab", None),
+        ("arn:aws-cn:kms:cn-north-1:1:key/x", "arn:aws-cn:kms:cn-north-1:1:key/x", None),
+        ("alias/data", "arn:aws-cn:kms:cn-north-1:123456789012:key/*", "alias/data"),
+        ("arn:aws-cn:kms:cn-north-1:1:alias/data", "arn:aws-cn:kms:cn-north-1:123456789012:key/*", "alias/data"),
+    ],
+)
+def test_a_key_is_used_through_s3_only_and_only_where_there_is_one(key: str, resource: str, alias: str | None) -> None:
+    found = node(spec_of(buckets={"kms_key": key}), CHINA)["BucketKey"]
+    assert found["Action"] == ["kms:Decrypt", "kms:GenerateDataKey"]
+    assert found["Resource"] == [resource]
+    assert found["Condition"]["StringEquals"] == {"kms:ViaService": "s3.cn-north-1.amazonaws.com.cn"}
+    assert found["Condition"].get("ForAnyValue:StringEquals") == ({"kms:ResourceAliases": alias} if alias else None)
+    assert "BucketKey" not in node(spec_of(), CHINA)
+
+
+def test_nodes_take_notices_from_their_clusters_queue() -> None:
+    found = node(spec_of())["Interruptions"]
+    assert found["Resource"] == ["arn:aws:sqs:us-east-2:123456789012:demo-interruptions"]
+    assert found["Action"] == ["sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ReceiveMessage"]
+
+
+def test_only_ec2_nodes_speak_for_their_gang_and_only_for_their_own() -> None:
+    found = node(spec_of())["Gang"]
+    assert found["Condition"] == {"StringEquals": {"autoscaling:ResourceTag/lustrain:cluster": "demo"}}
+    assert not [sid for backend in BACKENDS[1:] for sid in node(spec_of(backend)) if sid == "Gang"]
+
+
+def test_nodes_pull_the_clusters_image_or_the_one_that_is_named() -> None:
+    own = node(spec_of())["EcrPull"]["Resource"]
+    assert own == ["arn:aws:ecr:us-east-2:123456789012:repository/demo/*"]
+    url = "210987654321.dkr.ecr.eu-west-1.amazonaws.com/team/trainer:v3"
+    other = node(spec_of(repository={"existing": url}))["EcrPull"]["Resource"]
+    assert other == ["arn:aws:ecr:eu-west-1:210987654321:repository/team/trainer"]
+
+
+def test_lustre_can_be_looked_at_by_every_node() -> None:
+    assert all(node(spec_of(backend))["FsxLook"]["Action"] == ["fsx:DescribeFileSystems"] for backend in BACKENDS)
+
+
+def test_pods_of_other_clusters_cannot_take_the_drivers_role() -> None:
+    spec = spec_of("hyperpod-eks", storage={"lustre": {"throughput_gb_s": 1.2}})
+    (role,) = [role for role in roles(spec, AWS) if role.key == "fsx-csi"]
+    (statement,) = role.trust["Statement"]
+    assert statement["Action"] == ["sts:AssumeRole", "sts:TagSession"]
+    cluster = "arn:aws:eks:us-east-2:123456789012:cluster/demo"
+    assert statement["Condition"]["ArnEquals"] == {"aws:SourceArn": cluster}
+
+
+@pytest.mark.parametrize("stack", EXAMPLES)
+def test_the_deployers_policy_fits_into_managed_policies_of_legal_length(stack: str) -> None:
+    policy = deployer_policy(example(stack), Place(region_of(stack), ACCOUNT))
+    parts = managed_policies(policy)
+    assert [one for part in parts for one in part["Statement"]] == policy["Statement"]
+    assert all(len(json.dumps(part, separators=(",", ":"))) <= MANAGED_POLICY_CHARACTERS for part in parts)
+    assert len(parts) <= 10
+
+
+@settings(max_examples=25, deadline=None)
+@given(specs())
+def test_the_deployer_passes_only_this_clusters_roles_to_services_that_take_them(spec: ClusterSpec) -> None:
+    policy = {one["Sid"]: one for one in deployer_policy(spec, AWS)["Statement"]}
+    assert policy["RolesPass"]["Resource"] == ["arn:aws:iam::123456789012:role/lustrain/demo/*"]
+    trusted = {role.trust["Statement"][0]["Principal"]["Service"] for role in roles(spec, AWS)}
+    passed = set(policy["RolesPass"]["Condition"]["StringEquals"]["iam:PassedToService"])
+    assert trusted <= passed <= trusted | {"vpc-flow-logs.amazonaws.com"}
+    assert all(role.path == "/lustrain/demo/" for role in every_role(spec, AWS))
+    attached = {arn for role in roles(spec, AWS) for arn in role.managed}
+    assert set(policy["RolesAttach"]["Condition"]["ArnEquals"]["iam:PolicyARN"]) == attached
+
+
+def test_the_deployer_gets_no_right_on_what_is_there_already() -> None:
+    def sids(**sections: Any) -> set[str]:
+        return {one["Sid"] for one in deployer_policy(spec_of(**sections), AWS)["Statement"]}
+
+    existing = {"vpc_id": "vpc-0123456789abcdef0", "compute_subnet_id": "subnet-0123456789abcdef0"}
+    assert {"NetworkMake", "NetworkDrop", "Images", "Buckets"} <= sids()
+    assert not {"NetworkMake", "NetworkDrop"} & sids(network={"existing": existing})
+    assert "Images" not in sids(repository={"existing": "1.dkr.ecr.us-east-2.amazonaws.com/a"})
+    assert "Buckets" not in sids(buckets={"data": "a", "checkpoints": "b", "lifecycle": "sagemaker-c"})
+    assert "CapacityBuy" not in sids()
+
+
+def test_buying_capacity_is_a_right_only_where_the_spec_buys() -> None:
+    group = {"name": "train", "instance_type": "p5.48xlarge", "count": 2}
+    bought = spec_of(groups=[{**group, "capacity": {"mode": "reservation", "create": True}}])
+    assert "CapacityBuy" in {one["Sid"] for one in deployer_policy(bought, AWS)["Statement"]}
