@@ -21,53 +21,50 @@ class Interruptions(pulumi.ComponentResource):
     def __init__(self, name: str, plan: ChannelPlan, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("lustrain:infra:Interruptions", name, None, opts)
         self._ours = pulumi.ResourceOptions(parent=self)
-        dead, dead_ready = self._dead_letters(name, plan)
-        queue, queue_ready = self._queue(name, plan, dead)
-        topic, topic_ready = self._topic(name, plan)
+        dead = self._dead_letters(name, plan)
+        queue = self._queue(name, plan, dead)
+        topic = self._topic(name, plan)
         rules = self._rules(name, plan)
-        ready = pulumi.ResourceOptions(parent=self, depends_on=[dead_ready, queue_ready, topic_ready])
         for signal in plan.signals:
-            self._target(f"{name}-{signal.key}-queue", rules[signal.key], queue.arn, dead.arn, ready)
+            self._target(f"{name}-{signal.key}-queue", rules[signal.key], queue.arn, dead.arn)
         for signal in plan.mailed:
-            self._target(f"{name}-{signal.key}-topic", rules[signal.key], topic.arn, dead.arn, ready)
+            self._target(f"{name}-{signal.key}-topic", rules[signal.key], topic.arn, dead.arn)
         self.queue_url, self.queue_arn, self.topic_arn = queue.url, queue.arn, topic.arn
         self.register_outputs(
             {"queue_url": self.queue_url, "queue_arn": self.queue_arn, "topic_arn": self.topic_arn},
         )
 
-    def _dead_letters(self, name: str, plan: ChannelPlan) -> tuple[aws.sqs.Queue, pulumi.Resource]:
-        dead = aws.sqs.Queue(
+    def _dead_letters(self, name: str, plan: ChannelPlan) -> aws.sqs.Queue:
+        return aws.sqs.Queue(
             f"{name}-dead",
             name=plan.dead_letters,
             message_retention_seconds=events.DEAD_LETTER_SECONDS,
             sqs_managed_sse_enabled=True,
+            policy=json.dumps(plan.dead_letters_policy),
             opts=self._ours,
         )
-        policy = json.dumps(plan.dead_letters_policy)
-        return dead, aws.sqs.QueuePolicy(f"{name}-dead-policy", queue_url=dead.url, policy=policy, opts=self._ours)
 
-    def _queue(self, name: str, plan: ChannelPlan, dead: aws.sqs.Queue) -> tuple[aws.sqs.Queue, pulumi.Resource]:
-        queue = aws.sqs.Queue(
+    def _queue(self, name: str, plan: ChannelPlan, dead: aws.sqs.Queue) -> aws.sqs.Queue:
+        return aws.sqs.Queue(
             f"{name}-queue",
             name=plan.queue,
             message_retention_seconds=events.RETENTION_SECONDS,
             visibility_timeout_seconds=events.VISIBILITY_SECONDS,
             receive_wait_time_seconds=events.LONG_POLL_SECONDS,
             sqs_managed_sse_enabled=True,
-            redrive_policy=json.dumps(plan.redrive),
+            # In the provider's own spelling, or each preview would find a difference in the spaces.
+            redrive_policy=json.dumps(plan.redrive, sort_keys=True, separators=(",", ":")),
+            policy=json.dumps(plan.queue_policy),
             opts=pulumi.ResourceOptions(parent=self, depends_on=[dead]),
         )
-        policy = json.dumps(plan.queue_policy)
-        return queue, aws.sqs.QueuePolicy(f"{name}-queue-policy", queue_url=queue.url, policy=policy, opts=self._ours)
 
-    def _topic(self, name: str, plan: ChannelPlan) -> tuple[aws.sns.Topic, pulumi.Resource]:
-        topic = aws.sns.Topic(f"{name}-topic", name=plan.topic, opts=self._ours)
+    def _topic(self, name: str, plan: ChannelPlan) -> aws.sns.Topic:
+        topic = aws.sns.Topic(f"{name}-topic", name=plan.topic, policy=json.dumps(plan.topic_policy), opts=self._ours)
         for index, email in enumerate(plan.emails):
             aws.sns.TopicSubscription(
                 f"{name}-mail-{index}", topic=topic.arn, protocol="email", endpoint=email, opts=self._ours
             )
-        policy = json.dumps(plan.topic_policy)
-        return topic, aws.sns.TopicPolicy(f"{name}-topic-policy", arn=topic.arn, policy=policy, opts=self._ours)
+        return topic
 
     def _rules(self, name: str, plan: ChannelPlan) -> dict[str, aws.cloudwatch.EventRule]:
         return {
@@ -87,7 +84,6 @@ class Interruptions(pulumi.ComponentResource):
         rule: aws.cloudwatch.EventRule,
         arn: pulumi.Output[str],
         dead_letters: pulumi.Output[str],
-        opts: pulumi.ResourceOptions,
     ) -> None:
         aws.cloudwatch.EventTarget(
             name,
@@ -97,5 +93,5 @@ class Interruptions(pulumi.ComponentResource):
             retry_policy=aws.cloudwatch.EventTargetRetryPolicyArgs(
                 maximum_event_age_in_seconds=events.EVENT_AGE_SECONDS, maximum_retry_attempts=events.RETRIES
             ),
-            opts=opts,
+            opts=self._ours,
         )
