@@ -1,8 +1,8 @@
 """ClusterSpec: what a user writes under `lustrain:cluster` in Pulumi.<stack>.yaml, strict and frozen.
 
 Types, spelling and the form of single values are judged here; what needs two values or a fact about AWS is a rule of
-`infra.preflight`. Sizes carry their unit in the name: `_gib` and `_tib` are powers of two, `_gb_s` and `_mb_s` powers of
-ten a second. The backend decides which keys of a group have a meaning; a rule says so where one has none.
+`infra.preflight`. Sizes carry their unit in the name: `_gib` is a power of two, `_tib` is what FSx calls TiB (1,000 GiB),
+`_gb_s` and `_mb_s` are powers of ten a second. The backend decides which keys of a group have a meaning; a rule says so where one has none.
 """
 
 from __future__ import annotations
@@ -205,8 +205,8 @@ class Lustre(Section):
     """An FSx for Lustre file system: a wish (`throughput_gb_s`, `capacity_tib`) that the planner turns into the smallest
     legal one, or exactly `capacity_gib` at `per_tib_mb_s`."""
 
-    throughput_gb_s: Annotated[float, Field(gt=0)] | None = None
-    capacity_tib: Annotated[float, Field(gt=0)] | None = None
+    throughput_gb_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    capacity_tib: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     capacity_gib: Positive | None = None
     per_tib_mb_s: Positive | None = None
     type: Literal["ssd", "intelligent-tiering"] = "ssd"
@@ -229,7 +229,8 @@ class Home(Section):
 
     capacity_gib: Annotated[int, Field(ge=64, le=524_288)] = 256
     throughput_mb_s: Positive = 160
-    mount_path: AbsolutePath = "/home"
+    mount_path: AbsolutePath = "/homes"
+    """Not /home, which holds the login user's keys in the image and would be hidden."""
 
 
 class Storage(Section):
@@ -259,14 +260,14 @@ class Repository(Section):
 
 
 class Budget(Section):
-    monthly_usd: Annotated[float, Field(gt=0)]
+    monthly_usd: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     emails: Annotated[tuple[str, ...], Field(min_length=1, max_length=10)]
 
 
 class Alarms(Section):
     emails: tuple[str, ...] = ()
     lustre_free_fraction: Fraction = 0.15
-    nat_gb_per_hour: Annotated[float, Field(gt=0)] = 50.0
+    nat_gb_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 50.0
 
 
 class Observability(Section):

@@ -17,7 +17,7 @@ from infra.components.foundation import Foundation
 from infra.components.gang import Gang
 from infra.components.hyperpod import HyperPod
 from infra.components.observability import Observability
-from infra.config import ClusterSpec
+from infra.config import ClusterSpec, Group
 from infra.plan.budget import budget
 from infra.plan.capacity import bought
 from infra.plan.eks import eks_plan, helm_commands
@@ -28,6 +28,7 @@ from infra.plan.outputs import Made, client_settings, cluster, lustre_has_efa
 from infra.plan.place import Place
 from infra.plan.teardown import teardown
 from infra.plan.user_data import user_data
+from infra.problems import InfraError
 
 Text = pulumi.Output[str]
 
@@ -45,7 +46,11 @@ class Nodes:
 def current_place() -> Place:
     """Where the credentials and the region of this deployment lead."""
     partition = aws.get_partition()
-    return Place(aws.get_region().name, aws.get_caller_identity().account_id, partition.partition, partition.dns_suffix)
+    # A plugin over an older provider leaves `region` empty; its other names are deprecated.
+    region = aws.get_region().region or aws.config.region
+    if not region:
+        raise InfraError("aws:region is missing: it has no default; fix: pulumi config set aws:region us-east-1")
+    return Place(region, aws.get_caller_identity().account_id, partition.partition, partition.dns_suffix)
 
 
 def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
@@ -78,7 +83,6 @@ def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
 
 def _gangs(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
     purchases = {one.group: BoughtCapacity(f"{spec.name}-{one.group}", one) for one in bought(spec)}
-    modules, parameters = client_settings(spec) if base.lustre else ({}, {})
     later = {
         "lustre_dns": base.lustre.dns_name if base.lustre else "",
         "lustre_mount_name": base.lustre.mount_name if base.lustre else "",
@@ -89,7 +93,8 @@ def _gangs(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
     made = []
     for plan, group in zip(gangs(spec, place), spec.workers, strict=True):
 
-        def script(known: Mapping[str, str], group: Any = group) -> str:
+        def script(known: Mapping[str, str], group: Group = group) -> str:
+            modules, parameters = client_settings(spec, group)
             efa = lustre_has_efa(spec)
             return user_data(spec, place, group, lustre_efa=efa, modules=modules, parameters=parameters, **known)
 

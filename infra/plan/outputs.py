@@ -69,15 +69,13 @@ def cluster(spec: ClusterSpec, place: Place, made: Made) -> Cluster:
     )
 
 
-def client_settings(spec: ClusterSpec) -> tuple[dict[str, str], dict[str, str]]:
-    """Module options and parameters of Lustre clients on the workers, the most demanding group deciding."""
-    modules: dict[str, str] = {}
-    parameters: dict[str, str] = {}
-    for group in sorted(spec.workers, key=lambda group: _vcpus(group)):
-        if kind := instance(group.ec2_type):
-            modules |= client_modules(kind, group.threads_per_core, lustre_has_efa(spec))
-            parameters |= client_parameters(kind, group.threads_per_core)
-    return modules, parameters
+def client_settings(spec: ClusterSpec, group: Group) -> tuple[dict[str, str], dict[str, str]]:
+    """Module options and parameters of the Lustre clients on a group's nodes; empty for a type that nobody knows."""
+    kind = instance(group.ec2_type)
+    if kind is None or spec.storage.lustre is None:
+        return {}, {}
+    threads = group.threads_per_core
+    return client_modules(kind, threads, lustre_has_efa(spec)), client_parameters(kind, threads)
 
 
 def lustre_has_efa(spec: ClusterSpec) -> bool:
@@ -106,7 +104,8 @@ def _lustre(spec: ClusterSpec, made: Mapping[str, Any]) -> FileSystem | None:
     wish = spec.storage.lustre
     if wish is None:
         return None
-    modules, parameters = client_settings(spec)
+    # One set for the cluster: that of its largest workers, where it matters.
+    modules, parameters = client_settings(spec, max(spec.workers or spec.groups, key=_vcpus))
     return FileSystem(
         id=made["id"],
         dns_name=made["dns_name"],
