@@ -93,7 +93,7 @@ def _named_actions(service: str, actions: str) -> list[str]:
 def _look(spec: ClusterSpec) -> Iterator[Statement]:
     """Reads that AWS does not scope; preflight's online rules need them too."""
     by_backend = {
-        "ec2": ["autoscaling:Describe*"],
+        "ec2": ["autoscaling:Describe*", "ec2:GetSpotPlacementScores"],
         "hyperpod-slurm": ["sagemaker:ListClusters"],
         "hyperpod-eks": ["sagemaker:ListClusters", "eks:DescribeAddonVersions", "eks:ListClusters"],
     }
@@ -157,6 +157,9 @@ def _s3(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     names = bucket_names(spec, place)
     made = {"data": names.data, "checkpoints": names.checkpoints, "lifecycle": names.lifecycle}
     own = [place.bucket_arn(name) for key, name in made.items() if getattr(spec.buckets, key) is None]
+    others = [place.bucket_arn(name) for key, name in made.items() if getattr(spec.buckets, key) is not None]
+    if others:
+        yield allow("BucketsLook", ["s3:ListBucket", "s3:GetBucketLocation"], others)
     if own:
         settings = """CreateBucket DeleteBucket ListBucket GetBucketTagging PutBucketTagging GetBucketVersioning
             PutBucketVersioning GetBucketPublicAccessBlock PutBucketPublicAccessBlock GetBucketOwnershipControls
@@ -202,7 +205,10 @@ def _signals(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
 
 def _named(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     logs = "CreateLogGroup DeleteLogGroup PutRetentionPolicy TagResource UntagResource ListTagsForResource"
-    yield allow("LogGroups", _named_actions("logs", logs), place.arn("logs", f"log-group:/lustrain/{spec.name}/*"))
+    # FSx for Lustre takes groups under /aws/fsx/ only.
+    groups = [f"/lustrain/{spec.name}/*", *([f"/aws/fsx/{spec.name}*"] if spec.storage.lustre else [])]
+    arns = [place.arn("logs", f"log-group:{group}") for group in groups]
+    yield allow("LogGroups", _named_actions("logs", logs), arns)
     if spec.repository.existing is None:
         images = """CreateRepository DeleteRepository DescribeRepositories PutLifecyclePolicy GetLifecyclePolicy
             DeleteLifecyclePolicy PutImageScanningConfiguration PutImageTagMutability TagResource UntagResource
@@ -228,8 +234,8 @@ def _gang(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     drop = "DeleteLaunchTemplate DeleteLaunchTemplateVersions DeletePlacementGroup"
     yield allow("TemplatesDrop", _named_actions("ec2", drop), kinds, _ours(spec))
     group = """CreateAutoScalingGroup UpdateAutoScalingGroup DeleteAutoScalingGroup PutLifecycleHook DeleteLifecycleHook
-        SuspendProcesses ResumeProcesses CreateOrUpdateTags DeleteTags EnableMetricsCollection
-        DisableMetricsCollection SetInstanceProtection"""
+        PutScheduledUpdateGroupAction DeleteScheduledAction SuspendProcesses ResumeProcesses CreateOrUpdateTags DeleteTags
+        EnableMetricsCollection DisableMetricsCollection SetInstanceProtection"""
     groups = place.arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{spec.name}-*")
     yield allow("Gangs", _named_actions("autoscaling", group), groups)
     images = place.arn("ssm", "parameter/aws/service/*", account="")
