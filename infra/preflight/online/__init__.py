@@ -1,0 +1,1 @@
+"""Rules that ask AWS, and only ask: nothing is made, changed or ended."""

@@ -1,0 +1,131 @@
+"""What an online rule is, the clients it asks with, and what becomes of a question that nobody answers."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.config import ClusterSpec
+from infra.preflight.finding import Finding
+from infra.preflight.rule import Context, Rule
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+    from mypy_boto3_ecr import ECRClient
+    from mypy_boto3_eks import EKSClient
+    from mypy_boto3_fsx import FSxClient
+    from mypy_boto3_iam import IAMClient
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_sagemaker import SageMakerClient
+    from mypy_boto3_service_quotas import ServiceQuotasClient
+    from mypy_boto3_sts import STSClient
+
+PATIENCE = Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 3, "mode": "standard"})
+"""Seconds for one question; ours: a preflight that hangs is not asked again."""
+DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedException", "403"})
+
+
+class Aws:
+    """Clients of one region, made when first asked for; rules in many threads share them.
+
+    `make` gives a client by its service's name, boto3's own by default.
+    """
+
+    def __init__(self, region: str, make: Callable[[str], Any] | None = None) -> None:
+        self.region = region
+        self._make: Any = make or boto3.Session(region_name=region).client
+        self._configured = make is None
+        self._lock = threading.RLock()
+        self._clients: dict[str, Any] = {}
+        self._answers: dict[tuple[str, ...], Any] = {}
+
+    def once(self, key: tuple[str, ...], ask: Callable[[], Any]) -> Any:
+        """The answer to a question that several rules have, asked once; a refusal is asked anew."""
+        with self._lock:
+            if key not in self._answers:
+                self._answers[key] = ask()
+            return self._answers[key]
+
+    def _client(self, service: str) -> Any:
+        # A boto3 session is not for several threads at once, a client is.
+        with self._lock:
+            if service not in self._clients:
+                self._clients[service] = self._make(service, **({"config": PATIENCE} if self._configured else {}))
+            return self._clients[service]
+
+    @property
+    def ec2(self) -> EC2Client:
+        return cast("EC2Client", self._client("ec2"))
+
+    @property
+    def ecr(self) -> ECRClient:
+        return cast("ECRClient", self._client("ecr"))
+
+    @property
+    def eks(self) -> EKSClient:
+        return cast("EKSClient", self._client("eks"))
+
+    @property
+    def fsx(self) -> FSxClient:
+        return cast("FSxClient", self._client("fsx"))
+
+    @property
+    def iam(self) -> IAMClient:
+        return cast("IAMClient", self._client("iam"))
+
+    @property
+    def quotas(self) -> ServiceQuotasClient:
+        return cast("ServiceQuotasClient", self._client("service-quotas"))
+
+    @property
+    def s3(self) -> S3Client:
+        return cast("S3Client", self._client("s3"))
+
+    @property
+    def sagemaker(self) -> SageMakerClient:
+        return cast("SageMakerClient", self._client("sagemaker"))
+
+    @property
+    def sts(self) -> STSClient:
+        return cast("STSClient", self._client("sts"))
+
+
+class OnlineRule(Rule):
+    """A rule that asks AWS; `permission` names the action it needs."""
+
+    online: ClassVar[bool] = True
+    permission: ClassVar[str]
+
+    @abstractmethod
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        """What is wrong; may raise botocore's errors, which `ask` turns into an unknown."""
+
+    def unknown(self, path: str, why: str, fix: str) -> Finding:
+        return self.finding(path, f"could not be checked: {why}", fix, level="unknown")
+
+    def ask(self, spec: ClusterSpec, context: Context, aws: Aws) -> list[Finding]:
+        """The findings, or one that says why there is no answer; a question without an answer is never passed."""
+        try:
+            return list(self.look(spec, context, aws))
+        except ClientError as error:
+            code = code_of(error)
+            if code in DENIED:
+                return [self.unknown(WHOLE, "permission is missing", f"allow {self.permission}")]
+            said = str(error.response.get("Error", {}).get("Message", "")) or code
+            return [self.unknown(WHOLE, f"AWS answers {code}: {said}", f"ask yourself: aws {self.permission}")]
+        except BotoCoreError as error:
+            return [self.unknown(WHOLE, str(error), "try again, or look at network and endpoint settings")]
+
+
+WHOLE = "aws"
+"""Path of a finding about the asking, not about a key."""
+
+
+def code_of(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", "")).removeprefix("Client.")

@@ -1,0 +1,264 @@
+"""EC2 1xx: what AWS sells in the zone, what the account may run, and whether a launch would go through."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from infra.catalog.instances import instance
+from infra.catalog.refresh import summary
+from infra.config import ClusterSpec, Group
+from infra.plan.capacity import market
+from infra.plan.gang import CANONICAL, image
+from infra.preflight.finding import Finding, Level
+from infra.preflight.online.asking import DENIED, Aws, OnlineRule, code_of
+from infra.preflight.rule import Context, groups, known_groups
+
+QUOTAS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-quotas.html"
+ERRORS = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
+
+
+class Offered(OnlineRule):
+    code = "EC2-101"
+    checks = "EC2 offers the instance types in the cluster's zone."
+    source = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html"
+    permission = "ec2:DescribeInstanceTypeOfferings"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        types: list[Any] = sorted({group.ec2_type for _, group, _ in known_groups(spec)})
+        zones: dict[str, set[str]] = defaultdict(set)
+        pages = aws.ec2.get_paginator("describe_instance_type_offerings").paginate(
+            LocationType="availability-zone-id", Filters=[{"Name": "instance-type", "Values": types}]
+        )
+        for page in pages if types else ():
+            for one in page["InstanceTypeOfferings"]:
+                zones[one["InstanceType"]].add(one["Location"])
+        for path, group, _ in known_groups(spec):
+            found = zones[group.ec2_type]
+            if spec.zone_id not in found:
+                message = f"{group.ec2_type} is not offered in {spec.zone_id}"
+                fix = f"take {' or '.join(sorted(found))}" if found else f"take another type: none in {aws.region}"
+                yield self.finding(f"{path}.instance_type", message, fix)
+
+
+class VcpuQuota(OnlineRule):
+    code = "EC2-102"
+    checks = "The account's vCPU quotas hold all nodes that are on demand or spot."
+    source = QUOTAS
+    permission = "servicequotas:ListServiceQuotas"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        wanted: dict[tuple[str, bool], int] = defaultdict(int)
+        for _, group, facts in known_groups(spec):
+            if spec.backend == "ec2" and group.capacity.mode != "capacity-block":
+                spot = group.capacity.mode == "spot"
+                wanted[re.split(r"[.-]", group.ec2_type)[0], spot] += group.count * facts.vcpus
+        if not wanted:
+            return
+        quotas = {one["QuotaName"]: one["Value"] for one in _quotas(aws, "ec2")}
+        by_quota: dict[str, int] = defaultdict(int)
+        for (family, spot), vcpus in wanted.items():
+            name = quota_of(family, spot, list(quotas))
+            if name is None:
+                sold = "spot" if spot else "on demand"
+                yield self.unknown(
+                    "groups", f"no quota for {family} {sold} is listed", "look at Service Quotas, Amazon EC2"
+                )
+            else:
+                by_quota[name] += vcpus
+        for name, vcpus in by_quota.items():
+            if vcpus > quotas[name]:
+                message = f"{vcpus} vCPUs, but the quota `{name}` is {quotas[name]:g}"
+                yield self.finding("groups", message, f"ask for {vcpus} or more in Service Quotas, {aws.region}")
+
+
+class ClusterQuota(OnlineRule):
+    code = "HYP-101"
+    checks = "SageMaker's quotas `… for cluster usage` hold all on-demand nodes of the HyperPod cluster."
+    source = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-prerequisites.html"
+    permission = "servicequotas:ListServiceQuotas"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        wanted: dict[str, int] = defaultdict(int)
+        for _, group in groups(spec):
+            if spec.hyperpod and group.capacity.mode == "on-demand":
+                wanted[group.hyperpod_type] += group.count
+        quotas = {one["QuotaName"]: one["Value"] for one in _quotas(aws, "sagemaker")} if wanted else {}
+        for kind, count in wanted.items():
+            name = f"{kind} for cluster usage"
+            if name not in quotas:
+                yield self.unknown("groups", f"no quota `{name}` is listed", "look at Service Quotas, Amazon SageMaker")
+            elif count > quotas[name]:
+                message = f"{count} x {kind}, but the quota `{name}` is {quotas[name]:g}"
+                yield self.finding("groups", message, f"ask for {count} or more in Service Quotas, {aws.region}")
+
+
+class DryRun(OnlineRule):
+    code = "EC2-103"
+    checks = "A dry run of RunInstances goes through for each EC2 group."
+    source = ERRORS
+    permission = "ec2:RunInstances"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        for path, group, facts in known_groups(spec):
+            if spec.backend != "ec2" or not group.count or facts.architecture not in CANONICAL:
+                continue
+            try:
+                aws.ec2.run_instances(**launch(spec, group), DryRun=True)
+            except ClientError as error:
+                yield from self._answer(path, group, error)
+
+    def _answer(self, path: str, group: Group, error: ClientError) -> Iterator[Finding]:
+        code = code_of(error)
+        said = str(error.response.get("Error", {}).get("Message", ""))
+        if code == "DryRunOperation":
+            return
+        if code in DENIED or code in UNDECIDED:
+            yield self.unknown(path, f"{code} {said}", UNDECIDED.get(code, f"allow {self.permission}"))
+            return
+        key, meaning, fix = PLAIN_WORDS.get(code, ("", f"EC2 would answer {code}: {said}", "see the message"))
+        level: Level = "warning" if code in MAY_PASS else "error"
+        message = f"{group.count} x {group.ec2_type}: {meaning}"
+        yield self.finding(f"{path}.{key}" if key else path, message, fix, level=level)
+
+
+class Facts(OnlineRule):
+    code = "EC2-104"
+    level = "warning"
+    checks = "What is known here about the instance types is what AWS says today."
+    source = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypes.html"
+    permission = "ec2:DescribeInstanceTypes"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        types: list[Any] = sorted({group.ec2_type for _, group, _ in known_groups(spec)})
+        if not types:
+            return
+        records = aws.ec2.describe_instance_types(InstanceTypes=types)["InstanceTypes"]
+        today: dict[str, Any] = {record.get("InstanceType", ""): record for record in records}
+        for path, group, facts in known_groups(spec):
+            if record := today.get(group.ec2_type):
+                now = summary(record)
+                cards = sum(repeated for repeated, *_ in now["cards"])
+                if (now["efa"], cards, now["vcpus"]) != (facts.efa, len(facts.cards), facts.vcpus):
+                    message = f"{now['efa']} EFA on {cards} cards, known here {facts.efa} on {len(facts.cards)}"
+                    yield self.finding(f"{path}.instance_type", message, "renew the facts: infra/catalog/refresh.py")
+
+
+class Image(OnlineRule):
+    code = "EC2-105"
+    checks = "An image is there and of the type's architecture."
+    source = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeImages.html"
+    permission = "ec2:DescribeImages"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        for path, group, facts in known_groups(spec):
+            if spec.backend != "ec2" or not group.image_id:
+                continue
+            try:
+                images = aws.ec2.describe_images(ImageIds=[group.image_id])["Images"]
+            except ClientError as error:
+                if not code_of(error).startswith("InvalidAMIID"):
+                    raise
+                images = []
+            if not images:
+                message = f"{group.image_id} is not there, or not yours to use, in {aws.region}"
+                yield self.finding(f"{path}.image_id", message, "copy it to the region, share it, or remove the key")
+            elif images[0].get("Architecture") != facts.architecture:
+                message = f"{group.image_id} is {images[0].get('Architecture')}, {group.ec2_type} {facts.architecture}"
+                yield self.finding(f"{path}.image_id", message, "take an image of the type's architecture")
+
+
+class KeyPair(OnlineRule):
+    code = "EC2-106"
+    checks = "The SSH key pair is there."
+    source = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeKeyPairs.html"
+    permission = "ec2:DescribeKeyPairs"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        name = spec.access.ssh_key
+        if spec.backend != "ec2" or name is None:
+            return
+        found = aws.ec2.describe_key_pairs(Filters=[{"Name": "key-name", "Values": [name]}])["KeyPairs"]
+        if not found:
+            yield self.finding(
+                "access.ssh_key", f"there is no key pair {name} in {aws.region}", "import it, or remove the key"
+            )
+
+
+PLAIN_WORDS = {
+    "InstanceLimitExceeded": ("count", "the account's quota is too small", "ask for more in Service Quotas"),
+    "VcpuLimitExceeded": ("count", "the account's vCPU quota is too small", "ask for more in Service Quotas"),
+    "MaxSpotInstanceCountExceeded": (
+        "count",
+        "the account's spot quota is too small",
+        "ask for more in Service Quotas",
+    ),
+    "InsufficientInstanceCapacity": ("capacity", "EC2 has none in the zone now", "try later, elsewhere, or reserve"),
+    "InsufficientFreeAddressesInSubnet": ("count", "the subnet has too few addresses", "take a larger subnet"),
+    "Unsupported": ("instance_type", "EC2 does not launch that in this zone", "take another zone or type"),
+    "UnsupportedOperation": ("instance_type", "EC2 does not launch that so", "take another zone, type or mode"),
+    "InvalidSubnetID.NotFound": ("", "the subnet is not there", "correct network.existing.compute_subnet_id"),
+    "InvalidCapacityReservationId.NotFound": ("capacity.reservation", "the reservation is not there", "correct it"),
+    "ReservationCapacityExceeded": ("capacity", "the reservation is used up", "lower count, or enlarge it"),
+}
+"""What an answer of EC2 means, by its code: key, words, fix (ERRORS)."""
+MAY_PASS = frozenset({"InsufficientInstanceCapacity"})
+UNDECIDED = {
+    "VPCIdNotSpecified": "set network.existing, or make a default VPC: a dry run needs a subnet that is there",
+    "MissingInput": "set network.existing: a dry run needs a subnet that is there",
+}
+
+
+def launch(spec: ClusterSpec, group: Group) -> dict[str, Any]:
+    """RunInstances as far as it can be said before anything is made."""
+    facts = instance(group.ec2_type)
+    assert facts is not None, "asked for known types only"
+    wanted = market(group)
+    picture = image(group, facts)
+    found: dict[str, Any] = {
+        "InstanceType": group.ec2_type,
+        "MinCount": group.count,
+        "MaxCount": group.count,
+        "ImageId": picture.id or f"resolve:ssm:{picture.parameter}",
+    }
+    if spec.network.existing:
+        found["SubnetId"] = spec.network.existing.compute_subnet_id
+    if wanted.type:
+        found["InstanceMarketOptions"] = {"MarketType": wanted.type}
+    if wanted.reservation:
+        found["CapacityReservationSpecification"] = {
+            "CapacityReservationTarget": {"CapacityReservationId": wanted.reservation}
+        }
+    return found
+
+
+def quota_of(family: str, spot: bool, names: list[str]) -> str | None:
+    """Which vCPU quota an instance family counts against, by the quotas' names.
+
+    They read `Running On-Demand P instances`, `Running On-Demand Standard (A, C, D, …) instances`, `All G and VT Spot
+    Instance Requests`, `All P5 Spot Instance Requests`: a generation of its own goes before its letter (QUOTAS).
+    """
+    pattern = r"All (.+) Spot Instance Requests" if spot else r"Running On-Demand (.+) instances"
+    letters = re.match(r"[a-z]+", family)
+    letter = letters[0] if letters else family
+    generation = re.match(r"[a-z]+\d+", family)
+    for wanted in filter(None, [generation[0] if generation else "", letter, letter[0]]):
+        for name in names:
+            found = re.fullmatch(pattern, name)
+            if found and wanted in {one.lower() for one in re.findall(r"[A-Za-z0-9]+", found[1])}:
+                return name
+    return None
+
+
+def _quotas(aws: Aws, service: str) -> list[Any]:
+    pages = aws.quotas.get_paginator("list_service_quotas")
+    return aws.once(  # type: ignore[no-any-return]
+        ("quotas", service), lambda: [one for page in pages.paginate(ServiceCode=service) for one in page["Quotas"]]
+    )
+
+
+RULES = (Offered(), VcpuQuota(), ClusterQuota(), DryRun(), Facts(), Image(), KeyPair())

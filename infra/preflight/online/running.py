@@ -1,0 +1,92 @@
+"""Who asks, and the asking of all online rules at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import UTC, datetime
+
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, NoRegionError
+
+from infra.config import ClusterSpec
+from infra.plan.place import Place
+from infra.preflight.finding import Finding
+from infra.preflight.offline import ABOUT_SUPPRESSIONS, OFFLINE, check_offline, settle
+from infra.preflight.online import access, capacity, instances, network, storage
+from infra.preflight.online.asking import WHOLE, Aws, OnlineRule, code_of
+from infra.preflight.rule import Context
+from infra.problems import InfraError
+
+ONLINE: Mapping[str, OnlineRule] = {
+    rule.code: rule
+    for family in (instances.RULES, capacity.RULES, network.RULES, storage.RULES, access.RULES)
+    for rule in family
+}
+AT_ONCE = 8
+PATIENCE_S = 90.0
+"""For all rules together; ours. SageMaker's quotas alone are some thirty pages."""
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
+NO_ONE = frozenset({"InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "AuthFailure"})
+
+
+def connect(region: str) -> Aws:
+    """Clients of the region; InfraError when the profile that is asked for does not exist or is broken."""
+    try:
+        return Aws(region)
+    except BotoCoreError as error:
+        raise InfraError(f"AWS profile: {error}; fix: set AWS_PROFILE to a profile of ~/.aws/config") from None
+
+
+def whoami(aws: Aws) -> Place | None:
+    """Account and partition of the credentials; None when AWS cannot be reached.
+
+    InfraError in one line for missing, wrong and expired credentials.
+    """
+    try:
+        arn = aws.sts.get_caller_identity()["Arn"]
+    except ClientError as error:
+        raise InfraError(_refused(error)) from None
+    except (ConnectionError, HTTPClientError):
+        return None
+    except NoRegionError:
+        raise InfraError("no region: fix: set aws:region in Pulumi.<stack>.yaml") from None
+    except BotoCoreError as error:
+        fix = "run `aws sso login` or `aws configure`, or set AWS_PROFILE"
+        raise InfraError(f"AWS credentials: {str(error).rstrip('.')}; fix: {fix}") from None
+    partition, account = arn.split(":")[1], arn.split(":")[4]
+    return Place(aws.region, account, partition, "amazonaws.com.cn" if partition == "aws-cn" else "amazonaws.com")
+
+
+def run_all(spec: ClusterSpec, aws: Aws, now: datetime | None = None) -> list[Finding]:
+    """Offline and online findings together, errors first, suppressed ones left out."""
+    place = whoami(aws)
+    now = now or datetime.now(UTC)
+    context = Context.at(place, now) if place else Context(region=aws.region, now=now)
+    found = check_offline(spec, context)
+    if place is None:
+        found += [rule.unknown(WHOLE, "AWS cannot be reached", "look at network and proxy") for rule in ONLINE.values()]
+    else:
+        found += ask_all(spec, context, aws)
+    return settle(spec, found, {**OFFLINE, **ABOUT_SUPPRESSIONS, **ONLINE})
+
+
+def ask_all(spec: ClusterSpec, context: Context, aws: Aws, patience_s: float = PATIENCE_S) -> list[Finding]:
+    """What the online rules find, many asked at a time; who has no answer in time is unknown."""
+    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="preflight")
+    asked: dict[Future[list[Finding]], OnlineRule] = {
+        pool.submit(rule.ask, spec, context, aws): rule for rule in ONLINE.values()
+    }
+    done, late = wait(asked, timeout=patience_s)
+    pool.shutdown(wait=False, cancel_futures=True)
+    found = [finding for future in asked if future in done for finding in future.result()]
+    why = f"no answer within {patience_s:g} s"
+    return found + [asked[future].unknown(WHOLE, why, "try again later") for future in asked if future in late]
+
+
+def _refused(error: ClientError) -> str:
+    code = code_of(error)
+    if code in EXPIRED:
+        return "AWS credentials: the token has expired; fix: log in again (`aws sso login`, or new session credentials)"
+    if code in NO_ONE:
+        return f"AWS credentials: AWS does not know them ({code}); fix: run `aws configure`, or set AWS_PROFILE"
+    return f"AWS credentials: STS answers {code}; fix: try `aws sts get-caller-identity`"

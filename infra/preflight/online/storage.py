@@ -1,0 +1,190 @@
+"""FSX, S3, ECR 1xx: file systems, buckets and repositories that are there already."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from infra.config import ClusterSpec, ExistingLustre
+from infra.plan.place import bucket_names
+from infra.preflight.finding import Finding
+from infra.preflight.online.asking import Aws, OnlineRule, code_of
+from infra.preflight.online.network import subnet
+from infra.preflight.rule import Context
+
+GUIDE = "https://docs.aws.amazon.com/fsx/latest/LustreGuide"
+PORTS = (988, 1018, 1023)
+"""Of Lustre: 988 and 1018 to 1023 (GUIDE/limit-access-security-groups.html)."""
+HERE = "storage.lustre.existing"
+
+
+class ExistingLustreFacts(OnlineRule):
+    code = "FSX-101"
+    checks = "An existing Lustre is there, available, and what the spec says: names, EFA, VPC and zone."
+    source = f"{GUIDE}/efa-file-systems.html"
+    permission = "fsx:DescribeFileSystems"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        existing = spec.storage.lustre.existing if spec.storage.lustre else None
+        if existing is None:
+            return
+        try:
+            there = dict(aws.fsx.describe_file_systems(FileSystemIds=[existing.id])["FileSystems"][0])
+        except ClientError as error:
+            if code_of(error) != "FileSystemNotFound":
+                raise
+            yield self.finding(f"{HERE}.id", f"{existing.id} is not in this account and region", "correct it")
+            return
+        yield from self._told(existing, there)
+        yield from self._reached(spec, aws, there)
+
+    def _told(self, existing: ExistingLustre, there: dict[str, Any]) -> Iterator[Finding]:
+        if there.get("Lifecycle") not in ("AVAILABLE", "UPDATING"):
+            yield self.finding(f"{HERE}.id", f"is {there.get('Lifecycle')}", "use one that is AVAILABLE")
+        lustre = there.get("LustreConfiguration", {})
+        facts = {
+            "dns_name": (existing.dns_name, there.get("DNSName", existing.dns_name)),
+            "mount_name": (existing.mount_name, lustre.get("MountName", existing.mount_name)),
+            "efa": (existing.efa, lustre.get("EfaEnabled", False)),
+        }
+        for key, (told, true) in facts.items():
+            if told != true:
+                yield self.finding(
+                    f"{HERE}.{key}",
+                    f"{told}, but AWS says {true}",
+                    f"set {str(true).lower() if key == 'efa' else true}",
+                )
+
+    def _reached(self, spec: ClusterSpec, aws: Aws, there: dict[str, Any]) -> Iterator[Finding]:
+        network = spec.network.existing
+        if network and there.get("VpcId") != network.vpc_id:
+            message = f"lies in {there.get('VpcId')}, the nodes in {network.vpc_id}"
+            yield self.finding(f"{HERE}.id", message, "use one of the nodes' VPC")
+        lies = subnet(aws, there["SubnetIds"][0]) if there.get("SubnetIds") else None
+        if lies and lies["AvailabilityZoneId"] != spec.zone_id:
+            zone = lies["AvailabilityZoneId"]
+            message = f"lies in {zone}, the cluster in {spec.zone_id}: every byte crosses zones, and EFA does not"
+            yield self.finding(f"{HERE}.id", message, f"use one in {spec.zone_id}, or set zone_id: {zone}")
+
+
+class LustrePorts(OnlineRule):
+    code = "FSX-102"
+    checks = "An existing Lustre's security group is of the nodes' VPC and lets Lustre in (988, 1018 to 1023)."
+    source = f"{GUIDE}/limit-access-security-groups.html"
+    permission = "ec2:DescribeSecurityGroups"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        existing = spec.storage.lustre.existing if spec.storage.lustre else None
+        if existing is None:
+            return
+        path = f"{HERE}.security_group_id"
+        try:
+            group = aws.ec2.describe_security_groups(GroupIds=[existing.security_group_id])["SecurityGroups"][0]
+        except ClientError as error:
+            if code_of(error) != "InvalidGroup.NotFound":
+                raise
+            yield self.finding(path, f"{existing.security_group_id} is not in this account and region", "correct it")
+            return
+        if spec.network.existing and group.get("VpcId") != spec.network.existing.vpc_id:
+            yield self.finding(
+                path, f"is of {group.get('VpcId')}, the nodes of {spec.network.existing.vpc_id}", "correct it"
+            )
+        shut = [port for port in PORTS if not any(_open(rule, port) for rule in group.get("IpPermissions", []))]
+        if shut:
+            message = f"lets nobody in at {', '.join(map(str, shut))}"
+            yield self.finding(path, message, "allow tcp 988 and 1018-1023 from the group itself")
+
+
+class Buckets(OnlineRule):
+    code = "S3-101"
+    checks = "Buckets that the spec names are there, yours to read, and in the region."
+    source = "https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html"
+    permission = "s3:ListBucket"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        for path, name in named_buckets(spec):
+            status, region = _head(aws, name)
+            if status == 404:
+                yield self.finding(path, f"there is no bucket {name}", "make it, correct it, or leave the key out")
+            elif status == 403:
+                yield self.unknown(path, f"{name} is not yours to look at", f"allow {self.permission} on it")
+            elif region and region != aws.region:
+                message = f"{name} is in {region}, the cluster in {aws.region}: FSx links no bucket of another region"
+                yield self.finding(path, message, "use a bucket of the region")
+
+
+class BucketTaken(OnlineRule):
+    code = "S3-102"
+    checks = "The buckets that would be made are not somebody else's: names are one for all accounts."
+    source = "https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"
+    permission = "s3:ListBucket"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        names = bucket_names(spec, context.place)
+        for key in ("data", "checkpoints", "lifecycle"):
+            if getattr(spec.buckets, key) is None and _head(aws, getattr(names, key))[0] == 403:
+                message = (
+                    f"{getattr(names, key)} is not yours to look at: another account's, or a permission is missing"
+                )
+                yield self.unknown("name", message, "choose another name, or allow s3:ListBucket")
+
+
+class Repository(OnlineRule):
+    code = "ECR-101"
+    checks = "An existing image repository is there."
+    source = "https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_DescribeRepositories.html"
+    permission = "ecr:DescribeRepositories"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        url = spec.repository.existing or ""
+        found = re.fullmatch(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(.+)", url)
+        if not found:
+            return
+        if found[2] != aws.region:
+            yield self.unknown("repository.existing", f"it is in {found[2]}", "replicate it to the region")
+            return
+        try:
+            aws.ecr.describe_repositories(registryId=found[1], repositoryNames=[found[3]])
+        except ClientError as error:
+            if code_of(error) != "RepositoryNotFoundException":
+                raise
+            message = f"there is no repository {found[3]} in account {found[1]}"
+            yield self.finding("repository.existing", message, "correct it, or remove the key and one is made")
+
+
+def named_buckets(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    """Buckets that must be there, each once, with their key."""
+    seen: set[str] = set()
+    lustre = spec.storage.lustre
+    links = enumerate(lustre.associations if lustre else ())
+    for path, name in [
+        *((f"buckets.{key}", getattr(spec.buckets, key)) for key in ("data", "checkpoints", "lifecycle")),
+        *((f"storage.lustre.associations.{i}.bucket", one.bucket) for i, one in links),
+        ("runs_uri", (spec.runs_uri or "").removeprefix("s3://").partition("/")[0]),
+    ]:
+        if name and name not in ("data", "checkpoints") and name not in seen:
+            seen.add(name)
+            yield path, name
+
+
+def _head(aws: Aws, name: str) -> tuple[int, str]:
+    """HTTP status and region of a bucket; S3 tells the region of buckets that it does not let you see, too."""
+    try:
+        answer: Any = aws.s3.head_bucket(Bucket=name)
+    except ClientError as error:
+        answer = error.response
+    about = answer["ResponseMetadata"]
+    region = answer.get("BucketRegion") or about.get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
+    return int(about["HTTPStatusCode"]), str(region)
+
+
+def _open(rule: Any, port: int) -> bool:
+    if rule.get("IpProtocol") == "-1":
+        return True
+    return rule.get("IpProtocol") == "tcp" and rule.get("FromPort", 0) <= port <= rule.get("ToPort", 0)
+
+
+RULES = (ExistingLustreFacts(), LustrePorts(), Buckets(), BucketTaken(), Repository())
