@@ -1,8 +1,9 @@
 """ClusterSpec: what a user writes under `lustrain:cluster` in Pulumi.<stack>.yaml, strict and frozen.
 
 Types, spelling and the form of single values are judged here; what needs two values or a fact about AWS is a rule of
-`infra.preflight`. Sizes carry their unit in the name: `_gib` is a power of two, `_tib` is what FSx calls TiB (1,000 GiB),
-`_gb_s` and `_mb_s` are powers of ten a second. The backend decides which keys of a group have a meaning; a rule says so where one has none.
+`infra.preflight`. Sizes carry their unit in the name: `_gib` is a power of two, `_tib` is what FSx calls TiB
+(1,000 GiB), `_gb_s` and `_mb_s` are powers of ten a second. The backend decides which keys of a group have a meaning; a
+rule says so where one has none.
 """
 
 from __future__ import annotations
@@ -229,8 +230,8 @@ class Home(Section):
 
     capacity_gib: Annotated[int, Field(ge=64, le=524_288)] = 256
     throughput_mb_s: Positive = 160
-    mount_path: AbsolutePath = "/homes"
-    """Not /home, which holds the login user's keys in the image and would be hidden."""
+    mount_path: AbsolutePath = "/home"
+    """On EC2 what the image has there is copied before it is hidden."""
 
 
 class Storage(Section):
