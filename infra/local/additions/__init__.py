@@ -22,11 +22,15 @@ MODULES = (
     "budgets",
     "s3",
     "ecr",
+    "sqs",
     "fsx",
     "fsx_associations",
     "hyperpod",
     "hyperpod_nodes",
     "cloudcontrol",
+    "eks",
+    "eks_access",
+    "eks_addons",
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -91,7 +92,10 @@ def _check_subscribers(subscribers: Any) -> None:
 def _update(call: Call) -> Mapping[str, Any]:
     new = call.get("NewBudget")
     found = _budget(call, new["BudgetName"])
-    checked = Budget({**new, "TimePeriod": new.get("TimePeriod") or found.budget["TimePeriod"]}, [])
+    period = new.get("TimePeriod") or {}
+    # moto keeps moments as JSON sends them, in seconds.
+    seconds = {name: value.timestamp() if isinstance(value, datetime) else value for name, value in period.items()}
+    checked = Budget({**new, "TimePeriod": {**found.budget["TimePeriod"], **seconds}}, [])
     found.budget = checked.budget
     return {}
 

@@ -10,7 +10,6 @@ import json
 from functools import cache
 from typing import Any
 
-from moto.core.responses import ActionResult
 from moto.iam.access_control import IAMPolicy, PermissionResult
 from moto.s3 import notifications
 from moto.s3.models import FakeBucket, FakeDeleteMarker
@@ -55,12 +54,12 @@ def install() -> None:
         serialized = self.serialized
 
         def with_newer(answer: Any) -> Any:
-            for shown, rule in zip(
-                answer.result["Rules"], self.backend.get_bucket_lifecycle(self.bucket_name), strict=True
-            ):
-                if getattr(rule, "newer_noncurrent", None) is not None:
-                    shown["NoncurrentVersionExpiration"]["NewerNoncurrentVersions"] = rule.newer_noncurrent
-            return serialized(ActionResult(answer.result))
+            if isinstance(answer.result, dict):
+                rules = self.backend.get_bucket_lifecycle(self.bucket_name)
+                for shown, rule in zip(answer.result["Rules"], rules, strict=True):
+                    if getattr(rule, "newer_noncurrent", None) is not None:
+                        shown["NoncurrentVersionExpiration"]["NewerNoncurrentVersions"] = rule.newer_noncurrent
+            return serialized(answer)
 
         self.serialized = with_newer
         return original(self)

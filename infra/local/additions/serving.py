@@ -2,7 +2,7 @@
 
 A service checks the shape of a request against its own model: required members, ranges, lengths, patterns, enumerations.
 The same model ships with botocore, whose client checks only a part of it, so the checks are made here from that model.
-Left out: patterns with Unicode property classes (those of tags), which Python's regular expressions do not know.
+Left out: patterns that Python's regular expressions do not know, such as those of tags with Unicode property classes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn
 
 from moto.core.exceptions import ServiceException
@@ -111,8 +112,17 @@ def _broken_string(shape: Any, value: str, path: str) -> Iterator[str]:
     pattern, allowed = shape.metadata.get("pattern"), shape.metadata.get("enum")
     if allowed and value not in allowed:
         yield _fails(value, path, f"Member must satisfy enum value set: [{', '.join(allowed)}]")
-    if pattern and r"\p{" not in pattern and not re.fullmatch(pattern, value):
+    if pattern and (known := _compiled(pattern)) and not known.fullmatch(value):
         yield _fails(value, path, f"Member must satisfy regular expression pattern: {pattern}")
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    """None for what Java's regular expressions know and Python's do not: Unicode properties, flags in the middle."""
+    try:
+        return re.compile(pattern)
+    except re.error:
+        return None
 
 
 def _broken_number(shape: Any, value: float, path: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.core import TaggedEC2Resource
-from moto.ec2.models.security_groups import SecurityGroupRule
+from moto.ec2.models.security_groups import SecurityGroupBackend, SecurityGroupRule
 from moto.ec2.models.subnets import SubnetBackend
 from moto.ec2.models.vpcs import VPCBackend, VPCEndPoint
 from moto.ec2.responses import EC2Response
@@ -32,12 +32,32 @@ def install() -> None:
     SecurityGroupRule.description = property(_description)  # type: ignore[assignment]
 
     @around(SecurityGroupRule, "__init__")
-    def _rule(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        listed = kwargs.get("prefix_list_id") or {}
-        self.peer_description = self.source_group.get("Description") or listed.get("Description")
+    def _rule(
+        original: Any, self: Any, ec2_backend: Any, ip_protocol: Any, group_id: Any, from_port: Any, to_port: Any,
+        ip_range: Any, source_group: Any = None, prefix_list_id: Any = None, *args: Any, **kwargs: Any,
+    ) -> None:  # fmt: skip
         # Two rules of the same peer are the same rule, whatever they say about it.
-        self.source_group = {name: value for name, value in self.source_group.items() if name != "Description"}
+        peer = {name: value for name, value in (source_group or {}).items() if name != "Description"}
+        original(
+            self,
+            ec2_backend,
+            ip_protocol,
+            group_id,
+            from_port,
+            to_port,
+            ip_range,
+            peer,
+            prefix_list_id,
+            *args,
+            **kwargs,
+        )
+        self.peer_description = (source_group or {}).get("Description") or (prefix_list_id or {}).get("Description")
+
+    @around(SecurityGroupBackend, "modify_security_group_rules")
+    def _rules(original: Any, self: Any, group_id: str, rules: Mapping[str, Mapping[str, Any]]) -> None:
+        # moto wants ports of rules for all traffic, and changes no peer but an IPv4 range.
+        for rule_id, new in rules.items():
+            _modify_rule(self, group_id, rule_id, new)
 
     @around(SubnetBackend, "create_subnet")
     def _subnet(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,6 +101,48 @@ def _tags(self: Any) -> list[dict[str, str]]:
 
 def _description(self: Any) -> str | None:
     return self.ip_range.get("Description") or getattr(self, "peer_description", None)
+
+
+def _modify_rule(backend: Any, group_id: str, rule_id: str, new: Mapping[str, Any]) -> None:
+    group = backend.get_security_group_by_name_or_id(group_id)
+    rule = group.get_rule(rule_id) if group else None
+    if rule is None:
+        raise EC2ClientError(
+            "InvalidSecurityGroupRuleId.NotFound", f"The security group rule ID '{rule_id}' does not exist"
+        )
+    peers = {
+        "CidrIpv4": "CidrIp",
+        "CidrIpv6": "CidrIpv6",
+        "ReferencedGroupId": "GroupId",
+        "PrefixListId": "PrefixListId",
+    }
+    given = [name for name in peers if new.get(name)]
+    if len(given) != 1:
+        raise EC2ClientError(
+            "InvalidParameterCombination" if given else "MissingParameter",
+            "The request must contain exactly one of: cidrIp, cidrIpv6, prefixListId, or referencedGroupId",
+        )
+    kind, protocol = peers[given[0]], str(new.get("IpProtocol"))
+    known = {
+        **rule.ip_range,
+        **rule.source_group,
+        **({"PrefixListId": rule.prefix_list_id} if rule.prefix_list_id else {}),
+    }
+    if kind not in known:
+        raise EC2ClientError("InvalidParameterValue", f"Invalid rule type for security group rule '{rule_id}'.")
+    if protocol in ("tcp", "udp") and (new.get("FromPort") is None or new.get("ToPort") is None):
+        raise EC2ClientError(
+            "InvalidParameterValue", "Invalid value for portRange. Must specify both from and to ports with TCP/UDP."
+        )
+    rule.ip_protocol = protocol
+    rule.from_port, rule.to_port = (None, None) if protocol == "-1" else (new.get("FromPort"), new.get("ToPort"))
+    if kind.startswith("Cidr"):
+        rule.ip_range = {kind: new[given[0]]}
+    elif kind == "GroupId":
+        rule.source_group = {**rule.source_group, "GroupId": new[given[0]]}
+    else:
+        rule.prefix_list_id = new[given[0]]
+    rule.peer_description = new.get("Description")
 
 
 def _zone(backend: Any, name: str | None, zone_id: str | None) -> str:
