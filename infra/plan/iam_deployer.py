@@ -15,6 +15,7 @@ from infra.config import ClusterSpec
 from infra.plan.documents import Document, Statement, allow, document
 from infra.plan.endpoints import interface_services
 from infra.plan.iam import role_path, roles
+from infra.plan.iam_node import key_resource
 from infra.plan.place import Place, bucket_names
 
 NETWORK = (
@@ -59,7 +60,7 @@ def deployer_policy(spec: ClusterSpec, place: Place) -> Document:
     It is longer than one managed policy may be: `managed_policies` splits it.
     """
     found = [*_look(spec), *_ec2(spec, place), *_iam(spec, place), *_s3(spec, place), *_fsx(spec, place)]
-    found += [*_signals(spec, place), *_named(spec, place)]
+    found += [*_signals(spec, place), *_named(spec, place), *_keys(spec, place)]
     if spec.backend == "ec2":
         found += _gang(spec, place)
     else:
@@ -113,11 +114,11 @@ def _ec2(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         beside = [place.arn("ec2", "security-group/*")] if interface_services(spec) else []
         yield allow("NetworkMake", _named_actions("ec2", make), [*arns, *beside])
         yield allow("NetworkDrop", _named_actions("ec2", drop), arns, _ours(spec))
-    groups = [place.arn("ec2", f"{kind}/*") for kind in GROUPS]
+    groups, vpcs = place.arn("ec2", "security-group/*"), place.arn("ec2", "vpc/*")
     make = "CreateSecurityGroup AuthorizeSecurityGroupIngress AuthorizeSecurityGroupEgress ModifySecurityGroupRules"
     drop = "DeleteSecurityGroup RevokeSecurityGroupIngress RevokeSecurityGroupEgress"
-    yield allow("GroupsMake", _named_actions("ec2", make), [*groups, place.arn("ec2", "vpc/*")])
-    yield allow("GroupsDrop", _named_actions("ec2", drop), groups[:1], _ours(spec))
+    yield allow("GroupsMake", _named_actions("ec2", make), [groups, vpcs, place.arn("ec2", "security-group-rule/*")])
+    yield allow("GroupsDrop", _named_actions("ec2", drop), groups, _ours(spec))
     kinds = dict.fromkeys((*NETWORK, *GROUPS, *(LAUNCH if spec.backend == "ec2" else ())))
     tagged = [place.arn("ec2", f"{kind}/*") for kind in kinds if kind != "key-pair"]
     yield allow("Tag", ["ec2:CreateTags"], tagged)
@@ -222,6 +223,17 @@ def _named(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         yield allow("PrometheusMake", ["aps:CreateWorkspace"], "*")
         kept = "DescribeWorkspace UpdateWorkspaceAlias DeleteWorkspace TagResource UntagResource ListTagsForResource"
         yield allow("Prometheus", _named_actions("aps", kept), place.arn("aps", "workspace/*"), _ours(spec))
+
+
+def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    """FSx and S3 use a key of the user's with the rights of whoever makes the file system or puts the object
+    (https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html)."""
+    lustre = spec.storage.lustre.kms_key if spec.storage.lustre else None
+    for sid, key in (("LustreKey", lustre), ("BucketKey", spec.buckets.kms_key)):
+        if key is not None:
+            arn, condition = key_resource(key, place)
+            actions = ["kms:DescribeKey", "kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"]
+            yield allow(sid, actions, arn, condition)
 
 
 def _gang(spec: ClusterSpec, place: Place) -> Iterator[Statement]:

@@ -52,22 +52,25 @@ def _s3(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     yield allow("LifecycleRead", READ, place.bucket_arn(names.lifecycle, "*"))
 
 
-def _kms(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
-    """Through S3 only. An alias is no ARN that a policy may name for use of a key: it becomes a condition
-    (https://docs.aws.amazon.com/kms/latest/developerguide/alias-authorization.html)."""
-    key = spec.buckets.kms_key
-    if key is None:
-        return
-    through: dict[str, Mapping[str, Any]] = {
-        "StringEquals": {"kms:ViaService": f"s3.{place.region}.{place.dns_suffix}"}
-    }
+def key_resource(key: str, place: Place) -> tuple[str, dict[str, Mapping[str, Any]]]:
+    """Resource and condition for the use of a key, given as its id, its ARN or an alias.
+
+    A policy may not name an alias as the resource of such actions: it becomes a condition
+    (https://docs.aws.amazon.com/kms/latest/developerguide/alias-authorization.html).
+    """
     _, alias, name = key.rpartition("alias/")
     if alias:
-        through["ForAnyValue:StringEquals"] = {"kms:ResourceAliases": f"alias/{name}"}
-        arn = place.arn("kms", "key/*")
-    else:
-        arn = key if key.startswith("arn:") else place.arn("kms", f"key/{key}")
-    yield allow("BucketKey", ["kms:GenerateDataKey", "kms:Decrypt"], arn, through)
+        return place.arn("kms", "key/*"), {"ForAnyValue:StringEquals": {"kms:ResourceAliases": f"alias/{name}"}}
+    return key if key.startswith("arn:") else place.arn("kms", f"key/{key}"), {}
+
+
+def _kms(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    """Through S3 only."""
+    if spec.buckets.kms_key is None:
+        return
+    arn, condition = key_resource(spec.buckets.kms_key, place)
+    through = {"StringEquals": {"kms:ViaService": f"s3.{place.region}.{place.dns_suffix}"}}
+    yield allow("BucketKey", ["kms:GenerateDataKey", "kms:Decrypt"], arn, {**condition, **through})
 
 
 def _common(spec: ClusterSpec, place: Place) -> Iterator[Statement]:

@@ -123,12 +123,12 @@ def has_nat(spec: ClusterSpec) -> bool:
     return spec.network.existing is None and spec.network.nat and not spec.network.closed
 
 
-def layout(spec: ClusterSpec, vpc: IPv4Network) -> Mapping[str, IPv4Network] | None:
+def layout(spec: ClusterSpec, vpc: IPv4Network, compute_prefix: int) -> Mapping[str, IPv4Network] | None:
     """The subnets by key, disjoint, the largest first; None when `vpc` is too small for them.
 
     The public one has its place also where there is no NAT, so that turning NAT on or off moves no other subnet.
     """
-    prefixes = {"compute": spec.network.compute_prefix, "public": _within(vpc, PUBLIC_PREFIX, 2)}
+    prefixes = {"compute": compute_prefix, "public": _within(vpc, PUBLIC_PREFIX, 2)}
     if spec.backend == "hyperpod-eks":
         prefixes |= dict.fromkeys(("control-0", "control-1"), _within(vpc, CONTROL_PREFIX, 3))
     start, found = int(vpc.network_address), {}
@@ -191,7 +191,7 @@ def _within(vpc: IPv4Network, prefix: int, share: int) -> int:
 
 def _subnets(spec: ClusterSpec) -> tuple[SubnetPlan, ...]:
     vpc, refused = _block(spec.network.cidr), [one for one in cidr_problems(spec) if one.level == "error"]
-    cidrs = layout(spec, vpc) if vpc and not refused else None
+    cidrs = layout(spec, vpc, spec.network.compute_prefix) if vpc and not refused else None
     if cidrs is None:
         lines = [problem(one.path, one.value, one.message, fix=one.fix) for one in refused]
         raise InfraError(lines)
@@ -246,10 +246,12 @@ def _cidr_problems(spec: ClusterSpec) -> Iterator[CidrProblem]:
     if existing is not None:
         return
     yield from _awkward(path, block)
-    if layout(spec, block) is None:
-        prefix = spec.network.compute_prefix
+    prefix = spec.network.compute_prefix
+    if layout(spec, block, prefix) is None:
         message = f"a compute subnet of /{prefix} and the small subnets beside it do not fit into {block}"
-        fix = f"raise compute_prefix to {max(block.prefixlen + 1, prefix + 1)} or more, or take a larger network.cidr"
+        smaller = (one for one in range(prefix + 1, SMALLEST_PREFIX + 1) if layout(spec, block, one))
+        fits = next((f"raise compute_prefix to {one} or " for one in smaller), "")
+        fix = f"{fits}take a larger network.cidr"
         yield CidrProblem("error", "network.compute_prefix", prefix, message, fix, VPC_BLOCKS)
 
 

@@ -67,7 +67,7 @@ def networks(draw: st.DrawFn) -> dict[str, Any]:
 LUSTRES = st.sampled_from(
     [
         None,
-        {"throughput_gb_s": 1.2, "capacity_tib": 4.8},
+        {"throughput_gb_s": 1.2, "capacity_tib": 4.8, "kms_key": "alias/lustre"},
         {"throughput_gb_s": 19.2, "capacity_tib": 19.2, "efa": True},
         {"type": "intelligent-tiering", "throughput_gb_s": 4, "metadata_iops": 6000},
         {"existing": EXISTING_LUSTRE},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import IPv4Network
 from itertools import combinations
 from typing import Any
@@ -120,11 +121,20 @@ def test_blocks_that_make_trouble_later_are_warned_of(cidr: str, said: str) -> N
     assert all(said in one.message for one in found)
 
 
-def test_the_fix_for_a_compute_subnet_that_does_not_fit_fits() -> None:
-    assert errors(spec_of(network={"cidr": "10.0.0.0/20", "compute_prefix": 18})) == ["network.compute_prefix"]
-    found = cidr_problems(spec_of(network={"cidr": "10.0.0.0/20", "compute_prefix": 18}))[0]
-    assert "raise compute_prefix to 21" in found.fix
-    assert not errors(spec_of(network={"cidr": "10.0.0.0/20", "compute_prefix": 21}))
+@given(specs())
+def test_the_fix_for_a_compute_subnet_that_does_not_fit_is_the_largest_that_does(spec: ClusterSpec) -> None:
+    found = [one for one in cidr_problems(spec) if one.path == "network.compute_prefix"]
+    if not found:
+        return
+
+    def fits(prefix: int) -> bool:
+        other = spec.model_copy(update={"network": spec.network.model_copy(update={"compute_prefix": prefix})})
+        return not errors(other)
+
+    advised = re.search(r"raise compute_prefix to (\d+)", found[0].fix)
+    larger = range(spec.network.compute_prefix, int(advised[1]) if advised else 29)
+    assert advised is None or fits(int(advised[1]))
+    assert not any(fits(prefix) for prefix in larger)
 
 
 def test_of_an_existing_network_only_the_compute_block_is_judged() -> None:
