@@ -114,6 +114,7 @@ def test_an_open_network_leads_out_through_a_nat_gateway_that_waits_for_the_inte
     }
     for kind, name in [
         ("aws:ec2/route:Route", "demo-public-default"),
+        ("aws:ec2/route:Route", "demo-private-default"),
         ("aws:ec2/eip:Eip", "demo-nat-address"),
         ("aws:ec2/natGateway:NatGateway", "demo-nat"),
     ]:

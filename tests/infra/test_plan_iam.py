@@ -314,11 +314,9 @@ def test_buying_capacity_is_a_right_only_where_the_spec_buys() -> None:
 
 
 def test_the_deployer_may_use_the_keys_that_are_named() -> None:
-    keys = {
-        "buckets": {"kms_key": "alias/data"},
-        "storage": {"lustre": {"throughput_gb_s": 1.2, "kms_key": "1234abcd"}},
-    }
-    found = {one["Sid"]: one for one in deployer_policy(spec_of(**keys), AWS)["Statement"]}
+    lustre = {"throughput_gb_s": 1.2, "kms_key": "1234abcd"}
+    spec = spec_of(buckets={"kms_key": "alias/data"}, storage={"lustre": lustre})
+    found = {one["Sid"]: one for one in deployer_policy(spec, AWS)["Statement"]}
     assert found["LustreKey"]["Resource"] == ["arn:aws:kms:us-east-2:123456789012:key/1234abcd"]
     assert found["BucketKey"]["Condition"] == {"ForAnyValue:StringEquals": {"kms:ResourceAliases": "alias/data"}}
     plain = {one["Sid"] for one in deployer_policy(spec_of(), AWS)["Statement"]}
