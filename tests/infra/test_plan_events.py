@@ -157,11 +157,10 @@ def test_the_end_of_any_block_passes_where_this_stack_buys_one_whose_id_nobody_k
 
 
 def test_lifecycle_hooks_pass_for_this_clusters_groups_only() -> None:
-    assert passed_by(spec(), hook("llm-train")) == {"terminate"}
-    assert passed_by(spec(), hook("llm-train-1a2b3c4")) == {"terminate"}
-    assert passed_by(spec(), hook("other-train")) == set()
-    assert passed_by(spec(), hook("llm-p5-train")) == set(), "a cluster whose name begins with ours"
-    assert passed_by(spec(), hook("llm-train", "EC2 Instance-launch Lifecycle Action")) == set()
+    assert passed_by(spec(), hook("llm-train-gang-1a2b3c4")) == {"terminate"}
+    assert passed_by(spec(), hook("other-train-gang-1a2b3c4")) == set()
+    assert passed_by(spec(), hook("llm-p5-train-gang-1a2b3c4")) == set(), "a cluster whose name begins with ours"
+    assert passed_by(spec(), hook("llm-train-gang-1a2b3c4", "EC2 Instance-launch Lifecycle Action")) == set()
 
 
 def test_scheduled_changes_pass_and_other_health_notices_do_not() -> None:

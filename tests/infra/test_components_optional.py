@@ -1,0 +1,85 @@
+"""What a cluster does not ask for, or has already, is not made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pulumi
+
+from infra.components.observability import Observability
+from infra.components.repository import ImageRepository
+from infra.config import ClusterSpec, parse
+from infra.local.mocks import Recorder
+from infra.plan.observability import observability
+from infra.plan.place import Place
+from infra.plan.repository import repository
+
+PLACE = Place("us-east-1", "123456789012")
+
+
+def spec(**more: Any) -> ClusterSpec:
+    group = {"name": "train", "instance_type": "g6e.48xlarge", "count": 8}
+    lustre = {"capacity_gib": 1200, "per_tib_mb_s": 250, "efa": False}
+    base = {"name": "llm", "backend": "ec2", "zone_id": "use1-az4", "groups": [group], "storage": {"lustre": lustre}}
+    return parse({**base, **more})
+
+
+def made_by(program: Callable[[], pulumi.Output[Any]]) -> tuple[list[tuple[str, dict[str, Any]]], Any]:
+    """Type and arguments of everything the program asks for, and the value of what it returns."""
+    recorder, values = Recorder("us-east-1"), list[Any]()
+    pulumi.runtime.set_mocks(recorder, "lustrain", "test", preview=False)
+
+    @pulumi.runtime.test  # type: ignore[untyped-decorator]
+    def run() -> Any:
+        return program().apply(values.append)
+
+    run()
+    return [(kind, inputs) for kind, _, inputs in recorder.resources], values[0]
+
+
+def watched(cluster: ClusterSpec, *, there: bool = True) -> list[tuple[str, dict[str, Any]]]:
+    def program() -> pulumi.Output[Any]:
+        thing = pulumi.Output.from_input("fs-0123456789abcdef0") if there else None
+        found = Observability(
+            "llm",
+            observability(cluster, PLACE),
+            file_system_id=thing,
+            auto_scaling_groups=[pulumi.Output.from_input("llm-train-gang-1a2b3c4")],
+            nat_gateway_id=thing,
+            topic_arn="arn:aws:sns:us-east-1:123456789012:llm-alarms",
+        )
+        return found.log_group
+
+    return made_by(program)[0]
+
+
+def kinds(resources: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    return [kind for kind, _ in resources]
+
+
+def test_prometheus_and_the_dashboard_are_made_where_they_are_wished() -> None:
+    default = kinds(watched(spec()))
+    assert "aws:cloudwatch/dashboard:Dashboard" in default
+    assert "aws:amp/workspace:Workspace" not in default
+    other = kinds(watched(spec(observability={"dashboard": False, "prometheus": True})))
+    assert "aws:cloudwatch/dashboard:Dashboard" not in other
+    assert "aws:amp/workspace:Workspace" in other
+
+
+def test_no_alarm_watches_what_is_not_there() -> None:
+    def names(there: bool) -> set[str]:
+        return {inputs["name"] for kind, inputs in watched(spec(), there=there) if kind.endswith(":MetricAlarm")}
+
+    assert names(True) == {"llm-lustre-full", "llm-train-incomplete", "llm-nat-traffic", "llm-notices-unread"}
+    assert names(False) == {"llm-train-incomplete", "llm-notices-unread"}
+
+
+def test_a_repository_of_the_users_is_passed_on_and_none_is_made() -> None:
+    url = "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine"
+    resources, found = made_by(lambda: ImageRepository("llm", repository(spec(repository={"existing": url}))).url)
+    assert found == url
+    assert kinds(resources) == ["lustrain:infra:ImageRepository"]
+    resources, found = made_by(lambda: ImageRepository("llm", repository(spec())).url)
+    assert found.endswith("/llm/trainer")
+    assert "aws:ecr/repository:Repository" in kinds(resources)
