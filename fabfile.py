@@ -2,7 +2,11 @@
 
 from invoke.collection import Collection
 
+from infra import tasks as infra_tasks
 from rehearsal import tasks as rehearsal_tasks
 
 namespace = Collection()
+namespace.add_task(infra_tasks.preflight)
+namespace.add_task(infra_tasks.explain_change)
+namespace.add_task(infra_tasks.aws_local)
 namespace.add_task(rehearsal_tasks.rehearse)

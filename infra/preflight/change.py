@@ -50,6 +50,8 @@ def protected(path: str, what: str) -> Change:
 
 def shown(value: object) -> str:
     text = "nothing" if value in (None, (), "") else str(value)
+    if isinstance(value, tuple) and value:
+        text = ", ".join(map(str, value))
     return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "…"
 
 

@@ -62,7 +62,12 @@ def run_offline(spec: ClusterSpec, place: Place | None, now: datetime | None = N
 
     Without a place the rules about region, account and partition are silent.
     """
-    found = check_offline(spec, Context.at(place, now or datetime.now(UTC)))
+    return run_in(spec, Context.at(place, now or datetime.now(UTC)))
+
+
+def run_in(spec: ClusterSpec, context: Context) -> list[Finding]:
+    """The same, where less than a place is known."""
+    found = check_offline(spec, context)
     return settle(spec, found, {**OFFLINE, **ABOUT_SUPPRESSIONS})
 
 

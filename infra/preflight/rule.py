@@ -38,6 +38,17 @@ class Context:
             return cls(now=now)
         return cls(place.region, place.account, place.partition, now)
 
+    @classmethod
+    def of_region(cls, region: str | None, now: datetime | None = None) -> Context:
+        """What a region's name tells: its partition, but no account."""
+        if region is None:
+            return cls(now=now)
+        partition = next((one for start, one in _PARTITIONS.items() if region.startswith(start)), "aws")
+        return cls(region, None, partition, now)
+
+
+_PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov", "us-iso-": "aws-iso", "us-isob-": "aws-iso-b"}
+
 
 class Rule(ABC):
     """One check: `code` is stable, `checks` says in a sentence what must hold, `source` where AWS says so.

@@ -61,7 +61,7 @@ def run_all(spec: ClusterSpec, aws: Aws, now: datetime | None = None) -> list[Fi
     """Offline and online findings together, errors first, suppressed ones left out."""
     place = whoami(aws)
     now = now or datetime.now(UTC)
-    context = Context.at(place, now) if place else Context(region=aws.region, now=now)
+    context = Context.at(place, now) if place else Context.of_region(aws.region, now)
     found = check_offline(spec, context)
     if place is None:
         found += [rule.unknown(WHOLE, "AWS cannot be reached", "look at network and proxy") for rule in ONLINE.values()]

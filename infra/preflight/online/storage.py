@@ -184,7 +184,7 @@ def _head(aws: Aws, name: str) -> tuple[int, str]:
 def _open(rule: Any, port: int) -> bool:
     if rule.get("IpProtocol") == "-1":
         return True
-    return rule.get("IpProtocol") == "tcp" and rule.get("FromPort", 0) <= port <= rule.get("ToPort", 0)
+    return rule.get("IpProtocol") == "tcp" and port in range(rule.get("FromPort", 0), rule.get("ToPort", 0) + 1)
 
 
 RULES = (ExistingLustreFacts(), LustrePorts(), Buckets(), BucketTaken(), Repository())

@@ -1,0 +1,137 @@
+"""`fab preflight`, `fab explain-change`, `fab aws-local`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from invoke.context import Context as Invocation
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from infra.config import ClusterSpec, parse
+from infra.preflight import report, stackfile
+from infra.preflight.explain import explain, refused
+from infra.preflight.finding import Finding
+from infra.preflight.offline import ABOUT_SUPPRESSIONS, OFFLINE, run_in
+from infra.preflight.rule import Context
+from infra.problems import InfraError
+
+PULUMI_WAITS_S = 120
+Answer = TypeVar("Answer")
+
+
+@task(
+    help={
+        "stack": "name of the stack, as in Pulumi.<stack>.yaml; all of them by default",
+        "online": "ask AWS too: offerings, quotas, reservations, subnets, buckets (read-only)",
+        "json": "print a list of findings",
+        "list": "print every rule: code, level, what must hold",
+    }
+)
+def preflight(
+    _context: Invocation,
+    stack: str | None = None,
+    online: bool = False,
+    json: bool = False,
+    list: bool = False,
+) -> None:
+    """Find mistakes in a cluster's description before anything is created. Exit code: 1 errors, 2 nothing to check."""
+    if list:
+        from infra.preflight.online.running import ONLINE
+
+        print("\n".join(report.rule_lines([*OFFLINE.values(), *ABOUT_SUPPRESSIONS.values(), *ONLINE.values()])))
+        return
+    found = _or_exit(lambda: _findings(stack, online))
+    if json:
+        print(report.as_json([finding for findings in found.values() for finding in findings]))
+    else:
+        for name, findings in found.items():
+            print(*([f"{name}:"] if len(found) > 1 else []), *report.lines(findings), sep="\n")
+    if code := max(report.exit_code(findings) for findings in found.values()):
+        raise Exit(code=code)
+
+
+@task(
+    name="explain-change",
+    help={
+        "stack": "name of the stack, as in Pulumi.<stack>.yaml",
+        "old": "file with the spec that is deployed; the stack's output `spec` by default",
+        "json": "print a list of changes",
+    },
+)
+def explain_change(_context: Invocation, stack: str, old: str | None = None, json: bool = False) -> None:
+    """Tell what `pulumi up` would replace, re-image or wipe. Exit code: 1 where it must not be asked, 2 cannot tell."""
+    before, after = _or_exit(lambda: (_deployed(stack, old), stackfile.read(stack).spec))
+    changes = explain(before, after)
+    print(report.as_json(changes) if json else "\n".join(report.change_lines(changes, refused(changes))))
+    if refused(changes):
+        raise Exit(code=1)
+
+
+@task(name="aws-local")
+def aws_local(_context: Invocation) -> None:
+    """Run the embedded AWS and instance metadata until Ctrl-C; prints what to export."""
+    from infra.local.__main__ import main
+
+    raise Exit(code=main())
+
+
+def _findings(stack: str | None, online: bool) -> dict[str, list[Finding]]:
+    """By stack; the account is known only online."""
+    if stack is None and online:
+        raise InfraError("--online needs a stack: each asks its own region; fix: add --stack NAME")
+    names = [stack] if stack else stackfile.stacks()
+    if not names:
+        raise InfraError(f"there is no Pulumi.<stack>.yaml in {stackfile.PROGRAM}; fix: write one, see README.md")
+    look = _asked if online else _alone
+    return {name: look(stackfile.read(name)) for name in names}
+
+
+def _alone(stack: stackfile.Stack) -> list[Finding]:
+    return run_in(stack.spec, Context.of_region(stack.region, datetime.now(UTC)))
+
+
+def _asked(stack: stackfile.Stack) -> list[Finding]:
+    from infra.preflight.online.running import connect, run_all
+
+    if stack.region is None:
+        raise InfraError(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack.name}.yaml, or set AWS_REGION")
+    return run_all(stack.spec, connect(stack.region))
+
+
+def _deployed(stack: str, old: str | None) -> ClusterSpec:
+    """The spec of the last update: from a file, or what the stack itself says."""
+    if old:
+        return stackfile.read_spec(Path(old))
+    if shutil.which("pulumi") is None:
+        raise InfraError(
+            "pulumi is not on PATH; fix: install it (https://www.pulumi.com/docs/install), or give --old FILE"
+        )
+    command = ["pulumi", "stack", "output", "spec", "--json", "--stack", stack, "--cwd", str(stackfile.PROGRAM)]
+    try:
+        done = subprocess.run(
+            [*command, "--non-interactive"], capture_output=True, text=True, timeout=PULUMI_WAITS_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise InfraError(f"pulumi did not answer within {PULUMI_WAITS_S} s; fix: try `{' '.join(command)}`") from None
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or "no word"
+        raise InfraError(f"pulumi cannot tell what is deployed: {said}; fix: `pulumi up` once, or give --old FILE")
+    try:
+        return parse(json.loads(done.stdout))
+    except ValueError:
+        raise InfraError("the stack's output `spec` is no JSON; fix: give --old FILE") from None
+
+
+def _or_exit(ask: Callable[[], Answer]) -> Answer:
+    """What `ask` gives; a user's mistake ends the task with its lines and exit code 2."""
+    try:
+        return ask()
+    except InfraError as error:
+        raise Exit(str(error), error.exit_code) from None
