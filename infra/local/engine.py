@@ -37,7 +37,8 @@ class Engine:
         project = yaml.safe_load((program / "Pulumi.yaml").read_text(encoding="utf-8"))
         project["main"] = str(program)
         project["runtime"]["options"]["virtualenv"] = sys.prefix
-        (folder / "Pulumi.yaml").write_text(yaml.safe_dump(project), encoding="utf-8")
+        self._project = project
+        self._write_project()
         self.config_file = folder / f"Pulumi.{stack}.yaml"
         self.config = yaml.safe_load((program / f"Pulumi.{stack}.yaml").read_text(encoding="utf-8"))
         # The provider retries for minutes what an emulation does not implement.
@@ -77,8 +78,20 @@ class Engine:
         """A copy of what stands under lustrain:cluster, to edit and give to `change`."""
         return json.loads(json.dumps(self.config["config"]["lustrain:cluster"], default=str))  # type: ignore[no-any-return]
 
+    def use(self, program: Path) -> None:
+        """From now on run another program: a copy of this package in which a test has changed something."""
+        self._project["main"] = str(program)
+        self._write_project()
+        self.environment["PYTHONPATH"] = str(program.parent)
+
     def up(self) -> str:
         return self("up", "--yes", "--skip-preview", "--suppress-outputs")
+
+    def steps(self) -> dict[str, str]:
+        """What an update would do, without doing it: the operation for each resource's name, those that stay left out."""
+        said = self("preview", "--json")
+        plan = json.loads(said[said.index("{") : said.rindex("}") + 1])
+        return {one["urn"].rpartition("::")[2]: one["op"] for one in plan["steps"] if one["op"] != "same"}
 
     def outputs(self) -> dict[str, Any]:
         said = self("stack", "output", "--json")
@@ -89,6 +102,9 @@ class Engine:
         said = self("stack", "export")
         state = json.loads(said[said.index("{") : said.rindex("}") + 1])
         return state["deployment"].get("resources", [])  # type: ignore[no-any-return]
+
+    def _write_project(self) -> None:
+        (self.folder / "Pulumi.yaml").write_text(yaml.safe_dump(self._project), encoding="utf-8")
 
     def _write(self) -> None:
         text = yaml.safe_dump(self.config)
