@@ -20,13 +20,13 @@ from infra.components.observability import Observability
 from infra.config import ClusterSpec, Group
 from infra.plan.budget import budget
 from infra.plan.capacity import bought
-from infra.plan.eks import eks_plan, helm_commands
+from infra.plan.eks import eks_plan
 from infra.plan.gang import gangs
 from infra.plan.hyperpod import HomeMount, Mount, Refs, desired_state, protected
 from infra.plan.observability import observability
 from infra.plan.outputs import Made, client_settings, cluster, lustre_has_efa
 from infra.plan.place import Place
-from infra.plan.teardown import teardown
+from infra.plan.teardown import first_steps, teardown
 from infra.plan.user_data import user_data
 from infra.problems import InfraError
 
@@ -70,14 +70,13 @@ def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
     outputs: dict[str, Any] = {
         "cluster": _cluster(spec, place, base, nodes, watch),
         "spec": spec.model_dump(mode="json", exclude_defaults=True),
+        "firstSteps": list(first_steps(spec, place)),
         "teardown": list(teardown(spec, place)),
     }
     if base.lustre:
         outputs["fileSystem"] = base.lustre.id
     if base.home:
         outputs["homeFileSystem"] = base.home.id
-    if commands := helm_commands(spec, place):
-        outputs["helm"] = list(commands)
     return outputs
 
 

@@ -1,10 +1,25 @@
-"""What a destroyed stack leaves behind, and how to remove that."""
+"""What a person has to do around a deployment: once after the first, and before and after the last."""
 
 from __future__ import annotations
 
 from infra.config import ClusterSpec
+from infra.plan.budget import ACTIVATE
 from infra.plan.capacity import bought
+from infra.plan.eks import helm_commands
 from infra.plan.place import Place, bucket_names
+from infra.plan.repository import repository
+
+
+def first_steps(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
+    """Lines to read after the first `pulumi up`: what no API lets us do."""
+    lines = []
+    if spec.budget:
+        lines.append(f"Let the budget see the cluster's tag, once per payer account: {ACTIVATE}")
+    if spec.alarms.emails:
+        lines.append(f"Confirm the subscription that SNS mailed to {', '.join(spec.alarms.emails)}")
+    if commands := helm_commands(spec, place):
+        lines += ["Give Kubernetes what HyperPod needs there:", *(f"  {command}" for command in commands)]
+    return tuple(lines)
 
 
 def teardown(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
@@ -31,6 +46,9 @@ def teardown(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
             "  FSx for OpenZFS: aws fsx delete-file-system --file-system-id $(pulumi stack output homeFileSystem) "
             "--open-zfs-configuration SkipFinalBackup=true,Options=DELETE_CHILD_VOLUMES_AND_SNAPSHOTS"
         )
+    if not spec.repository.existing:
+        name = repository(spec).name
+        lines.append(f"  images in {name}: aws ecr delete-repository --repository-name {name} --force")
     for purchase in bought(spec):
         end = "cannot be ended early" if purchase.offering else "aws ec2 cancel-capacity-reservation"
         lines.append(f"  capacity of group {purchase.group}: {end}")
