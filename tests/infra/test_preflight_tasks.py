@@ -1,0 +1,184 @@
+"""The commands: all findings, one a line, exit code 0, 1 or 2, and one line with the fix where nothing can be checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.preflight import report, stackfile
+from infra.preflight.finding import Finding
+from infra.preflight.offline import OFFLINE
+from infra.preflight.online.running import ONLINE
+from infra.problems import InfraError
+from tests.infra.edits import STACKS, config
+
+HOUSE = Path(__file__).parents[2]
+
+
+def fab(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("fab")), *words]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PULUMI_"))}
+    return subprocess.run(
+        command, cwd=HOUSE, env={**clean, **environment}, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program folder of the test, without a region in the environment."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def write(folder: Path, stack: str, values: dict[str, Any]) -> None:
+    (folder / f"Pulumi.{stack}.yaml").write_text(yaml.safe_dump({"config": values}), encoding="utf-8")
+
+
+def test_all_example_stacks_pass() -> None:
+    done = fab("preflight")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"{stack}:" in done.stdout for stack in STACKS)
+
+
+def test_findings_as_json_are_a_list() -> None:
+    done = fab("preflight", "--stack", "rehearsal", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, [])
+
+
+def test_an_unknown_stack_is_one_line_with_what_was_meant() -> None:
+    done = fab("preflight", "--stack", "reharsal")
+    assert done.returncode == 2
+    assert "did you mean rehearsal?" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_no_credentials_is_one_line_before_anything_is_asked() -> None:
+    nothing = {
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }
+    done = fab("preflight", "--stack", "rehearsal", "--online", **nothing)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "credentials" in done.stderr
+    assert "fix: " in done.stderr
+
+
+def test_a_profile_that_does_not_exist_is_one_line() -> None:
+    done = fab("preflight", "--stack", "rehearsal", "--online", AWS_PROFILE="nobody", AWS_CONFIG_FILE=os.devnull)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "nobody" in done.stderr
+
+
+def test_online_wants_one_stack() -> None:
+    done = fab("preflight", "--online")
+    assert done.returncode == 2
+    assert "--stack" in done.stderr
+
+
+def test_without_pulumi_what_is_deployed_cannot_be_told() -> None:
+    done = fab("explain-change", "--stack", "rehearsal", PATH=str(HOUSE / "nowhere"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("pulumi is not on PATH; fix: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
+def test_a_pulumi_that_fails_is_quoted_in_one_line(tmp_path: Path) -> None:
+    broken = tmp_path / "pulumi"
+    broken.write_text("#!/bin/sh\necho 'error: no stack' >&2\necho 'named so' >&2\nexit 255\n", encoding="utf-8")
+    broken.chmod(0o755)
+    done = fab("explain-change", "--stack", "rehearsal", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 2
+    assert "error: no stack named so" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
+def test_the_deployed_spec_comes_from_the_stacks_output(tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps(config("rehearsal")["lustrain:cluster"]), encoding="utf-8")
+    pulumi = tmp_path / "pulumi"
+    pulumi.write_text(f"#!/bin/sh\ncat {tmp_path}/spec.json\n", encoding="utf-8")
+    pulumi.chmod(0o755)
+    done = fab("explain-change", "--stack", "rehearsal", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert (done.returncode, done.stdout.strip()) == (0, "nothing changes")
+
+
+def test_a_refused_change_ends_with_1_and_a_harmless_one_with_0(tmp_path: Path) -> None:
+    for stack, key, value, code in (("ec2-spot-g6e", "zone_id", "use1-az5", 1), ("rehearsal", "budget", None, 0)):
+        spec = {**config(stack)["lustrain:cluster"], key: value}
+        before = tmp_path / "before.yaml"
+        before.write_text(yaml.safe_dump(spec), encoding="utf-8")
+        done = fab("explain-change", "--stack", stack, "--old", str(before))
+        assert done.returncode == code, done.stdout + done.stderr
+        assert key in done.stdout
+
+
+def test_the_list_names_every_rule() -> None:
+    done = fab("preflight", "--list")
+    codes = [line.split()[0] for line in done.stdout.splitlines()]
+    assert set(codes) >= set(OFFLINE) | set(ONLINE)
+    assert codes == sorted(codes)
+
+
+def test_region_and_cluster_are_read_as_pulumi_reads_them(folder: Path) -> None:
+    write(folder, "mine", config("rehearsal"))
+    stack = stackfile.read("mine", folder)
+    assert (stack.region, stack.spec.name, stackfile.stacks(folder)) == ("us-east-1", "rehearsal", ["mine"])
+
+
+def test_the_environment_names_the_region_where_the_file_does_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = config("rehearsal")
+    del values["aws:region"]
+    write(folder, "mine", values)
+    assert stackfile.read("mine", folder).region is None
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert stackfile.read("mine", folder).region == "eu-west-1"
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("config: [", "is no YAML"),
+        ("- a", "holds no table"),
+        ("other: 1", "config is missing"),
+        ("config: {}", "lustrain:cluster is missing"),
+    ],
+)
+def test_a_broken_file_is_one_line(folder: Path, text: str, word: str) -> None:
+    (folder / "Pulumi.mine.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(InfraError, match=word) as caught:
+        stackfile.read("mine", folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_mistake_of_the_form_is_a_line_with_what_was_meant(folder: Path) -> None:
+    values = config("rehearsal")
+    values["lustrain:cluster"] |= {"bugdet": {}, "zone_id": "us-east-1a"}
+    write(folder, "mine", values)
+    with pytest.raises(InfraError) as caught:
+        stackfile.read("mine", folder)
+    assert len(caught.value.problems) == 2
+    assert "did you mean budget?" in str(caught.value)
+
+
+def test_errors_alone_decide_the_exit_code_and_unknown_is_said() -> None:
+    findings = [Finding("A-001", level, "p", "m", "f", "s") for level in ("warning", "unknown")]  # type: ignore[arg-type]
+    assert report.exit_code(findings) == 0
+    assert list(report.lines(findings))[-1] == "no errors, 1 unknown, 1 warning"
+    error = Finding("A-001", "error", "p", "m", "f", "s")
+    assert report.exit_code([*findings, error]) == 1
+    assert next(iter(report.lines([*findings, error]))) == error.line()
