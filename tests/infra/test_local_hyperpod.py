@@ -7,8 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import boto3
 import pytest
+from moto import mock_aws
+from moto.sagemaker.models import sagemaker_backends
 
+from infra.local.additions.hyperpod import Cluster, Node
+from infra.local.additions.hyperpod_nodes import fail_node
 from infra.local.aws import LocalAws
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
 
@@ -279,3 +284,31 @@ def test_a_deleted_cluster_is_not_found(sagemaker: Any, request_of: Any) -> None
     sagemaker.delete_cluster(ClusterName=request["ClusterName"])
     assert refusal(sagemaker.describe_cluster, ClusterName=request["ClusterName"])[0] == "ResourceNotFound"
     assert request["ClusterName"] not in [one["ClusterName"] for one in sagemaker.list_clusters()["ClusterSummaries"]]
+
+
+def test_a_faulty_node_is_reported_and_replaced_only_where_recovery_is_automatic() -> None:
+    account, region = ACCOUNT, "us-west-2"
+    with mock_aws():
+        events, sqs = boto3.client("events", region), boto3.client("sqs", region)
+        queue = sqs.create_queue(QueueName="health")["QueueUrl"]
+        arn = f"arn:aws:sqs:{region}:{account}:health"
+        pattern = {"source": ["aws.sagemaker"], "detail-type": ["SageMaker HyperPod Cluster Node Health Event"]}
+        events.put_rule(Name="health", EventPattern=json.dumps(pattern))
+        events.put_targets(Rule="health", Targets=[{"Id": "queue", "Arn": arn}])
+        for recovery, heard in (("Automatic", ["Unhealthy", "Healthy"]), ("None", ["Unhealthy"])):
+            node = Node("train", "ml.p5.48xlarge")
+            cluster_arn = f"arn:aws:sagemaker:{region}:{account}:cluster/{recovery.lower():0<12}"
+            spec = {"ClusterName": recovery, "NodeRecovery": recovery, "InstanceGroups": []}
+            cluster = Cluster(account, region, cluster_arn, spec, [], nodes=[node])
+            sagemaker_backends[account][region].clusters[cluster.id] = cluster
+            before = node.id
+            after = fail_node(account, region, recovery, before)
+            messages = sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10)["Messages"]
+            told = [json.loads(message["Body"])["detail"] for message in messages]
+            assert [one["HealthSummary"]["HealthStatus"] for one in told] == heard
+            assert told[0]["InstanceId"] == before
+            assert (after != before, node.status) == (
+                (True, "Running") if recovery == "Automatic" else (False, "Failure")
+            )
+            for message in messages:
+                sqs.delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])

@@ -36,7 +36,7 @@ CLOSED_ZONES = ("use1-az3", "usw1-az2", "cac1-az3")
 MODES = ("CONFIG_MAP", "API_AND_CONFIG_MAP", "API")
 KEPT = {
     "upgradePolicy": {"supportType": "EXTENDED"},
-    "zonalShiftConfig": {"enabled": False},
+    "zonalShiftConfig": None,
     "computeConfig": None,
     "storageConfig": None,
     "deletionProtection": False,
