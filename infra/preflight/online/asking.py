@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from infra.config import ClusterSpec
 from infra.preflight.finding import Finding
@@ -119,7 +120,7 @@ class OnlineRule(Rule):
                 return [self.unknown(WHOLE, "permission is missing", f"allow {self.permission}")]
             said = str(error.response.get("Error", {}).get("Message", "")) or code
             return [self.unknown(WHOLE, f"AWS answers {code}: {said}", f"ask yourself: aws {self.permission}")]
-        except BotoCoreError as error:
+        except (BotoCoreError, ResponseParserError) as error:
             return [self.unknown(WHOLE, str(error), "try again, or look at network and endpoint settings")]
 
 

@@ -236,6 +236,10 @@ def launch(spec: ClusterSpec, group: Group) -> dict[str, Any]:
     return found
 
 
+STORAGE = {"im": "i", "is": "i"}
+"""Families whose quota goes by another letter than their own (QUOTAS)."""
+
+
 def quota_of(family: str, spot: bool, names: list[str]) -> str | None:
     """Which vCPU quota an instance family counts against, by the quotas' names.
 
@@ -246,7 +250,7 @@ def quota_of(family: str, spot: bool, names: list[str]) -> str | None:
     letters = re.match(r"[a-z]+", family)
     letter = letters[0] if letters else family
     generation = re.match(r"[a-z]+\d+", family)
-    for wanted in filter(None, [generation[0] if generation else "", letter, letter[0]]):
+    for wanted in filter(None, [generation[0] if generation else "", letter, STORAGE.get(letter)]):
         for name in names:
             found = re.fullmatch(pattern, name)
             if found and wanted in {one.lower() for one in re.findall(r"[A-Za-z0-9]+", found[1])}:

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, NoRegionError
+from botocore.parsers import ResponseParserError
 
 from infra.config import ClusterSpec
 from infra.plan.place import Place
@@ -46,7 +47,7 @@ def whoami(aws: Aws) -> Place | None:
         arn = aws.sts.get_caller_identity()["Arn"]
     except ClientError as error:
         raise InfraError(_refused(error)) from None
-    except (ConnectionError, HTTPClientError):
+    except (ConnectionError, HTTPClientError, ResponseParserError):
         return None
     except NoRegionError:
         raise InfraError("no region: fix: set aws:region in Pulumi.<stack>.yaml") from None

@@ -1,0 +1,294 @@
+"""What AWS might answer, planted for each online rule: a good answer and bad ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+SPOT, BLOCK, RESERVED = "ec2-spot-g6e", "ec2-capacity-block-p5en", "ec2-p6-b300-reservation"
+SLURM, EKS = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot"
+VPC, SUBNET, OTHER, GROUP = (
+    "vpc-0123456789abcdef0",
+    "subnet-0123456789abcdef0",
+    "subnet-0123456789abcdef1",
+    "sg-0123456789abcdef0",
+)
+EXISTING: dict[str, Any] = {"network.existing": {"vpc_id": VPC, "compute_subnet_id": SUBNET}}
+CONTROL: dict[str, Any] = {"network.existing": {**EXISTING["network.existing"], "control_subnet_ids": [SUBNET, OTHER]}}
+FS = "fs-0123456789abcdef0"
+DNS = f"{FS}.fsx.us-east-1.amazonaws.com"
+LUSTRE: dict[str, Any] = {
+    **EXISTING,
+    "storage.lustre": {"existing": {"id": FS, "dns_name": DNS, "mount_name": "fsx", "security_group_id": GROUP}},
+}
+ENDS = datetime(2027, 2, 14, 11, 30, tzinfo=UTC)
+PLAN_ENDS = datetime(2027, 3, 1, 11, 30, tzinfo=UTC)
+REPOSITORY = {"repository.existing": "123456789012.dkr.ecr.us-east-1.amazonaws.com/train"}
+IMAGE = {"groups.0.image_id": "ami-0123456789abcdef0"}
+
+Answer = tuple[str, str, dict[str, Any] | str]
+"""Service, method, and what it answers; text is an error's code."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """`path` is empty where the rule has nothing to say."""
+
+    code: str
+    stack: str
+    answers: Sequence[Answer]
+    path: str = ""
+    level: str = "error"
+    edits: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.path or 'good'} {self.level} {'+'.join(self.edits)}"
+
+
+def offered(*zones: str) -> Answer:
+    found = [
+        {"InstanceType": "g6e.48xlarge", "LocationType": "availability-zone-id", "Location": zone} for zone in zones
+    ]
+    return "ec2", "describe_instance_type_offerings", {"InstanceTypeOfferings": found}
+
+
+def quotas(**values: float) -> Answer:
+    found = [{"QuotaName": name.replace("_", " "), "Value": value} for name, value in values.items()]
+    return "service-quotas", "list_service_quotas", {"Quotas": found}
+
+
+def quota(name: str, value: float) -> Answer:
+    return "service-quotas", "list_service_quotas", {"Quotas": [{"QuotaName": name, "Value": value}]}
+
+
+def reservation(**keys: Any) -> Answer:
+    """The capacity block of the p5en stack, as EC2 would describe it."""
+    found = {
+        "CapacityReservationId": "cr-0a1b2c3d4e5f60718",
+        "AvailabilityZoneId": "use2-az2",
+        "InstanceType": "p5en.48xlarge",
+        "InstancePlatform": "Linux/UNIX",
+        "TotalInstanceCount": 16,
+        "AvailableInstanceCount": 16,
+        "State": "active",
+        "EndDate": ENDS,
+        "ReservationType": "capacity-block",
+        **keys,
+    }
+    return "ec2", "describe_capacity_reservations", {"CapacityReservations": [found]}
+
+
+def plan(part: dict[str, Any] | None = None, **keys: Any) -> Answer:
+    """The training plan of the p5 stack."""
+    where = {
+        "AvailabilityZoneId": "usw2-az2",
+        "InstanceType": "ml.p5.48xlarge",
+        "TotalInstanceCount": 4,
+        "Status": "Active",
+    }
+    where["ReservedCapacityArn"] = "arn:aws:sagemaker:us-west-2:123456789012:reserved-capacity/" + "a" * 12
+    found = {
+        "TrainingPlanArn": "arn:aws:sagemaker:us-west-2:123456789012:training-plan/llm-p5",
+        "TrainingPlanName": "llm-p5",
+        "Status": "Active",
+        "EndTime": PLAN_ENDS,
+        "TotalInstanceCount": 4,
+        "TargetResources": ["hyperpod-cluster"],
+        "ReservedCapacitySummaries": [{**where, **(part or {})}],
+        **keys,
+    }
+    return "sagemaker", "describe_training_plan", found
+
+
+def prices(*usd: str) -> Answer:
+    found = [{"InstanceType": "g6e.48xlarge", "SpotPrice": one, "Timestamp": NOW} for one in usd]
+    return "ec2", "describe_spot_price_history", {"SpotPriceHistory": found}
+
+
+def scores(**by_zone: int) -> Answer:
+    found = [{"AvailabilityZoneId": zone.replace("_", "-"), "Score": score} for zone, score in by_zone.items()]
+    return "ec2", "get_spot_placement_scores", {"SpotPlacementScores": found}
+
+
+def zone(name: str, **keys: str) -> Answer:
+    found = {"ZoneId": name, "State": "available", "OptInStatus": "opt-in-not-required", "GroupName": "g", **keys}
+    return "ec2", "describe_availability_zones", {"AvailabilityZones": [found]}
+
+
+def subnet(**keys: Any) -> Answer:
+    found = {
+        "SubnetId": SUBNET,
+        "VpcId": VPC,
+        "AvailabilityZoneId": "use1-az4",
+        "AvailableIpAddressCount": 1000,
+        "CidrBlock": "10.0.0.0/22",
+        "MapPublicIpOnLaunch": False,
+        **keys,
+    }
+    return "ec2", "describe_subnets", {"Subnets": [found]}
+
+
+def attribute(name: str, value: bool) -> Answer:
+    return "ec2", "describe_vpc_attribute", {"VpcId": VPC, name: {"Value": value}}
+
+
+def routes(*found: dict[str, str]) -> Answer:
+    table = {"Associations": [{"SubnetId": SUBNET}], "Routes": list(found)}
+    return "ec2", "describe_route_tables", {"RouteTables": [table]}
+
+
+def file_system(**keys: Any) -> Answer:
+    lustre = {"MountName": "fsx", **keys.pop("lustre", {})}
+    found = {"FileSystemId": FS, "Lifecycle": "AVAILABLE", "VpcId": VPC, "SubnetIds": [SUBNET], "DNSName": DNS, **keys}
+    return "fsx", "describe_file_systems", {"FileSystems": [{**found, "LustreConfiguration": lustre}]}
+
+
+def security_group(*permissions: dict[str, Any], vpc: str = VPC) -> Answer:
+    found = {"GroupId": GROUP, "VpcId": vpc, "IpPermissions": list(permissions)}
+    return "ec2", "describe_security_groups", {"SecurityGroups": [found]}
+
+
+def bucket(region: str) -> Answer:
+    return "s3", "head_bucket", {"BucketRegion": region, "ResponseMetadata": {"HTTPStatusCode": 200, "HTTPHeaders": {}}}
+
+
+def no_bucket(status: str) -> Answer:
+    return "s3", "head_bucket", status
+
+
+def dry_run(code: str) -> Answer:
+    return "ec2", "run_instances", code
+
+
+def versions(**status: str) -> Answer:
+    found = [
+        {"clusterVersion": key.strip("v").replace("_", "."), "versionStatus": value} for key, value in status.items()
+    ]
+    return "eks", "describe_cluster_versions", {"clusterVersions": found}
+
+
+TCP = {"IpProtocol": "tcp"}
+NAT = {"DestinationCidrBlock": "0.0.0.0/0", "NatGatewayId": "nat-0123456789abcdef0"}
+GATEWAY = {"DestinationPrefixListId": "pl-01234567", "GatewayId": "vpce-01234567"}
+INTERNET = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-01234567"}
+G_SPOT = "All G and VT Spot Instance Requests"
+RESERVATION_KEY = "groups.0.capacity.reservation"
+PLAN_KEY = "groups.2.capacity.training_plan"
+MODE = "groups.0.capacity.mode"
+COMPUTE = "network.existing.compute_subnet_id"
+
+CASES = [
+    Case("EC2-101", SPOT, [offered("use1-az1", "use1-az4")]),
+    Case("EC2-101", SPOT, [offered("use1-az1")], "groups.0.instance_type"),
+    Case("EC2-101", SPOT, [offered()], "groups.0.instance_type"),
+    Case("EC2-102", SPOT, [quota(G_SPOT, 1536)]),
+    Case("EC2-102", SPOT, [quota(G_SPOT, 1535)], "groups"),
+    Case("EC2-102", SPOT, [quota("All P5 Spot Instance Requests", 9999)], "groups", "unknown"),
+    Case("HYP-101", EKS, [quota("ml.m5.2xlarge for cluster usage", 2)]),
+    Case("HYP-101", EKS, [quota("ml.m5.2xlarge for cluster usage", 1)], "groups"),
+    Case("HYP-101", EKS, [quota("ml.m5.2xlarge for training job usage", 9)], "groups", "unknown"),
+    Case("EC2-103", SPOT, [dry_run("DryRunOperation")]),
+    Case("EC2-103", SPOT, [dry_run("VcpuLimitExceeded")], "groups.0.count"),
+    Case("EC2-103", SPOT, [dry_run("InsufficientFreeAddressesInSubnet")], "groups.0.count", edits=EXISTING),
+    Case("EC2-103", SPOT, [dry_run("InsufficientInstanceCapacity")], "groups.0.capacity", "warning"),
+    Case("EC2-103", SPOT, [dry_run("Unsupported")], "groups.0.instance_type"),
+    Case("EC2-103", SPOT, [dry_run("InvalidParameterValue")], "groups.0"),
+    Case("EC2-103", SPOT, [dry_run("UnauthorizedOperation")], "groups.0", "unknown"),
+    Case("EC2-103", SPOT, [dry_run("VPCIdNotSpecified")], "groups.0", "unknown"),
+    Case("EC2-103", BLOCK, [dry_run("ReservationCapacityExceeded")], "groups.0.capacity"),
+    Case("EC2-105", SPOT, [("ec2", "describe_images", {"Images": [{"Architecture": "x86_64"}]})], edits=IMAGE),
+    Case("EC2-105", SPOT, [("ec2", "describe_images", {"Images": [{"Architecture": "arm64"}]})],
+         "groups.0.image_id", edits=IMAGE),
+    Case("EC2-105", SPOT, [("ec2", "describe_images", "InvalidAMIID.NotFound")], "groups.0.image_id", edits=IMAGE),
+    Case("EC2-106", SPOT, [("ec2", "describe_key_pairs", {"KeyPairs": [{"KeyName": "me"}]})], edits={"access.ssh_key": "me"}),
+    Case("EC2-106", SPOT, [("ec2", "describe_key_pairs", {"KeyPairs": []})], "access.ssh_key", edits={"access.ssh_key": "me"}),
+    Case("CAP-101", BLOCK, [reservation()]),
+    Case("CAP-101", BLOCK, [reservation(State="scheduled")], RESERVATION_KEY, "warning"),
+    Case("CAP-101", BLOCK, [reservation(State="expired")], RESERVATION_KEY),
+    Case("CAP-101", BLOCK, [("ec2", "describe_capacity_reservations", "InvalidCapacityReservationId.NotFound")],
+         RESERVATION_KEY),
+    Case("CAP-102", BLOCK, [reservation()]),
+    Case("CAP-102", BLOCK, [reservation(AvailabilityZoneId="use2-az1")], RESERVATION_KEY),
+    Case("CAP-102", BLOCK, [reservation(InstanceType="p5.48xlarge")], RESERVATION_KEY),
+    Case("CAP-102", BLOCK, [reservation(InstancePlatform="Windows")], RESERVATION_KEY),
+    Case("CAP-102", BLOCK, [reservation(ReservationType="default")], MODE),
+    Case("CAP-102", BLOCK, [reservation(PlacementGroupArn="arn:aws:ec2:us-east-2:123456789012:placement-group/pg")],
+         "groups.0.capacity.placement_group"),
+    Case("CAP-103", BLOCK, [reservation()]),
+    Case("CAP-103", BLOCK, [reservation(TotalInstanceCount=8, AvailableInstanceCount=8)], RESERVATION_KEY),
+    Case("CAP-103", BLOCK, [reservation(AvailableInstanceCount=8)], RESERVATION_KEY, "warning"),
+    Case("CAP-104", BLOCK, [reservation()]),
+    Case("CAP-104", BLOCK, [reservation(EndDate=datetime(2027, 2, 13, tzinfo=UTC))], "groups.0.capacity.ends_at"),
+    Case("CAP-105", SLURM, [plan()]),
+    Case("CAP-105", SLURM, [plan(Status="Scheduled")], PLAN_KEY, "warning"),
+    Case("CAP-105", SLURM, [plan(Status="Expired")], PLAN_KEY),
+    Case("CAP-105", SLURM, [plan(TargetResources=["training-job"])], PLAN_KEY),
+    Case("CAP-105", SLURM, [plan({"AvailabilityZoneId": "usw2-az1"})], PLAN_KEY),
+    Case("CAP-105", SLURM, [plan({"InstanceType": "ml.p5e.48xlarge"})], PLAN_KEY),
+    Case("CAP-105", SLURM, [plan(TotalInstanceCount=2)], PLAN_KEY),
+    Case("CAP-105", SLURM, [plan(EndTime=NOW)], "groups.2.capacity.ends_at"),
+    Case("CAP-105", SLURM, [("sagemaker", "describe_training_plan", "ResourceNotFound")], PLAN_KEY),
+    Case("CAP-106", SPOT, [prices("3.10", "3.40")]),
+    Case("CAP-106", SPOT, [prices()], MODE, "warning"),
+    Case("CAP-106", SPOT, [prices("3.10", "9.40")], MODE, "warning"),
+    Case("CAP-107", SPOT, [scores(use1_az4=9)]),
+    Case("CAP-107", SPOT, [scores(use1_az4=1, use1_az6=9)], MODE, "warning"),
+    Case("NET-101", SPOT, [zone("use1-az4")]),
+    Case("NET-101", SPOT, [zone("use1-az1")], "zone_id"),
+    Case("NET-101", SPOT, [zone("use1-az4", State="impaired")], "zone_id"),
+    Case("NET-101", SPOT, [zone("use1-az4", OptInStatus="not-opted-in")], "zone_id"),
+    Case("NET-102", SPOT, [subnet()], edits=EXISTING),
+    Case("NET-102", SPOT, [subnet(VpcId="vpc-0fedcba9876543210")], COMPUTE, edits=EXISTING),
+    Case("NET-102", SPOT, [subnet(AvailabilityZoneId="use1-az1")], COMPUTE, edits=EXISTING),
+    Case("NET-102", SPOT, [("ec2", "describe_subnets", "InvalidSubnetID.NotFound")], COMPUTE, edits=EXISTING),
+    Case("NET-102", EKS, [subnet(AvailabilityZoneId="use2-az1"), subnet(AvailabilityZoneId="use2-az1")],
+         "network.existing.control_subnet_ids", edits=CONTROL),
+    Case("NET-103", SPOT, [subnet()], edits=EXISTING),
+    Case("NET-103", SPOT, [subnet(AvailableIpAddressCount=3)], COMPUTE, edits=EXISTING),
+    Case("NET-104", SPOT, [subnet()], edits=EXISTING),
+    Case("NET-104", SPOT, [subnet(MapPublicIpOnLaunch=True)], COMPUTE, edits=EXISTING),
+    Case("NET-105", SPOT, [attribute("EnableDnsSupport", True), attribute("EnableDnsHostnames", True)], edits=EXISTING),
+    Case("NET-105", SPOT, [attribute("EnableDnsSupport", True), attribute("EnableDnsHostnames", False)],
+         "network.existing.vpc_id", edits=EXISTING),
+    Case("NET-105", SPOT, [("ec2", "describe_vpc_attribute", "InvalidVpcID.NotFound")],
+         "network.existing.vpc_id", edits=EXISTING),
+    Case("NET-106", SPOT, [routes(NAT, GATEWAY)], edits=EXISTING),
+    Case("NET-106", SPOT, [routes(NAT)], COMPUTE, "warning", edits=EXISTING),
+    Case("NET-106", SPOT, [routes(GATEWAY)], COMPUTE, "warning", edits=EXISTING),
+    Case("NET-106", SPOT, [routes(INTERNET, GATEWAY)], COMPUTE, edits=EXISTING),
+    Case("FSX-101", SPOT, [file_system(), subnet()], edits=LUSTRE),
+    Case("FSX-101", SPOT, [file_system(Lifecycle="FAILED"), subnet()], "storage.lustre.existing.id", edits=LUSTRE),
+    Case("FSX-101", SPOT, [file_system(lustre={"MountName": "abcd1234"}), subnet()],
+         "storage.lustre.existing.mount_name", edits=LUSTRE),
+    Case("FSX-101", SPOT, [file_system(lustre={"EfaEnabled": True}), subnet()], "storage.lustre.existing.efa", edits=LUSTRE),
+    Case("FSX-101", SPOT, [file_system(VpcId="vpc-01234567"), subnet()], "storage.lustre.existing.id", edits=LUSTRE),
+    Case("FSX-101", SPOT, [file_system(), subnet(AvailabilityZoneId="use1-az1")], "storage.lustre.existing.id", edits=LUSTRE),
+    Case("FSX-101", SPOT, [("fsx", "describe_file_systems", "FileSystemNotFound")], "storage.lustre.existing.id", edits=LUSTRE),
+    Case("FSX-102", SPOT, [security_group({"IpProtocol": "-1"})], edits=LUSTRE),
+    Case("FSX-102", SPOT, [security_group({**TCP, "FromPort": 988, "ToPort": 988}, {**TCP, "FromPort": 1018, "ToPort": 1023})],
+         edits=LUSTRE),
+    Case("FSX-102", SPOT, [security_group({**TCP, "FromPort": 988, "ToPort": 988})],
+         "storage.lustre.existing.security_group_id",
+         edits=LUSTRE),
+    Case("FSX-102", SPOT, [security_group({"IpProtocol": "-1"}, vpc="vpc-01234567")],
+         "storage.lustre.existing.security_group_id", edits=LUSTRE),
+    Case("FSX-102", SPOT, [("ec2", "describe_security_groups", "InvalidGroup.NotFound")],
+         "storage.lustre.existing.security_group_id", edits=LUSTRE),
+    Case("S3-101", SPOT, [bucket("us-east-1")], edits={"buckets.data": "mine"}),
+    Case("S3-101", SPOT, [bucket("eu-west-1")], "buckets.data", edits={"buckets.data": "mine"}),
+    Case("S3-101", SPOT, [no_bucket("404")], "buckets.data", edits={"buckets.data": "mine"}),
+    Case("S3-101", SPOT, [no_bucket("403")], "buckets.data", "unknown", edits={"buckets.data": "mine"}),
+    Case("S3-102", SPOT, [no_bucket("404")] * 3),
+    Case("S3-102", SPOT, [no_bucket("404"), no_bucket("403"), bucket("us-east-1")], "name", "unknown"),
+    Case("ECR-101", SPOT, [("ecr", "describe_repositories", {"repositories": []})], edits=REPOSITORY),
+    Case("ECR-101", SPOT, [("ecr", "describe_repositories", "RepositoryNotFoundException")],
+         "repository.existing", edits=REPOSITORY),
+    Case("EKS-101", EKS, [versions(v1_33="STANDARD_SUPPORT")]),
+    Case("EKS-101", EKS, [versions(v1_33="EXTENDED_SUPPORT")], "eks.version", "warning"),
+    Case("EKS-101", EKS, [versions(v1_33="UNSUPPORTED", v1_34="STANDARD_SUPPORT")], "eks.version"),
+    Case("EKS-101", EKS, [versions(v1_34="STANDARD_SUPPORT")], "eks.version"),
+    Case("IAM-101", EKS, [("iam", "get_role", "NoSuchEntity")], "access.admin_roles.0"),
+]  # fmt: skip

@@ -1,0 +1,245 @@
+"""Online rules over answers that botocore's own model accepts; who gets no answer says unknown, never nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import EndpointConnectionError, NoCredentialsError, ReadTimeoutError
+from botocore.stub import Stubber
+
+from infra.catalog.instances import instance
+from infra.local.aws import LocalAws
+from infra.plan.place import Place
+from infra.preflight.hyperpod_types import OFFERED
+from infra.preflight.offline import FIRST_ONLINE
+from infra.preflight.online.asking import Aws
+from infra.preflight.online.instances import quota_of
+from infra.preflight.online.running import ONLINE, ask_all, run_all, whoami
+from infra.preflight.rule import Context
+from infra.problems import InfraError
+from tests.infra.answers import CASES, EKS, NOW, SPOT, Answer, Case
+from tests.infra.edits import ACCOUNT, place, spec_of
+
+
+def aws_that_says(answers: Sequence[Answer], region: str = "us-east-1") -> Aws:
+    """Clients that answer each service's questions in this order."""
+    clients: dict[str, Any] = {}
+    for service, method, answer in answers:
+        if service not in clients:
+            clients[service] = client(service, region)
+            clients[service].stubber = Stubber(clients[service])
+            clients[service].stubber.activate()
+        if isinstance(answer, str):
+            status = int(answer) if answer.isdecimal() else 400
+            clients[service].stubber.add_client_error(method, answer, "as planted", status)
+        else:
+            clients[service].stubber.add_response(method, answer)
+    return Aws(region, lambda service: clients[service])
+
+
+def client(service: str, region: str = "us-east-1") -> Any:
+    return boto3.client(service, region_name=region, aws_access_key_id="a", aws_secret_access_key="b")  # type: ignore[call-overload]
+
+
+def broken(error: Exception) -> Aws:
+    """Every question ends with this error."""
+
+    class Client:
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            def fail(*_: Any, **__: Any) -> Any:
+                raise error
+
+            return fail
+
+    return Aws("us-east-1", lambda service: Client())
+
+
+def context(stack: str) -> Context:
+    return Context.at(place(stack), NOW)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_each_answer_is_judged(case: Case) -> None:
+    aws = aws_that_says(case.answers, place(case.stack).region)
+    found = ONLINE[case.code].ask(spec_of(case.stack, case.edits), context(case.stack), aws)
+    told = {(finding.path, finding.level) for finding in found}
+    assert told == ({(case.path, case.level)} if case.path else set()), [finding.line() for finding in found]
+    assert all(finding.fix and finding.code == case.code for finding in found)
+
+
+def test_every_online_rule_has_a_good_and_a_bad_answer() -> None:
+    bad = {case.code for case in CASES if case.path}
+    good = {case.code for case in CASES if not case.path}
+    assert bad | {"EC2-104"} == set(ONLINE)
+    assert good | {"EC2-104", "IAM-101"} == set(ONLINE)
+    assert all(int(code[-3:]) > FIRST_ONLINE and rule.permission for code, rule in ONLINE.items())
+
+
+def test_facts_that_have_changed_since_the_snapshot_are_told() -> None:
+    card = {"NetworkCardIndex": 0, "MaximumNetworkInterfaces": 10}
+    record = {
+        "InstanceType": "g6e.48xlarge",
+        "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
+        "VCpuInfo": {"DefaultVCpus": 192},
+        "MemoryInfo": {"SizeInMiB": 1},
+        "SupportedUsageClasses": ["spot"],
+        "PlacementGroupInfo": {"SupportedStrategies": ["cluster"]},
+    }
+    for efa, cards, found in ((4, 4, 0), (8, 8, 1)):
+        network = {
+            "NetworkCards": [{**card, "NetworkCardIndex": index} for index in range(cards)],
+            "EfaInfo": {"MaximumEfaInterfaces": efa},
+        }
+        answer = {"InstanceTypes": [{**record, "NetworkInfo": network}]}
+        aws = aws_that_says([("ec2", "describe_instance_types", answer)])
+        assert len(ONLINE["EC2-104"].ask(spec_of(SPOT, {}), context(SPOT), aws)) == found
+
+
+def test_a_role_that_is_there_is_fine_and_one_of_another_account_is_not_asked_for() -> None:
+    role = {"RoleName": "platform", "RoleId": "A" * 16, "Path": "/", "CreateDate": NOW}
+    role["Arn"] = f"arn:aws:iam::{ACCOUNT}:role/platform"
+    aws = aws_that_says([("iam", "get_role", {"Role": role})])
+    assert ONLINE["IAM-101"].ask(spec_of(EKS, {}), context(EKS), aws) == []
+    elsewhere = {"access.admin_roles": ["arn:aws:iam::210987654321:role/platform"]}
+    assert ONLINE["IAM-101"].ask(spec_of(EKS, elsewhere), context(EKS), aws_that_says([])) == []
+
+
+@pytest.mark.parametrize("code", sorted(ONLINE))
+@pytest.mark.parametrize(
+    "answer", ["AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "Throttling", "InternalError"]
+)
+def test_a_refused_question_is_unknown(code: str, answer: str) -> None:
+    case = next(case for case in CASES if case.code == code) if code != "EC2-104" else Case(code, SPOT, [])
+    answers = [(service, method, answer) for service, method, _ in case.answers] or [
+        ("ec2", "describe_instance_types", answer)
+    ]
+    if code in ("S3-101", "S3-102"):
+        answers = [("s3", "head_bucket", "403")] * 3
+    aws = aws_that_says(answers, place(case.stack).region)
+    found = ONLINE[code].ask(spec_of(case.stack, case.edits), context(case.stack), aws)
+    assert found
+    if code != "EC2-103" or answer == "UnauthorizedOperation":
+        assert {finding.level for finding in found} == {"unknown"}
+
+
+def test_missing_permission_names_the_permission() -> None:
+    aws = aws_that_says([("ec2", "describe_availability_zones", "UnauthorizedOperation")])
+    (finding,) = ONLINE["NET-101"].ask(spec_of(SPOT, {}), context(SPOT), aws)
+    assert "ec2:DescribeAvailabilityZones" in finding.fix
+
+
+def test_a_network_that_is_down_makes_all_unknown_and_nothing_ok() -> None:
+    aws = broken(EndpointConnectionError(endpoint_url="https://sts.us-east-1.amazonaws.com"))
+    found = run_all(spec_of(SPOT, {}), aws, NOW)
+    assert {finding.code for finding in found} == set(ONLINE)
+    assert {finding.level for finding in found} == {"unknown"}
+
+
+def test_a_time_out_of_one_question_is_unknown() -> None:
+    aws = broken(ReadTimeoutError(endpoint_url="https://ec2.us-east-1.amazonaws.com"))
+    (finding,) = ONLINE["NET-101"].ask(spec_of(SPOT, {}), context(SPOT), aws)
+    assert finding.level == "unknown"
+
+
+def test_a_rule_without_an_answer_in_time_is_unknown_and_the_others_are_not_lost() -> None:
+    waiting = threading.Event()
+
+    class Slow:
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            def wait(*_: Any, **__: Any) -> Any:
+                waiting.wait(10)
+                raise EndpointConnectionError(endpoint_url="late")
+
+            return wait
+
+    try:
+        found = ask_all(spec_of(SPOT, {}), context(SPOT), Aws("us-east-1", lambda service: Slow()), patience_s=0.2)
+    finally:
+        waiting.set()
+    assert "NET-101" in {finding.code for finding in found}
+    assert {finding.level for finding in found} == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [
+        ("ExpiredToken", "expired"),
+        ("InvalidClientTokenId", "does not know"),
+        ("ServiceUnavailable", "ServiceUnavailable"),
+    ],
+)
+def test_credentials_that_are_refused_are_one_line_with_a_fix(code: str, word: str) -> None:
+    with pytest.raises(InfraError, match=word) as caught:
+        whoami(aws_that_says([("sts", "get_caller_identity", code)]))
+    assert "\n" not in str(caught.value)
+    assert "fix: " in str(caught.value)
+
+
+def test_no_credentials_is_one_line_with_a_fix() -> None:
+    with pytest.raises(InfraError, match="credentials") as caught:
+        whoami(broken(NoCredentialsError()))
+    assert "fix: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arn", "expected"),
+    [
+        ("arn:aws:iam::123456789012:user/me", Place("us-east-1", "123456789012")),
+        (
+            "arn:aws-cn:sts::123456789012:assumed-role/a/b",
+            Place("us-east-1", "123456789012", "aws-cn", "amazonaws.com.cn"),
+        ),
+    ],
+)
+def test_account_and_partition_come_from_the_credentials(arn: str, expected: Place) -> None:
+    assert whoami(aws_that_says([("sts", "get_caller_identity", {"Arn": arn})])) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "spot", "expected"),
+    [
+        ("p5", False, "Running On-Demand P instances"),
+        ("p5", True, "All P5 Spot Instance Requests"),
+        ("p4d", True, "All P4, P3 and P2 Spot Instance Requests"),
+        ("g6e", False, "Running On-Demand G and VT instances"),
+        ("c5n", False, "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"),
+        ("trn2", False, "Running On-Demand Trn instances"),
+        ("hpc7a", False, "Running On-Demand HPC instances"),
+        ("inf2", True, "All Inf Spot Instance Requests"),
+        ("dl1", False, None),
+    ],
+)
+def test_a_family_counts_against_its_own_quota(family: str, spot: bool, expected: str | None) -> None:
+    names = [
+        "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
+        "Running On-Demand P instances",
+        "Running On-Demand G and VT instances",
+        "Running On-Demand Trn instances",
+        "Running On-Demand HPC instances",
+        "All P4, P3 and P2 Spot Instance Requests",
+        "All P5 Spot Instance Requests",
+        "All G and VT Spot Instance Requests",
+        "All Inf Spot Instance Requests",
+    ]
+    assert quota_of(family, spot, names) == expected
+
+
+def test_the_types_that_hyperpod_takes_are_those_of_its_api() -> None:
+    model = client("sagemaker").meta.service_model
+    assert frozenset(model.shape_for("ClusterInstanceType").enum) == OFFERED
+    assert instance("ml.p5.48xlarge") is not None
+
+
+@pytest.mark.slow
+def test_against_the_embedded_aws_every_rule_ends_and_what_it_lacks_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalAws() as local:
+        for name, value in local.environment.items():
+            monkeypatch.setenv(name, value)
+        found = run_all(spec_of(SPOT, {}), Aws("us-east-1"), NOW)
+    assert "BUD-001" not in {finding.code for finding in found}
+    assert "NET-101" not in {finding.code for finding in found}
+    assert all(finding.fix for finding in found)
