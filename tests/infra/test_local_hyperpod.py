@@ -65,6 +65,17 @@ def make_role(aws: LocalAws, name: str, trusted: str) -> str:
     return str(client(aws, "iam").create_role(RoleName=name, AssumeRolePolicyDocument=document)["Role"]["Arn"])
 
 
+def make_queue(sqs: Any, name: str) -> tuple[str, str]:
+    """The URL and the ARN of a queue that EventBridge may write to."""
+    url = str(sqs.create_queue(QueueName=name)["QueueUrl"])
+    arn = str(sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"])
+    principal = {"Service": "events.amazonaws.com"}
+    statement = {"Effect": "Allow", "Principal": principal, "Action": "sqs:SendMessage", "Resource": arn}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
+    return url, arn
+
+
 def slurm_cluster(name: str, network: Network, role: str) -> dict[str, Any]:
     common = {
         "ExecutionRole": role,
@@ -263,8 +274,7 @@ def test_nodes_are_replaced_and_deleted_by_id_and_the_controller_stays(sagemaker
 
 def test_a_replacement_reaches_the_queue_of_an_event_rule(aws: LocalAws, sagemaker: Any, request_of: Any) -> None:
     events, sqs = client(aws, "events"), client(aws, "sqs")
-    queue = sqs.create_queue(QueueName="interruptions")["QueueUrl"]
-    arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    queue, arn = make_queue(sqs, "interruptions")
     pattern = {"source": ["aws.sagemaker"], "detail-type": ["SageMaker HyperPod Cluster Event"]}
     events.put_rule(Name="nodes", EventPattern=json.dumps(pattern))
     events.put_targets(Rule="nodes", Targets=[{"Id": "queue", "Arn": arn}])
@@ -290,8 +300,7 @@ def test_a_faulty_node_is_reported_and_replaced_only_where_recovery_is_automatic
     account, region = ACCOUNT, "us-west-2"
     with mock_aws():
         events, sqs = boto3.client("events", region), boto3.client("sqs", region)
-        queue = sqs.create_queue(QueueName="health")["QueueUrl"]
-        arn = f"arn:aws:sqs:{region}:{account}:health"
+        queue, arn = make_queue(sqs, "health")
         pattern = {"source": ["aws.sagemaker"], "detail-type": ["SageMaker HyperPod Cluster Node Health Event"]}
         events.put_rule(Name="health", EventPattern=json.dumps(pattern))
         events.put_targets(Rule="health", Targets=[{"Id": "queue", "Arn": arn}])
@@ -300,7 +309,8 @@ def test_a_faulty_node_is_reported_and_replaced_only_where_recovery_is_automatic
             cluster_arn = f"arn:aws:sagemaker:{region}:{account}:cluster/{recovery.lower():0<12}"
             spec = {"ClusterName": recovery, "NodeRecovery": recovery, "InstanceGroups": []}
             cluster = Cluster(account, region, cluster_arn, spec, [], nodes=[node])
-            sagemaker_backends[account][region].clusters[cluster.id] = cluster
+            backend: Any = sagemaker_backends[account][region]
+            backend.clusters[cluster.id] = cluster
             before = node.id
             after = fail_node(account, region, recovery, before)
             messages = sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10)["Messages"]
