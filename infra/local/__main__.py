@@ -1,27 +1,77 @@
-"""`python -m infra.local`: S3, STS and instance metadata on loopback until SIGTERM or SIGINT; prints what to export."""
+"""`python -m infra.local`: AWS and instance metadata on loopback until SIGTERM or SIGINT; prints what to export.
+
+With words it plays an event in the one whose address LUSTRAIN_LOCAL_AWS_CONTROL holds: `python -m infra.local spot
+instance=i-0123456789abcdef0 in_s=30`. The commands are those of `player.COMMANDS`; values are JSON or plain text.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import sys
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 from infra.local.aws import LEFT_OUT, LocalAws
+from infra.local.events import Events, send
 from infra.local.metadata import LocalMetadata
 
+CONTROL = "LUSTRAIN_LOCAL_AWS_CONTROL"
 
-def main() -> int:
+
+def main(words: Sequence[str] = ()) -> int:
+    return _play(*words) if words else _serve()
+
+
+def _serve() -> int:
+    from infra.local.additions import left_out
+
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     with LocalAws() as aws, LocalMetadata() as metadata:
-        print(f"# S3 and STS at {aws.endpoint} ({LEFT_OUT})")
+        print(f"# AWS at {aws.endpoint}, in memory only, all regions; {LEFT_OUT}")
+        print("# left out:")
+        for line in left_out():
+            print(f"#   {line}")
+        print(f"# events to {aws.control}/control/…")
         print(f"# instance metadata at {metadata.endpoint}, commands to {metadata.control}/control/…")
         for name, value in {**aws.environment, **metadata.environment}.items():
             print(f"export {name}={value}")
+        print(f"export {CONTROL}={aws.control}")
         print(f"export LUSTRAIN_LOCAL_METADATA_CONTROL={metadata.control}", flush=True)
         ended.wait()
     return 0
 
 
+def _play(command: str, *details: str) -> int:
+    control = os.environ.get(CONTROL)
+    if not control:
+        print(f"{CONTROL} is not set: it holds the address of a running `python -m infra.local`, which prints it")
+        return 2
+    try:
+        answer = Events(control).state() if command == "state" else send(f"{control}/control/{command}", _read(details))
+    except (OSError, ValueError) as error:
+        print(f"{command}: {error}")
+        return 2
+    print(json.dumps(answer, indent=2))
+    return 0
+
+
+def _read(details: Sequence[str]) -> dict[str, Any]:
+    read: dict[str, Any] = {}
+    for word in details:
+        name, given, value = word.partition("=")
+        if not given:
+            raise ValueError(f"{word} is no name=value")
+        try:
+            read[name] = json.loads(value)
+        except ValueError:
+            read[name] = value
+    return read
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

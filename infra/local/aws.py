@@ -1,9 +1,9 @@
-"""S3 and STS on loopback: moto behind a real threaded HTTP server in its own process.
+"""AWS on loopback: moto, mended by `additions`, behind a real threaded HTTP server in its own process.
 
-What it leaves out, so that nobody takes it for more: it checks no credentials and no signatures, accepts a body
-whose checksum header is wrong, never throttles, never fails, keeps everything in the memory and temporary files of
-one process, and forgets all of it on stop. Integrity is therefore tested against a real S3 server as well
-(tests/lab/servers.py).
+Every region is there, and every service that moto knows. What it leaves out, so that nobody takes it for more: it checks
+no credentials and no signatures, accepts a body whose checksum header is wrong, never throttles, never fails, keeps
+everything in the memory and temporary files of one process, and forgets all of it on stop. Integrity is therefore tested
+against a real S3 server as well (tests/lab/servers.py). `additions.left_out()` says the rest, service by service.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 from types import TracebackType
+
+from infra.local.events import Events
 
 LEFT_OUT = "emulated by moto: no credential or checksum checks, no throttling, no durability"
 START_SECONDS = 60.0
@@ -28,11 +30,18 @@ class LocalAws:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self.endpoint = ""
+        self.control = ""
+        """Base address for commands of the event player, `events.Events`."""
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables that send every AWS client to this server, and none to a real account or to a metadata address."""
         return {**client_environment(), "AWS_ENDPOINT_URL": self.endpoint}
+
+    @property
+    def events(self) -> Events:
+        """Plays what AWS does to machines: spot notices, ends of capacity blocks, faults of nodes."""
+        return Events(self.control)
 
     def start(self) -> LocalAws:
         """Returns once the server answers; RuntimeError with its own words when it does not come up."""
@@ -48,7 +57,7 @@ class LocalAws:
         if not line.startswith(_READY):
             self.stop()
             raise RuntimeError(f"the local AWS server did not start: {line.strip() or 'it ended without a word'}")
-        self.endpoint = line.removeprefix(_READY).strip()
+        self.endpoint, self.control = line.removeprefix(_READY).split()
         return self
 
     def stop(self) -> None:
@@ -87,18 +96,19 @@ def client_environment() -> dict[str, str]:
 
 
 def serve() -> None:
-    """Serves until standard input ends or SIGTERM comes; the port is chosen by the kernel and printed as the first line."""
+    """Serves until standard input ends or SIGTERM comes; the kernel chooses the ports, the first line says them."""
     import logging
 
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
+    from infra.local import player
     from infra.local.additions import install
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     install()
     server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
-    print(f"{_READY}http://127.0.0.1:{server.server_port}", flush=True)
+    print(f"{_READY}http://127.0.0.1:{server.server_port} {player.listen()}", flush=True)
 
     def stop_with_parent() -> None:
         sys.stdin.read()

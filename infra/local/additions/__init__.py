@@ -23,6 +23,8 @@ MODULES = (
     "s3",
     "ecr",
     "sqs",
+    "eventbridge",
+    "lifecycle",
     "fsx",
     "fsx_associations",
     "hyperpod",

@@ -8,13 +8,13 @@ from typing import Any
 
 from moto.sqs.models import Queue
 
-LEFT_OUT = "SQS: a queue's policy is judged for events and notifications only; nothing is encrypted"
+LEFT_OUT = "SQS: a queue's policy is judged for the events of EventBridge only; nothing is encrypted"
 
 
 @cache
 def install() -> None:
     """Puts itself around the attributes of queues."""
-    shown = Queue.attributes.fget
+    shown: Any = Queue.__dict__["attributes"].fget
 
     def attributes(self: Any) -> dict[str, Any]:
         found: dict[str, Any] = shown(self)

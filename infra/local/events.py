@@ -1,0 +1,103 @@
+"""The event player: what AWS does to a cluster's machines, done to those of the embedded AWS.
+
+An event goes on the account's event bus, in the form that its service documents, and on to the targets of the rules that
+match it; instance, Auto Scaling group and the node's instance metadata follow. `Events` is for callers in any process;
+what it asks for is played inside the server, which answers on a second port (`LocalAws.control`).
+
+Forms: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html,
+rebalance-recommendations.html and capacity-blocks-monitor.html beside it, and
+https://docs.aws.amazon.com/health/latest/ug/aws-health-events-eventbridge-schema.html.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+NOTICE_SECONDS = 120.0
+"""EC2 announces a spot interruption two minutes ahead."""
+RETIREMENT_SECONDS = 14 * 24 * 3600.0
+"""AWS Health names the day of a retirement about two weeks ahead."""
+RETIREMENT = "AWS_EC2_INSTANCE_RETIREMENT_SCHEDULED"
+FAULT = "NvidiaErrorTerminate"
+BLOCK_WARNING_SECONDS = 40 * 60.0
+"""A capacity block says its end 40 minutes before; its instances begin to terminate 10 minutes later."""
+
+
+@dataclass(frozen=True)
+class Events:
+    """Plays events of AWS through the control address of an embedded AWS; ValueError with its words when it refuses.
+
+    `metadata` is the control address of the `LocalMetadata` that stands for the node, if there is one.
+    """
+
+    control: str
+
+    def spot(
+        self, instance: str, in_s: float = NOTICE_SECONDS, action: str = "terminate", metadata: str | None = None
+    ) -> dict[str, Any]:
+        """A spot interruption notice: the instance ends `in_s` seconds from now."""
+        return self._play("spot", instance=instance, in_s=in_s, action=action, metadata=metadata)
+
+    def rebalance(self, instance: str, metadata: str | None = None) -> dict[str, Any]:
+        """A rebalance recommendation."""
+        return self._play("rebalance", instance=instance, metadata=metadata)
+
+    def health(
+        self,
+        instance: str,
+        in_s: float = RETIREMENT_SECONDS,
+        code: str = RETIREMENT,
+    ) -> dict[str, Any]:
+        """A scheduled change of AWS Health that affects the instance, `in_s` seconds from now."""
+        return self._play("health", instance=instance, in_s=in_s, code=code)
+
+    def block(
+        self, reservation: str, instance_type: str, count: int, zone_id: str, region: str, ends_at: datetime
+    ) -> dict[str, Any]:
+        """A capacity block that was bought before the cluster is there, and is delivered now."""
+        return self._play(
+            "block",
+            reservation=reservation,
+            instance_type=instance_type,
+            count=count,
+            zone_id=zone_id,
+            region=region,
+            ends_at=ends_at.isoformat(),
+        )
+
+    def block_expiry(self, reservation: str, in_s: float = BLOCK_WARNING_SECONDS) -> dict[str, Any]:
+        """The warning that a capacity block ends `in_s` seconds from now; its instances go 30 minutes before that."""
+        return self._play("block-expiry", reservation=reservation, in_s=in_s)
+
+    def node_fault(self, cluster: str, instance: str, region: str, fault: str = FAULT) -> dict[str, Any]:
+        """HyperPod finds a fault in a node and, with automatic recovery, replaces it."""
+        return self._play("node-fault", cluster=cluster, instance=instance, region=region, fault=fault)
+
+    def node_replacement(self, cluster: str, instance: str, region: str) -> dict[str, Any]:
+        """HyperPod puts a new machine in the place of a node."""
+        return self._play("node-replacement", cluster=cluster, instance=instance, region=region)
+
+    def state(self) -> dict[str, Any]:
+        """Instances of Auto Scaling groups with their lifecycle states, and events that no target could be given."""
+        with urllib.request.urlopen(f"{self.control}/control/state", timeout=10) as answer:
+            return json.load(answer)  # type: ignore[no-any-return]
+
+    def _play(self, command: str, **details: Any) -> dict[str, Any]:
+        return send(f"{self.control}/control/{command}", {k: v for k, v in details.items() if v is not None})
+
+
+def send(address: str, command: dict[str, Any]) -> dict[str, Any]:
+    """Posts a command to a control address on loopback; ValueError with the words of the refusal."""
+    if not address.startswith("http://127.0.0.1:"):
+        raise ValueError(f"{address}: control addresses are on loopback, http://127.0.0.1:…")
+    request = urllib.request.Request(address, json.dumps(command).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.loads(answer.read() or b"{}")  # type: ignore[no-any-return]
+    except urllib.error.HTTPError as error:
+        raise ValueError(error.read().decode() or f"{address} answered {error.code}") from None

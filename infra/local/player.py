@@ -1,0 +1,227 @@
+"""The server's side of the event player: each command of `events.Events`, played on moto's backends, and its HTTP port."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from uuid import uuid4
+
+from moto.autoscaling.models import autoscaling_backends
+from moto.core.exceptions import ServiceException
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.ec2.models import ec2_backends
+from moto.events.models import events_backends
+
+from infra.local.additions import lifecycle
+from infra.local.additions.capacity import deliver_block, reservations
+from infra.local.additions.eventbridge import put_service_event, undelivered
+from infra.local.additions.hyperpod_nodes import fail_node, replace_node
+from infra.local.events import BLOCK_WARNING_SECONDS, FAULT, NOTICE_SECONDS, RETIREMENT, RETIREMENT_SECONDS, send
+
+ACCOUNT = DEFAULT_ACCOUNT_ID
+BLOCK_GRACE_SECONDS = 30 * 60.0
+"""EC2 begins to terminate instances of a block 30 minutes before its end."""
+
+
+def spot(
+    instance: str, in_s: float = NOTICE_SECONDS, action: str = "terminate", metadata: str | None = None
+) -> dict[str, Any]:
+    """The notice, and `in_s` seconds later the end; the node's metadata and group follow."""
+    if action not in ("terminate", "stop", "hibernate"):
+        raise ValueError(f"EC2 has no spot action {action!r}")
+    found = _running(instance)
+    if found.lifecycle != "spot":
+        raise ValueError(f"{instance} is no spot instance: EC2 sends it no interruption notice")
+    if metadata:
+        send(f"{metadata}/control/spot", {"action": action, "in_s": in_s})
+    zone = found.placement.zone
+    _tell(
+        found.ec2_backend,
+        "EC2 Spot Instance Interruption Warning",
+        {"instance-id": instance, "instance-action": action},
+        # The notice names its instance by the zone and without the account, unlike every other event of EC2.
+        [f"arn:{found.ec2_backend.partition}:ec2:{zone}:instance/{instance}"],
+    )
+    _group_follows(found, metadata)
+    if action == "terminate":
+        _later(in_s, lambda: lifecycle.taken(found))
+    return _seen(found)
+
+
+def rebalance(instance: str, metadata: str | None = None) -> dict[str, Any]:
+    """The recommendation; a group that rebalances replaces the instance."""
+    found = _running(instance)
+    if metadata:
+        send(f"{metadata}/control/rebalance", {})
+    kind = "EC2 Instance Rebalance Recommendation"
+    _tell(found.ec2_backend, kind, {"instance-id": instance}, [_arn(found.ec2_backend, f"instance/{instance}")])
+    _group_follows(found, metadata)
+    return _seen(found)
+
+
+def health(instance: str, in_s: float = RETIREMENT_SECONDS, code: str = RETIREMENT) -> dict[str, Any]:
+    """AWS Health announces a change; nothing happens to the instance before that day."""
+    found = _running(instance)
+    backend, at = found.ec2_backend, datetime.now(UTC) + timedelta(seconds=in_s)
+    event = f"arn:{backend.partition}:health:{backend.region_name}::event/EC2/{code}/{code}_{uuid4()}"
+    detail = {
+        "eventArn": event,
+        "service": "EC2",
+        "eventTypeCode": code,
+        "eventTypeCategory": "scheduledChange",
+        "eventScopeCode": "ACCOUNT_SPECIFIC",
+        "communicationId": uuid4().hex,
+        "startTime": at.strftime("%a, %d %b %Y %H:%M:%S GMT"),
+        "lastUpdatedTime": datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT"),
+        "statusCode": "upcoming",
+        "eventRegion": backend.region_name,
+        "eventDescription": [{"language": "en_US", "latestDescription": f"{code} for {instance}"}],
+        "affectedEntities": [{"entityValue": instance, "status": "IMPAIRED"}],
+        "affectedAccount": backend.account_id,
+        "page": "1",
+        "totalPages": "1",
+    }
+    put_service_event(backend.account_id, backend.region_name, "aws.health", "AWS Health Event", detail, [instance])
+    return {"event": event}
+
+
+def block(reservation: str, instance_type: str, count: int, zone_id: str, region: str, ends_at: str) -> dict[str, Any]:
+    """A block bought before: it is there, active, and says so."""
+    backend = ec2_backends[ACCOUNT][region]
+    end = datetime.fromisoformat(ends_at)
+    made = deliver_block(backend, reservation, instance_type, count, zone_id, end)
+    detail = {"capacity-reservation-id": reservation, "end-date": _stamp(end)}
+    _tell(backend, "Capacity Block Delivered", detail, [made.arn])
+    return {"arn": made.arn}
+
+
+def block_expiry(reservation: str, in_s: float = BLOCK_WARNING_SECONDS) -> dict[str, Any]:
+    """The warning; 30 minutes before the end its instances are taken, and at the end the block is over."""
+    for backend in ec2_backends[ACCOUNT].values():
+        found = reservations(backend).get(reservation)
+        if found is None:
+            continue
+        if found.kind != "capacity-block":
+            raise ValueError(f"{reservation} is no capacity block: it has no end to warn of")
+        found.end = datetime.now(UTC) + timedelta(seconds=in_s)
+        detail = {"capacity-reservation-id": reservation, "end-date": _stamp(found.end)}
+        _tell(backend, "Capacity Block Expiration Warning", detail, [found.arn])
+        for instance in sorted(found.used_by):
+            gone = backend.get_instance(instance)
+            _later(max(0.0, in_s - BLOCK_GRACE_SECONDS), partial(lifecycle.taken, gone))
+        return {"ends": detail["end-date"], "instances": sorted(found.used_by)}
+    raise ValueError(f"there is no capacity reservation {reservation}")
+
+
+def node_fault(cluster: str, instance: str, region: str, fault: str = FAULT) -> dict[str, Any]:
+    return {"instance": fail_node(ACCOUNT, region, cluster, instance, fault)}
+
+
+def node_replacement(cluster: str, instance: str, region: str) -> dict[str, Any]:
+    return {"instance": replace_node(ACCOUNT, region, cluster, instance)}
+
+
+def state() -> dict[str, Any]:
+    """What `Events.state` shows."""
+    groups = {
+        group.name: {state.instance.id: state.lifecycle_state for state in group.instance_states}
+        for backend in list(autoscaling_backends[ACCOUNT].values())
+        for group in backend.autoscaling_groups.values()
+    }
+    regions = list(events_backends[ACCOUNT])
+    return {"groups": groups, "undelivered": [one for region in regions for one in undelivered(ACCOUNT, region)]}
+
+
+COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
+    "spot": spot,
+    "rebalance": rebalance,
+    "health": health,
+    "block": block,
+    "block-expiry": block_expiry,
+    "node-fault": node_fault,
+    "node-replacement": node_replacement,
+}
+
+
+def listen() -> str:
+    """Answers commands on a port of loopback, in a thread that ends with the process; its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Control)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+class _Control(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        command = COMMANDS.get(self.path.removeprefix("/control/"))
+        if command is None:
+            return self._answer(404, f"no such command; there are {', '.join(COMMANDS)}")
+        try:
+            return self._answer(200, json.dumps(command(**json.loads(raw or b"{}"))))
+        except (TypeError, ValueError, ServiceException) as error:
+            return self._answer(400, str(error))
+
+    def do_GET(self) -> None:
+        if self.path == "/control/state":
+            self._answer(200, json.dumps(state()))
+        else:
+            self._answer(404, "")
+
+    def _answer(self, status: int, body: str) -> None:
+        raw = body.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet: what was played shows in the state."""
+
+
+def _running(wanted: str) -> Any:
+    for backend in list(ec2_backends[ACCOUNT].values()):
+        found = backend.get_instance_by_id(wanted)
+        if found is not None and found.state == "running":
+            return found
+    raise ValueError(f"no running instance {wanted} in any region")
+
+
+def _group_follows(instance: Any, metadata: str | None) -> None:
+    place = lifecycle.state_of(instance)
+    if place is not None and lifecycle.rebalance(place) and metadata:
+        send(f"{metadata}/control/lifecycle", {"state": "Terminated"})
+
+
+def _seen(instance: Any) -> dict[str, Any]:
+    place = lifecycle.state_of(instance)
+    return {
+        "instance": instance.id,
+        "group": place.auto_scaling_group.name if place else None,
+        "lifecycle_state": place.lifecycle_state if place else None,
+    }
+
+
+def _tell(backend: Any, kind: str, detail: dict[str, Any], resources: list[str]) -> None:
+    put_service_event(backend.account_id, backend.region_name, "aws.ec2", kind, detail, resources)
+
+
+def _arn(backend: Any, resource: str) -> str:
+    return f"arn:{backend.partition}:ec2:{backend.region_name}:{backend.account_id}:{resource}"
+
+
+def _later(seconds: float, what: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, what)
+    timer.daemon = True
+    timer.start()
+
+
+def _stamp(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
