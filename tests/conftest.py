@@ -13,7 +13,7 @@ import pytest
 
 from infra.local.aws import client_environment
 
-pytest_plugins = ["tests.lab.servers"]
+pytest_plugins = ["tests.lab.servers", "tests.infra.stacks"]
 
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
