@@ -15,6 +15,7 @@ from botocore.parsers import ResponseParserError
 from infra.config import ClusterSpec
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, Rule
+from infra.problems import LONGEST_VALUE
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -108,7 +109,8 @@ class OnlineRule(Rule):
         """What is wrong; may raise botocore's errors, which `ask` turns into an unknown."""
 
     def unknown(self, path: str, why: str, fix: str) -> Finding:
-        return self.finding(path, f"could not be checked: {why}", fix, level="unknown")
+        short = why if len(why) <= LONGEST_VALUE else why[:LONGEST_VALUE] + "…"
+        return self.finding(path, f"could not be checked: {short}", fix, level="unknown")
 
     def ask(self, spec: ClusterSpec, context: Context, aws: Aws) -> list[Finding]:
         """The findings, or one that says why there is no answer; a question without an answer is never passed."""

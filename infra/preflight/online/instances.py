@@ -42,7 +42,9 @@ class Offered(OnlineRule):
             if spec.zone_id not in found:
                 message = f"{group.ec2_type} is not offered in {spec.zone_id}"
                 fix = f"take {' or '.join(sorted(found))}" if found else f"take another type: none in {aws.region}"
-                yield self.finding(f"{path}.instance_type", message, fix)
+                # HyperPod's machines lie in AWS's own account; what EC2 offers there is a sign, no more.
+                level: Level = "warning" if spec.hyperpod else "error"
+                yield self.finding(f"{path}.instance_type", message, fix, level=level)
 
 
 class VcpuQuota(OnlineRule):

@@ -118,6 +118,7 @@ class Buckets(OnlineRule):
 
 class BucketTaken(OnlineRule):
     code = "S3-102"
+    level = "unknown"
     checks = "The buckets that would be made are not somebody else's: names are one for all accounts."
     source = "https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"
     permission = "s3:ListBucket"
