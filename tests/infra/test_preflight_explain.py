@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from infra.config import parse
 from infra.preflight.change import Change, Effect
 from infra.preflight.explain import explain, refused
-from tests.infra.edits import GONE, spec_of
+from tests.infra.edits import GONE, STACKS, spec_of
 
 SPOT, BLOCK, RESERVED = "ec2-spot-g6e", "ec2-capacity-block-p5en", "ec2-p6-b300-reservation"
 SLURM, EKS, REHEARSAL = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot", "rehearsal"
@@ -157,3 +159,10 @@ def test_the_worst_comes_first() -> None:
 
 def test_a_harmless_update_is_not_refused() -> None:
     assert refused(changes(SPOT, {"groups.0.count": 9, "alarms.emails": ["new@example.com"]})) == []
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_what_a_stack_says_of_itself_is_what_its_file_says(stack: str) -> None:
+    spec = spec_of(stack, {})
+    told = json.loads(json.dumps(spec.model_dump(mode="json", exclude_defaults=True)))
+    assert explain(parse(told), spec) == []
