@@ -71,7 +71,7 @@ def install() -> None:
         "DescribeCapacityBlockOfferings": _offerings,
         "PurchaseCapacityBlock": _purchase,
     }
-    serve(EC2Response, "ec2", actions, "MissingParameter")
+    serve(EC2Response, "ec2", actions, "InvalidParameterValue")
 
 
 def reservations(backend: Any) -> dict[str, Reservation]:

@@ -6,6 +6,7 @@ user data is encoded; that makes the provider see changes that nobody made.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -28,7 +29,7 @@ def install() -> None:
     # moto takes the tags once, when the template is made.
     LaunchTemplate.tags = property(lambda self: self.get_tags(), lambda self, value: None)  # type: ignore[assignment]
     actions = {"CreateLaunchTemplate": _create, "CreateLaunchTemplateVersion": _create_version}
-    serve(EC2Response, "ec2", actions, "MissingParameter")
+    serve(EC2Response, "ec2", actions, "InvalidParameterValue")
 
 
 def _create(call: Call) -> Mapping[str, Any]:
@@ -74,8 +75,7 @@ def _data(asked: Mapping[str, Any]) -> dict[str, Any]:
     data = dict(asked)
     if (encoded := data.pop("UserData", None)) is not None:
         data["UserData"] = parse_user_data(encoded)
-        size = len(data["UserData"].as_bytes()) * 3 // 4
-        if size > MOST_USER_DATA + 2:
+        if len(base64.b64decode(encoded)) > MOST_USER_DATA:
             refuse("InvalidParameterValue", f"User data is limited to {MOST_USER_DATA} bytes")
     return data
 

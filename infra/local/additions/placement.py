@@ -33,7 +33,7 @@ def install() -> None:
     """Adds the actions to EC2, and the prefix of the ids so that they take tags."""
     known_prefix("placement-group", "pg")
     actions = {"CreatePlacementGroup": _create, "DescribePlacementGroups": _describe, "DeletePlacementGroup": _delete}
-    serve(EC2Response, "ec2", actions, "MissingParameter")
+    serve(EC2Response, "ec2", actions, "InvalidParameterValue")
 
 
 def placement_groups(backend: Any) -> dict[str, PlacementGroup]:

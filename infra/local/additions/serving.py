@@ -118,9 +118,12 @@ def _broken_string(shape: Any, value: str, path: str) -> Iterator[str]:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """None for what Java's regular expressions know and Python's do not: Unicode properties, flags in the middle."""
+    """None for what Java's regular expressions know and Python's do not: Unicode properties, flags in the middle.
+
+    EC2's model has a start-of-text in the middle of a pattern, which nothing could match.
+    """
     try:
-        return re.compile(pattern)
+        return re.compile(pattern.replace("/^", "/"))
     except re.error:
         return None
 

@@ -1,0 +1,316 @@
+"""The event player: what AWS does to machines arrives at queues and topics through rules, and groups and metadata follow."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from infra.local.aws import LocalAws
+from infra.local.events import Events, send
+from infra.local.metadata import LocalMetadata
+from tests.infra.local_network import ACCOUNT, Network, client, refusal
+
+REGION = "us-west-2"
+HOOK = "save"
+
+
+class Cluster:
+    """A gang of two spot nodes with a terminate hook, a queue that all rules may write to, and a rule for everything."""
+
+    def __init__(self, aws: LocalAws, name: str, *, rebalance: bool) -> None:
+        self.name, self.aws = name, aws
+        self.network = Network(aws)
+        self.scaling = client(aws, "autoscaling")
+        data = {
+            "ImageId": "ami-0123456789abcdef0",
+            "InstanceType": "g6e.8xlarge",
+            "InstanceMarketOptions": {"MarketType": "spot"},
+        }
+        made = self.network.ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)[
+            "LaunchTemplate"
+        ]
+        self.scaling.create_auto_scaling_group(
+            AutoScalingGroupName=name,
+            LaunchTemplate={"LaunchTemplateId": made["LaunchTemplateId"], "Version": "1"},
+            MinSize=2,
+            MaxSize=2,
+            VPCZoneIdentifier=self.network.subnet,
+            CapacityRebalance=rebalance,
+        )
+        self.scaling.put_lifecycle_hook(
+            AutoScalingGroupName=name,
+            LifecycleHookName=HOOK,
+            LifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING",
+            HeartbeatTimeout=60,
+        )
+        self.queue = Queue(aws, name, ["aws.ec2", "aws.autoscaling", "aws.health"])
+
+    def nodes(self) -> dict[str, str]:
+        """Instance ids and their lifecycle states."""
+        shown = self.scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[self.name])["AutoScalingGroups"][0]
+        return {one["InstanceId"]: one["LifecycleState"] for one in shown["Instances"]}
+
+
+class Queue:
+    """A queue behind a rule of its own, made through the API."""
+
+    def __init__(self, aws: LocalAws, name: str, sources: list[str], *, allowed: bool = True) -> None:
+        self.sqs, self.events = client(aws, "sqs"), client(aws, "events")
+        self.url = self.sqs.create_queue(QueueName=name)["QueueUrl"]
+        self.arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:{name}"
+        self.rule = self.events.put_rule(Name=name, EventPattern=json.dumps({"source": sources}))["RuleArn"]
+        if allowed:
+            self.sqs.set_queue_attributes(
+                QueueUrl=self.url, Attributes={"Policy": policy("sqs:SendMessage", self.arn, self.rule)}
+            )
+        self.events.put_targets(Rule=name, Targets=[{"Id": "queue", "Arn": self.arn}])
+
+    def read(self) -> list[dict[str, Any]]:
+        """The events in the queue, which is empty afterwards."""
+        read: list[dict[str, Any]] = []
+        while messages := self.sqs.receive_message(QueueUrl=self.url, MaxNumberOfMessages=10).get("Messages"):
+            for message in messages:
+                read.append(json.loads(message["Body"]))
+                self.sqs.delete_message(QueueUrl=self.url, ReceiptHandle=message["ReceiptHandle"])
+        return read
+
+
+def policy(action: str, arn: str, rule: str) -> str:
+    allow = {
+        "Effect": "Allow",
+        "Principal": {"Service": "events.amazonaws.com"},
+        "Action": action,
+        "Resource": arn,
+        "Condition": {"ArnEquals": {"aws:SourceArn": rule}},
+    }
+    plain = {"Effect": "Deny", "Principal": "*", "Action": action, "Resource": arn}
+    tls_only = {**plain, "Condition": {"Bool": {"aws:SecureTransport": "false"}}}
+    return json.dumps({"Version": "2012-10-17", "Statement": [tls_only, allow]})
+
+
+def soon(true: Callable[[], Any]) -> Any:
+    """What `true` gives once it gives something; within ten seconds."""
+    until = time.monotonic() + 10
+    while not (found := true()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[LocalAws]:
+    with LocalAws() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster(aws: LocalAws) -> Cluster:
+    return Cluster(aws, "gang", rebalance=True)
+
+
+def test_a_spot_notice_reaches_queue_metadata_and_group_and_the_instance_ends_in_time(
+    aws: LocalAws, cluster: Cluster
+) -> None:
+    cluster.queue.read()
+    node = min(cluster.nodes())
+    with LocalMetadata() as metadata:
+        aws.events.spot(node, in_s=0.5, metadata=metadata.control)
+        answers = metadata.state()["answers"]
+    assert json.loads(answers["spot/instance-action"])["action"] == "terminate"
+    assert answers["autoscaling/target-lifecycle-state"] == "Terminated"
+    states = cluster.nodes()
+    assert (states[node], sorted(states.values())) == (
+        "Terminating:Wait",
+        ["InService", "InService", "Terminating:Wait"],
+    )
+    read = cluster.queue.read()
+    notice = read[0]
+    assert {name: notice[name] for name in ("version", "detail-type", "source", "account", "region")} == {
+        "version": "0",
+        "detail-type": "EC2 Spot Instance Interruption Warning",
+        "source": "aws.ec2",
+        "account": ACCOUNT,
+        "region": REGION,
+    }
+    assert notice["detail"] == {"instance-id": node, "instance-action": "terminate"}
+    assert notice["resources"] == [f"arn:aws:ec2:us-west-2a:instance/{node}"]
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(notice["time"])) < timedelta(seconds=10)
+    action = next(one for one in read if one["detail-type"] == "EC2 Instance-terminate Lifecycle Action")
+    assert action["source"] == "aws.autoscaling"
+    assert (action["detail"]["EC2InstanceId"], action["detail"]["LifecycleHookName"]) == (node, HOOK)
+    assert soon(lambda: node not in cluster.nodes())
+    assert cluster.nodes().keys().isdisjoint({node})
+    ended = cluster.network.ec2.describe_instances(InstanceIds=[node])["Reservations"][0]["Instances"][0]
+    assert ended["State"]["Name"] == "terminated"
+
+
+def test_a_recommendation_replaces_a_node_whose_hook_ends_when_the_node_says_so(
+    aws: LocalAws, cluster: Cluster
+) -> None:
+    cluster.queue.read()
+    node = min(cluster.nodes())
+    aws.events.rebalance(node)
+    assert [one["detail-type"] for one in cluster.queue.read()] == [
+        "EC2 Instance Rebalance Recommendation",
+        "EC2 Instance-terminate Lifecycle Action",
+    ]
+    assert list(cluster.nodes().values()).count("InService") == 2
+    about = {"AutoScalingGroupName": "gang", "LifecycleHookName": HOOK, "InstanceId": node}
+    cluster.scaling.record_lifecycle_action_heartbeat(**about)
+    cluster.scaling.complete_lifecycle_action(**about, LifecycleActionResult="CONTINUE")
+    assert soon(lambda: node not in cluster.nodes())
+    kinds = soon(lambda: [one["detail-type"] for one in cluster.queue.read()])
+    assert "EC2 Instance State-change Notification" in kinds
+    assert refusal(cluster.scaling.record_lifecycle_action_heartbeat, **about)[0] == "ValidationError"
+
+
+def test_a_group_that_does_not_rebalance_acts_when_the_instance_is_gone(aws: LocalAws) -> None:
+    cluster = Cluster(aws, "late", rebalance=False)
+    node = min(cluster.nodes())
+    aws.events.spot(node, in_s=0.3)
+    assert set(cluster.nodes().values()) == {"InService"}
+    assert soon(lambda: node not in cluster.nodes())
+    assert list(cluster.nodes().values()) == ["InService", "InService"]
+
+
+def test_only_a_running_spot_instance_gets_a_notice(aws: LocalAws, cluster: Cluster) -> None:
+    with pytest.raises(ValueError, match="no running instance i-0123456789abcdef0"):
+        aws.events.spot("i-0123456789abcdef0")
+    made = cluster.network.ec2.run_instances(
+        ImageId="ami-0123456789abcdef0",
+        InstanceType="m5.large",
+        MinCount=1,
+        MaxCount=1,
+        SubnetId=cluster.network.subnet,
+    )["Instances"][0]["InstanceId"]
+    with pytest.raises(ValueError, match="is no spot instance"):
+        aws.events.spot(made)
+    with pytest.raises(ValueError, match="no spot action"):
+        aws.events.spot(min(cluster.nodes()), action="explode")
+    with pytest.raises(ValueError, match="no such command"):
+        send(f"{aws.control}/control/earthquake", {})
+
+
+def test_a_block_that_was_bought_before_takes_the_group_and_its_end_is_announced(aws: LocalAws) -> None:
+    network = Network(aws)
+    queue = Queue(aws, "blocks", ["aws.ec2"])
+    block = "cr-0a1b2c3d4e5f60718"
+    aws.events.block(block, "p5en.48xlarge", 2, "usw2-az2", REGION, datetime.now(UTC) + timedelta(days=14))
+    target = {"CapacityReservationTarget": {"CapacityReservationId": block}}
+    data = {
+        "ImageId": "ami-0123456789abcdef0", "InstanceType": "p5en.48xlarge",
+        "InstanceMarketOptions": {"MarketType": "capacity-block"}, "CapacityReservationSpecification": target,
+    }  # fmt: skip
+    network.ec2.create_launch_template(LaunchTemplateName="blocks", LaunchTemplateData=data)
+    client(aws, "autoscaling").create_auto_scaling_group(
+        AutoScalingGroupName="blocks", LaunchTemplate={"LaunchTemplateName": "blocks", "Version": "1"},
+        MinSize=2, MaxSize=2, VPCZoneIdentifier=network.subnet,
+    )  # fmt: skip
+    assert len(aws.events.state()["groups"]["blocks"]) == 2
+    queue.read()
+    said = aws.events.block_expiry(block)
+    (warning,) = queue.read()
+    assert warning["detail-type"] == "Capacity Block Expiration Warning"
+    assert warning["detail"] == {"capacity-reservation-id": block, "end-date": said["ends"]}
+    assert warning["resources"] == [f"arn:aws:ec2:{REGION}:{ACCOUNT}:capacity-reservation/{block}"]
+    assert sorted(said["instances"]) == sorted(aws.events.state()["groups"]["blocks"])
+    aws.events.block_expiry(block, in_s=0.0)
+    assert soon(lambda: not set(said["instances"]) & set(aws.events.state()["groups"]["blocks"]))
+    with pytest.raises(ValueError, match="there is no capacity reservation"):
+        aws.events.block_expiry("cr-0123456789abcdef0")
+
+
+def test_health_announces_a_change_that_has_not_come_yet(aws: LocalAws, cluster: Cluster) -> None:
+    cluster.queue.read()
+    node = min(cluster.nodes())
+    aws.events.health(node)
+    (event,) = cluster.queue.read()
+    assert (event["source"], event["detail-type"]) == ("aws.health", "AWS Health Event")
+    assert (event["detail"]["service"], event["detail"]["eventTypeCategory"]) == ("EC2", "scheduledChange")
+    assert [one["entityValue"] for one in event["detail"]["affectedEntities"]] == [node]
+    assert cluster.nodes()[node] == "InService"
+
+
+def test_a_topic_gets_the_event_too(aws: LocalAws, cluster: Cluster) -> None:
+    sns, events, sqs = client(aws, "sns"), client(aws, "events"), client(aws, "sqs")
+    topic = sns.create_topic(Name="mail")["TopicArn"]
+    inbox = sqs.create_queue(QueueName="inbox")["QueueUrl"]
+    sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=f"arn:aws:sqs:{REGION}:{ACCOUNT}:inbox")
+    rule = events.put_rule(Name="mail", EventPattern=json.dumps({"source": ["aws.health"]}))["RuleArn"]
+    events.put_targets(Rule="mail", Targets=[{"Id": "topic", "Arn": topic}])
+    sns.set_topic_attributes(TopicArn=topic, AttributeName="Policy", AttributeValue=policy("sns:Publish", topic, rule))
+    aws.events.health(min(cluster.nodes()))
+    (message,) = sqs.receive_message(QueueUrl=inbox)["Messages"]
+    assert json.loads(json.loads(message["Body"])["Message"])["source"] == "aws.health"
+
+
+def test_a_rule_that_may_not_write_delivers_nothing_and_its_event_is_kept_where_it_may(
+    aws: LocalAws, cluster: Cluster
+) -> None:
+    shut = Queue(aws, "shut", ["aws.health"], allowed=False)
+    sqs = shut.sqs
+    dead = sqs.create_queue(QueueName="dead")["QueueUrl"]
+    arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:dead"
+    sqs.set_queue_attributes(QueueUrl=dead, Attributes={"Policy": policy("sqs:SendMessage", arn, shut.rule)})
+    shut.events.put_targets(Rule="shut", Targets=[{"Id": "queue", "Arn": shut.arn, "DeadLetterConfig": {"Arn": arn}}])
+    aws.events.health(min(cluster.nodes()))
+    assert shut.read() == []
+    (message,) = sqs.receive_message(QueueUrl=dead, MessageAttributeNames=["All"])["Messages"]
+    assert json.loads(message["Body"])["source"] == "aws.health"
+    assert message["MessageAttributes"]["ERROR_CODE"]["StringValue"] == "NO_PERMISSIONS"
+    why = next(one["why"] for one in aws.events.state()["undelivered"] if one["rule"] == "shut")
+    assert f"the policy of {shut.arn} does not let events.amazonaws.com" in why
+
+
+def test_a_disabled_rule_and_one_of_another_pattern_stay_silent(aws: LocalAws, cluster: Cluster) -> None:
+    other, off = Queue(aws, "other", ["aws.sagemaker"]), Queue(aws, "off", ["aws.health"])
+    off.events.disable_rule(Name="off")
+    aws.events.health(min(cluster.nodes()))
+    assert (other.read(), off.read()) == ([], [])
+
+
+def test_nobody_but_aws_may_put_an_event_of_aws(aws: LocalAws) -> None:
+    queue = Queue(aws, "users", ["aws.ec2", "my.app"])
+    entry = {"DetailType": "t", "Detail": "{}"}
+    said = queue.events.put_events(Entries=[{**entry, "Source": "aws.ec2"}, {**entry, "Source": "my.app"}])
+    assert said["FailedEntryCount"] == 1
+    assert said["Entries"][0]["ErrorCode"] == "NotAuthorizedForSourceException"
+    assert [one["source"] for one in queue.read()] == ["my.app"]
+
+
+def test_control_addresses_are_on_loopback_only() -> None:
+    with pytest.raises(ValueError, match="on loopback"):
+        Events("http://192.0.2.1:80").rebalance("i-0123456789abcdef0")
+
+
+@pytest.mark.slow
+def test_the_command_line_says_what_it_leaves_out_plays_events_and_leaves_nothing_running() -> None:
+    server = subprocess.Popen([sys.executable, "-m", "infra.local"], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    said: list[str] = []
+    while not said or not said[-1].startswith("export LUSTRAIN_LOCAL_METADATA_CONTROL="):
+        said.append(server.stdout.readline().strip())
+        assert said[-1] or server.poll() is None
+    exports = dict(line.removeprefix("export ").split("=", 1) for line in said if line.startswith("export "))
+    try:
+        assert any("nothing is spent" in line for line in said)
+        play = [sys.executable, "-m", "infra.local"]
+        done = subprocess.run(
+            [*play, "state"], env={**os.environ, **exports}, capture_output=True, text=True, timeout=60
+        )
+        assert json.loads(done.stdout) == {"groups": {}, "undelivered": []}
+        wrong = [*play, "spot", "instance=i-0123456789abcdef0"]
+        done = subprocess.run(wrong, env={**os.environ, **exports}, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (2, "spot: no running instance i-0123456789abcdef0 in any region\n")
+    finally:
+        server.terminate()
+        assert server.wait(20) == 0
+    with pytest.raises(OSError, match="refused"):
+        Events(exports["LUSTRAIN_LOCAL_AWS_CONTROL"]).state()
