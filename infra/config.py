@@ -98,14 +98,10 @@ class Capacity(Section):
 
     mode: CapacityMode = "on-demand"
     reservation: Annotated[str, _id("cr", "a capacity reservation")] | None = None
-    """Id of an EC2 capacity reservation or capacity block."""
+    """Id of an EC2 capacity reservation or capacity block. A block is bought by hand: paid at once and never refunded, and
+    the AWS provider forgets that it paid (https://github.com/hashicorp/terraform-provider-aws/issues/46829)."""
     create: bool = False
     """`reservation` only: make a targeted one for `count` instances. It is billed from then on, protected and retained."""
-    offering: (
-        Annotated[str, _like(r"cbo?-[0-9a-z]{8,32}", "the id of a capacity block offering", "cbo-0123456789abcdef0")]
-        | None
-    ) = None
-    """`capacity-block` only: buy this offering (`aws ec2 describe-capacity-block-offerings`). Paid at once, never refunded."""
     training_plan: PlanArn | None = None
     zone_id: ZoneId | None = None
     """Where the reservation, block or plan lies, if you know: compared with `zone_id` before anything is made."""

@@ -36,7 +36,7 @@ KEYS: dict[CapacityMode, frozenset[str]] = {
     "on-demand": frozenset(),
     "spot": frozenset(),
     "reservation": frozenset({"reservation", "create", "zone_id", "size", "placement_group", "ends_at"}),
-    "capacity-block": frozenset({"reservation", "offering", "zone_id", "size", "ends_at"}),
+    "capacity-block": frozenset({"reservation", "zone_id", "size", "ends_at"}),
     "training-plan": frozenset({"training_plan", "zone_id", "size", "ends_at"}),
 }
 """Which keys of `capacity` mean something in a mode."""
@@ -44,14 +44,13 @@ NEEDED: dict[CapacityMode, tuple[str, ...]] = {
     "on-demand": (),
     "spot": (),
     "reservation": ("reservation", "create"),
-    "capacity-block": ("reservation", "offering"),
+    "capacity-block": ("reservation",),
     "training-plan": ("training_plan",),
 }
 """Exactly one of these."""
 
 _BLOCKS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-using.html"
 _RESERVATIONS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-reservations.html"
-_BUYS_TWICE = "https://github.com/hashicorp/terraform-provider-aws/issues/46829"
 _PLANS = "https://docs.aws.amazon.com/sagemaker/latest/dg/reserve-capacity-with-training-plans.html"
 _TYPES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceTypeInfo.html"
 _GROUPS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-groups.html"
@@ -84,16 +83,15 @@ class Market:
 
 @dataclass(frozen=True)
 class Purchase:
-    """Capacity that the deployment itself reserves or buys; billed from then on, used or not.
+    """Capacity that the deployment itself reserves; billed from then on, used or not.
 
-    `offering` is set for a capacity block. `ends_at` is RFC 3339 in UTC; None: until somebody cancels it.
+    `ends_at` is RFC 3339 in UTC; None: until somebody cancels it.
     """
 
     group: str
     instance_type: str
     count: int
     zone_id: str
-    offering: str | None = None
     ends_at: str | None = None
 
     @property
@@ -128,7 +126,7 @@ def market(group: Group) -> Market:
 
 
 def bought(spec: ClusterSpec) -> tuple[Purchase, ...]:
-    """What the deployment reserves (`create`) or buys (`offering`); nothing with HyperPod, which uses neither."""
+    """What the deployment reserves (`create`); nothing with HyperPod, which uses no reservation of EC2."""
     if spec.hyperpod:
         return ()
     return tuple(
@@ -137,11 +135,10 @@ def bought(spec: ClusterSpec) -> tuple[Purchase, ...]:
             instance_type=group.ec2_type,
             count=group.count,
             zone_id=spec.zone_id,
-            offering=group.capacity.offering,
-            ends_at=timestamp(group.capacity.ends_at) if group.capacity.create and group.capacity.ends_at else None,
+            ends_at=timestamp(group.capacity.ends_at) if group.capacity.ends_at else None,
         )
         for group in spec.workers
-        if group.capacity.create or group.capacity.offering
+        if group.capacity.create
     )
 
 
@@ -194,13 +191,6 @@ def _key_problems(capacity: Capacity) -> Iterator[CapacityProblem]:
 
 def _purchase_problems(group: Group) -> Iterator[CapacityProblem]:
     capacity = group.capacity
-    if capacity.offering and capacity.mode == "capacity-block":
-        message = (
-            "the AWS provider pays for the block, fails to record that it did, and would pay again at the next try"
-        )
-        command = f"aws ec2 purchase-capacity-block --capacity-block-offering-id {capacity.offering}"
-        fix = f"buy it by hand ({command} --instance-platform {PLATFORM}) and give its id as reservation"
-        yield CapacityProblem("capacity.offering", message, fix, _BUYS_TWICE)
     if not capacity.create:
         return
     for name in ("placement_group", "size"):

@@ -224,10 +224,9 @@ def _group_prefixes(spec: ClusterSpec) -> list[str]:
 
 
 def _of_reservations(spec: ClusterSpec) -> dict[str, Any]:
-    """Only the named blocks; no limit when one is bought by this stack, since its id is not known beforehand."""
-    blocks = [group.capacity for group in spec.groups if group.capacity.mode == "capacity-block"]
-    known = [block.reservation for block in blocks if block.reservation]
-    return {"detail": {"capacity-reservation-id": known}} if len(known) == len(blocks) else {}
+    """Only the named blocks."""
+    blocks = [group.capacity.reservation for group in spec.groups if group.capacity.mode == "capacity-block"]
+    return {"detail": {"capacity-reservation-id": blocks}}
 
 
 def _policy(*statements: Mapping[str, Any]) -> dict[str, Any]:

@@ -252,7 +252,7 @@ def _gang(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     yield allow("Gangs", _named_actions("autoscaling", group), groups)
     images = place.arn("ssm", "parameter/aws/service/*", account="")
     yield allow("ImageIds", ["ssm:GetParameter", "ssm:GetParameters"], images)
-    if any(one.capacity.create or one.capacity.offering for one in spec.groups):
+    if any(one.capacity.create for one in spec.groups):
         buy = "CreateCapacityReservation ModifyCapacityReservation CancelCapacityReservation PurchaseCapacityBlock"
         yield allow("CapacityBuy", _named_actions("ec2", buy), place.arn("ec2", "capacity-reservation/*"))
 

@@ -50,8 +50,7 @@ def teardown(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
         name = repository(spec).name
         lines.append(f"  images in {name}: aws ecr delete-repository --repository-name {name} --force")
     for purchase in bought(spec):
-        end = "cannot be ended early" if purchase.offering else "aws ec2 cancel-capacity-reservation"
-        lines.append(f"  capacity of group {purchase.group}: {end}")
+        lines.append(f"  capacity of group {purchase.group}: aws ec2 cancel-capacity-reservation")
     lines += [
         "Then forget what is gone and remove the rest: pulumi refresh, pulumi state unprotect --all, pulumi destroy",
         "A VPC that will not go may hold GuardDuty's own endpoint and security group: aws ec2 describe-vpc-endpoints "

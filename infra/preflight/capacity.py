@@ -189,21 +189,6 @@ class PlaceUnknown(OfflineRule):
                 yield self.finding(f"{path}.capacity", message, "set them, or run `fab preflight --online`")
 
 
-class NotRefunded(OfflineRule):
-    code = "CAP-013"
-    level = "warning"
-    checks = "Nobody buys a capacity block by mistake: it is paid at once and never refunded."
-    source = BLOCKS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, group in groups(spec):
-            if group.capacity.offering and group.capacity.mode == "capacity-block":
-                message = f"`pulumi up` buys {group.capacity.offering}: paid at once, never refunded"
-                yield self.finding(
-                    f"{path}.capacity.offering", message, "suppress this with who approved it as the reason"
-                )
-
-
 class HeadOnSpot(OfflineRule):
     code = "CAP-014"
     checks = "Controller and login machines are not spot: their end ends the Slurm cluster."
@@ -279,7 +264,7 @@ def _shared(spec: ClusterSpec) -> dict[str, list[tuple[str, Group]]]:
     """Groups by the reservation, block or plan that they take machines from."""
     found: dict[str, list[tuple[str, Group]]] = defaultdict(list)
     for path, group in groups(spec):
-        if named := group.capacity.reservation or group.capacity.training_plan or group.capacity.offering:
+        if named := group.capacity.reservation or group.capacity.training_plan:
             found[named].append((path, group))
     return found
 
@@ -297,7 +282,6 @@ RULES = (
     EndUnknown(),
     Over(),
     PlaceUnknown(),
-    NotRefunded(),
     HeadOnSpot(),
     SpotWithSlurm(),
     ClusterPlacement(),

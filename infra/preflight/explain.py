@@ -108,7 +108,7 @@ def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Gro
     message = f"{shown(getattr(before, key))} becomes {shown(getattr(after, key))}"
     if key == "capacity":
         message = f"{before.capacity.mode} becomes {after.capacity.mode}, or another one of its kind"
-        if before.capacity.create or before.capacity.offering:
+        if before.capacity.create:
             return protected(path, "bought capacity")
         if _only_facts(before, after):
             return Change(path, Effect.IN_PLACE, "what is known about the capacity changes, not the capacity")

@@ -135,12 +135,6 @@ MISTAKES = [
     Mistake("CAP-010", BLOCK, {"groups.0.capacity.ends_at": GONE}, "groups.0.capacity.ends_at"),
     Mistake("CAP-011", BLOCK, {"groups.0.capacity.ends_at": "2026-11-20T00:00:00Z"}, "groups.0.capacity.ends_at"),
     Mistake("CAP-012", BLOCK, {"groups.0.capacity.size": GONE}, "groups.0.capacity"),
-    Mistake(
-        "CAP-013",
-        BLOCK,
-        {"groups.0.capacity.reservation": GONE, "groups.0.capacity.offering": "cbo-0123456789abcdef0"},
-        "groups.0.capacity.offering",
-    ),
     Mistake("CAP-014", SLURM, {"groups.0.capacity": {"mode": "spot"}}, "groups.0.capacity.mode"),
     Mistake("CAP-015", SLURM, {"groups.2.capacity": {"mode": "spot"}}, "groups.2.capacity.mode"),
     Mistake("CAP-016", SPOT, {"groups.0.instance_type": "t3.large"}, "groups.0.instance_type"),

@@ -201,23 +201,13 @@ def test_a_reservation_that_the_stack_makes_is_the_one_that_its_gang_launches_in
     assert target["capacityReservationPreference"] == "capacity-reservations-only"
 
 
-@pytest.mark.parametrize(("offering", "kind"), [(None, RESERVATION), ("cbo-0123456789abcdef0", BLOCK)])
-def test_bought_capacity_is_protected_and_outlives_the_stack(offering: str | None, kind: str) -> None:
-    purchase = Purchase("train", "p5.48xlarge", 4, "usw2-az2", offering=offering)
+def test_bought_capacity_is_protected_and_outlives_the_stack() -> None:
+    purchase = Purchase("train", "p5.48xlarge", 4, "usw2-az2")
     monitor, values = run(lambda: {"id": BoughtCapacity("paid", purchase).reservation_id})
-    (request,) = monitor.of(kind)
+    (request,) = monitor.of(RESERVATION)
     assert request.protect
     assert request.retainOnDelete
     assert values["id"] == f"{request.name}-id"
-
-
-def test_a_block_is_bought_once_by_its_offering() -> None:
-    purchase = Purchase("train", "p5.48xlarge", 4, "usw2-az2", offering="cbo-0123456789abcdef0")
-    monitor, _ = run(lambda: {"id": BoughtCapacity("paid", purchase).reservation_id})
-    assert monitor.properties(BLOCK) == {
-        "capacityBlockOfferingId": "cbo-0123456789abcdef0",
-        "instancePlatform": "Linux/UNIX",
-    }
 
 
 def test_only_a_block_with_a_known_end_has_a_schedule() -> None:

@@ -97,7 +97,7 @@ def test_hyperpod_is_told_to_use_a_training_plan_instead_of_a_reservation() -> N
     ("mode", "names"),
     [
         ("reservation", "reservation or create"),
-        ("capacity-block", "reservation or offering"),
+        ("capacity-block", "reservation"),
         ("training-plan", "training_plan"),
     ],
 )
@@ -116,7 +116,6 @@ def test_a_mode_without_what_it_needs_says_what_that_is(mode: str, names: str) -
         ("on-demand", {"size": 4}),
         ("capacity-block", {"placement_group": "near"}),
         ("capacity-block", {"create": True}),
-        ("reservation", {"offering": "cbo-0123456789abcdef0"}),
         ("reservation", {"training_plan": PLAN}),
         ("on-demand", {"ends_at": datetime(2027, 1, 1, tzinfo=UTC)}),
     ],
@@ -125,22 +124,9 @@ def test_a_key_that_means_nothing_in_a_mode_is_named(mode: str, extra: dict[str,
     assert paths(group(mode, **WHOLE[mode], **extra)) == [f"capacity.{name}" for name in extra]
 
 
-@pytest.mark.parametrize(
-    ("mode", "both"),
-    [
-        ("reservation", {"reservation": RESERVATION, "create": True}),
-        ("capacity-block", {"reservation": RESERVATION, "offering": "cbo-0123456789abcdef0"}),
-    ],
-)
-def test_capacity_that_is_there_and_capacity_to_be_made_exclude_each_other(mode: str, both: dict[str, Any]) -> None:
-    assert any("exclude each other" in found.message for found in capacity_problems(group(mode, **both), "ec2"))
-
-
-def test_a_block_is_bought_by_hand_since_the_provider_would_buy_it_again() -> None:
-    (found,) = capacity_problems(group("capacity-block", offering="cbo-0123456789abcdef0"), "ec2")
-    assert (found.path, found.level) == ("capacity.offering", "error")
-    assert "--capacity-block-offering-id cbo-0123456789abcdef0 " in found.fix
-    assert capacity_problems(group("capacity-block", reservation=RESERVATION), "ec2") == ()
+def test_capacity_that_is_there_and_capacity_to_be_made_exclude_each_other() -> None:
+    both = group("reservation", reservation=RESERVATION, create=True)
+    assert any("exclude each other" in found.message for found in capacity_problems(both, "ec2"))
 
 
 def test_a_reservation_to_be_made_lies_in_no_group_and_holds_at_least_one() -> None:
@@ -183,19 +169,16 @@ def test_a_type_that_is_not_known_is_not_judged() -> None:
     assert paths(group("spot", "p9.48xlarge")) == []
 
 
-def test_what_is_made_or_bought_is_listed_and_nothing_else() -> None:
+def test_what_is_made_is_listed_and_nothing_else() -> None:
     found = bought(
         spec(
             group("spot"),
             group("reservation", create=True),
             group("reservation", reservation=RESERVATION),
-            group("capacity-block", offering="cbo-0123456789abcdef0", ends_at=datetime(2027, 1, 1, tzinfo=UTC)),
+            group("reservation", create=True, ends_at=datetime(2027, 1, 1, tzinfo=UTC)),
         )
     )
-    assert [(one.group, one.offering, one.end_type) for one in found] == [
-        ("g1", None, "unlimited"),
-        ("g3", "cbo-0123456789abcdef0", "unlimited"),
-    ]
+    assert [(one.group, one.end_type) for one in found] == [("g1", "unlimited"), ("g3", "limited")]
     assert (found[0].instance_type, found[0].count, found[0].zone_id) == ("p5.48xlarge", 4, "use1-az4")
 
 

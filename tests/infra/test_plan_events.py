@@ -151,11 +151,6 @@ def test_both_names_of_the_end_of_a_capacity_block_pass_for_our_block_only(kind:
     assert passed_by(ours, block_end(kind, "cr-0fedcba9876543210")) == set()
 
 
-def test_the_end_of_any_block_passes_where_this_stack_buys_one_whose_id_nobody_knows_yet() -> None:
-    bought = with_capacity(mode="capacity-block", offering="cbo-0123456789abcdef0")
-    assert passed_by(bought, block_end(events.BLOCK_END[0], "cr-0fedcba9876543210")) == {"block-end"}
-
-
 def test_lifecycle_hooks_pass_for_this_clusters_groups_only() -> None:
     assert passed_by(spec(), hook("llm-train-gang-1a2b3c4")) == {"terminate"}
     assert passed_by(spec(), hook("other-train-gang-1a2b3c4")) == set()

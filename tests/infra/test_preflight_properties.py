@@ -33,7 +33,6 @@ CAPACITY = st.fixed_dictionaries(
     optional={
         "reservation": st.just("cr-0123456789abcdef0"),
         "create": st.booleans(),
-        "offering": st.just("cbo-0123456789abcdef0"),
         "training_plan": st.just("arn:aws:sagemaker:us-west-2:123456789012:training-plan/a"),
         "zone_id": st.sampled_from(["use1-az4", "usw2-lax1-az1"]),
         "size": st.integers(1, 9),
