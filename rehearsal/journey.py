@@ -1,7 +1,8 @@
-"""The journey as one script: text → tokens in S3 → training → notice → node lost → resume → proof.
+"""The journey as one script: cluster → tokens in S3 → training → notice → node lost → resume → proof → teardown.
 
-Real here: the trainer, its ranks and writer processes, signals, gloo between the ranks, the S3 protocol over HTTP, the instance
-metadata protocol. Emulated: the AWS behind the two endpoints (infra.local), and the nodes, which are processes of this machine.
+Real here: the Pulumi engine and its AWS provider where there is a CLI, the trainer, its ranks and writer processes, signals,
+gloo between the ranks, the protocols of AWS over HTTP and of the instance metadata. Emulated: the AWS behind the endpoints
+(infra.local), and the nodes, which are processes of this machine.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +21,15 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
+from infra.cluster import Cluster
 from infra.local.aws import LocalAws
 from infra.local.metadata import LocalMetadata
+from infra.preflight.offline import OFFLINE
 from rehearsal import proof
+from rehearsal.channel import notice_arrived, role_credentials
 from rehearsal.corpus import standard_library_sources
 from rehearsal.proof import Promise
+from rehearsal.provision import Provisioned, first_node, preflight, provision, tear_down, what_is_real
 from trainer.checkpoint.export import export
 from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.lease import committed
@@ -35,7 +40,6 @@ from trainer.metrics.reader import read_events, read_steps
 from trainer.storage import ObjectStore, open_store
 
 CONFIG = Path(__file__).with_name("config.toml")
-BUCKET = "lustrain-rehearsal"
 EVERY_STEPS = int(tomllib.loads(CONFIG.read_text())["checkpoint"]["every_steps"])
 RANKS, OTHER_RANKS = 2, 1
 NOTICE_S = 120.0
@@ -63,13 +67,26 @@ class Journey:
     steps: int
     rng: random.Random
     folder: Path
-    environment: Mapping[str, str]
+    environment: dict[str, str]
+    aws: LocalAws
     metadata: LocalMetadata
+    provisioned: Provisioned | None = None
     stages: list[Stage] = field(default_factory=list)
     promises: list[Promise] = field(default_factory=list)
 
+    @property
+    def cluster(self) -> Cluster:
+        """What the first stage left behind; everything else comes from here."""
+        if self.provisioned is None:
+            raise RuntimeError("the cluster is not there yet")
+        return self.provisioned.cluster
+
+    @property
+    def data_uri(self) -> str:
+        return f"s3://{self.cluster.buckets.data}/stdlib"
+
     def run_uri(self, name: str) -> str:
-        return f"s3://{BUCKET}/runs/{name}"
+        return f"{self.cluster.runs_uri}{name}"
 
     def store(self, name: str) -> ObjectStore:
         return open_store(self.run_uri(name))
@@ -91,7 +108,7 @@ class Journey:
     def train(self, name: str, ranks: int) -> LocalJob:
         sets = {
             "run.uri": self.run_uri(name),
-            "task.data": f"s3://{BUCKET}/data/stdlib",
+            "task.data": self.data_uri,
             "train.steps": str(self.steps),
         }
         words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
@@ -108,10 +125,10 @@ def travel(steps: int, seed: int, picture: Path) -> Journey:
         endpoints = {**aws.environment, **metadata.environment}
         # One thread a rank, also where there is one rank: two ranks share two cores, and sums should be taken alike.
         threads = {"OMP_NUM_THREADS": "1"}
-        environment = {**os.environ, **endpoints, **threads, "LUSTRAIN_CACHE": f"{name}/cache"}
+        environment: dict[str, str] = {**os.environ, **endpoints, **threads, "LUSTRAIN_CACHE": f"{name}/cache"}
         os.environ.update(endpoints)
-        journey = Journey(steps, random.Random(seed), Path(name), environment, metadata)
-        make_bucket()
+        journey = Journey(steps, random.Random(seed), Path(name), environment, aws, metadata)
+        bring_up(journey)
         tokenize(journey)
         reference(journey)
         notice_at = interrupted_by_notice(journey)
@@ -121,13 +138,24 @@ def travel(steps: int, seed: int, picture: Path) -> Journey:
         resumed_elsewhere(journey)
         prove(journey)
         draw(journey, picture)
+        take_down(journey)
         return journey
 
 
-def make_bucket() -> None:
-    import boto3
-
-    boto3.client("s3").create_bucket(Bucket=BUCKET)
+def bring_up(journey: Journey) -> None:
+    """Stage 1: the cluster that everything after it runs on, and the credentials of its nodes."""
+    real, emulated = what_is_real()
+    with journey.stage("pulumi up of the rehearsal stack", real=real, emulated=emulated) as said:
+        errors = preflight()
+        journey.promise(
+            "preflight finds no error", not errors, errors[0] if errors else f"{len(OFFLINE)} offline rules"
+        )
+        found = provision(journey.folder / "pulumi", journey.environment)
+        said["outcome"] = found.outcome
+        journey.provisioned = found
+        journey.environment.update(role_credentials(found.cluster))
+        if found.engine:
+            journey.promise("a second preview changes nothing", found.settled, found.outcome)
 
 
 def tokenize(journey: Journey) -> None:
@@ -135,7 +163,7 @@ def tokenize(journey: Journey) -> None:
         listing = journey.folder / "sources.txt"
         sources = standard_library_sources()
         listing.write_text("\n".join(map(str, sources)))
-        words = ["tokenize", *map(str, sources), "--out", f"s3://{BUCKET}/data/stdlib"]
+        words = ["tokenize", *map(str, sources), "--out", journey.data_uri]
         words += ["--tokenizer", "train:2048", "--val-fraction", "0.05", "--shard-mib", "4"]
         code = LocalJob(words, 1, journey.environment).wait()
         megabytes = sum(path.stat().st_size for path in sources) / 1e6
@@ -163,11 +191,14 @@ def interrupted_by_notice(journey: Journey) -> int:
         job = journey.train("interrupted", RANKS)
         wait_for_step(journey, job, at)
         noticed = time.monotonic()
-        journey.metadata.spot_notice(in_s=NOTICE_S)
+        node = take_by_spot(journey)
         code = job.wait()
         took = time.monotonic() - noticed
         journey.metadata.clear()
         saved = newest(journey.store("interrupted")).step
+        if node:
+            arrived = notice_arrived(journey.cluster, node)
+            journey.promise("the notice is in the interruption queue", arrived, f"spot interruption of {node}")
         said["outcome"] = f"exit {code} {took:.1f} s after the notice, step {saved} committed"
         kept = code == EXIT_REQUEUE and saved >= at and took < NOTICE_S
         journey.promise(
@@ -176,6 +207,17 @@ def interrupted_by_notice(journey: Journey) -> int:
             f"exit {code} after {took:.1f} of {NOTICE_S:.0f} s",
         )
         return saved
+
+
+def take_by_spot(journey: Journey) -> str:
+    """Announce the end of one of the cluster's nodes as EC2 does: to the node and to the event bus; returns its id, empty
+    where the cluster is on a mock monitor and has no nodes."""
+    node = first_node(journey.cluster)
+    if node:
+        journey.aws.events.spot(node, in_s=NOTICE_S, metadata=journey.metadata.control)
+    else:
+        journey.metadata.spot_notice(in_s=NOTICE_S)
+    return node
 
 
 def killed(journey: Journey, notice_at: int) -> None:
@@ -260,6 +302,22 @@ def draw(journey: Journey, picture: Path) -> None:
     with journey.stage("plot", real="matplotlib", emulated="–") as said:
         draw_run(journey.store("interrupted"), picture)
         said["outcome"] = f"{picture.stat().st_size:,} bytes"
+
+
+def take_down(journey: Journey) -> None:
+    """The last stage, with an engine: what costs by the hour goes, what holds the run stays."""
+    found = journey.provisioned
+    if found is None or found.engine is None:
+        return
+    with journey.stage(
+        "pulumi destroy --exclude-protected", real="Pulumi engine, AWS provider", emulated="AWS"
+    ) as said:
+        before = {name: committed(journey.store(name)) for name in ("reference", "interrupted")}
+        gone, stays = tear_down(found.engine)
+        said["outcome"] = f"{gone} resources gone; protected: {', '.join(stays)}"
+        after = {name: committed(journey.store(name)) for name in before}
+        count = sum(map(len, after.values()))
+        journey.promise("the teardown leaves every checkpoint", before == after and count > 0, f"{count} still there")
 
 
 def wait_for_step(journey: Journey, job: LocalJob, step: int) -> None:

@@ -28,11 +28,7 @@ STACK_FILE = PROGRAM / f"Pulumi.{STACK}.yaml"
 
 @dataclass(frozen=True)
 class Provisioned:
-    """The cluster, and what of its making was real."""
-
     cluster: Cluster
-    real: str
-    emulated: str
     outcome: str
     settled: bool
     """A second look finds nothing to change; never true without the engine."""
@@ -46,23 +42,50 @@ def preflight() -> list[str]:
     return [finding.line() for finding in findings if finding.level == "error"]
 
 
+def what_is_real() -> tuple[str, str]:
+    """What of the provisioning is real on this machine, and what is emulated."""
+    if engine_missing():
+        return "the program, preflight", "Pulumi engine and provider (a mock monitor), AWS"
+    return "Pulumi engine, AWS provider, preflight", "AWS"
+
+
 def provision(folder: Path, environment: Mapping[str, str]) -> Provisioned:
     """Bring the stack up in the embedded AWS that `environment` points at."""
     missing = engine_missing()
     return _without_engine(environment, missing) if missing else _with_engine(folder, environment)
 
 
+def first_node(cluster: Cluster) -> str:
+    """Id of a node that is in service; empty where there is none."""
+    groups = list(cluster.nodes.auto_scaling_groups)
+    client = boto3.client("autoscaling", region_name=cluster.region)
+    found = client.describe_auto_scaling_groups(AutoScalingGroupNames=groups)["AutoScalingGroups"]
+    serving = (
+        one["InstanceId"] for group in found for one in group["Instances"] if one["LifecycleState"] == "InService"
+    )
+    return next(serving, "")
+
+
+def tear_down(engine: Engine) -> tuple[int, list[str]]:
+    """How many resources went, and the names of the protected ones, which stay."""
+    before = len(_made(engine))
+    engine("destroy", "--yes", "--skip-preview", "--exclude-protected")
+    left = _made(engine)
+    return before - len(left), sorted(one["urn"].rpartition("::")[2] for one in left if one.get("protect"))
+
+
+def _made(engine: Engine) -> list[dict[str, Any]]:
+    return [one for one in engine.resources() if one.get("custom") and not one["type"].startswith("pulumi:")]
+
+
 def _with_engine(folder: Path, environment: Mapping[str, str]) -> Provisioned:
     engine = Engine(folder, STACK, environment)
     engine.up()
-    preview = engine("preview", "--expect-no-changes")
-    made = [one for one in engine.resources() if one.get("custom") and not one["type"].startswith("pulumi:")]
+    left = engine.steps()
     return Provisioned(
         cluster=parse(engine.outputs()["cluster"]),
-        real="Pulumi engine, AWS provider, preflight",
-        emulated="AWS",
-        outcome=f"pulumi up: {len(made)} resources; a second preview changes nothing",
-        settled="unchanged" in preview,
+        outcome=f"pulumi up: {len(_made(engine))} resources; a second preview would change {len(left)}",
+        settled=not left,
         engine=engine,
     )
 
@@ -75,8 +98,6 @@ def _without_engine(environment: Mapping[str, str], missing: str) -> Provisioned
     _make_what_the_run_needs(cluster)
     return Provisioned(
         cluster=cluster,
-        real="the program, preflight",
-        emulated="engine, provider (a mock monitor), AWS",
         outcome=f"{missing}: the program asks for {len(said['resources'])} resources; only buckets and queue were made",
         settled=False,
         engine=None,

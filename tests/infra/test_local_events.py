@@ -180,6 +180,15 @@ def test_a_group_that_does_not_rebalance_acts_when_the_instance_is_gone(aws: Loc
     assert list(cluster.nodes().values()) == ["InService", "InService"]
 
 
+def test_a_group_set_to_zero_while_a_node_is_leaving_empties_wholly(aws: LocalAws) -> None:
+    cluster = Cluster(aws, "emptied", rebalance=True)
+    first = next(iter(cluster.nodes()))
+    aws.events.spot(first, in_s=60)
+    assert cluster.nodes()[first] == "Terminating:Wait"
+    cluster.scaling.update_auto_scaling_group(AutoScalingGroupName="emptied", MinSize=0, MaxSize=0, DesiredCapacity=0)
+    assert soon(lambda: cluster.nodes() == {})
+
+
 def test_only_a_running_spot_instance_gets_a_notice(aws: LocalAws, cluster: Cluster) -> None:
     with pytest.raises(ValueError, match="no running instance i-0123456789abcdef0"):
         aws.events.spot("i-0123456789abcdef0")

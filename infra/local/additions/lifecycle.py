@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 from uuid import uuid4
 
-from moto.autoscaling.models import AutoScalingBackend, autoscaling_backends
+from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup, autoscaling_backends
 from moto.ec2.models import ec2_backends
 
 from infra.local.additions.autoscaling import fill, hooks
@@ -24,7 +24,10 @@ from infra.local.additions.eventbridge import put_service_event
 from infra.local.additions.seams import around
 from infra.local.additions.serving import LOCK
 
-LEFT_OUT = "Auto Scaling sends the events of terminate hooks and of terminations; those of launches it does not"
+LEFT_OUT = (
+    "Auto Scaling sends the events of terminate hooks and of terminations, not those of launches; a group that is set to "
+    "zero waits for no hook"
+)
 TERMINATE = "EC2 Instance-terminate Lifecycle Action"
 TERMINATED = "EC2 Instance Terminate Successful"
 """https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-event-reference.html"""
@@ -65,6 +68,18 @@ def install() -> None:
                         if "HealthCheck" not in group._suspended_processes:
                             state.health_status = "Unhealthy"
         original(self, [one for one in instance_ids if one not in kept])
+
+    @around(FakeAutoScalingGroup, "set_desired_capacity")
+    def _resized(original: Any, self: Any, new_capacity: int | None) -> None:
+        """moto would count an instance that is leaving already among those to end, and keep another in its place."""
+        leaving = [state for state in self.instance_states if state.lifecycle_state.startswith("Terminating")]
+        self.instance_states = [state for state in self.instance_states if state not in leaving]
+        original(self, new_capacity)
+        self.instance_states += leaving
+        if not self.desired_capacity:
+            for state in leaving:
+                if action := getattr(state, "action", None):
+                    action.ended.set()
 
 
 def state_of(instance: Any) -> Any | None:
