@@ -8,5 +8,6 @@ from rehearsal import tasks as rehearsal_tasks
 namespace = Collection()
 namespace.add_task(infra_tasks.preflight)
 namespace.add_task(infra_tasks.explain_change)
+namespace.add_task(infra_tasks.deployer_policy)
 namespace.add_task(infra_tasks.aws_local)
 namespace.add_task(rehearsal_tasks.rehearse)

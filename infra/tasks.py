@@ -1,26 +1,31 @@
-"""`fab preflight`, `fab explain-change`, `fab aws-local`."""
+"""`fab preflight`, `fab explain-change`, `fab deployer-policy`, `fab aws-local`."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from invoke.context import Context as Invocation
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from infra.config import ClusterSpec, parse
+from infra.config import parse
+from infra.plan import iam_deployer
+from infra.plan.bundle import bundle
 from infra.preflight import report, stackfile
-from infra.preflight.explain import explain, refused
+from infra.preflight.change import Change
+from infra.preflight.explain import explain, explain_bundle, refused
 from infra.preflight.finding import Finding
 from infra.preflight.offline import ABOUT_SUPPRESSIONS, OFFLINE, run_in
 from infra.preflight.rule import Context
-from infra.problems import InfraError
+from infra.problems import InfraError, problem
 
 PULUMI_WAITS_S = 120
 Answer = TypeVar("Answer")
@@ -67,8 +72,7 @@ def preflight(
 )
 def explain_change(_context: Invocation, stack: str, old: str | None = None, json: bool = False) -> None:
     """Tell what `pulumi up` would replace, re-image or wipe. Exit code: 1 where it must not be asked, 2 cannot tell."""
-    before, after = _or_exit(lambda: (_deployed(stack, old), stackfile.read(stack).spec))
-    changes = explain(before, after)
+    changes = _or_exit(lambda: _changes(stack, old))
     print(report.as_json(changes) if json else "\n".join(report.change_lines(changes, refused(changes))))
     if refused(changes):
         raise Exit(code=1)
@@ -105,15 +109,22 @@ def _asked(stack: stackfile.Stack) -> list[Finding]:
     return run_all(stack.spec, connect(stack.region))
 
 
-def _deployed(stack: str, old: str | None) -> ClusterSpec:
-    """The spec of the last update: from a file, or what the stack itself says."""
+def _changes(stack: str, old: str | None) -> list[Change]:
+    """What differs from the file `old`, else from what the stack itself says of its last update."""
+    after = stackfile.read(stack).spec
     if old:
-        return stackfile.read_spec(Path(old))
+        return explain(stackfile.read_spec(Path(old)), after)
+    outputs = _outputs(stack)
+    scripts = explain_bundle(str(outputs["bundle"]), bundle().sha) if "bundle" in outputs else []
+    return [*explain(parse(outputs.get("spec")), after), *scripts]
+
+
+def _outputs(stack: str) -> Mapping[str, Any]:
     if shutil.which("pulumi") is None:
         raise InfraError(
             "pulumi is not on PATH; fix: install it (https://www.pulumi.com/docs/install), or give --old FILE"
         )
-    command = ["pulumi", "stack", "output", "spec", "--json", "--stack", stack, "--cwd", str(stackfile.PROGRAM)]
+    command = ["pulumi", "stack", "output", "--json", "--stack", stack, "--cwd", str(stackfile.PROGRAM)]
     try:
         done = subprocess.run(
             [*command, "--non-interactive"], capture_output=True, text=True, timeout=PULUMI_WAITS_S, check=False
@@ -124,9 +135,28 @@ def _deployed(stack: str, old: str | None) -> ClusterSpec:
         said = " ".join(done.stderr.split()) or "no word"
         raise InfraError(f"pulumi cannot tell what is deployed: {said}; fix: `pulumi up` once, or give --old FILE")
     try:
-        return parse(json.loads(done.stdout))
+        outputs = json.loads(done.stdout)
     except ValueError:
-        raise InfraError("the stack's output `spec` is no JSON; fix: give --old FILE") from None
+        outputs = None
+    if not isinstance(outputs, dict) or "spec" not in outputs:
+        raise InfraError("the stack has no output `spec`; fix: `pulumi up` once, or give --old FILE")
+    return outputs
+
+
+@task(
+    name="deployer-policy",
+    help={"stack": "name of the stack, as in Pulumi.<stack>.yaml", "account": "number of the account to deploy to"},
+)
+def deployer_policy(_context: Invocation, stack: str, account: str) -> None:
+    """Print what whoever runs `pulumi up` for a stack needs, as IAM policies small enough to attach."""
+    read = _or_exit(lambda: stackfile.read(stack))
+    if not read.region:
+        raise Exit(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack}.yaml, or set AWS_REGION", 2)
+    if not re.fullmatch(r"\d{12}", account):
+        raise Exit(problem("--account", account, "is no account number", allowed="12 digits"), 2)
+    place = replace(Context.of_region(read.region), account=account).place
+    policy = iam_deployer.deployer_policy(read.spec, place)
+    print(json.dumps(list(iam_deployer.managed_policies(policy)), indent=2))
 
 
 def _or_exit(ask: Callable[[], Answer]) -> Answer:

@@ -37,5 +37,6 @@ class LifecycleBundle(pulumi.ComponentResource):
             )
             for file in bundle.files
         ]
+        self.sha = bundle.sha
         self.uri = pulumi.Output.format("s3://{0}/{1}", bucket, bundle.prefix)
         self.register_outputs({"uri": self.uri})

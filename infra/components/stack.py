@@ -70,6 +70,7 @@ def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
     outputs: dict[str, Any] = {
         "cluster": _cluster(spec, place, base, nodes, watch),
         "spec": spec.model_dump(mode="json", exclude_defaults=True),
+        "bundle": base.bundle.sha,
         "firstSteps": list(first_steps(spec, place)),
         "teardown": list(teardown(spec, place)),
     }

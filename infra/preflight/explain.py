@@ -29,6 +29,14 @@ def explain(old: ClusterSpec, new: ClusterSpec) -> list[Change]:
     return sorted(dict.fromkeys(found), key=lambda change: -ranks.index(change.effect))
 
 
+def explain_bundle(old: str, new: str) -> list[Change]:
+    """What an edit of the lifecycle scripts does; `old` and `new` are the names of the bundles."""
+    if old == new:
+        return []
+    message = f"{old} becomes {new}: nodes that come from now on run the new scripts, those that are up keep theirs"
+    return [Change("lifecycle", Effect.NEW_NODES, message)]
+
+
 def refused(changes: Iterable[Change]) -> list[Change]:
     """Those that must not reach the engine: they replace a file system, or end in the middle of an update."""
     return [change for change in changes if change.effect in REFUSED]

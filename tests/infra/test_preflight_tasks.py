@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from infra.plan.bundle import bundle
 from infra.preflight import report, stackfile
 from infra.preflight.finding import Finding
 from infra.preflight.offline import OFFLINE
@@ -105,14 +106,45 @@ def test_a_pulumi_that_fails_is_quoted_in_one_line(tmp_path: Path) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
-def test_the_deployed_spec_comes_from_the_stacks_output(tmp_path: Path) -> None:
-    (tmp_path / "spec.json").write_text(json.dumps(config("rehearsal")["lustrain:cluster"]), encoding="utf-8")
+def deployed(tmp_path: Path, outputs: dict[str, Any]) -> str:
+    """A PATH with a pulumi that knows one stack's outputs."""
+    (tmp_path / "outputs.json").write_text(json.dumps(outputs), encoding="utf-8")
     pulumi = tmp_path / "pulumi"
-    pulumi.write_text(f"#!/bin/sh\ncat {tmp_path}/spec.json\n", encoding="utf-8")
+    pulumi.write_text(f"#!/bin/sh\ncat {tmp_path}/outputs.json\n", encoding="utf-8")
     pulumi.chmod(0o755)
-    done = fab("explain-change", "--stack", "rehearsal", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    return f"{tmp_path}:{os.environ['PATH']}"
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
+def test_the_deployed_spec_comes_from_the_stacks_outputs(tmp_path: Path) -> None:
+    outputs = {"spec": config("rehearsal")["lustrain:cluster"], "bundle": bundle().sha}
+    done = fab("explain-change", "--stack", "rehearsal", PATH=deployed(tmp_path, outputs))
     assert (done.returncode, done.stdout.strip()) == (0, "nothing changes")
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
+def test_edited_lifecycle_scripts_are_announced(tmp_path: Path) -> None:
+    outputs = {"spec": config("rehearsal")["lustrain:cluster"], "bundle": "0123456789ab"}
+    done = fab("explain-change", "--stack", "rehearsal", PATH=deployed(tmp_path, outputs))
+    assert done.returncode == 0
+    assert f"for new nodes only: lifecycle: 0123456789ab becomes {bundle().sha}" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
+def test_a_stack_that_was_never_up_cannot_be_compared(tmp_path: Path) -> None:
+    done = fab("explain-change", "--stack", "rehearsal", PATH=deployed(tmp_path, {}))
+    assert (done.returncode, done.stderr.strip().count("\n")) == (2, 0)
+    assert "no output `spec`" in done.stderr
+
+
+def test_what_a_deployer_needs_comes_in_policies_that_iam_takes() -> None:
+    done = fab("deployer-policy", "--stack", "ec2-spot-g6e", "--account", "123456789012")
+    policies = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert all(policy["Version"] == "2012-10-17" and policy["Statement"] for policy in policies)
+    assert "ec2:RunInstances" in done.stdout
+    wrong = fab("deployer-policy", "--stack", "ec2-spot-g6e", "--account", "12345")
+    assert (wrong.returncode, "allowed: 12 digits" in wrong.stderr) == (2, True)
 
 
 def test_a_refused_change_ends_with_1_and_a_harmless_one_with_0(tmp_path: Path) -> None:
