@@ -186,8 +186,9 @@ def reference(journey: Journey) -> None:
 def interrupted_by_notice(journey: Journey) -> int:
     """Attempt 1: a spot notice at a random step; returns the step that was saved."""
     at = journey.rng.randrange(journey.steps // 6, journey.steps // 3)
-    title = f"attempt 1: spot notice from the metadata service around step {at}"
-    with journey.stage(title, real="IMDSv2 protocol, save, commit, exit code", emulated="metadata service, S3") as said:
+    title = f"attempt 1: spot notice around step {at}, to the node and to the event bus"
+    real = "IMDSv2 protocol, save, commit, exit code; EventBridge rule to SQS where the stack is up"
+    with journey.stage(title, real=real, emulated="EC2, metadata service, S3") as said:
         job = journey.train("interrupted", RANKS)
         wait_for_step(journey, job, at)
         noticed = time.monotonic()

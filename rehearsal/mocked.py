@@ -13,7 +13,7 @@ from typing import Any
 import pulumi
 import yaml
 
-from infra.components.stack import build
+from infra.components.stack import declare
 from infra.config import KEY, parse
 from infra.local.mocks import ACCOUNT, Recorder
 from infra.plan.place import Place
@@ -28,7 +28,7 @@ def run(config: dict[str, Any]) -> dict[str, Any]:
 
     @pulumi.runtime.test  # type: ignore[untyped-decorator]
     def program() -> pulumi.Output[None]:
-        outputs = build(parse(config[KEY]), Place(region, ACCOUNT))
+        outputs = declare(parse(config[KEY]), Place(region, ACCOUNT))
         return pulumi.Output.all(**outputs).apply(found.update)
 
     program()

@@ -8,19 +8,18 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
-import yaml
 
 from infra.cluster import Cluster, parse
-from infra.config import KEY
-from infra.config import parse as parse_spec
-from infra.local.engine import PROGRAM, Engine, engine_missing
-from infra.plan.place import Place
-from infra.preflight.offline import run_offline
+from infra.local.engine import PROGRAM, Engine, EngineError, engine_missing
+from infra.preflight import stackfile
+from infra.preflight.offline import run_in
+from infra.preflight.rule import Context
 
 STACK = "rehearsal"
 STACK_FILE = PROGRAM / f"Pulumi.{STACK}.yaml"
@@ -37,8 +36,8 @@ class Provisioned:
 
 def preflight() -> list[str]:
     """The errors that the offline rules find in the rehearsal stack, one line each."""
-    config = yaml.safe_load(STACK_FILE.read_text(encoding="utf-8"))["config"]
-    findings = run_offline(parse_spec(config[KEY]), Place(str(config["aws:region"]), ""))
+    stack = stackfile.read(STACK)
+    findings = run_in(stack.spec, Context.of_region(stack.region, datetime.now(UTC)))
     return [finding.line() for finding in findings if finding.level == "error"]
 
 
@@ -68,14 +67,10 @@ def first_node(cluster: Cluster) -> str:
 
 def tear_down(engine: Engine) -> tuple[int, list[str]]:
     """How many resources went, and the names of the protected ones, which stay."""
-    before = len(_made(engine))
+    before = len(engine.resources())
     engine("destroy", "--yes", "--skip-preview", "--exclude-protected")
-    left = _made(engine)
+    left = engine.resources()
     return before - len(left), sorted(one["urn"].rpartition("::")[2] for one in left if one.get("protect"))
-
-
-def _made(engine: Engine) -> list[dict[str, Any]]:
-    return [one for one in engine.resources() if one.get("custom") and not one["type"].startswith("pulumi:")]
 
 
 def _with_engine(folder: Path, environment: Mapping[str, str]) -> Provisioned:
@@ -84,7 +79,7 @@ def _with_engine(folder: Path, environment: Mapping[str, str]) -> Provisioned:
     left = engine.steps()
     return Provisioned(
         cluster=parse(engine.outputs()["cluster"]),
-        outcome=f"pulumi up: {len(_made(engine))} resources; a second preview would change {len(left)}",
+        outcome=f"pulumi up: {len(engine.resources())} resources; a second preview would change {len(left)}",
         settled=not left,
         engine=engine,
     )
@@ -92,7 +87,9 @@ def _with_engine(folder: Path, environment: Mapping[str, str]) -> Provisioned:
 
 def _without_engine(environment: Mapping[str, str], missing: str) -> Provisioned:
     command = [sys.executable, "-m", "rehearsal.mocked", str(STACK_FILE)]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EngineError(f"{' '.join(command)} ended with {done.returncode}\n{done.stderr}")
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     cluster = parse(said["outputs"]["cluster"])
     _make_what_the_run_needs(cluster)

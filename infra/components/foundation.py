@@ -22,6 +22,7 @@ from infra.plan.events import channel
 from infra.plan.home import home
 from infra.plan.iam import roles
 from infra.plan.network import network
+from infra.plan.observability import log_days
 from infra.plan.place import Place
 from infra.plan.repository import repository
 from infra.plan.security import rules
@@ -63,7 +64,7 @@ class Foundation:
             subnet_id=self.network.compute_subnet_id,
             security_group_ids=[groups.get("lustre", groups["cluster"])],
             bucket_names={str(key): name for key, name in self.buckets.names.items()},
-            log_days=spec.observability.log_days,
+            log_days=log_days(spec.observability.log_days),
             opts=pulumi.ResourceOptions(depends_on=[self.security, self.buckets]),
         )
 

@@ -17,6 +17,7 @@ from infra.components.foundation import Foundation
 from infra.components.gang import Gang
 from infra.components.hyperpod import HyperPod
 from infra.components.observability import Observability
+from infra.components.tagging import tag_everything
 from infra.config import ClusterSpec, Group
 from infra.plan.budget import budget
 from infra.plan.capacity import bought
@@ -25,9 +26,10 @@ from infra.plan.gang import gangs
 from infra.plan.hyperpod import HomeMount, Mount, Refs, desired_state, protected
 from infra.plan.observability import observability
 from infra.plan.outputs import Made, client_settings, cluster, lustre_has_efa
-from infra.plan.place import Place
+from infra.plan.place import Place, tags
 from infra.plan.teardown import first_steps, teardown
 from infra.plan.user_data import user_data
+from infra.preflight.offline import run_offline
 from infra.problems import InfraError
 
 Text = pulumi.Output[str]
@@ -41,6 +43,8 @@ class Nodes:
     hyperpod_name: Text | None = None
     hyperpod_id: Text | None = None
     eks_name: Text | None = None
+    reservations: list[Text] = field(default_factory=list)
+    """Ids of the capacity reservations that this stack made."""
 
 
 def current_place() -> Place:
@@ -53,8 +57,22 @@ def current_place() -> Place:
     return Place(region, aws.get_caller_identity().account_id, partition.partition, partition.dns_suffix)
 
 
+def declare(spec: ClusterSpec, place: Place) -> dict[str, Any]:
+    """The program: stop on what preflight finds, then declare everything, tagged; returns the stack's outputs.
+
+    InfraError lists the findings that would fail in AWS; nothing is declared then.
+    """
+    findings = run_offline(spec, place)
+    if errors := [finding.line() for finding in findings if finding.level == "error"]:
+        raise InfraError(errors)
+    for finding in findings:
+        pulumi.log.warn(finding.line())
+    tag_everything(tags(spec))
+    return build(spec, place)
+
+
 def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
-    """Declare everything; returns the stack's outputs, of which `cluster` is the contract (infra/cluster.py)."""
+    """Declare everything; of the outputs `cluster` is the contract (infra/cluster.py)."""
     base = Foundation(spec, place)
     nodes = _gangs(spec, place, base) if spec.backend == "ec2" else _hyperpod(spec, place, base)
     watch = Observability(
@@ -74,6 +92,10 @@ def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
         "firstSteps": list(first_steps(spec, place)),
         "teardown": list(teardown(spec, place)),
     }
+    if watch.prometheus_endpoint is not None:
+        outputs["prometheus"] = watch.prometheus_endpoint
+    if nodes.reservations:
+        outputs["reservations"] = nodes.reservations
     if base.lustre:
         outputs["fileSystem"] = base.lustre.id
     if base.home:
@@ -110,7 +132,7 @@ def _gangs(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
             depends_on=base.ready,
         )
         made.append(gang.auto_scaling_group)
-    return Nodes(auto_scaling_groups=made)
+    return Nodes(auto_scaling_groups=made, reservations=[one.reservation_id for one in purchases.values()])
 
 
 def _hyperpod(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:

@@ -16,7 +16,11 @@ from typing import Any
 
 import yaml
 
+from infra.config import KEY
+
 PROGRAM = Path(__file__).parents[1]
+COMMAND_SECONDS = 900.0
+"""Longer than any wait inside the provider that these stacks meet."""
 
 
 class EngineError(RuntimeError):
@@ -24,7 +28,7 @@ class EngineError(RuntimeError):
 
 
 class Engine:
-    """One stack: `stack` names Pulumi.<stack>.yaml of `program`, `change` may edit what it says under lustrain:cluster.
+    """One stack: `stack` names Pulumi.<stack>.yaml of `program`; the method `change` edits what it says of the cluster.
 
     `environment` points at the embedded AWS. Nothing of the user's Pulumi home or state is read or written.
     """
@@ -59,24 +63,20 @@ class Engine:
         }
         self("stack", "init", stack)
 
-    def __call__(self, *words: str, ok: bool = True) -> str:
-        """What the command printed; EngineError when it ends otherwise than `ok` says."""
-        command = ["pulumi", *words, "--cwd", str(self.folder), "--non-interactive", "--color", "never"]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=900)
-        said = done.stdout + done.stderr
-        if (done.returncode == 0) != ok:
-            raise EngineError(f"{' '.join(command)} ended with {done.returncode}\n{said}")
-        return said
+    def __call__(self, *words: str) -> str:
+        """What the command printed; EngineError when it failed or took too long."""
+        done = self._run(*words)
+        return done.stdout + done.stderr
 
     def change(self, spec: Mapping[str, Any]) -> None:
         """Replace what stands under lustrain:cluster."""
-        self.config["config"]["lustrain:cluster"] = dict(spec)
+        self.config["config"][KEY] = dict(spec)
         self._write()
 
     @property
     def spec(self) -> dict[str, Any]:
         """A copy of what stands under lustrain:cluster, to edit and give to `change`."""
-        return json.loads(json.dumps(self.config["config"]["lustrain:cluster"], default=str))  # type: ignore[no-any-return]
+        return json.loads(json.dumps(self.config["config"][KEY], default=str))  # type: ignore[no-any-return]
 
     def use(self, program: Path) -> None:
         """From now on run another program: a copy of this package in which a test has changed something."""
@@ -89,38 +89,47 @@ class Engine:
 
     def steps(self) -> dict[str, str]:
         """What an update would do, without doing it: the operation for each resource's name, those that stay left out."""
-        said = self("preview", "--json")
-        plan = json.loads(said[said.index("{") : said.rindex("}") + 1])
+        plan = json.loads(self._run("preview", "--json").stdout)
         return {one["urn"].rpartition("::")[2]: one["op"] for one in plan["steps"] if one["op"] != "same"}
 
     def outputs(self) -> dict[str, Any]:
-        said = self("stack", "output", "--json")
-        return json.loads(said[said.index("{") : said.rindex("}") + 1])  # type: ignore[no-any-return]
+        return json.loads(self._run("stack", "output", "--json").stdout)  # type: ignore[no-any-return]
 
     def resources(self) -> list[dict[str, Any]]:
-        """The resources in the stack's state."""
-        said = self("stack", "export")
-        state = json.loads(said[said.index("{") : said.rindex("}") + 1])
-        return state["deployment"].get("resources", [])  # type: ignore[no-any-return]
+        """The resources in the stack's state, without what only the engine knows (stack, components, providers)."""
+        state = json.loads(self._run("stack", "export").stdout)
+        made = state["deployment"].get("resources", [])
+        return [one for one in made if one.get("custom") and not one["type"].startswith("pulumi:")]
+
+    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = ["pulumi", *words, "--cwd", str(self.folder), "--non-interactive", "--color", "never"]
+        try:
+            done = subprocess.run(
+                command, env=self.environment, capture_output=True, text=True, timeout=COMMAND_SECONDS
+            )
+        except subprocess.TimeoutExpired as late:
+            raise EngineError(f"{' '.join(command)} did not end within {late.timeout:.0f} s") from None
+        if done.returncode:
+            raise EngineError(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
+        return done
 
     def _write_project(self) -> None:
         (self.folder / "Pulumi.yaml").write_text(yaml.safe_dump(self._project), encoding="utf-8")
 
     def _write(self) -> None:
-        text = yaml.safe_dump(self.config)
         # The engine adds the salt of the stack's secrets to the file; losing it would lose the stack.
         if self.config_file.exists():
-            kept = yaml.safe_load(self.config_file.read_text(encoding="utf-8")).get("encryptionsalt")
-            if kept and "encryptionsalt" not in self.config:
-                self.config["encryptionsalt"] = kept
-                text = yaml.safe_dump(self.config)
-        self.config_file.write_text(text, encoding="utf-8")
+            there = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+            self.config |= {"encryptionsalt": there["encryptionsalt"]} if "encryptionsalt" in there else {}
+        self.config_file.write_text(yaml.safe_dump(self.config), encoding="utf-8")
 
 
 def engine_missing() -> str:
     """Why the engine cannot run here; empty where it can."""
     if shutil.which("pulumi") is None:
         return "pulumi is not on PATH"
+    if shutil.which("pulumi-resource-aws") is None and not (Path.home() / ".pulumi" / "plugins").is_dir():
+        return "pulumi has no AWS plugin: pulumi plugin install resource aws 7.51.1"
     if sys.prefix == sys.base_prefix:
-        return "not in the virtual environment that infra/Pulumi.yaml names"
+        return "not in a virtual environment, which pulumi runs the program in"
     return ""

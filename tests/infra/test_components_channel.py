@@ -11,9 +11,9 @@ import boto3
 import pytest
 
 from infra.local.aws import LocalAws
+from infra.local.engine import Engine, engine_missing
 from infra.plan import events
 from tests.conftest import require
-from tests.infra.engine import Engine, engine_missing
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from infra.local.aws import LocalAws
+from infra.local.engine import Engine, EngineError, engine_missing
 from infra.policy.rules import RESOURCE_RULES, STACK_RULES
 from tests.conftest import require
-from tests.infra.engine import Engine, engine_missing
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,9 @@ def reported(said: str) -> set[str]:
 
 def test_a_program_with_every_fault_is_stopped_with_every_rule_named(aws: LocalAws, tmp_path: Path) -> None:
     engine = Engine(tmp_path / "bad", "test", aws.environment, program=HERE / "planted_bad")
-    assert reported(engine("preview", "--policy-pack", str(PACK), ok=False)) == CODES
+    with pytest.raises(EngineError) as stopped:
+        engine("preview", "--policy-pack", str(PACK))
+    assert reported(str(stopped.value)) == CODES
 
 
 def test_a_sound_program_passes(aws: LocalAws, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def run_course(live: Live, folder: Path) -> Course:
     engine.change(before)
 
     engine("destroy", "--yes", "--skip-preview", "--exclude-protected")
-    rest = [one for one in engine.resources() if one.get("custom") and not one["type"].startswith("pulumi:")]
+    rest = engine.resources()
     return Course(
         small,
         settled,
