@@ -169,9 +169,9 @@ def _s3(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
             GetBucketLocation GetBucketLogging GetBucketObjectLockConfiguration GetBucketRequestPayment
             GetBucketWebsite GetAccelerateConfiguration GetReplicationConfiguration"""
         yield allow("Buckets", _named_actions("s3", settings), own)
-    if spec.hyperpod:
-        objects = "PutObject GetObject DeleteObject GetObjectTagging PutObjectTagging"
-        yield allow("LifecycleBundle", _named_actions("s3", objects), place.bucket_arn(names.lifecycle, "*"))
+    # Nodes of every backend read the bundle from there.
+    objects = "PutObject GetObject DeleteObject GetObjectTagging PutObjectTagging"
+    yield allow("LifecycleBundle", _named_actions("s3", objects), place.bucket_arn(names.lifecycle, "*"))
 
 
 def _fsx(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
@@ -210,6 +210,11 @@ def _named(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     groups = [f"/lustrain/{spec.name}/*", *([f"/aws/fsx/{spec.name}*"] if spec.storage.lustre else [])]
     arns = [place.arn("logs", f"log-group:{group}") for group in groups]
     yield allow("LogGroups", _named_actions("logs", logs), arns)
+    if spec.storage.lustre:
+        # FSx begins its log with the rights of whoever makes the file system; AWS's AmazonFSxFullAccess grants the same
+        # (https://docs.aws.amazon.com/aws-managed-policy/latest/reference/AmazonFSxFullAccess.html).
+        begin = ["logs:CreateLogStream", "logs:PutLogEvents"]
+        yield allow("LustreLog", begin, place.arn("logs", f"log-group:/aws/fsx/{spec.name}*"))
     if spec.repository.existing is None:
         images = """CreateRepository DeleteRepository DescribeRepositories PutLifecyclePolicy GetLifecyclePolicy
             DeleteLifecyclePolicy PutImageScanningConfiguration PutImageTagMutability TagResource UntagResource
