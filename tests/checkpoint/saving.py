@@ -32,6 +32,9 @@ T = TypeVar("T")
 PATIENCE_S = 60.0
 """Longest wait of a test for something that takes well under a second on a calm machine."""
 
+JOB_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What schedulers send to every process of a job."""
+
 
 def sample_tensors(seed: int = 1, rows: int = 300) -> dict[str, Tensor]:
     """A state with every kind of tensor: large, small, empty, of no dimension, of one bit, of 8 and 16 bit floats."""
@@ -176,13 +179,15 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
 def _writer_pid() -> int:
     for children in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
         for pid in children.read_text().split():
-            if b"trainer.checkpoint.writer" in Path(f"/proc/{pid}/cmdline").read_bytes() and _ignores_sigterm(pid):
+            if b"trainer.checkpoint.writer" in Path(f"/proc/{pid}/cmdline").read_bytes() and _ignores_all(pid):
                 return int(pid)
     return 0
 
 
-def _ignores_sigterm(pid: str) -> bool:
+def _ignores_all(pid: str) -> bool:
+    """All of the job's signals: a busy machine may show the process between one and the next."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("SigIgn:"):
-            return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+            ignored = int(line.split()[1], 16)
+            return all(ignored >> (number - 1) & 1 for number in JOB_SIGNALS)
     return False

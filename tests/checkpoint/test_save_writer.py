@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoint.saving import PATIENCE_S, Events, checkpointer, eventually, has_ended, stopped, writer_pid
+from tests.checkpoint.saving import (
+    JOB_SIGNALS,
+    PATIENCE_S,
+    Events,
+    checkpointer,
+    eventually,
+    has_ended,
+    stopped,
+    writer_pid,
+)
 from trainer.storage import open_store
 
 PARENT = """
@@ -57,7 +66,7 @@ def test_signals_for_the_job_do_not_end_a_save(tmp_path: Path) -> None:
         assert os.getpgid(pid) != os.getpgid(0), "Ctrl-C goes to the group of the trainer"
         with stopped(pid):
             saver.save(1, {"x": torch.ones(10)}, {}, {}, {})
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            for number in JOB_SIGNALS:
                 os.kill(pid, number)
         assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
         assert writer_pid() == pid
