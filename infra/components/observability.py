@@ -68,7 +68,7 @@ class Observability(pulumi.ComponentResource):
 
     def _dashboard(self, name: str, plan: ObservabilityPlan, ids: Mapping[str, pulumi.Output[str]]) -> None:
         body = pulumi.Output.json_dumps(dashboard(plan, ids))
-        aws.cloudwatch.Dashboard(f"{name}-dashboard", dashboard_name=plan.name, dashboard_body=body, opts=self._ours)
+        aws.cloudwatch.Dashboard(f"{name}-dashboard", dashboard_name=plan.board, dashboard_body=body, opts=self._ours)
 
     def _prometheus(self, name: str, plan: ObservabilityPlan) -> pulumi.Output[str]:
         return aws.amp.Workspace(f"{name}-metrics", alias=plan.name, opts=self._ours).prometheus_endpoint

@@ -83,7 +83,7 @@ def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
         nat_gateway_id=base.network.nat_gateway_id,
         topic_arn=base.channel.topic_arn,
     )
-    if plan := budget(spec):
+    if plan := budget(spec, place):
         Budget(spec.name, plan)
     outputs: dict[str, Any] = {
         "cluster": _cluster(spec, place, base, nodes, watch),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from infra.config import ClusterSpec
+from infra.plan.place import Place
 
 COST_TAG = "lustrain:cluster"
 
@@ -30,7 +31,11 @@ NOTICES = (Notice("ACTUAL", 50.0), Notice("ACTUAL", 80.0), Notice("ACTUAL", 100.
 
 @dataclass(frozen=True)
 class BudgetPlan:
-    """A cost budget a month in USD; AWS updates it a few times a day, so it warns and does not stop anything."""
+    """A cost budget a month in USD; AWS updates it a few times a day, so it warns and does not stop anything.
+
+    Budgets belong to the account, not to a region: the name says the region. What it counts goes by the tag, so clusters of
+    one name in several regions count into the budget of each.
+    """
 
     name: str
     limit_usd: str
@@ -40,12 +45,12 @@ class BudgetPlan:
     emails: tuple[str, ...]
 
 
-def budget(spec: ClusterSpec) -> BudgetPlan | None:
+def budget(spec: ClusterSpec, place: Place) -> BudgetPlan | None:
     """None where the user wants none."""
     if spec.budget is None:
         return None
     return BudgetPlan(
-        name=f"{spec.name}-monthly",
+        name=f"{spec.name}-{place.region}-monthly",
         limit_usd=f"{spec.budget.monthly_usd:.2f}",
         tag_value=f"user:{COST_TAG}${spec.name}",
         notices=NOTICES,

@@ -64,6 +64,9 @@ class ObservabilityPlan:
     """`groups` names the subjects of the Auto Scaling groups in the order of the spec's groups."""
 
     name: str
+    board: str
+    """Name of the dashboard: dashboards belong to the account, not to a region, and a second one of a name overwrites the
+    first (https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutDashboard.html)."""
     region: str
     log_group: str
     log_days: int
@@ -88,6 +91,7 @@ def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
     names = bucket_names(spec, place)
     return ObservabilityPlan(
         name=spec.name,
+        board=f"{spec.name}-{place.region}",
         region=place.region,
         log_group=f"/lustrain/{spec.name}/train",
         log_days=log_days(spec.observability.log_days),

@@ -176,7 +176,7 @@ def plan(wanted: ClusterSpec) -> list[object]:
         channel(wanted, PLACE),
         watch,
         dashboard(watch, {}),
-        budget(wanted),
+        budget(wanted, PLACE),
         repository(wanted),
         [capacity_problems(group, wanted.backend) for group in wanted.groups],
         nodes_of(wanted),

@@ -108,7 +108,7 @@ def test_alarms_watch_the_things_of_the_stack_and_tell_the_topic(stack: Stack) -
 def test_logs_end_and_the_dashboard_is_there(stack: Stack) -> None:
     (group,) = stack.client("logs").describe_log_groups(logGroupNamePrefix="/lustrain/")["logGroups"]
     assert (group["logGroupName"], group["retentionInDays"]) == (stack.outputs["log_group"], 30)
-    body = json.loads(stack.client("cloudwatch").get_dashboard(DashboardName="llm")["DashboardBody"])
+    body = json.loads(stack.client("cloudwatch").get_dashboard(DashboardName="llm-us-east-1")["DashboardBody"])
     assert "fs-0123456789abcdef0" in json.dumps(body)
 
 
@@ -118,7 +118,9 @@ def test_the_budget_goes_by_the_tag_and_mails(stack: Stack) -> None:
     (budget,) = client.describe_budgets(AccountId=account)["Budgets"]
     assert budget["CostFilters"] == {"TagKeyValue": ["user:lustrain:cluster$llm"]}
     assert float(budget["BudgetLimit"]["Amount"]) == 100
-    notices = client.describe_notifications_for_budget(AccountId=account, BudgetName="llm-monthly")["Notifications"]
+    notices = client.describe_notifications_for_budget(AccountId=account, BudgetName="llm-us-east-1-monthly")[
+        "Notifications"
+    ]
     found = sorted((one["NotificationType"], one["Threshold"]) for one in notices)
     assert found == [("ACTUAL", 50.0), ("ACTUAL", 80.0), ("ACTUAL", 100.0), ("FORECASTED", 100.0)]
 

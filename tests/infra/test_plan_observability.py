@@ -156,6 +156,11 @@ def test_every_example_stack_has_alarms_that_aws_accepts(stack: Path) -> None:
         assert lustre(wish, efa_wanted(cluster)).capacity_gib
 
 
+def test_two_clusters_of_one_name_in_two_regions_have_a_dashboard_each() -> None:
+    boards = [observability(spec(), Place(region, "123456789012")).board for region in ("us-east-1", "eu-west-1")]
+    assert boards == ["llm-us-east-1", "llm-eu-west-1"]
+
+
 def test_the_dashboard_shows_what_is_there_and_nothing_else() -> None:
     body = json.dumps(dashboard(observability(spec(), PLACE), ALL_IDS))
     assert all(name in body for name in ("fs-1", "nat-1", "llm-train", "llm-checkpoints-123456789012-us-east-1"))

@@ -38,7 +38,7 @@ watch = Observability(
     nat_gateway_id=pulumi.Output.from_input("nat-0123456789abcdef0"),
     topic_arn=events.topic_arn,
 )
-planned = budget(spec)
+planned = budget(spec, place)
 assert planned is not None
 Budget("llm-budget", planned)
 images = ImageRepository("llm", repository(spec))
