@@ -110,7 +110,8 @@ class Capacity(Section):
     placement_group: str | None = None
     """`reservation` only: name of the cluster placement group that the reservation was made in."""
     ends_at: AwareDatetime | None = None
-    """When a block or plan ends (ISO 8601 with zone); the trainer saves and stops before."""
+    """When the reservation, block or plan ends (ISO 8601 with zone); the trainer saves and stops before. With `create` the
+    reservation is made to end then."""
 
 
 class Taint(Section):
@@ -134,6 +135,7 @@ class Group(Section):
     image_id: Annotated[str, _id("ami", "an image")] | None = None
     """EC2: the AMI; default: AWS's deep-learning base AMI for the type's architecture, as its SSM parameter resolves."""
     root_volume_gib: Annotated[int, Field(ge=100, le=16384)] = 500
+    """EC2: the root disk. HyperPod fixes that one's size; there it is the EBS volume beside it, mounted at /opt/sagemaker."""
     threads_per_core: Literal[1, 2] = 1
     partition: Name | None = None
     """Slurm partition; default: the group's name."""
@@ -174,6 +176,8 @@ class Network(Section):
     closed: bool = False
     """No way to the internet: no NAT, interface endpoints for what nodes need."""
     flow_logs: bool = False
+    s3_buckets: tuple[str, ...] = ()
+    """Further buckets that nodes read, through the S3 gateway endpoint: it refuses those that nobody named."""
     nic_policy: NicPolicy = "addresses"
 
 
@@ -294,7 +298,7 @@ class Slurm(Section):
 
 
 class Eks(Section):
-    version: Annotated[str, _like(r"1\.\d{2}", "a Kubernetes version", "1.33")] = "1.33"
+    version: Annotated[str, _like(r"1\.\d{2}", "a Kubernetes version", "1.34")] = "1.34"
     tiered_memory_percent: Annotated[int, Field(ge=20, le=100)] | None = None
     """Tiered checkpoint storage: share of a node's memory."""
     public_endpoint: bool = False
@@ -340,7 +344,7 @@ class ClusterSpec(Section):
 
     @property
     def ends_at(self) -> datetime | None:
-        """When the first bought capacity ends."""
+        """When the first reservation, block or plan of a group ends."""
         return min((group.capacity.ends_at for group in self.groups if group.capacity.ends_at), default=None)
 
 

@@ -258,8 +258,8 @@ def _gang(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     images = place.arn("ssm", "parameter/aws/service/*", account="")
     yield allow("ImageIds", ["ssm:GetParameter", "ssm:GetParameters"], images)
     if any(one.capacity.create for one in spec.groups):
-        buy = "CreateCapacityReservation ModifyCapacityReservation CancelCapacityReservation PurchaseCapacityBlock"
-        yield allow("CapacityBuy", _named_actions("ec2", buy), place.arn("ec2", "capacity-reservation/*"))
+        reserve = "CreateCapacityReservation ModifyCapacityReservation CancelCapacityReservation"
+        yield allow("CapacityReserve", _named_actions("ec2", reserve), place.arn("ec2", "capacity-reservation/*"))
 
 
 def _hyperpod(spec: ClusterSpec, place: Place) -> Iterator[Statement]:

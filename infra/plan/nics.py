@@ -1,7 +1,7 @@
 """Which network interfaces an EFA instance gets on which cards.
 
 The primary interface is a plain one, it alone has an IP address; EFA traffic goes over `efa-only` interfaces, which
-take none (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.md). The layout follows the interface
+take none (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html). The layout follows the interface
 types that each card allows, never the number of cards: card 0 of p6-b300 takes no EFA at all, and hpc6id has one slot a
 card, so that its primary must be both.
 """

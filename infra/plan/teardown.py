@@ -9,6 +9,11 @@ from infra.plan.eks import helm_commands
 from infra.plan.place import Place, bucket_names
 from infra.plan.repository import repository
 
+CANCEL = (
+    """for id in $(pulumi stack output reservations --json | tr '[]",' ' '); do """
+    "aws ec2 cancel-capacity-reservation --capacity-reservation-id $id; done"
+)
+
 
 def first_steps(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
     """Lines to read after the first `pulumi up`: what no API lets us do."""
@@ -20,6 +25,12 @@ def first_steps(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
     if commands := helm_commands(spec, place):
         lines += ["Give Kubernetes what HyperPod needs there:", *(f"  {command}" for command in commands)]
     return tuple(lines)
+
+
+def empty(bucket: str) -> str:
+    """The command that removes a bucket with all versions of its objects, which `aws s3 rb --force` leaves in it."""
+    steps = f"b = boto3.resource('s3').Bucket('{bucket}'); b.object_versions.delete(); b.delete()"
+    return f'.venv/bin/python -c "import boto3; {steps}"'
 
 
 def teardown(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
@@ -37,7 +48,7 @@ def teardown(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
     lines = [
         "Take the nodes and all that costs by the hour down: pulumi destroy --exclude-protected",
         "What stays holds data or money, and the network under it; each costs until it is removed by hand:",
-        *(f"  bucket {name}: aws s3 rb s3://{name} --force" for name in own),
+        *(f"  bucket {name}: {empty(name)}" for name in own),
     ]
     if spec.storage.lustre and not spec.storage.lustre.existing:
         lines.append("  FSx for Lustre: aws fsx delete-file-system --file-system-id $(pulumi stack output fileSystem)")
@@ -49,8 +60,8 @@ def teardown(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
     if not spec.repository.existing:
         name = repository(spec).name
         lines.append(f"  images in {name}: aws ecr delete-repository --repository-name {name} --force")
-    for purchase in bought(spec):
-        lines.append(f"  capacity of group {purchase.group}: aws ec2 cancel-capacity-reservation")
+    if made := bought(spec):
+        lines.append(f"  reserved capacity of {', '.join(one.group for one in made)}: {CANCEL}")
     lines += [
         "Then forget what is gone and remove the rest: pulumi refresh, pulumi state unprotect --all, pulumi destroy",
         "A VPC that will not go may hold GuardDuty's own endpoint and security group: aws ec2 describe-vpc-endpoints "

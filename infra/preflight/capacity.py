@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from infra.config import ClusterSpec, Group
+from infra.config import CapacityMode, ClusterSpec, Group
 from infra.plan.capacity import BLOCK_MARGIN, MODES, CapacityProblem, capacity_problems
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, groups, known_groups, listed
@@ -15,6 +15,13 @@ BLOCKS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-block
 RESERVATIONS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-reservations.html"
 SPOT = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-spot-instances.html"
 PLACEMENT = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-groups.html"
+
+
+SHOWS_END: Mapping[CapacityMode, str] = {
+    "capacity-block": "aws ec2 describe-capacity-reservations",
+    "training-plan": "aws sagemaker describe-training-plan",
+}
+"""Capacity that always ends, and what shows when."""
 
 
 class ModeOfBackend(OfflineRule):
@@ -31,7 +38,7 @@ class ModeOfBackend(OfflineRule):
 
 class WhichOne(OfflineRule):
     code = "CAP-002"
-    checks = "A reservation, block or plan is named, or its making or buying asked for, not both."
+    checks = "A reservation, block or plan is named, or a reservation is to be made, not both."
     source = RESERVATIONS
     essential = True
 
@@ -132,9 +139,7 @@ class PlanElsewhere(OfflineRule):
 
 class EndsBeforeJob(OfflineRule):
     code = "CAP-009"
-    checks = (
-        "A block or plan lasts until the job's end; machines go 30 minutes before a block does, and saving takes time."
-    )
+    checks = "Capacity lasts until the job's end; a block's machines go 30 minutes before it, and saving takes time."
     source = BLOCKS
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
@@ -154,24 +159,25 @@ class EndUnknown(OfflineRule):
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         for path, group in groups(spec):
-            bought = group.capacity.mode in ("capacity-block", "training-plan")
-            if bought and not group.capacity.ends_at:
-                message = f"nobody knows when the {group.capacity.mode} ends, so that nothing stops in time"
-                yield self.finding(
-                    f"{path}.capacity.ends_at", message, "set it; `aws` describe commands and --online show it"
-                )
+            mode = group.capacity.mode
+            if mode in SHOWS_END and not group.capacity.ends_at:
+                message = f"nobody knows when the {mode} ends, so that nothing stops in time"
+                yield self.finding(f"{path}.capacity.ends_at", message, f"set it; `{SHOWS_END[mode]}` shows it")
 
 
 class Over(OfflineRule):
     code = "CAP-011"
-    checks = "A block or plan has not ended yet."
+    checks = "A reservation, block or plan has not ended yet, and leaves time to save."
     source = BLOCKS
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         for path, group in groups(spec):
             ends = group.capacity.ends_at
             if ends and context.now and ends - BLOCK_MARGIN <= context.now:
-                yield self.finding(f"{path}.capacity.ends_at", f"over since {ends.isoformat()}", "use other capacity")
+                message = (
+                    f"it ends {ends.isoformat()}, and nodes are to be empty since {(ends - BLOCK_MARGIN).isoformat()}"
+                )
+                yield self.finding(f"{path}.capacity.ends_at", message, "use other capacity")
 
 
 class PlaceUnknown(OfflineRule):

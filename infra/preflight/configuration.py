@@ -128,7 +128,8 @@ class SectionOfOtherBackend(OfflineRule):
     code = "CFG-007"
     level = "warning"
     checks = (
-        "Other keys have a meaning with the backend (slurm, eks, admin_roles, ssh_key, second_zone_id, nic_policy)."
+        "Other keys have a meaning with the backend (slurm, eks, ssh_key, admin_roles, nic_policy, second_zone_id, "
+        "control_subnet_ids)."
     )
     source = OURS
 

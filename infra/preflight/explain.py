@@ -85,9 +85,11 @@ def _groups(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
             message = f"{group.count} x {group.ec2_type} end"
             fix = "let jobs save and stop first (a renamed group is a removed and a new one)"
             yield Change(f"groups ({name})", Effect.REPLACES_NODES, message, "their local disks and jobs", fix)
+            if group.capacity.create:
+                yield protected(f"groups ({name})", "the reservation that the stack made")
         else:
             yield from _group(new, name, group, after[name])
-    for name in after.keys() - before.keys():
+    for name in (name for name in after if name not in before):
         yield Change(f"groups ({name})", Effect.IN_PLACE, f"{after[name].count} x {after[name].ec2_type} are added")
 
 
@@ -116,10 +118,14 @@ def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Gro
     message = f"{shown(getattr(before, key))} becomes {shown(getattr(after, key))}"
     if key == "capacity":
         message = f"{before.capacity.mode} becomes {after.capacity.mode}, or another one of its kind"
-        if before.capacity.create:
-            return protected(path, "bought capacity")
-        if _only_facts(before, after):
+        if _same_but(before, after, "zone_id", "size"):
             return Change(path, Effect.IN_PLACE, "what is known about the capacity changes, not the capacity")
+        if _same_but(before, after, "zone_id", "size", "ends_at"):
+            return _end(spec, path, before, after)
+        if before.capacity.create:
+            return protected(path, "the reservation that the stack made")
+    if key == "instance_type" and before.capacity.create:
+        return protected(path, "the reservation that the stack made")
     if key == "role":
         return Change(path, Effect.REPLACES_CLUSTER, message, "the Slurm cluster's state", "make a second stack")
     if key in HARMLESS:
@@ -136,10 +142,25 @@ def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Gro
     )
 
 
-def _only_facts(before: Group, after: Group) -> bool:
-    """Whether just what the user tells about the capacity differs, which no resource holds."""
-    told = {"zone_id", "size", "ends_at"}
+def _same_but(before: Group, after: Group, *keys: str) -> bool:
+    """Whether nothing else than these keys of the capacity differs."""
+    told = set(keys)
     return before.capacity.model_dump(exclude=told) == after.capacity.model_dump(exclude=told)
+
+
+def _end(spec: ClusterSpec, path: str, before: Group, after: Group) -> Change:
+    """EC2's nodes learn the end at their first boot; a gang on a block is emptied by a schedule that follows at once."""
+    ends = (one.capacity.ends_at for one in (before, after))
+    was, will_be = (one.isoformat() if one else "no known end" for one in ends)
+    message = f"{was} becomes {will_be}"
+    if after.capacity.mode == "capacity-block":
+        message += "; the schedule that empties the group follows in place"
+    if after.capacity.create:
+        message += "; the end of the reservation follows in place"
+    if spec.backend != "ec2":
+        return Change(path, Effect.IN_PLACE, message)
+    fix = "stop the job by hand in time, or let it save and end the old machines"
+    return Change(path, Effect.NEW_NODES, f"{message}; running machines keep the end that they were told", "", fix)
 
 
 def _kubernetes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
@@ -167,7 +188,7 @@ def _kubernetes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
 def _rest(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     """Everything that is changed where it stands."""
     for path, a, b in _leaves(old, new):
-        if not path.startswith(_TOLD):
+        if not any(path == told or path.startswith(f"{told}.") for told in _TOLD):
             yield Change(path, _EFFECTS.get(path, Effect.IN_PLACE), f"{shown(a)} becomes {shown(b)}")
 
 
@@ -191,7 +212,7 @@ _TOLD = (
     "buckets.ephemeral_days",
     "buckets.noncurrent_days",
 )
-"""Keys that the other looks speak of."""
+"""Keys, and tables with all that is in them, that the other looks speak of."""
 _EFFECTS = {
     "access.ssh_key": Effect.NEW_NODES,
     "network.nic_policy": Effect.NEW_NODES,

@@ -97,7 +97,7 @@ def associations(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
             yield Change(here, Effect.REPLACES_ASSOCIATION, message, lost, "wait until exports are done")
         elif one != other:
             yield Change(here, Effect.IN_PLACE, "events or chunk size change for files from then on")
-    for path in after.keys() - before.keys():
+    for path in (path for path in after if path not in before):
         yield Change(f"storage.lustre.associations ({path})", Effect.IN_PLACE, "is added; FSx makes one at a time")
 
 

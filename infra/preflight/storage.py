@@ -203,10 +203,10 @@ class ExistingInNewNetwork(OfflineRule):
             yield self.finding("storage.lustre.existing", message, "set network.existing to the file system's own VPC")
 
 
-class NoLustre(OfflineRule):
+class NothingShared(OfflineRule):
     code = "FSX-015"
     level = "warning"
-    checks = "More than one node shares a file system, or stages data and checkpoints on local disks knowingly."
+    checks = "Nodes of a Slurm cluster share a file system, where job scripts and logs lie."
     source = f"{LUSTRE_GUIDE}/what-is.html"
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
@@ -243,6 +243,6 @@ RULES = (
     WithExisting(),
     ExistingName(),
     ExistingInNewNetwork(),
-    NoLustre(),
+    NothingShared(),
     HomeThroughput(),
 )

@@ -309,8 +309,8 @@ def test_the_deployer_gets_no_right_on_what_is_there_already() -> None:
 
 def test_buying_capacity_is_a_right_only_where_the_spec_buys() -> None:
     group = {"name": "train", "instance_type": "p5.48xlarge", "count": 2}
-    bought = spec_of(groups=[{**group, "capacity": {"mode": "reservation", "create": True}}])
-    assert "CapacityBuy" in {one["Sid"] for one in deployer_policy(bought, AWS)["Statement"]}
+    reserving = spec_of(groups=[{**group, "capacity": {"mode": "reservation", "create": True}}])
+    assert "CapacityReserve" in {one["Sid"] for one in deployer_policy(reserving, AWS)["Statement"]}
 
 
 def test_the_deployer_may_use_the_keys_that_are_named() -> None:

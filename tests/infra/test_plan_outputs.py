@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 
+import boto3
 import pytest
+from moto import mock_aws
 
 from infra.cluster import parse, to_json
 from infra.config import parse as parse_spec
 from infra.plan.outputs import Made, client_settings, cluster
 from infra.plan.place import Place, bucket_names
-from infra.plan.teardown import first_steps, teardown
+from infra.plan.teardown import empty, first_steps, teardown
 from infra.problems import InfraError
 from tests.infra.stacks import EXAMPLES, example
 
@@ -55,10 +58,26 @@ def test_the_teardown_names_everything_that_stays(stack: str) -> None:
     spec = example(stack)
     text = "\n".join(teardown(spec, PLACE))
     names = bucket_names(spec, PLACE)
-    assert all(f"s3://{name} " in text for name in (names.data, names.checkpoints, names.lifecycle))
+    assert all(f"Bucket('{name}')" in text for name in (names.data, names.checkpoints, names.lifecycle))
     assert ("FSx for Lustre" in text) is bool(spec.storage.lustre)
     assert ("FSx for OpenZFS" in text) is bool(spec.storage.home)
-    assert ("cancel-capacity-reservation" in text) is any(group.capacity.create for group in spec.groups)
+    assert ("pulumi stack output reservations" in text) is any(group.capacity.create for group in spec.groups)
+
+
+@mock_aws
+def test_the_command_for_a_bucket_removes_one_with_old_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    s3 = boto3.client("s3", region_name="us-east-1")
+    s3.create_bucket(Bucket="scripts")
+    s3.put_bucket_versioning(Bucket="scripts", VersioningConfiguration={"Status": "Enabled"})
+    for body in (b"old", b"new"):
+        s3.put_object(Bucket="scripts", Key="on_create.sh", Body=body)
+    s3.delete_object(Bucket="scripts", Key="on_create.sh")
+    program, flag, code = shlex.split(empty("scripts"))
+    assert (program, flag) == (".venv/bin/python", "-c")
+    exec(code, {})  # in this process, where the AWS is that answers
+    assert s3.list_buckets()["Buckets"] == []
 
 
 def test_a_bucket_of_the_users_own_is_not_for_removal() -> None:

@@ -91,11 +91,16 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SLURM, {"groups.2.min_count": 2}, Effect.IN_PLACE, "groups (train).min_count"),
     (EKS, {"groups.1.taints": []}, Effect.IN_PLACE, "groups (spot).taints"),
     (SPOT, {"groups.0.capacity.mode": "on-demand"}, Effect.NEW_NODES, "groups (train).capacity"),
-    (BLOCK, {"groups.0.capacity.ends_at": "2027-03-01T00:00:00Z"}, Effect.IN_PLACE, "groups (train).capacity"),
+    (BLOCK, {"groups.0.capacity.ends_at": "2027-03-01T00:00:00Z"}, Effect.NEW_NODES, "groups (train).capacity"),
+    (BLOCK, {"groups.0.capacity.size": 20}, Effect.IN_PLACE, "groups (train).capacity"),
+    (SLURM, {"groups.2.capacity.ends_at": "2027-03-01T00:00:00Z"}, Effect.IN_PLACE, "groups (train).capacity"),
+    (RESERVED, {"groups.0.capacity.ends_at": "2027-03-01T00:00:00Z"}, Effect.NEW_NODES, "groups (train).capacity"),
+    (RESERVED, {"groups.0.instance_type": "p5.48xlarge"}, Effect.IMPOSSIBLE, "groups (train).instance_type"),
+    (RESERVED, {"groups.0.name": "gang"}, Effect.IMPOSSIBLE, "groups (train)"),
     (RESERVED, {"groups.0.capacity": {"mode": "on-demand"}}, Effect.IMPOSSIBLE, "groups (train).capacity"),
-    (EKS, {"eks.version": "1.34"}, Effect.REIMAGES, "eks.version"),
-    (EKS, {"eks.version": "1.32"}, Effect.IMPOSSIBLE, "eks.version"),
-    (EKS, {"eks.version": "1.35"}, Effect.IMPOSSIBLE, "eks.version"),
+    (EKS, {"eks.version": "1.35"}, Effect.REIMAGES, "eks.version"),
+    (EKS, {"eks.version": "1.33"}, Effect.IMPOSSIBLE, "eks.version"),
+    (EKS, {"eks.version": "1.36"}, Effect.IMPOSSIBLE, "eks.version"),
     (EKS, {"eks.tiered_memory_percent": 30}, Effect.IN_PLACE, "eks.tiered_memory_percent"),
     (EKS, {"access.admin_roles": []}, Effect.IN_PLACE, "access.admin_roles"),
     (SPOT, {"buckets.data": "mine"}, Effect.IMPOSSIBLE, "buckets.data"),
@@ -148,6 +153,18 @@ def test_throughput_is_fixed_with_efa_and_free_without() -> None:
 def test_a_file_system_cannot_shrink() -> None:
     found = changes(SPOT, {"storage.lustre": {**EXACT, "capacity_gib": 2400}}, {"storage.lustre": EXACT})
     assert [change.path for change in refused(found)] == ["storage.lustre.capacity_gib"]
+
+
+def test_what_is_added_is_told_in_the_order_of_the_config() -> None:
+    names = [f"g{number}" for number in range(9)]
+    added = [{"name": name, "instance_type": "g6e.48xlarge", "count": 1} for name in names]
+    found = changes(SPOT, {f"groups.{number}": one for number, one in enumerate(added, 1)})
+    assert [change.path for change in found] == [f"groups ({name})" for name in names]
+
+
+def test_the_end_of_a_block_moves_its_schedule_in_place() -> None:
+    (found,) = changes(BLOCK, {"groups.0.capacity.ends_at": "2027-03-01T00:00:00Z"})
+    assert "schedule that empties the group follows in place" in found.line()
 
 
 def test_the_worst_comes_first() -> None:

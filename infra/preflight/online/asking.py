@@ -121,7 +121,13 @@ class OnlineRule(Rule):
             if code in DENIED:
                 return [self.unknown(WHOLE, "permission is missing", f"allow {self.permission}")]
             said = str(error.response.get("Error", {}).get("Message", "")) or code
-            return [self.unknown(WHOLE, f"AWS answers {code}: {said}", f"ask yourself: aws {self.permission}")]
+            return [
+                self.unknown(
+                    WHOLE,
+                    f"AWS answers {code}: {said}",
+                    f"try again, or look in the console; the question is {self.permission}",
+                )
+            ]
         except (BotoCoreError, ResponseParserError) as error:
             return [self.unknown(WHOLE, str(error), "try again, or look at network and endpoint settings")]
 
