@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,18 +11,9 @@ from infra.local.aws import LocalAws
 from infra.plan.nics import nics
 from tests.infra.local_network import Network, client, refusal
 
+pytestmark = pytest.mark.slow
+
 IMAGE = "ami-0123456789abcdef0"
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[LocalAws]:
-    with LocalAws() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def network(aws: LocalAws) -> Network:
-    return Network(aws)
 
 
 @pytest.fixture(scope="module")

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from infra.local.aws import LocalAws
 from tests.infra.local_network import Network, client, refusal
-from tests.infra.test_local_hyperpod import SCRIPTS, make_role, slurm_cluster
+from tests.infra.test_local_hyperpod import make_role, put_scripts, slurm_cluster
+
+pytestmark = pytest.mark.slow
 
 TYPE = "AWS::SageMaker::Cluster"
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[LocalAws]:
-    with LocalAws() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +23,10 @@ def control(aws: LocalAws) -> Any:
 
 
 @pytest.fixture(scope="module")
-def state(aws: LocalAws) -> dict[str, Any]:
+def state(aws: LocalAws, network: Network) -> dict[str, Any]:
     """A desired state that HyperPod accepts, under the name `model`."""
-    s3 = client(aws, "s3")
-    bucket, _, folder = SCRIPTS.removeprefix("s3://").partition("/")
-    s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
-    s3.put_object(Bucket=bucket, Key=f"{folder}/on_init.sh", Body=b"#!/bin/sh\n")
-    return slurm_cluster("model", Network(aws), make_role(aws, "node", "sagemaker.amazonaws.com"))
+    put_scripts(aws)
+    return slurm_cluster("model", network, make_role(aws, "cloudcontrol-node", "sagemaker.amazonaws.com"))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,17 +16,6 @@ from infra.plan.nics import Nic, nics
 from tests.infra.local_network import Network, refusal
 
 EFA_TYPES = sorted(name for name, facts in snapshot().types.items() if facts.efa)
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[LocalAws]:
-    with LocalAws() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def network(aws: LocalAws) -> Network:
-    return Network(aws)
 
 
 @pytest.fixture(scope="module")
@@ -253,13 +241,13 @@ def test_a_targeted_reservation_gives_its_places_away_and_takes_them_back(networ
     wanted = made["CapacityReservationId"]
     assert (made["State"], made["AvailabilityZone"], made["EndDateType"]) == ("active", "us-west-2a", "unlimited")
     ec2.create_launch_template(
-        LaunchTemplateName="reserved", LaunchTemplateData={"InstanceType": "p5.48xlarge", **market(None, wanted)}
+        LaunchTemplateName="in-reservation", LaunchTemplateData={"InstanceType": "p5.48xlarge", **market(None, wanted)}
     )
 
     def run(count: int) -> dict[str, Any]:
         return {
             "ImageId": "ami-0123456789abcdef0", "SubnetId": network.subnet, "MinCount": count, "MaxCount": count,
-            "LaunchTemplate": {"LaunchTemplateName": "reserved"},
+            "LaunchTemplate": {"LaunchTemplateName": "in-reservation"},
         }  # fmt: skip
 
     def free() -> int:

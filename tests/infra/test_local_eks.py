@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,14 +12,10 @@ from infra.local.aws import LocalAws
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
 from tests.infra.test_local_hyperpod import make_role
 
+pytestmark = pytest.mark.slow
+
 ADMIN = "arn:aws:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
 PLATFORM = f"arn:aws:iam::{ACCOUNT}:role/teams/platform"
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[LocalAws]:
-    with LocalAws() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

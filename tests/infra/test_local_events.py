@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +17,8 @@ from infra.local.aws import LocalAws
 from infra.local.events import Events, send
 from infra.local.metadata import LocalMetadata
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
+
+pytestmark = pytest.mark.slow
 
 REGION = "us-west-2"
 HOOK = "save"
@@ -102,12 +104,6 @@ def soon(true: Callable[[], Any]) -> Any:
     while not (found := true()) and time.monotonic() < until:
         time.sleep(0.02)
     return found
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[LocalAws]:
-    with LocalAws() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +295,6 @@ def test_control_addresses_are_on_loopback_only() -> None:
         Events("http://192.0.2.1:80").rebalance("i-0123456789abcdef0")
 
 
-@pytest.mark.slow
 def test_the_command_line_says_what_it_leaves_out_plays_events_and_leaves_nothing_running() -> None:
     server = subprocess.Popen([sys.executable, "-m", "infra.local"], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None

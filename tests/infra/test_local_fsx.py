@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,23 +10,14 @@ import pytest
 from infra.local.aws import LocalAws
 from tests.infra.local_network import Network, client, refusal
 
+pytestmark = pytest.mark.slow
+
 FOREIGN_LOGS = "arn:aws:logs:us-west-2:123456789012:log-group:mine"
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[LocalAws]:
-    with LocalAws() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
 def fsx(aws: LocalAws) -> Any:
     return client(aws, "fsx")
-
-
-@pytest.fixture(scope="module")
-def network(aws: LocalAws) -> Network:
-    return Network(aws)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import boto3
@@ -17,13 +17,9 @@ from infra.local.additions.hyperpod_nodes import fail_node
 from infra.local.aws import LocalAws
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
 
+pytestmark = pytest.mark.slow
+
 SCRIPTS = "s3://sagemaker-lustrain-lifecycle/lifecycle/0123456789ab"
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[LocalAws]:
-    with LocalAws() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -32,22 +28,14 @@ def sagemaker(aws: LocalAws) -> Any:
 
 
 @pytest.fixture(scope="module")
-def network(aws: LocalAws) -> Network:
-    return Network(aws)
-
-
-@pytest.fixture(scope="module")
 def role(aws: LocalAws) -> str:
-    return make_role(aws, "node", "sagemaker.amazonaws.com")
+    return make_role(aws, "hyperpod-node", "sagemaker.amazonaws.com")
 
 
 @pytest.fixture(scope="module")
 def request_of(aws: LocalAws, network: Network, role: str) -> Callable[..., dict[str, Any]]:
     """A request for a Slurm cluster that the service accepts; each call under a name of its own unless `ClusterName` says."""
-    s3 = client(aws, "s3")
-    bucket, _, folder = SCRIPTS.removeprefix("s3://").partition("/")
-    s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
-    s3.put_object(Bucket=bucket, Key=f"{folder}/on_init.sh", Body=b"#!/bin/sh\n")
+    put_scripts(aws)
     count = 0
 
     def make(**changes: Any) -> dict[str, Any]:
@@ -57,6 +45,15 @@ def request_of(aws: LocalAws, network: Network, role: str) -> Callable[..., dict
         return {name: value for name, value in request.items() if value is not None}
 
     return make
+
+
+def put_scripts(aws: LocalAws) -> None:
+    """The life-cycle scripts that `slurm_cluster` names; a second time changes nothing."""
+    s3 = client(aws, "s3")
+    bucket, _, folder = SCRIPTS.removeprefix("s3://").partition("/")
+    if bucket not in [one["Name"] for one in s3.list_buckets()["Buckets"]]:
+        s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    s3.put_object(Bucket=bucket, Key=f"{folder}/on_init.sh", Body=b"#!/bin/sh\n")
 
 
 def make_role(aws: LocalAws, name: str, trusted: str) -> str:

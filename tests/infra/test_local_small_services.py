@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +11,8 @@ import pytest
 from infra.local.aws import LocalAws
 from tests.infra.local_network import ACCOUNT, client, refusal
 
+pytestmark = pytest.mark.slow
+
 TLS_ONLY = {
     "Effect": "Deny",
     "Principal": "*",
@@ -19,12 +20,6 @@ TLS_ONLY = {
     "Resource": ["arn:aws:s3:::kept", "arn:aws:s3:::kept/*"],
     "Condition": {"Bool": {"aws:SecureTransport": "false"}},
 }
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[LocalAws]:
-    with LocalAws() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -163,17 +158,18 @@ def test_scanning_of_images_is_switched_off_and_on(aws: LocalAws) -> None:
 
 def test_policies_that_aws_keeps_attach_and_others_do_not(aws: LocalAws) -> None:
     iam = client(aws, "iam")
-    iam.create_role(RoleName="node", AssumeRolePolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": []}))
-    iam.attach_role_policy(RoleName="node", PolicyArn="arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore")
+    iam.create_role(RoleName="managed", AssumeRolePolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": []}))
+    iam.attach_role_policy(RoleName="managed", PolicyArn="arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore")
     assert (
-        refusal(iam.attach_role_policy, RoleName="node", PolicyArn="arn:aws:iam::aws:policy/None")[0] == "NoSuchEntity"
+        refusal(iam.attach_role_policy, RoleName="managed", PolicyArn="arn:aws:iam::aws:policy/None")[0]
+        == "NoSuchEntity"
     )
 
 
 def test_a_redrive_policy_is_told_as_the_service_tells_it(aws: LocalAws) -> None:
     sqs = client(aws, "sqs")
-    sqs.create_queue(QueueName="dead")
-    policy = {"deadLetterTargetArn": f"arn:aws:sqs:us-west-2:{ACCOUNT}:dead", "maxReceiveCount": 5}
+    sqs.create_queue(QueueName="redriven")
+    policy = {"deadLetterTargetArn": f"arn:aws:sqs:us-west-2:{ACCOUNT}:redriven", "maxReceiveCount": 5}
     made = sqs.create_queue(QueueName="live", Attributes={"RedrivePolicy": json.dumps(policy)})["QueueUrl"]
     shown = sqs.get_queue_attributes(QueueUrl=made, AttributeNames=["RedrivePolicy"])["Attributes"]["RedrivePolicy"]
     assert shown == json.dumps(policy, separators=(",", ":"))

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from infra.local.aws import LocalAws
 from tests.infra.local_network import Network, client, refusal
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[LocalAws]:
-    with LocalAws() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def network(aws: LocalAws) -> Network:
-    return Network(aws)
-
 
 ZONES = {"us-east-1": ["use1-az4"], "us-east-2": ["use2-az1", "use2-az2"], "us-west-2": ["usw2-az2", "usw2-az3"]}
 
