@@ -25,7 +25,7 @@ class Interruptions(pulumi.ComponentResource):
         queue = self._queue(name, plan, dead)
         topic = self._topic(name, plan)
         rules = self._rules(name, plan)
-        for signal in plan.signals:
+        for signal in plan.queued:
             self._target(f"{name}-{signal.key}-queue", rules[signal.key], queue.arn, dead.arn)
         for signal in plan.mailed:
             self._target(f"{name}-{signal.key}-topic", rules[signal.key], topic.arn, dead.arn)

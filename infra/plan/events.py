@@ -56,12 +56,13 @@ HYPERPOD_EVENT = "SageMaker HyperPod Cluster Event"
 
 @dataclass(frozen=True)
 class Signal:
-    """One EventBridge rule: `key` ends its name, `mailed` sends its events to the topic as well as to the queue."""
+    """One EventBridge rule: `key` ends its name; `mailed` sends its events to the topic, `queued` to the queue."""
 
     key: str
     description: str
     pattern: Mapping[str, Any]
     mailed: bool = False
+    queued: bool = True
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,10 @@ class ChannelPlan:
     @property
     def mailed(self) -> tuple[Signal, ...]:
         return tuple(signal for signal in self.signals if signal.mailed)
+
+    @property
+    def queued(self) -> tuple[Signal, ...]:
+        return tuple(signal for signal in self.signals if signal.queued)
 
 
 def queue_name(spec: ClusterSpec) -> str:
@@ -116,7 +121,7 @@ def channel(spec: ClusterSpec, place: Place) -> ChannelPlan:
     signals = patterns(spec, place)
     names = {signal.key: f"{spec.name}-{signal.key}" for signal in signals}
     rules = [place.arn("events", f"rule/{name}") for name in names.values()]
-    mailed = [place.arn("events", f"rule/{names[signal.key]}") for signal in signals if signal.mailed]
+    queued = [place.arn("events", f"rule/{names[signal.key]}") for signal in signals if signal.queued]
     queue_arn, dead_arn, topic_arn = place.arn("sqs", queue), place.arn("sqs", dead), place.arn("sns", topic)
     return ChannelPlan(
         queue=queue,
@@ -125,11 +130,11 @@ def channel(spec: ClusterSpec, place: Place) -> ChannelPlan:
         emails=spec.alarms.emails,
         signals=signals,
         rule_names=names,
-        queue_policy=_policy(_tls_only("sqs:*", queue_arn), _from_rules("sqs:SendMessage", queue_arn, rules)),
+        queue_policy=_policy(_tls_only("sqs:*", queue_arn), _from_rules("sqs:SendMessage", queue_arn, queued)),
         dead_letters_policy=_policy(_tls_only("sqs:*", dead_arn), _from_rules("sqs:SendMessage", dead_arn, rules)),
         topic_policy=_policy(
             _tls_only("sns:Publish", topic_arn),
-            *([_from_rules("sns:Publish", topic_arn, mailed)] if mailed else []),
+            _from_any_rule(topic_arn),
             _from_alarms(topic_arn, place, f"{spec.name}-*"),
         ),
         redrive={"deadLetterTargetArn": dead_arn, "maxReceiveCount": RECEIVE_LIMIT},
@@ -192,6 +197,15 @@ def _hyperpod(spec: ClusterSpec) -> tuple[Signal, ...]:
             "HyperPod provisions, replaces or loses a node",
             _from_sagemaker(HYPERPOD_EVENT, {"EventDetails": ours}),
         ),
+        # HyperPod has no count of nodes that an alarm could watch: what it could not launch or replace, it says here. The
+        # queue has it from the rule above.
+        Signal(
+            "cluster-error",
+            "HyperPod could not provision, replace or set up a node: the cluster may be short of it",
+            _from_sagemaker(HYPERPOD_EVENT, {"EventDetails": {**ours, "EventLevel": ["Error"]}}),
+            mailed=True,
+            queued=False,
+        ),
         _health("SAGEMAKER"),
     )
 
@@ -252,6 +266,19 @@ def _from_rules(action: str, arn: str, rules: Sequence[str]) -> dict[str, Any]:
         "Action": action,
         "Resource": arn,
         "Condition": {"ArnEquals": {"aws:SourceArn": list(rules)}},
+    }
+
+
+def _from_any_rule(topic: str) -> dict[str, Any]:
+    """EventBridge tells SNS nothing that a condition could go by: with one, every notice is refused and lost
+    (https://docs.aws.amazon.com/eventbridge/latest/userguide/eb-troubleshooting.html). So any rule may write here that
+    somebody points at this topic by its ARN."""
+    return {
+        "Sid": "FromRules",
+        "Effect": "Allow",
+        "Principal": {"Service": "events.amazonaws.com"},
+        "Action": "sns:Publish",
+        "Resource": topic,
     }
 
 

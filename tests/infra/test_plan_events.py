@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,9 @@ def node_health(cluster: str) -> dict[str, Any]:
     return event("aws.sagemaker", events.HYPERPOD_NODE, detail, (CLUSTER_ARN,))
 
 
-def cluster_event(cluster: str) -> dict[str, Any]:
+def cluster_event(cluster: str, level: str = "Info") -> dict[str, Any]:
+    """As the events reference shows it."""
+    failure = "We currently do not have sufficient capacity to launch new ml.p5.48xlarge instances. Please try again."
     inner = {
         "EventId": "83ea0bb5-be77-45e8-a458-0a87f778a205",
         "ClusterArn": CLUSTER_ARN,
@@ -115,8 +118,10 @@ def cluster_event(cluster: str) -> dict[str, Any]:
         "InstanceGroupName": "train",
         "InstanceId": NODE,
         "ResourceType": "Instance",
-        "EventLevel": "Error",
-        "Description": "Instance creation failed",
+        "EventTime": 1748794825350,
+        "EventLevel": level,
+        "Description": f"Instance creation in Cluster {cluster} and InstanceGroup train failed",
+        "EventDetails": {"EventMetadata": {"Instance": {"FailureMessage": failure, "NodeLogicalId": "df268d19"}}},
     }
     return event("aws.sagemaker", events.HYPERPOD_EVENT, {"EventDetails": inner}, (CLUSTER_ARN,))
 
@@ -176,6 +181,24 @@ def test_hyperpod_notices_pass_for_this_cluster_only(backend: str, notice: Any, 
     assert passed_by(spec("ec2"), notice("llm")) == set()
 
 
+@pytest.mark.parametrize("backend", ["hyperpod-slurm", "hyperpod-eks"])
+def test_a_node_that_hyperpod_could_not_launch_is_mailed_and_reaches_the_queue_once(backend: str) -> None:
+    plan = channel(spec(backend), PLACE)
+    passing = passed_by(spec(backend), cluster_event("llm", "Error"))
+    assert passing & {signal.key for signal in plan.mailed} == {"cluster-error"}
+    assert passing & {signal.key for signal in plan.queued} == {"cluster-event"}
+    assert passed_by(spec(backend), cluster_event("llm-2", "Error")) == set()
+    assert "cluster-error" not in passed_by(spec(backend), cluster_event("llm", "Warn"))
+    assert not any("cluster-error" in arn for arn in rules_of(plan.queue_policy))
+    assert any("cluster-error" in arn for arn in rules_of(plan.dead_letters_policy))
+
+
+def rules_of(policy: Mapping[str, Any]) -> list[str]:
+    """The rules that a queue takes messages of."""
+    (found,) = [one for one in policy["Statement"] if one["Sid"] == "FromRules"]
+    return list(found["Condition"]["ArnEquals"]["aws:SourceArn"])
+
+
 def test_what_is_no_notice_passes_nowhere() -> None:
     for cluster in (spec(), with_capacity(mode="spot"), spec("hyperpod-eks")):
         assert passed_by(cluster, STATE_CHANGE) == set()
@@ -214,15 +237,21 @@ def test_people_are_mailed_about_what_they_can_plan_for_and_not_about_every_spot
     assert {signal.key for signal in channel(with_capacity(mode="spot"), PLACE).mailed} == {"health"}
     block = with_capacity(mode="capacity-block", reservation=BLOCK)
     assert {signal.key for signal in channel(block, PLACE).mailed} == {"health", "block-end"}
-    assert {signal.key for signal in channel(spec("hyperpod-slurm"), PLACE).mailed} == {"health", "node-health"}
+    assert {signal.key for signal in channel(spec("hyperpod-slurm"), PLACE).mailed} == {
+        "health",
+        "node-health",
+        "cluster-error",
+    }
 
 
-def test_the_topic_takes_this_clusters_alarms_and_mailed_rules() -> None:
+def test_the_topic_takes_this_clusters_alarms_and_rules_without_a_condition_that_eventbridge_cannot_meet() -> None:
     statements = {one["Sid"]: one for one in channel(spec(), PLACE).topic_policy["Statement"]}
-    alarms, rules = statements["FromAlarms"]["Condition"], statements["FromRules"]["Condition"]
+    alarms, rules = statements["FromAlarms"]["Condition"], statements["FromRules"]
     assert alarms["ArnLike"] == {"aws:SourceArn": "arn:aws:cloudwatch:us-east-1:123456789012:alarm:llm-*"}
     assert alarms["StringEquals"] == {"aws:SourceAccount": "123456789012"}
-    assert rules["ArnEquals"] == {"aws:SourceArn": ["arn:aws:events:us-east-1:123456789012:rule/llm-health"]}
+    assert (rules["Principal"], rules["Action"]) == ({"Service": "events.amazonaws.com"}, "sns:Publish")
+    assert rules["Resource"] == "arn:aws:sns:us-east-1:123456789012:llm-alarms"
+    assert "Condition" not in rules
 
 
 def test_arns_follow_the_partition() -> None:
