@@ -8,6 +8,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.plan.gang import (
+    GONE_WITHIN,
     HOP_LIMIT,
     METRICS,
     ROOT_IOPS,
@@ -98,23 +99,28 @@ class Gang(pulumi.ComponentResource):
             wait_for_capacity_timeout="0",
             health_check_type="EC2",
             suspended_processes=list(SUSPENDED),
-            capacity_rebalance=plan.rebalances,
             enabled_metrics=[aws.autoscaling.Metric(metric) for metric in METRICS],
             metrics_granularity="1Minute",
             tags=[
                 aws.autoscaling.GroupTagArgs(key=key, value=value, propagate_at_launch=True)
                 for key, value in plan.tags.items()
             ],
-            opts=pulumi.ResourceOptions(parent=self, depends_on=list(depends_on)),
+            # The last nodes of a large gang take longer to save and end than the provider's ten minutes.
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                depends_on=list(depends_on),
+                custom_timeouts=pulumi.CustomTimeouts(delete=GONE_WITHIN),
+            ),
         )
-        under = pulumi.ResourceOptions(parent=self)
+        # The hook depends on its group, so a destroy would take it first, and the nodes would end without the time to save.
+        # Left alone it ends with its group, which waits for it; an initial hook would too, but could never be changed.
         aws.autoscaling.LifecycleHook(
             f"{name}-save",
             autoscaling_group_name=group.name,
             lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
             heartbeat_timeout=SAVE_SECONDS,
             default_result="CONTINUE",
-            opts=under,
+            opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
         )
         if plan.empty_at:
             aws.autoscaling.Schedule(
@@ -125,7 +131,7 @@ class Gang(pulumi.ComponentResource):
                 max_size=plan.count,
                 desired_capacity=0,
                 start_time=plan.empty_at,
-                opts=under,
+                opts=pulumi.ResourceOptions(parent=self),
             )
         return group
 
@@ -161,7 +167,6 @@ class Gang(pulumi.ComponentResource):
         if target is None:
             return None
         return aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs(
-            capacity_reservation_preference=market.preference,
             capacity_reservation_target=aws.ec2.LaunchTemplateCapacityReservationSpecificationCapacityReservationTargetArgs(
                 capacity_reservation_id=target
             ),

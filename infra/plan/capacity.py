@@ -18,9 +18,6 @@ from infra.config import Backend, Capacity, CapacityMode, ClusterSpec, Group
 MarketType = Literal["spot", "capacity-block"]
 Level = Literal["error", "warning"]
 
-ONLY_RESERVED = "capacity-reservations-only"
-"""Launch into the reservation or fail, never on demand beside it
-(https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservationSpecification.html)."""
 PLATFORM = "Linux/UNIX"
 BLOCK_MARGIN = timedelta(minutes=35)
 """EC2 ends the instances of a block 30 minutes before the block, and Auto Scaling groups are to be empty by then
@@ -68,14 +65,17 @@ class Market:
     """What a launch template says about capacity.
 
     `type` is None for on-demand prices, which reservations have as well. `reservation` is the id where it is known
-    before the deployment. `placement_group` names one that exists; `own_placement_group` asks for one of this group.
+    before the deployment. A target is all that a template says of it: a launch then takes the reservation or fails, never on
+    demand beside it, and a preference beside the target is one option too many
+    (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_LaunchTemplateCapacityReservationSpecificationRequest.html,
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-reservations-using.html).
+    `placement_group` names one that exists; `own_placement_group` asks for one of this group.
     The two words of spot are the only ones that an Auto Scaling group takes.
     """
 
     type: MarketType | None = None
     spot_type: str | None = None
     interruption: str | None = None
-    preference: str | None = None
     reservation: str | None = None
     own_placement_group: bool = False
     placement_group: str | None = None
@@ -114,9 +114,7 @@ def market(group: Group) -> Market:
     """The market of an EC2 group; a pair that AWS refuses is `capacity_problems`' business."""
     capacity = group.capacity
     if capacity.mode == "reservation":
-        return Market(
-            preference=ONLY_RESERVED, reservation=capacity.reservation, placement_group=capacity.placement_group
-        )
+        return Market(reservation=capacity.reservation, placement_group=capacity.placement_group)
     if capacity.mode == "capacity-block":
         return Market(type="capacity-block", reservation=capacity.reservation)
     own = _has_placement_groups(instance(group.ec2_type))

@@ -21,6 +21,8 @@ from infra.problems import InfraError, problem
 SAVE_SECONDS = 300
 """How long a terminating node waits for the trainer, which may ask for more with RecordLifecycleActionHeartbeat. Spot
 takes its two minutes whatever a hook says (https://docs.aws.amazon.com/autoscaling/ec2/userguide/lifecycle-hooks.html)."""
+GONE_WITHIN = "1h"
+"""A group is deleted when its last node is gone, each after its hook; AWS ends those of a large group in turns."""
 SUSPENDED = ("AZRebalance",)
 """The gang lives in one zone. ReplaceUnhealthy stays on: without it nothing follows a node that spot took
 (https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-suspend-resume-processes.html)."""
@@ -98,7 +100,13 @@ class Cpu:
 @dataclass(frozen=True)
 class GangPlan:
     """One group. `tags` go on the group, its instances, their volumes and interfaces; `min_size` is below `count` only
-    where the machines may not be there yet. `empty_at` is when a capacity block's group goes to zero, RFC 3339."""
+    where the machines may not be there yet. `empty_at` is when a capacity block's group goes to zero, RFC 3339; from then on
+    preflight (CAP-011) stops a deployment, which would ask for nodes in a block that is over and for a schedule in the past.
+
+    No group rebalances its capacity: at a mere recommendation it would end a healthy node, and with it the step of all the
+    others (https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-capacity-rebalancing.html). The
+    recommendation still reaches the queue; the group replaces a node once spot has taken it.
+    """
 
     name: str
     group: str
@@ -114,11 +122,6 @@ class GangPlan:
     key_name: str | None
     tags: Mapping[str, str]
     empty_at: str | None
-
-    @property
-    def rebalances(self) -> bool:
-        """Spot: start the replacement when EC2 sees an interruption coming."""
-        return self.market.type == "spot"
 
 
 def gangs(spec: ClusterSpec, place: Place) -> tuple[GangPlan, ...]:

@@ -197,8 +197,7 @@ def test_a_reservation_that_the_stack_makes_is_the_one_that_its_gang_launches_in
     made = monitor.properties(RESERVATION)
     assert (made["availabilityZone"], made["instanceCount"], made["endDateType"]) == ("us-west-2c", 2, "unlimited")
     target = monitor.properties(TEMPLATE)["capacityReservationSpecification"]
-    assert target["capacityReservationTarget"] == {"capacityReservationId": "train-capacity-reservation-id"}
-    assert target["capacityReservationPreference"] == "capacity-reservations-only"
+    assert target == {"capacityReservationTarget": {"capacityReservationId": "train-capacity-reservation-id"}}
 
 
 def test_bought_capacity_is_protected_and_outlives_the_stack() -> None:
@@ -208,6 +207,31 @@ def test_bought_capacity_is_protected_and_outlives_the_stack() -> None:
     assert request.protect
     assert request.retainOnDelete
     assert values["id"] == f"{request.name}-id"
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_template_names_a_reservation_or_a_preference_never_both(stack: str) -> None:
+    monitor, _ = build(stack)
+    assert len(monitor.properties(TEMPLATE).get("capacityReservationSpecification", {"none": None})) == 1
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_no_group_ends_a_healthy_node_because_another_would_be_safer(stack: str) -> None:
+    monitor, _ = build(stack)
+    assert not monitor.properties(GROUP).get("capacityRebalance", False)
+
+
+def test_a_destroy_leaves_nodes_their_time_to_save_and_waits_for_the_last() -> None:
+    monitor, _ = build("ec2-spot-g6e")
+    (group,), (hook,) = monitor.of(GROUP), monitor.of(HOOK)
+    assert hook.retainOnDelete, "or it goes before the group that depends on nothing of it"
+    assert group.customTimeouts.delete == "1h"
+    assert not group.retainOnDelete
+
+
+def test_a_block_with_another_count_is_asked_for_it() -> None:
+    monitor, _ = build("ec2-capacity-block-p5en")
+    assert list(monitor.of(GROUP)[0].ignoreChanges) == []
 
 
 def test_only_a_block_with_a_known_end_has_a_schedule() -> None:

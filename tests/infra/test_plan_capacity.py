@@ -48,9 +48,7 @@ def test_spot_is_one_time_and_terminates_which_is_all_an_auto_scaling_group_take
 
 
 def test_a_reservation_is_the_only_place_to_launch_and_takes_no_placement_group() -> None:
-    assert market(group("reservation", reservation=RESERVATION)) == Market(
-        preference="capacity-reservations-only", reservation=RESERVATION
-    )
+    assert market(group("reservation", reservation=RESERVATION)) == Market(reservation=RESERVATION)
 
 
 def test_a_reservation_made_in_a_placement_group_is_launched_into_that_group() -> None:
@@ -70,7 +68,7 @@ def test_a_type_without_cluster_placement_gets_no_placement_group() -> None:
 @given(mode=st.sampled_from(sorted(WHOLE)), kind=st.sampled_from(sorted(snapshot().types)))
 def test_no_reservation_and_no_block_ever_gets_a_placement_group_of_ours(mode: str, kind: str) -> None:
     found = market(group(mode, kind, **WHOLE[mode]))
-    assert not (found.own_placement_group and (found.reservation or found.preference or found.type == "capacity-block"))
+    assert not (found.own_placement_group and (mode in ("reservation", "capacity-block") or found.reservation))
     known = instance(kind)
     assert known is not None
     assert not found.own_placement_group or "cluster" in known.placement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from infra.catalog.instances import Instance, snapshot
 from infra.config import ClusterSpec, parse
 from infra.plan.gang import Cpu, GangPlan, gangs, untaggable
 from infra.plan.place import Place
+from infra.preflight.offline import run_offline
 from infra.problems import InfraError
 
 PLACE = Place("us-west-2", "123456789012")
 WITH_EFA = [found for found in snapshot().types.values() if found.efa]
+BLOCK = {"mode": "capacity-block", "reservation": "cr-0a1b2c3d4e5f60718", "ends_at": "2027-02-14T11:30:00Z"}
 LINUX = sorted(name for name, found in snapshot().types.items() if not found.architecture.endswith("mac"))
 
 
@@ -77,15 +80,23 @@ def test_there_is_one_gang_for_each_worker_group_with_all_its_nodes_or_none() ->
 
 
 def test_a_group_in_a_block_may_wait_for_its_machines_and_goes_to_zero_before_the_block_ends() -> None:
-    block = {"mode": "capacity-block", "reservation": "cr-0a1b2c3d4e5f60718", "ends_at": "2027-02-14T11:30:00Z"}
-    found = plan("p5en.48xlarge", capacity=block)
+    found = plan("p5en.48xlarge", capacity=BLOCK)
     assert (found.min_size, found.count, found.empty_at) == (0, 4, "2027-02-14T10:55:00Z")
     assert plan().empty_at is None
 
 
-def test_only_spot_is_rebalanced() -> None:
-    assert plan(capacity={"mode": "spot"}).rebalances
-    assert not plan().rebalances
+def test_a_deployment_is_stopped_from_the_moment_that_a_blocks_group_is_emptied() -> None:
+    """Afterwards it would ask for the nodes again, in a block that is over, and for a schedule in the past."""
+    cluster = spec("p5en.48xlarge", capacity=BLOCK)
+    emptied = gangs(cluster, PLACE)[0].empty_at
+    assert emptied is not None
+    moment = datetime.fromisoformat(emptied)
+
+    def errors(now: datetime) -> set[str]:
+        return {one.code for one in run_offline(cluster, PLACE, now) if one.level == "error"}
+
+    assert "CAP-011" in errors(moment)
+    assert "CAP-011" not in errors(moment - timedelta(seconds=1))
 
 
 @pytest.mark.parametrize(
