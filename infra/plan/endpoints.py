@@ -50,7 +50,8 @@ def endpoints(spec: ClusterSpec, place: Place) -> tuple[EndpointPlan, ...]:
 
 
 def s3_policy(spec: ClusterSpec, place: Place) -> Document:
-    """What may pass the gateway: the cluster's own buckets, and AWS's that nodes install from and pull images from.
+    """What may pass the gateway: the cluster's own buckets, those that the spec names (`network.s3_buckets`), and public ones
+    that nodes install from and pull images from.
 
     Every request from the VPC to S3 in this region passes it, also where there is a NAT gateway: a bucket that is missing
     here answers AccessDenied. Who may do what in the cluster's buckets is said by roles; this keeps data from being
@@ -60,13 +61,16 @@ def s3_policy(spec: ClusterSpec, place: Place) -> Document:
     runs = location(runs_uri(spec, place))
     buckets = {names.data, names.checkpoints, names.lifecycle, *([runs.bucket] if runs else [])}
     own = [place.bucket_arn(bucket, key) for bucket in buckets for key in ("", "*")]
-    foreign = [place.bucket_arn(bucket, "*") for bucket in aws_buckets(place.region)]
-    return document(
-        [
-            allow("ClusterBuckets", ["s3:*"], own, Principal="*"),
-            allow("BucketsOfAws", ["s3:GetObject"], foreign, Principal="*"),
-        ]
-    )
+    public = [*aws_buckets(place.region), *(kubernetes_buckets(place.region) if spec.backend == "hyperpod-eks" else ())]
+    foreign = [place.bucket_arn(bucket, "*") for bucket in public]
+    found = [
+        allow("ClusterBuckets", ["s3:*"], own, Principal="*"),
+        allow("BucketsOfAws", ["s3:GetObject"], foreign, Principal="*"),
+    ]
+    if further := spec.network.s3_buckets:
+        named = [place.bucket_arn(bucket, key) for bucket in further for key in ("", "*")]
+        found.append(allow("NamedBuckets", ["s3:ListBucket", "s3:GetObject"], named, Principal="*"))
+    return document(found)
 
 
 def aws_buckets(region: str) -> tuple[str, ...]:
@@ -93,7 +97,14 @@ def aws_buckets(region: str) -> tuple[str, ...]:
         f"amazonlinux-2-repos-{region}",
         "aws-efa-installer",
         "fsx-lustre-client-repo",
+        "fsx-lustre-client-repo-public-keys",
     )
+
+
+def kubernetes_buckets(region: str) -> tuple[str, ...]:
+    """Where registry.k8s.io sends nodes for an image's layers; where the region has none it names another region's, which the
+    gateway does not carry (https://github.com/kubernetes/k8s.io/issues/4214)."""
+    return (f"prod-registry-k8s-io-{region}",)
 
 
 def _interface(service: str, place: Place) -> EndpointPlan:

@@ -48,6 +48,9 @@ def _s3(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
         yield allow(f"RunsList{number}", ["s3:ListBucket"], place.bucket_arn(bucket), condition)
     objects = [place.bucket_arn(one.bucket, f"{one.prefix}*") for one in places]
     yield allow("RunsReadWrite", (*READ, *WRITE), objects)
+    if further := spec.network.s3_buckets:
+        yield allow("NamedList", ["s3:ListBucket"], [place.bucket_arn(bucket) for bucket in further])
+        yield allow("NamedRead", READ, [place.bucket_arn(bucket, "*") for bucket in further])
     yield allow("LifecycleList", ["s3:ListBucket"], place.bucket_arn(names.lifecycle))
     yield allow("LifecycleRead", READ, place.bucket_arn(names.lifecycle, "*"))
 

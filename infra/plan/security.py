@@ -20,7 +20,8 @@ LUSTRE_PORTS = ((988, 988), (1018, 1023))
 NFS_PORTS = ((111, 111), (2049, 2049), (20001, 20003))
 """Port mapper, NFS, mount, status and lock daemons
 (https://docs.aws.amazon.com/fsx/latest/OpenZFSGuide/limit-access-security-groups.html)."""
-PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
+"""RFC 1918's, and RFC 6598's, which a VPC may have too (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html)."""
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,8 @@ def _named(spec: ClusterSpec, context: Context) -> Iterator[tuple[str, str]]:
     for index, one in enumerate(lustre.associations if lustre else ()):
         if one.bucket not in ("data", "checkpoints"):
             yield f"storage.lustre.associations.{index}.bucket", one.bucket
+    for index, name in enumerate(spec.network.s3_buckets):
+        yield f"network.s3_buckets.{index}", name
     if spec.runs_uri and spec.runs_uri.startswith("s3://"):
         yield "runs_uri", spec.runs_uri.removeprefix("s3://").partition("/")[0]
 

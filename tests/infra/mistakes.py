@@ -297,6 +297,7 @@ MISTAKES = [
     Mistake("S3-001", SPOT, {"name": "a" * 40}, "name", Place("ap-southeast-2", "123456789012")),
     Mistake("S3-001", SPOT, {"buckets.data": "192.168.0.1"}, "buckets.data"),
     Mistake("S3-001", SPOT, {"buckets.data": "mine-s3alias"}, "buckets.data"),
+    Mistake("S3-001", SPOT, {"network.s3_buckets": ["open-corpus", "s3://my"]}, "network.s3_buckets.1"),
     Mistake("S3-002", SLURM, {"buckets.lifecycle": "my-scripts"}, "buckets.lifecycle"),
     Mistake("S3-003", SPOT, {"buckets.data": "mine", "buckets.checkpoints": "mine"}, "buckets.checkpoints"),
     Mistake("S3-004", SPOT, {"runs_uri": "s3://mine/runs"}, "runs_uri"),

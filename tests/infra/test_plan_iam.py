@@ -214,6 +214,14 @@ def test_nodes_read_data_and_write_runs_and_touch_no_other_bucket(backend: str) 
     )
 
 
+def test_buckets_that_the_spec_names_are_read_and_not_written() -> None:
+    found = node(spec_of(network={"s3_buckets": ["open-corpus"]}))
+    touching = [sid for sid, one in found.items() if any("open-corpus" in arn for arn in one["Resource"])]
+    assert touching == ["NamedList", "NamedRead"]
+    assert (found["NamedList"]["Action"], found["NamedRead"]["Action"]) == (["s3:ListBucket"], ["s3:GetObject"])
+    assert not {"NamedList", "NamedRead"} & set(node(spec_of()))
+
+
 def test_runs_elsewhere_are_written_there_too() -> None:
     found = node(spec_of(runs_uri="s3://team-runs/demo"))
     assert "arn:aws:s3:::team-runs/demo/*" in found["RunsReadWrite"]["Resource"]

@@ -240,8 +240,21 @@ def test_the_gateway_lets_through_to_the_clusters_buckets_and_reads_of_awss_own(
         wanted.add("team-runs")
     assert set(own["Resource"]) == {place.bucket_arn(name, key) for name in wanted for key in ("", "*")}
     assert foreign["Action"] == ["s3:GetObject"]
-    assert {arn.split(":::")[1] for arn in foreign["Resource"]} == {f"{name}/*" for name in aws_buckets(place.region)}
+    images = {f"prod-registry-k8s-io-{place.region}"} if spec.backend == "hyperpod-eks" else set()
+    readable = {*aws_buckets(place.region), *images}
+    assert {arn.split(":::")[1] for arn in foreign["Resource"]} == {f"{name}/*" for name in readable}
     assert all(arn.startswith(f"arn:{place.partition}:s3:::") for arn in (*own["Resource"], *foreign["Resource"]))
+
+
+def test_buckets_that_the_spec_names_pass_the_gateway_for_reading() -> None:
+    spec = spec_of(network={"s3_buckets": ["open-corpus"]})
+    found = {one["Sid"]: one for one in s3_policy(spec, AWS)["Statement"]}["NamedBuckets"]
+    assert found["Action"] == ["s3:GetObject", "s3:ListBucket"]
+    assert sorted(found["Resource"]) == ["arn:aws:s3:::open-corpus", "arn:aws:s3:::open-corpus/*"]
+
+
+def test_the_keys_of_the_lustre_client_lie_in_a_bucket_beside_its_packages() -> None:
+    assert {"fsx-lustre-client-repo", "fsx-lustre-client-repo-public-keys"} <= set(aws_buckets("us-east-1"))
 
 
 def test_flow_logs_have_a_group_that_ends_and_a_role_for_that_group_only() -> None:

@@ -71,7 +71,9 @@ def test_nodes_of_a_closed_network_reach_no_public_address_but_s3(spec: ClusterS
         return
     assert lists == [("s3", (443, 443))]
     assert blocks == (
-        {"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"} if spec.network.existing else {spec.network.cidr}
+        {"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"}
+        if spec.network.existing
+        else {spec.network.cidr}
     )
 
 
