@@ -371,9 +371,9 @@ CASES = [
         "repository.existing",
         edits=REPOSITORY,
     ),
-    Case("EKS-101", EKS, [versions(v1_33="STANDARD_SUPPORT")]),
-    Case("EKS-101", EKS, [versions(v1_33="EXTENDED_SUPPORT")], "eks.version", "warning"),
-    Case("EKS-101", EKS, [versions(v1_33="UNSUPPORTED", v1_34="STANDARD_SUPPORT")], "eks.version"),
-    Case("EKS-101", EKS, [versions(v1_34="STANDARD_SUPPORT")], "eks.version"),
+    Case("EKS-101", EKS, [versions(v1_34="STANDARD_SUPPORT")]),
+    Case("EKS-101", EKS, [versions(v1_34="EXTENDED_SUPPORT")], "eks.version", "warning"),
+    Case("EKS-101", EKS, [versions(v1_34="UNSUPPORTED", v1_35="STANDARD_SUPPORT")], "eks.version"),
+    Case("EKS-101", EKS, [versions(v1_35="STANDARD_SUPPORT")], "eks.version"),
     Case("IAM-101", EKS, [("iam", "get_role", "NoSuchEntity")], "access.admin_roles.0"),
 ]
