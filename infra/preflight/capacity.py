@@ -258,6 +258,19 @@ class SpotGang(OfflineRule):
                 yield self.finding(f"{path}.count", message, "lower count, or buy a capacity block")
 
 
+class EndlessReservation(OfflineRule):
+    code = "CAP-019"
+    level = "warning"
+    checks = "A reservation that the stack makes ends some day: it bills until it is cancelled, used or not."
+    source = RESERVATIONS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            if group.capacity.create and group.capacity.ends_at is None:
+                message = f"{group.count} x {group.ec2_type} are billed without end, and `pulumi destroy` keeps them"
+                yield self.finding(f"{path}.capacity.ends_at", message, "set when you need them no longer")
+
+
 LARGE_GANG = 4
 """Above this many spot machines of a kind that AWS also sells in blocks we warn; our own line, AWS names none."""
 
@@ -293,4 +306,5 @@ RULES = (
     ClusterPlacement(),
     SpotGang(),
     MakeNothing(),
+    EndlessReservation(),
 )

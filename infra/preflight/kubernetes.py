@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from datetime import UTC, date
 
 from infra.config import ClusterSpec
 from infra.preflight.finding import Finding
@@ -17,6 +18,18 @@ ACCESS = "https://docs.aws.amazon.com/eks/latest/userguide/access-entries.html"
 ENDPOINT = "https://docs.aws.amazon.com/eks/latest/userguide/cluster-endpoint.html"
 SUPPORTED = ("1.28", "1.29", "1.30", "1.31", "1.32", "1.33", "1.34")
 """Kubernetes versions that HyperPod's page names (HYPERPOD)."""
+STANDARD_SUPPORT_ENDS = {
+    "1.28": date(2024, 11, 26),
+    "1.29": date(2025, 3, 23),
+    "1.30": date(2025, 7, 23),
+    "1.31": date(2025, 11, 26),
+    "1.32": date(2026, 3, 23),
+    "1.33": date(2026, 7, 29),
+    "1.34": date(2026, 12, 2),
+    "1.35": date(2027, 3, 27),
+}
+"""Last days of EKS's standard support, as https://endoflife.date/amazon-eks had them in February 2026 from CALENDAR."""
+CALENDAR = "https://docs.aws.amazon.com/eks/latest/userguide/kubernetes-versions.html"
 MOST = 50
 """Labels, and taints, of one HyperPod group (NODE_LABELS)."""
 RESERVED = ("kubernetes.io", "k8s.io", "sagemaker.amazonaws.com")
@@ -62,7 +75,7 @@ class Version(OfflineRule):
         if spec.backend == "hyperpod-eks" and spec.eks.version not in SUPPORTED:
             message = f"HyperPod names {SUPPORTED[0]} to {SUPPORTED[-1]}, not {spec.eks.version}"
             yield self.finding(
-                "eks.version", message, f"set {SUPPORTED[-2]}, or suppress this when AWS supports it now"
+                "eks.version", message, f"set {SUPPORTED[-1]}, or suppress this when AWS supports it now"
             )
 
 
@@ -146,6 +159,24 @@ class OnlySpot(OfflineRule):
             yield self.finding("groups", message, "add a small on-demand group, e.g. two m5.2xlarge")
 
 
+class StandardSupport(OfflineRule):
+    code = "EKS-010"
+    level = "warning"
+    checks = "The Kubernetes version is in standard support: extended support costs six times as much."
+    source = CALENDAR
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        ends = STANDARD_SUPPORT_ENDS.get(spec.eks.version)
+        if spec.backend != "hyperpod-eks" or ends is None or context.now is None:
+            return
+        today = context.now.astimezone(UTC).date()
+        if ends < today:
+            newer = [one for one in SUPPORTED if STANDARD_SUPPORT_ENDS.get(one, today) >= today]
+            fix = f"set {newer[-1]}" if newer else "set a newer one when HyperPod takes it (EKS-003 knows none)"
+            message = f"standard support of {spec.eks.version} ended on {ends}: the control plane is 0.60 USD an hour, not 0.10"
+            yield self.finding("eks.version", message, fix)
+
+
 def _wrong(key: str, value: str) -> Iterator[str]:
     prefix, slash, name = key.rpartition("/")
     if not _NAME.fullmatch(name) or (slash and not _PREFIX.fullmatch(prefix)):
@@ -166,4 +197,5 @@ RULES = (
     Administrators(),
     PublicEndpoint(),
     OnlySpot(),
+    StandardSupport(),
 )

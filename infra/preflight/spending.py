@@ -11,6 +11,8 @@ from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, known_groups
 
 BUDGETS = "https://docs.aws.amazon.com/cost-management/latest/userguide/budgets-best-practices.html"
+ENDPOINTS = "https://docs.aws.amazon.com/general/latest/gr/billing.html"
+WITH_BUDGETS = ("aws", "aws-cn")
 TOPICS = "https://docs.aws.amazon.com/sns/latest/dg/sns-email-notifications.html"
 
 
@@ -21,7 +23,7 @@ class NoBudget(OfflineRule):
     source = BUDGETS
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.budget is None:
+        if spec.budget is None and context.partition in (None, *WITH_BUDGETS):
             message = "nobody is told when the cluster costs more than it should"
             yield self.finding("budget", message, "add budget: {monthly_usd: …, emails: […]}")
 
@@ -71,7 +73,18 @@ class SmallBudget(OfflineRule):
             yield self.finding("budget.monthly_usd", message, "raise it, or take fewer machines")
 
 
+class BudgetNowhere(OfflineRule):
+    code = "BUD-005"
+    checks = "A budget is asked for only where AWS Budgets is: GovCloud's bill comes to a commercial account."
+    source = ENDPOINTS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.budget and context.partition not in (None, *WITH_BUDGETS):
+            message = f"AWS Budgets has no endpoint in {context.partition}: the update would stop there"
+            yield self.finding("budget", message, "remove it, and make the budget in the commercial account that pays")
+
+
 LEAST_USD_PER_ACCELERATOR_HOUR = 0.2
 """Below every hourly price of a GPU or Trainium chip that we train on, spot too; ours, and deliberately low."""
 
-RULES = (NoBudget(), NobodyAlarmed(), Addresses(), SmallBudget())
+RULES = (NoBudget(), NobodyAlarmed(), Addresses(), SmallBudget(), BudgetNowhere())

@@ -16,6 +16,7 @@ EXISTING = {"vpc_id": "vpc-0123456789abcdef0", "compute_subnet_id": "subnet-0123
 LUSTRE = {"id": "fs-0123456789abcdef0", "mount_name": "fsx", "security_group_id": "sg-0123456789abcdef0"}
 US_EAST_1_DNS = "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/01234567-89ab-cdef-0123-456789abcdef"
+GOVERNMENT = Place("us-gov-west-1", "123456789012", "aws-us-gov")
 LINK = {"path": "/text", "bucket": "data", "prefix": "text"}
 
 
@@ -139,6 +140,7 @@ MISTAKES = [
     Mistake("CAP-015", SLURM, {"groups.2.capacity": {"mode": "spot"}}, "groups.2.capacity.mode"),
     Mistake("CAP-016", SPOT, {"groups.0.instance_type": "t3.large"}, "groups.0.instance_type"),
     Mistake("CAP-017", SPOT, {"groups.0.instance_type": "p5.48xlarge"}, "groups.0.count"),
+    Mistake("CAP-019", RESERVED, {"groups.0.capacity.ends_at": GONE}, "groups.0.capacity.ends_at"),
     Mistake("CAP-018", RESERVED, {"groups.0.count": 0}, "groups.0.count"),
     Mistake("EC2-001", SPOT, {"groups.0.instance_type": "g6e.48xlrage"}, "groups.0.instance_type"),
     Mistake("EC2-002", SPOT, {"groups.0.instance_type": "g6e.4xlarge"}, "groups.0.instance_type"),
@@ -185,6 +187,7 @@ MISTAKES = [
     Mistake("EKS-006", EKS, {"groups.0": GONE}, "groups"),
     Mistake("EKS-007", EKS, {"access.admin_roles": []}, "access.admin_roles"),
     Mistake("EKS-008", EKS, {"eks.public_endpoint": True}, "eks.public_endpoint"),
+    Mistake("EKS-010", EKS, {"eks.version": "1.33"}, "eks.version"),
     Mistake("EKS-009", EKS, {"groups.0": GONE}, "groups"),
     Mistake(
         "FSX-001", SPOT, {"storage.lustre": {"capacity_gib": 5000, "per_tib_mb_s": 250}}, "storage.lustre.capacity_gib"
@@ -334,6 +337,7 @@ MISTAKES = [
     Mistake("BUD-003", SPOT, {"budget.emails": ["nobody"]}, "budget.emails.0"),
     Mistake("BUD-003", SPOT, {"alarms.emails": ["a@example.com", "a@example.com"]}, "alarms.emails.1"),
     Mistake("BUD-004", SPOT, {"budget.monthly_usd": 10}, "budget.monthly_usd"),
+    Mistake("BUD-005", SPOT, {"alarms.emails": ["a@example.com"]}, "budget", GOVERNMENT),
     Mistake("CFG-090", SPOT, {"suppress": [{"code": "BUD-001", "reason": "there is a budget"}]}, "suppress.0"),
     Mistake("CFG-091", SPOT, {"suppress": [{"code": "NET-099", "reason": "no such rule"}]}, "suppress.0"),
     Mistake("CFG-091", SPOT, {"suppress": [{"code": "CFG-001", "reason": "essential for a plan"}]}, "suppress.0"),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from infra.catalog.instances import Card, Instance, instance
+from infra.plan.place import Place
 from infra.preflight import instances
 from infra.preflight.finding import Finding
-from infra.preflight.offline import ABOUT_SUPPRESSIONS, FIRST_ONLINE, OFFLINE, run_offline
+from infra.preflight.offline import ABOUT_SUPPRESSIONS, LAST_OFFLINE, OFFLINE, run_offline
+from infra.preflight.rule import Context
 from tests.infra.edits import GONE, STACKS, place, spec_of
-from tests.infra.mistakes import MISTAKES, NOW, SPOT, Mistake
+from tests.infra.mistakes import EKS, MISTAKES, NOW, SPOT, Mistake
 
 
 def found(mistake: Mistake) -> list[Finding]:
@@ -40,7 +44,7 @@ def test_every_rule_has_a_mistake_here() -> None:
 def test_there_are_at_least_45_rules_and_each_has_a_code_of_its_own() -> None:
     rules = [*OFFLINE.values(), *ABOUT_SUPPRESSIONS.values()]
     assert len({rule.code for rule in rules}) == len({type(rule) for rule in rules}) == len(rules) >= 45
-    assert all(int(rule.code[-3:]) <= FIRST_ONLINE for rule in rules)
+    assert all(int(rule.code[-3:]) <= LAST_OFFLINE for rule in rules)
     assert all(rule.checks.endswith(".") and rule.source for rule in rules)
 
 
@@ -82,6 +86,31 @@ def test_what_no_plan_can_be_built_on_cannot_be_suppressed() -> None:
 def test_a_suppression_of_an_online_rule_is_left_alone_offline() -> None:
     suppress = [{"code": "EC2-102", "reason": "the quota is being raised"}]
     assert run_offline(spec_of(SPOT, {"suppress": suppress}), place(SPOT), NOW) == []
+
+
+@pytest.mark.parametrize(("partition", "refused"), [("aws", False), ("aws-cn", False), ("aws-us-gov", True)])
+def test_a_budget_is_refused_where_aws_has_none(partition: str, refused: bool) -> None:
+    found = OFFLINE["BUD-005"].check(spec_of(SPOT, {}), Context(partition=partition))
+    assert [finding.level for finding in found] == (["error"] if refused else [])
+    without = run_offline(spec_of(SPOT, {"budget": GONE}), Place("us-gov-west-1", "123456789012", "aws-us-gov"), NOW)
+    assert not {"BUD-001", "BUD-005"} & {finding.code for finding in without}
+
+
+@pytest.mark.parametrize(
+    ("version", "today", "fix"),
+    [
+        ("1.33", datetime(2026, 7, 29, 23, tzinfo=UTC), None),
+        ("1.33", datetime(2026, 7, 30, tzinfo=UTC), "set 1.34"),
+        ("1.34", datetime(2026, 12, 2, tzinfo=UTC), None),
+        ("1.34", datetime(2026, 12, 3, tzinfo=UTC), "when HyperPod takes it"),
+    ],
+)
+def test_a_kubernetes_version_is_warned_of_from_the_day_after_its_standard_support(
+    version: str, today: datetime, fix: str | None
+) -> None:
+    found = list(OFFLINE["EKS-010"].check(spec_of(EKS, {"eks.version": version}), Context(now=today)))
+    assert [finding.level for finding in found] == (["warning"] if fix else [])
+    assert all(fix is not None and fix in finding.fix for finding in found)
 
 
 def test_without_a_place_the_rules_about_places_are_silent() -> None:
