@@ -197,9 +197,10 @@ def interrupted_by_notice(journey: Journey) -> int:
         took = time.monotonic() - noticed
         journey.metadata.clear()
         saved = newest(journey.store("interrupted")).step
-        if node:
-            arrived = notice_arrived(journey.cluster, node)
-            journey.promise("the notice is in the interruption queue", arrived, f"spot interruption of {node}")
+        if journey.provisioned and journey.provisioned.engine:
+            arrived = bool(node) and notice_arrived(journey.cluster, node)
+            figure = f"spot interruption of {node}" if node else "the cluster has no node in service"
+            journey.promise("the notice is in the interruption queue", arrived, figure)
         said["outcome"] = f"exit {code} {took:.1f} s after the notice, step {saved} committed"
         kept = code == EXIT_REQUEUE and saved >= at and took < NOTICE_S
         journey.promise(

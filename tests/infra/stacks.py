@@ -37,12 +37,13 @@ def region_of(stack: str) -> str:
 
 @dataclass
 class Live:
-    """A stack that is up."""
+    """A stack that is up, until the tests of its end have taken it (`retired`)."""
 
     stack: str
     engine: Engine
     cluster: Cluster
     aws: LocalAws
+    retired: bool = False
 
     @property
     def spec(self) -> ClusterSpec:
@@ -78,4 +79,12 @@ def lives(engine_aws: LocalAws, tmp_path_factory: pytest.TempPathFactory) -> Ite
         coming: dict[str, Future[Live]] = {
             stack: pool.submit(bring_up, stack, tmp_path_factory.mktemp(stack) / "pulumi") for stack in EXAMPLES
         }
-        yield lambda stack: coming[stack].result()
+
+        def live(stack: str) -> Live:
+            found = coming[stack].result()
+            assert not found.retired, (
+                f"{stack} has come to its end in this session: look at it in test_stacks.py, before"
+            )
+            return found
+
+        yield live

@@ -1,62 +1,94 @@
-"""What happens to a stack that is up: harmless changes in place, dangerous ones refused as preflight says, and its end."""
+"""What happens to a stack that is up: harmless changes in place, dangerous ones refused as preflight says, and its end.
+
+These tests end the stacks that test_stacks.py looks at, and come after it.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from infra.config import ClusterSpec
 from infra.config import parse as parse_spec
 from infra.local.engine import PROGRAM, EngineError
+from infra.plan.bundle import bundle
 from infra.preflight.change import Effect
-from infra.preflight.explain import explain
+from infra.preflight.explain import explain, explain_bundle
 from tests.infra.stacks import AT_ONCE, EXAMPLES, Live, example
 
 pytestmark = pytest.mark.slow
 Lives = Callable[[str], Live]
-IN_PLACE = {"update", "create", "delete"}
-"""Of these, only what no node and no data hangs on may be created or deleted; see the test."""
+Spec = dict[str, Any]
+WITH_SSD = [stack for stack in EXAMPLES if (wish := example(stack).storage.lustre) and wish.type == "ssd"]
 
 
 @dataclass(frozen=True)
 class Course:
     """What was seen on a stack's way from a small change to its end."""
 
-    small: dict[str, str]
+    small: Mapping[str, str]
     """Steps of a change of count, budget and alarm."""
-    settled: dict[str, str]
+    settled: Mapping[str, str]
     """Steps that were left after it."""
-    edited: dict[str, str]
+    grown: tuple[int, str]
+    """What AWS then said: how many nodes the last group wants, and the budget's limit."""
+    edited: Mapping[str, str]
     """Steps after an edit of a lifecycle script."""
+    bundle: str
+    """Name of the edited bundle."""
     moved: str
     """What the engine said to a new address range."""
+    regrouped: str
+    """What the engine said to another security group of the file system, where there is one."""
     kept: frozenset[str]
     """Types of what is protected, after the end."""
-    left: tuple[str, ...]
+    needed: frozenset[str]
+    """Names of what is protected and of all that it stands on, before the end."""
+    left: frozenset[str]
     """Names of all resources that the state still knows after the end."""
+    costing: frozenset[str]
+    """Names of what AWS still runs by the hour after the end and the state does not know."""
 
 
-def small_change(live: Live) -> None:
-    spec = live.engine.spec
-    spec["groups"][-1]["count"] += 1
-    spec["budget"]["monthly_usd"] += 1000
-    spec["alarms"]["lustre_free_fraction"] = 0.2
-    if "size" in spec["groups"][-1].get("capacity", {}):
-        spec["groups"][-1]["capacity"]["size"] += 1
-    live.engine.change(spec)
+def changed(spec: Spec) -> Spec:
+    """One node more, a larger budget, an earlier alarm."""
+    *others, last = spec["groups"]
+    capacity = dict(last.get("capacity", {}))
+    if "size" in capacity:
+        capacity["size"] += 1
+    last = {**last, "count": last["count"] + 1} | ({"capacity": capacity} if capacity else {})
+    budget = {**spec["budget"], "monthly_usd": spec["budget"]["monthly_usd"] + 1000}
+    alarms = {**spec["alarms"], "lustre_free_fraction": 0.2}
+    return {**spec, "groups": [*others, last], "budget": budget, "alarms": alarms}
+
+
+def elsewhere(spec: Spec) -> Spec:
+    """The same cluster in another address range: every subnet is replaced, and what lies in it."""
+    return {**spec, "network": {**spec.get("network", {}), "cidr": "10.99.0.0/16"}}
+
+
+def regrouped(spec: Spec) -> Spec:
+    """The same cluster with the file system in another security group, which follows from EFA."""
+    storage = spec["storage"]
+    before = example(next(stack for stack in EXAMPLES if example(stack).name == spec["name"]))
+    assert before.storage.lustre is not None
+    efa = not (before.storage.lustre.efa or before.backend == "hyperpod-slurm")
+    return {**spec, "storage": {**storage, "lustre": {**storage["lustre"], "efa": efa}}}
 
 
 def run_course(live: Live, folder: Path) -> Course:
     engine = live.engine
-    small_change(live)
+    live.retired = True
+    spec = changed(engine.spec)
+    engine.change(spec)
     small = engine.steps()
     engine.up()
-    settled = engine.steps()
+    settled, grown = engine.steps(), as_aws_says(live)
 
     copied = folder / "infra"
     shutil.copytree(PROGRAM, copied, ignore=shutil.ignore_patterns("__pycache__"))
@@ -66,30 +98,81 @@ def run_course(live: Live, folder: Path) -> Course:
     edited = engine.steps()
     engine.use(PROGRAM)
 
-    before = engine.spec
-    engine.change(elsewhere(before))
-    try:
-        moved = engine("preview")
-    except EngineError as refusal:
-        moved = str(refusal)
-    engine.change(before)
+    moved = answer(live, elsewhere(spec))
+    other_group = answer(live, regrouped(spec)) if live.stack in WITH_SSD else ""
+    engine.change(spec)
 
+    before = engine.resources()
     engine("destroy", "--yes", "--skip-preview", "--exclude-protected")
     rest = engine.resources()
     return Course(
         small,
         settled,
+        grown,
         edited,
+        bundle(copied / "lifecycle").sha,
         moved,
+        other_group,
         frozenset(one["type"] for one in rest if one.get("protect")),
-        tuple(one["urn"].rpartition("::")[2] for one in rest),
+        frozenset(map(name_of, protected_and_below(before))),
+        frozenset(map(name_of, rest)),
+        still_costing(live, rest),
     )
 
 
-def elsewhere(spec: dict[str, object]) -> dict[str, object]:
-    """The same cluster in another address range: every subnet is replaced, and what lies in it."""
-    network = dict(spec.get("network") or {})  # type: ignore[call-overload]
-    return {**spec, "network": {**network, "cidr": "10.99.0.0/16"}}
+def answer(live: Live, spec: Spec) -> str:
+    """What a preview of `spec` says, refused or not."""
+    live.engine.change(spec)
+    try:
+        return live.engine("preview")
+    except EngineError as refusal:
+        return str(refusal)
+
+
+def as_aws_says(live: Live) -> tuple[int, str]:
+    account = live.client("sts").get_caller_identity()["Account"]
+    budgets = live.client("budgets").describe_budgets(AccountId=account)["Budgets"]
+    (limit,) = [
+        one["BudgetLimit"]["Amount"] for one in budgets if one["BudgetName"].startswith(f"{live.cluster.name}-")
+    ]
+    nodes = live.cluster.nodes
+    if nodes.hyperpod_cluster:
+        groups = live.client("sagemaker").describe_cluster(ClusterName=nodes.hyperpod_cluster)["InstanceGroups"]
+        last = live.spec.groups[-1].name
+        return next(one["TargetCount"] for one in groups if one["InstanceGroupName"] == last), limit
+    names = list(nodes.auto_scaling_groups)
+    found = live.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names)["AutoScalingGroups"]
+    return found[-1]["DesiredCapacity"], limit
+
+
+def protected_and_below(resources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The protected resources and everything that they depend on."""
+    known = {one["urn"]: one for one in resources}
+    todo = [one["urn"] for one in resources if one.get("protect")]
+    found: dict[str, dict[str, Any]] = {}
+    while todo:
+        urn = todo.pop()
+        if urn not in found and urn in known:
+            found[urn] = known[urn]
+            todo += known[urn].get("dependencies", [])
+    return list(found.values())
+
+
+def still_costing(live: Live, rest: list[dict[str, Any]]) -> frozenset[str]:
+    """Ids of gateways, groups and clusters of this stack that AWS still has, less those that the state still knows."""
+    owner = [{"Name": "tag:lustrain:cluster", "Values": [live.cluster.name]}]
+    gateways = live.client("ec2").describe_nat_gateways(Filters=owner)["NatGateways"]
+    running = {one["NatGatewayId"] for one in gateways if one["State"] not in ("deleted", "deleting")}
+    groups = live.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
+    running |= {one["AutoScalingGroupName"] for one in groups} & set(live.cluster.nodes.auto_scaling_groups)
+    running |= set(live.client("eks").list_clusters()["clusters"]) & {live.cluster.kubernetes_cluster}
+    clusters = live.client("sagemaker").list_clusters()["ClusterSummaries"]
+    running |= {one["ClusterArn"] for one in clusters if one["ClusterName"] == live.cluster.nodes.hyperpod_cluster}
+    return frozenset(running - {one["id"] for one in rest})
+
+
+def name_of(resource: Mapping[str, Any]) -> str:
+    return str(resource["urn"]).rpartition("::")[2]
 
 
 @pytest.fixture(scope="module")
@@ -102,35 +185,53 @@ def courses(lives: Lives, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield lambda stack: running[stack].result()
 
 
-def changed(spec: ClusterSpec, stack: str) -> ClusterSpec:
-    return parse_spec(elsewhere(spec.model_dump(mode="json", exclude_defaults=True)))
+def spec_of(stack: str) -> Spec:
+    """What stands in the example's file."""
+    return example(stack).model_dump(mode="json", exclude_defaults=True)
+
+
+def effects(stack: str, change: Callable[[Spec], Spec]) -> set[Effect]:
+    """What preflight announces for a change of an example."""
+    return {found.effect for found in explain(example(stack), parse_spec(change(spec_of(stack))))}
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
 def test_count_budget_and_alarm_change_in_place(courses: Callable[[str], Course], stack: str) -> None:
-    course = courses(stack)
-    assert course.small
-    assert set(course.small.values()) <= {"update"}, course.small
+    course, spec = courses(stack), example(stack)
+    assert effects(stack, changed) == {Effect.IN_PLACE}
+    assert set(course.small.values()) == {"update"}, course.small
+    nodes = f"{spec.name}-cluster" if spec.hyperpod else f"{spec.name}-{spec.groups[-1].name}-gang"
+    assert {nodes, f"{spec.name}-monthly"} <= set(course.small)
+    assert any("lustre" in name for name in course.small) is (stack in WITH_SSD)
     assert course.settled == {}
+    assert spec.budget is not None
+    assert (course.grown[0], float(course.grown[1])) == (spec.groups[-1].count + 1, spec.budget.monthly_usd + 1000)
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
-def test_an_edited_lifecycle_script_lies_beside_the_old_one(courses: Callable[[str], Course], stack: str) -> None:
-    edited = courses(stack).edited
-    assert [name for name, step in edited.items() if step == "create" and name.endswith("on_init.sh")]
-    assert not [name for name, step in edited.items() if "replace" in step and "system" in name]
+def test_an_edited_lifecycle_script_is_for_new_nodes_only(courses: Callable[[str], Course], stack: str) -> None:
+    course = courses(stack)
+    (announced,) = explain_bundle(bundle().sha, course.bundle)
+    assert announced.effect is Effect.NEW_NODES
+    scripts = {name: step for name, step in course.edited.items() if name.endswith(".sh")}
+    others = {name: step for name, step in course.edited.items() if name not in scripts}
+    assert any(course.bundle in name and step == "create" for name, step in scripts.items())
+    assert others
+    assert set(others.values()) == {"update"}, others
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
 def test_a_new_address_range_does_to_storage_what_preflight_says(courses: Callable[[str], Course], stack: str) -> None:
-    old = example(stack)
-    effects = {change.effect for change in explain(old, changed(old, stack))}
-    refusal = "protected" in courses(stack).moved or "protection" in courses(stack).moved
-    if old.storage.lustre or old.storage.home:
-        assert Effect.REPLACES_FILE_SYSTEM in effects
-        assert refusal
-    else:
-        assert Effect.REPLACES_FILE_SYSTEM not in effects
+    spec = example(stack)
+    has_files = bool(spec.storage.lustre or spec.storage.home)
+    assert (Effect.REPLACES_FILE_SYSTEM in effects(stack, elsewhere)) is has_files
+    assert ("protect" in courses(stack).moved) is has_files
+
+
+@pytest.mark.parametrize("stack", WITH_SSD)
+def test_another_security_group_of_the_file_system_is_refused(courses: Callable[[str], Course], stack: str) -> None:
+    assert {Effect.REPLACES_FILE_SYSTEM, Effect.IMPOSSIBLE} & effects(stack, regrouped)
+    assert "protect" in courses(stack).regrouped
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
@@ -148,4 +249,5 @@ def test_the_end_leaves_what_holds_data_or_money_and_what_that_stands_on(
     if any(group.capacity.mode == "training-plan" for group in spec.groups):
         expected.add("aws:cloudcontrol/resource:Resource")
     assert course.kept == expected
-    assert not [name for name in course.left if name.endswith("-gang")]
+    assert course.left == course.needed
+    assert course.costing == frozenset()
