@@ -13,6 +13,7 @@ from typing import Literal
 
 from infra.config import ClusterSpec, DraEvent
 from infra.plan.buckets import Rule, buckets
+from infra.plan.documents import Statement, allow
 from infra.plan.place import Place, bucket_names
 
 MOST = 8
@@ -123,6 +124,32 @@ def archived_over(spec: ClusterSpec, place: Place) -> tuple[tuple[AssociationPla
         for rule in rules[plan.own]
         if rule.storage_class is not None and nested(plan.uri, s3_uri(plan.bucket, rule.prefix))
     )
+
+
+def key_statement(spec: ClusterSpec, place: Place) -> Statement | None:
+    """What the policy of `buckets.kms_key` must hold for FSx to read and write buckets of ours that are linked; None where
+    no such bucket is encrypted with a key whose policy can be changed.
+
+    FSx comes with a role of its own for each file system, whose id nobody knows yet. With S3 bucket keys the context is the
+    bucket, without it the object (https://docs.aws.amazon.com/fsx/latest/LustreGuide/s3-server-side-encryption-support.html).
+    """
+    key = spec.buckets.kms_key
+    made = {bucket.name for bucket in buckets(spec, place) if not bucket.existing}
+    linked = dict.fromkeys(plan.bucket for plan in associations(spec, place) if plan.bucket in made)
+    if key is None or key.endswith("alias/aws/s3") or not linked:
+        return None
+    role = "role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/AWSServiceRoleForFSxS3Access_fs-*"
+    context = [place.bucket_arn(bucket, path) for bucket in linked for path in ("", "*")]
+    condition = {
+        "StringEquals": {
+            "kms:CallerAccount": place.account,
+            "kms:ViaService": f"s3.{place.region}.{place.dns_suffix}",
+        },
+        "StringLike": {"kms:EncryptionContext:aws:s3:arn": context},
+        "ArnLike": {"aws:PrincipalArn": place.arn("iam", role, region="")},
+    }
+    actions = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
+    return allow("FsxOnLinkedBuckets", actions, "*", condition, Principal={"AWS": "*"})
 
 
 def _own(bucket: str, own: dict[str, str]) -> Literal["data", "checkpoints"] | None:

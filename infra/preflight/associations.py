@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 from infra.config import ClusterSpec
-from infra.plan.associations import MOST, archived_over, associations, exports_over, overlaps
+from infra.plan.associations import MOST, archived_over, associations, exports_over, key_statement, overlaps
 from infra.plan.place import runs_uri
 from infra.plan.storage import API, LUSTRE_GUIDE
 from infra.preflight.finding import Finding
@@ -148,6 +149,21 @@ class BothWays(OfflineRule):
                 yield self.finding(_key(index, "export_events"), message, "leave DELETED out of export_events")
 
 
+class KeyOfBucket(OfflineRule):
+    code = "DRA-010"
+    level = "warning"
+    checks = "FSx may use the key of a linked bucket: only the key's own policy can let it."
+    source = f"{LUSTRE_GUIDE}/s3-server-side-encryption-support.html"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if statement := key_statement(spec, context.place):
+            message = "FSx links buckets under this key and cannot read them unless the key's policy says so"
+            whose = "" if context.account else f", with your account's number for {context.place.account}"
+            paste = json.dumps(statement, separators=(",", ":"))
+            fix = f"put into the key's policy{whose}, then suppress this: {paste}"
+            yield self.finding("buckets.kms_key", message, fix)
+
+
 RULES = (
     TooMany(),
     PathsOverlap(),
@@ -158,4 +174,5 @@ RULES = (
     Folder(),
     OnceOnly(),
     BothWays(),
+    KeyOfBucket(),
 )

@@ -315,6 +315,7 @@ MISTAKES = [
         {"runs_uri": "s3://spot-g6e-data-123456789012-us-east-1/datasets/runs/"},
         "storage.lustre.associations.0.prefix",
     ),
+    Mistake("DRA-010", SPOT, {"buckets.kms_key": KEY}, "buckets.kms_key"),
     Mistake("IAM-001", SPOT, {"buckets.kms_key": "alias/mine"}, "buckets.kms_key"),
     Mistake("IAM-002", BLOCK, {"buckets.kms_key": KEY}, "buckets.kms_key"),
     Mistake(

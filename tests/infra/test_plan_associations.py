@@ -16,6 +16,7 @@ from infra.plan.associations import (
     archived_over,
     associations,
     exports_over,
+    key_statement,
     nested,
     overlaps,
 )
@@ -156,6 +157,22 @@ def test_a_linked_prefix_that_moves_to_glacier_is_found() -> None:
     ]
     assert archived_over(spec(link("/some", "checkpoints", "results")), PLACE) == ()
     assert archived_over(spec(link("/data", "data")), PLACE) == ()
+
+
+def test_the_keys_policy_lets_fsx_at_the_linked_buckets_that_are_made_and_at_no_other() -> None:
+    mine = {"buckets": {"kms_key": "alias/mine", "data": "team-data"}}
+    statement = key_statement(
+        spec(link("/data"), link("/out", "checkpoints", "out"), link("/x", "other"), **mine), PLACE
+    )
+    assert statement is not None
+    condition = statement["Condition"]
+    bucket = f"arn:aws:s3:::{CHECKPOINTS}"
+    assert condition["StringLike"]["kms:EncryptionContext:aws:s3:arn"] == [bucket, f"{bucket}/*"]
+    assert condition["StringEquals"]["kms:ViaService"] == "s3.us-east-1.amazonaws.com"
+    assert condition["ArnLike"]["aws:PrincipalArn"].endswith("AWSServiceRoleForFSxS3Access_fs-*")
+    assert key_statement(spec(link("/data"), **mine), PLACE) is None
+    assert key_statement(spec(link("/data")), PLACE) is None
+    assert key_statement(spec(link("/data"), buckets={"kms_key": "alias/aws/s3"}), PLACE) is None
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda path: path.stem)
