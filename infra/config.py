@@ -129,7 +129,8 @@ class Group(Section):
     count: Annotated[int, Field(ge=0, le=6758)]
     """HyperPod's upper limit, from its API model."""
     min_count: Annotated[int, Field(ge=0)] | None = None
-    """HyperPod: go on with this many when not all come. EC2 groups are gangs: all or nothing."""
+    """HyperPod: go on with this many when not all come. EC2: none; an Auto Scaling group keeps, and bills, what it got while
+    it tries for the rest, and an alarm tells when some are missing for long."""
     role: GroupRole = "worker"
     capacity: Capacity = Capacity()
     image_id: Annotated[str, _id("ami", "an image")] | None = None

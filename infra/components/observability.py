@@ -29,24 +29,30 @@ class Observability(pulumi.ComponentResource):
     ) -> None:
         super().__init__("lustrain:infra:Observability", name, None, opts)
         self._ours = pulumi.ResourceOptions(parent=self)
-        subjects = {"lustre": file_system_id, "nat": nat_gateway_id, "queue": pulumi.Output.from_input(plan.queue)}
+        known = {"cluster": plan.name, "queue": plan.queue}
+        subjects = {"lustre": file_system_id, "nat": nat_gateway_id}
+        subjects |= {subject: pulumi.Output.from_input(value) for subject, value in known.items()}
         subjects |= dict(zip(plan.groups, auto_scaling_groups, strict=True))
         ids = {subject: found for subject, found in subjects.items() if found is not None}
         logs = aws.cloudwatch.LogGroup(
             f"{name}-train", name=plan.log_group, retention_in_days=plan.log_days, opts=self._ours
         )
         for alarm in plan.alarms:
-            if alarm.subject in ids:
-                self._alarm(name, alarm, ids[alarm.subject], topic_arn)
+            if alarm.subjects <= ids.keys():
+                self._alarm(name, alarm, ids, topic_arn)
         if plan.dashboard:
             self._dashboard(name, plan, ids)
         self.log_group = logs.name
         self.prometheus_endpoint = self._prometheus(name, plan) if plan.prometheus else None
         self.register_outputs({"log_group": self.log_group})
 
-    def _alarm(self, name: str, alarm: Alarm, watched: pulumi.Output[str], topic_arn: pulumi.Input[str]) -> None:
+    def _alarm(
+        self, name: str, alarm: Alarm, ids: Mapping[str, pulumi.Output[str]], topic_arn: pulumi.Input[str]
+    ) -> None:
         queries = [
-            aws.cloudwatch.MetricAlarmMetricQueryArgs(id=metric.id, metric=_metric(metric, watched), return_data=False)
+            aws.cloudwatch.MetricAlarmMetricQueryArgs(
+                id=metric.id, metric=_metric(metric, ids[metric.subject or alarm.subject]), return_data=False
+            )
             for metric in alarm.metrics
         ]
         judged = aws.cloudwatch.MetricAlarmMetricQueryArgs(
@@ -55,14 +61,14 @@ class Observability(pulumi.ComponentResource):
         aws.cloudwatch.MetricAlarm(
             f"{name}-{alarm.name}",
             name=alarm.name,
-            alarm_description=alarm.description,
+            alarm_description=pulumi.Output.format(alarm.description, id=ids[alarm.subject]),
             metric_queries=[*queries, judged],
             comparison_operator=alarm.comparison,
             threshold=alarm.threshold,
             evaluation_periods=alarm.periods,
             treat_missing_data=alarm.missing,
             alarm_actions=[topic_arn],
-            ok_actions=[topic_arn],
+            ok_actions=[topic_arn] if alarm.mails_end else [],
             opts=self._ours,
         )
 

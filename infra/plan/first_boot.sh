@@ -20,6 +20,18 @@ ended() {
   if ((status != 0)); then
     say "failed with $status at: $step"
     echo "failed $step" >"$outcome"
+    tell
+  fi
+}
+
+# The group sees a running machine and nothing else, so the cluster's alarm counts this. It cannot make the boot any worse.
+tell() {
+  command -v aws >/dev/null || timeout 120 snap install aws-cli --classic || true
+  if timeout 60 aws cloudwatch put-metric-data --namespace Lustrain --metric-name FirstBootFailed \
+    --dimensions "Cluster=$cluster" --unit Count --value 1; then
+    say "CloudWatch knows"
+  else
+    say "WARNING: CloudWatch does not know of this: the metric could not be written"
   fi
 }
 

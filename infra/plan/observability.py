@@ -1,6 +1,6 @@
 """What a cluster's logs, alarms and dashboard are, as data; ids that only exist after `up` are named by their subject.
 
-A subject is what an alarm watches: `lustre`, `nat`, `queue`, or `group:<name>` for a group's Auto Scaling group.
+A subject is what an alarm watches: `cluster`, `lustre`, `nat`, `queue`, or `group:<name>` for a group's Auto Scaling group.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from infra.config import ClusterSpec
+from infra.config import ClusterSpec, Group
 from infra.plan.events import queue_name
 from infra.plan.place import Place, bucket_names
 from infra.plan.storage import efa_wanted, lustre
@@ -24,6 +24,11 @@ GANG_MINUTES = 15
 """A gang may take this long to come together before somebody should look."""
 UNREAD_MINUTES = 10
 """A notice that lay this long was not read: a spot notice gives two minutes."""
+COUNTED_GROUPS = 9
+"""CloudWatch evaluates an alarm over at most ten metrics
+(https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/cloudwatch_limits.html)."""
+BOOT_NAMESPACE, BOOT_FAILED = "Lustrain", "FirstBootFailed"
+"""What first_boot.sh counts, in a namespace that the node role may write to."""
 HYPERPOD_NAMESPACE = "/aws/sagemaker/Clusters"
 """Where HyperPod nodes may put metrics, as the managed policy of their role allows."""
 
@@ -33,7 +38,7 @@ Missing = Literal["breaching", "notBreaching", "missing"]
 
 @dataclass(frozen=True)
 class Metric:
-    """One statistic over one period (seconds) of one metric, of the thing that `dimension` names."""
+    """One statistic over one period (seconds) of one metric; `dimension` names the alarm's subject, or another `subject`."""
 
     id: str
     namespace: str
@@ -41,11 +46,16 @@ class Metric:
     statistic: Literal["Minimum", "Maximum", "Sum", "Average", "SampleCount"]
     dimension: str
     period: int = MINUTE
+    subject: str | None = None
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """Fires when `expression` over `metrics` compares so with `threshold` for `periods` periods in a row."""
+    """Fires when `expression` over `metrics` compares so with `threshold` for `periods` periods in a row.
+
+    `{id}` in the description stands for the subject's id, which nobody knows before `up`. `mails_end`: the end of it is
+    news too.
+    """
 
     name: str
     subject: str
@@ -57,6 +67,12 @@ class Alarm:
     threshold: float
     periods: int
     missing: Missing
+    mails_end: bool = True
+
+    @property
+    def subjects(self) -> frozenset[str]:
+        """All that must be there for this alarm."""
+        return frozenset({self.subject, *(metric.subject for metric in self.metrics if metric.subject)})
 
 
 @dataclass(frozen=True)
@@ -84,9 +100,10 @@ def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
     groups = () if spec.hyperpod else tuple(f"group:{group.name}" for group in spec.groups)
     alarms = (
         *_lustre_alarms(spec),
-        *(_gang_alarm(spec, subject) for subject in groups),
+        *(_gang_alarm(spec, group) for group in spec.groups if not spec.hyperpod),
+        *([] if spec.hyperpod else [_boot_alarm(spec)]),
         *_nat_alarms(spec),
-        _queue_alarm(spec),
+        _queue_alarm(spec, groups),
     )
     names = bucket_names(spec, place)
     return ObservabilityPlan(
@@ -146,26 +163,54 @@ def _lustre_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
     )
 
 
-def _gang_alarm(spec: ClusterSpec, subject: str) -> Alarm:
+def _gang_alarm(spec: ClusterSpec, group: Group) -> Alarm:
     """Against what the group wants at the time, so that a group scaled to nothing on purpose is silent.
 
-    A group without these metrics breaches: they are off by default, and then nobody would hear of a missing node.
+    A group without these metrics breaches: they are off by default, and then nobody would hear of a missing node. A block
+    begins at a time that is not known here, and until then its group is empty by right: an empty one is silent, which also
+    hides a block that has begun and gave nothing, and one that lost all its nodes at once.
     """
-    group = subject.removeprefix("group:")
+    block = group.capacity.mode == "capacity-block"
+    silent = " (silent while there is none at all: the capacity block may not have begun)" if block else ""
+    zero = "aws autoscaling update-auto-scaling-group --auto-scaling-group-name {id} --min-size 0 --desired-capacity 0"
     return Alarm(
-        name=f"{spec.name}-{group}-incomplete",
-        subject=subject,
-        description=f"Group {group} has had fewer nodes in service than it wants for {GANG_MINUTES} minutes",
+        name=f"{spec.name}-{group.name}-incomplete",
+        subject=f"group:{group.name}",
+        description=(
+            f"Group {group.name} has had fewer nodes in service than it wants for {GANG_MINUTES} minutes{silent}. "
+            f"It goes on trying, and what it has is billed. To give that back: {zero}"
+        ),
         metrics=(
             Metric("wanted", "AWS/AutoScaling", "GroupDesiredCapacity", "Maximum", "AutoScalingGroupName"),
             Metric("there", "AWS/AutoScaling", "GroupInServiceInstances", "Minimum", "AutoScalingGroupName"),
         ),
-        expression="wanted - there",
+        expression="IF(there > 0, wanted - there, 0)" if block else "wanted - there",
         label="nodes missing",
         comparison="GreaterThanThreshold",
         threshold=0,
         periods=GANG_MINUTES,
         missing="breaching",
+    )
+
+
+def _boot_alarm(spec: ClusterSpec) -> Alarm:
+    """A node whose boot failed is in service for its group, which looks at the machine alone. Its end is no news: the count
+    is one minute's, and the node stays as it is."""
+    return Alarm(
+        name=f"{spec.name}-boot-failed",
+        subject="cluster",
+        description=(
+            "A node could not mount or set up what it needs and takes no part; it is billed. On the node: "
+            "/var/lib/lustrain/boot names the step, /var/log/lustrain-boot.log says why"
+        ),
+        metrics=(Metric("failed", BOOT_NAMESPACE, BOOT_FAILED, "Sum", "Cluster"),),
+        expression="1 * failed",
+        label="boots that failed",
+        comparison="GreaterThanThreshold",
+        threshold=0,
+        periods=1,
+        missing="notBreaching",
+        mails_end=False,
     )
 
 
@@ -190,13 +235,35 @@ def _nat_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
     )
 
 
-def _queue_alarm(spec: ClusterSpec) -> Alarm:
+def _queue_alarm(spec: ClusterSpec, groups: tuple[str, ...]) -> Alarm:
+    """Rules of EC2 pass the notices of the whole account, also while this cluster has no node and so no watcher: silent then.
+
+    More groups than an alarm can count, or nodes of HyperPod, which have no such count: the age alone.
+    """
+    counted = groups if len(groups) <= COUNTED_GROUPS else ()
+    nodes = tuple(
+        Metric(
+            f"nodes{index}",
+            "AWS/AutoScaling",
+            "GroupInServiceInstances",
+            "Minimum",
+            "AutoScalingGroupName",
+            subject=one,
+        )
+        for index, one in enumerate(counted)
+    )
+    there = " + ".join(f"FILL({one.id}, 0)" for one in nodes)
+    foreign = (
+        "" if spec.hyperpod else ". It may concern an instance of somebody else: EC2's notices are those of the account"
+    )
     return Alarm(
         name=f"{spec.name}-notices-unread",
         subject="queue",
-        description=f"A notice has lain in the interruption queue for {UNREAD_MINUTES} minutes: no watcher reads it",
-        metrics=(Metric("age", "AWS/SQS", "ApproximateAgeOfOldestMessage", "Maximum", "QueueName"),),
-        expression="age / 60",
+        description=(
+            f"A notice has lain in the interruption queue for {UNREAD_MINUTES} minutes: no watcher reads it{foreign}"
+        ),
+        metrics=(Metric("age", "AWS/SQS", "ApproximateAgeOfOldestMessage", "Maximum", "QueueName"), *nodes),
+        expression=f"IF({there} > 0, age / 60, 0)" if nodes else "age / 60",
         label="minutes that the oldest notice has lain",
         comparison="GreaterThanThreshold",
         threshold=UNREAD_MINUTES,

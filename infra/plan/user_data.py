@@ -95,6 +95,7 @@ def user_data(
         "set -euo pipefail",
         # Without it some versions of the CLI ask S3 in us-east-1, which a closed network does not reach.
         f"export AWS_REGION={shlex.quote(place.region)} AWS_DEFAULT_REGION={shlex.quote(place.region)}",
+        f"cluster={shlex.quote(spec.name)}",
         f"facts={shlex.quote(json.dumps(known, indent=1))}",
         f"lustre_dns={shlex.quote(lustre_dns)}",
         f"lustre_mount={shlex.quote(lustre_mount_name)}",

@@ -90,7 +90,7 @@ def test_people_are_asked_to_confirm_their_address(stack: Stack) -> None:
 
 def test_alarms_watch_the_things_of_the_stack_and_tell_the_topic(stack: Stack) -> None:
     alarms = {one["AlarmName"]: one for one in stack.client("cloudwatch").describe_alarms()["MetricAlarms"]}
-    names = ("llm-lustre-full", "llm-train-incomplete", "llm-nat-traffic", "llm-notices-unread")
+    names = ("llm-lustre-full", "llm-train-incomplete", "llm-boot-failed", "llm-nat-traffic", "llm-notices-unread")
     assert set(alarms) == set(names)
     watched = {
         name: {
@@ -100,8 +100,9 @@ def test_alarms_watch_the_things_of_the_stack_and_tell_the_topic(stack: Stack) -
         }
         for name, alarm in alarms.items()
     }
-    things = ("fs-0123456789abcdef0", "llm-train-gang-1a2b3c4", "nat-0123456789abcdef0", "llm-interruptions")
-    assert watched == {name: {thing} for name, thing in zip(names, things, strict=True)}
+    group = "llm-train-gang-1a2b3c4"
+    things = ({"fs-0123456789abcdef0"}, {group}, {"llm"}, {"nat-0123456789abcdef0"}, {"llm-interruptions", group})
+    assert watched == dict(zip(names, things, strict=True))
     assert all(alarm["AlarmActions"] == [stack.outputs["topic_arn"]] for alarm in alarms.values())
 
 

@@ -71,8 +71,14 @@ def test_no_alarm_watches_what_is_not_there() -> None:
     def names(there: bool) -> set[str]:
         return {inputs["name"] for kind, inputs in watched(spec(), there=there) if kind.endswith(":MetricAlarm")}
 
-    assert names(True) == {"llm-lustre-full", "llm-train-incomplete", "llm-nat-traffic", "llm-notices-unread"}
-    assert names(False) == {"llm-train-incomplete", "llm-notices-unread"}
+    always = {"llm-train-incomplete", "llm-notices-unread", "llm-boot-failed"}
+    assert names(True) == {"llm-lustre-full", "llm-nat-traffic"} | always
+    assert names(False) == always
+
+
+def test_a_mailed_command_names_the_group_that_was_made() -> None:
+    (gang,) = [inputs for _, inputs in watched(spec()) if inputs.get("name") == "llm-train-incomplete"]
+    assert "--auto-scaling-group-name llm-train-gang-1a2b3c4 --min-size 0" in gang["alarmDescription"]
 
 
 def test_a_repository_of_the_users_is_passed_on_and_none_is_made() -> None:

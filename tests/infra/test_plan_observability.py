@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.config import ClusterSpec, parse
+from infra.plan.iam_node import METRIC_NAMESPACES
 from infra.plan.observability import GIB, LOG_DAYS, Alarm, dashboard, log_days, observability
 from infra.plan.place import Place
 from infra.plan.storage import efa_wanted, lustre
 
 PLACE = Place("us-east-1", "123456789012")
 STACKS = sorted(Path("infra").glob("Pulumi.*.yaml"))
-ALL_IDS = {"lustre": "fs-1", "nat": "nat-1", "queue": "llm-interruptions", "group:train": "llm-train"}
+ALL_IDS = {"cluster": "llm", "lustre": "fs-1", "nat": "nat-1", "queue": "llm-interruptions", "group:train": "llm-train"}
 
 
 def spec(backend: str = "ec2", **more: Any) -> ClusterSpec:
@@ -34,7 +35,8 @@ def alarm(subject: str, cluster: ClusterSpec) -> Alarm | None:
 def fires(one: Alarm, **values: float) -> bool:
     """Whether the alarm's expression over these values is past its threshold."""
     assert set(values) == {metric.id for metric in one.metrics}
-    result = eval(one.expression, {"__builtins__": {}}, values)
+    math = {"IF": lambda case, yes, no: yes if case else no, "FILL": lambda value, otherwise: value}
+    result = eval(one.expression, {"__builtins__": {}, **math}, values)
     return bool(result > one.threshold if one.comparison == "GreaterThanThreshold" else result < one.threshold)
 
 
@@ -95,6 +97,45 @@ def test_a_gang_with_a_node_missing_fires_and_one_scaled_to_nothing_is_silent() 
     assert gang.missing == "breaching"
 
 
+def test_the_mail_about_a_gang_says_how_to_stop_paying_for_half_of_it() -> None:
+    gang = alarm("group:train", spec())
+    assert gang is not None
+    assert "--auto-scaling-group-name {id} --min-size 0 --desired-capacity 0" in gang.description
+
+
+def test_a_block_that_has_not_begun_is_silent_and_one_with_a_node_missing_fires() -> None:
+    block = {"mode": "capacity-block", "reservation": "cr-0123456789abcdef0"}
+    group = {"name": "train", "instance_type": "p5.48xlarge", "count": 8, "capacity": block}
+    gang = alarm("group:train", spec(groups=[group]))
+    assert gang is not None
+    assert not fires(gang, wanted=8, there=0)
+    assert fires(gang, wanted=8, there=7)
+    assert not fires(gang, wanted=8, there=8)
+    assert "silent while there is none" in gang.description
+    usual = alarm("group:train", spec())
+    assert usual is not None
+    assert fires(usual, wanted=8, there=0)
+
+
+def test_a_boot_that_failed_fires_and_no_boot_is_silent() -> None:
+    boot = alarm("cluster", spec())
+    assert boot is not None
+    assert fires(boot, failed=1)
+    assert not fires(boot, failed=0)
+    assert (boot.missing, boot.mails_end) == ("notBreaching", False)
+    assert alarm("cluster", spec("hyperpod-slurm")) is None, "its nodes boot by scripts of the lifecycle bundle"
+
+
+def test_the_metric_of_the_boot_alarm_is_the_one_that_a_node_writes() -> None:
+    boot = alarm("cluster", spec())
+    assert boot is not None
+    (metric,) = boot.metrics
+    script = (Path("infra/plan") / "first_boot.sh").read_text(encoding="utf-8")
+    assert f"--namespace {metric.namespace} --metric-name {metric.name} " in script
+    assert f'--dimensions "{metric.dimension}=$cluster"' in script
+    assert metric.namespace in METRIC_NAMESPACES, "the node role allows no other"
+
+
 def test_hyperpod_has_no_auto_scaling_groups_to_watch() -> None:
     assert alarm("group:train", spec("hyperpod-slurm")) is None
     assert observability(spec("hyperpod-slurm"), PLACE).groups == ()
@@ -123,8 +164,27 @@ def test_no_alarm_on_a_nat_gateway_that_is_not_ours(network: dict[str, Any]) -> 
 def test_a_notice_that_nobody_reads_fires() -> None:
     unread = alarm("queue", spec())
     assert unread is not None
-    assert fires(unread, age=601)
-    assert not fires(unread, age=599)
+    assert fires(unread, age=601, nodes0=1)
+    assert not fires(unread, age=599, nodes0=1)
+
+
+def test_notices_for_others_are_silent_while_this_cluster_has_no_node() -> None:
+    unread = alarm("queue", spec())
+    assert unread is not None
+    assert not fires(unread, age=3600, nodes0=0)
+    assert unread.subjects == {"queue", "group:train"}
+    hyperpod = alarm("queue", spec("hyperpod-slurm"))
+    assert hyperpod is not None
+    assert fires(hyperpod, age=601)
+
+
+@pytest.mark.parametrize(("groups", "metrics"), [(9, 10), (10, 1)])
+def test_no_alarm_has_more_metrics_than_cloudwatch_evaluates(groups: int, metrics: int) -> None:
+    many = [{"name": f"g{number}", "instance_type": "g6e.48xlarge", "count": 1} for number in range(groups)]
+    unread = alarm("queue", spec(groups=many))
+    assert unread is not None
+    assert len(unread.metrics) == metrics
+    assert fires(unread, age=601, **{metric.id: 1 for metric in unread.metrics[1:]})
 
 
 @given(st.integers(1, 3653))

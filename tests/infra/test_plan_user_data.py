@@ -190,6 +190,27 @@ def test_a_mount_that_never_succeeds_is_a_failed_boot_that_names_its_step(tmp_pa
     assert node.outcome == "failed mount of /fsx"
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"), [("exit 0", "CloudWatch knows"), ("exit 254", "WARNING: CloudWatch does not")]
+)
+def test_a_failed_boot_is_counted_and_stays_what_it_was_where_nobody_counts(
+    tmp_path: Path, answer: str, said: str
+) -> None:
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "mount": "exit 32", "aws": answer})
+    assert node.boot(script(**LUSTRE)) == 1
+    assert [call for call in node.calls if call.startswith("aws ")] == [
+        "aws cloudwatch put-metric-data --namespace Lustrain --metric-name FirstBootFailed "
+        "--dimensions Cluster=demo --unit Count --value 1"
+    ]
+    assert node.outcome == "failed mount of /fsx"
+    assert said in (node.root / "var/log/lustrain-boot.log").read_text()
+
+
+def test_a_boot_that_went_well_is_not_counted(node: Node) -> None:
+    assert node.boot(script(**LUSTRE)) == 0
+    assert not [call for call in node.calls if "put-metric-data" in call]
+
+
 def test_a_module_that_does_not_load_is_not_passed_over(tmp_path: Path) -> None:
     refuses = '[[ "$*" != lnet ]]'
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "modprobe": refuses})
