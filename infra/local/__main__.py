@@ -16,6 +16,7 @@ from typing import Any
 
 from infra.local.aws import LEFT_OUT, LocalAws
 from infra.local.events import Events, send
+from infra.local.metadata import LEFT_OUT as METADATA_LEFT_OUT
 from infra.local.metadata import LocalMetadata
 
 CONTROL = "LUSTRAIN_LOCAL_AWS_CONTROL"
@@ -32,9 +33,9 @@ def _serve() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     with LocalAws() as aws, LocalMetadata() as metadata:
-        print(f"# AWS at {aws.endpoint}, in memory only, all regions; {LEFT_OUT}")
+        print(f"# AWS at {aws.endpoint}, all regions")
         print("# left out:")
-        for line in left_out():
+        for line in (LEFT_OUT, *left_out(), METADATA_LEFT_OUT):
             print(f"#   {line}")
         print(f"# events to {aws.control}/control/…")
         print(f"# instance metadata at {metadata.endpoint}, commands to {metadata.control}/control/…")

@@ -1,9 +1,8 @@
 """AWS on loopback: moto, mended by `additions`, behind a real threaded HTTP server in its own process.
 
-Every region is there, and every service that moto knows. What it leaves out, so that nobody takes it for more: it checks
-no credentials and no signatures, accepts a body whose checksum header is wrong, never throttles, never fails, keeps
-everything in the memory and temporary files of one process, and forgets all of it on stop. Integrity is therefore tested
-against a real S3 server as well (tests/lab/servers.py). `additions.left_out()` says the rest, service by service.
+Every region is there, and every service that moto knows. `LEFT_OUT` says what it leaves out, so that nobody takes it for
+more, and `additions.left_out()` the rest, service by service. Checksums being among it, integrity is tested against a real
+S3 server as well (tests/lab/servers.py).
 """
 
 from __future__ import annotations
@@ -18,7 +17,10 @@ from types import TracebackType
 
 from infra.local.events import Events
 
-LEFT_OUT = "emulated by moto: no credential or checksum checks, no throttling, no durability"
+LEFT_OUT = (
+    "emulated by moto: checks no credentials and no signatures, accepts a body whose checksum header is wrong, never "
+    "throttles, never fails, keeps everything in the memory and temporary files of one process, and forgets all of it on stop"
+)
 START_SECONDS = 60.0
 REGION = "us-east-1"
 _READY = "listening on "

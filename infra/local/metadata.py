@@ -2,8 +2,7 @@
 
 It answers what a node asks about itself and about its end: tokens, spot notice, rebalance recommendation, Auto
 Scaling lifecycle state, identity and placement. Paths and bodies follow the EC2 user guide ("Instance metadata
-categories", "Spot Instance interruption notices"). It leaves out IMDSv1, hop limits, IAM role credentials, user data
-and every other category: those answer 404.
+categories", "Spot Instance interruption notices").
 
 A second port takes commands from other processes, as JSON:
 `POST /control/spot {"action": "terminate", "in_s": 120}`, `/control/rebalance`, `/control/lifecycle {"state": "Terminated"}`,
@@ -23,6 +22,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
+LEFT_OUT = (
+    "instance metadata: no IMDSv1, hop limits, IAM role credentials, user data or any other category than those about a node's "
+    "end, its identity and its place: these answer 404"
+)
 MAX_TOKEN_SECONDS = 21_600
 """Six hours, the longest life the service grants a token."""
 NOTICE_SECONDS = 120.0

@@ -100,6 +100,8 @@ def test_a_cluster_comes_up_as_it_was_asked_for(eks: Any, request_of: Any, netwo
     assert refusal(eks.create_cluster, **request)[0] == "ResourceInUseException"
     group = found["resourcesVpcConfig"]["clusterSecurityGroupId"]
     assert network.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["VpcId"] == network.vpc
+    assert refusal(network.ec2.delete_subnet, SubnetId=network.subnet)[0] == "DependencyViolation"
+    assert refusal(network.ec2.delete_security_group, GroupId=group)[0] == "DependencyViolation"
     eks.delete_cluster(name=request["name"])
     assert refusal(eks.describe_cluster, name=request["name"])[0] == "ResourceNotFoundException"
     assert refusal(network.ec2.describe_security_groups, GroupIds=[group])[0] == "InvalidGroup.NotFound"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -13,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from infra.local import additions
 from infra.local.aws import LocalAws
 from infra.local.events import Events, send
 from infra.local.metadata import LocalMetadata
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
+from tests.infra.test_local_hyperpod import make_role, put_scripts, slurm_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -290,6 +293,43 @@ def test_nobody_but_aws_may_put_an_event_of_aws(aws: LocalAws) -> None:
     assert [one["source"] for one in queue.read()] == ["my.app"]
 
 
+def test_a_faulty_node_of_hyperpod_is_replaced_and_so_is_one_on_request(aws: LocalAws) -> None:
+    put_scripts(aws)
+    network, sagemaker = Network(aws), client(aws, "sagemaker")
+    queue = Queue(aws, "hyperpod", ["aws.sagemaker"])
+    sagemaker.create_cluster(
+        **slurm_cluster("faults", network, make_role(aws, "fault-node", "sagemaker.amazonaws.com"))
+    )
+
+    def workers() -> dict[str, str]:
+        shown = sagemaker.list_cluster_nodes(ClusterName="faults")["ClusterNodeSummaries"]
+        return {
+            one["InstanceId"]: one["InstanceStatus"]["Status"] for one in shown if one["InstanceGroupName"] == "train"
+        }
+
+    assert soon(lambda: len(workers()) == 4)
+    queue.read()
+    faulty, tired, *_ = before = sorted(workers())
+    fresh = aws.events.node_fault("faults", faulty, REGION)["instance"]
+    assert fresh not in before
+    assert set(workers()) == {fresh, *before} - {faulty}
+    health = [one for one in queue.read() if one["detail-type"] == "SageMaker HyperPod Cluster Node Health Event"]
+    assert [(one["detail"]["InstanceId"], one["detail"]["HealthSummary"]["HealthStatus"]) for one in health] == [
+        (faulty, "Unhealthy"),
+        (fresh, "Healthy"),
+    ]
+    assert "NvidiaErrorTerminate" in health[0]["detail"]["HealthSummary"]["HealthStatusReason"]
+    other = aws.events.node_replacement("faults", tired, REGION)["instance"]
+    assert set(workers()) == {fresh, other, *before} - {faulty, tired}
+    assert set(workers().values()) == {"Running"}
+    told = [one["detail"]["EventDetails"]["InstanceId"] for one in queue.read() if "EventDetails" in one["detail"]]
+    assert tired in told
+    with pytest.raises(ValueError, match=faulty):
+        aws.events.node_fault("faults", faulty, REGION)
+    with pytest.raises(ValueError, match="nowhere"):
+        aws.events.node_replacement("nowhere", fresh, REGION)
+
+
 def test_control_addresses_are_on_loopback_only() -> None:
     with pytest.raises(ValueError, match="on loopback"):
         Events("http://192.0.2.1:80").rebalance("i-0123456789abcdef0")
@@ -304,7 +344,10 @@ def test_the_command_line_says_what_it_leaves_out_plays_events_and_leaves_nothin
         assert said[-1] or server.poll() is None
     exports = dict(line.removeprefix("export ").split("=", 1) for line in said if line.startswith("export "))
     try:
-        assert any("nothing is spent" in line for line in said)
+        for module in (*additions.MODULES, *additions.BESIDE):
+            left_out = importlib.import_module(f"infra.local.additions.{module}").LEFT_OUT
+            assert f"#   {left_out}" in said, module
+        assert any(line.startswith("#   instance metadata: no IMDSv1") for line in said)
         play = [sys.executable, "-m", "infra.local"]
         done = subprocess.run(
             [*play, "state"], env={**os.environ, **exports}, capture_output=True, text=True, timeout=60

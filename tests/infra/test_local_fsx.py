@@ -66,6 +66,20 @@ def tiered(network: Network, **changes: Any) -> dict[str, Any]:
     )
 
 
+def openzfs(network: Network) -> dict[str, Any]:
+    return {
+        "FileSystemType": "OPENZFS",
+        "StorageCapacity": 256,
+        "SubnetIds": [network.subnet],
+        "SecurityGroupIds": [network.group],
+        "OpenZFSConfiguration": {
+            "DeploymentType": "SINGLE_AZ_HA_2",
+            "ThroughputCapacity": 320,
+            "RootVolumeConfiguration": {"DataCompressionType": "ZSTD"},
+        },
+    }
+
+
 def available(fsx: Any, request: dict[str, Any]) -> dict[str, Any]:
     made = fsx.create_file_system(**request)["FileSystem"]
     return wait(lambda: fsx.describe_file_systems(FileSystemIds=[made["FileSystemId"]])["FileSystems"][0])
@@ -310,17 +324,7 @@ def test_a_ninth_association_is_refused(fsx: Any, network: Network, bucket: str)
 
 
 def test_an_openzfs_file_system_comes_with_a_root_volume_that_can_change(fsx: Any, network: Network) -> None:
-    request = {
-        "FileSystemType": "OPENZFS",
-        "StorageCapacity": 256,
-        "SubnetIds": [network.subnet],
-        "SecurityGroupIds": [network.group],
-        "OpenZFSConfiguration": {
-            "DeploymentType": "SINGLE_AZ_HA_2",
-            "ThroughputCapacity": 320,
-            "RootVolumeConfiguration": {"DataCompressionType": "ZSTD"},
-        },
-    }
+    request = openzfs(network)
     assert "use 160, 320" in refusal(fsx.create_file_system, **_with_throughput(request, 300))[1]
     found = available(fsx, request)
     root = found["OpenZFSConfiguration"]["RootVolumeId"]
@@ -336,6 +340,39 @@ def test_an_openzfs_file_system_comes_with_a_root_volume_that_can_change(fsx: An
     assert grown["OpenZFSConfiguration"]["DiskIopsConfiguration"]["Iops"] == 1536
     fsx.delete_file_system(FileSystemId=found["FileSystemId"])
     assert refusal(fsx.describe_volumes, VolumeIds=[root])[0] == "VolumeNotFound"
+
+
+@pytest.mark.parametrize("kind", ["LUSTRE", "OPENZFS"])
+def test_subnet_group_and_vpc_stay_while_a_file_system_has_interfaces_in_them(
+    aws: LocalAws, fsx: Any, kind: str
+) -> None:
+    network = Network(aws)
+    ec2 = network.ec2
+    unused = network.closed_group("unused")
+    request = lustre(network) if kind == "LUSTRE" else openzfs(network)
+    made = available(fsx, request)
+    shown = ec2.describe_network_interfaces(NetworkInterfaceIds=made["NetworkInterfaceIds"])["NetworkInterfaces"]
+    assert len(shown) == 2
+    for one in shown:
+        assert (one["Description"], one["Status"], one["RequesterManaged"]) == ("Created by Amazon FSx", "in-use", True)
+        assert (one["SubnetId"], [group["GroupId"] for group in one["Groups"]]) == (network.subnet, [network.group])
+    code, message = refusal(ec2.delete_subnet, SubnetId=network.subnet)
+    assert (code, message) == (
+        "DependencyViolation",
+        f"The subnet '{network.subnet}' has dependencies and cannot be deleted.",
+    )
+    code, message = refusal(ec2.delete_security_group, GroupId=network.group)
+    assert (code, message) == ("DependencyViolation", f"resource {network.group} has a dependent object")
+    assert refusal(ec2.delete_vpc, VpcId=network.vpc)[0] == "DependencyViolation"
+    by_hand = refusal(ec2.delete_network_interface, NetworkInterfaceId=shown[0]["NetworkInterfaceId"])
+    assert by_hand[0] == "InvalidParameterValue"
+    ec2.delete_security_group(GroupId=unused)
+    fsx.delete_file_system(FileSystemId=made["FileSystemId"])
+    gone = refusal(ec2.describe_network_interfaces, NetworkInterfaceIds=made["NetworkInterfaceIds"])
+    assert gone[0] == "InvalidNetworkInterfaceID.NotFound"
+    ec2.delete_subnet(SubnetId=network.subnet)
+    ec2.delete_security_group(GroupId=network.group)
+    ec2.delete_vpc(VpcId=network.vpc)
 
 
 def _with_throughput(request: dict[str, Any], throughput: int) -> dict[str, Any]:

@@ -83,6 +83,20 @@ def test_endpoints_want_names_that_resolve_groups_that_are_there_and_one_private
     assert refusal(ec2.create_vpc_endpoint, **gateway)[0] == "RouteAlreadyExists"
 
 
+def test_a_subnet_stays_while_an_instance_runs_in_it_and_goes_after_that(aws: LocalAws) -> None:
+    network = Network(aws)
+    made = network.ec2.run_instances(
+        ImageId="ami-0123456789abcdef0", InstanceType="m5.large", MinCount=1, MaxCount=1,
+        SubnetId=network.subnet, SecurityGroupIds=[network.group],
+    )["Instances"][0]["InstanceId"]  # fmt: skip
+    assert refusal(network.ec2.delete_subnet, SubnetId=network.subnet)[0] == "DependencyViolation"
+    assert refusal(network.ec2.delete_security_group, GroupId=network.group)[0] == "DependencyViolation"
+    network.ec2.terminate_instances(InstanceIds=[made])
+    network.ec2.delete_subnet(SubnetId=network.subnet)
+    network.ec2.delete_security_group(GroupId=network.group)
+    network.ec2.delete_vpc(VpcId=network.vpc)
+
+
 def test_documented_parameters_name_an_image_and_others_do_not(aws: LocalAws) -> None:
     ssm = client(aws, "ssm")
     for known in (

@@ -2,7 +2,8 @@
 
 moto looks a service up by the name of a `moto.<service>.models` module and a line in
 `moto.backend_index.backend_url_patterns`; a missing action of a known service is a method set on its `*Response` class.
-That leans on internals, hence the pin `moto==5.2.*`. Every module named here has `install()` and a line `LEFT_OUT`.
+That leans on internals, hence the pin `moto==5.2.*`. What a module does not emulate is said in its `LEFT_OUT`, and there
+alone: `left_out` collects these lines for whoever starts the server.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ MODULES = (
     "iam",
     "images",
     "vpc",
+    "interfaces",
     "placement",
     "capacity",
     "launches",
@@ -34,19 +36,22 @@ MODULES = (
     "eks_access",
     "eks_addons",
 )
+"""Each has an `install()`."""
+BESIDE = ("serving", "world", "resource_types", "hyperpod_events")
+"""What several of them use; nothing to install."""
 
 
 def install() -> None:
     """Mend moto in this process, before its server starts."""
-    for module in _modules():
+    for module in _modules(MODULES):
         module.install()
 
 
 def left_out() -> tuple[str, ...]:
     """What the additions do not emulate, a line for each."""
-    return tuple(str(module.LEFT_OUT) for module in _modules())
+    return tuple(str(module.LEFT_OUT) for module in _modules((*MODULES, *BESIDE)))
 
 
-def _modules() -> tuple[ModuleType, ...]:
+def _modules(names: tuple[str, ...]) -> tuple[ModuleType, ...]:
     # By name: a module of this package imports others of it, which the package cannot import before it is one itself.
-    return tuple(importlib.import_module(f"{__name__}.{name}") for name in MODULES)
+    return tuple(importlib.import_module(f"{__name__}.{name}") for name in names)

@@ -1,8 +1,7 @@
 """Cloud Control, and CloudFormation's DescribeType beside it, for the resource types that have a backend here.
 
 A desired state is held against the type's schema before anything happens, as the service does; what the service behind it
-refuses fails the request instead. Left out: every type but AWS::SageMaker::Cluster (the others have resources of their own in
-the AWS provider), hooks, CancelResourceRequest, ListResourceRequests, roles to act with, pages of long listings.
+refuses fails the request instead.
 """
 
 from __future__ import annotations
@@ -26,7 +25,10 @@ from moto.core.responses import BaseResponse
 from infra.local.additions import hyperpod_resource, resource_types
 from infra.local.additions.serving import Call, refuse, serve
 
-LEFT_OUT = "cloudcontrol: AWS::SageMaker::Cluster only; no hooks, no cancelling"
+LEFT_OUT = (
+    "cloudcontrol: AWS::SageMaker::Cluster only, the other types have resources of their own in the AWS provider; no hooks, "
+    "cancelling or listing of requests, roles to act with, or pages of long listings"
+)
 TYPES = {hyperpod_resource.TYPE: hyperpod_resource}
 FAILURES = {
     "ValidationException": "InvalidRequest",

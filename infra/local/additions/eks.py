@@ -1,8 +1,4 @@
-"""EKS control planes as EKS makes, shows, changes and deletes them; node groups and Fargate stay as moto has them.
-
-Left out: Kubernetes itself, the list of versions that are sold (any 1.x is taken), the creator's own access entry, outposts,
-identity providers, encryption changes, one update at a time, pages of long listings.
-"""
+"""EKS control planes as EKS makes, shows, changes and deletes them; node groups and Fargate stay as moto has them."""
 
 from __future__ import annotations
 
@@ -21,11 +17,12 @@ from moto.eks.models import Cluster as MotoCluster
 from moto.eks.models import eks_backends
 from moto.eks.responses import EKSResponse
 
-from infra.local.additions import world
+from infra.local.additions import interfaces, world
 from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
-    "eks: control planes without Kubernetes; any version 1.x is taken; no entry for the creator, no identity providers"
+    "eks: control planes without Kubernetes; any version 1.x is taken; no access entry for the creator, no outposts, identity "
+    "providers, changes of encryption, waiting for the update before, or pages of long listings"
 )
 INVALID = "InvalidParameterException"
 CREATING_SECONDS = 0.3
@@ -91,6 +88,7 @@ class ControlPlane(MotoCluster):
         self.endpoint = f"https://{identity}.gr7.{call.region}.eks.amazonaws.com"
         self.parts: dict[str, dict[str, Any]] = {"addons": {}, "entries": {}, "identities": {}}
         self.updates: dict[str, Update] = {}
+        self.interfaces: list[str] = []
 
     @property
     def status(self) -> str:
@@ -184,8 +182,16 @@ def _create(call: Call) -> Mapping[str, Any]:
         vpc,
     )
     made.resources_vpc_config["clusterSecurityGroupId"] = group.id
+    _put_interfaces(call, made)
     clusters[name] = made
     return {"cluster": _shown(made)}
+
+
+def _put_interfaces(call: Call, found: ControlPlane) -> None:
+    config = found.resources_vpc_config
+    groups = (*config["securityGroupIds"], config["clusterSecurityGroupId"])
+    interfaces.take(call, found.interfaces)
+    found.interfaces = interfaces.put(call, config["subnetIds"], groups, f"Amazon EKS {found.name}")
 
 
 def _check_network(call: Call, asked: Mapping[str, Any]) -> str:
@@ -269,6 +275,7 @@ def _delete(call: Call) -> Mapping[str, Any]:
     if found.more["deletionProtection"]:
         refuse("InvalidRequestException", "Cluster has deletion protection enabled")
     del eks_backends[call.account][call.region].clusters[found.name]
+    interfaces.take(call, found.interfaces)
     group = found.resources_vpc_config["clusterSecurityGroupId"]
     ec2_backends[call.account][call.region].delete_security_group(group_id=group)
     return {"cluster": _shown(found) | {"status": "DELETING"}}
@@ -313,6 +320,7 @@ def _change_vpc(call: Call, found: ControlPlane) -> str:
     if vpc != now["vpcId"]:
         invalid("Subnets must be in the VPC of the cluster")
     now.update(_endpoints(wanted))
+    _put_interfaces(call, found)
     return "VpcConfigUpdate" if "subnetIds" in asked or "securityGroupIds" in asked else "EndpointAccessUpdate"
 
 

@@ -1,7 +1,4 @@
-"""Who may enter an EKS cluster: access entries with their policies, and pod identities.
-
-Left out: whether a principal exists in IAM, permissions as such, entries that services add for themselves (HyperPod's).
-"""
+"""Who may enter an EKS cluster: access entries with their policies, and pod identities."""
 
 from __future__ import annotations
 
@@ -16,7 +13,9 @@ from moto.eks.responses import EKSResponse
 from infra.local.additions.eks import INVALID, ControlPlane, active, arn, check_role, control_plane, invalid
 from infra.local.additions.serving import Call, refuse, serve
 
-LEFT_OUT = "eks access: a principal is taken at its word, nothing is permitted or denied"
+LEFT_OUT = (
+    "eks access: a principal need not exist in IAM, nothing is permitted or denied, HyperPod adds no entries of its own"
+)
 POLICIES = (
     "AmazonEKSClusterAdminPolicy",
     "AmazonEKSAdminPolicy",

@@ -1,8 +1,4 @@
-"""EKS add-ons: made, shown, updated and deleted; those whose pods need a node stay DEGRADED until the cluster has one.
-
-Left out: what the add-ons do, their real versions (a name has two here, the second for every Kubernetes version), whether
-configuration values fit an add-on's schema, conflicts with what stands in the cluster already.
-"""
+"""EKS add-ons: made, shown, updated and deleted; those whose pods need a node stay DEGRADED until the cluster has one."""
 
 from __future__ import annotations
 
@@ -20,7 +16,10 @@ from infra.local.additions.eks import INVALID, ControlPlane, active, arn, contro
 from infra.local.additions.eks_access import add_identity
 from infra.local.additions.serving import Call, refuse, serve
 
-LEFT_OUT = "eks add-ons: their versions are made up and nothing is installed"
+LEFT_OUT = (
+    "eks add-ons: nothing is installed; two made-up versions each, the second for every Kubernetes version; configuration "
+    "values are held against no schema and conflict with nothing"
+)
 CREATING_SECONDS = 0.2
 VERSIONS = ("v1.0.0-eksbuild.1", "v1.1.0-eksbuild.1")
 ON_EVERY_NODE = ("vpc-cni", "kube-proxy", "eks-pod-identity-agent", "eks-node-monitoring-agent")

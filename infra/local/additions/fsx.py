@@ -1,14 +1,9 @@
-"""FSx as FSx behaves: Lustre and OpenZFS file systems with the service's rules, defaults and life cycle, and OpenZFS volumes.
-
-Left out: Windows, ONTAP, file caches, snapshots, child volumes, data repository tasks, pages of long listings, the hours that
-growing or optimising storage takes (an update is complete when it is answered), the network interfaces in the VPC (their ids
-are made up, so a subnet under a file system can be deleted here, which AWS refuses), and any data.
-"""
+"""FSx as FSx behaves: Lustre and OpenZFS file systems with the service's rules, defaults and life cycle; OpenZFS volumes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -16,11 +11,13 @@ from typing import Any
 from moto.fsx.models import fsx_backends
 from moto.fsx.responses import FSxResponse
 
-from infra.local.additions import fsx_lustre, fsx_openzfs, world
+from infra.local.additions import fsx_lustre, fsx_openzfs, interfaces, world
+from infra.local.additions.seams import kept_by
 from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
-    "fsx: Lustre and OpenZFS only; updates complete at once; no network interfaces in the VPC, tasks, snapshots or data"
+    "fsx: Lustre and OpenZFS only, two network interfaces each; no data, file caches, snapshots, child volumes, data "
+    "repository tasks or pages of long listings; the hours that storage takes to grow or settle pass at once"
 )
 CREATING_SECONDS = 0.5
 
@@ -74,8 +71,7 @@ def backend(call: Call) -> Any:
 
 
 def store(call: Call) -> Store:
-    # moto empties an instance's __dict__ on reset, and this with it.
-    found: Store = backend(call).__dict__.setdefault("lustrain_store", Store())
+    found: Store = kept_by(backend(call), "lustrain_store", Store)
     return found
 
 
@@ -86,22 +82,23 @@ def file_system(call: Call, file_system_id: str) -> FileSystem:
     return found
 
 
-def seen_before(call: Call) -> str | None:
-    """The id that an earlier request with this token got; IncompatibleParameterError when the two requests differ."""
-    token = call.get("ClientRequestToken", "")
-    earlier = store(call).requests.get(token)
-    if not token or earlier is None:
-        return None
-    request, made = earlier
+def once(call: Call, make: Callable[[Call], str]) -> str:
+    """The id of what `make` makes of a request, or of what it made of the same one under the same token before.
+
+    IncompatibleParameterError when the two requests under a token differ.
+    """
+    token, requests = call.get("ClientRequestToken"), store(call).requests
+    if token not in requests:
+        made = make(call)
+        if token is not None:
+            requests[token] = (call.params, made)
+        return made
+    request, made = requests[token]
     for name in sorted({*request, *call.params}):
         if request.get(name) != call.params.get(name):
             message = "The client request token was used before with other parameters."
             refuse("IncompatibleParameterError", message, Parameter=name)
     return made
-
-
-def remember(call: Call, made: str) -> None:
-    store(call).requests[call.get("ClientRequestToken", "")] = (call.params, made)
 
 
 def arn(call: Call, kind: str, name: str) -> str:
@@ -114,11 +111,7 @@ def tags(call: Call, resource_arn: str) -> list[dict[str, str]]:
 
 
 def _create(call: Call) -> Mapping[str, Any]:
-    made = seen_before(call)
-    if made is None:
-        made = _make(call)
-        remember(call, made)
-    return {"FileSystem": _shown(call, file_system(call, made))}
+    return {"FileSystem": _shown(call, file_system(call, once(call, _make)))}
 
 
 def _make(call: Call) -> str:
@@ -141,7 +134,7 @@ def _make(call: Call) -> str:
         "StorageType": call.get("StorageType", "SSD"),
         "VpcId": vpc,
         "SubnetIds": call.params["SubnetIds"],
-        "NetworkInterfaceIds": [world.new_id("eni") for _ in range(2)],
+        "NetworkInterfaceIds": [],
         "DNSName": f"{made}.fsx.{call.region}.amazonaws.com",
         "KmsKeyId": call.get("KmsKeyId", f"arn:{call.partition}:kms:{call.region}:{call.account}:alias/aws/fsx"),
         "ResourceARN": arn(call, "file-system", made),
@@ -149,14 +142,21 @@ def _make(call: Call) -> str:
         "NetworkType": call.get("NetworkType", "IPV4"),
     }
     if kind == "LUSTRE":
-        default_logs = f"arn:{call.partition}:logs:{call.region}:{call.account}:log-group:/aws/fsx/lustre"
-        record["LustreConfiguration"] = fsx_lustre.described(call.params, default_logs)
+        record["LustreConfiguration"] = fsx_lustre.described(call.params, _default_logs(call))
         record["FileSystemTypeVersion"] = fsx_lustre.version(call.params)
     else:
         record["OpenZFSConfiguration"] = fsx_openzfs.described(call.params, _make_root_volume(call, made))
+    subnets = call.params["SubnetIds"]
+    record["NetworkInterfaceIds"] = interfaces.put(
+        call, (subnets[0], subnets[-1]), call.get("SecurityGroupIds", []), "Created by Amazon FSx"
+    )
     backend(call).file_systems[made] = FileSystem({name: value for name, value in record.items() if value is not None})
     backend(call).tagger.tag_resource(record["ResourceARN"], call.get("Tags", []))
     return made
+
+
+def _default_logs(call: Call) -> str:
+    return f"arn:{call.partition}:logs:{call.region}:{call.account}:log-group:/aws/fsx/lustre"
 
 
 def _check_network(call: Call) -> str:
@@ -252,8 +252,7 @@ def _change_lustre(call: Call, record: dict[str, Any]) -> None:
     for name in ("StorageCapacity", "FileSystemTypeVersion"):
         record[name] = call.get(name, record.get(name))
     if "LogConfiguration" in asked:
-        default = f"arn:{call.partition}:logs:{call.region}:{call.account}:log-group:/aws/fsx/lustre"
-        asked["LogConfiguration"] = fsx_lustre.logs(asked["LogConfiguration"], default)
+        asked["LogConfiguration"] = fsx_lustre.logs(asked["LogConfiguration"], _default_logs(call))
     metadata = now.get("MetadataConfiguration")
     if metadata:
         wanted = {**metadata, **asked.get("MetadataConfiguration", {})}
@@ -289,6 +288,7 @@ def _delete(call: Call) -> Mapping[str, Any]:
     for things in (store(call).volumes, store(call).associations):
         for name in [name for name, one in things.items() if _belongs(one, found)]:
             del things[name]
+    interfaces.take(call, found.record["NetworkInterfaceIds"])
     del backend(call).file_systems[found.file_system_id]
     response = "LustreResponse" if kind == "LUSTRE" else "OpenZFSResponse"
     return {"FileSystemId": found.file_system_id, "Lifecycle": "DELETING", response: kept}

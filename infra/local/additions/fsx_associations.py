@@ -3,9 +3,6 @@
 At most eight for a file system, worked on one at a time; no folder and no prefix inside another one; not on scratch 1,
 Lustre 2.10 or Intelligent-Tiering, nor beside backups; the bucket in the same region.
 https://docs.aws.amazon.com/fsx/latest/LustreGuide/create-dra-linked-data-repo.html
-
-Left out: any import or export of data, the notifications on the bucket, MISCONFIGURED states, file caches, data repository
-tasks, tags given to the update.
 """
 
 from __future__ import annotations
@@ -19,10 +16,13 @@ from typing import Any, NoReturn
 from moto.fsx.responses import FSxResponse
 
 from infra.local.additions import world
-from infra.local.additions.fsx import arn, backend, file_system, remember, seen_before, store, tags
+from infra.local.additions.fsx import arn, backend, file_system, once, store, tags
 from infra.local.additions.serving import Call, refuse, serve
 
-LEFT_OUT = "fsx data repository associations: the links and their rules, no data moves in either direction"
+LEFT_OUT = (
+    "fsx data repository associations: no data moves in either direction; no notifications on the bucket, no MISCONFIGURED "
+    "state, no file caches, no tags given to an update"
+)
 MOST = 8
 LINKING_SECONDS = 0.3
 
@@ -65,11 +65,7 @@ def _association(call: Call) -> Association:
 
 
 def _create(call: Call) -> Mapping[str, Any]:
-    made = seen_before(call)
-    if made is None:
-        made = _make(call)
-        remember(call, made)
-    return {"Association": _shown(call, _associations(call)[made])}
+    return {"Association": _shown(call, _associations(call)[once(call, _make)])}
 
 
 def _make(call: Call) -> str:

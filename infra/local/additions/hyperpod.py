@@ -1,9 +1,4 @@
-"""SageMaker HyperPod clusters: every field kept, the service's rules, nodes that come, fail, are replaced and go.
-
-Left out: capacity (every group reaches its target at once and a training plan is taken at its word), health checks that
-check anything, the account roots of EKS access entries, restricted groups' own file systems, autoscaling, image versions
-beyond one, pages of long listings, and the machines.
-"""
+"""SageMaker HyperPod clusters: every field kept, the service's rules, nodes that come, fail, are replaced and go."""
 
 from __future__ import annotations
 
@@ -23,7 +18,9 @@ from infra.local.additions import hyperpod_events, hyperpod_rules, world
 from infra.local.additions.serving import LOCK, Call, refuse, serve
 
 LEFT_OUT = (
-    "hyperpod: nodes are records, capacity is endless, training plans are not looked up, health checks find nothing"
+    "hyperpod: nodes are records; every group reaches its target at once, a training plan is taken at its word, health checks "
+    "find nothing; no account roots of EKS access entries, file systems of restricted groups, autoscaling, second image "
+    "version or pages of long listings"
 )
 SETTLING_SECONDS = 0.3
 IMAGE_RELEASE = "1.0.0"

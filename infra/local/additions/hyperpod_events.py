@@ -1,7 +1,7 @@
 """What HyperPod tells EventBridge; rules of the embedded AWS deliver it to their targets.
 
 Forms: https://docs.aws.amazon.com/sagemaker/latest/dg/automating-sagemaker-with-eventbridge.html and
-sagemaker-hyperpod-cluster-events-reference.html beside it. Left out: the many event kinds of provisioning and patching.
+sagemaker-hyperpod-cluster-events-reference.html beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from moto.events.models import events_backends
 
+LEFT_OUT = "hyperpod events: changes of a cluster's state and of its nodes' health, none of provisioning and patching"
 STATE_CHANGE = "SageMaker HyperPod Cluster State Change"
 NODE_HEALTH = "SageMaker HyperPod Cluster Node Health Event"
 CLUSTER_EVENT = "SageMaker HyperPod Cluster Event"

@@ -1,8 +1,7 @@
 """The nodes of a HyperPod cluster: listed, deleted, rebooted, replaced, failed.
 
 `fail_node` and `replace_node` are for whoever plays events (a lost GPU, a node that HyperPod replaces); the rest is the API.
-A replaced node keeps its logical id and gets a new instance id, as HyperPod does it. Left out: the minutes all this takes
-(a node is Running again at once), and adding single nodes (BatchAddClusterNodes).
+A replaced node keeps its logical id and gets a new instance id, as HyperPod does it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from infra.local.additions import world
 from infra.local.additions.hyperpod import IMAGE_RELEASE, Cluster, Node, named
 from infra.local.additions.serving import LOCK, Call, refuse, serve
 
-LEFT_OUT = "hyperpod nodes: replaced and rebooted at once, never added one by one"
+LEFT_OUT = "hyperpod nodes: replaced and rebooted at once, without the minutes it takes; never added one by one"
 
 
 def install() -> None:

@@ -1,8 +1,4 @@
-"""The schemas of CloudFormation's resource types, which cfn-lint ships, and what Cloud Control holds a model against them for.
-
-Left out: the schemas of other regions where they differ, conditional and write-only properties, patterns with Unicode
-property classes, semantic checks that only CloudFormation makes of a template.
-"""
+"""The schemas of CloudFormation's resource types, which cfn-lint ships, and what of a model breaks them."""
 
 from __future__ import annotations
 
@@ -14,6 +10,11 @@ from typing import Any
 from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 from jsonschema.exceptions import ValidationError  # type: ignore[import-untyped]
 from jsonschema.validators import extend  # type: ignore[import-untyped]
+
+LEFT_OUT = (
+    "resource types: the schemas are those of us-east-1; conditional and write-only properties, patterns with Unicode property "
+    "classes and what only CloudFormation checks of a template are not looked at"
+)
 
 
 @cache

@@ -2,7 +2,6 @@
 
 A service checks the shape of a request against its own model: required members, ranges, lengths, patterns, enumerations.
 The same model ships with botocore, whose client checks only a part of it, so the checks are made here from that model.
-Left out: patterns that Python's regular expressions do not know, such as those of tags with Unicode property classes.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ from typing import Any, NoReturn
 from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult
 from moto.core.utils import camelcase_to_underscores, get_service_model
+
+LEFT_OUT = "requests: patterns with Unicode property classes, those of tags, are not checked; Python's do not know them"
 
 # moto's server has a thread per request and its stores have no locks; what follows reads, decides and writes as one.
 LOCK = threading.RLock()

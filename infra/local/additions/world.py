@@ -1,7 +1,4 @@
-"""What one emulated service asks another: does this subnet exist, what do these groups allow, where does this bucket live.
-
-Left out: permissions. A service sees every resource of the account, whatever its role may do.
-"""
+"""What one emulated service asks another: does this subnet exist, what do these groups allow, where does this bucket live."""
 
 from __future__ import annotations
 
@@ -16,6 +13,8 @@ from moto.iam.models import iam_backends
 from moto.s3.models import s3_backends
 
 from infra.local.additions.serving import Call
+
+LEFT_OUT = "between services: each sees every resource of the account, whatever its role may do"
 
 
 @dataclass(frozen=True)
