@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.config import ClusterSpec
+from infra.plan.place import Place
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,13 @@ def repository(spec: ClusterSpec) -> RepositoryPlan:
         name=f"{spec.name}/trainer",
         existing=spec.repository.existing,
         lifecycle=keep_last(spec.repository.keep_last),
+    )
+
+
+def url(spec: ClusterSpec, place: Place) -> str:
+    """Of the repository that is made or used, without a tag."""
+    return (
+        spec.repository.existing or f"{place.account}.dkr.ecr.{place.region}.{place.dns_suffix}/{repository(spec).name}"
     )
 
 

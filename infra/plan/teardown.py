@@ -6,8 +6,9 @@ from infra.config import ClusterSpec
 from infra.plan.budget import ACTIVATE
 from infra.plan.capacity import bought
 from infra.plan.eks import helm_commands
+from infra.plan.hyperpod import protected
 from infra.plan.place import Place, bucket_names
-from infra.plan.repository import repository
+from infra.plan.repository import repository, url
 
 CANCEL = (
     """for id in $(pulumi stack output reservations --json | tr '[]",' ' '); do """
@@ -20,11 +21,67 @@ def first_steps(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
     lines = []
     if spec.budget:
         lines.append(f"Let the budget see the cluster's tag, once per payer account: {ACTIVATE}")
+        hand = [one.name for one in spec.groups if one.capacity.reservation or one.capacity.training_plan]
+        if hand:
+            lines.append(
+                f"The budget does not see what was bought by hand for {', '.join(hand)}: it has no tag of the cluster"
+            )
     if spec.alarms.emails:
         lines.append(f"Confirm the subscription that SNS mailed to {', '.join(spec.alarms.emails)}")
     if commands := helm_commands(spec, place):
         lines += ["Give Kubernetes what HyperPod needs there:", *(f"  {command}" for command in commands)]
     return tuple(lines)
+
+
+EXPORTS = (
+    "aws cloudwatch get-metric-statistics --namespace AWS/FSx --metric-name AgeOfOldestQueuedMessage --dimensions "
+    "Name=FileSystemId,Value=$(pulumi stack output fileSystem) Name=Publisher,Value=AutoExport --start-time "
+    "$(date -u -d '15 min ago' +%FT%TZ) --end-time $(date -u +%FT%TZ) --period 300 --statistics Maximum "
+    "--query 'Datapoints[].Maximum'"
+)
+"""Seconds that the oldest change of a file has waited to be exported
+(https://docs.aws.amazon.com/fsx/latest/LustreGuide/fs-metrics.html#auto-import-export-metrics)."""
+
+
+def _before(spec: ClusterSpec) -> list[str]:
+    """What is lost by who does not wait for it."""
+    lines = ["Stop the jobs and let them save: a destroy does not wait for them"]
+    lustre = spec.storage.lustre
+    if lustre and not lustre.existing and any(one.export_events for one in lustre.associations):
+        lines.append(
+            f"Wait until this shows 0: what FSx has not exported to S3 yet goes with the file system: {EXPORTS}"
+        )
+    if protected(spec):
+        beside = "controller, login nodes" if spec.backend == "hyperpod-slurm" else "EKS control plane"
+        lines.append(
+            f"HyperPod on a training plan is protected and would stay with its {beside}, which cost on; let it go first: "
+            f"{unprotect(spec)}"
+        )
+    return lines
+
+
+def unprotect(spec: ClusterSpec) -> str:
+    """The command that lets `pulumi destroy` take the HyperPod cluster of a training plan."""
+    kind = "lustrain:infra:HyperPod\\$aws:cloudcontrol/resource:Resource"
+    return (
+        f'pulumi state unprotect --yes "urn:pulumi:$(pulumi stack --show-name)::lustrain::{kind}::{spec.name}-cluster"'
+    )
+
+
+def _again(spec: ClusterSpec, place: Place) -> list[str]:
+    """What the description needs for another `pulumi up` beside what stayed."""
+    names = bucket_names(spec, place)
+    keys = ("data", "checkpoints", "lifecycle")
+    made = [f"{key}: {getattr(names, key)}" for key in keys if getattr(spec.buckets, key) is None]
+    lines = [f"  buckets: {{{', '.join(made)}}}"] if made else []
+    if not spec.repository.existing:
+        lines.append(f"  repository: {{existing: {url(spec, place)}}}")
+    if lines:
+        lines.insert(
+            0,
+            "What you keep is then nobody's; another `pulumi up` under this name stops at it unless you name it there:",
+        )
+    return lines
 
 
 def empty(bucket: str) -> str:
@@ -46,6 +103,7 @@ def teardown(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
         if not existing
     ]
     lines = [
+        *_before(spec),
         "Take the nodes and all that costs by the hour down: pulumi destroy --exclude-protected",
         "What stays holds data or money, and the network under it; each costs until it is removed by hand:",
         *(f"  bucket {name}: {empty(name)}" for name in own),
@@ -64,6 +122,7 @@ def teardown(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
         lines.append(f"  reserved capacity of {', '.join(one.group for one in made)}: {CANCEL}")
     lines += [
         "Then forget what is gone and remove the rest: pulumi refresh, pulumi state unprotect --all, pulumi destroy",
+        *_again(spec, place),
         "A VPC that will not go may hold GuardDuty's own endpoint and security group: aws ec2 describe-vpc-endpoints "
         "--filters Name=tag:GuardDutyManaged,Values=true",
     ]
