@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from infra.problems import InfraError, problem, problems_of
 
@@ -25,14 +25,25 @@ class Section(BaseModel):
 
 
 class Nodes(Section):
-    """How to find the nodes: exactly one of these is set."""
+    """How to find the nodes: by their Auto Scaling groups, by their HyperPod cluster, or by address; exactly one of these."""
 
     auto_scaling_groups: tuple[str, ...] = ()
     hyperpod_cluster: str | None = None
     kubernetes_label: str | None = None
-    """With `hyperpod_cluster`: the label that selects the nodes through Kubernetes."""
+    """Beside `hyperpod_cluster` of backend `hyperpod-eks`: the label that selects the same nodes through Kubernetes."""
     addresses: tuple[str, ...] = ()
     """Host names or addresses of machines that are there already."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        ways = ("auto_scaling_groups", "hyperpod_cluster", "addresses")
+        found = [way for way in ways if getattr(self, way)]
+        if len(found) != 1:
+            said = f"has {' and '.join(found)}" if found else "names no nodes"
+            raise ValueError(f"{said}; allowed: exactly one of {', '.join(ways)}")
+        if self.kubernetes_label and not self.hyperpod_cluster:
+            raise ValueError("has kubernetes_label without hyperpod_cluster, beside which alone it has a meaning")
+        return self
 
 
 class Reach(Section):
@@ -98,7 +109,7 @@ class BucketNames(Section):
     lifecycle: str | None = None
 
 
-class Bought(Section):
+class Paid(Section):
     """How the workers are paid for, and when that ends."""
 
     mode: Literal["on-demand", "spot", "reservation", "capacity-block", "training-plan", "mixed", "owned"]
@@ -120,7 +131,7 @@ class Cluster(Section):
     buckets: BucketNames = BucketNames()
     runs_uri: str
     """`s3://bucket/prefix/` or a folder that every node sees."""
-    capacity: Bought
+    capacity: Paid
     image_repository: str | None = None
     role_arn: str | None = None
     """The role that nodes have."""

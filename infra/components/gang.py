@@ -24,7 +24,7 @@ from infra.plan.user_data import encoded
 
 
 class Gang(pulumi.ComponentResource):
-    """All nodes of one group. `user_data` is the script as text; `reservation_id` that of capacity bought beside it."""
+    """All nodes of one group. `user_data` is the script as text; `reservation_id` that of capacity reserved beside it."""
 
     auto_scaling_group: pulumi.Output[str]
     launch_template_id: pulumi.Output[str]

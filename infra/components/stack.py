@@ -11,7 +11,7 @@ import pulumi_aws as aws
 
 from infra.cluster import to_json
 from infra.components.budget import Budget
-from infra.components.capacity import BoughtCapacity
+from infra.components.capacity import Reservation
 from infra.components.eks import EksCluster, NodeAddons
 from infra.components.foundation import Foundation
 from infra.components.gang import Gang
@@ -20,12 +20,12 @@ from infra.components.observability import Observability
 from infra.components.tagging import tag_everything
 from infra.config import ClusterSpec, Group
 from infra.plan.budget import budget
-from infra.plan.capacity import bought
+from infra.plan.capacity import reservations
 from infra.plan.eks import eks_plan
 from infra.plan.gang import gangs
 from infra.plan.hyperpod import HomeMount, Mount, Refs, desired_state, protected
 from infra.plan.observability import observability
-from infra.plan.outputs import Made, client_settings, cluster, lustre_has_efa
+from infra.plan.outputs import Made, cluster
 from infra.plan.place import Place, tags
 from infra.plan.teardown import first_steps, teardown
 from infra.plan.user_data import user_data
@@ -54,7 +54,7 @@ def current_place() -> Place:
     region = aws.get_region().region or aws.config.region
     if not region:
         raise InfraError("aws:region is missing: it has no default; fix: pulumi config set aws:region us-east-1")
-    return Place(region, aws.get_caller_identity().account_id, partition.partition, partition.dns_suffix)
+    return Place(region, aws.get_caller_identity().account_id, partition.partition)
 
 
 def declare(spec: ClusterSpec, place: Place) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
 
 
 def _gangs(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
-    purchases = {one.group: BoughtCapacity(f"{spec.name}-{one.group}", one) for one in bought(spec)}
+    reserved = {one.group: Reservation(f"{spec.name}-{one.group}", one) for one in reservations(spec)}
     later = {
         "lustre_dns": base.lustre.dns_name if base.lustre else "",
         "lustre_mount_name": base.lustre.mount_name if base.lustre else "",
@@ -116,11 +116,9 @@ def _gangs(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
     for plan, group in zip(gangs(spec, place), spec.workers, strict=True):
 
         def script(known: Mapping[str, str], group: Group = group) -> str:
-            modules, parameters = client_settings(spec, group)
-            efa = lustre_has_efa(spec)
-            return user_data(spec, place, group, lustre_efa=efa, modules=modules, parameters=parameters, **known)
+            return user_data(spec, place, group, **known)
 
-        reservation = purchases.get(group.name)
+        reservation = reserved.get(group.name)
         gang = Gang(
             plan.name,
             plan,
@@ -132,7 +130,7 @@ def _gangs(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
             depends_on=base.ready,
         )
         made.append(gang.auto_scaling_group)
-    return Nodes(auto_scaling_groups=made, reservations=[one.reservation_id for one in purchases.values()])
+    return Nodes(auto_scaling_groups=made, reservations=[one.reservation_id for one in reserved.values()])
 
 
 def _hyperpod(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:

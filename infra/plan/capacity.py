@@ -1,4 +1,4 @@
-"""Where a group's machines come from, in EC2's terms: market, reservation, placement group, and what is bought.
+"""Where a group's machines come from, in EC2's terms: market, reservation, placement group, and what the deployment reserves.
 
 A cluster placement group and a reservation exclude each other: EC2 then looks for the reserved machines inside the group,
 where they do not lie, and answers InsufficientInstanceCapacity (https://github.com/aws/aws-parallelcluster/issues/4215,
@@ -82,8 +82,8 @@ class Market:
 
 
 @dataclass(frozen=True)
-class Purchase:
-    """Capacity that the deployment itself reserves; billed from then on, used or not.
+class ReservationPlan:
+    """A reservation that the deployment itself makes; billed from then on, used or not.
 
     `ends_at` is RFC 3339 in UTC; None: until somebody cancels it.
     """
@@ -123,12 +123,12 @@ def market(group: Group) -> Market:
     return Market(own_placement_group=own)
 
 
-def bought(spec: ClusterSpec) -> tuple[Purchase, ...]:
+def reservations(spec: ClusterSpec) -> tuple[ReservationPlan, ...]:
     """What the deployment reserves (`create`); nothing with HyperPod, which uses no reservation of EC2."""
     if spec.hyperpod:
         return ()
     return tuple(
-        Purchase(
+        ReservationPlan(
             group=group.name,
             instance_type=group.ec2_type,
             count=group.count,
@@ -157,7 +157,7 @@ def capacity_problems(group: Group, backend: Backend) -> tuple[CapacityProblem, 
     mode = group.capacity.mode
     if mode not in MODES[backend]:
         return (_wrong_pair(mode, backend),)
-    return (*_key_problems(group.capacity), *_purchase_problems(group), *_type_problems(group, backend))
+    return (*_key_problems(group.capacity), *_creation_problems(group), *_type_problems(group, backend))
 
 
 def _wrong_pair(mode: CapacityMode, backend: Backend) -> CapacityProblem:
@@ -187,7 +187,7 @@ def _key_problems(capacity: Capacity) -> Iterator[CapacityProblem]:
         yield CapacityProblem("capacity", message, f"keep one of {', '.join(chosen)}", source)
 
 
-def _purchase_problems(group: Group) -> Iterator[CapacityProblem]:
+def _creation_problems(group: Group) -> Iterator[CapacityProblem]:
     capacity = group.capacity
     if not capacity.create:
         return

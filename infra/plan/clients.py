@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from infra.catalog.instances import Instance
+from infra.catalog.instances import Instance, instance
 from infra.cluster import Stripe
-from infra.config import ClusterSpec
+from infra.config import ClusterSpec, Group
 from infra.plan.storage import LUSTRE_GUIDE
 
 MEMORY_MIB = 64 * 1024
 CPUS = 64
 TIPS = f"{LUSTRE_GUIDE}/performance-tips.html"
 """Settings for clients with more than 64 GiB of memory, and for those with more than 64 CPUs."""
-STRIPING = f"{LUSTRE_GUIDE}/performance.html#striping-data"
-"""Large files gain from many targets; one below 10 MB on many pays a round trip for each."""
 
 
 @dataclass(frozen=True)
@@ -80,24 +78,32 @@ MODULES = (
 )
 
 
-def client(instance: Instance, threads_per_core: int = 2) -> Client:
+def client(kind: Instance, threads_per_core: int = 2) -> Client:
     """The client that a node of this type is, with `threads_per_core` of its threads on."""
-    cores = instance.vcpus // instance.threads_per_core
-    return Client(instance.memory_mib, cores * min(threads_per_core, instance.threads_per_core))
+    cores = kind.vcpus // kind.threads_per_core
+    return Client(kind.memory_mib, cores * min(threads_per_core, kind.threads_per_core))
 
 
-def client_parameters(instance: Instance, threads_per_core: int = 2) -> dict[str, str]:
+def client_parameters(kind: Instance, threads_per_core: int = 2) -> dict[str, str]:
     """What to `lctl set_param` after the mount, in order; lost at each reboot and remount."""
-    return _chosen(PARAMETERS, client(instance, threads_per_core))
+    return _chosen(PARAMETERS, client(kind, threads_per_core))
 
 
-def client_modules(instance: Instance, threads_per_core: int = 2, efa: bool = False) -> dict[str, str]:
+def client_modules(kind: Instance, threads_per_core: int = 2) -> dict[str, str]:
     """Options of kernel modules, to be there before the modules are loaded.
 
-    None for an EFA-enabled file system: the client setup that AWS gives for it writes these options itself, and a second
-    copy would fight with it (https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html).
+    They hold with EFA as well: its requests go through ptlrpc, and TCP stays beside it for what EFA does not reach.
     """
-    return {} if efa else _chosen(MODULES, client(instance, threads_per_core))
+    return _chosen(MODULES, client(kind, threads_per_core))
+
+
+def client_settings(spec: ClusterSpec, group: Group) -> tuple[dict[str, str], dict[str, str]]:
+    """Module options and parameters of the Lustre clients on a group's nodes; empty for a type that nobody knows."""
+    kind = instance(group.ec2_type)
+    if kind is None or spec.storage.lustre is None:
+        return {}, {}
+    threads = group.threads_per_core
+    return client_modules(kind, threads), client_parameters(kind, threads)
 
 
 def stripes(spec: ClusterSpec) -> tuple[Stripe, ...]:
@@ -105,7 +111,8 @@ def stripes(spec: ClusterSpec) -> tuple[Stripe, ...]:
 
     The file system's own default, which widens with a file's size, stays for all other folders. Imported files follow
     the association's chunk size, whatever their folder says. -1 is all storage targets: how many there are, only `lfs df`
-    knows.
+    knows. Large files gain from many targets; one below 10 MB on many pays a round trip for each
+    (https://docs.aws.amazon.com/fsx/latest/LustreGuide/performance.html#striping-data).
     """
     lustre = spec.storage.lustre
     if lustre is None:

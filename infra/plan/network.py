@@ -20,13 +20,13 @@ from infra.plan.iam import RolePlan, flow_log_group, flow_log_role
 from infra.plan.nics import addresses, nics
 from infra.plan.observability import log_days
 from infra.plan.place import Place
-from infra.plan.storage import efa_wanted, lustre
+from infra.plan.storage import lustre_plan
 from infra.problems import InfraError, problem
 
 RESERVED = 5
 """Addresses that AWS keeps in each subnet (https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html)."""
 VPC_BLOCKS = "https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html"
-LARGEST_PREFIX, SMALLEST_PREFIX = 16, 28
+SHORTEST_PREFIX, LONGEST_PREFIX = 16, 28
 """A VPC's block and a subnet have a prefix between these (VPC_BLOCKS)."""
 PUBLIC_PREFIX = 24
 CONTROL_PREFIX = 27
@@ -176,17 +176,16 @@ def _addresses_of_node(spec: ClusterSpec, group: Group) -> int:
 
 
 def _addresses_of_lustre(spec: ClusterSpec) -> int:
-    wish = spec.storage.lustre
-    if wish is None or wish.existing is not None:
+    plan = lustre_plan(spec)
+    if plan is None or plan.existing is not None:
         return 0
-    plan = lustre(wish, efa_wanted(spec))
     servers = (plan.capacity_gib or 0) / LUSTRE_GIB_A_SERVER + (plan.tiered_mb_s or 0) / TIERED_MB_S_A_SERVER
     return math.ceil(servers) + 1
 
 
 def _within(vpc: IPv4Network, prefix: int, share: int) -> int:
     """In a small VPC a subnet gets a 2^share-th of it, as long as that is a legal subnet."""
-    return min(max(prefix, vpc.prefixlen + share), SMALLEST_PREFIX)
+    return min(max(prefix, vpc.prefixlen + share), LONGEST_PREFIX)
 
 
 def _subnets(spec: ClusterSpec) -> tuple[SubnetPlan, ...]:
@@ -233,14 +232,16 @@ def _cidr_problems(spec: ClusterSpec) -> Iterator[CidrProblem]:
     existing = spec.network.existing
     path, cidr = ("network.cidr", spec.network.cidr)
     if existing is not None:
-        path, cidr = "network.existing.compute_cidr", existing.compute_cidr or "10.0.0.0/16"
+        if existing.compute_cidr is None:
+            return
+        path, cidr = "network.existing.compute_cidr", existing.compute_cidr
     block = _block(cidr)
     if block is None:
         fix = "write the first address and the prefix's length, like 10.0.0.0/16"
         yield CidrProblem("error", path, cidr, "is no IPv4 block", fix, VPC_BLOCKS)
         return
-    if not LARGEST_PREFIX <= block.prefixlen <= SMALLEST_PREFIX:
-        fix = f"choose a prefix from /{LARGEST_PREFIX} to /{SMALLEST_PREFIX}"
+    if not SHORTEST_PREFIX <= block.prefixlen <= LONGEST_PREFIX:
+        fix = f"choose a prefix from /{SHORTEST_PREFIX} to /{LONGEST_PREFIX}"
         yield CidrProblem("error", path, cidr, "AWS refuses blocks of this size", fix, VPC_BLOCKS)
         return
     if existing is not None:
@@ -249,7 +250,7 @@ def _cidr_problems(spec: ClusterSpec) -> Iterator[CidrProblem]:
     prefix = spec.network.compute_prefix
     if layout(spec, block, prefix) is None:
         message = f"a compute subnet of /{prefix} and the small subnets beside it do not fit into {block}"
-        smaller = (one for one in range(prefix + 1, SMALLEST_PREFIX + 1) if layout(spec, block, one))
+        smaller = (one for one in range(prefix + 1, LONGEST_PREFIX + 1) if layout(spec, block, one))
         fits = next((f"raise compute_prefix to {one} or " for one in smaller), "")
         fix = f"{fits}take a larger network.cidr"
         yield CidrProblem("error", "network.compute_prefix", prefix, message, fix, VPC_BLOCKS)

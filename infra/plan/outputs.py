@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.catalog.instances import instance
-from infra.cluster import Bought, BucketNames, Cluster, FileSystem, HomeSystem, NodeGroup, Nodes, Reach
+from infra.cluster import BucketNames, Cluster, FileSystem, HomeSystem, NodeGroup, Nodes, Paid, Reach
 from infra.config import ClusterSpec, Group
-from infra.plan.clients import client_modules, client_parameters, stripes
+from infra.plan.clients import client_settings, stripes
 from infra.plan.hyperpod import ssm_target
 from infra.plan.place import Place, runs_uri
-from infra.plan.storage import efa_wanted, lustre
+from infra.plan.storage import lustre_plan
 
 HYPERPOD_NODES = "sagemaker.amazonaws.com/compute-type=hyperpod"
 """Label on every HyperPod node in Kubernetes
@@ -60,30 +60,13 @@ def cluster(spec: ClusterSpec, place: Place, made: Made) -> Cluster:
         home=HomeSystem(path=spec.storage.home.mount_path, **made.home) if spec.storage.home and made.home else None,
         buckets=BucketNames(**(made.buckets or {})),
         runs_uri=runs_uri(spec, place),
-        capacity=_bought(spec),
+        capacity=_paid(spec),
         image_repository=made.repository,
         role_arn=made.role_arn,
         interruption_queue=made.queue_url,
         log_group=made.log_group,
         kubernetes_cluster=made.eks_name,
     )
-
-
-def client_settings(spec: ClusterSpec, group: Group) -> tuple[dict[str, str], dict[str, str]]:
-    """Module options and parameters of the Lustre clients on a group's nodes; empty for a type that nobody knows."""
-    kind = instance(group.ec2_type)
-    if kind is None or spec.storage.lustre is None:
-        return {}, {}
-    threads = group.threads_per_core
-    return client_modules(kind, threads, lustre_has_efa(spec)), client_parameters(kind, threads)
-
-
-def lustre_has_efa(spec: ClusterSpec) -> bool:
-    """Whether the file system serves EFA clients, ours or one that is there already."""
-    wish = spec.storage.lustre
-    if wish is None:
-        return False
-    return wish.existing.efa if wish.existing else efa_wanted(spec)
 
 
 def _group(group: Group) -> NodeGroup:
@@ -101,8 +84,8 @@ def _group(group: Group) -> NodeGroup:
 
 
 def _lustre(spec: ClusterSpec, made: Mapping[str, Any]) -> FileSystem | None:
-    wish = spec.storage.lustre
-    if wish is None:
+    plan = lustre_plan(spec)
+    if plan is None:
         return None
     # One set for the cluster: that of its largest workers, where it matters.
     modules, parameters = client_settings(spec, max(spec.workers or spec.groups, key=_vcpus))
@@ -110,18 +93,18 @@ def _lustre(spec: ClusterSpec, made: Mapping[str, Any]) -> FileSystem | None:
         id=made["id"],
         dns_name=made["dns_name"],
         mount_name=made["mount_name"],
-        path=wish.mount_path,
-        efa=lustre_has_efa(spec),
-        throughput_mb_s=lustre(wish, efa_wanted(spec)).throughput_mb_s,
+        path=plan.mount_path,
+        efa=plan.efa,
+        throughput_mb_s=plan.throughput_mb_s,
         stripes=stripes(spec),
         parameters=parameters,
         modules=modules,
     )
 
 
-def _bought(spec: ClusterSpec) -> Bought:
+def _paid(spec: ClusterSpec) -> Paid:
     modes = {group.capacity.mode for group in spec.workers}
-    return Bought(mode=modes.pop() if len(modes) == 1 else "mixed", ends_at=spec.ends_at)
+    return Paid(mode=modes.pop() if len(modes) == 1 else "mixed", ends_at=spec.ends_at)
 
 
 def _vcpus(group: Group) -> int:

@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from infra.config import ClusterSpec
+
+SUFFIXES = {"aws-cn": "amazonaws.com.cn", "aws-iso": "c2s.ic.gov", "aws-iso-b": "sc2s.sgov.gov"}
+"""What hosts of AWS's services end in, where it is not amazonaws.com; regions' names begin as below
+(https://github.com/boto/botocore/blob/develop/botocore/data/partitions.json)."""
+REGIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov", "us-iso-": "aws-iso", "us-isob-": "aws-iso-b"}
+
+
+def partition_of(region: str) -> str:
+    return next((partition for start, partition in REGIONS.items() if region.startswith(start)), "aws")
+
+
+def dns_suffix(partition: str) -> str:
+    return SUFFIXES.get(partition, "amazonaws.com")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A name under a service's own: of fs-1.fsx.us-east-1.amazonaws.com `fs-1` in us-east-1."""
+
+    name: str
+    region: str
+
+
+def host(text: str, service: str) -> Host | None:
+    """What a host name of `service` says; None for one that AWS has not, such as a region's under another's suffix."""
+    found = re.fullmatch(rf"([^.]+)\.{re.escape(service)}\.([a-z0-9-]+)\.(.+)", text)
+    return Host(found[1], found[2]) if found and found[3] == dns_suffix(partition_of(found[2])) else None
 
 
 @dataclass(frozen=True)
@@ -14,7 +42,10 @@ class Place:
     region: str
     account: str
     partition: str = "aws"
-    dns_suffix: str = "amazonaws.com"
+
+    @property
+    def dns_suffix(self) -> str:
+        return dns_suffix(self.partition)
 
     def arn(self, service: str, resource: str, *, region: str | None = None, account: str | None = None) -> str:
         """An ARN here; pass an empty `region` or `account` for services whose ARNs have none (S3, IAM policies of AWS)."""

@@ -88,7 +88,7 @@ class LustrePlan:
 
 
 def efa_wanted(spec: ClusterSpec) -> bool:
-    """Whether the cluster's file system is to be EFA-enabled.
+    """Whether the cluster's file system serves clients over EFA, one that is there already or one that is to be made.
 
     What the user says counts. Without a word it is on where a worker's type has EFA and the file system is large enough
     anyway: EFA cannot be turned on later, and it is never a reason to pay for a larger step than throughput asks for.
@@ -102,6 +102,12 @@ def efa_wanted(spec: ClusterSpec) -> bool:
         return wish.efa
     types = [instance(group.ec2_type) for group in spec.workers]
     return any(found is not None and found.efa > 0 for found in types) and _reaches_efa(wish)
+
+
+def lustre_plan(spec: ClusterSpec) -> LustrePlan | None:
+    """The file system that this spec means, one that is there already too; None without."""
+    wish = spec.storage.lustre
+    return lustre(wish, efa_wanted(spec)) if wish else None
 
 
 def lustre(wish: Lustre, efa_wanted: bool) -> LustrePlan:

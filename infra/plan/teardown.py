@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from infra.config import ClusterSpec
 from infra.plan.budget import ACTIVATE
-from infra.plan.capacity import bought
+from infra.plan.capacity import reservations
 from infra.plan.eks import helm_commands
 from infra.plan.hyperpod import protected
 from infra.plan.place import Place, bucket_names
@@ -118,7 +118,7 @@ def teardown(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
     if not spec.repository.existing:
         name = repository(spec).name
         lines.append(f"  images in {name}: aws ecr delete-repository --repository-name {name} --force")
-    if made := bought(spec):
+    if made := reservations(spec):
         lines.append(f"  reserved capacity of {', '.join(one.group for one in made)}: {CANCEL}")
     lines += [
         "Then forget what is gone and remove the rest: pulumi refresh, pulumi state unprotect --all, pulumi destroy",

@@ -9,13 +9,15 @@ from __future__ import annotations
 import base64
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from infra.catalog.instances import Instance, instance
 from infra.config import ClusterSpec, Group
+from infra.plan.clients import client_settings
 from infra.plan.place import Place, runs_uri
+from infra.plan.storage import efa_wanted
 from infra.problems import InfraError, problem
 
 BODY = Path(__file__).with_name("first_boot.sh")
@@ -76,18 +78,13 @@ def user_data(
     *,
     lustre_dns: str = "",
     lustre_mount_name: str = "",
-    lustre_efa: bool = False,
     home_dns: str = "",
     bundle_uri: str = "",
     queue_url: str = "",
-    modules: Mapping[str, str] | None = None,
-    parameters: Mapping[str, str] | None = None,
 ) -> str:
-    """The script as text; what is empty is left out of the boot. InfraError when EC2 would not take it.
-
-    `modules` are options of kernel modules (`ptlrpc: ptlrpcd_per_cpt_max=32`), `parameters` are lctl's.
-    """
+    """The script as text; what is empty is left out of the boot. InfraError when EC2 would not take it."""
     wish, home = spec.storage.lustre, spec.storage.home
+    modules, parameters = client_settings(spec, group) if lustre_dns else ({}, {})
     known = facts(spec, place, group, queue_url=queue_url, lustre=bool(lustre_dns), home=bool(home_dns))
     head = [
         "#!/bin/bash",
@@ -100,9 +97,9 @@ def user_data(
         f"lustre_dns={shlex.quote(lustre_dns)}",
         f"lustre_mount={shlex.quote(lustre_mount_name)}",
         f"lustre_path={shlex.quote(wish.mount_path if wish else '')}",
-        f"lustre_efa={lustre_interfaces(spec, group) if lustre_efa else 0}",
-        _array("lustre_modules", (f"{name} {options}" for name, options in (modules or {}).items())),
-        _array("lustre_parameters", (f"{name}={value}" for name, value in (parameters or {}).items())),
+        f"lustre_efa={lustre_interfaces(spec, group) if efa_wanted(spec) else 0}",
+        _array("lustre_modules", (f"{name} {options}" for name, options in modules.items())),
+        _array("lustre_parameters", (f"{name}={value}" for name, value in parameters.items())),
         f"home_dns={shlex.quote(home_dns)}",
         f"home_path={shlex.quote(home.mount_path if home else '')}",
         f"bundle_uri={shlex.quote(bundle_uri)}",

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from infra.config import Association, ClusterSpec
 from infra.plan.place import Place, runs_uri
-from infra.plan.storage import LustrePlan
-from infra.preflight.change import Change, Effect, planned, protected
+from infra.plan.storage import LustrePlan, lustre_plan
+from infra.preflight.change import Change, Effect, protected
 
 NOWHERE = Place("region", "account")
 """Names of buckets are compared, not used."""
@@ -15,7 +15,7 @@ NOWHERE = Place("region", "account")
 
 def file_system(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     """The file system by what is planned, not by what is written: a group with EFA may turn EFA of the file system on."""
-    here, before, after = "storage.lustre", planned(old), planned(new)
+    here, before, after = "storage.lustre", lustre_plan(old), lustre_plan(new)
     if before is None or after is None:
         if before is not None and not before.existing:
             yield protected(here, "the file system")

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from infra.config import ClusterSpec
 from infra.plan.endpoints import ALWAYS, BY_BACKEND
-from infra.plan.network import LARGEST_PREFIX, RESERVED, VPC_BLOCKS, addresses_needed, cidr_problems, usable
+from infra.plan.network import RESERVED, SHORTEST_PREFIX, VPC_BLOCKS, addresses_needed, cidr_problems, usable
+from infra.plan.place import host
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, listed
 
@@ -109,7 +110,7 @@ class EnoughAddresses(OfflineRule):
         if cidr and usable(cidr) < needed:
             # A prefix shorter than any VPC's would not help.
             prefix = 32 - math.ceil(math.log2(needed + RESERVED))
-            fix = "lower counts" if prefix < LARGEST_PREFIX else f"take a /{prefix} or larger"
+            fix = "lower counts" if prefix < SHORTEST_PREFIX else f"take a /{prefix} or larger"
             yield self.finding(path, f"{usable(cidr)} usable addresses, the cluster takes {needed}", fix)
 
 
@@ -173,7 +174,11 @@ class ExistingClosed(OfflineRule):
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         if spec.network.existing and spec.network.closed:
             needed = listed((*ALWAYS, *BY_BACKEND[spec.backend], "s3 (gateway)"))
-            yield self.finding("network.closed", f"nodes need endpoints for {needed}", "make them, then suppress this")
+            yield self.finding(
+                "network.closed",
+                f"makes nothing in an existing network, where nodes need endpoints for {needed}",
+                "make them, then suppress this",
+            )
 
 
 class SubnetTwice(OfflineRule):
@@ -198,12 +203,12 @@ class ClosedRegistry(OfflineRule):
         url = spec.repository.existing
         if not url or not spec.network.closed:
             return
-        found = re.match(r"\d{12}\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com", url)
+        found = host(url.partition("/")[0], "dkr.ecr")
         if not found:
             message = f"{url} is not ECR, and a closed network reaches nothing else"
             yield self.finding("repository.existing", message, "copy the image to ECR, or remove closed")
-        elif context.region and found[1] != context.region:
-            message = f"{url} is in {found[1]}, and the endpoints are those of {context.region}"
+        elif context.region and found.region != context.region:
+            message = f"{url} is in {found.region}, and the endpoints are those of {context.region}"
             yield self.finding("repository.existing", message, "replicate the repository to the region")
 
 

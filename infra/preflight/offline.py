@@ -17,6 +17,7 @@ from infra.preflight import (
     instances,
     kubernetes,
     network,
+    region,
     spending,
     storage,
 )
@@ -38,10 +39,11 @@ class NotSuppressible(Rule):
     source = "infra/config.py"
 
 
-FIRST_ONLINE = 100
-"""In each family the rules that ask AWS are numbered above this."""
+LAST_OFFLINE = 100
+"""In each family the rules that ask AWS have numbers above this."""
 _FAMILIES: tuple[Sequence[OfflineRule], ...] = (
     configuration.RULES,
+    region.RULES,
     network.RULES,
     capacity.RULES,
     instances.RULES,
@@ -60,7 +62,7 @@ ABOUT_SUPPRESSIONS: Mapping[str, Rule] = {rule.code: rule for rule in (NothingSu
 def run_offline(spec: ClusterSpec, place: Place | None, now: datetime | None = None) -> list[Finding]:
     """What is wrong with `spec`, errors first, suppressed findings left out; `now` defaults to the clock's time.
 
-    Without a place the rules about region, account and partition are silent.
+    Without a place the rules about region, account and partition are silent, and one warning says so.
     """
     return run_in(spec, Context.at(place, now or datetime.now(UTC)))
 
@@ -94,7 +96,7 @@ def _about(path: str, code: str, found: set[str], asked: Mapping[str, Rule]) -> 
     rule = asked.get(code)
     wrong, unused = ABOUT_SUPPRESSIONS["CFG-091"], ABOUT_SUPPRESSIONS["CFG-090"]
     if rule is None:
-        if int(code[-3:]) <= FIRST_ONLINE:
+        if int(code[-3:]) <= LAST_OFFLINE:
             yield wrong.finding(path, f"{code} is no rule", "see `fab preflight --list`")
     elif rule.essential:
         yield wrong.finding(path, f"{code} cannot be suppressed: no plan can be built on that", "remove it")

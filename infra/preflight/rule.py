@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from infra.catalog.instances import Instance, instance
 from infra.config import ClusterSpec, Group
-from infra.plan.place import Place
+from infra.plan.place import Place, partition_of
 from infra.preflight.finding import Finding, Level
 
 NO_ACCOUNT = "000000000000"
@@ -43,11 +43,7 @@ class Context:
         """What a region's name tells: its partition, but no account."""
         if region is None:
             return cls(now=now)
-        partition = next((one for start, one in _PARTITIONS.items() if region.startswith(start)), "aws")
-        return cls(region, None, partition, now)
-
-
-_PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov", "us-iso-": "aws-iso", "us-isob-": "aws-iso-b"}
+        return cls(region, None, partition_of(region), now)
 
 
 class Rule(ABC):

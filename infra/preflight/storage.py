@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec
 from infra.plan import home
 from infra.plan.associations import nested
+from infra.plan.place import host
 from infra.plan.storage import API, LUSTRE_GUIDE, Violation, efa_wanted, violations
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule
@@ -179,15 +179,17 @@ class ExistingName(OfflineRule):
         existing = spec.storage.lustre.existing if spec.storage.lustre else None
         if existing is None:
             return
-        found = re.fullmatch(r"(fs-[0-9a-f]+)\.fsx\.([a-z0-9-]+)\.amazonaws\.com(\.cn)?", existing.dns_name)
+        found = host(existing.dns_name, "fsx")
         here = "storage.lustre.existing.dns_name"
         if not found:
             message = f"{existing.dns_name} is no name of a file system"
-            yield self.finding(here, message, f"write {existing.id}.fsx.{context.place.region}.amazonaws.com")
-        elif found[1] != existing.id:
-            yield self.finding(here, f"{found[1]} is not id = {existing.id}", "make them the same file system")
-        elif context.region and found[2] != context.region:
-            message = f"the file system is in {found[2]}, the cluster in {context.region}"
+            yield self.finding(
+                here, message, f"write {existing.id}.fsx.{context.place.region}.{context.place.dns_suffix}"
+            )
+        elif found.name != existing.id:
+            yield self.finding(here, f"{found.name} is not id = {existing.id}", "make them the same file system")
+        elif context.region and found.region != context.region:
+            message = f"the file system is in {found.region}, the cluster in {context.region}"
             yield self.finding(here, message, "use one of the cluster's region and zone")
 
 

@@ -16,7 +16,7 @@ from infra.plan.associations import associations, overlaps
 from infra.plan.buckets import buckets
 from infra.plan.budget import budget
 from infra.plan.bundle import bundle
-from infra.plan.capacity import bought, capacity_problems
+from infra.plan.capacity import capacity_problems, reservations
 from infra.plan.eks import eks_plan, helm_commands
 from infra.plan.endpoints import endpoints
 from infra.plan.events import channel
@@ -27,11 +27,11 @@ from infra.plan.iam import roles
 from infra.plan.iam_deployer import deployer_policy
 from infra.plan.network import addresses_needed, cidr_problems, network
 from infra.plan.observability import dashboard, observability
-from infra.plan.outputs import Made, client_settings, cluster, lustre_has_efa
+from infra.plan.outputs import Made, cluster
 from infra.plan.place import Place
 from infra.plan.repository import repository
 from infra.plan.security import rules
-from infra.plan.storage import efa_wanted, lustre
+from infra.plan.storage import lustre_plan
 from infra.plan.teardown import teardown
 from infra.plan.user_data import user_data
 from tests.bench.harness import Row, interleaved, median, run_bench, timed
@@ -158,7 +158,7 @@ def plan(wanted: ClusterSpec) -> list[object]:
     """All that is decided for `wanted` without AWS; the list keeps any of it from being left out."""
     mirrors = associations(wanted, PLACE)
     watch = observability(wanted, PLACE)
-    wish, homes = wanted.storage.lustre, wanted.storage.home
+    homes = wanted.storage.home
     return [
         network(wanted, PLACE),
         endpoints(wanted, PLACE),
@@ -167,7 +167,7 @@ def plan(wanted: ClusterSpec) -> list[object]:
         rules(wanted),
         roles(wanted, PLACE),
         deployer_policy(wanted, PLACE),
-        lustre(wish, efa_wanted(wanted)) if wish else None,
+        lustre_plan(wanted),
         home(homes) if homes else None,
         mirrors,
         overlaps(mirrors),
@@ -180,14 +180,16 @@ def plan(wanted: ClusterSpec) -> list[object]:
         repository(wanted),
         [capacity_problems(group, wanted.backend) for group in wanted.groups],
         nodes_of(wanted),
-        cluster(wanted, PLACE, Made(lustre={"id": "fs-1", "dns_name": LUSTRE_DNS, "mount_name": "abcd1234"})),
+        cluster(wanted, PLACE, MADE),
         teardown(wanted, PLACE),
     ]
 
 
+MADE = Made(auto_scaling_groups=("train",), lustre={"id": "fs-1", "dns_name": LUSTRE_DNS, "mount_name": "abcd1234"})
+
+
 def nodes_of(wanted: ClusterSpec) -> list[object]:
     if wanted.backend == "ec2":
-        modules, parameters = client_settings(wanted)
         scripts = [
             user_data(
                 wanted,
@@ -195,13 +197,10 @@ def nodes_of(wanted: ClusterSpec) -> list[object]:
                 group,
                 lustre_dns=LUSTRE_DNS,
                 lustre_mount_name="abcd1234",
-                lustre_efa=lustre_has_efa(wanted),
-                modules=modules,
-                parameters=parameters,
             )
             for group in wanted.workers
         ]
-        return [bought(wanted), gangs(wanted, PLACE), scripts]
+        return [reservations(wanted), gangs(wanted, PLACE), scripts]
     mount = Mount(LUSTRE_DNS, "abcd1234", "/fsx")
     refs = Refs("role", "subnet", ["sg"], "s3://bucket/lifecycle", lustre=mount, eks_cluster_arn="eks")
     kubernetes = [eks_plan(wanted, PLACE), helm_commands(wanted, PLACE)] if wanted.backend == "hyperpod-eks" else []

@@ -11,7 +11,7 @@ from infra.plan.place import Place
 
 ACCOUNT = "123456789012"
 AWS = Place("us-east-2", ACCOUNT)
-CHINA = Place("cn-north-1", ACCOUNT, "aws-cn", "amazonaws.com.cn")
+CHINA = Place("cn-north-1", ACCOUNT, "aws-cn")
 GOVERNMENT = Place("us-gov-west-1", ACCOUNT, "aws-us-gov")
 PLACES = (AWS, CHINA, GOVERNMENT)
 

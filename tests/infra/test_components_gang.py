@@ -18,10 +18,10 @@ import yaml
 from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks
 from pulumi.runtime.mocks import MockMonitor
 
-from infra.components.capacity import BoughtCapacity
+from infra.components.capacity import Reservation
 from infra.components.gang import Gang
 from infra.config import KEY, ClusterSpec, parse
-from infra.plan.capacity import Purchase, bought
+from infra.plan.capacity import ReservationPlan, reservations
 from infra.plan.gang import gangs
 from infra.plan.place import Place
 
@@ -97,11 +97,11 @@ def example(stack: str, **train: Any) -> tuple[ClusterSpec, Place]:
 
 
 def build(stack: str, **train: Any) -> tuple[Registered, dict[str, Any]]:
-    """The first gang of an example stack, with the capacity that it buys."""
+    """The first gang of an example stack, with the capacity that it reserves."""
     spec, place = example(stack, **train)
 
     def program() -> dict[str, pulumi.Output[Any]]:
-        paid = {one.group: BoughtCapacity(f"{one.group}-capacity", one) for one in bought(spec)}
+        paid = {one.group: Reservation(f"{one.group}-capacity", one) for one in reservations(spec)}
         plan = gangs(spec, place)[0]
         made = Gang(
             plan.group,
@@ -200,9 +200,9 @@ def test_a_reservation_that_the_stack_makes_is_the_one_that_its_gang_launches_in
     assert target == {"capacityReservationTarget": {"capacityReservationId": "train-capacity-reservation-id"}}
 
 
-def test_bought_capacity_is_protected_and_outlives_the_stack() -> None:
-    purchase = Purchase("train", "p5.48xlarge", 4, "usw2-az2")
-    monitor, values = run(lambda: {"id": BoughtCapacity("paid", purchase).reservation_id})
+def test_reserved_capacity_is_protected_and_outlives_the_stack() -> None:
+    plan = ReservationPlan("train", "p5.48xlarge", 4, "usw2-az2")
+    monitor, values = run(lambda: {"id": Reservation("paid", plan).reservation_id})
     (request,) = monitor.of(RESERVATION)
     assert request.protect
     assert request.retainOnDelete

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from infra.catalog.instances import instance, snapshot
 from infra.config import Backend, Capacity, ClusterSpec, Group, parse
-from infra.plan.capacity import MODES, Market, bought, capacity_problems, empty_at, market
+from infra.plan.capacity import MODES, Market, capacity_problems, empty_at, market, reservations
 
 RESERVATION = "cr-0a1b2c3d4e5f60718"
 PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/mine"
@@ -168,7 +168,7 @@ def test_a_type_that_is_not_known_is_not_judged() -> None:
 
 
 def test_what_is_made_is_listed_and_nothing_else() -> None:
-    found = bought(
+    found = reservations(
         spec(
             group("spot"),
             group("reservation", create=True),
@@ -182,12 +182,12 @@ def test_what_is_made_is_listed_and_nothing_else() -> None:
 
 def test_a_reservation_with_an_end_is_limited_and_its_end_is_in_utc() -> None:
     there = datetime(2027, 2, 14, 13, 30, tzinfo=timezone(timedelta(hours=2)))
-    (found,) = bought(spec(group("reservation", create=True, ends_at=there)))
+    (found,) = reservations(spec(group("reservation", create=True, ends_at=there)))
     assert (found.end_type, found.ends_at) == ("limited", "2027-02-14T11:30:00Z")
 
 
-def test_hyperpod_buys_nothing() -> None:
-    assert bought(spec(group("reservation", create=True), backend="hyperpod-slurm")) == ()
+def test_hyperpod_reserves_nothing() -> None:
+    assert reservations(spec(group("reservation", create=True), backend="hyperpod-slurm")) == ()
 
 
 def test_a_blocks_group_is_empty_before_ec2_ends_its_instances() -> None:

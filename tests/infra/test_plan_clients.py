@@ -8,7 +8,7 @@ import pytest
 
 from infra.catalog.instances import Instance, instance
 from infra.config import ClusterSpec, parse
-from infra.plan.clients import MODULES, PARAMETERS, client_modules, client_parameters, stripes
+from infra.plan.clients import MODULES, PARAMETERS, client_modules, client_parameters, client_settings, stripes
 
 LARGE = ["ldlm.namespaces.*.lru_max_age", "ldlm.namespaces.*.lru_size"]
 WIDE = ["osc.*OST*.max_rpcs_in_flight", "mdc.*.max_rpcs_in_flight", "mdc.*.max_mod_rpcs_in_flight"]
@@ -62,8 +62,13 @@ def test_requests_that_change_something_stay_fewer_than_all_and_come_after() -> 
     assert keys.index("mdc.*.max_mod_rpcs_in_flight") > keys.index("mdc.*.max_rpcs_in_flight")
 
 
-def test_an_efa_client_is_left_to_the_setup_of_aws() -> None:
-    assert client_modules(machine("p5.48xlarge"), efa=True) == {}
+@pytest.mark.parametrize("efa", [False, True])
+def test_a_groups_clients_have_the_settings_of_its_type_with_efa_and_without(efa: bool) -> None:
+    found = spec(capacity_gib=19200, per_tib_mb_s=250, efa=efa)
+    modules, parameters = client_settings(found, found.groups[0])
+    assert modules == client_modules(machine("p5.48xlarge"), 1)
+    assert parameters == client_parameters(machine("p5.48xlarge"), 1)
+    assert client_settings(spec(), found.groups[0]) == ({}, {})
 
 
 def test_every_setting_says_why_and_who_says_so() -> None:

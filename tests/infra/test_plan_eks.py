@@ -48,7 +48,7 @@ def test_named_administrators_enter_and_then_the_creator_is_none_of_his_own() ->
 
 
 def test_the_policy_is_that_of_the_partition() -> None:
-    china = eks_plan(spec_of(), Place("cn-north-1", "123456789012", "aws-cn", "amazonaws.com.cn"))
+    china = eks_plan(spec_of(), Place("cn-north-1", "123456789012", "aws-cn"))
     assert china.access[0].policy_arn.startswith("arn:aws-cn:eks::aws:")
 
 

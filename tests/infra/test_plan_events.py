@@ -255,5 +255,5 @@ def test_the_topic_takes_this_clusters_alarms_and_rules_without_a_condition_that
 
 
 def test_arns_follow_the_partition() -> None:
-    china = Place("cn-north-1", "123456789012", "aws-cn", "amazonaws.com.cn")
+    china = Place("cn-north-1", "123456789012", "aws-cn")
     assert '"arn:aws:' not in json.dumps(vars(channel(spec(), china)), default=vars)

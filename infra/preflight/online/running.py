@@ -13,14 +13,14 @@ from infra.config import ClusterSpec
 from infra.plan.place import Place
 from infra.preflight.finding import Finding
 from infra.preflight.offline import ABOUT_SUPPRESSIONS, OFFLINE, check_offline, settle
-from infra.preflight.online import access, capacity, instances, network, storage
+from infra.preflight.online import access, capacity, instances, leftovers, network, storage
 from infra.preflight.online.asking import WHOLE, Aws, OnlineRule, code_of
 from infra.preflight.rule import Context
 from infra.problems import InfraError
 
 ONLINE: Mapping[str, OnlineRule] = {
     rule.code: rule
-    for family in (instances.RULES, capacity.RULES, network.RULES, storage.RULES, access.RULES)
+    for family in (instances.RULES, capacity.RULES, network.RULES, storage.RULES, access.RULES, leftovers.RULES)
     for rule in family
 }
 AT_ONCE = 8
@@ -55,7 +55,7 @@ def whoami(aws: Aws) -> Place | None:
         fix = "run `aws sso login` or `aws configure`, or set AWS_PROFILE"
         raise InfraError(f"AWS credentials: {str(error).rstrip('.')}; fix: {fix}") from None
     partition, account = arn.split(":")[1], arn.split(":")[4]
-    return Place(aws.region, account, partition, "amazonaws.com.cn" if partition == "aws-cn" else "amazonaws.com")
+    return Place(aws.region, account, partition)
 
 
 def run_all(spec: ClusterSpec, aws: Aws, now: datetime | None = None) -> list[Finding]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from infra.config import ClusterSpec, ExistingLustre
-from infra.plan.place import bucket_names
+from infra.plan.place import bucket_names, host
 from infra.preflight.finding import Finding
 from infra.preflight.online.asking import Aws, OnlineRule, code_of
 from infra.preflight.online.network import subnet
@@ -140,19 +139,19 @@ class Repository(OnlineRule):
     permission = "ecr:DescribeRepositories"
 
     def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        url = spec.repository.existing or ""
-        found = re.fullmatch(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(.+)", url)
-        if not found:
+        registry, _, name = (spec.repository.existing or "").partition("/")
+        found = host(registry, "dkr.ecr")
+        if not found or not name:
             return
-        if found[2] != aws.region:
-            yield self.unknown("repository.existing", f"it is in {found[2]}", "replicate it to the region")
+        if found.region != aws.region:
+            yield self.unknown("repository.existing", f"it is in {found.region}", "replicate it to the region")
             return
         try:
-            aws.ecr.describe_repositories(registryId=found[1], repositoryNames=[found[3]])
+            aws.ecr.describe_repositories(registryId=found.name, repositoryNames=[name])
         except ClientError as error:
             if code_of(error) != "RepositoryNotFoundException":
                 raise
-            message = f"there is no repository {found[3]} in account {found[1]}"
+            message = f"there is no repository {name} in account {found.name}"
             yield self.finding("repository.existing", message, "correct it, or remove the key and one is made")
 
 
