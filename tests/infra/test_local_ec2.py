@@ -290,25 +290,11 @@ def test_a_reservation_that_ec2_would_not_make_is_refused(ec2: Any, change: dict
     assert refusal(ec2.create_capacity_reservation, **{**asked, **change})[0] == code
 
 
-def test_a_block_is_offered_bought_and_kept(ec2: Any) -> None:
-    asked = {"InstanceType": "p5en.48xlarge", "InstanceCount": 16, "CapacityDurationHours": 14 * 24}
-    offer = ec2.describe_capacity_block_offerings(**asked)["CapacityBlockOfferings"][0]
-    assert offer["EndDate"] - offer["StartDate"] == timedelta(days=14)
-    made = ec2.purchase_capacity_block(
-        CapacityBlockOfferingId=offer["CapacityBlockOfferingId"], InstancePlatform="Linux/UNIX"
-    )["CapacityReservation"]
-    assert (made["State"], made["ReservationType"], made["TotalInstanceCount"]) == ("scheduled", "capacity-block", 16)
-    assert made["AvailableInstanceCount"] == 0
-    wanted = made["CapacityReservationId"]
-    assert refusal(ec2.cancel_capacity_reservation, CapacityReservationId=wanted)[0] == "OperationNotPermitted"
-    wrong: list[dict[str, Any]] = [
-        {"CapacityDurationHours": 36},
-        {"CapacityDurationHours": 15 * 24},
-        {"InstanceCount": 3},
-    ]
-    for change in (*wrong, {"InstanceType": "m5.large"}):
-        assert refusal(ec2.describe_capacity_block_offerings, **{**asked, **change})[0] == "InvalidParameterValue"
-    assert (
-        refusal(ec2.purchase_capacity_block, CapacityBlockOfferingId="cb-0", InstancePlatform="Linux/UNIX")[0]
-        == "InvalidParameterValue"
-    )
+def test_a_block_that_was_bought_is_neither_changed_nor_cancelled(aws: LocalAws, ec2: Any) -> None:
+    block = "cr-0b10c0b10c0b10c0b"
+    aws.events.block(block, "p5en.48xlarge", 16, "usw2-az2", "us-west-2", datetime.now(UTC) + timedelta(days=14))
+    (made,) = ec2.describe_capacity_reservations(CapacityReservationIds=[block])["CapacityReservations"]
+    assert (made["State"], made["ReservationType"], made["AvailableInstanceCount"]) == ("active", "capacity-block", 16)
+    assert refusal(ec2.cancel_capacity_reservation, CapacityReservationId=block)[0] == "OperationNotPermitted"
+    smaller = {"CapacityReservationId": block, "InstanceCount": 8}
+    assert refusal(ec2.modify_capacity_reservation, **smaller)[0] == "OperationNotPermitted"

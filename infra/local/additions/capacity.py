@@ -1,14 +1,14 @@
-"""EC2 capacity reservations and capacity blocks, which moto lacks.
+"""EC2 capacity reservations, which moto lacks, and capacity blocks that somebody has bought.
 
-Rules and error codes follow the API reference (CreateCapacityReservation, DescribeCapacityBlockOfferings,
-PurchaseCapacityBlock) and EC2's page of error codes; where that names none, InvalidParameterValue stands.
+Rules and error codes follow the API reference (CreateCapacityReservation) and EC2's page of error codes; where that names
+none, InvalidParameterValue stands.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
@@ -21,13 +21,7 @@ from infra.local.additions.seams import filtered, kept_by
 from infra.local.additions.serving import Call, refuse, serve
 from infra.local.additions.world import new_id
 
-LEFT_OUT = "capacity is never short; a capacity block is always on offer, in one zone, at a nominal price"
-BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64)
-"""https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-capacity-blocks.html"""
-LONGEST_BLOCK_HOURS = 182 * 24
-"""Same page: single days up to 14, then whole weeks, 26 of them at most."""
-BLOCK_STARTS = time(11, 30, tzinfo=UTC)
-"""Same page: blocks start and end at 11:30 UTC."""
+LEFT_OUT = "capacity is never short; no capacity block is sold here, the event player delivers one that was bought"
 
 
 @dataclass
@@ -68,8 +62,6 @@ def install() -> None:
         "DescribeCapacityReservations": _describe,
         "ModifyCapacityReservation": _modify,
         "CancelCapacityReservation": _cancel,
-        "DescribeCapacityBlockOfferings": _offerings,
-        "PurchaseCapacityBlock": _purchase,
     }
     serve(EC2Response, "ec2", actions, "InvalidParameterValue")
 
@@ -79,9 +71,7 @@ def reservations(backend: Any) -> dict[str, Reservation]:
     found: dict[str, Reservation] = kept_by(backend, "lustrain_reservations", dict)
     now = datetime.now(UTC)
     for one in found.values():
-        if one.state == "scheduled" and one.start <= now:
-            one.state = "active"
-        if one.state in ("active", "scheduled") and one.end and one.end <= now:
+        if one.state == "active" and one.end and one.end <= now:
             one.state = "expired"
     return found
 
@@ -102,7 +92,7 @@ def release(backend: Any, instance_id: str) -> None:
 
 
 def deliver_block(backend: Any, block: str, instance_type: str, count: int, zone_id: str, end: datetime) -> Reservation:
-    """A capacity block that was bought in some other way, last week in the console, is there now, active."""
+    """A capacity block that was bought somewhere else, last week in the console, is there now, active."""
     zone = zone_of(backend, None, zone_id)
     arn = f"arn:{backend.partition}:ec2:{backend.region_name}:{backend.account_id}:capacity-reservation/{block}"
     made = Reservation(
@@ -188,55 +178,6 @@ def _cancel(call: Call) -> Mapping[str, Any]:
     return {"Return": True}
 
 
-def _offerings(call: Call) -> Mapping[str, Any]:
-    backend = ec2_backends[call.account][call.region]
-    kind, hours, count = call.get("InstanceType", ""), call.get("CapacityDurationHours"), call.get("InstanceCount", 1)
-    facts = instance(kind)
-    if facts is None or "capacity-block" not in facts.usage:
-        refuse("InvalidParameterValue", f"The instance type '{kind}' is not supported for Capacity Blocks.")
-    if hours < 24 or hours > LONGEST_BLOCK_HOURS or hours % (24 if hours <= 14 * 24 else 7 * 24):
-        refuse("InvalidParameterValue", f"Value ({hours}) for parameter capacityDurationHours is invalid.")
-    if count not in BLOCK_SIZES:
-        refuse("InvalidParameterValue", f"Value ({count}) for parameter instanceCount is invalid.")
-    earliest = _moment(call.get("StartDateRange")) or datetime.now(UTC)
-    start = datetime.combine(earliest.date(), BLOCK_STARTS)
-    start += timedelta(days=start < earliest)
-    end = start + timedelta(hours=hours)
-    latest = _moment(call.get("EndDateRange"))
-    if latest and end > latest:
-        return {"CapacityBlockOfferings": []}
-    offering = {
-        "InstanceType": kind,
-        "AvailabilityZone": backend.describe_availability_zones()[0].name,
-        "InstanceCount": count,
-        "StartDate": start,
-        "EndDate": end,
-        "CapacityBlockDurationHours": hours,
-        "UpfrontFee": f"{hours * count:.2f}",
-        "CurrencyCode": "USD",
-        "Tenancy": "default",
-    }
-    known = kept_by(backend, "lustrain_offerings", dict)
-    again = next((one for one, what in known.items() if what == offering), None) or new_id("cb")
-    known[again] = offering
-    return {"CapacityBlockOfferings": [{"CapacityBlockOfferingId": again, **offering}]}
-
-
-def _purchase(call: Call) -> Mapping[str, Any]:
-    backend, bought = ec2_backends[call.account][call.region], call.get("CapacityBlockOfferingId")
-    offering = kept_by(backend, "lustrain_offerings", dict).get(bought)
-    if offering is None:
-        refuse("InvalidParameterValue", f"The Capacity Block offering '{bought}' does not exist.")
-    no_dry_run(call)
-    zone_id = zone_of(backend, offering["AvailabilityZone"], None).zone_id
-    made = deliver_block(
-        backend, new_id("cr"), offering["InstanceType"], offering["InstanceCount"], zone_id, offering["EndDate"]
-    )
-    made.platform, made.start, made.state = call.get("InstancePlatform"), offering["StartDate"], "scheduled"
-    put_tags(call, "capacity-reservation", made.id)
-    return {"CapacityReservation": _shown(backend, made)}
-
-
 def _end(kind: str, end: Any) -> datetime | None:
     if kind == "limited" and end is None:
         refuse("MissingParameter", "The request must contain the parameter endDate")
@@ -264,7 +205,7 @@ def _known(call: Call, wanted: str) -> Reservation:
 
 def _changeable(call: Call) -> Reservation:
     found = _known(call, call.get("CapacityReservationId"))
-    if found.state not in ("active", "scheduled"):
+    if found.state != "active":
         refuse("InvalidCapacityReservationState", f"The capacity reservation '{found.id}' is {found.state}.")
     if found.kind == "capacity-block":
         refuse("OperationNotPermitted", f"{found.id} is a Capacity Block: it cannot be modified or cancelled.")
