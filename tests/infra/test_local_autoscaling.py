@@ -137,7 +137,7 @@ def test_fields_hooks_metrics_and_processes_read_back_as_they_were_set(network: 
 
 def test_a_mixed_policy_survives_an_update_and_buys_as_it_says(network: Network, scaling: Any) -> None:
     launch = template(network, "mixed")
-    policy = {
+    policy: dict[str, Any] = {
         "LaunchTemplate": {"LaunchTemplateSpecification": launch, "Overrides": [{"InstanceType": "g6e.16xlarge"}]},
         "InstancesDistribution": {"OnDemandBaseCapacity": 1, "OnDemandPercentageAboveBaseCapacity": 0},
     }

@@ -29,7 +29,7 @@ from moto.core.responses import ActionResult, EmptyResult
 
 from infra.local.additions.launch_rules import flaws
 from infra.local.additions.launches import template_data
-from infra.local.additions.seams import around
+from infra.local.additions.seams import around, kept_by
 from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
@@ -55,75 +55,13 @@ _TERMINATING = "autoscaling:EC2_INSTANCE_TERMINATING"
 @cache
 def install() -> None:
     """Puts itself around moto's groups and adds the actions that moto lacks."""
-
-    @around(AutoScalingResponse, "create_auto_scaling_group")
-    def _create(original: Any, self: Any) -> Any:
-        _check_new(self.autoscaling_backend, self.params)
-        answer = original(self)
-        group = self.autoscaling_backend.autoscaling_groups[self.params["AutoScalingGroupName"]]
-        _keep(group, self.params)
-        for hook in self.params.get("LifecycleHookSpecificationList") or []:
-            _put_hook(self.autoscaling_backend, group.name, hook)
-        return answer
-
-    @around(AutoScalingResponse, "update_auto_scaling_group")
-    def _update(original: Any, self: Any) -> Any:
-        group = _group(self.autoscaling_backend, self.params["AutoScalingGroupName"])
-        _check_sizes(self.params, group)
-        _check_launch(
-            self.autoscaling_backend, self.params, self.params.get("VPCZoneIdentifier") or group.vpc_zone_identifier
-        )
-        policy = group.mixed_instances_policy
-        _keep(group, self.params)
-        answer = original(self)
-        # moto takes a request that names no policy as one that removes it.
-        if not any(self.params.get(name) for name in ("MixedInstancesPolicy", "LaunchTemplate")):
-            group.mixed_instances_policy = policy
-        return answer
-
-    @around(AutoScalingResponse, "delete_auto_scaling_group")
-    def _delete(original: Any, self: Any) -> Any:
-        group = _group(self.autoscaling_backend, self.params["AutoScalingGroupName"])
-        forced = self._get_bool_param("ForceDelete", False)
-        if group.instance_states and not forced:
-            raise AutoscalingClientError(
-                "ResourceInUse",
-                "You cannot delete an AutoScalingGroup while there are instances or pending Spot instance request(s) still in "
-                "the group.",
-            )
-        for state in group.instance_states:
-            state.protected_from_scale_in, state.lifecycle_state = False, "InService"
-        backend = self.autoscaling_backend
-        backend.lifecycle_hooks = {
-            k: v for k, v in backend.lifecycle_hooks.items() if v.auto_scaling_group_name != group.name
-        }
-        return original(self)
-
-    @around(AutoScalingResponse, "put_lifecycle_hook")
-    def _hook(original: Any, self: Any) -> Any:
-        _group(self.autoscaling_backend, self.params["AutoScalingGroupName"])
-        _put_hook(self.autoscaling_backend, self.params["AutoScalingGroupName"], self.params)
-        return EmptyResult()
-
-    @around(AutoScalingResponse, "describe_scaling_activities")
-    def _activities(original: Any, self: Any) -> Any:
-        name = self.params.get("AutoScalingGroupName")
-        groups = self.autoscaling_backend.autoscaling_groups.values()
-        found = [one for group in groups if name in (None, group.name) for one in group.__dict__.get("activities", [])]
-        return ActionResult({"Activities": list(reversed(found))})
-
-    @around(AutoScalingBackend, "enable_metrics_collection")
-    def _metrics(original: Any, self: Any, group_name: str, metrics: Any) -> None:
-        group = _group(self, group_name)
-        group.metrics = sorted({*group.metrics, *(metrics or METRICS)})
-
-    @around(FakeAutoScalingGroup, "replace_autoscaling_group_instances")
-    def _fill(original: Any, self: Any, count_needed: int, propagated_tags: Any) -> None:
-        if self.ec2_launch_template is None:
-            original(self, count_needed, propagated_tags)
-        else:
-            fill(self, count_needed)
-
+    around(AutoScalingResponse, "create_auto_scaling_group")(_create_group)
+    around(AutoScalingResponse, "update_auto_scaling_group")(_update_group)
+    around(AutoScalingResponse, "delete_auto_scaling_group")(_delete_group)
+    around(AutoScalingResponse, "put_lifecycle_hook")(_put_lifecycle_hook)
+    around(AutoScalingResponse, "describe_scaling_activities")(_describe_activities)
+    around(AutoScalingBackend, "enable_metrics_collection")(_enable_metrics)
+    around(FakeAutoScalingGroup, "replace_autoscaling_group_instances")(_replace_instances)
     InstanceState.launch_template = property(_launched_from)  # type: ignore[assignment]
     actions = {
         "CompleteLifecycleAction": _complete_action,
@@ -181,6 +119,74 @@ def fill(group: Any, count: int) -> None:
                 InstanceState(instance, protected_from_scale_in=group.new_instances_protected_from_scale_in)
             )
             _record(group, f"Launching a new EC2 instance: {instance.id}", "Successful")
+
+
+def _create_group(original: Any, self: Any) -> Any:
+    _check_new(self.autoscaling_backend, self.params)
+    answer = original(self)
+    group = self.autoscaling_backend.autoscaling_groups[self.params["AutoScalingGroupName"]]
+    _keep(group, self.params)
+    for hook in self.params.get("LifecycleHookSpecificationList") or []:
+        _put_hook(self.autoscaling_backend, group.name, hook)
+    return answer
+
+
+def _update_group(original: Any, self: Any) -> Any:
+    group = _group(self.autoscaling_backend, self.params["AutoScalingGroupName"])
+    _check_sizes(self.params, group)
+    _check_launch(
+        self.autoscaling_backend, self.params, self.params.get("VPCZoneIdentifier") or group.vpc_zone_identifier
+    )
+    policy = group.mixed_instances_policy
+    _keep(group, self.params)
+    answer = original(self)
+    # moto takes a request that names no policy as one that removes it.
+    if not any(self.params.get(name) for name in ("MixedInstancesPolicy", "LaunchTemplate")):
+        group.mixed_instances_policy = policy
+    return answer
+
+
+def _delete_group(original: Any, self: Any) -> Any:
+    group = _group(self.autoscaling_backend, self.params["AutoScalingGroupName"])
+    forced = self._get_bool_param("ForceDelete", False)
+    if group.instance_states and not forced:
+        raise AutoscalingClientError(
+            "ResourceInUse",
+            "You cannot delete an AutoScalingGroup while there are instances or pending Spot instance request(s) still in "
+            "the group.",
+        )
+    for state in group.instance_states:
+        state.protected_from_scale_in, state.lifecycle_state = False, "InService"
+    backend = self.autoscaling_backend
+    backend.lifecycle_hooks = {
+        k: v for k, v in backend.lifecycle_hooks.items() if v.auto_scaling_group_name != group.name
+    }
+    return original(self)
+
+
+def _put_lifecycle_hook(original: Any, self: Any) -> Any:
+    _group(self.autoscaling_backend, self.params["AutoScalingGroupName"])
+    _put_hook(self.autoscaling_backend, self.params["AutoScalingGroupName"], self.params)
+    return EmptyResult()
+
+
+def _describe_activities(original: Any, self: Any) -> Any:
+    name = self.params.get("AutoScalingGroupName")
+    groups = self.autoscaling_backend.autoscaling_groups.values()
+    found = [one for group in groups if name in (None, group.name) for one in _activities(group)]
+    return ActionResult({"Activities": list(reversed(found))})
+
+
+def _enable_metrics(original: Any, self: Any, group_name: str, metrics: Any) -> None:
+    group = _group(self, group_name)
+    group.metrics = sorted({*group.metrics, *(metrics or METRICS)})
+
+
+def _replace_instances(original: Any, self: Any, count_needed: int, propagated_tags: Any) -> None:
+    if self.ec2_launch_template is None:
+        original(self, count_needed, propagated_tags)
+    else:
+        fill(self, count_needed)
 
 
 def _template(group: Any) -> dict[str, Any] | None:
@@ -290,9 +296,14 @@ def _put_hook(backend: Any, group: str, asked: Mapping[str, Any]) -> None:
     made.global_timeout = min(172_800, made.heartbeat_timeout * 100)
 
 
+def _activities(group: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = kept_by(group, "activities", list)
+    return found
+
+
 def _record(group: Any, description: str, status: str, why: str | None = None) -> None:
     now = datetime.now(UTC)
-    group.__dict__.setdefault("activities", []).append(
+    _activities(group).append(
         {
             "ActivityId": str(uuid4()),
             "AutoScalingGroupName": group.name,

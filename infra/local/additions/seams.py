@@ -25,7 +25,7 @@ def around(owner: Any, name: str) -> Callable[[Method], Method]:
 
 
 def kept_by(backend: Any, name: str, make: Callable[[], Any]) -> Any:
-    """What an addition remembers beside a backend of moto, so that a reset of moto forgets it as well."""
+    """What an addition remembers beside a backend of moto or a thing in it, so that a reset of moto forgets it as well."""
     if name not in backend.__dict__:
         backend.__dict__[name] = make()
     return backend.__dict__[name]

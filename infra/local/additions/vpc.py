@@ -30,67 +30,70 @@ def install() -> None:
     # moto compares the id with every tag of the account by regular expression, a second for some hundred nodes.
     TaggedEC2Resource.get_tags = _tags  # type: ignore[method-assign]
     SecurityGroupRule.description = property(_description)  # type: ignore[assignment]
+    around(SecurityGroupRule, "__init__")(_make_rule)
+    around(SecurityGroupBackend, "modify_security_group_rules")(_modify_rules)
+    around(SubnetBackend, "create_subnet")(_make_subnet)
+    around(VPCBackend, "create_vpc_endpoint")(_make_endpoint)
+    around(EC2Response, "modify_vpc_endpoint")(_modify_endpoint)
 
-    @around(SecurityGroupRule, "__init__")
-    def _rule(
-        original: Any, self: Any, ec2_backend: Any, ip_protocol: Any, group_id: Any, from_port: Any, to_port: Any,
-        ip_range: Any, source_group: Any = None, prefix_list_id: Any = None, *args: Any, **kwargs: Any,
-    ) -> None:  # fmt: skip
-        # Two rules of the same peer are the same rule, whatever they say about it.
-        peer = {name: value for name, value in (source_group or {}).items() if name != "Description"}
-        original(
-            self,
-            ec2_backend,
-            ip_protocol,
-            group_id,
-            from_port,
-            to_port,
-            ip_range,
-            peer,
-            prefix_list_id,
-            *args,
-            **kwargs,
-        )
-        self.peer_description = (source_group or {}).get("Description") or (prefix_list_id or {}).get("Description")
 
-    @around(SecurityGroupBackend, "modify_security_group_rules")
-    def _rules(original: Any, self: Any, group_id: str, rules: Mapping[str, Mapping[str, Any]]) -> None:
-        # moto wants ports of rules for all traffic, and changes no peer but an IPv4 range.
-        for rule_id, new in rules.items():
-            _modify_rule(self, group_id, rule_id, new)
+def _make_rule(
+    original: Any, self: Any, ec2_backend: Any, ip_protocol: Any, group_id: Any, from_port: Any, to_port: Any,
+    ip_range: Any, source_group: Any = None, prefix_list_id: Any = None, *args: Any, **kwargs: Any,
+) -> None:  # fmt: skip
+    # Two rules of the same peer are the same rule, whatever they say about it.
+    peer = {name: value for name, value in (source_group or {}).items() if name != "Description"}
+    original(
+        self,
+        ec2_backend,
+        ip_protocol,
+        group_id,
+        from_port,
+        to_port,
+        ip_range,
+        peer,
+        prefix_list_id,
+        *args,
+        **kwargs,
+    )
+    self.peer_description = (source_group or {}).get("Description") or (prefix_list_id or {}).get("Description")
 
-    @around(SubnetBackend, "create_subnet")
-    def _subnet(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        names = ("vpc_id", "cidr_block", "ipv6_cidr_block", "availability_zone", "availability_zone_id")
-        asked = {**dict(zip(names, args, strict=False)), **kwargs}
-        asked["availability_zone"] = _zone(
-            self, asked.get("availability_zone"), asked.pop("availability_zone_id", None)
-        )
-        made = original(self, **asked, **({"ipv6_native": args[5]} if len(args) > 5 else {}))
-        if not self.get_vpc(made.vpc_id).is_default:
-            made.default_for_az = made.map_public_ip_on_launch = False
-        return made
 
-    @around(VPCBackend, "create_vpc_endpoint")
-    def _endpoint(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_endpoint(self, kwargs)
-        made = original(self, *args, **kwargs)
-        made.dns_options, made.ip_address_type = {"DnsRecordIpType": "ipv4"}, "ipv4"
-        if made.vpc_endpoint_type == "Interface" and not made.security_group_ids:
-            default = self.get_default_security_group(made.vpc_id)
-            made.security_group_ids = [default.id] if default else []
-        made.private_dns_enabled = made.vpc_endpoint_type == "Interface" and bool(made.private_dns_enabled)
-        return made
+def _modify_rules(original: Any, self: Any, group_id: str, rules: Mapping[str, Mapping[str, Any]]) -> None:
+    # moto wants ports of rules for all traffic, and changes no peer but an IPv4 range.
+    for rule_id, new in rules.items():
+        _modify_rule(self, group_id, rule_id, new)
 
-    @around(EC2Response, "modify_vpc_endpoint")
-    def _modify(original: Any, self: Any) -> Any:
-        endpoint = self.ec2_backend.describe_vpc_endpoints(vpc_end_point_ids=[self._get_param("VpcEndpointId")])[0]
-        answer = original(self)
-        if (private := self._get_bool_param("PrivateDnsEnabled")) is not None:
-            endpoint.private_dns_enabled = private
-        if self._get_bool_param("ResetPolicy"):
-            endpoint.policy_document = json.dumps(VPCEndPoint.DEFAULT_POLICY)
-        return answer
+
+def _make_subnet(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    names = ("vpc_id", "cidr_block", "ipv6_cidr_block", "availability_zone", "availability_zone_id")
+    asked = {**dict(zip(names, args, strict=False)), **kwargs}
+    asked["availability_zone"] = _zone(self, asked.get("availability_zone"), asked.pop("availability_zone_id", None))
+    made = original(self, **asked, **({"ipv6_native": args[5]} if len(args) > 5 else {}))
+    if not self.get_vpc(made.vpc_id).is_default:
+        made.default_for_az = made.map_public_ip_on_launch = False
+    return made
+
+
+def _make_endpoint(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    _check_endpoint(self, kwargs)
+    made = original(self, *args, **kwargs)
+    made.dns_options, made.ip_address_type = {"DnsRecordIpType": "ipv4"}, "ipv4"
+    if made.vpc_endpoint_type == "Interface" and not made.security_group_ids:
+        default = self.get_default_security_group(made.vpc_id)
+        made.security_group_ids = [default.id] if default else []
+    made.private_dns_enabled = made.vpc_endpoint_type == "Interface" and bool(made.private_dns_enabled)
+    return made
+
+
+def _modify_endpoint(original: Any, self: Any) -> Any:
+    endpoint = self.ec2_backend.describe_vpc_endpoints(vpc_end_point_ids=[self._get_param("VpcEndpointId")])[0]
+    answer = original(self)
+    if (private := self._get_bool_param("PrivateDnsEnabled")) is not None:
+        endpoint.private_dns_enabled = private
+    if self._get_bool_param("ResetPolicy"):
+        endpoint.policy_document = json.dumps(VPCEndPoint.DEFAULT_POLICY)
+    return answer
 
 
 def _tags(self: Any) -> list[dict[str, str]]:
