@@ -27,6 +27,7 @@ LUSTRE: dict[str, Any] = {
 ENDS = datetime(2027, 2, 14, 11, 30, tzinfo=UTC)
 PLAN_ENDS = datetime(2027, 3, 1, 11, 30, tzinfo=UTC)
 REPOSITORY = {"repository.existing": "123456789012.dkr.ecr.us-east-1.amazonaws.com/train"}
+BUCKETS = {"buckets": {"data": "one", "checkpoints": "two", "lifecycle": "three"}}
 IMAGE = {"groups.0.image_id": "ami-0123456789abcdef0"}
 
 Answer = tuple[str, str, dict[str, Any] | str]
@@ -157,6 +158,14 @@ def bucket(region: str) -> Answer:
 
 def no_bucket(status: str) -> Answer:
     return "s3", "head_bucket", status
+
+
+def nothing_left() -> list[Answer]:
+    return [
+        ("ecr", "describe_repositories", "RepositoryNotFoundException"),
+        ("sqs", "get_queue_url", "AWS.SimpleQueueService.NonExistentQueue"),
+        ("logs", "describe_log_groups", {"logGroups": []}),
+    ]
 
 
 def dry_run(code: str) -> Answer:
@@ -363,6 +372,33 @@ CASES = [
     Case("S3-101", SPOT, [no_bucket("403")], "buckets.data", "unknown", edits={"buckets.data": "mine"}),
     Case("S3-102", SPOT, [no_bucket("404")] * 3),
     Case("S3-102", SPOT, [no_bucket("404"), no_bucket("403"), bucket("us-east-1")], "name", "unknown"),
+    Case("CFG-101", SPOT, [*[no_bucket("404")] * 3, *nothing_left()]),
+    Case("CFG-101", SPOT, [no_bucket("403"), *[no_bucket("404")] * 2, *nothing_left()]),
+    Case(
+        "CFG-101", SPOT, [no_bucket("404"), bucket("us-east-1"), no_bucket("404"), *nothing_left()], "name", "warning"
+    ),
+    Case(
+        "CFG-101",
+        SPOT,
+        [*[no_bucket("404")] * 3, *nothing_left()[1:], ("ecr", "describe_repositories", {"repositories": [{}]})],
+        "name",
+        "warning",
+    ),
+    Case(
+        "CFG-101",
+        SPOT,
+        [*[no_bucket("404")] * 3, *nothing_left()[::2], ("sqs", "get_queue_url", {"QueueUrl": "https://queue"})],
+        "name",
+        "warning",
+    ),
+    Case(
+        "CFG-101",
+        SPOT,
+        [*[no_bucket("404")] * 3, *nothing_left()[:2], ("logs", "describe_log_groups", {"logGroups": [{}]})],
+        "name",
+        "warning",
+    ),
+    Case("CFG-101", SPOT, [*nothing_left()[1:]], edits={**BUCKETS, **REPOSITORY}),
     Case("ECR-101", SPOT, [("ecr", "describe_repositories", {"repositories": []})], edits=REPOSITORY),
     Case(
         "ECR-101",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_sagemaker import SageMakerClient
     from mypy_boto3_service_quotas import ServiceQuotasClient
+    from mypy_boto3_sqs import SQSClient
     from mypy_boto3_sts import STSClient
 
 PATIENCE = Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 3, "mode": "standard"})
@@ -82,6 +83,10 @@ class Aws:
         return cast("IAMClient", self._client("iam"))
 
     @property
+    def logs(self) -> Any:
+        return self._client("logs")
+
+    @property
     def quotas(self) -> ServiceQuotasClient:
         return cast("ServiceQuotasClient", self._client("service-quotas"))
 
@@ -92,6 +97,10 @@ class Aws:
     @property
     def sagemaker(self) -> SageMakerClient:
         return cast("SageMakerClient", self._client("sagemaker"))
+
+    @property
+    def sqs(self) -> SQSClient:
+        return cast("SQSClient", self._client("sqs"))
 
     @property
     def sts(self) -> STSClient:

@@ -1,0 +1,91 @@
+"""CFG 1xx: what is there already under the names that the cluster would make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from botocore.exceptions import ClientError
+
+from infra.config import ClusterSpec
+from infra.plan.events import queue_name
+from infra.plan.place import bucket_names
+from infra.plan.repository import repository
+from infra.preflight.finding import Finding
+from infra.preflight.online.asking import Aws, OnlineRule, code_of
+from infra.preflight.rule import Context
+
+ABSENT = frozenset(
+    {
+        "404",
+        "403",
+        "NoSuchBucket",
+        "RepositoryNotFoundException",
+        "AWS.SimpleQueueService.NonExistentQueue",
+        "QueueDoesNotExist",
+    }
+)
+"""A bucket that may not be looked at is S3-102's."""
+
+
+class NamesTaken(OnlineRule):
+    """Creation of a bucket and a repository fails where they are there; a queue and a log group would be taken over, and the
+    rules and alarms of another stack of that name with them."""
+
+    code = "CFG-101"
+    level = "warning"
+    checks = "No bucket, repository, queue or log group is there under the names that the cluster would make."
+    source = "https://docs.aws.amazon.com/AmazonS3/latest/API/API_CreateBucket.html"
+    permission = "s3:ListBucket, ecr:DescribeRepositories, sqs:GetQueueUrl and logs:DescribeLogGroups"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        mine = "if this stack made it, ignore this; else"
+        names = bucket_names(spec, context.place)
+        for key in ("data", "checkpoints", "lifecycle"):
+            name = getattr(names, key)
+            if getattr(spec.buckets, key) is None and _bucket(aws, name):
+                fix = f"{mine} set buckets.{key}: {name}, or choose another name"
+                yield self.finding("name", f"bucket {name} is there already", fix)
+        image = repository(spec).name
+        if spec.repository.existing is None and _repository(aws, image):
+            fix = f"{mine} give its URL as repository.existing, or choose another name"
+            yield self.finding("name", f"image repository {image} is there already", fix)
+        for what in _taken_over(spec, aws):
+            message = f"{what} is there already: two stacks of one name share it, and the first to go takes it along"
+            yield self.finding("name", message, f"{mine} choose another name")
+
+
+def _bucket(aws: Aws, name: str) -> bool:
+    try:
+        aws.s3.head_bucket(Bucket=name)
+    except ClientError as error:
+        return _unless_absent(error)
+    return True
+
+
+def _repository(aws: Aws, name: str) -> bool:
+    try:
+        return bool(aws.ecr.describe_repositories(repositoryNames=[name])["repositories"])
+    except ClientError as error:
+        return _unless_absent(error)
+
+
+def _taken_over(spec: ClusterSpec, aws: Aws) -> Iterator[str]:
+    queue = queue_name(spec)
+    try:
+        aws.sqs.get_queue_url(QueueName=queue)
+        yield f"queue {queue}"
+    except ClientError as error:
+        _unless_absent(error)
+    prefix = f"/lustrain/{spec.name}/"
+    if aws.logs.describe_log_groups(logGroupNamePrefix=prefix, limit=1)["logGroups"]:
+        yield f"a log group under {prefix}"
+
+
+def _unless_absent(error: ClientError) -> bool:
+    """False for an answer that says no; what is no answer is raised."""
+    if code_of(error) not in ABSENT:
+        raise error
+    return False
+
+
+RULES = (NamesTaken(),)
