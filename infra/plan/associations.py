@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal
+from typing import Any, Literal
 
 from infra.config import ClusterSpec, DraEvent
 from infra.plan.buckets import Rule, buckets
@@ -140,7 +140,7 @@ def key_statement(spec: ClusterSpec, place: Place) -> Statement | None:
         return None
     role = "role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/AWSServiceRoleForFSxS3Access_fs-*"
     context = [place.bucket_arn(bucket, path) for bucket in linked for path in ("", "*")]
-    condition = {
+    condition: dict[str, dict[str, Any]] = {
         "StringEquals": {
             "kms:CallerAccount": place.account,
             "kms:ViaService": f"s3.{place.region}.{place.dns_suffix}",
