@@ -26,6 +26,7 @@ BENCHES = {
     "bench_step": "The training step",
     "bench_compression": "Compressing checkpoints",
     "bench_plan": "Planning a cluster",
+    "bench_preview": "Previewing a cluster under the engine",
 }
 HEAD = """# Results
 

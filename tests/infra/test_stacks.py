@@ -137,6 +137,8 @@ def test_the_file_system_is_the_planned_one_and_its_links_too(lives: Lives, stac
         plan.per_tib_mb_s,
     )
     assert bool(details.get("EfaEnabled")) is plan.efa is cluster.lustre.efa
+    assert details["DataCompressionType"] == "LZ4"
+    assert details["MetadataConfiguration"]["Mode"] == plan.metadata_mode
     links = live.client("fsx").describe_data_repository_associations(
         Filters=[{"Name": "file-system-id", "Values": [cluster.lustre.id]}]
     )["Associations"]
