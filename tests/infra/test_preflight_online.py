@@ -12,7 +12,9 @@ from botocore.exceptions import EndpointConnectionError, NoCredentialsError, Rea
 from botocore.stub import Stubber
 
 from infra.catalog.instances import instance
+from infra.catalog.regions import REGIONS
 from infra.local.aws import LocalAws
+from infra.plan.place import REGIONS as PARTITIONS
 from infra.plan.place import Place
 from infra.preflight.hyperpod_types import OFFERED
 from infra.preflight.offline import LAST_OFFLINE
@@ -21,7 +23,7 @@ from infra.preflight.online.instances import quota_of
 from infra.preflight.online.running import ONLINE, ask_all, run_all, whoami
 from infra.preflight.rule import Context
 from infra.problems import InfraError
-from tests.infra.answers import CASES, EKS, NOW, SPOT, Answer, Case
+from tests.infra.answers import CASES, EKS, NOW, SLURM, SPOT, Answer, Case
 from tests.infra.edits import ACCOUNT, place, spec_of
 
 
@@ -56,6 +58,9 @@ def broken(error: Exception) -> Aws:
             return fail
 
     return Aws("us-east-1", lambda service: Client())
+
+
+DOWN = broken(EndpointConnectionError(endpoint_url="https://ec2.us-east-1.amazonaws.com"))
 
 
 def context(stack: str) -> Context:
@@ -133,10 +138,38 @@ def test_missing_permission_names_the_permission() -> None:
 
 
 def test_a_network_that_is_down_makes_all_unknown_and_nothing_ok() -> None:
-    aws = broken(EndpointConnectionError(endpoint_url="https://sts.us-east-1.amazonaws.com"))
-    found = run_all(spec_of(SPOT, {}), aws, NOW)
+    found = run_all(spec_of(SPOT, {}), DOWN, NOW)
     assert {finding.code for finding in found} == set(ONLINE)
     assert {finding.level for finding in found} == {"unknown"}
+
+
+class OnlyZones:
+    """An EC2 that has no zones, and is down for every other question."""
+
+    def describe_availability_zones(self, **_: Any) -> dict[str, Any]:
+        return {"AvailabilityZones": []}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(DOWN.ec2, name)
+
+
+def test_all_rules_are_asked_with_the_account_of_the_credentials_and_no_answer_is_lost() -> None:
+    me = {"Arn": "arn:aws:iam::210987654321:user/me"}
+    clients: dict[str, Any] = {"sts": aws_that_says([("sts", "get_caller_identity", me)]).sts, "ec2": OnlyZones()}
+    aws = Aws(place(SLURM).region, lambda service: clients.get(service, DOWN.ec2))
+    findings = run_all(spec_of(SLURM, {}), aws, NOW)
+    found = {(finding.code, finding.level) for finding in findings}
+    assert {("NET-101", "error"), ("EC2-101", "unknown"), ("CAP-008", "error")} <= found
+    (plan,) = [finding for finding in findings if finding.code == "CAP-008"]
+    assert plan.message == "the plan is account 123456789012's, this is 210987654321"
+
+
+def test_the_regions_are_those_of_botocore() -> None:
+    session = boto3.Session()
+    partitions = {"aws", *PARTITIONS.values()}
+    # Its pseudo regions for global services are no places.
+    known = {region for one in partitions for region in session.get_available_regions("ec2", one)}
+    assert known == REGIONS
 
 
 def test_a_time_out_of_one_question_is_unknown() -> None:
