@@ -18,6 +18,8 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from infra.problems import InfraError, problems_of
 
 KEY = "lustrain:cluster"
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, Unicode's two line ends, and halves of surrogate pairs."""
 
 Backend = Literal["hyperpod-slurm", "hyperpod-eks", "ec2"]
 CapacityMode = Literal["on-demand", "spot", "reservation", "capacity-block", "training-plan"]
@@ -31,7 +33,7 @@ def _like(pattern: str, what: str, example: str) -> AfterValidator:
     """Text of a known form; the message says what it should be and shows one."""
 
     def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
+        if not re.fullmatch(pattern, value, re.ASCII):
             raise ValueError(f"is not {what}; allowed: like {example}")
         return value
 
@@ -85,6 +87,17 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
+    def _printable(cls, value: Any, info: Any) -> Any:
+        """No name, path or text of AWS has control characters, and a lone surrogate can be neither printed nor sent."""
+        table = "Mapping" in str(cls.model_fields[info.field_name].annotation) and isinstance(value, Mapping)
+        items = [*value, *value.values()] if table else value if isinstance(value, list | tuple) else [value]
+        for item in items:
+            if isinstance(item, str) and (found := UNPRINTABLE.search(item)):
+                raise ValueError(f"holds {found[0]!r}, which is not printable; fix: remove it")
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
     def _no_numbers_from_truth(cls, value: Any, info: Any) -> Any:
         """YAML's `count: yes` is a mistake; pydantic would take it as 1."""
         field = cls.model_fields[info.field_name]
@@ -110,8 +123,8 @@ class Capacity(Section):
     placement_group: str | None = None
     """`reservation` only: name of the cluster placement group that the reservation was made in."""
     ends_at: AwareDatetime | None = None
-    """When the reservation, block or plan ends (ISO 8601 with zone); the trainer saves and stops before. With `create` the
-    reservation is made to end then."""
+    """When the reservation, block or plan ends (ISO 8601 with zone); set the trainer's `interrupt.deadline` to it, nothing
+    hands it over. With `create` the reservation is made to end then."""
 
 
 class Taint(Section):
@@ -257,7 +270,18 @@ class Buckets(Section):
 
 class Repository(Section):
     keep_last: Positive = 20
-    existing: str | None = None
+    existing: (
+        Annotated[
+            str,
+            Field(max_length=255),
+            _like(
+                r"[A-Za-z0-9.-]+(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+(:[\w.-]+)?(@sha256:[0-9a-f]{64})?",
+                "a repository's address, without https://",
+                "123456789012.dkr.ecr.us-east-1.amazonaws.com/train",
+            ),
+        ]
+        | None
+    ) = None
     """URL of a repository to use instead."""
 
 
@@ -282,7 +306,12 @@ class Access(Section):
     """Who reaches the nodes; SSM by default, nothing is open to the world."""
 
     user: str = "ubuntu"
-    ssh_key: str | None = None
+    ssh_key: (
+        Annotated[
+            str, _like(r"[!-~]([ -~]{0,253}[!-~])?", "the name of a key pair, 255 characters of ASCII at most", "mine")
+        ]
+        | None
+    ) = None
     """EC2: name of a key pair, for SSH through SSM or a VPN."""
     admin_roles: tuple[
         Annotated[
@@ -345,7 +374,7 @@ class ClusterSpec(Section):
 
     @property
     def ends_at(self) -> datetime | None:
-        """When the first reservation, block or plan of a group ends."""
+        """When the first reservation, block or plan of a group ends; set the trainer's `interrupt.deadline` to it."""
         return min((group.capacity.ends_at for group in self.groups if group.capacity.ends_at), default=None)
 
 

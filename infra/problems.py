@@ -21,13 +21,18 @@ class InfraError(Exception):
         super().__init__("\n".join(self.problems))
 
 
+def plain(text: str) -> str:
+    """One line that every terminal takes: control characters, line ends and lone surrogates are escaped."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def problem(path: str, value: object, why: str, *, allowed: str = "", fix: str = "") -> str:
-    """One line; control characters of foreign text are escaped, long values are cut."""
+    """One line; what is not printable in foreign text is escaped, long values are cut."""
     shown = repr(value)
     if len(shown) > LONGEST_VALUE:
         shown = shown[:LONGEST_VALUE] + "…"
     ends = [f"allowed: {allowed}" if allowed else "", f"fix: {fix}" if fix else ""]
-    return "; ".join([f"{path} = {shown}: {why}", *filter(None, ends)])
+    return plain("; ".join([f"{path} = {shown}: {why}", *filter(None, ends)]))
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -40,7 +45,7 @@ def _line(item: Any, model: type[BaseModel], prefix: str) -> str:
     path = ".".join(filter(None, [prefix, *place]))
     kind, context = item["type"], item.get("ctx", {})
     if kind == "missing":
-        return f"{path} is missing: it has no default; fix: add it"
+        return plain(f"{path} is missing: it has no default; fix: add it")
     if kind == "extra_forbidden":
         return problem(path, item["input"], "unknown key", fix=_meant(model, item["loc"]))
     if kind == "value_error":

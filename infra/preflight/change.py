@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from infra.config import ClusterSpec
-from infra.plan.storage import LustrePlan, efa_wanted, lustre
-from infra.preflight.finding import plain
-from infra.problems import LONGEST_VALUE
+from infra.problems import LONGEST_VALUE, plain
 
 
 class Effect(StrEnum):
@@ -53,9 +50,3 @@ def shown(value: object) -> str:
     if isinstance(value, tuple) and value:
         text = ", ".join(map(str, value))
     return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "…"
-
-
-def planned(spec: ClusterSpec) -> LustrePlan | None:
-    """The file system that this spec means, an existing one too."""
-    wish = spec.storage.lustre
-    return lustre(wish, efa_wanted(spec)) if wish else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from infra.problems import plain
+
 Level = Literal["error", "warning", "unknown"]
 """`unknown`: an online rule could not look (no permission, no network); that is never `ok`."""
 
@@ -22,8 +24,3 @@ class Finding:
 
     def line(self) -> str:
         return plain(f"{self.code} {self.level}: {self.path}: {self.message}; fix: {self.fix}")
-
-
-def plain(text: str) -> str:
-    """One line: control characters of what a user wrote are escaped."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -58,6 +58,17 @@ FORM = [
     ),
     ("a profile's name for a role's ARN", EKS, {"access.admin_roles": ["platform"]}, "arn:aws:iam"),
     ("a training plan's name for its ARN", SLURM, {"groups.2.capacity.training_plan": "llm-p5"}, "training-plan/"),
+    ("a key pair's name on two lines", SPOT, {"access.ssh_key": "mine\n"}, "not printable"),
+    ("a key pair's name that is not ASCII", SPOT, {"access.ssh_key": "clé"}, "name of a key pair"),
+    ("a key pair's name with a null", SPOT, {"access.ssh_key": "a\0"}, "not printable"),
+    ("a repository with a null", SPOT, {"repository.existing": "ghcr.io/me\0"}, "not printable"),
+    ("a repository that is not ASCII", SPOT, {"repository.existing": "ghcr.io/é"}, "repository's address"),
+    ("a repository with its scheme", SPOT, {"repository.existing": "https://ghcr.io/a"}, "without https://"),
+    ("half a surrogate pair", SPOT, {"storage.lustre.associations.0.prefix": "a\ud800"}, "associations.0.prefix"),
+    ("a line end in a list", SPOT, {"alarms.emails": ["a@example.com", "b\n@example.com"]}, "not printable"),
+    ("half a surrogate pair in a tag", SPOT, {"tags": {"a": "\udfff"}}, "not printable"),
+    ("half a surrogate pair in a tag's key", SPOT, {"tags": {"a\udfff": "b"}}, "not printable"),
+    ("digits of another script", EKS, {"eks.version": "1.٣٤"}, "a Kubernetes version"),
     ("a time without its zone", BLOCK, {"job_ends_at": "2027-01-01T00:00:00"}, "job_ends_at"),
 ]
 

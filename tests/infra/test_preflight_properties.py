@@ -24,7 +24,8 @@ PLACES = st.sampled_from([None, Place("us-east-1", "123456789012"), Place("cn-no
 TYPES = st.sampled_from(sorted(snapshot().types)) | st.sampled_from(
     ["p9.huge", "ml.p5.48xlarge", "t3.large", "g6e.48xlarge"]
 )
-TEXT = st.text(max_size=12)
+TEXT = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=12)
+ADDRESS = st.sampled_from(["ghcr.io/me/train", "123456789012.dkr.ecr.us-west-2.amazonaws.com/a:v1", "host:5000/x_y/z"])
 PATHS = st.sampled_from(["/fsx", "/home", "/fsx/home", "/usr/x", "/data", "/data/../x", "/opt/dlami/nvme", "/a.b/c"])
 TIMES = st.sampled_from(["2026-01-01T00:00:00Z", "2027-01-01T00:00:00+09:00"])
 PREFIXES = st.sampled_from(["", "a", "a/b/", "/a", "runs", "milestone/x", "ephemeral"]) | TEXT
@@ -103,7 +104,7 @@ EDITS: Any = st.fixed_dictionaries(
         "buckets": st.fixed_dictionaries(
             {}, optional={"data": TEXT, "checkpoints": TEXT, "lifecycle": TEXT, "kms_key": TEXT}
         ),
-        "repository.existing": TEXT,
+        "repository.existing": ADDRESS,
         "alarms.emails": st.lists(TEXT, max_size=3),
         "access.user": TEXT,
         "eks.version": st.sampled_from(["1.10", "1.34"]),
