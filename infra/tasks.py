@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
     help={
         "stack": "name of the stack, as in Pulumi.<stack>.yaml; all of them by default",
         "online": "ask AWS too: offerings, quotas, reservations, subnets, buckets (read-only)",
-        "json": "print a list of findings",
+        "json": "print a list of findings; a stack that cannot be read is told on stderr instead, with exit code 2",
         "list": "print every rule: code, level, what must hold",
     }
 )
@@ -90,7 +90,7 @@ def _findings(stack: str | None, online: bool) -> dict[str, list[Finding]]:
     """By stack; the account is known only online."""
     if stack is None and online:
         raise InfraError("--online needs a stack: each asks its own region; fix: add --stack NAME")
-    names = [stack] if stack else stackfile.stacks()
+    names = stackfile.stacks() if stack is None else [stack]
     if not names:
         raise InfraError(f"there is no Pulumi.<stack>.yaml in {stackfile.PROGRAM}; fix: write one, see README.md")
     look = _asked if online else _alone

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 import yaml
 
 from infra.config import KEY, ClusterSpec, parse
-from infra.problems import InfraError, problem
+from infra.problems import InfraError, plain, problem
 
 PROGRAM = Path(__file__).parents[1]
 REGION = "aws:region"
+STACK_NAME = r"[A-Za-z0-9._-]{1,100}"
+"""What Pulumi takes as the name of a stack (https://www.pulumi.com/docs/iac/concepts/stacks/)."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,13 @@ def stacks(folder: Path = PROGRAM) -> list[str]:
 
 def read(stack: str, folder: Path = PROGRAM) -> Stack:
     """The stack's region and spec; InfraError lists all that is wrong with the file, one line each."""
+    if not re.fullmatch(STACK_NAME, stack):
+        why, allowed = "is no stack's name", "1 to 100 letters, digits, hyphens, underscores and periods"
+        raise InfraError(problem("stack", stack, why, allowed=allowed, fix="name a stack of this folder"))
     path = folder / f"Pulumi.{stack}.yaml"
+    if not path.is_file() and os.path.lexists(path):
+        why = f"{path} is no file, but a folder, a pipe or a link to nothing"
+        raise InfraError(problem("stack", stack, why, fix="put the stack's configuration there, or remove it"))
     if not path.is_file():
         close = get_close_matches(stack, stacks(folder), 1)
         there = ", ".join(stacks(folder)) or "none"
@@ -46,7 +55,9 @@ def read(stack: str, folder: Path = PROGRAM) -> Stack:
             f"{path.name}: config is missing or no table; fix: copy one of infra/Pulumi.*.yaml and edit it"
         )
     region = values.get(REGION) or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    return Stack(stack, str(region) if region else None, parse(values.get(KEY)))
+    if region and not isinstance(region, str):
+        raise InfraError(problem(f"{path.name}: {REGION}", region, "is not text", allowed="like us-east-1"))
+    return Stack(stack, region or None, parse(values.get(KEY)))
 
 
 def read_spec(path: Path) -> ClusterSpec:
@@ -58,12 +69,48 @@ def read_spec(path: Path) -> ClusterSpec:
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = _loaded(path)
     except OSError as error:
         raise InfraError(problem("file", str(path), error.strerror or "cannot be read")) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = " ".join(str(error).split())
+    except RecursionError:
+        raise InfraError(f"{path.name} is nested too deep; fix: copy one of infra/Pulumi.*.yaml and edit it") from None
+    except (yaml.YAMLError, ValueError) as error:
+        # PyYAML lets dates and numbers that Python refuses through as ValueError.
+        where = plain(" ".join(str(error).split()))
         raise InfraError(f"{path.name} is no YAML: {where}; fix: correct that line") from None
     if not isinstance(found, dict):
         raise InfraError(f"{path.name} holds no table; fix: copy one of infra/Pulumi.*.yaml and edit it")
     return found
+
+
+def _loaded(path: Path) -> Any:
+    """PyYAML takes the last of two equal keys; Pulumi refuses the file."""
+    loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if twice := list(_twice(node, "", set())):
+            raise InfraError([f"{path.name}: {where}; fix: remove one of the two" for where in twice])
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _twice(node: yaml.Node, where: str, seen: set[int]) -> Iterator[str]:
+    """Every key that stands twice in one table, with its path and line."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _twice(item, f"{where}{index}.", seen)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    keys: set[tuple[str, str]] = set()
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if (key.tag, key.value) in keys:
+                yield plain(f"{where}{key.value} stands twice, again in line {key.start_mark.line + 1}")
+            keys.add((key.tag, key.value))
+            yield from _twice(value, f"{where}{key.value}.", seen)

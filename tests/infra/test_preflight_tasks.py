@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from infra.config import parse
 from infra.plan.bundle import bundle
 from infra.preflight import report, stackfile
 from infra.preflight.finding import Finding
@@ -107,10 +109,12 @@ def test_a_pulumi_that_fails_is_quoted_in_one_line(tmp_path: Path) -> None:
 
 
 def deployed(tmp_path: Path, outputs: dict[str, Any]) -> str:
-    """A PATH with a pulumi that knows one stack's outputs."""
+    """A PATH with a pulumi that knows the outputs of the stack `rehearsal`, and answers no other question."""
     (tmp_path / "outputs.json").write_text(json.dumps(outputs), encoding="utf-8")
     pulumi = tmp_path / "pulumi"
-    pulumi.write_text(f"#!/bin/sh\ncat {tmp_path}/outputs.json\n", encoding="utf-8")
+    question = f"stack output --json --stack rehearsal --cwd {stackfile.PROGRAM} --non-interactive"
+    answer = f'[ "$*" = "{question}" ] || {{ echo "what is $*?" >&2; exit 1; }}\ncat {tmp_path}/outputs.json'
+    pulumi.write_text(f"#!/bin/sh\n{answer}\n", encoding="utf-8")
     pulumi.chmod(0o755)
     return f"{tmp_path}:{os.environ['PATH']}"
 
@@ -188,6 +192,12 @@ def test_the_environment_names_the_region_where_the_file_does_not(
         ("- a", "holds no table"),
         ("other: 1", "config is missing"),
         ("config: {}", "lustrain:cluster is missing"),
+        ("config: " + "[" * 3000, "nested too deep"),
+        ("when: 2026-13-45T00:00:00Z", "month"),
+        ("config:\n  aws:region: {a: 1}", "aws:region = {'a': 1}: is not text; allowed: like us-east-1"),
+        ("config:\n  aws:region: 7", "is not text"),
+        ("config:\n  a: {b: [{c: 1,\n    d: 2, c: 3}]}", r"config\.a\.b\.0\.c stands twice, again in line 3; fix: "),
+        ("config:\n  ? 'a\\e'\n  : &x {z: 1, z: 1}\n  b: *x", "config.a.*z stands twice"),
     ],
 )
 def test_a_broken_file_is_one_line(folder: Path, text: str, word: str) -> None:
@@ -195,6 +205,45 @@ def test_a_broken_file_is_one_line(folder: Path, text: str, word: str) -> None:
     with pytest.raises(InfraError, match=word) as caught:
         stackfile.read("mine", folder)
     assert "\n" not in str(caught.value)
+
+
+def test_keys_that_stand_in_several_tables_or_come_from_an_anchor_are_not_twice(folder: Path) -> None:
+    text = "lustrain:cluster: {a: &x {b: 1, c: 2}, d: [{b: 1}, {<<: *x, b: 3}, *x], e: &loop [*loop]}"
+    (folder / "spec.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(InfraError) as caught:
+        stackfile.read_spec(folder / "spec.yaml")
+    assert "unknown key" in str(caught.value)
+    assert "twice" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "x\ny", "x" * 5000, "../mine", "a b", "\udc80", "é", "x" * 101])
+def test_what_is_no_stacks_name_is_one_printable_line(folder: Path, name: str) -> None:
+    with pytest.raises(InfraError, match="is no stack's name; allowed: ") as caught:
+        stackfile.read(name, folder)
+    assert str(caught.value).isprintable()
+
+
+def test_an_empty_name_is_not_all_stacks() -> None:
+    done = fab("preflight", "--stack", "", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "stack = ''" in done.stderr
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("nowhere"), os.mkfifo])
+def test_what_is_no_file_is_said_to_be_none(folder: Path, make: Callable[[Path], None]) -> None:
+    make(folder / "Pulumi.zz.yaml")
+    assert stackfile.stacks(folder) == ["zz"]
+    with pytest.raises(InfraError, match=r"Pulumi\.zz\.yaml is no file") as caught:
+        stackfile.read("zz", folder)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_a_key_with_a_line_end_is_told_in_one_line() -> None:
+    with pytest.raises(InfraError) as caught:
+        parse({**config("rehearsal")["lustrain:cluster"], "a\nb": 1})
+    assert len(caught.value.problems) == 1
+    assert str(caught.value).isprintable()
+    assert "a\\nb = 1: unknown key" in str(caught.value)
 
 
 def test_every_mistake_of_the_form_is_a_line_with_what_was_meant(folder: Path) -> None:
@@ -208,7 +257,7 @@ def test_every_mistake_of_the_form_is_a_line_with_what_was_meant(folder: Path) -
 
 
 def test_errors_alone_decide_the_exit_code_and_unknown_is_said() -> None:
-    findings = [Finding("A-001", level, "p", "m", "f", "s") for level in ("warning", "unknown")]  # type: ignore[arg-type]
+    findings = [Finding("A-001", level, "p", "m", "f", "s") for level in ("warning", "unknown")]
     assert report.exit_code(findings) == 0
     assert list(report.lines(findings))[-1] == "no errors, 1 unknown, 1 warning"
     error = Finding("A-001", "error", "p", "m", "f", "s")
