@@ -154,7 +154,9 @@ class EndsBeforeJob(OfflineRule):
 class EndUnknown(OfflineRule):
     code = "CAP-010"
     level = "warning"
-    checks = "The end of a block or plan is known, so that the trainer saves and stops before."
+    checks = (
+        "The end of a block or plan is known; the trainer saves and stops before where interrupt.deadline is set to it."
+    )
     source = BLOCKS
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
@@ -162,7 +164,8 @@ class EndUnknown(OfflineRule):
             mode = group.capacity.mode
             if mode in SHOWS_END and not group.capacity.ends_at:
                 message = f"nobody knows when the {mode} ends, so that nothing stops in time"
-                yield self.finding(f"{path}.capacity.ends_at", message, f"set it; `{SHOWS_END[mode]}` shows it")
+                fix = f"set it, and the trainer's interrupt.deadline to it; `{SHOWS_END[mode]}` shows it"
+                yield self.finding(f"{path}.capacity.ends_at", message, fix)
 
 
 class Over(OfflineRule):
