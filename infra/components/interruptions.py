@@ -15,7 +15,6 @@ class Interruptions(pulumi.ComponentResource):
     """One queue for the watcher, one topic for people; mail addresses must be confirmed by a click before they get any."""
 
     queue_url: pulumi.Output[str]
-    queue_arn: pulumi.Output[str]
     topic_arn: pulumi.Output[str]
 
     def __init__(self, name: str, plan: ChannelPlan, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -29,9 +28,9 @@ class Interruptions(pulumi.ComponentResource):
             self._target(f"{name}-{signal.key}-queue", rules[signal.key], queue.arn, dead.arn)
         for signal in plan.mailed:
             self._target(f"{name}-{signal.key}-topic", rules[signal.key], topic.arn, dead.arn)
-        self.queue_url, self.queue_arn, self.topic_arn = queue.url, queue.arn, topic.arn
+        self.queue_url, self.topic_arn = queue.url, topic.arn
         self.register_outputs(
-            {"queue_url": self.queue_url, "queue_arn": self.queue_arn, "topic_arn": self.topic_arn},
+            {"queue_url": self.queue_url, "topic_arn": self.topic_arn},
         )
 
     def _dead_letters(self, name: str, plan: ChannelPlan) -> aws.sqs.Queue:

@@ -7,9 +7,10 @@ scripts want expired or archived they put under `ephemeral/` or `milestone/`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from infra.config import ClusterSpec
+from infra.plan.documents import Document, document, tls_only
 from infra.plan.place import Place, bucket_names, runs_uri
 from infra.plan.storage import Violation
 
@@ -61,7 +62,7 @@ class BucketPlan:
     versioned: bool
     kms_key: str | None
     rules: tuple[Rule, ...]
-    policy: dict[str, Any]
+    policy: Document
 
     @property
     def encryption(self) -> Literal["aws:kms", "AES256"]:
@@ -104,24 +105,6 @@ def violations(spec: ClusterSpec, place: Place) -> tuple[Violation, ...]:
     )
 
 
-def tls_only(bucket: str, place: Place) -> dict[str, Any]:
-    """A policy that denies every request over plain HTTP
-    (https://docs.aws.amazon.com/AmazonS3/latest/userguide/security-best-practices.html)."""
-    return {
-        "Version": "2012-10-17",
-        "Statement": [
-            {
-                "Sid": "TlsOnly",
-                "Effect": "Deny",
-                "Principal": "*",
-                "Action": "s3:*",
-                "Resource": [place.bucket_arn(bucket), place.bucket_arn(bucket, "*")],
-                "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-            }
-        ],
-    }
-
-
 def _bucket(spec: ClusterSpec, place: Place, key: BucketKey, name: str, rules: tuple[Rule, ...]) -> BucketPlan:
     existing = getattr(spec.buckets, key) is not None
     return BucketPlan(
@@ -131,7 +114,7 @@ def _bucket(spec: ClusterSpec, place: Place, key: BucketKey, name: str, rules: t
         versioned=key == "lifecycle",
         kms_key=spec.buckets.kms_key,
         rules=() if existing else rules,
-        policy=tls_only(name, place),
+        policy=document([tls_only("s3:*", [place.bucket_arn(name), place.bucket_arn(name, "*")])]),
     )
 
 

@@ -31,6 +31,19 @@ def document(statements: Sequence[Statement]) -> Document:
     return {"Version": VERSION, "Statement": list(statements)}
 
 
+def tls_only(actions: str, resources: str | Sequence[str]) -> Statement:
+    """One statement that denies every request over plain HTTP
+    (https://docs.aws.amazon.com/AmazonS3/latest/userguide/security-best-practices.html)."""
+    return {
+        "Sid": "TlsOnly",
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": actions,
+        "Resource": resources if isinstance(resources, str) else list(resources),
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+
+
 def trust(
     service: str,
     *,

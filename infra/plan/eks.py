@@ -7,7 +7,7 @@ HyperPod asks for authentication by the API, the VPC CNI, and its own chart befo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from infra.config import ClusterSpec
 from infra.plan.place import Place
@@ -134,45 +134,3 @@ def helm_commands(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
         f"helm upgrade --install hyperpod-dependencies {chart} --namespace kube-system",
         "pulumi up",
     )
-
-
-def persistent_volume(
-    name: str, *, file_system_id: Any, dns_name: Any, mount_name: Any, capacity_gib: int
-) -> dict[str, Any]:
-    """A Lustre file system that is there already, as a PersistentVolume; deleting the volume leaves the file system.
-
-    https://docs.aws.amazon.com/eks/latest/userguide/fsx-csi.html
-    """
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": name},
-        "spec": {
-            "capacity": {"storage": f"{capacity_gib}Gi"},
-            "volumeMode": "Filesystem",
-            "accessModes": ["ReadWriteMany"],
-            "mountOptions": ["flock", "noatime"],
-            "persistentVolumeReclaimPolicy": "Retain",
-            "storageClassName": "",
-            "csi": {
-                "driver": "fsx.csi.aws.com",
-                "volumeHandle": file_system_id,
-                "volumeAttributes": {"dnsname": dns_name, "mountname": mount_name},
-            },
-        },
-    }
-
-
-def volume_claim(name: str, namespace: str, *, capacity_gib: int) -> dict[str, Any]:
-    """What a pod names to get the volume of that name; an empty storage class keeps a provisioner from making another."""
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "accessModes": ["ReadWriteMany"],
-            "storageClassName": "",
-            "volumeName": name,
-            "resources": {"requests": {"storage": f"{capacity_gib}Gi"}},
-        },
-    }

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.config import CapacityMode, ClusterSpec
+from infra.plan.documents import document, tls_only
 from infra.plan.place import Place
 
 RETENTION_SECONDS = 3600
@@ -101,7 +102,7 @@ def topic_name(spec: ClusterSpec) -> str:
     return f"{spec.name}-alarms"
 
 
-def patterns(spec: ClusterSpec, place: Place) -> tuple[Signal, ...]:
+def patterns(spec: ClusterSpec) -> tuple[Signal, ...]:
     """The notices that concern this cluster.
 
     HyperPod's nodes live in an account of the service, where EC2's own notices stay; and a rule for spot warnings in a
@@ -118,7 +119,7 @@ def channel(spec: ClusterSpec, place: Place) -> ChannelPlan:
     published leaves as e-mail.
     """
     queue, dead, topic = queue_name(spec), f"{queue_name(spec)}-dead", topic_name(spec)
-    signals = patterns(spec, place)
+    signals = patterns(spec)
     names = {signal.key: f"{spec.name}-{signal.key}" for signal in signals}
     rules = [place.arn("events", f"rule/{name}") for name in names.values()]
     queued = [place.arn("events", f"rule/{names[signal.key]}") for signal in signals if signal.queued]
@@ -130,12 +131,14 @@ def channel(spec: ClusterSpec, place: Place) -> ChannelPlan:
         emails=spec.alarms.emails,
         signals=signals,
         rule_names=names,
-        queue_policy=_policy(_tls_only("sqs:*", queue_arn), _from_rules("sqs:SendMessage", queue_arn, queued)),
-        dead_letters_policy=_policy(_tls_only("sqs:*", dead_arn), _from_rules("sqs:SendMessage", dead_arn, rules)),
-        topic_policy=_policy(
-            _tls_only("sns:Publish", topic_arn),
-            _from_any_rule(topic_arn),
-            _from_alarms(topic_arn, place, f"{spec.name}-*"),
+        queue_policy=document([tls_only("sqs:*", queue_arn), _from_rules("sqs:SendMessage", queue_arn, queued)]),
+        dead_letters_policy=document([tls_only("sqs:*", dead_arn), _from_rules("sqs:SendMessage", dead_arn, rules)]),
+        topic_policy=document(
+            [
+                tls_only("sns:Publish", topic_arn),
+                _from_any_rule(topic_arn),
+                _from_alarms(topic_arn, place, f"{spec.name}-*"),
+            ]
         ),
         redrive={"deadLetterTargetArn": dead_arn, "maxReceiveCount": RECEIVE_LIMIT},
     )
@@ -241,21 +244,6 @@ def _of_reservations(spec: ClusterSpec) -> dict[str, Any]:
     """Only the named blocks."""
     blocks = [group.capacity.reservation for group in spec.groups if group.capacity.mode == "capacity-block"]
     return {"detail": {"capacity-reservation-id": blocks}}
-
-
-def _policy(*statements: Mapping[str, Any]) -> dict[str, Any]:
-    return {"Version": "2012-10-17", "Statement": list(statements)}
-
-
-def _tls_only(action: str, arn: str) -> dict[str, Any]:
-    return {
-        "Sid": "TlsOnly",
-        "Effect": "Deny",
-        "Principal": "*",
-        "Action": action,
-        "Resource": arn,
-        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-    }
 
 
 def _from_rules(action: str, arn: str, rules: Sequence[str]) -> dict[str, Any]:

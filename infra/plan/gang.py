@@ -39,7 +39,8 @@ ROOT_IOPS = 6000
 ROOT_MB_S = 500
 """gp3 allows up to 0.25 MiB/s for each of the IOPS (https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html)."""
 HOP_LIMIT = 2
-"""Containers are one hop further from the metadata service."""
+"""Two let a container on the node reach the metadata service; more let others reach it
+(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-options.html)."""
 TAGGED = ("instance", "volume", "network-interface")
 NEURON = re.compile(r"(trn|inf)\d")
 """Families with AWS's own accelerators; the snapshot lists no devices for some of them."""

@@ -168,11 +168,6 @@ def protected(spec: ClusterSpec) -> bool:
     return any(group.capacity.mode == "training-plan" for group in spec.groups)
 
 
-def log_group_prefix(spec: ClusterSpec) -> str:
-    """The service makes the group itself, with the cluster's id behind this."""
-    return f"/aws/sagemaker/Clusters/{spec.name}/"
-
-
 def ssm_target(cluster_id: str) -> str:
     """Format of the SSM target of a node (`aws ssm start-session --target`); nodes lie in the service's account, EC2 does
     not list them."""

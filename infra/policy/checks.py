@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from infra.plan.budget import COST_TAG
+from infra.plan.gang import HOP_LIMIT
 from infra.policy.declared import UNKNOWN, Resource, allowed, is_true, is_unknown, parsed, tables, texts
 
-HOP_LIMIT = 2
-"""Two let a container on the node reach the metadata service; more let others reach it
-(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-options.html)."""
 EVERYONE = frozenset({"0.0.0.0/0", "::/0"})
 
 LAUNCH_TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
@@ -85,9 +83,14 @@ def unprotected_data(resource: Resource) -> Iterator[str]:
 
 
 def follows_groups(resource: Resource) -> Iterator[str]:
-    """A pack sees no former state, so not the change itself, but whether one of the two things that stop it is there."""
+    """A pack sees no former state, so not the change itself, but whether one of the two things that stop it is there, and
+    whether a change has to come."""
+    if resource.type not in (LUSTRE, OPEN_ZFS):
+        return
+    if not resource.at("securityGroupIds") and not is_unknown(resource.at("securityGroupIds")):
+        yield "names no security group, so it gets the VPC's default one, and naming one later makes another file system"
     ignored = {path.replace("security_group_ids", "securityGroupIds") for path in resource.ignore_changes}
-    if resource.type in (LUSTRE, OPEN_ZFS) and not resource.protect and "securityGroupIds" not in ignored:
+    if not resource.protect and "securityGroupIds" not in ignored:
         yield "follows a change of its security groups, and FSx changes them by making another file system, empty"
 
 

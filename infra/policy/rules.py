@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from infra.plan.budget import COST_TAG
+from infra.plan.gang import HOP_LIMIT
 from infra.policy import checks, relations
 from infra.policy.declared import Resource
 
@@ -47,7 +48,6 @@ class StackRule:
 
 
 _EC2 = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide"
-_FSX = "https://docs.aws.amazon.com/fsx/latest/LustreGuide"
 
 RESOURCE_RULES: tuple[Rule, ...] = (
     Rule(
@@ -67,7 +67,8 @@ RESOURCE_RULES: tuple[Rule, ...] = (
     Rule(
         "POL-004",
         "a file system that a change of security groups replaces",
-        'protect=True, or ignore_changes=["security_group_ids"]; change the rules inside the groups instead',
+        'security_group_ids from the first day, and protect=True or ignore_changes=["security_group_ids"]; later change '
+        "the rules inside the groups",
         "https://docs.aws.amazon.com/AWSCloudFormation/latest/TemplateReference/aws-resource-fsx-filesystem.html",
         checks.follows_groups,
     ),
@@ -81,7 +82,7 @@ RESOURCE_RULES: tuple[Rule, ...] = (
     Rule(
         "POL-006",
         "instance metadata that anything can read",
-        f'metadata_options with http_tokens="required" and a hop limit of {checks.HOP_LIMIT} at most',
+        f'metadata_options with http_tokens="required" and a hop limit of {HOP_LIMIT} at most',
         f"{_EC2}/configuring-instance-metadata-service.html",
         checks.metadata,
     ),

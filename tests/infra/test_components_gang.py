@@ -195,7 +195,7 @@ def test_spot_lies_in_a_placement_group_of_its_own_and_reserved_capacity_in_none
 def test_a_reservation_that_the_stack_makes_is_the_one_that_its_gang_launches_into() -> None:
     monitor, _ = build("ec2-p6-b300-reservation")
     made = monitor.properties(RESERVATION)
-    assert (made["availabilityZone"], made["instanceCount"], made["endDateType"]) == ("us-west-2c", 2, "unlimited")
+    assert (made["availabilityZone"], made["instanceCount"], made["endDateType"]) == ("us-west-2c", 2, "limited")
     target = monitor.properties(TEMPLATE)["capacityReservationSpecification"]
     assert target == {"capacityReservationTarget": {"capacityReservationId": "train-capacity-reservation-id"}}
 

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from infra.config import ClusterSpec, parse
-from infra.plan.eks import EksPlan, eks_plan, helm_commands, persistent_volume, volume_claim
+from infra.plan.eks import EksPlan, eks_plan, helm_commands
 from infra.plan.place import Place
 
 STACK = Path(__file__).parents[2] / "infra" / "Pulumi.hyperpod-eks-g6e-spot.yaml"
@@ -87,20 +87,3 @@ def test_other_backends_need_no_chart() -> None:
         )
         == ()
     )
-
-
-def test_the_volume_names_the_mount_of_the_file_system_and_outlives_its_claim() -> None:
-    volume = persistent_volume(
-        "fsx", file_system_id="fs-0123456789abcdef0", dns_name="fs-0.fsx", mount_name="abcd1234", capacity_gib=1200
-    )
-    assert volume["spec"]["csi"] == {
-        "driver": "fsx.csi.aws.com",
-        "volumeHandle": "fs-0123456789abcdef0",
-        "volumeAttributes": {"dnsname": "fs-0.fsx", "mountname": "abcd1234"},
-    }
-    assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
-    claim = volume_claim("fsx", "default", capacity_gib=1200)
-    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
-    assert claim["spec"]["accessModes"] == volume["spec"]["accessModes"]
-    assert claim["spec"]["storageClassName"] == volume["spec"]["storageClassName"] == ""
-    assert claim["spec"]["resources"]["requests"] == volume["spec"]["capacity"]

@@ -129,7 +129,7 @@ def cluster_event(cluster: str, level: str = "Info") -> dict[str, Any]:
 def passed_by(cluster: ClusterSpec, notice: Any) -> set[str]:
     """Keys of the rules that pass the event."""
     found = set()
-    for signal in patterns(cluster, PLACE):
+    for signal in patterns(cluster):
         text = json.dumps(signal.pattern)
         if EventPattern(text, EventPatternParser(text).parse()).matches_event(notice):
             found.add(signal.key)

@@ -29,7 +29,6 @@ from infra.plan.hyperpod import (
     Refs,
     create_only,
     desired_state,
-    log_group_prefix,
     protected,
     ssm_target,
 )
@@ -266,7 +265,6 @@ def test_a_cluster_on_a_training_plan_is_protected_and_one_on_spot_is_not() -> N
     assert not protected(spec_of(EKS))
 
 
-def test_where_logs_and_nodes_are_found() -> None:
-    assert log_group_prefix(spec_of(SLURM)) == "/aws/sagemaker/Clusters/llm-p5/"
+def test_where_nodes_are_found() -> None:
     target = ssm_target("abcdefghijkl").format(group="train", instance_id="i-0123456789abcdef0")
     assert target == "sagemaker-cluster:abcdefghijkl_train-i-0123456789abcdef0"

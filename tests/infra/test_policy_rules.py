@@ -49,7 +49,8 @@ def queue(**props: Any) -> Resource:
 
 
 def lustre(**options: Any) -> Resource:
-    return resource("fsx/lustreFileSystem:LustreFileSystem", props={"tags": TAGS}, **options)
+    props = {"tags": TAGS, "securityGroupIds": ["sg-1"], **options.pop("props", {})}
+    return resource("fsx/lustreFileSystem:LustreFileSystem", props=props, **options)
 
 
 def public_nic(count: int) -> list[dict[str, Any]]:
@@ -106,7 +107,12 @@ BAD: dict[str, list[list[Resource]]] = {
     ],
     "POL-002": [[template(networkInterfaces=public_nic(2))]],
     "POL-003": [[lustre()], [resource("fsx/openZfsFileSystem:OpenZfsFileSystem", props={"tags": TAGS})]],
-    "POL-004": [[lustre()], [lustre(ignore_changes=("storageCapacity",))]],
+    "POL-004": [
+        [lustre()],
+        [lustre(ignore_changes=("storageCapacity",))],
+        [lustre(protect=True, props={"securityGroupIds": None})],
+        [lustre(protect=True, props={"securityGroupIds": []})],
+    ],
     "POL-005": [
         [resource("vpc/securityGroupIngressRule:SecurityGroupIngressRule", props={"cidrIpv4": "0.0.0.0/0"})],
         [resource("vpc/securityGroupIngressRule:SecurityGroupIngressRule", props={"cidrIpv6": "::/0"})],
@@ -194,7 +200,11 @@ GOOD: dict[str, list[list[Resource]]] = {
     ],
     "POL-002": [[template(networkInterfaces=public_nic(1))], [template(networkInterfaces=[{}, {}])]],
     "POL-003": [[lustre(protect=True)]],
-    "POL-004": [[lustre(protect=True)], [lustre(protect=True, ignore_changes=("securityGroupIds",))]],
+    "POL-004": [
+        [lustre(protect=True)],
+        [lustre(protect=True, ignore_changes=("securityGroupIds",))],
+        [lustre(protect=True, props={"securityGroupIds": UNKNOWN})],
+    ],
     "POL-005": [
         [resource("vpc/securityGroupIngressRule:SecurityGroupIngressRule", props={"cidrIpv4": "10.0.0.0/16"})],
         [resource("vpc/securityGroupEgressRule:SecurityGroupEgressRule", props={"cidrIpv4": "0.0.0.0/0"})],
