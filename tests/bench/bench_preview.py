@@ -66,9 +66,5 @@ def _row(figure: str, ours: float, baseline: float, bar: float, resources: int) 
     )
 
 
-def main() -> int:
-    return run_bench(measure)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_bench(measure))

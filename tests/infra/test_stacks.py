@@ -195,3 +195,37 @@ def _owned(resource: dict[str, Any], live: Live) -> bool:
     if isinstance(tags, list):
         return any(one["key"] == "lustrain:cluster" and one["value"] == live.spec.name for one in tags)
     return bool(tags.get("lustrain:cluster") == live.spec.name)
+
+
+@pytest.mark.parametrize("stack", [stack for stack in EC2 if example(stack).groups[0].capacity.mode == "spot"])
+def test_a_recommendation_for_a_node_arrives_in_the_clusters_queue(lives: Lives, stack: str) -> None:
+    live = lives(stack)
+    names = list(live.cluster.nodes.auto_scaling_groups)
+    (group,) = live.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names)["AutoScalingGroups"]
+    node = group["Instances"][0]["InstanceId"]
+    live.aws.events.rebalance(node)
+    event = arrived(live, "EC2 Instance Rebalance Recommendation")
+    assert event["detail"]["instance-id"] == node
+
+
+@pytest.mark.parametrize("stack", HYPERPOD)
+def test_a_failing_node_arrives_in_the_clusters_queue(lives: Lives, stack: str) -> None:
+    live = lives(stack)
+    name = str(live.cluster.nodes.hyperpod_cluster)
+    nodes = live.client("sagemaker").list_cluster_nodes(ClusterName=name)["ClusterNodeSummaries"]
+    worker = next(one for one in nodes if one["InstanceGroupName"] == live.spec.workers[-1].name)
+    live.aws.events.node_fault(name, worker["InstanceId"], str(live.cluster.region))
+    event = arrived(live, "SageMaker HyperPod Cluster Node Health Event")
+    assert worker["InstanceId"] in json.dumps(event["detail"])
+
+
+def arrived(live: Live, kind: str) -> dict[str, Any]:
+    """The first event of a kind in the cluster's queue; reads for up to ten seconds."""
+    sqs = live.client("sqs")
+    for _ in range(5):
+        found = sqs.receive_message(QueueUrl=live.cluster.interruption_queue, MaxNumberOfMessages=10, WaitTimeSeconds=2)
+        for message in found.get("Messages", []):
+            event: dict[str, Any] = json.loads(message["Body"])
+            if event["detail-type"] == kind:
+                return event
+    raise AssertionError(f"no {kind} in {live.cluster.interruption_queue}")
