@@ -165,6 +165,27 @@ class HeadPartition(OfflineRule):
                 yield self.finding(f"{path}.partition", f"a {group.role} takes no jobs", "remove it")
 
 
+class MixedPartition(OfflineRule):
+    code = "HYP-012"
+    level = "warning"
+    checks = "Groups that share a Slurm partition have accelerators all or none."
+    source = "https://slurm.schedmd.com/slurm.conf.html"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.backend != "hyperpod-slurm":
+            return
+        workers = [one for one in known_groups(spec) if one[1].role == "worker"]
+        equipped = {group.partition or group.name: group for _, group, facts in workers if facts.accelerators}
+        for path, group, facts in workers:
+            partition = group.partition or group.name
+            if partition in equipped and not facts.accelerators:
+                message = (
+                    f"{group.ec2_type} has no accelerators, {equipped[partition].name} of partition {partition} has"
+                )
+                message += ": a job over both finds nodes that cannot train"
+                yield self.finding(f"{path}.partition", message, "give it a partition of its own")
+
+
 class Elsewhere(OfflineRule):
     code = "HYP-011"
     level = "warning"
@@ -189,4 +210,5 @@ RULES = (
     PartitionName(),
     HeadPartition(),
     Elsewhere(),
+    MixedPartition(),
 )

@@ -10,8 +10,9 @@ from infra.plan import home
 from infra.plan.associations import nested
 from infra.plan.place import host
 from infra.plan.storage import API, LUSTRE_GUIDE, Violation, efa_wanted, violations
+from infra.plan.user_data import EFA_CONNECTIONS, WITHOUT_LUSTRE_EFA, lustre_interfaces
 from infra.preflight.finding import Finding
-from infra.preflight.rule import Context, OfflineRule
+from infra.preflight.rule import Context, OfflineRule, known_groups
 
 SCRATCH = "/opt/dlami/nvme"
 """Where the deep-learning AMIs and HyperPod's mount the local NVMe
@@ -160,6 +161,32 @@ class EfaWithoutNodes(OfflineRule):
             yield self.finding(key, "no worker's type has EFA", "set efa: false, or take a type with EFA")
 
 
+class EfaUnused(OfflineRule):
+    code = "FSX-017"
+    level = "warning"
+    checks = (
+        "Nodes with EFA reach an EFA-enabled Lustre over it: of each kind, and no more nodes than it has connections."
+    )
+    source = f"{LUSTRE_GUIDE}/configure-efa-clients.html"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.backend != "ec2" or not efa_wanted(spec):
+            return
+        for path, group, facts in known_groups(spec):
+            if not facts.efa or lustre_interfaces(spec, group):
+                continue
+            if facts.name.startswith(WITHOUT_LUSTRE_EFA):
+                yield self.finding(f"{path}.instance_type", f"FSx takes no EFA from {facts.name}: TCP it is", NO_EFA)
+            else:
+                message = (
+                    f"Lustre takes {EFA_CONNECTIONS} EFA interfaces of clients, fewer than it has nodes: TCP it is"
+                )
+                yield self.finding(f"{path}.count", message, f"lower counts, or {NO_EFA}")
+
+
+NO_EFA = "set storage.lustre.efa: false where the file system is not made yet"
+
+
 class WithExisting(OfflineRule):
     code = "FSX-012"
     checks = "Nothing else is asked of an existing Lustre: it is used as it is."
@@ -242,6 +269,7 @@ RULES = (
     HomePath(),
     Mounts(),
     EfaWithoutNodes(),
+    EfaUnused(),
     WithExisting(),
     ExistingName(),
     ExistingInNewNetwork(),

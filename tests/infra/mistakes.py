@@ -178,6 +178,7 @@ MISTAKES = [
     Mistake("HYP-009", SLURM, {"groups.2.partition": "default"}, "groups.2.partition"),
     Mistake("HYP-010", SLURM, {"groups.1.partition": "login"}, "groups.1.partition"),
     Mistake("HYP-011", SLURM, {}, "backend", Place("cn-north-1", "123456789012", "aws-cn")),
+    Mistake("HYP-012", SLURM, {"groups.3": group(instance_type="m5.2xlarge", partition="train")}, "groups.3.partition"),
     Mistake("EKS-001", EKS, {"network.second_zone_id": GONE}, "network.second_zone_id"),
     Mistake("EKS-001", EKS, {"network.existing": EXISTING}, "network.existing.control_subnet_ids"),
     Mistake("EKS-002", EKS, {"network.second_zone_id": "use2-az1"}, "network.second_zone_id"),
@@ -217,6 +218,8 @@ MISTAKES = [
     Mistake(
         "FSX-011", SPOT, {"storage.lustre.efa": True, "groups.0.instance_type": "g6e.4xlarge"}, "storage.lustre.efa"
     ),
+    Mistake("FSX-017", BLOCK, {"groups.0.count": 1025}, "groups.0.count"),
+    Mistake("FSX-017", BLOCK, {"groups.0.instance_type": "trn2.48xlarge"}, "groups.0.instance_type"),
     Mistake(
         "FSX-012",
         SPOT,
