@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_network
 from typing import Any
 
 from infra.plan.budget import COST_TAG
 from infra.plan.gang import HOP_LIMIT
 from infra.policy.declared import UNKNOWN, Resource, allowed, is_true, is_unknown, parsed, tables, texts
 
-EVERYONE = frozenset({"0.0.0.0/0", "::/0"})
+WIDE = {4: 8, 6: 16}
+"""Public ranges with a shorter prefix are the world, whole or in pieces; ours: nobody owns as much."""
 
 LAUNCH_TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
 INSTANCE = "aws:ec2/instance:Instance"
 LUSTRE = "aws:fsx/lustreFileSystem:LustreFileSystem"
 OPEN_ZFS = "aws:fsx/openZfsFileSystem:OpenZfsFileSystem"
-BUCKET = "aws:s3/bucket:Bucket"
+BUCKETS = ("aws:s3/bucket:Bucket", "aws:s3/bucketV2:BucketV2")
 SECURITY_GROUP = "aws:ec2/securityGroup:SecurityGroup"
 ENDPOINT = "aws:ec2/vpcEndpoint:VpcEndpoint"
+EKS = "aws:eks/cluster:Cluster"
+ROLE = "aws:iam/role:Role"
 CLOUD_CONTROL = "aws:cloudcontrol/resource:Resource"
 GROUP = "aws:autoscaling/group:Group"
 BLOCK = "aws:ec2/capacityBlockReservation:CapacityBlockReservation"
@@ -28,7 +32,7 @@ BILLED = frozenset(
         INSTANCE,
         LUSTRE,
         OPEN_ZFS,
-        BUCKET,
+        *BUCKETS,
         ENDPOINT,
         BLOCK,
         RESERVATION,
@@ -39,7 +43,7 @@ BILLED = frozenset(
         "aws:ec2/eip:Eip",
         "aws:ec2/natGateway:NatGateway",
         "aws:ecr/repository:Repository",
-        "aws:eks/cluster:Cluster",
+        EKS,
         "aws:kms/key:Key",
         "aws:sns/topic:Topic",
         "aws:sqs/queue:Queue",
@@ -52,9 +56,20 @@ IDENTITY_POLICIES = {
     "aws:iam/userPolicy:UserPolicy": "policy",
     "aws:iam/groupPolicy:GroupPolicy": "policy",
 }
+ATTACHMENTS = frozenset(
+    f"aws:iam/{kind}:{kind[0].upper()}{kind[1:]}"
+    for kind in ("policyAttachment", "rolePolicyAttachment", "userPolicyAttachment", "groupPolicyAttachment")
+)
+MIGHTY = ("AdministratorAccess", "PowerUserAccess", "IAMFullAccess")
+"""AWS's own policies that allow everything, or giving oneself everything
+(https://docs.aws.amazon.com/IAM/latest/UserGuide/access_policies_job-functions.html)."""
+ACLS = ("aws:s3/bucketAcl:BucketAcl", "aws:s3/bucketAclV2:BucketAclV2", *BUCKETS)
+PUBLIC_ACLS = ("public-read", "public-read-write", "authenticated-read")
+PUBLIC_GROUPS = ("/global/AllUsers", "/global/AuthenticatedUsers")
+"""How https://docs.aws.amazon.com/AmazonS3/latest/userguide/acl-overview.html calls everyone."""
 RESOURCE_POLICIES = {
     "aws:ecr/repositoryPolicy:RepositoryPolicy": "policy",
-    "aws:iam/role:Role": "assumeRolePolicy",
+    ROLE: "assumeRolePolicy",
     "aws:kms/key:Key": "policy",
     "aws:s3/bucketPolicy:BucketPolicy": "policy",
     "aws:sns/topic:Topic": "policy",
@@ -78,7 +93,7 @@ def public_address(resource: Resource) -> Iterator[str]:
 
 
 def unprotected_data(resource: Resource) -> Iterator[str]:
-    if resource.type in (LUSTRE, OPEN_ZFS, BUCKET) and not resource.protect:
+    if resource.type in (LUSTRE, OPEN_ZFS, *BUCKETS) and not resource.protect:
         yield "holds data and is not protected: a replacement or `destroy` deletes it"
 
 
@@ -100,12 +115,30 @@ def open_to_the_world(resource: Resource) -> Iterator[str]:
         ranges = [resource.at("cidrIpv4"), resource.at("cidrIpv6")]
     elif kind == "SecurityGroupRule" and resource.at("type") == "ingress":
         ranges = _ranges(resource.props)
-    elif resource.type == SECURITY_GROUP:
+    elif kind in ("SecurityGroup", "DefaultSecurityGroup"):
         ranges = [found for rule in resource.rows("ingress") for found in _ranges(rule)]
+    elif resource.type == EKS:
+        ranges = _let_in_by_eks(resource)
     else:
         return
-    for found in EVERYONE & set(texts(ranges)):
+    for found in filter(_wide, texts(ranges)):
         yield f"lets {found} in"
+
+
+def _let_in_by_eks(resource: Resource) -> Any:
+    """Whom the API server answers; everyone is the default, as is a public endpoint."""
+    public, ranges = resource.at("vpcConfig", "endpointPublicAccess"), resource.at("vpcConfig", "publicAccessCidrs")
+    if public in (False, "false") or is_unknown(public) or is_unknown(ranges):
+        return []
+    return ranges or ["0.0.0.0/0"]
+
+
+def _wide(text: str) -> bool:
+    try:
+        found = ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return found.prefixlen < WIDE[found.version] and not found.is_private
 
 
 def _ranges(rule: Mapping[str, Any]) -> list[Any]:
@@ -218,22 +251,53 @@ def mutable_tags(resource: Resource) -> Iterator[str]:
 
 
 def all_actions(resource: Resource) -> Iterator[str]:
-    if resource.type not in IDENTITY_POLICIES:
-        return
-    for statement in allowed(resource.at(IDENTITY_POLICIES[resource.type])):
+    documents = [row.get("policy") for row in resource.rows("inlinePolicies")] if resource.type == ROLE else []
+    if resource.type in IDENTITY_POLICIES:
+        documents = [resource.at(IDENTITY_POLICIES[resource.type])]
+    for document in documents:
+        yield from _unreadable(document)
+        yield from _wide_actions(document)
+    attached = resource.at("policyArn") if resource.type in ATTACHMENTS else None
+    for arn in texts(resource.at("managedPolicyArns") if resource.type == ROLE else attached):
+        if arn.partition(":aws:policy/")[2] in MIGHTY:
+            yield f"has {arn}, which allows everything or leads there"
+
+
+def _wide_actions(document: Any) -> Iterator[str]:
+    for statement in allowed(document):
         actions = texts(statement.get("Action"))
-        if "*" in actions or "NotAction" in statement:
+        if {"*", "*:*"} & set(actions) or "NotAction" in statement:
             yield "allows every action"
         elif _any_resource(statement) and (wide := [action for action in actions if action.endswith(":*")]):
             yield f"allows {', '.join(wide)} on every resource"
 
 
+def _unreadable(document: Any) -> Iterator[str]:
+    if isinstance(document, str) and not parsed(document):
+        yield "has a policy that is no JSON table, so nobody can tell what it allows"
+
+
 def anyone(resource: Resource) -> Iterator[str]:
+    if resource.type in ACLS:
+        yield from _public_acl(resource)
     if resource.type not in RESOURCE_POLICIES:
         return
-    for statement in allowed(resource.at(RESOURCE_POLICIES[resource.type])):
+    document = resource.at(RESOURCE_POLICIES[resource.type])
+    yield from _unreadable(document)
+    for statement in allowed(document):
         if _everyone(statement.get("Principal")) and not _narrowed(statement.get("Condition")):
             yield "allows everyone in every account"
+
+
+def _public_acl(resource: Resource) -> Iterator[str]:
+    if (acl := resource.at("acl")) in PUBLIC_ACLS:
+        yield f"has the ACL {acl}"
+    grants = [*resource.rows("accessControlPolicy", "grants"), *resource.rows("grants")]
+    takers = [row.get("uri") for row in grants]
+    takers += [row["grantee"].get("uri") for row in grants if isinstance(row.get("grantee"), Mapping)]
+    for uri in texts(takers):
+        if uri.endswith(PUBLIC_GROUPS):
+            yield f"gives {uri.rpartition('/')[2]} its objects"
 
 
 def _everyone(principal: Any) -> bool:

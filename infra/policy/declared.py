@@ -74,7 +74,7 @@ def is_unknown(value: Any) -> bool:
 
 
 def parsed(document: Any) -> Mapping[str, Any]:
-    """A JSON document as a table; empty where it is unknown, or is none, which the provider refuses."""
+    """A JSON document as a table; empty where it is unknown or is none."""
     try:
         found = json.loads(document) if isinstance(document, str) else document
     except ValueError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from infra.policy.checks import BUCKET, CLOUD_CONTROL, LAUNCH_TEMPLATE, LUSTRE, RESERVATION, SECURITY_GROUP
+from infra.policy.checks import BUCKETS, CLOUD_CONTROL, LAUNCH_TEMPLATE, LUSTRE, RESERVATION, SECURITY_GROUP
 from infra.policy.declared import Resource, is_true, is_unknown
 
 Blame = tuple[Resource, str]
@@ -50,7 +50,7 @@ def _placed_in(template: Resource, group: Resource) -> bool:
 def kept_parts(resources: Sequence[Resource]) -> Iterator[Blame]:
     lifecycles = [one for one in resources if one.type in LIFECYCLES and _aborts(one)]
     for bucket in resources:
-        if bucket.type == BUCKET and not any(_of_bucket(one, bucket) for one in lifecycles):
+        if bucket.type in BUCKETS and not any(_of_bucket(one, bucket) for one in lifecycles):
             yield bucket, "keeps the parts of uploads that were never finished, and bills them for ever"
 
 
@@ -70,7 +70,7 @@ def _narrow(rule: Mapping[str, Any]) -> bool:
 def unblocked_buckets(resources: Sequence[Resource]) -> Iterator[Blame]:
     blocks = [one for one in resources if one.type == ACCESS_BLOCK]
     for bucket in resources:
-        if bucket.type != BUCKET:
+        if bucket.type not in BUCKETS:
             continue
         of_it = [one for one in blocks if _of_bucket(one, bucket)]
         if not any(all(is_true(one.at(key)) for key in ACCESS_BLOCKS) for one in of_it):

@@ -53,6 +53,30 @@ def lustre(**options: Any) -> Resource:
     return resource("fsx/lustreFileSystem:LustreFileSystem", props=props, **options)
 
 
+def ingress(**props: Any) -> Resource:
+    return resource("vpc/securityGroupIngressRule:SecurityGroupIngressRule", props=props)
+
+
+def eks(**network: Any) -> Resource:
+    return resource("eks/cluster:Cluster", props={"tags": TAGS, "vpcConfig": network})
+
+
+def role(**props: Any) -> Resource:
+    return resource("iam/role:Role", props=props)
+
+
+def attached(policy: str) -> Resource:
+    return resource("iam/rolePolicyAttachment:RolePolicyAttachment", props={"policyArn": policy})
+
+
+def acl(**props: Any) -> Resource:
+    return resource("s3/bucketAcl:BucketAcl", props=props)
+
+
+ADMINISTRATOR = "arn:aws:iam::aws:policy/AdministratorAccess"
+ALL_USERS = "http://acs.amazonaws.com/groups/global/AllUsers"
+
+
 def public_nic(count: int) -> list[dict[str, Any]]:
     return [{"deviceIndex": index, "associatePublicIpAddress": "true"} for index in range(count)]
 
@@ -106,7 +130,11 @@ BAD: dict[str, list[list[Resource]]] = {
         ],
     ],
     "POL-002": [[template(networkInterfaces=public_nic(2))]],
-    "POL-003": [[lustre()], [resource("fsx/openZfsFileSystem:OpenZfsFileSystem", props={"tags": TAGS})]],
+    "POL-003": [
+        [resource("s3/bucketV2:BucketV2", props={"tags": TAGS})],
+        [lustre()],
+        [resource("fsx/openZfsFileSystem:OpenZfsFileSystem", props={"tags": TAGS})],
+    ],
     "POL-004": [
         [lustre()],
         [lustre(ignore_changes=("storageCapacity",))],
@@ -118,6 +146,11 @@ BAD: dict[str, list[list[Resource]]] = {
         [resource("vpc/securityGroupIngressRule:SecurityGroupIngressRule", props={"cidrIpv6": "::/0"})],
         [resource("ec2/securityGroupRule:SecurityGroupRule", props={"type": "ingress", "cidrBlocks": ["0.0.0.0/0"]})],
         [resource("ec2/securityGroup:SecurityGroup", props={"ingress": [{"ipv6CidrBlocks": ["::/0"]}]})],
+        [resource("ec2/defaultSecurityGroup:DefaultSecurityGroup", props={"ingress": [{"cidrBlocks": ["0.0.0.0/0"]}]})],
+        *([ingress(cidrIpv4=half)] for half in ("0.0.0.0/1", "128.0.0.0/1", "64.0.0.0/2", "8.0.0.0/7")),
+        *([ingress(cidrIpv6=most)] for most in ("0::/0", "0:0::0/0", "8000::/1", "2000::/3")),
+        *([eks(**open_to)] for open_to in ({}, {"publicAccessCidrs": []}, {"publicAccessCidrs": ["0.0.0.0/0"]})),
+        [eks(endpointPublicAccess=True, publicAccessCidrs=["203.0.113.0/24", "0.0.0.0/1"])],
     ],
     "POL-006": [
         [template(metadataOptions={"httpTokens": "optional"})],
@@ -170,16 +203,29 @@ BAD: dict[str, list[list[Resource]]] = {
     "POL-016": [[resource("ecr/repository:Repository", props={"tags": TAGS})]],
     "POL-017": [
         [BUCKET, lifecycle()],
+        [resource("s3/bucketV2:BucketV2", props={"tags": TAGS}, protect=True)],
         [BUCKET, lifecycle(), replace(BLOCKED, props={**BLOCKS, "blockPublicPolicy": False})],
     ],
     "POL-018": [
         [resource("iam/policy:Policy", props={"policy": statement(Action="*")})],
         [resource("iam/rolePolicy:RolePolicy", props={"policy": statement(Action=["s3:*"])})],
         [resource("iam/rolePolicy:RolePolicy", props={"policy": statement(NotAction="iam:*")})],
+        [resource("iam/rolePolicy:RolePolicy", props={"policy": statement(Action="*:*")})],
+        [resource("iam/policy:Policy", props={"policy": "Action: *"})],
+        [attached("arn:aws:iam::aws:policy/AdministratorAccess")],
+        [attached("arn:aws-cn:iam::aws:policy/PowerUserAccess")],
+        [role(managedPolicyArns=["arn:aws:iam::aws:policy/job-function/Billing", ADMINISTRATOR])],
+        [role(inlinePolicies=[{"name": "all", "policy": statement(Action="*")}])],
+        [role(inlinePolicies=[{"name": "all", "policy": "[]"}])],
     ],
     "POL-019": [
         [resource("sqs/queuePolicy:QueuePolicy", props={"policy": statement(Action="sqs:*", Principal="*")})],
         [resource("iam/role:Role", props={"assumeRolePolicy": statement(Principal={"AWS": "*"})})],
+        [role(assumeRolePolicy="anyone")],
+        [acl(acl="public-read")],
+        [acl(acl="authenticated-read")],
+        [acl(accessControlPolicy={"grants": [{"grantee": {"uri": ALL_USERS}, "permission": "READ"}]})],
+        [resource("s3/bucketV2:BucketV2", props={"tags": TAGS, "grants": [{"uri": ALL_USERS}]}, protect=True)],
         [
             resource(
                 "s3/bucketPolicy:BucketPolicy",
@@ -209,6 +255,11 @@ GOOD: dict[str, list[list[Resource]]] = {
         [resource("vpc/securityGroupIngressRule:SecurityGroupIngressRule", props={"cidrIpv4": "10.0.0.0/16"})],
         [resource("vpc/securityGroupEgressRule:SecurityGroupEgressRule", props={"cidrIpv4": "0.0.0.0/0"})],
         [resource("ec2/securityGroupRule:SecurityGroupRule", props={"type": "egress", "cidrBlocks": ["0.0.0.0/0"]})],
+        *([ingress(cidrIpv4=own)] for own in ("10.0.0.0/8", "203.0.113.7/32", "no range")),
+        [ingress(cidrIpv6="fc00::/7")],
+        [eks(endpointPublicAccess=False)],
+        [eks(endpointPublicAccess=True, publicAccessCidrs=["203.0.113.0/24"])],
+        [eks(endpointPublicAccess=True, publicAccessCidrs=UNKNOWN)],
     ],
     "POL-006": [[template()]],
     "POL-007": [
@@ -256,10 +307,17 @@ GOOD: dict[str, list[list[Resource]]] = {
     "POL-017": [[BUCKET, lifecycle(), BLOCKED]],
     "POL-018": [
         [resource("iam/policy:Policy", props={"policy": statement(Action="ec2:DescribeInstances")})],
+        [resource("iam/policy:Policy", props={"policy": UNKNOWN})],
+        [attached("arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore")],
+        [attached("arn:aws:iam::123456789012:policy/AdministratorAccess")],
+        [role(managedPolicyArns=["arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"])],
+        [role(inlinePolicies=[{"name": "look", "policy": statement(Action="ec2:DescribeInstances")}, {}])],
         [resource("iam/policy:Policy", props={"policy": statement(Action="s3:*", Resource="arn:aws:s3:::runs/*")})],
         [resource("iam/policy:Policy", props={"policy": json.dumps({"Statement": {"Effect": "Deny", "Action": "*"}})})],
     ],
     "POL-019": [
+        [acl(acl="private")],
+        [acl(accessControlPolicy={"grants": [{"grantee": {"id": "79a5"}, "permission": "READ"}]})],
         [
             resource(
                 "sqs/queuePolicy:QueuePolicy",
