@@ -12,11 +12,10 @@ class LifecycleBundle(pulumi.ComponentResource):
     """Puts one bundle under its own prefix; a later bundle goes beside it and this one stays, also after `pulumi destroy`,
     since a node that HyperPod replaces reads the bundle that the cluster names at that moment.
 
-    `uri` names the prefix; `ready` are the objects, which whatever reads `uri` must wait for.
+    `uri` names the prefix; whatever reads it must wait for this component, and so for the objects.
     """
 
     uri: pulumi.Output[str]
-    ready: list[pulumi.Resource]
 
     def __init__(
         self,
@@ -26,7 +25,7 @@ class LifecycleBundle(pulumi.ComponentResource):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("lustrain:infra:LifecycleBundle", name, None, opts)
-        self.ready = [
+        for file in bundle.files:
             aws.s3.BucketObjectv2(
                 f"{name}-{bundle.sha}-{file.path}",
                 bucket=bucket,
@@ -35,8 +34,6 @@ class LifecycleBundle(pulumi.ComponentResource):
                 source_hash=file.sha256,
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )
-            for file in bundle.files
-        ]
         self.sha = bundle.sha
         self.uri = pulumi.Output.format("s3://{0}/{1}", bucket, bundle.prefix)
         self.register_outputs({"uri": self.uri})

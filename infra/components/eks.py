@@ -95,8 +95,6 @@ class EksCluster(pulumi.ComponentResource):
 class NodeAddons(pulumi.ComponentResource):
     """The add-ons whose pods need a node; `depends_on` is the HyperPod cluster that brings it."""
 
-    ready: list[pulumi.Resource]
-
     def __init__(
         self,
         name: str,
@@ -106,7 +104,7 @@ class NodeAddons(pulumi.ComponentResource):
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("lustrain:infra:NodeAddons", name, None, opts)
-        self.ready = _make(self, name, plan.addons_after_nodes, cluster_name, depends_on)
+        _make(self, name, plan.addons_after_nodes, cluster_name, depends_on)
         self.register_outputs({})
 
 

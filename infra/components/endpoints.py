@@ -16,7 +16,6 @@ class Endpoints(pulumi.ComponentResource):
     """`ids` by the endpoint's key; `security_group_id` is the group of interfaces, None where there are none."""
 
     ids: dict[str, pulumi.Output[str]]
-    ready: list[pulumi.Resource]
 
     def __init__(
         self,
@@ -32,7 +31,6 @@ class Endpoints(pulumi.ComponentResource):
             one.key: self._gateway(one) if one.kind == "Gateway" else self._interface(one) for one in plan.endpoints
         }
         self.ids = {key: endpoint.id for key, endpoint in made.items()}
-        self.ready = list(made.values())
         self.register_outputs({"ids": self.ids})
 
     def _gateway(self, plan: EndpointPlan) -> aws.ec2.VpcEndpoint:

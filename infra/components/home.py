@@ -16,7 +16,6 @@ class OpenZfsHome(pulumi.ComponentResource):
     id: pulumi.Output[str]
     dns_name: pulumi.Output[str]
     arn: pulumi.Output[str]
-    ready: list[pulumi.Resource]
 
     def __init__(
         self,
@@ -51,5 +50,4 @@ class OpenZfsHome(pulumi.ComponentResource):
         self.id = system.id
         self.dns_name = system.dns_name
         self.arn = system.arn
-        self.ready = [system]
         self.register_outputs({"id": self.id, "dns_name": self.dns_name, "arn": self.arn})

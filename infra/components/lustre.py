@@ -28,7 +28,6 @@ class LustreSystem(pulumi.ComponentResource):
     dns_name: pulumi.Output[str]
     mount_name: pulumi.Output[str]
     arn: pulumi.Output[str] | None
-    ready: list[pulumi.Resource]
 
     def __init__(
         self,
@@ -57,7 +56,6 @@ class LustreSystem(pulumi.ComponentResource):
         self.dns_name = pulumi.Output.from_input(existing.dns_name)
         self.mount_name = pulumi.Output.from_input(existing.mount_name)
         self.arn = None
-        self.ready = []
 
     def _make(
         self,
@@ -102,16 +100,17 @@ class LustreSystem(pulumi.ComponentResource):
         self.dns_name = system.dns_name
         self.mount_name = system.mount_name
         self.arn = system.arn
-        self.ready = [system]
+        self._system = system
 
     def _link(
         self, name: str, associations: Sequence[AssociationPlan], bucket_names: Mapping[str, pulumi.Input[str]]
     ) -> None:
         """One after the other, as FSx works on them; the name follows the folder, so that an order changes nothing."""
+        last: pulumi.Resource = self._system
         for plan in associations:
             # Through the bucket's own name, so that the link waits for a bucket of ours.
             bucket = bucket_names[plan.own] if plan.own else plan.bucket
-            link = fsx.DataRepositoryAssociation(
+            last = fsx.DataRepositoryAssociation(
                 f"{name}-link{plan.path}",
                 file_system_id=self.id,
                 file_system_path=plan.path,
@@ -135,9 +134,8 @@ class LustreSystem(pulumi.ComponentResource):
                 ),
                 opts=pulumi.ResourceOptions(
                     parent=self,
-                    depends_on=[self.ready[-1]],
+                    depends_on=[last],
                     delete_before_replace=True,
                     custom_timeouts=pulumi.CustomTimeouts(create=LINK_TIMEOUT, delete=LINK_TIMEOUT),
                 ),
             )
-            self.ready.append(link)

@@ -20,11 +20,10 @@ class _Other(TypedDict, total=False):
 
 
 class SecurityGroups(pulumi.ComponentResource):
-    """`ids` by the key of a group. Whatever is attached to one depends on `ready`, which holds the rules: FSx refuses an
+    """`ids` by the key of a group. Whatever is attached to one depends on this component, and so on the rules: FSx refuses an
     EFA-enabled file system whose group is still empty."""
 
     ids: dict[str, pulumi.Output[str]]
-    ready: list[pulumi.Resource]
 
     def __init__(
         self,
@@ -37,7 +36,8 @@ class SecurityGroups(pulumi.ComponentResource):
         self._name = name
         self._groups = {key: self._group(key, vpc_id) for key in dict.fromkeys(rule.group for rule in rules)}
         self.ids = {key: group.id for key, group in self._groups.items()}
-        self.ready = [self._rule(rule) for rule in rules]
+        for rule in rules:
+            self._rule(rule)
         self.register_outputs({"ids": self.ids})
 
     def _group(self, key: str, vpc_id: pulumi.Input[str]) -> aws.ec2.SecurityGroup:
@@ -51,10 +51,10 @@ class SecurityGroups(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
 
-    def _rule(self, rule: Rule) -> pulumi.Resource:
+    def _rule(self, rule: Rule) -> None:
         kind = aws.vpc.SecurityGroupIngressRule if rule.direction == "ingress" else aws.vpc.SecurityGroupEgressRule
         first, last = rule.ports or (None, None)
-        return kind(
+        kind(
             f"{self._name}-{rule.key}",
             security_group_id=self.ids[rule.group],
             ip_protocol=rule.protocol,

@@ -93,8 +93,7 @@ def system(plan: LustrePlan, found: ClusterSpec | None = None) -> tuple[Register
             bucket_names={"data": pulumi.Output.from_input("our-data"), "checkpoints": "our-checkpoints"},
             log_days=14,
         )
-        ready = pulumi.Output.all(*[one.urn for one in made.ready])
-        return {"id": made.id, "dns": made.dns_name, "mount": made.mount_name, "ready": ready}
+        return {"id": made.id, "dns": made.dns_name, "mount": made.mount_name}
 
     return run(program)
 
@@ -158,10 +157,9 @@ def test_links_are_made_one_after_the_other_and_wait_for_our_buckets() -> None:
         {"path": "/a-b", "bucket": "corpus"},
         {"path": "/a/b", "bucket": "checkpoints", "prefix": "out", "import_events": [], "export_events": ["NEW"]},
     ]
-    made, values = system(lustre(Lustre(), False), spec({"lustre": {"associations": links}}))
+    made = system(lustre(Lustre(), False), spec({"lustre": {"associations": links}}))[0]
     names = ["fs-link/data", "fs-link/a-b", "fs-link/a/b"]
     assert made.named(LINK) == names
-    assert len(values["ready"]) == 4
     for before, name in pairwise(["fs-system", *names]):
         assert before in made.waits_for(name)
     sent = [made.sent(name) for name in names]
@@ -179,7 +177,7 @@ def test_an_existing_file_system_is_passed_on_and_nothing_is_made() -> None:
         id="fs-0123456789abcdef0", dns_name="there", mount_name="mnt", security_group_id="sg-0123456789abcdef0"
     )
     made, values = system(lustre(Lustre(existing=existing), False))
-    assert values == {"id": "fs-0123456789abcdef0", "dns": "there", "mount": "mnt", "ready": []}
+    assert values == {"id": "fs-0123456789abcdef0", "dns": "there", "mount": "mnt"}
     assert [request.type for request in made.requests.values() if request.type.startswith("aws:")] == []
 
 
