@@ -55,8 +55,9 @@ def read(stack: str, folder: Path = PROGRAM) -> Stack:
             f"{path.name}: config is missing or no table; fix: copy one of infra/Pulumi.*.yaml and edit it"
         )
     region = values.get(REGION) or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if region and not isinstance(region, str):
-        raise InfraError(problem(f"{path.name}: {REGION}", region, "is not text", allowed="like us-east-1"))
+    if region and not (isinstance(region, str) and re.fullmatch(r"[a-z0-9-]+", region)):
+        why = "is no region's name" if isinstance(region, str) else "is not text"
+        raise InfraError(problem(f"{path.name}: {REGION}", region, why, allowed="like us-east-1"))
     return Stack(stack, region or None, parse(values.get(KEY)))
 
 

@@ -149,7 +149,8 @@ BAD: dict[str, list[list[Resource]]] = {
         [resource("ec2/defaultSecurityGroup:DefaultSecurityGroup", props={"ingress": [{"cidrBlocks": ["0.0.0.0/0"]}]})],
         *([ingress(cidrIpv4=half)] for half in ("0.0.0.0/1", "128.0.0.0/1", "64.0.0.0/2", "8.0.0.0/7")),
         *([ingress(cidrIpv6=most)] for most in ("0::/0", "0:0::0/0", "8000::/1", "2000::/3")),
-        *([eks(**open_to)] for open_to in ({}, {"publicAccessCidrs": []}, {"publicAccessCidrs": ["0.0.0.0/0"]})),
+        [eks()],
+        *([eks(publicAccessCidrs=ranges)] for ranges in ([], ["0.0.0.0/0"])),
         [eks(endpointPublicAccess=True, publicAccessCidrs=["203.0.113.0/24", "0.0.0.0/1"])],
     ],
     "POL-006": [

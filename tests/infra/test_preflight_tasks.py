@@ -196,6 +196,8 @@ def test_the_environment_names_the_region_where_the_file_does_not(
         ("when: 2026-13-45T00:00:00Z", "month"),
         ("config:\n  aws:region: {a: 1}", "aws:region = {'a': 1}: is not text; allowed: like us-east-1"),
         ("config:\n  aws:region: 7", "is not text"),
+        ('config:\n  aws:region: "us-east-1\\n"', "is no region's name"),
+        ('config:\n  aws:region: "\\uDC80"', "is no region's name"),
         ("config:\n  a: {b: [{c: 1,\n    d: 2, c: 3}]}", r"config\.a\.b\.0\.c stands twice, again in line 3; fix: "),
         ("config:\n  ? 'a\\e'\n  : &x {z: 1, z: 1}\n  b: *x", "config.a.*z stands twice"),
     ],
