@@ -52,12 +52,14 @@ def preflight(
 
         print("\n".join(report.rule_lines([*OFFLINE.values(), *ABOUT_SUPPRESSIONS.values(), *ONLINE.values()])))
         return
-    found = _or_exit(lambda: _findings(stack, online))
-    if json:
+    found, wrong = _or_exit(lambda: _findings(stack, online))
+    if json and not wrong:
         print(report.as_json([finding for findings in found.values() for finding in findings]))
-    else:
+    elif not json:
         for name, findings in found.items():
-            print(*([f"{name}:"] if len(found) > 1 else []), *report.lines(findings), sep="\n")
+            print(*([] if stack else [f"{name}:"]), *report.lines(findings), sep="\n")
+    if wrong:
+        raise Exit("\n".join(wrong), InfraError.exit_code)
     if code := max(report.exit_code(findings) for findings in found.values()):
         raise Exit(code=code)
 
@@ -86,15 +88,22 @@ def aws_local(_context: Invocation) -> None:
     raise Exit(code=main())
 
 
-def _findings(stack: str | None, online: bool) -> dict[str, list[Finding]]:
-    """By stack; the account is known only online."""
+def _findings(stack: str | None, online: bool) -> tuple[dict[str, list[Finding]], list[str]]:
+    """By stack, and the lines about stacks that cannot be read; the account is known only online."""
     if stack is None and online:
         raise InfraError("--online needs a stack: each asks its own region; fix: add --stack NAME")
     names = stackfile.stacks() if stack is None else [stack]
     if not names:
         raise InfraError(f"there is no Pulumi.<stack>.yaml in {stackfile.PROGRAM}; fix: write one, see README.md")
     look = _asked if online else _alone
-    return {name: look(stackfile.read(name)) for name in names}
+    found: dict[str, list[Finding]] = {}
+    wrong: list[str] = []
+    for name in names:
+        try:
+            found[name] = look(stackfile.read(name))
+        except InfraError as error:
+            wrong += error.problems if stack else [f"{name}: {line}" for line in error.problems]
+    return found, wrong
 
 
 def _alone(stack: stackfile.Stack) -> list[Finding]:

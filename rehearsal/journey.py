@@ -310,6 +310,7 @@ def take_down(journey: Journey) -> None:
     """The last stage, with an engine: what costs by the hour goes, what holds the run stays."""
     found = journey.provisioned
     if found is None or found.engine is None:
+        print("\nno teardown: without an engine there is no stack to take down", flush=True)
         return
     with journey.stage(
         "pulumi destroy --exclude-protected", real="Pulumi engine, AWS provider", emulated="AWS"

@@ -92,10 +92,11 @@ def _without_engine(environment: Mapping[str, str], missing: str) -> Provisioned
         raise EngineError(f"{' '.join(command)} ended with {done.returncode}\n{done.stderr}")
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     cluster = parse(said["outputs"]["cluster"])
+    asked = sum(kind.startswith("aws:") for kind, _ in said["resources"])
     _make_what_the_run_needs(cluster)
     return Provisioned(
         cluster=cluster,
-        outcome=f"{missing}: the program asks for {len(said['resources'])} resources; only buckets and queue were made",
+        outcome=f"{missing}: the program asks for {asked} resources; only buckets and queue were made",
         settled=False,
         engine=None,
     )

@@ -26,7 +26,7 @@ from infra.plan.observability import log_days
 from infra.plan.place import Place
 from infra.plan.repository import repository
 from infra.plan.security import rules
-from infra.plan.storage import efa_wanted, lustre
+from infra.plan.storage import lustre_plan
 
 
 class Foundation:
@@ -53,19 +53,19 @@ class Foundation:
         return [*found, *(part for part in (self.lustre, self.home) if part is not None)]
 
     def _lustre(self, spec: ClusterSpec, place: Place) -> LustreSystem | None:
-        wish = spec.storage.lustre
-        if wish is None:
+        plan = lustre_plan(spec)
+        if plan is None:
             return None
         groups = self.security.ids
         return LustreSystem(
             spec.name,
-            lustre(wish, efa_wanted(spec)),
+            plan,
             associations(spec, place),
             subnet_id=self.network.compute_subnet_id,
             security_group_ids=[groups.get("lustre", groups["cluster"])],
             bucket_names={str(key): name for key, name in self.buckets.names.items()},
             log_days=log_days(spec.observability.log_days),
-            opts=pulumi.ResourceOptions(depends_on=[self.security, self.buckets]),
+            opts=pulumi.ResourceOptions(depends_on=[self.security, *self.buckets.ready]),
         )
 
     def _home(self, spec: ClusterSpec) -> OpenZfsHome | None:

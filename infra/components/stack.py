@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pulumi
@@ -18,7 +19,7 @@ from infra.components.gang import Gang
 from infra.components.hyperpod import HyperPod
 from infra.components.observability import Observability
 from infra.components.tagging import tag_everything
-from infra.config import ClusterSpec, Group
+from infra.config import ClusterSpec, Group, parse
 from infra.plan.budget import budget
 from infra.plan.capacity import reservations
 from infra.plan.eks import eks_plan
@@ -29,10 +30,14 @@ from infra.plan.outputs import Made, cluster
 from infra.plan.place import Place, tags
 from infra.plan.teardown import first_steps, teardown
 from infra.plan.user_data import user_data
-from infra.preflight.offline import run_offline
+from infra.preflight.finding import Finding
+from infra.preflight.offline import run_in, run_offline
+from infra.preflight.rule import Context
 from infra.problems import InfraError
 
 Text = pulumi.Output[str]
+LONGEST_WORD_OF_AWS = 300
+"""The provider's own account of a failure fills a screen, its cause comes first."""
 
 
 @dataclass(frozen=True)
@@ -47,28 +52,45 @@ class Nodes:
     """Ids of the capacity reservations that this stack made."""
 
 
-def current_place() -> Place:
-    """Where the credentials and the region of this deployment lead."""
-    partition = aws.get_partition()
-    # A plugin over an older provider leaves `region` empty; its other names are deprecated.
-    region = aws.get_region().region or aws.config.region
-    if not region:
-        raise InfraError("aws:region is missing: it has no default; fix: pulumi config set aws:region us-east-1")
-    return Place(region, aws.get_caller_identity().account_id, partition.partition)
+def program(value: object) -> dict[str, Any]:
+    """What `pulumi up` runs over the configuration `value`: judged before AWS is asked for anything.
+
+    InfraError lists what is wrong with the description, or why AWS does not answer; nothing is declared then.
+    """
+    spec = parse(value)
+    stop_on_errors(run_in(spec, Context.of_region(aws.config.region, datetime.now(UTC))))
+    return declare(spec, current_place())
 
 
 def declare(spec: ClusterSpec, place: Place) -> dict[str, Any]:
-    """The program: stop on what preflight finds, then declare everything, tagged; returns the stack's outputs.
-
-    InfraError lists the findings that would fail in AWS; nothing is declared then.
-    """
+    """Stop on what preflight finds in this place, then declare everything, tagged; returns the stack's outputs."""
     findings = run_offline(spec, place)
-    if errors := [finding.line() for finding in findings if finding.level == "error"]:
-        raise InfraError(errors)
+    stop_on_errors(findings)
     for finding in findings:
         pulumi.log.warn(finding.line())
     tag_everything(tags(spec))
     return build(spec, place)
+
+
+def stop_on_errors(findings: Sequence[Finding]) -> None:
+    if errors := [finding.line() for finding in findings if finding.level == "error"]:
+        raise InfraError(errors)
+
+
+def current_place() -> Place:
+    """Where the credentials and the region of this deployment lead."""
+    try:
+        partition = aws.get_partition().partition
+        # A plugin over an older provider leaves `region` empty; its other names are deprecated.
+        region = aws.get_region().region or aws.config.region
+        account = aws.get_caller_identity().account_id
+    except Exception as error:  # noqa: BLE001 - the SDK raises nothing narrower when the provider cannot ask
+        said = " ".join(str(error).split())
+        fix = "log in (aws sso login), or set AWS_PROFILE and aws:region, then try `aws sts get-caller-identity`"
+        raise InfraError(f"AWS cannot be asked: {said[:LONGEST_WORD_OF_AWS]}; fix: {fix}") from None
+    if not region:
+        raise InfraError("aws:region is missing: it has no default; fix: pulumi config set aws:region us-east-1")
+    return Place(region, account, partition)
 
 
 def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
@@ -89,8 +111,8 @@ def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
         "cluster": _cluster(spec, place, base, nodes, watch),
         "spec": spec.model_dump(mode="json", exclude_defaults=True),
         "bundle": base.bundle.sha,
-        "firstSteps": list(first_steps(spec, place)),
-        "teardown": list(teardown(spec, place)),
+        "firstSteps": "\n".join(first_steps(spec, place)),
+        "teardown": "\n".join(teardown(spec, place)),
     }
     if watch.prometheus_endpoint is not None:
         outputs["prometheus"] = watch.prometheus_endpoint

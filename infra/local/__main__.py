@@ -23,6 +23,9 @@ CONTROL = "LUSTRAIN_LOCAL_AWS_CONTROL"
 
 
 def main(words: Sequence[str] = ()) -> int:
+    if words and words[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
     return _play(*words) if words else _serve()
 
 

@@ -95,11 +95,14 @@ class Engine:
     def outputs(self) -> dict[str, Any]:
         return json.loads(self._run("stack", "output", "--json").stdout)  # type: ignore[no-any-return]
 
+    def state(self) -> list[dict[str, Any]]:
+        """Everything in the stack's state, also what only the engine knows: the stack itself, components, providers."""
+        found = json.loads(self._run("stack", "export").stdout)
+        return found["deployment"].get("resources", [])  # type: ignore[no-any-return]
+
     def resources(self) -> list[dict[str, Any]]:
-        """The resources in the stack's state, without what only the engine knows (stack, components, providers)."""
-        state = json.loads(self._run("stack", "export").stdout)
-        made = state["deployment"].get("resources", [])
-        return [one for one in made if one.get("custom") and not one["type"].startswith("pulumi:")]
+        """What of the state is in AWS."""
+        return [one for one in self.state() if one.get("custom") and not one["type"].startswith("pulumi:")]
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = ["pulumi", *words, "--cwd", str(self.folder), "--non-interactive", "--color", "never"]

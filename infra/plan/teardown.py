@@ -121,7 +121,9 @@ def teardown(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
     if made := reservations(spec):
         lines.append(f"  reserved capacity of {', '.join(one.group for one in made)}: {CANCEL}")
     lines += [
-        "Then forget what is gone and remove the rest: pulumi refresh, pulumi state unprotect --all, pulumi destroy",
+        "Then forget what is gone and remove the rest: pulumi refresh, pulumi state unprotect --all, pulumi destroy; "
+        "it forgets what is retained and deletes none of it, so remove that first",
+        "pulumi stack rm --preserve-config keeps the stack's file, which it would delete",
         *_again(spec, place),
         "A VPC that will not go may hold GuardDuty's own endpoint and security group: aws ec2 describe-vpc-endpoints "
         "--filters Name=tag:GuardDutyManaged,Values=true",

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 import yaml
+from invoke.context import Context as Invocation
+from invoke.exceptions import Exit
 
+from infra import tasks
 from infra.config import parse
 from infra.plan.bundle import bundle
 from infra.preflight import report, stackfile
@@ -50,6 +53,21 @@ def test_all_example_stacks_pass() -> None:
     done = fab("preflight")
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"{stack}:" in done.stdout for stack in STACKS)
+
+
+def test_a_stack_that_cannot_be_read_hides_no_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, "bad", {**config("rehearsal"), "lustrain:cluster": {"nme": "x"}})
+    write(folder, "good", config("rehearsal"))
+    read = stackfile.read
+    monkeypatch.setattr(stackfile, "stacks", lambda: ["bad", "good"])
+    monkeypatch.setattr(stackfile, "read", lambda stack: read(stack, folder))
+    with pytest.raises(Exit) as ended:
+        tasks.preflight(Invocation())
+    assert ended.value.code == 2
+    assert "good:\nno errors" in capsys.readouterr().out
+    assert all(line.startswith("bad: lustrain:cluster.") for line in str(ended.value).splitlines())
 
 
 def test_findings_as_json_are_a_list() -> None:

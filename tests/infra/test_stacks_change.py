@@ -102,7 +102,7 @@ def run_course(live: Live, folder: Path) -> Course:
     other_group = answer(live, regrouped(spec)) if live.stack in WITH_SSD else ""
     engine.change(spec)
 
-    before = engine.resources()
+    before = engine.state()
     engine("destroy", "--yes", "--skip-preview", "--exclude-protected")
     rest = engine.resources()
     return Course(
@@ -152,10 +152,13 @@ def protected_and_below(resources: list[dict[str, Any]]) -> list[dict[str, Any]]
     found: dict[str, dict[str, Any]] = {}
     while todo:
         urn = todo.pop()
-        if urn not in found and urn in known:
+        if urn not in found:
             found[urn] = known[urn]
             todo += known[urn].get("dependencies", [])
-    return list(found.values())
+            # To wait for a component is to wait for all that is in it.
+            if not known[urn].get("custom"):
+                todo += [one["urn"] for one in resources if one.get("parent") == urn]
+    return [one for one in found.values() if one.get("custom") and not one["type"].startswith("pulumi:")]
 
 
 def still_costing(live: Live, rest: list[dict[str, Any]]) -> frozenset[str]:
