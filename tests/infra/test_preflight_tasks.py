@@ -67,7 +67,7 @@ def test_a_stack_that_cannot_be_read_hides_no_other(
         tasks.preflight(Invocation())
     assert ended.value.code == 2
     assert "good:\nno errors" in capsys.readouterr().out
-    assert all(line.startswith("bad: lustrain:cluster.") for line in str(ended.value).splitlines())
+    assert all(line.startswith("bad: lustrain:cluster.") for line in str(ended.value.message).splitlines())
 
 
 def test_findings_as_json_are_a_list() -> None:
