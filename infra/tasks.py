@@ -16,9 +16,10 @@ from invoke.context import Context as Invocation
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from infra.config import parse
+from infra.config import ClusterSpec, parse
 from infra.plan import iam_deployer
 from infra.plan.bundle import bundle
+from infra.plan.summary import summary
 from infra.preflight import report, stackfile
 from infra.preflight.change import Change
 from infra.preflight.explain import explain, explain_bundle, refused
@@ -54,13 +55,14 @@ def preflight(
         return
     found, wrong = _or_exit(lambda: _findings(stack, online))
     if json and not wrong:
-        print(report.as_json([finding for findings in found.values() for finding in findings]))
+        print(report.as_json([finding for _, findings in found.values() for finding in findings]))
     elif not json:
-        for name, findings in found.items():
-            print(*([] if stack else [f"{name}:"]), *report.lines(findings), sep="\n")
+        for name, (spec, findings) in found.items():
+            planned = () if report.exit_code(findings) else summary(spec)
+            print(*([] if stack else [f"{name}:"]), *planned, *report.lines(findings), sep="\n")
     if wrong:
         raise Exit("\n".join(wrong), InfraError.exit_code)
-    if code := max(report.exit_code(findings) for findings in found.values()):
+    if code := max(report.exit_code(findings) for _, findings in found.values()):
         raise Exit(code=code)
 
 
@@ -88,19 +90,20 @@ def aws_local(_context: Invocation) -> None:
     raise Exit(code=main())
 
 
-def _findings(stack: str | None, online: bool) -> tuple[dict[str, list[Finding]], list[str]]:
-    """By stack, and the lines about stacks that cannot be read; the account is known only online."""
+def _findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSpec, list[Finding]]], list[str]]:
+    """Spec and findings by stack, and the lines about stacks that cannot be read; the account is known only online."""
     if stack is None and online:
         raise InfraError("--online needs a stack: each asks its own region; fix: add --stack NAME")
     names = stackfile.stacks() if stack is None else [stack]
     if not names:
         raise InfraError(f"there is no Pulumi.<stack>.yaml in {stackfile.PROGRAM}; fix: write one, see README.md")
     look = _asked if online else _alone
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, tuple[ClusterSpec, list[Finding]]] = {}
     wrong: list[str] = []
     for name in names:
         try:
-            found[name] = look(stackfile.read(name))
+            read = stackfile.read(name)
+            found[name] = read.spec, look(read)
         except InfraError as error:
             wrong += error.problems if stack else [f"{name}: {line}" for line in error.problems]
     return found, wrong

@@ -66,8 +66,17 @@ def test_a_stack_that_cannot_be_read_hides_no_other(
     with pytest.raises(Exit) as ended:
         tasks.preflight(Invocation())
     assert ended.value.code == 2
-    assert "good:\nno errors" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith("good:\ntrain: 2 x g6e.8xlarge, spot")
+    assert "no errors" in said
     assert all(line.startswith("bad: lustrain:cluster.") for line in str(ended.value.message).splitlines())
+
+
+def test_what_is_planned_comes_with_the_rule_that_decided_it_unless_it_cannot_be() -> None:
+    done = fab("preflight", "--stack", "hyperpod-slurm-p5")
+    planned = "Lustre: 9,600 GiB at 1000 MB/s per TiB, 9,600 MB/s in all, with EFA: capacity comes in steps of 2400 GiB"
+    assert planned in done.stdout
+    assert "train: 4 x p5.48xlarge, training-plan, EFA interfaces: 32 each" in done.stdout
 
 
 def test_findings_as_json_are_a_list() -> None:

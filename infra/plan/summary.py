@@ -1,0 +1,32 @@
+"""What a description comes to, for a person: machines, addresses, and the file system with the rule that decided it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from infra.catalog.instances import instance
+from infra.config import ClusterSpec
+from infra.plan.network import addresses_needed
+from infra.plan.storage import LustrePlan, lustre_plan
+
+
+def summary(spec: ClusterSpec) -> tuple[str, ...]:
+    """One line for each group, the addresses, and the Lustre file system where there is one."""
+    found = lustre_plan(spec)
+    addresses = f"{addresses_needed(spec)} addresses of the compute subnet"
+    return (*_groups(spec), addresses, *([_lustre(found)] if found else []))
+
+
+def _groups(spec: ClusterSpec) -> Iterator[str]:
+    for group in spec.groups:
+        kind = instance(group.ec2_type)
+        efa = f", EFA interfaces: {kind.efa} each" if kind and kind.efa and group.role == "worker" else ""
+        yield f"{group.name}: {group.count} x {group.ec2_type}, {group.capacity.mode}{efa}"
+
+
+def _lustre(plan: LustrePlan) -> str:
+    if plan.existing:
+        return f"Lustre: {plan.existing.id}, which is there"
+    size = f"{plan.capacity_gib:,} GiB at {plan.per_tib_mb_s} MB/s per TiB, " if plan.capacity_gib else ""
+    efa = "with EFA" if plan.efa else "without EFA"
+    return f"Lustre: {size}{plan.throughput_mb_s or 0:,.0f} MB/s in all, {efa}: {plan.binding}"
