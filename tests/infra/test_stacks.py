@@ -204,8 +204,7 @@ def test_a_recommendation_for_a_node_arrives_in_the_clusters_queue(lives: Lives,
     (group,) = live.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names)["AutoScalingGroups"]
     node = group["Instances"][0]["InstanceId"]
     live.aws.events.rebalance(node)
-    event = arrived(live, "EC2 Instance Rebalance Recommendation")
-    assert event["detail"]["instance-id"] == node
+    assert arrived(live, "EC2 Instance Rebalance Recommendation", node)
 
 
 @pytest.mark.parametrize("stack", HYPERPOD)
@@ -215,17 +214,18 @@ def test_a_failing_node_arrives_in_the_clusters_queue(lives: Lives, stack: str) 
     nodes = live.client("sagemaker").list_cluster_nodes(ClusterName=name)["ClusterNodeSummaries"]
     worker = next(one for one in nodes if one["InstanceGroupName"] == live.spec.workers[-1].name)
     live.aws.events.node_fault(name, worker["InstanceId"], str(live.cluster.region))
-    event = arrived(live, "SageMaker HyperPod Cluster Node Health Event")
-    assert worker["InstanceId"] in json.dumps(event["detail"])
+    assert arrived(live, "SageMaker HyperPod Cluster Node Health Event", worker["InstanceId"])
 
 
-def arrived(live: Live, kind: str) -> dict[str, Any]:
-    """The first event of a kind in the cluster's queue; reads for up to ten seconds."""
+def arrived(live: Live, kind: str, node: str) -> bool:
+    """Whether an event of a kind about a node comes to the cluster's queue within ten seconds.
+
+    Notices of other clusters' nodes come as well: EC2's events say nothing of clusters.
+    """
     sqs = live.client("sqs")
     for _ in range(5):
         found = sqs.receive_message(QueueUrl=live.cluster.interruption_queue, MaxNumberOfMessages=10, WaitTimeSeconds=2)
-        for message in found.get("Messages", []):
-            event: dict[str, Any] = json.loads(message["Body"])
-            if event["detail-type"] == kind:
-                return event
-    raise AssertionError(f"no {kind} in {live.cluster.interruption_queue}")
+        events = [json.loads(message["Body"]) for message in found.get("Messages", [])]
+        if any(event["detail-type"] == kind and node in json.dumps(event["detail"]) for event in events):
+            return True
+    return False
