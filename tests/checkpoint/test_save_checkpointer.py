@@ -330,6 +330,17 @@ def test_old_checkpoints_are_pruned_as_the_options_say(store: ObjectStore) -> No
     assert manifests_of(store) == [ManifestId(1, 4), ManifestId(1, 5)]
 
 
+def test_a_job_that_commits_nothing_prunes_what_killed_jobs_before_it_left(store: ObjectStore) -> None:
+    with checkpointer(store, Events(), keep_last=9) as saver:
+        for step in range(1, 5):
+            saver.save(step, ALL, {}, {}, {})
+            saver.wait(PATIENCE_S)
+    assert len(manifests_of(store)) == 4
+    with checkpointer(store, Events(), keep_last=2, parent=ManifestId(1, 4)):
+        pass
+    assert manifests_of(store) == [ManifestId(1, 3), ManifestId(1, 4)]
+
+
 def test_a_pruning_that_fails_is_reported_and_costs_no_checkpoint(tmp_path: Path) -> None:
     class Undeletable(LocalStore):
         def delete(self, key: str, *, if_match: str | None = None) -> None:

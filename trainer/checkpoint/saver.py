@@ -363,6 +363,9 @@ class Checkpointer:
                 going_on = self._commits.get() and going_on
             self._prune(orphans=orphans)
             orphans = False
+        if orphans and self._rank == 0 and self._parent is not None:
+            # Jobs before this one may have died between a commit and its pruning; nobody else comes after the last.
+            self._prune(orphans=False)
 
     def _prune(self, *, orphans: bool) -> None:
         try:
