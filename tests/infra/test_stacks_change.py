@@ -146,19 +146,26 @@ def as_aws_says(live: Live) -> tuple[int, str]:
 
 
 def protected_and_below(resources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The protected resources and everything that they depend on."""
+    """The protected resources and everything that they depend on.
+
+    To wait for a component is to wait for all that is in it; what a component waits for, all that is in it waits for.
+    """
     known = {one["urn"]: one for one in resources}
-    todo = [one["urn"] for one in resources if one.get("protect")]
-    found: dict[str, dict[str, Any]] = {}
+    todo = {(one["urn"], True) for one in resources if one.get("protect")}
+    found: set[tuple[str, bool]] = set()
     while todo:
-        urn = todo.pop()
-        if urn not in found:
-            found[urn] = known[urn]
-            todo += known[urn].get("dependencies", [])
-            # To wait for a component is to wait for all that is in it.
-            if not known[urn].get("custom"):
-                todo += [one["urn"] for one in resources if one.get("parent") == urn]
-    return [one for one in found.values() if one.get("custom") and not one["type"].startswith("pulumi:")]
+        urn, whole = step = todo.pop()
+        if step in found or urn not in known:
+            continue
+        found.add(step)
+        one = known[urn]
+        todo |= {(other, True) for other in one.get("dependencies", [])}
+        if one.get("parent"):
+            todo.add((one["parent"], False))
+        if whole and not one.get("custom"):
+            todo |= {(child["urn"], True) for child in resources if child.get("parent") == urn}
+    needed = [known[urn] for urn, whole in found if whole]
+    return [one for one in needed if one.get("custom") and not one["type"].startswith("pulumi:")]
 
 
 def still_costing(live: Live, rest: list[dict[str, Any]]) -> frozenset[str]:
