@@ -170,8 +170,9 @@ def protected_and_below(resources: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 def still_costing(live: Live, rest: list[dict[str, Any]]) -> frozenset[str]:
     """Ids of gateways, groups and clusters of this stack that AWS still has, less those that the state still knows."""
-    owner = [{"Name": "tag:lustrain:cluster", "Values": [live.cluster.name]}]
-    gateways = live.client("ec2").describe_nat_gateways(Filters=owner)["NatGateways"]
+    owner = {"Key": "lustrain:cluster", "Value": live.cluster.name}
+    # Filtered here: the emulation gives every gateway of the region whatever tag is asked for.
+    gateways = [one for one in live.client("ec2").describe_nat_gateways()["NatGateways"] if owner in one["Tags"]]
     running = {one["NatGatewayId"] for one in gateways if one["State"] not in ("deleted", "deleting")}
     groups = live.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
     running |= {one["AutoScalingGroupName"] for one in groups} & set(live.cluster.nodes.auto_scaling_groups)

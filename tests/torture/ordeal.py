@@ -212,8 +212,9 @@ class Ordeal:
         assert "Traceback" not in job.said(), job.said()
 
     def _left_loop(self, job: Job) -> bool:
-        """Whether the last step is done, and only its save may be missing."""
-        return f"step {self._steps}/{self._steps}" in job.ranks[0].said()
+        """Whether the last step is done, and only its save may be missing; a job that resumes at the end has no step to do."""
+        said = job.ranks[0].said()
+        return f"step {self._steps}/{self._steps}" in said or f"resumed: step {self._steps}," in said
 
     def _tell(self) -> None:
         if time.monotonic() - self._said >= SAY_EVERY_S:
