@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -46,5 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def hold_notices(words: Sequence[str]) -> None:
+    """Have SIGTERM and SIGUSR1 wait until training listens (`trainer.interrupt`), instead of ending it while torch is loaded:
+    a launcher would take that for a failure, and the ranks that were faster would wait for this one."""
+    held = words[:1] == ["train"]
+    signal.pthread_sigmask(signal.SIG_BLOCK if held else signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1))
+    # Whoever started this process may have held it (`trainer.launch.local`).
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+
+
 if __name__ == "__main__":
+    hold_notices(sys.argv[1:])
     sys.exit(main())

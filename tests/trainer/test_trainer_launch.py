@@ -1,9 +1,17 @@
 """The local launcher hands on what a scheduler needs: one exit code that means something."""
 
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
-from trainer.errors import UserError
+from trainer.checkpoint.lease import committed
+from trainer.errors import EXIT_REQUEUE, UserError
 from trainer.launch.local import job_exit_code, main, rank_environment
+from trainer.storage import open_store
 
 
 @pytest.mark.parametrize(
@@ -35,3 +43,35 @@ def test_ranks_meet_on_loopback_and_the_users_thread_count_wins() -> None:
 def test_no_ranks_is_a_mistake_in_one_line() -> None:
     with pytest.raises(UserError, match="--nproc = 0"):
         main(["--nproc", "0", "--", "train", "x.toml"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_s", [0.3, 1.0])
+def test_a_notice_while_the_ranks_still_load_torch_ends_in_a_checkpoint_and_85(tmp_path: Path, delay_s: float) -> None:
+    """`docker stop` of a container that has just begun; a rank that dies of it looks like a failure to every launcher."""
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f"""
+[run]
+uri = "{tmp_path}/run"
+[task]
+name = "tests.trainer.tiny_task:Tiny"
+[train]
+steps = 1000000
+global_batch = 4
+micro_batch = 2
+[optimizer]
+lr = 0.01
+[parallel]
+device = "cpu"
+[interrupt]
+metadata = false
+"""
+    )
+    command = [sys.executable, "-m", "trainer.launch.local", "--nproc", "2", "--", "train", str(config)]
+    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    time.sleep(delay_s)
+    job.send_signal(signal.SIGTERM)
+    said = job.communicate(timeout=60)[1]
+    assert job.returncode == EXIT_REQUEUE, said
+    assert committed(open_store(f"{tmp_path}/run")), said

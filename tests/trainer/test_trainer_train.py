@@ -108,6 +108,7 @@ def test_every_step_leaves_one_whole_record(config: Path, tmp_path: Path) -> Non
     assert [record["step"] for record in records if "eval_loss" in record] == [5, 10]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit_and_exits_85_and_0(config: Path, tmp_path: Path) -> None:
     assert train(config, f"run.uri={tmp_path}/reference", *LONG) == 0
     stop_once_saved = threading.Thread(target=stop_after_first_save, args=(tmp_path,))

@@ -49,6 +49,8 @@ class SignalFlag:
     def install(self) -> None:
         self._previous = {watched: signal.signal(watched, self._handle) for watched in WATCHED}
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        # What came while nobody listened (`trainer.__main__`) arrives now.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a signal arrives, `wake` is called, or the time is over."""

@@ -106,9 +106,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         for job in jobs:
             job.send(number)
 
-    for number in FORWARDED:
-        signal.signal(number, forward)
-    jobs.append(LocalJob(arguments, args.nproc))
+    # A signal waits until there is someone to pass it on to; ranks begin with it held, and let go once they listen.
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        for number in FORWARDED:
+            signal.signal(number, forward)
+        jobs.append(LocalJob(arguments, args.nproc))
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     return jobs[0].wait()
 
 
