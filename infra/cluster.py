@@ -7,15 +7,65 @@ there already. Nothing in it is secret. A reader refuses a version that it does 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from string import Formatter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from infra.problems import InfraError, problem, problems_of
 
 VERSION = 1
+
+Backend = Literal["hyperpod-slurm", "hyperpod-eks", "ec2", "machines"]
+"""`machines` are nodes that are there already."""
+Profile = Literal["efa-gpu", "gaudi", "cpu", "login"]
+"""Sets of settings that a node can have."""
+
+
+def like(pattern: str, what: str, example: str) -> AfterValidator:
+    """Text of a known form; the message says what it should be and shows one."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise ValueError(f"is not {what}; allowed: like {example}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _ssm_target(form: str) -> str:
+    """A format that gives each node a target of its own, and is nothing but text and the names it may hold."""
+    allowed = "allowed: text with {instance_id} and, for HyperPod, {group}"
+    try:
+        found = [(name, form_of or "", conversion) for _, name, form_of, conversion in Formatter().parse(form)]
+    except ValueError as error:
+        raise ValueError(f"is no format: {error}; {allowed}") from None
+    fields = {field for field in found if field[0] is not None}
+    if odd := sorted(f"{{{field[0]}}}" for field in fields - {("instance_id", "", None), ("group", "", None)}):
+        raise ValueError(f"holds {', '.join(odd)}, which is not known here; {allowed}")
+    if ("instance_id", "", None) not in fields:
+        raise ValueError(f"is the same for every node; {allowed}")
+    return form
+
+
+AbsolutePath = Annotated[str, like(r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+", "a plain absolute path", "/fsx")]
+"""Of a file system: it becomes the name and the text of systemd units, and words of commands."""
+MountWord = Annotated[
+    str, like(r"[A-Za-z0-9._:-]*", "a name that can be mounted", "fs-0123.fsx.us-east-1.amazonaws.com")
+]
+"""Empty in a plan, where the file system is not made yet."""
 
 
 class Section(BaseModel):
@@ -55,7 +105,7 @@ class Reach(Section):
     """SSH: path of the private key on the operator's machine; never the key itself."""
     jump: str | None = None
     """SSH: `user@host` to go through."""
-    ssm_target: str | None = None
+    ssm_target: Annotated[str, AfterValidator(_ssm_target)] | None = None
     """Format of the SSM target: `{instance_id}`, for HyperPod `sagemaker-cluster:<id>_{group}-{instance_id}`."""
 
 
@@ -74,7 +124,7 @@ class NodeGroup(Section):
 class Stripe(Section):
     """One `lfs setstripe` for a folder of the file system."""
 
-    path: str
+    path: AbsolutePath
     options: tuple[str, ...]
     why: str
 
@@ -83,24 +133,28 @@ class FileSystem(Section):
     """An FSx for Lustre file system and what clients need to mount and tune it."""
 
     id: str
-    dns_name: str
-    mount_name: str
-    path: str
+    dns_name: MountWord
+    mount_name: MountWord
+    path: AbsolutePath
     efa: bool = False
     throughput_mb_s: float | None = None
     stripes: tuple[Stripe, ...] = ()
-    parameters: Mapping[str, str] = {}
-    """`lctl set_param` after the mount."""
-    modules: Mapping[str, str] = {}
-    """Options of kernel modules, before the mount."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_settings(cls, value: Any) -> Any:
+        """Outputs of clusters that are up may still tell settings of clients, which the node agent knows by itself now."""
+        if not isinstance(value, Mapping):
+            return value
+        return {key: item for key, item in value.items() if key not in ("parameters", "modules")}
 
 
 class HomeSystem(Section):
     """An OpenZFS file system for homes, mounted over NFS."""
 
     id: str
-    dns_name: str
-    path: str
+    dns_name: MountWord
+    path: AbsolutePath
 
 
 class BucketNames(Section):
@@ -116,16 +170,34 @@ class Paid(Section):
     ends_at: AwareDatetime | None = None
 
 
+def _as_text(value: object) -> object:
+    """YAML takes `on` for true and digits for a number; settings are compared with what a node says, which is text."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value) if isinstance(value, int | float) else value
+
+
+class Tuning(Section):
+    """What node tuning does otherwise than by itself; `node_setup/settings/` holds the settings."""
+
+    profiles: Mapping[str, Profile] = {}
+    """By group; nodes of the others go by their hardware and role."""
+    settings: Mapping[str, Annotated[str, BeforeValidator(_as_text)]] = {}
+    """By a setting's id: another value, or `on` or `off`."""
+
+
 class Cluster(Section):
     version: Literal[1] = 1
     name: str
-    backend: Literal["hyperpod-slurm", "hyperpod-eks", "ec2", "machines"]
-    """`machines` are nodes that are there already."""
+    backend: Backend
     region: str | None = None
     zone_id: str | None = None
     nodes: Nodes
     reach: Reach
     groups: Mapping[str, NodeGroup]
+    tuning: Tuning = Tuning()
     lustre: FileSystem | None = None
     home: HomeSystem | None = None
     buckets: BucketNames = BucketNames()
@@ -159,13 +231,55 @@ def parse(value: object, source: str = "cluster") -> Cluster:
 def read(path: Path) -> Cluster:
     """The Cluster in a JSON file."""
     try:
-        return parse(json.loads(path.read_text(encoding="utf-8")), path.name)
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise InfraError(problem("cluster file", str(path), error.strerror or "cannot be read")) from None
+    except UnicodeDecodeError:
+        raise InfraError(problem("cluster file", str(path), "is no text in UTF-8")) from None
+    return decoded(text, str(path))
+
+
+def decoded(text: str, path: str) -> Cluster:
+    """The Cluster in the JSON text of the file `path`."""
+    try:
+        found = json.loads(text)
     except ValueError as error:
-        raise InfraError(problem("cluster file", str(path), f"is no JSON: {error}")) from None
+        raise InfraError(problem("cluster file", path, f"is no JSON: {error}")) from None
+    except RecursionError:
+        raise InfraError(problem("cluster file", path, "is no Cluster: it has too many levels")) from None
+    return parse(found, Path(path).name)
 
 
 def to_json(cluster: Cluster) -> dict[str, Any]:
     """The cluster as plain JSON data, unset keys left out."""
     return cluster.model_dump(mode="json", exclude_none=True)
+
+
+def node_document(cluster: Cluster) -> dict[str, Any]:
+    """What the node agent has to know of its cluster, as plain JSON data; `node_setup/agent/model.py` reads it."""
+    return described(cluster.name, cluster.backend, cluster.groups, cluster.lustre, cluster.tuning)
+
+
+def described(
+    name: str, backend: Backend, groups: Mapping[str, NodeGroup], lustre: FileSystem | None, tuning: Tuning
+) -> dict[str, Any]:
+    """The node document out of its parts.
+
+    Except for `machines` nothing in it exists only after the deployment: the lifecycle bundle, which is written before,
+    holds the same. How many nodes a group has is not in it, so that another count does not make another bundle; nor is the
+    file system on EKS, where pods mount it and a node has it nowhere.
+    """
+    if backend == "hyperpod-eks":
+        lustre = None
+    known = {"type", "role", "gpus", "efa", "nvme"}
+    shown = {"path", "efa", "throughput_mb_s", "stripes"}
+    mounted_by_agent = lustre if backend == "machines" else None
+    return {
+        "version": VERSION,
+        "cluster": name,
+        "backend": backend,
+        "groups": {key: group.model_dump(mode="json", include=known) for key, group in groups.items()},
+        "lustre": lustre.model_dump(mode="json", include=shown) if lustre else None,
+        "mount": mounted_by_agent and mounted_by_agent.model_dump(include={"dns_name", "mount_name"}),
+        "tuning": tuning.model_dump(mode="json"),
+    }

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from infra.cluster import Tuning, like
 from infra.problems import InfraError, problems_of
 
 KEY = "lustrain:cluster"
@@ -29,19 +30,8 @@ DraEvent = Literal["NEW", "CHANGED", "DELETED"]
 NicPolicy = Literal["addresses", "bandwidth"]
 
 
-def _like(pattern: str, what: str, example: str) -> AfterValidator:
-    """Text of a known form; the message says what it should be and shows one."""
-
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value, re.ASCII):
-            raise ValueError(f"is not {what}; allowed: like {example}")
-        return value
-
-    return AfterValidator(check)
-
-
 def _id(prefix: str, what: str) -> AfterValidator:
-    return _like(rf"{prefix}-[0-9a-f]{{8,17}}", f"the id of {what}", f"{prefix}-0123456789abcdef0")
+    return like(rf"{prefix}-[0-9a-f]{{8,17}}", f"the id of {what}", f"{prefix}-0123456789abcdef0")
 
 
 def _at_least_one(value: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -53,12 +43,12 @@ def _at_least_one(value: tuple[Any, ...]) -> tuple[Any, ...]:
 Name = Annotated[
     str,
     Field(max_length=40),
-    _like(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", "a name", "llm-p5 (small letters, digits, single dashes inside)"),
+    like(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", "a name", "llm-p5 (small letters, digits, single dashes inside)"),
 ]
 """Fits HyperPod's `[a-zA-Z0-9](-*[a-zA-Z0-9])*`, at most 63, and a bucket's rules with what we add before and after it."""
 ZoneId = Annotated[
     str,
-    _like(
+    like(
         r"[a-z]{3,4}\d-([a-z0-9]+-)?az\d+",
         "a zone id (us-east-1a is a zone name, another one in each account)",
         "use1-az4",
@@ -68,10 +58,11 @@ ZoneId = Annotated[
 Positive = Annotated[int, Field(gt=0)]
 Days = Annotated[int, Field(ge=1, le=3650)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
-AbsolutePath = Annotated[str, _like(r"(/[A-Za-z0-9._-]+)+", "an absolute path", "/fsx")]
+AbsolutePath = Annotated[str, like(r"(/(\.\.?|[A-Za-z0-9_][A-Za-z0-9._-]*))+", "a plain absolute path", "/fsx")]
+"""As the Cluster's, but for `..`: that has rules of preflight, which say why."""
 PlanArn = Annotated[
     str,
-    _like(
+    like(
         r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:training-plan/.+",
         "the ARN of a training plan",
         "arn:aws:sagemaker:us-west-2:123456789012:training-plan/mine",
@@ -137,7 +128,7 @@ class Group(Section):
     """Machines of one kind; with `ec2` and `hyperpod-eks` all are workers."""
 
     name: Name
-    instance_type: Annotated[str, _like(r"(ml\.)?[a-z0-9-]+\.[a-z0-9-]+", "an instance type", "p5.48xlarge")]
+    instance_type: Annotated[str, like(r"(ml\.)?[a-z0-9-]+\.[a-z0-9-]+", "an instance type", "p5.48xlarge")]
     """EC2's name (`p5.48xlarge`); HyperPod's `ml.` is added where it belongs."""
     count: Annotated[int, Field(ge=0, le=6758)]
     """HyperPod's upper limit, from its API model."""
@@ -211,7 +202,7 @@ class Association(Section):
 class ExistingLustre(Section):
     id: Annotated[str, _id("fs", "a file system")]
     dns_name: str
-    mount_name: Annotated[str, _like(r"[A-Za-z0-9_-]{1,8}", "a mount name", "fsx or abcd1234")]
+    mount_name: Annotated[str, like(r"[A-Za-z0-9_-]{1,8}", "a mount name", "fsx or abcd1234")]
     security_group_id: Annotated[str, _id("sg", "a security group")]
     efa: bool = False
 
@@ -260,7 +251,7 @@ class Buckets(Section):
     checkpoints: str | None = None
     lifecycle: str | None = None
     kms_key: str | None = None
-    runs_prefix: Annotated[str, _like(r"([A-Za-z0-9._-]+/)+", "a prefix that ends in a slash", "runs/")] = "runs/"
+    runs_prefix: Annotated[str, like(r"([A-Za-z0-9._-]+/)+", "a prefix that ends in a slash", "runs/")] = "runs/"
     ephemeral_days: Days = 7
     """Objects under `ephemeral/` expire."""
     milestone_days: Annotated[int, Field(ge=30)] = 30
@@ -269,12 +260,12 @@ class Buckets(Section):
 
 
 class Repository(Section):
-    keep_last: Positive = 20
+    keep_last: Positive = 200
     existing: (
         Annotated[
             str,
             Field(max_length=255),
-            _like(
+            like(
                 r"[A-Za-z0-9.-]+(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+(:[\w.-]+)?(@sha256:[0-9a-f]{64})?",
                 "a repository's address, without https://",
                 "123456789012.dkr.ecr.us-east-1.amazonaws.com/train",
@@ -308,7 +299,7 @@ class Access(Section):
     user: str = "ubuntu"
     ssh_key: (
         Annotated[
-            str, _like(r"[!-~]([ -~]{0,253}[!-~])?", "the name of a key pair, 255 characters of ASCII at most", "mine")
+            str, like(r"[!-~]([ -~]{0,253}[!-~])?", "the name of a key pair, 255 characters of ASCII at most", "mine")
         ]
         | None
     ) = None
@@ -316,7 +307,7 @@ class Access(Section):
     admin_roles: tuple[
         Annotated[
             str,
-            _like(r"arn:aws[a-z-]*:iam::\d{12}:role/.+", "the ARN of a role", "arn:aws:iam::123456789012:role/admin"),
+            like(r"arn:aws[a-z-]*:iam::\d{12}:role/.+", "the ARN of a role", "arn:aws:iam::123456789012:role/admin"),
         ],
         ...,
     ] = ()
@@ -328,14 +319,14 @@ class Slurm(Section):
 
 
 class Eks(Section):
-    version: Annotated[str, _like(r"1\.\d{2}", "a Kubernetes version", "1.34")] = "1.34"
+    version: Annotated[str, like(r"1\.\d{2}", "a Kubernetes version", "1.34")] = "1.34"
     tiered_memory_percent: Annotated[int, Field(ge=20, le=100)] | None = None
     """Tiered checkpoint storage: share of a node's memory."""
     public_endpoint: bool = False
 
 
 class Suppression(Section):
-    code: Annotated[str, _like(r"[A-Z0-9]{2,4}-\d{3}", "a finding's code", "NET-003")]
+    code: Annotated[str, like(r"[A-Z0-9]{2,4}-\d{3}", "a finding's code", "NET-003")]
     reason: Annotated[str, Field(min_length=10)]
 
 
@@ -355,6 +346,7 @@ class ClusterSpec(Section):
     access: Access = Access()
     slurm: Slurm = Slurm()
     eks: Eks = Eks()
+    tuning: Tuning = Tuning()
     budget: Budget | None = None
     job_ends_at: AwareDatetime | None = None
     """When the training should be done, if you know: compared with the end of a capacity block."""

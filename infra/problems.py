@@ -28,7 +28,10 @@ def plain(text: str) -> str:
 
 def problem(path: str, value: object, why: str, *, allowed: str = "", fix: str = "") -> str:
     """One line; what is not printable in foreign text is escaped, long values are cut."""
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except RecursionError:
+        shown = f"a {type(value).__name__} with too many levels"
     if len(shown) > LONGEST_VALUE:
         shown = shown[:LONGEST_VALUE] + "…"
     ends = [f"allowed: {allowed}" if allowed else "", f"fix: {fix}" if fix else ""]

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
+
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.bundle import Bundle
+from infra.plan.bundle import Bundle, BundleFile
+from infra.problems import InfraError, problem
+from node_setup.pack import BUILD
+
+FOLDER = BUILD / "bundle"
+"""Where what is generated lies while the engine uploads it; git ignores it."""
 
 
 class LifecycleBundle(pulumi.ComponentResource):
@@ -30,10 +39,30 @@ class LifecycleBundle(pulumi.ComponentResource):
                 f"{name}-{bundle.sha}-{file.path}",
                 bucket=bucket,
                 key=bundle.key(file),
-                source=pulumi.FileAsset(str(file.source)),
+                source=pulumi.FileAsset(str(file.source or written(file))),
                 source_hash=file.sha256,
                 opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
             )
         self.sha = bundle.sha
         self.uri = pulumi.Output.format("s3://{0}/{1}", bucket, bundle.prefix)
         self.register_outputs({"uri": self.uri})
+
+
+def written(file: BundleFile, folder: Path = FOLDER) -> Path:
+    """The generated file on disk, for an engine that only uploads files; InfraError where it cannot be written.
+
+    It is called by its content and put in place whole, since programs of several stacks may run side by side.
+    """
+    path = folder / file.sha256 / file.path
+    if path.exists():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as target:
+            target.write(file.content)
+        os.replace(temporary, path)
+    except OSError as error:
+        why = f"cannot be written: {error.strerror}"
+        raise InfraError(problem("lifecycle bundle", str(path), why, fix="make room, or make it writable")) from None
+    return path

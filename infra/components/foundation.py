@@ -40,7 +40,7 @@ class Foundation:
         self.endpoints = Endpoints(name, plan, self.network, self.security.ids.get("endpoints"))
         self.roles = Roles(name, roles(spec, place))
         self.buckets = Buckets(name, buckets(spec, place))
-        self.bundle = LifecycleBundle(name, bundle(), self.buckets.names["lifecycle"])
+        self.bundle = LifecycleBundle(name, bundle(spec), self.buckets.names["lifecycle"])
         self.lustre = self._lustre(spec, place)
         self.home = self._home(spec)
         self.channel = Interruptions(name, channel(spec, place))

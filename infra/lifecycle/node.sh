@@ -1,5 +1,6 @@
 #!/bin/bash
-# What every node does at boot: on_init.sh, on_create.sh and the first boot of EC2 read this file and call `boot`.
+# What every node does at boot: on_init.sh, on_create.sh and the first boot of EC2 read this file and call `boot`
+# with the packed agent and the backend.
 # Running it again changes nothing. It reaches no network: what a node needs is in the image or in this bundle.
 set -euo pipefail
 
@@ -7,6 +8,8 @@ set -euo pipefail
 root="${LUSTRAIN_ROOT:-}"
 wait_seconds="${LUSTRAIN_WAIT_SECONDS:-120}"
 flush_seconds="${LUSTRAIN_FLUSH_SECONDS:-60}"
+# The agent waits minutes for a lock or a mount; one that hangs would hold a machine that is billed.
+agent_seconds="${LUSTRAIN_AGENT_SECONDS:-900}"
 # HyperPod carries this file to the cluster's log group, stream LifecycleConfig/<group>/<instance>.
 log="$root/var/log/provision/provisioning.log"
 
@@ -18,8 +21,13 @@ has_instance_store() {
   grep -qs 'Amazon EC2 NVMe Instance Storage' "$root"/sys/block/nvme*/device/model
 }
 
+# The service of AWS's images that gathers the instance store; where it is not, the agent did that a moment ago.
+image_mounts() {
+  systemctl cat dlami-nvme.service >/dev/null 2>&1
+}
+
 mounted_in_time() {
-  local path="$1" left="$wait_seconds"
+  local path="$1" left="$2"
   until mountpoint -q "$path"; do
     if ((left <= 0)); then
       return 1
@@ -29,17 +37,20 @@ mounted_in_time() {
   done
 }
 
-# The image gathers the instance store under /opt/dlami/nvme; HyperPod mounts the group's EBS volume on /opt/sagemaker.
+# The instance store is under /opt/dlami/nvme; HyperPod mounts the group's EBS volume on /opt/sagemaker.
 scratch_disk() {
-  local backend="$1"
+  local backend="$1" patience=0
   if has_instance_store; then
-    if mounted_in_time "$root/opt/dlami/nvme"; then
+    if image_mounts; then
+      patience="$wait_seconds"
+    fi
+    if mounted_in_time "$root/opt/dlami/nvme" "$patience"; then
       echo "$root/opt/dlami/nvme"
       return
     fi
-    say "WARNING: instance store is there, but the image has not mounted /opt/dlami/nvme in ${wait_seconds} s" >&2
+    say "WARNING: instance store is there, but nothing has mounted /opt/dlami/nvme in $patience s" >&2
   fi
-  if [[ "$backend" != ec2 ]] && mounted_in_time "$root/opt/sagemaker"; then
+  if [[ "$backend" != ec2 ]] && mounted_in_time "$root/opt/sagemaker" "$wait_seconds"; then
     echo "$root/opt/sagemaker"
   fi
 }
@@ -62,14 +73,24 @@ make_scratch() {
   say "/scratch is on ${disk#"$root"}"
 }
 
+# What the agent does and where it fails, it says on stderr; its stdout is the report that it keeps in /var/lib/lustrain.
 run_agent() {
-  local agent="$1/node_setup.pyz" backend="$2"
+  local agent="$1" status=0
   if [[ ! -f "$agent" ]]; then
-    say "no node_setup.pyz in the bundle: this node runs with the image's settings"
-    return
+    say "there is no ${agent#"$root"}, so that nothing can set this node up; fix: \`pulumi up\` writes it anew"
+    return 1
+  fi
+  if ! command -v python3 >/dev/null; then
+    say "there is no python3 in this image, which the node agent needs; fix: take an image with Python 3.9 or later"
+    return 1
   fi
   say "running the node agent"
-  python3 "$agent" boot --backend "$backend"
+  timeout --kill-after=30 "$agent_seconds" python3 "$agent" boot >/dev/null || status=$?
+  # 137: it did not end when it was told to.
+  if ((status == 124 || status == 137)); then
+    say "the node agent was ended: not done in $agent_seconds s"
+  fi
+  return "$status"
 }
 
 # A node that fails is taken away: what it said must be carried off before.
@@ -84,13 +105,14 @@ leave() {
 }
 
 boot() {
-  local folder="$1" backend="$2"
+  local agent="$1" backend="$2"
   mkdir -p "$(dirname "$log")"
   trap 'leave $?' EXIT
   {
     say "begin, $backend"
+    # The agent first: it mounts the instance store where the image does not.
+    run_agent "$agent"
     make_scratch "$backend"
-    run_agent "$folder" "$backend"
     say "end"
   } 2>&1 | tee -a "$log"
 }

@@ -6,4 +6,4 @@ folder="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source=infra/lifecycle/node.sh
 source "$folder/node.sh"
 
-boot "$folder" eks
+boot "$folder/node_setup.pyz" eks

@@ -6,4 +6,4 @@ folder="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source=infra/lifecycle/node.sh
 source "$folder/node.sh"
 
-boot "$folder" slurm
+boot "$folder/node_setup.pyz" slurm

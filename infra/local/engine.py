@@ -36,7 +36,8 @@ class Engine:
     def __init__(self, folder: Path, stack: str, environment: Mapping[str, str], program: Path = PROGRAM) -> None:
         self.stack = stack
         self.folder = folder
-        (folder / "state").mkdir(parents=True)
+        for name in ("state", "tmp"):
+            (folder / name).mkdir(parents=True)
         # A project of its own that only points at the program: the engine writes a salt beside Pulumi.yaml.
         project = yaml.safe_load((program / "Pulumi.yaml").read_text(encoding="utf-8"))
         project["main"] = str(program)
@@ -54,6 +55,9 @@ class Engine:
             **environment,
             "AWS_REGION": region,
             "AWS_DEFAULT_REGION": region,
+            # The provider copies what it uploads to a path named by the content and empties that first: of two engines that
+            # share the folder, one would cut off what the other is sending.
+            "TMPDIR": str(folder / "tmp"),
             "PULUMI_HOME": str(folder / "home"),
             "PULUMI_BACKEND_URL": f"file://{folder / 'state'}",
             "PULUMI_CONFIG_PASSPHRASE": "test",

@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -45,10 +45,12 @@ _IDENTITY = {
 class LocalMetadata:
     """A context manager around the two servers; its methods may be called from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, identity: Mapping[str, str] | None = None) -> None:
+        """`identity` replaces or adds what the instance says of itself, by path below /latest/meta-data/."""
         self._lock = threading.Lock()
         self._tokens: dict[str, float] = {}
-        self._answers: dict[str, str] = dict(_IDENTITY)
+        self._identity = {**_IDENTITY, **(identity or {})}
+        self._answers: dict[str, str] = dict(self._identity)
         self._failures: list[int] = []
         self._servers: list[ThreadingHTTPServer] = []
         self.requests: Counter[str] = Counter()
@@ -102,7 +104,7 @@ class LocalMetadata:
     def clear(self) -> None:
         """Back to a quiet instance; tokens stay valid."""
         with self._lock:
-            self._answers = dict(_IDENTITY)
+            self._answers = dict(self._identity)
             self._failures = []
 
     def state(self) -> dict[str, Any]:
@@ -127,9 +129,8 @@ class LocalMetadata:
             if token is None or self._tokens.get(token, 0.0) < time.monotonic():
                 return 401, ""
             if path == "/latest/dynamic/instance-identity/document":
-                return 200, json.dumps(
-                    {"instanceId": _IDENTITY["instance-id"], "region": _IDENTITY["placement/region"]}
-                )
+                identity = self._identity
+                return 200, json.dumps({"instanceId": identity["instance-id"], "region": identity["placement/region"]})
             body = self._answers.get(path.removeprefix(_META)) if path.startswith(_META) else None
             return (404, "") if body is None else (200, body)
 

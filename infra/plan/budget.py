@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from infra.config import ClusterSpec
-from infra.plan.place import Place
-
-COST_TAG = "lustrain:cluster"
+from infra.plan.place import COST_TAG, Place
 
 ACTIVATE = f"aws ce update-cost-allocation-tags-status --cost-allocation-tags-status TagKey={COST_TAG},Status=Active"
 """The budget counts nothing until the payer's account has activated the tag: once for all clusters, possible about 24

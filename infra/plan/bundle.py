@@ -1,23 +1,32 @@
-"""The lifecycle bundle: the files that a node runs at boot, named by what is in them.
+"""The lifecycle bundle: what a node runs at boot, named by what is in it.
 
 HyperPod reads the bundle again whenever it replaces a node, weeks after the deployment; a prefix that never changes and
-is never deleted keeps that node like its neighbours. Nothing of a cluster is in the bundle, so equal files have equal names.
+is never deleted keeps that node like its neighbours. In it are our scripts, the node agent, and what that has to know of
+the cluster. Equal contents have equal names, so that a bundle is another one exactly where a node would boot otherwise.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
+from infra.config import ClusterSpec
+from infra.plan.nodes import node_document
 from infra.problems import InfraError, problem
+from node_setup.pack import NAME, archive
 
 FOLDER = Path(__file__).parents[1] / "lifecycle"
 ON_INIT = "on_init.sh"
 """HyperPod with Slurm: runs after the service's own set-up (`OnInitComplete`)."""
 ON_CREATE = "on_create.sh"
 """HyperPod on EKS: runs when a node comes up (`OnCreate`)."""
+AGENT = NAME
+DOCUMENT = "tuning.json"
+"""The node document; the agent looks for it beside itself."""
 MAX_BYTES = 64 * 1024 * 1024
 """Ours: all nodes of a cluster read the bundle at once, in the minutes that are paid for and compute nothing."""
 SHA_DIGITS = 12
@@ -29,12 +38,16 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class BundleFile:
-    """`path` is relative to the bundle, with slashes; `sha256` is that of the content, in hex."""
+    """`path` is relative to the bundle, with slashes; `source` is None where the content lies in no file."""
 
     path: str
-    source: Path
-    size: int
-    sha256: str
+    content: bytes = field(repr=False)
+    source: Path | None = None
+
+    @property
+    def sha256(self) -> str:
+        """Of the content, in hex."""
+        return hashlib.sha256(self.content).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -53,27 +66,42 @@ class Bundle:
         return f"{self.prefix}/{file.path}"
 
 
-def bundle(folder: Path = FOLDER, entries: Iterable[str] = (ON_INIT, ON_CREATE)) -> Bundle:
-    """The bundle in `folder`; InfraError lists what would fail on a node: a missing entry, Windows line ends, a byte order
-    mark, a script without `#!`, a link, too much in all. Hidden files and `__pycache__` are left out."""
-    contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in _members(folder)}
+def bundle(spec: ClusterSpec, folder: Path = FOLDER) -> Bundle:
+    """What nodes of this cluster boot with: the scripts in `folder`, the packed agent, the node document."""
+    document = json.dumps(node_document(spec), sort_keys=True, indent=1) + "\n"
+    return gathered(folder, generated={AGENT: archive(), DOCUMENT: document.encode("ascii")})
+
+
+def gathered(
+    folder: Path,
+    entries: Iterable[str] = (ON_INIT, ON_CREATE),
+    generated: Mapping[str, bytes] = MappingProxyType({}),
+) -> Bundle:
+    """The bundle of the files in `folder` and of what is `generated`, by path; InfraError lists what would fail on a node:
+    a missing entry, Windows line ends, a byte order mark, a script without `#!`, a link, too much in all. Hidden files and
+    `__pycache__` are left out."""
+    sources = {path.relative_to(folder).as_posix(): path for path in _members(folder)}
+    files = [BundleFile(name, path.read_bytes(), path) for name, path in sources.items() if name not in generated]
+    files += [BundleFile(name, content) for name, content in generated.items()]
     problems = [
         problem(f"lifecycle/{name}", "", "is missing: a node would fail at boot", fix="put it back")
         for name in entries
-        if name not in contents
+        if name not in sources
     ]
-    for name, content in contents.items():
-        problems += _wrong(name, content)
-    if (size := sum(map(len, contents.values()))) > MAX_BYTES:
+    problems += [
+        problem(f"lifecycle/{name}", "", "is made for each cluster anew and would not be used", fix="remove it")
+        for name in sources
+        if name in generated
+    ]
+    for file in files:
+        problems += _wrong(file.path, file.content)
+    if (size := sum(len(file.content) for file in files)) > MAX_BYTES:
         fix = "let the image carry what is large"
         problems.append(problem("lifecycle/", size, "bytes in all are too many", allowed=f"<= {MAX_BYTES}", fix=fix))
     if problems:
         raise InfraError(problems)
-    files = tuple(
-        BundleFile(name, folder / name, len(content), hashlib.sha256(content).hexdigest())
-        for name, content in sorted(contents.items())
-    )
-    return Bundle(files, _sha(files))
+    ordered = tuple(sorted(files, key=lambda file: file.path))
+    return Bundle(ordered, _sha(ordered))
 
 
 def _members(folder: Path) -> list[Path]:

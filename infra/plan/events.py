@@ -53,6 +53,10 @@ HYPERPOD_STATE = "SageMaker HyperPod Cluster State Change"
 HYPERPOD_NODE = "SageMaker HyperPod Cluster Node Health Event"
 HYPERPOD_EVENT = "SageMaker HyperPod Cluster Event"
 """https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-cluster-events-reference.html"""
+SCRIPT_FAILED = "*lifecycle script execution*Failed*"
+"""In the words of that page: "Instance lifecycle script execution for EC2 Instance <id> has Failed. To view lifecycle script
+logs, visit log group...". It does not say of which level such an event is."""
+_FAILURES = ({"EventLevel": ["Error"]}, {"Description": [{"wildcard": SCRIPT_FAILED}]})
 
 
 @dataclass(frozen=True)
@@ -200,12 +204,14 @@ def _hyperpod(spec: ClusterSpec) -> tuple[Signal, ...]:
             "HyperPod provisions, replaces or loses a node",
             _from_sagemaker(HYPERPOD_EVENT, {"EventDetails": ours}),
         ),
-        # HyperPod has no count of nodes that an alarm could watch: what it could not launch or replace, it says here. The
-        # queue has it from the rule above.
+        # HyperPod has no count of nodes that an alarm could watch: what it could not launch, replace or set up, it says
+        # here, with the node and the log group. A metric filter on that group would see no more and might fail the
+        # deployment: its name has the cluster's id, and a node makes it when it first speaks, before or after we get there.
+        # The queue has it from the rule above.
         Signal(
             "cluster-error",
             "HyperPod could not provision, replace or set up a node: the cluster may be short of it",
-            _from_sagemaker(HYPERPOD_EVENT, {"EventDetails": {**ours, "EventLevel": ["Error"]}}),
+            _from_sagemaker(HYPERPOD_EVENT, {"EventDetails": {**ours, "$or": list(_FAILURES)}}),
             mailed=True,
             queued=False,
         ),

@@ -4,15 +4,24 @@
 # A test gives a folder that stands for /, and waits that do not wait.
 root="${LUSTRAIN_ROOT:-}"
 pause="${LUSTRAIN_PAUSE_SECONDS:-10}"
+patience="${LUSTRAIN_STEP_SECONDS:-600}"
 outcome="$root/var/lib/lustrain/boot"
 unit="$root/etc/systemd/system/lustrain-boot.service"
 copy="$root/usr/local/sbin/lustrain-boot"
 bundle="$root/opt/lustrain/bundle"
+agent="$root/var/lib/lustrain/agent.pyz"
 step=begin
+ends=0
 remark=""
 
 say() {
   printf '%s lustrain: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"
+}
+
+# begin_step NAME [SECONDS]: a node that neither works nor fails is billed and nobody hears of it, so each step has an end.
+begin_step() {
+  step="$1"
+  ends=$((SECONDS + ${2:-$patience}))
 }
 
 ended() {
@@ -35,31 +44,63 @@ tell() {
   fi
 }
 
-# retry TIMES COMMAND... In a condition bash would run on after an error inside of COMMAND, hence the subshell beside one.
-retry() {
-  local times="$1" n status
+# in_time SECONDS COMMAND...: like `timeout`, for functions too, and not beyond the step's end. What no signal ends, as a mount
+# that is stuck in the kernel, is left behind. In a condition bash would run on after an error inside of COMMAND.
+in_time() {
+  local over=$((SECONDS + $1)) work
   shift
+  # A group of its own, so that what COMMAND started ends with it.
+  set -m
+  (
+    set -e
+    "$@"
+  ) &
+  work=$!
+  set +m
+  # Not `wait -n` beside a `sleep`: it misses a job that has ended before it looks.
+  while kill -0 "$work" 2>/dev/null; do
+    if ((SECONDS >= over || SECONDS >= ends)); then
+      kill -TERM -- "-$work" || true
+      sleep "$pause"
+      kill -KILL -- "-$work" 2>/dev/null || true
+      return 124
+    fi
+    sleep 0.1
+  done
+  wait "$work"
+}
+
+# retry TIMES SECONDS COMMAND...: each try has that long, all of them have until the step's end.
+retry() {
+  local times="$1" limit="$2" n status
+  shift 2
   for ((n = 1; n <= times; n++)); do
     set +e
-    (
-      set -e
-      "$@"
-    )
+    in_time "$limit" "$@"
     status=$?
     set -e
     if ((status == 0)); then
       return
     fi
-    say "try $n of $times failed: $*"
+    say "try $n of $times failed with $status: $*"
+    if ((SECONDS + pause >= ends)); then
+      say "the time of this step is over"
+      return 124
+    fi
     sleep "$pause"
   done
   return 1
 }
 
+# Since its first boot `fab node-tune` may have told the node more than this script and its bundle know.
+first() {
+  [[ "$0" != "$copy" ]]
+}
+
 # cloud-init runs user data once in a node's life; a reboot needs the mounts again, after the network.
 at_every_boot() {
   mkdir -p "$(dirname "$copy")" "$(dirname "$unit")"
-  if [[ "$0" != "$copy" ]]; then
+  if first; then
     install -m 755 "$0" "$copy"
   fi
   cat >"$unit" <<'UNIT'
@@ -71,6 +112,7 @@ After=network-online.target
 [Service]
 Type=oneshot
 RemainAfterExit=yes
+TimeoutStartSec=90min
 ExecStart=/usr/local/sbin/lustrain-boot
 
 [Install]
@@ -138,65 +180,73 @@ lustre_network() {
 }
 
 lustre() {
-  local line
-  step="Lustre client"
-  mkdir -p "$root/etc/modprobe.d"
-  for line in "${lustre_modules[@]}"; do
-    echo "options $line"
-  done >"$root/etc/modprobe.d/lustrain-lustre.conf"
-  retry 5 lustre_client
-  step="Lustre network"
-  retry 5 lustre_network
+  begin_step "Lustre client"
+  # The node agent keeps this file, but comes later; the modules read it now, as they are loaded.
+  if first && [[ -n "$lustre_options" ]]; then
+    mkdir -p "$root/etc/modprobe.d"
+    printf '%s' "$lustre_options" >"$root/etc/modprobe.d/lustrain-lustre.conf"
+  fi
+  retry 5 300 lustre_client
+  begin_step "Lustre network"
+  retry 5 120 lustre_network
   if ((lustre_efa > 0)) && ! over_efa; then
     say "WARNING: LNet has no EFA interface: Lustre goes over TCP"
     remark=" lustre-over-tcp"
   fi
-  step="mount of $lustre_path"
+  begin_step "mount of $lustre_path"
   mkdir -p "$root$lustre_path"
   if ! mountpoint -q "$root$lustre_path"; then
-    retry 30 mount -t lustre -o noatime,flock,_netdev "$lustre_dns@tcp:/$lustre_mount" "$root$lustre_path"
+    retry 30 120 mount -t lustre -o noatime,flock,_netdev "$lustre_dns@tcp:/$lustre_mount" "$root$lustre_path"
   fi
-  step="Lustre parameters"
-  for line in "${lustre_parameters[@]}"; do
-    lctl set_param "$line"
-  done
 }
 
 # What the image has in its home folder (keys, shell settings) goes along, or nobody could log in.
 home() {
   local source="$home_dns:/fsx" aside="$root/run/lustrain/home"
   local options=nfsvers=4.2,nconnect=16,rsize=1048576,wsize=1048576,timeo=600,hard,noatime,_netdev
-  step="mount of $home_path"
+  begin_step "mount of $home_path"
   mkdir -p "$root$home_path" "$aside"
   if mountpoint -q "$root$home_path"; then
     return
   fi
   if ! command -v mount.nfs4 >/dev/null; then
-    DEBIAN_FRONTEND=noninteractive retry 5 apt-get install -qy nfs-common
+    DEBIAN_FRONTEND=noninteractive retry 5 300 apt-get install -qy nfs-common
   fi
-  retry 30 mount -t nfs4 -o "$options" "$source" "$aside"
-  cp -an "$root$home_path/." "$aside/"
-  umount "$aside"
-  retry 30 mount -t nfs4 -o "$options" "$source" "$root$home_path"
+  retry 30 120 mount -t nfs4 -o "$options" "$source" "$aside"
+  retry 1 "$patience" cp -an "$root$home_path/." "$aside/"
+  retry 3 120 umount "$aside"
+  retry 30 120 mount -t nfs4 -o "$options" "$source" "$root$home_path"
 }
 
-# The bundle's own steps are those of every backend: scratch on local disks, then the node agent.
-from_bundle() {
-  step="lifecycle bundle"
+fetch_bundle() {
   mkdir -p "$bundle"
   if ! command -v aws >/dev/null; then
-    retry 5 snap install aws-cli --classic
+    retry 5 300 snap install aws-cli --classic
   fi
-  retry 10 aws s3 cp --recursive --only-show-errors "$bundle_uri" "$bundle"
+  retry 10 120 aws s3 cp --recursive --only-show-errors "$bundle_uri" "$bundle"
+}
+
+# The bundle's own steps are those of every backend: the node agent, then scratch on local disks.
+from_bundle() {
+  begin_step "lifecycle bundle"
+  if first || [[ ! -f "$agent" || ! -f "$bundle/node.sh" ]]; then
+    fetch_bundle
+    agent="$bundle/node_setup.pyz"
+  fi
+  # The agent may wait for a mount, and installs what is missing; node.sh ends it before this does.
+  begin_step "node agent and scratch" $((2 * patience))
+  export LUSTRAIN_WAIT_SECONDS="${LUSTRAIN_WAIT_SECONDS:-30}"
   # shellcheck disable=SC2016 # the inner bash expands it
-  LUSTRAIN_WAIT_SECONDS="${LUSTRAIN_WAIT_SECONDS:-30}" bash -c 'source "$1/node.sh" && boot "$1" ec2' boot "$bundle"
+  retry 1 $((2 * patience)) bash -c 'source "$1/node.sh" && boot "$2" ec2' boot "$bundle" "$agent"
 }
 
 mkdir -p "$root/var/log" "$(dirname "$outcome")"
 exec >>"$root/var/log/lustrain-boot.log" 2>&1
 trap ended EXIT
+# From systemd, whose limit only matters where a step's own end did not come.
+trap 'exit 143' TERM
 say "begin"
-step="facts"
+begin_step "facts"
 facts
 at_every_boot
 if [[ -n "$lustre_dns" ]]; then

@@ -16,7 +16,7 @@ from infra.plan.documents import Document, Statement, allow, document
 from infra.plan.endpoints import interface_services
 from infra.plan.iam import role_path, roles
 from infra.plan.iam_node import key_resource
-from infra.plan.place import Place, bucket_names
+from infra.plan.place import COST_TAG, Place, bucket_names
 
 NETWORK = (
     "vpc",
@@ -84,7 +84,7 @@ def _characters(statements: list[Statement]) -> int:
 
 
 def _ours(spec: ClusterSpec) -> Mapping[str, Mapping[str, Any]]:
-    return {"StringEquals": {"aws:ResourceTag/lustrain:cluster": spec.name}}
+    return {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
 
 
 def _named_actions(service: str, actions: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from infra.config import ClusterSpec
 from infra.plan.buckets import EPHEMERAL, MILESTONE
 from infra.plan.documents import Location, Statement, allow, location
-from infra.plan.place import Place, bucket_names, runs_uri
+from infra.plan.place import COST_TAG, Place, bucket_names, runs_uri
 
 READ = ("s3:GetObject",)
 WRITE = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
@@ -88,7 +88,7 @@ def _common(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     namespace = {"StringEquals": {"cloudwatch:namespace": list(METRIC_NAMESPACES)}}
     yield allow("Metrics", ["cloudwatch:PutMetricData"], "*", namespace)
     if spec.observability.prometheus:
-        own = {"StringEquals": {"aws:ResourceTag/lustrain:cluster": spec.name}}
+        own = {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
         yield allow("Prometheus", ["aps:RemoteWrite"], place.arn("aps", "workspace/*"), own)
 
 
@@ -105,7 +105,7 @@ def _ec2(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     # Ranks are ordered by network topology, and peers are found by tag.
     look = ["ec2:DescribeInstances", "ec2:DescribeTags", "ec2:DescribeInstanceTopology"]
     yield allow("PeersLook", look, "*")
-    own = {"StringEquals": {"autoscaling:ResourceTag/lustrain:cluster": spec.name}}
+    own = {"StringEquals": {f"autoscaling:ResourceTag/{COST_TAG}": spec.name}}
     groups = place.arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{spec.name}-*")
     # A node that saved its checkpoint lets the group go on, or asks for more time; one that is broken says so.
     hooks = ["CompleteLifecycleAction", "RecordLifecycleActionHeartbeat", "SetInstanceHealth"]

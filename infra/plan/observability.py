@@ -200,8 +200,8 @@ def _boot_alarm(spec: ClusterSpec) -> Alarm:
         name=f"{spec.name}-boot-failed",
         subject="cluster",
         description=(
-            "A node could not mount or set up what it needs and takes no part; it is billed. On the node: "
-            "/var/lib/lustrain/boot names the step, /var/log/lustrain-boot.log says why"
+            "A node could not mount or set up what it needs and takes no part; it is billed. `fab node-verify` says which "
+            "one. On the node: /var/lib/lustrain/boot names the step, /var/log/lustrain-boot.log says why"
         ),
         metrics=(Metric("failed", BOOT_NAMESPACE, BOOT_FAILED, "Sum", "Cluster"),),
         expression="1 * failed",

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from infra.catalog.instances import instance
-from infra.cluster import BucketNames, Cluster, FileSystem, HomeSystem, NodeGroup, Nodes, Paid, Reach
-from infra.config import ClusterSpec, Group
-from infra.plan.clients import client_settings, stripes
+from infra.cluster import BucketNames, Cluster, HomeSystem, Nodes, Paid, Reach
+from infra.config import ClusterSpec
 from infra.plan.hyperpod import ssm_target
+from infra.plan.nodes import file_system, node_group
 from infra.plan.place import Place, runs_uri
-from infra.plan.storage import lustre_plan
 
 HYPERPOD_NODES = "sagemaker.amazonaws.com/compute-type=hyperpod"
 """Label on every HyperPod node in Kubernetes
@@ -55,8 +52,9 @@ def cluster(spec: ClusterSpec, place: Place, made: Made) -> Cluster:
             user=spec.access.user,
             ssm_target=ssm_target(made.hyperpod_id) if made.hyperpod_id else "{instance_id}",
         ),
-        groups={group.name: _group(group) for group in spec.groups},
-        lustre=_lustre(spec, made.lustre) if made.lustre else None,
+        groups={group.name: node_group(group) for group in spec.groups},
+        tuning=spec.tuning,
+        lustre=file_system(spec, made.lustre) if made.lustre else None,
         home=HomeSystem(path=spec.storage.home.mount_path, **made.home) if spec.storage.home and made.home else None,
         buckets=BucketNames(**(made.buckets or {})),
         runs_uri=runs_uri(spec, place),
@@ -69,44 +67,6 @@ def cluster(spec: ClusterSpec, place: Place, made: Made) -> Cluster:
     )
 
 
-def _group(group: Group) -> NodeGroup:
-    kind = instance(group.ec2_type)
-    accelerators = kind.accelerators if kind else ()
-    return NodeGroup(
-        type=group.ec2_type,
-        count=group.count,
-        role=group.role,
-        gpus=sum(one.count for one in accelerators if one.kind == "gpu"),
-        accelerator=accelerators[0].name if accelerators else None,
-        efa=kind.efa if kind else 0,
-        nvme=kind.nvme_count if kind else 0,
-    )
-
-
-def _lustre(spec: ClusterSpec, made: Mapping[str, Any]) -> FileSystem | None:
-    plan = lustre_plan(spec)
-    if plan is None:
-        return None
-    # One set for the cluster: that of its largest workers, where it matters.
-    modules, parameters = client_settings(spec, max(spec.workers or spec.groups, key=_vcpus))
-    return FileSystem(
-        id=made["id"],
-        dns_name=made["dns_name"],
-        mount_name=made["mount_name"],
-        path=plan.mount_path,
-        efa=plan.efa,
-        throughput_mb_s=plan.throughput_mb_s,
-        stripes=stripes(spec),
-        parameters=parameters,
-        modules=modules,
-    )
-
-
 def _paid(spec: ClusterSpec) -> Paid:
     modes = {group.capacity.mode for group in spec.workers}
     return Paid(mode=modes.pop() if len(modes) == 1 else "mixed", ends_at=spec.ends_at)
-
-
-def _vcpus(group: Group) -> int:
-    kind = instance(group.ec2_type)
-    return kind.vcpus if kind else 0

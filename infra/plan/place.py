@@ -35,6 +35,10 @@ def host(text: str, service: str) -> Host | None:
     return Host(found[1], found[2]) if found and found[3] == dns_suffix(partition_of(found[2])) else None
 
 
+COST_TAG = "lustrain:cluster"
+"""Says whose a resource is: the budget and the conditions of the roles go by it."""
+
+
 @dataclass(frozen=True)
 class Place:
     """`partition` is aws, aws-cn or aws-us-gov; ARNs and service hosts never spell it out elsewhere."""
@@ -86,5 +90,5 @@ def runs_uri(spec: ClusterSpec, place: Place) -> str:
 
 
 def tags(spec: ClusterSpec) -> dict[str, str]:
-    """On everything that takes tags; `lustrain:cluster` is what the budget and the node role's conditions go by."""
-    return {**spec.tags, "lustrain:cluster": spec.name, "lustrain:backend": spec.backend}
+    """On everything that takes tags."""
+    return {**spec.tags, COST_TAG: spec.name, "lustrain:backend": spec.backend}

@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import json
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from infra.catalog.instances import Instance, instance
 from infra.config import ClusterSpec, Group
-from infra.plan.clients import client_settings
+from infra.plan.clients import module_options
+from infra.plan.nodes import node_document
 from infra.plan.place import Place, runs_uri
 from infra.plan.storage import efa_wanted
 from infra.problems import InfraError, problem
@@ -84,7 +84,7 @@ def user_data(
 ) -> str:
     """The script as text; what is empty is left out of the boot. InfraError when EC2 would not take it."""
     wish, home = spec.storage.lustre, spec.storage.home
-    modules, parameters = client_settings(spec, group) if lustre_dns else ({}, {})
+    options = module_options(spec, group, node_document(spec)) if lustre_dns else ""
     known = facts(spec, place, group, queue_url=queue_url, lustre=bool(lustre_dns), home=bool(home_dns))
     head = [
         "#!/bin/bash",
@@ -98,8 +98,7 @@ def user_data(
         f"lustre_mount={shlex.quote(lustre_mount_name)}",
         f"lustre_path={shlex.quote(wish.mount_path if wish else '')}",
         f"lustre_efa={lustre_interfaces(spec, group) if efa_wanted(spec) else 0}",
-        _array("lustre_modules", (f"{name} {options}" for name, options in modules.items())),
-        _array("lustre_parameters", (f"{name}={value}" for name, value in parameters.items())),
+        f"lustre_options={shlex.quote(options)}",
         f"home_dns={shlex.quote(home_dns)}",
         f"home_path={shlex.quote(home.mount_path if home else '')}",
         f"bundle_uri={shlex.quote(bundle_uri)}",
@@ -121,10 +120,6 @@ def _check(text: str) -> None:
     if (size := len(encoded(text))) > MAX_BYTES:
         fix = "carry what is large in the lifecycle bundle"
         raise InfraError(problem("user data", size, "bytes are too many", allowed=f"<= {MAX_BYTES}", fix=fix))
-
-
-def _array(name: str, values: Iterable[str]) -> str:
-    return f"{name}=({' '.join(map(shlex.quote, values))})"
 
 
 def _lustre_default(kind: Instance | None) -> int:

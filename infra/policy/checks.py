@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_network
 from typing import Any
 
-from infra.plan.budget import COST_TAG
 from infra.plan.gang import HOP_LIMIT
+from infra.plan.place import COST_TAG
 from infra.policy.declared import UNKNOWN, Resource, allowed, is_true, is_unknown, parsed, tables, texts
 
 WIDE = {4: 8, 6: 16}

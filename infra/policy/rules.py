@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from infra.plan.budget import COST_TAG
 from infra.plan.gang import HOP_LIMIT
+from infra.plan.place import COST_TAG
 from infra.policy import checks, relations
 from infra.policy.declared import Resource
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -24,6 +25,19 @@ SHOWS_END: Mapping[CapacityMode, str] = {
 """Capacity that always ends, and what shows when."""
 
 
+class _CapacityRule(OfflineRule):
+    """Shows some of what `plan.capacity` says about each group."""
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            found = capacity_problems(group, spec.backend)
+            yield from (_finding(self, path, one) for one in found if self.shows(one))
+
+    @abstractmethod
+    def shows(self, problem: CapacityProblem) -> bool:
+        """Whether a problem is this rule's."""
+
+
 class ModeOfBackend(OfflineRule):
     code = "CAP-001"
     checks = "The backend can use the capacity: reservations and blocks are EC2's, training plans HyperPod's."
@@ -36,28 +50,23 @@ class ModeOfBackend(OfflineRule):
                 yield from (_finding(self, path, one) for one in capacity_problems(group, spec.backend))
 
 
-class WhichOne(OfflineRule):
+class WhichOne(_CapacityRule):
     code = "CAP-002"
     checks = "A reservation, block or plan is named, or a reservation is to be made, not both."
     source = RESERVATIONS
     essential = True
 
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, group in groups(spec):
-            found = capacity_problems(group, spec.backend)
-            yield from (_finding(self, path, one) for one in found if one.path == "capacity")
+    def shows(self, problem: CapacityProblem) -> bool:
+        return problem.path == "capacity"
 
 
-class KeysOfMode(OfflineRule):
+class KeysOfMode(_CapacityRule):
     code = "CAP-003"
     checks = "Capacity has no keys of another mode, and of a reservation that is to be made no facts."
     source = RESERVATIONS
 
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, group in groups(spec):
-            found = capacity_problems(group, spec.backend)
-            about = [one for one in found if one.path.startswith("capacity.") and one.path != "capacity.mode"]
-            yield from (_finding(self, path, one) for one in about if one.source != PLACEMENT)
+    def shows(self, problem: CapacityProblem) -> bool:
+        return problem.path.startswith("capacity.") and problem.path != "capacity.mode" and problem.source != PLACEMENT
 
 
 class ZoneOfCapacity(OfflineRule):
@@ -225,26 +234,22 @@ class SpotWithSlurm(OfflineRule):
                 )
 
 
-class ClusterPlacement(OfflineRule):
+class ClusterPlacement(_CapacityRule):
     code = "CAP-016"
     checks = "A gang's instance type may be in a cluster placement group."
     source = PLACEMENT
 
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, group in groups(spec):
-            found = capacity_problems(group, spec.backend)
-            yield from (_finding(self, path, one) for one in found if one.source == PLACEMENT)
+    def shows(self, problem: CapacityProblem) -> bool:
+        return problem.source == PLACEMENT
 
 
-class MakeNothing(OfflineRule):
+class MakeNothing(_CapacityRule):
     code = "CAP-018"
     checks = "A reservation that is to be made is for one machine at least."
     source = RESERVATIONS
 
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, group in groups(spec):
-            found = capacity_problems(group, spec.backend)
-            yield from (_finding(self, path, one) for one in found if one.path == "count")
+    def shows(self, problem: CapacityProblem) -> bool:
+        return problem.path == "count"
 
 
 class SpotGang(OfflineRule):

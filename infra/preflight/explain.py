@@ -17,6 +17,7 @@ from infra.plan import hyperpod
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_storage import associations, file_system, home, objects
 
+TUNE = "run `fab node-tune` afterwards, which brings those that are up to the same state"
 REFUSED = (Effect.REPLACES_FILE_SYSTEM, Effect.IMPOSSIBLE)
 
 
@@ -30,11 +31,12 @@ def explain(old: ClusterSpec, new: ClusterSpec) -> list[Change]:
 
 
 def explain_bundle(old: str, new: str) -> list[Change]:
-    """What an edit of the lifecycle scripts does; `old` and `new` are the names of the bundles."""
+    """What another boot does: its scripts, the node agent and its settings, or what that knows of the cluster are others;
+    `old` and `new` are the names of the bundles."""
     if old == new:
         return []
-    message = f"{old} becomes {new}: nodes that come from now on run the new scripts, those that are up keep theirs"
-    return [Change("lifecycle", Effect.NEW_NODES, message)]
+    message = f"{old} becomes {new}: nodes that come from now on boot with the new one, those that are up keep theirs"
+    return [Change("lifecycle", Effect.NEW_NODES, message, "", TUNE)]
 
 
 def refused(changes: Iterable[Change]) -> list[Change]:
@@ -185,6 +187,16 @@ def _kubernetes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         yield Change("access.admin_roles", Effect.IN_PLACE, "access entries are made and removed")
 
 
+def _tuning(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    """A node tunes itself at boot by what its bundle says."""
+    for table in ("profiles", "settings"):
+        before, after = getattr(old.tuning, table), getattr(new.tuning, table)
+        for key in dict.fromkeys([*before, *after]):
+            if before.get(key) != after.get(key):
+                message = f"{shown(before.get(key))} becomes {shown(after.get(key))}"
+                yield Change(f"tuning.{table} ({key})", Effect.NEW_NODES, message, "", TUNE)
+
+
 def _rest(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     """Everything that is changed where it stands."""
     for path, a, b in _leaves(old, new):
@@ -203,6 +215,7 @@ _TOLD = (
     "network.existing.compute_subnet_id",
     "storage",
     "eks",
+    "tuning",
     "access.admin_roles",
     "runs_uri",
     "buckets.runs_prefix",
@@ -227,6 +240,7 @@ _LOOKS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
     _groups,
     _kubernetes,
     objects,
+    _tuning,
     _rest,
 )
 

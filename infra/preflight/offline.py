@@ -20,6 +20,7 @@ from infra.preflight import (
     region,
     spending,
     storage,
+    tuning,
 )
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, Rule
@@ -54,6 +55,7 @@ _FAMILIES: tuple[Sequence[OfflineRule], ...] = (
     buckets.RULES,
     access.RULES,
     spending.RULES,
+    tuning.RULES,
 )
 OFFLINE: Mapping[str, OfflineRule] = {rule.code: rule for family in _FAMILIES for rule in family}
 ABOUT_SUPPRESSIONS: Mapping[str, Rule] = {rule.code: rule for rule in (NothingSuppressed(), NotSuppressible())}

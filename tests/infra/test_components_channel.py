@@ -133,7 +133,7 @@ def test_the_repository_does_not_let_tags_move(stack: Stack) -> None:
     assert found["imageTagMutability"] == "IMMUTABLE"
     assert found["imageScanningConfiguration"] == {"scanOnPush": True}
     policy = json.loads(client.get_lifecycle_policy(repositoryName="llm/trainer")["lifecyclePolicyText"])
-    assert policy["rules"][0]["selection"]["countNumber"] == 20
+    assert policy["rules"][0]["selection"]["countNumber"] == 200
 
 
 def test_a_destroy_takes_all_but_the_images(stack: Stack) -> None:

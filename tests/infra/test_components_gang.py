@@ -24,6 +24,7 @@ from infra.config import KEY, ClusterSpec, parse
 from infra.plan.capacity import ReservationPlan, reservations
 from infra.plan.gang import gangs
 from infra.plan.place import Place
+from tests.infra.registered import run_on
 
 PROGRAM = Path(__file__).parents[2] / "infra"
 GOLDEN = Path(__file__).with_name("golden")
@@ -79,15 +80,8 @@ class Registered(MockMonitor):
 
 
 def run(program: Callable[[], dict[str, pulumi.Output[Any]]]) -> tuple[Registered, dict[str, Any]]:
-    monitor, values = Registered(), dict[str, Any]()
-    pulumi.runtime.set_mocks(monitor.service, "lustrain", "test", preview=False, monitor=monitor)
-
-    @pulumi.runtime.test
-    def done() -> Any:
-        return pulumi.Output.all(**program()).apply(values.update)
-
-    done()
-    return monitor, values
+    monitor = Registered()
+    return run_on(monitor, monitor.service, program)
 
 
 def example(stack: str, **train: Any) -> tuple[ClusterSpec, Place]:

@@ -11,7 +11,6 @@ import pulumi
 import pytest
 import yaml
 from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks
-from pulumi.runtime.mocks import MockMonitor
 
 from infra.components.bundle import LifecycleBundle
 from infra.components.eks import EksCluster, NodeAddons
@@ -20,12 +19,15 @@ from infra.config import parse
 from infra.plan.bundle import Bundle, bundle
 from infra.plan.eks import EksPlan, eks_plan
 from infra.plan.place import Place
+from tests.infra.edits import spec_of
+from tests.infra.registered import Registered, run_on
 
 PROGRAM = Path(__file__).parents[2] / "infra"
 ARN = "arn:aws:sagemaker:us-east-2:123456789012:cluster/abcdefghijkl"
 EKS_ARN = "arn:aws:eks:us-east-2:123456789012:cluster/vision-g6e"
 ROLES = {"eks-cluster": "arn:aws:iam::123456789012:role/control", "fsx-csi": "arn:aws:iam::123456789012:role/csi"}
 BUCKET = "sagemaker-vision-g6e"
+OURS = bundle(spec_of("hyperpod-eks-g6e-spot", {}))
 
 
 class Service(Mocks):
@@ -41,39 +43,8 @@ class Service(Mocks):
         raise AssertionError(f"a component asked AWS for {args.token}")
 
 
-class Registered(MockMonitor):
-    """Keeps each request of the program by the resource's name: properties, dependencies, options."""
-
-    def __init__(self) -> None:
-        super().__init__(Service())
-        self.requests: dict[str, Any] = {}
-
-    def RegisterResource(self, request: Any) -> Any:
-        self.requests[request.name] = request
-        return super().RegisterResource(request)
-
-    def waits_for(self, name: str) -> set[str]:
-        """Names of the resources that must stand before this one."""
-        return {urn.rpartition("::")[2] for urn in self.requests[name].dependencies}
-
-    def named(self, kind: str) -> list[str]:
-        return [name for name, request in self.requests.items() if request.type == kind]
-
-    def properties(self, name: str) -> dict[str, Any]:
-        return dict(pulumi.runtime.rpc.deserialize_properties(self.requests[name].object))
-
-
 def run(program: Callable[[], dict[str, pulumi.Output[Any]]]) -> tuple[Registered, dict[str, Any]]:
-    """What `program` registered, and the values of the outputs that it returns."""
-    monitor, values = Registered(), dict[str, Any]()
-    pulumi.runtime.set_mocks(Service(), "lustrain", "test", preview=False, monitor=monitor)
-
-    @pulumi.runtime.test
-    def done() -> Any:
-        return pulumi.Output.all(**program()).apply(values.update)
-
-    done()
-    return monitor, values
+    return run_on(Registered(Service()), Service(), program)
 
 
 def plan_of(**changes: Any) -> EksPlan:
@@ -95,7 +66,7 @@ def bundle_program(found: Bundle) -> dict[str, pulumi.Output[Any]]:
 
 
 def test_the_bundle_lies_under_its_own_name_and_stays_when_the_stack_goes() -> None:
-    ours = bundle()
+    ours = OURS
     made, values = run(lambda: bundle_program(ours))
     assert values["uri"] == f"s3://{BUCKET}/lifecycle/{ours.sha}"
     objects = made.named("aws:s3/bucketObjectv2:BucketObjectv2")
@@ -106,11 +77,11 @@ def test_the_bundle_lies_under_its_own_name_and_stays_when_the_stack_goes() -> N
 
 
 def test_another_bundle_gives_other_resources_so_that_the_old_ones_are_let_go_not_changed() -> None:
-    now, later = Bundle(bundle().files, "aaaaaaaaaaaa"), Bundle(bundle().files, "bbbbbbbbbbbb")
+    now, later = Bundle(OURS.files, "aaaaaaaaaaaa"), Bundle(OURS.files, "bbbbbbbbbbbb")
     kind = "aws:s3/bucketObjectv2:BucketObjectv2"
     before = set(run(lambda: bundle_program(now))[0].named(kind))
     after = set(run(lambda: bundle_program(later))[0].named(kind))
-    assert len(before) == len(after) == len(bundle().files)
+    assert len(before) == len(after) == len(OURS.files)
     assert not before & after
 
 
@@ -119,7 +90,7 @@ def test_hyperpod_goes_through_cloud_control_and_tells_its_arn_and_id(protect: b
     state = {"ClusterName": "llm", "InstanceGroups": [{"ExecutionRole": pulumi.Output.from_input("arn:role")}]}
 
     def program() -> dict[str, pulumi.Output[Any]]:
-        first = LifecycleBundle("lifecycle", bundle(), BUCKET)
+        first = LifecycleBundle("lifecycle", OURS, BUCKET)
         found = HyperPod("hyperpod", state, [first], protect=protect)
         return {"name": found.name, "arn": found.arn, "id": found.id}
 

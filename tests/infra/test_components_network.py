@@ -20,6 +20,7 @@ from infra.local.mocks import Recorder
 from infra.plan.iam import roles
 from infra.plan.network import network
 from infra.plan.security import rules
+from tests.infra.registered import run_on
 from tests.infra.specs import AWS, EXISTING, spec_of
 
 REGION = AWS.region
@@ -60,15 +61,7 @@ class Monitor(MockMonitor):
 
 def run(program: Callable[[], Outputs]) -> tuple[Monitor, dict[str, Any]]:
     """What a program registered, and the values of its outputs."""
-    monitor, values = Monitor(), dict[str, Any]()
-    pulumi.runtime.set_mocks(Aws(REGION), "lustrain", "test", preview=False, monitor=monitor)
-
-    @pulumi.runtime.test  # type: ignore[untyped-decorator]
-    def done() -> Any:
-        return pulumi.Output.all(**program()).apply(values.update)
-
-    done()
-    return monitor, values
+    return run_on(Monitor(), Aws(REGION), program)
 
 
 def whole(spec: ClusterSpec) -> Callable[[], Outputs]:

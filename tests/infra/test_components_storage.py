@@ -10,7 +10,6 @@ from typing import Any
 import pulumi
 import pytest
 from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks
-from pulumi.runtime.mocks import MockMonitor
 
 from infra.components.buckets import Buckets
 from infra.components.home import OpenZfsHome
@@ -21,6 +20,7 @@ from infra.plan.buckets import buckets
 from infra.plan.home import home
 from infra.plan.place import Place
 from infra.plan.storage import LustrePlan, efa_wanted, lustre
+from tests.infra.registered import Registered, run_on
 
 PLACE = Place("us-east-1", "123456789012")
 LUSTRE, LINK = (
@@ -43,38 +43,8 @@ class Service(Mocks):
         raise AssertionError(f"a component asked AWS for {args.token}")
 
 
-class Registered(MockMonitor):
-    """Keeps each request of the program by the resource's name: properties, dependencies, options."""
-
-    def __init__(self) -> None:
-        super().__init__(Service())
-        self.requests: dict[str, Any] = {}
-
-    def RegisterResource(self, request: Any) -> Any:
-        self.requests[request.name] = request
-        return super().RegisterResource(request)  # type: ignore[no-untyped-call]
-
-    def waits_for(self, name: str) -> set[str]:
-        return {urn.rpartition("::")[2] for urn in self.requests[name].dependencies}
-
-    def named(self, kind: str) -> list[str]:
-        return [name for name, request in self.requests.items() if request.type == kind]
-
-    def sent(self, name: str) -> dict[str, Any]:
-        return dict(pulumi.runtime.rpc.deserialize_properties(self.requests[name].object))
-
-
 def run(program: Callable[[], dict[str, pulumi.Output[Any]]]) -> tuple[Registered, dict[str, Any]]:
-    """What `program` registered, and the values of the outputs that it returns."""
-    monitor, values = Registered(), dict[str, Any]()
-    pulumi.runtime.set_mocks(Service(), "lustrain", "test", preview=False, monitor=monitor)
-
-    @pulumi.runtime.test  # type: ignore[untyped-decorator]
-    def done() -> Any:
-        return pulumi.Output.all(**program()).apply(values.update)
-
-    done()
-    return monitor, values
+    return run_on(Registered(Service()), Service(), program)
 
 
 def spec(storage: dict[str, Any], **more: Any) -> ClusterSpec:
@@ -101,7 +71,7 @@ def system(plan: LustrePlan, found: ClusterSpec | None = None) -> tuple[Register
 def test_what_is_planned_is_what_fsx_is_asked_for() -> None:
     wish = Lustre(throughput_gb_s=4.8, kms_key="arn:key", backup_days=7, compression="NONE", metadata_iops=6000)
     made, values = system(lustre(wish, True))
-    sent = made.sent("fs-system")
+    sent = made.properties("fs-system")
     assert (sent["deploymentType"], sent["storageType"], sent["fileSystemTypeVersion"]) == (
         "PERSISTENT_2",
         "SSD",
@@ -120,14 +90,14 @@ def test_what_is_planned_is_what_fsx_is_asked_for() -> None:
 
 
 def test_the_default_leaves_metadata_to_fsx_and_makes_no_backup() -> None:
-    sent = system(lustre(Lustre(), False))[0].sent("fs-system")
+    sent = system(lustre(Lustre(), False))[0].properties("fs-system")
     assert sent["metadataConfiguration"] == {"mode": "AUTOMATIC"}
     assert sent["automaticBackupRetentionDays"] == 0
     assert "copyTagsToBackups" not in sent
 
 
 def test_intelligent_tiering_has_a_rate_and_a_cache_and_no_capacity() -> None:
-    sent = system(lustre(Lustre(type="intelligent-tiering", throughput_gb_s=8), True))[0].sent("fs-system")
+    sent = system(lustre(Lustre(type="intelligent-tiering", throughput_gb_s=8), True))[0].properties("fs-system")
     assert (sent["storageType"], sent["throughputCapacity"]) == ("INTELLIGENT_TIERING", 8000)
     assert sent["dataReadCacheConfiguration"] == {"sizingMode": "USER_PROVISIONED", "size": 64}
     assert not {"storageCapacity", "perUnitStorageThroughput"} & set(sent)
@@ -141,14 +111,14 @@ def test_the_file_system_is_protected_and_outlives_the_stack_its_links_do_not() 
     (name,) = made.named(LINK)
     link = made.requests[name]
     assert (link.protect, link.retainOnDelete, link.deleteBeforeReplace) == (False, False, True)
-    assert made.sent(name)["deleteDataInFilesystem"] is False
+    assert made.properties(name)["deleteDataInFilesystem"] is False
     assert (link.customTimeouts.create, link.customTimeouts.delete) == ("60m", "60m")
 
 
 def test_logs_go_where_fsx_may_write_and_are_not_kept_for_ever() -> None:
     made, _ = system(lustre(Lustre(), False))
-    assert made.sent("fs-log") == {**made.sent("fs-log"), "name": "/aws/fsx/fs", "retentionInDays": 14}
-    assert made.sent("fs-system")["logConfiguration"] == {"destination": "arn:of:fs-log", "level": "WARN_ERROR"}
+    assert made.properties("fs-log") == {**made.properties("fs-log"), "name": "/aws/fsx/fs", "retentionInDays": 14}
+    assert made.properties("fs-system")["logConfiguration"] == {"destination": "arn:of:fs-log", "level": "WARN_ERROR"}
 
 
 def test_links_are_made_one_after_the_other_and_wait_for_our_buckets() -> None:
@@ -162,7 +132,7 @@ def test_links_are_made_one_after_the_other_and_wait_for_our_buckets() -> None:
     assert made.named(LINK) == names
     for before, name in pairwise(["fs-system", *names]):
         assert before in made.waits_for(name)
-    sent = [made.sent(name) for name in names]
+    sent = [made.properties(name) for name in names]
     uris = [one["dataRepositoryPath"] for one in sent]
     assert uris == ["s3://our-data/datasets/", "s3://corpus", "s3://our-checkpoints/out/"]
     assert [one["fileSystemPath"] for one in sent] == ["/data", "/a-b", "/a/b"]
@@ -189,7 +159,7 @@ def test_homes_are_as_planned_protected_and_outlive_the_stack() -> None:
         return {"id": made.id, "dns": made.dns_name}
 
     made, values = run(program)
-    sent = made.sent("home-system")
+    sent = made.properties("home-system")
     assert (sent["deploymentType"], sent["storageCapacity"], sent["throughputCapacity"]) == ("SINGLE_AZ_HA_2", 512, 320)
     assert (sent["subnetIds"], sent["automaticBackupRetentionDays"]) == (["subnet-1"], 7)
     (client,) = sent["rootVolumeConfiguration"]["nfsExports"]["clientConfigurations"]
@@ -213,13 +183,13 @@ def test_every_bucket_is_kept_private_encrypted_and_over_tls_before_it_is_ready(
     for plan in buckets(spec({}), PLACE):
         name = f"s3-{plan.key}"
         assert (made.requests[name].protect, made.requests[name].retainOnDelete) == (True, True)
-        assert values[plan.key] == made.sent(name)["bucket"] == plan.name
-        private = made.sent(f"{name}-private")
+        assert values[plan.key] == made.properties(name)["bucket"] == plan.name
+        private = made.properties(f"{name}-private")
         assert all(private[key] for key in private if key.startswith(("block", "ignore", "restrict")))
-        assert made.sent(f"{name}-ownership")["rule"] == {"objectOwnership": "BucketOwnerEnforced"}
-        (encryption,) = made.sent(f"{name}-encryption")["rules"]
+        assert made.properties(f"{name}-ownership")["rule"] == {"objectOwnership": "BucketOwnerEnforced"}
+        (encryption,) = made.properties(f"{name}-encryption")["rules"]
         assert encryption["applyServerSideEncryptionByDefault"] == {"sseAlgorithm": "AES256"}
-        assert json.loads(made.sent(f"{name}-policy")["policy"]) == plan.policy
+        assert json.loads(made.properties(f"{name}-policy")["policy"]) == plan.policy
     assert [urn.rpartition("::")[2] for urn in values["ready"]] == [f"s3-{key}-policy" for key in list(values)[:3]]
 
 
@@ -235,7 +205,7 @@ def test_only_the_scripts_have_versions() -> None:
 
 
 def test_rules_are_spelled_as_s3_spells_them() -> None:
-    rules = {rule["id"]: rule for rule in bucket_program(spec({}))[0].sent("s3-checkpoints-rules")["rules"]}
+    rules = {rule["id"]: rule for rule in bucket_program(spec({}))[0].properties("s3-checkpoints-rules")["rules"]}
     assert all(rule["status"] == "Enabled" for rule in rules.values())
     bodies = {name: {key: rule[key] for key in rule if key not in ("id", "status")} for name, rule in rules.items()}
     whole = {"prefix": ""}
@@ -253,7 +223,7 @@ def test_rules_are_spelled_as_s3_spells_them() -> None:
 
 def test_a_key_of_the_users_encrypts_with_a_bucket_key() -> None:
     made, _ = bucket_program(spec({}, buckets={"kms_key": "arn:key"}))
-    (rule,) = made.sent("s3-data-encryption")["rules"]
+    (rule,) = made.properties("s3-data-encryption")["rules"]
     assert rule["applyServerSideEncryptionByDefault"] == {"sseAlgorithm": "aws:kms", "kmsMasterKeyId": "arn:key"}
     assert rule["bucketKeyEnabled"] is True
 
@@ -270,5 +240,5 @@ def test_a_bucket_that_is_there_is_passed_on_and_not_touched(key: str) -> None:
 def test_the_components_take_what_the_spec_plans(efa: bool) -> None:
     found = spec({"lustre": {"throughput_gb_s": 9.6, "efa": efa}})
     assert found.storage.lustre is not None
-    sent = system(lustre(found.storage.lustre, efa_wanted(found)), found)[0].sent("fs-system")
+    sent = system(lustre(found.storage.lustre, efa_wanted(found)), found)[0].properties("fs-system")
     assert (sent["storageCapacity"], sent["perUnitStorageThroughput"], sent["efaEnabled"]) == (9600, 1000, efa)

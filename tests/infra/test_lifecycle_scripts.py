@@ -1,6 +1,8 @@
 """The scripts that a HyperPod node runs: they parse, shellcheck has nothing to say, and they do what they promise.
 
-They run here for real, over a folder that stands for the node's root, with `mountpoint` replaced by one that reads a list.
+They run here for real, over a folder that stands for the node's root, with `mountpoint` replaced by one that reads a list,
+`systemctl` by one that knows one unit or none, and the agent by a few lines: what the real one does to a node is shown on
+nodes of its own in tests/lab.
 """
 
 from __future__ import annotations
@@ -15,18 +17,21 @@ from pathlib import Path
 
 import pytest
 
-from infra.plan.bundle import FOLDER, ON_CREATE, ON_INIT
+from infra.plan.bundle import AGENT, FOLDER, ON_CREATE, ON_INIT, bundle
 from tests.conftest import require
+from tests.infra.edits import spec_of
 
 SCRIPTS = sorted(FOLDER.glob("*.sh"))
 EC2 = "first boot of EC2"
 """Has no script of its own in the bundle: user data sources node.sh and calls `boot`."""
 ENTRIES = [ON_INIT, ON_CREATE, EC2]
 LOG = "var/log/provision/provisioning.log"
+TOOLS = ("bash", "chmod", "date", "dirname", "grep", "ln", "mkdir", "sync", "tee")
+"""What the scripts use of the system."""
 
 
 class Node:
-    """A root folder and a copy of the bundle; `mount` makes a path a mount point."""
+    """A root folder and a bundle; `mount` makes a path a mount point. Nobody has waited until `waits` says so."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
@@ -35,13 +40,30 @@ class Node:
         self.commands = folder / "bin"
         self.commands.mkdir()
         self.command("mountpoint", '#!/bin/bash\n[[ -e "$2/.mounted" ]]\n')
-        self.command("sleep", "#!/bin/bash\n")
+        self.command("sleep", f'#!/bin/bash\necho "$1" >>{folder}/waits\n')
+        self.command("systemctl", "#!/bin/bash\nexit 1\n")
+        self.path = f"{self.commands}:{os.environ['PATH']}"
+        self.waited = folder / "waits"
+        self.agent_seconds = "900"
         self.root.mkdir()
+        self.agent("")
 
     def command(self, name: str, text: str) -> None:
         path = self.commands / name
         path.write_text(text, encoding="utf-8")
         path.chmod(0o755)
+
+    def agent(self, text: str) -> None:
+        """What runs in the place of the packed agent."""
+        (self.bundle / AGENT).write_text(text, encoding="utf-8")
+
+    def image_mounts(self) -> None:
+        """The image has the service that gathers the instance store."""
+        self.command("systemctl", '#!/bin/bash\n[[ "$*" == "cat dlami-nvme.service" ]]\n')
+
+    @property
+    def waits(self) -> list[str]:
+        return self.waited.read_text(encoding="utf-8").split() if self.waited.exists() else []
 
     def mount(self, path: str) -> None:
         (self.root / path).mkdir(parents=True)
@@ -54,13 +76,14 @@ class Node:
 
     def boot(self, entry: str) -> subprocess.CompletedProcess[str]:
         environment = {
-            "PATH": f"{self.commands}:{os.environ['PATH']}",
+            "PATH": self.path,
             "LUSTRAIN_ROOT": str(self.root),
             "LUSTRAIN_WAIT_SECONDS": "10",
+            "LUSTRAIN_AGENT_SECONDS": self.agent_seconds,
         }
         command = ["bash", str(self.bundle / entry)]
         if entry == EC2:
-            command = ["bash", "-c", 'source "$1/node.sh" && boot "$1" ec2', "boot", str(self.bundle)]
+            command = ["bash", "-c", 'source "$1/node.sh" && boot "$1/node_setup.pyz" ec2', "boot", str(self.bundle)]
         return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
 
     @property
@@ -121,12 +144,31 @@ def test_scratch_is_on_the_groups_volume_where_there_is_no_instance_store(node: 
     assert node.scratch == Path("opt/sagemaker/scratch")
 
 
-def test_an_instance_store_that_the_image_did_not_mount_is_told_and_the_volume_taken(node: Node) -> None:
+@pytest.mark.parametrize(("service", "seconds"), [(True, 10), (False, 0)])
+def test_an_instance_store_that_nobody_mounted_is_told_and_the_volume_taken(
+    node: Node, service: bool, seconds: int
+) -> None:
+    """There is something to wait for only where the image has its own service: the agent has come to its end by then."""
     node.instance_store()
     node.mount("opt/sagemaker")
+    if service:
+        node.image_mounts()
     assert node.boot(ON_INIT).returncode == 0
-    assert "WARNING: instance store is there, but the image has not mounted /opt/dlami/nvme in 10 s" in node.log
+    assert f"WARNING: instance store is there, but nothing has mounted /opt/dlami/nvme in {seconds} s" in node.log
+    assert node.waits == ["5"] * (seconds // 5)
     assert node.scratch == Path("opt/sagemaker/scratch")
+
+
+def test_scratch_is_on_what_the_agent_has_just_mounted(node: Node) -> None:
+    node.instance_store()
+    node.agent(
+        "import os, pathlib\n"
+        "disk = pathlib.Path(os.environ['LUSTRAIN_ROOT'], 'opt/dlami/nvme')\n"
+        "disk.mkdir(parents=True)\n"
+        "(disk / '.mounted').touch()\n"
+    )
+    assert node.boot(EC2).returncode == 0
+    assert node.scratch == Path("opt/dlami/nvme/scratch")
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -153,24 +195,52 @@ def test_a_scratch_folder_of_someone_else_is_left_alone(node: Node) -> None:
     assert not (node.root / "scratch").is_symlink()
 
 
-def test_without_the_agent_the_log_says_so(node: Node) -> None:
-    node.mount("opt/sagemaker")
-    node.boot(ON_INIT)
-    assert "no node_setup.pyz in the bundle" in node.log
+def test_a_bundle_without_the_agent_fails_the_node_in_one_line(node: Node) -> None:
+    (node.bundle / AGENT).unlink()
+    assert node.boot(ON_INIT).returncode == 1
+    assert f"there is no {node.bundle / AGENT}, so that nothing can set this node up" in node.log
+    assert "failed with 1" in node.log
 
 
-@pytest.mark.parametrize(("entry", "backend"), [(ON_INIT, "slurm"), (ON_CREATE, "eks"), (EC2, "ec2")])
-def test_the_agent_in_the_bundle_runs_and_learns_the_backend(node: Node, entry: str, backend: str) -> None:
-    node.mount("opt/sagemaker")
-    (node.bundle / "node_setup.pyz").write_text("import sys; print('agent', *sys.argv[1:])", encoding="utf-8")
+def test_an_image_without_python_fails_the_node_in_one_line(node: Node) -> None:
+    for tool in TOOLS:
+        (node.commands / tool).symlink_to(str(shutil.which(tool)))
+    node.path = str(node.commands)
+    assert node.boot(ON_INIT).returncode == 1
+    assert "there is no python3 in this image" in node.log
+    assert "command not found" not in node.log
+
+
+@pytest.mark.parametrize("entry", [ON_INIT, ON_CREATE, EC2])
+def test_the_agent_that_is_packed_is_started_with_what_it_takes(node: Node, entry: str) -> None:
+    """The interpreter is replaced by one that writes down how it was called: the agent would tune this machine."""
+    (packed,) = (file for file in bundle(spec_of("rehearsal", {})).files if file.path == AGENT)
+    (node.bundle / AGENT).write_bytes(packed.content)
+    node.command("python3", '#!/bin/bash\necho "python3 $*" >&2\n')
     assert node.boot(entry).returncode == 0
-    assert f"agent boot --backend {backend}" in node.log
+    assert f"python3 {node.bundle / AGENT} boot\n" in node.log
+
+
+def test_an_agent_that_hangs_fails_the_node_in_its_time(node: Node) -> None:
+    node.agent("import time\ntime.sleep(60)")
+    node.agent_seconds = "1"
+    assert node.boot(ON_INIT).returncode == 124
+    assert "the node agent was ended: not done in 1 s" in node.log
+    assert "failed with 124" in node.log
+
+
+def test_the_log_holds_what_the_agent_does_and_not_the_report_for_programs(node: Node) -> None:
+    node.agent("import sys\nprint('{}')\nprint('step 1 of 2: kernel', file=sys.stderr)")
+    assert node.boot(ON_INIT).returncode == 0
+    assert "step 1 of 2: kernel" in node.log
+    assert "{}" not in node.log
 
 
 def test_a_failing_agent_fails_the_node_with_its_words_in_the_log(node: Node) -> None:
     node.mount("opt/sagemaker")
-    (node.bundle / "node_setup.pyz").write_text("raise SystemExit('no GPU 3')", encoding="utf-8")
+    node.agent("raise SystemExit('no GPU 3')")
     done = node.boot(ON_INIT)
     assert done.returncode == 1
     assert "no GPU 3" in node.log
     assert "failed with 1" in node.log
+    assert node.waits == ["60"]

@@ -1,16 +1,23 @@
-"""The lifecycle bundle has one name for one content, and holds nothing that fails on a node."""
+"""The lifecycle bundle has one name for one content, tells nodes of their cluster, and holds nothing that fails on one."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.plan.bundle import FOLDER, MAX_BYTES, ON_CREATE, ON_INIT, Bundle, bundle
+from infra.components.bundle import written
+from infra.plan.bundle import AGENT, DOCUMENT, FOLDER, MAX_BYTES, ON_CREATE, ON_INIT, Bundle, bundle, gathered
+from infra.plan.nodes import node_document
 from infra.problems import InfraError
+from tests.infra.edits import STACKS, spec_of
 
 SCRIPT = b"#!/bin/bash\necho here\n"
 FILES = st.dictionaries(
@@ -18,7 +25,7 @@ FILES = st.dictionaries(
 )
 
 
-def written(folder: Path, files: dict[str, bytes]) -> Path:
+def filled(folder: Path, files: dict[str, bytes]) -> Path:
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,14 +34,68 @@ def written(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def of(folder: Path, files: dict[str, bytes]) -> Bundle:
-    return bundle(written(folder, files), entries=())
+    return gathered(filled(folder, files), entries=())
 
 
-def test_our_own_bundle_is_in_order_and_holds_both_entries() -> None:
-    ours = bundle()
-    assert {ON_INIT, ON_CREATE} <= {file.path for file in ours.files}
+@pytest.mark.parametrize("stack", STACKS)
+def test_our_own_bundle_holds_both_entries_the_agent_and_what_it_has_to_know(stack: str) -> None:
+    spec = spec_of(stack, {})
+    ours = bundle(spec)
+    files = {file.path: file for file in ours.files}
+    assert {ON_INIT, ON_CREATE, "node.sh", AGENT, DOCUMENT} == set(files)
     assert ours.prefix == f"lifecycle/{ours.sha}"
-    assert all(file.source.is_relative_to(FOLDER) for file in ours.files)
+    assert {name for name, file in files.items() if file.source is None} == {AGENT, DOCUMENT}
+    assert all(file.source.is_relative_to(FOLDER) for file in ours.files if file.source)
+    assert json.loads(files[DOCUMENT].content) == node_document(spec)
+    assert len(files[AGENT].content) < 200_000
+
+
+def test_the_packed_agent_of_the_bundle_runs_alone(tmp_path: Path) -> None:
+    agent = next(file for file in bundle(spec_of("rehearsal", {})).files if file.path == AGENT)
+    path = written(agent, tmp_path)
+    command = [sys.executable, "-I", str(path), "version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, agent.sha256 in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("edit", "same"),
+    [
+        ({}, True),
+        ({"groups.0.count": 9}, True),
+        ({"budget.monthly_usd": 5}, True),
+        ({"tuning.settings": {"sysctl.vm.max_map_count": "1048576"}}, False),
+        ({"tuning.profiles": {"train": "cpu"}}, False),
+        ({"groups.0.instance_type": "g6e.24xlarge"}, False),
+        ({"storage.lustre.mount_path": "/lustre"}, False),
+    ],
+)
+def test_a_bundle_is_another_one_exactly_where_nodes_boot_otherwise(edit: dict[str, Any], same: bool) -> None:
+    before, after = bundle(spec_of("ec2-spot-g6e", {})), bundle(spec_of("ec2-spot-g6e", edit))
+    assert (before.sha == after.sha) is same
+    assert [one.path for one in before.files] == [one.path for one in after.files]
+
+
+def test_a_file_that_would_hide_the_generated_one_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InfraError, match=r"lifecycle/tuning\.json = '': is made for each cluster anew"):
+        gathered(filled(tmp_path, {DOCUMENT: b"{}"}), entries=(), generated={DOCUMENT: b"{}"})
+
+
+def test_a_generated_file_is_written_once_and_whole(tmp_path: Path) -> None:
+    file = gathered(tmp_path, entries=(), generated={"deep/a": b"x"}).files[0]
+    path = written(file, tmp_path / "build")
+    os.utime(path, (0, 0))
+    assert written(file, tmp_path / "build") == path
+    assert (path.read_bytes(), path.stat().st_mtime) == (b"x", 0)
+    assert [one for one in (tmp_path / "build").rglob("*") if one.is_file()] == [path]
+
+
+def test_a_build_folder_that_takes_no_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "build").touch()
+    file = gathered(tmp_path, entries=(), generated={"a": b"x"}).files[-1]
+    with pytest.raises(InfraError, match="cannot be written") as told:
+        written(file, tmp_path / "build")
+    assert len(told.value.problems) == 1
 
 
 def test_equal_files_have_equal_names_whenever_and_in_whichever_order_they_were_written(tmp_path: Path) -> None:
@@ -42,7 +103,7 @@ def test_equal_files_have_equal_names_whenever_and_in_whichever_order_they_were_
     first = of(tmp_path / "one", files)
     second = of(tmp_path / "two", dict(reversed(files.items())))
     os.utime(tmp_path / "two" / "a.sh", (0, 0))
-    assert first.sha == second.sha == bundle(tmp_path / "two", entries=()).sha
+    assert first.sha == second.sha == gathered(tmp_path / "two", entries=()).sha
     assert [file.path for file in first.files] == ["a.sh", "deep/b.json", "z.sh"]
     assert first.key(first.files[1]) == f"lifecycle/{first.sha}/deep/b.json"
 
@@ -79,9 +140,9 @@ def test_what_would_fail_on_a_node_is_told_before(tmp_path: Path, files: dict[st
 
 
 def test_all_problems_are_told_at_once_and_missing_entries_by_name(tmp_path: Path) -> None:
-    written(tmp_path, {ON_INIT: b"echo\r\n"})
+    filled(tmp_path, {ON_INIT: b"echo\r\n"})
     with pytest.raises(InfraError) as told:
-        bundle(tmp_path)
+        gathered(tmp_path)
     assert [line.split(" = ")[0] for line in told.value.problems] == [
         f"lifecycle/{name}" for name in (ON_CREATE, ON_INIT, ON_INIT)
     ]
@@ -92,7 +153,7 @@ def test_a_packed_agent_may_hold_any_bytes(tmp_path: Path) -> None:
 
 
 def test_a_link_is_refused(tmp_path: Path) -> None:
-    written(tmp_path, {"a.sh": SCRIPT})
+    filled(tmp_path, {"a.sh": SCRIPT})
     (tmp_path / "b.sh").symlink_to("a.sh")
     with pytest.raises(InfraError, match=r"lifecycle/b\.sh = 'link'"):
-        bundle(tmp_path, entries=())
+        gathered(tmp_path, entries=())

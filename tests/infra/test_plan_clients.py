@@ -6,18 +6,10 @@ from typing import Any
 
 import pytest
 
-from infra.catalog.instances import Instance, instance
 from infra.config import ClusterSpec, parse
-from infra.plan.clients import MODULES, PARAMETERS, client_modules, client_parameters, client_settings, stripes
-
-LARGE = ["ldlm.namespaces.*.lru_max_age", "ldlm.namespaces.*.lru_size"]
-WIDE = ["osc.*OST*.max_rpcs_in_flight", "mdc.*.max_rpcs_in_flight", "mdc.*.max_mod_rpcs_in_flight"]
-
-
-def machine(name: str) -> Instance:
-    found = instance(name)
-    assert found is not None
-    return found
+from infra.plan.clients import module_options, stripes
+from infra.plan.nodes import node_document
+from node_setup.agent.owned import HEADER
 
 
 def spec(**lustre: Any) -> ClusterSpec:
@@ -26,55 +18,43 @@ def spec(**lustre: Any) -> ClusterSpec:
     return parse({"name": "llm", "backend": "ec2", "zone_id": "use1-az4", "groups": groups, "storage": storage})
 
 
+def options(**group: Any) -> list[str]:
+    """The lines of the file of module options but its head and its comments."""
+    found = spec(capacity_gib=19200, per_tib_mb_s=250, **group.pop("lustre", {}))
+    changed = found.model_copy(update={"groups": (found.groups[0].model_copy(update=group),), **group.pop("top", {})})
+    text = module_options(changed, changed.groups[0], node_document(changed))
+    assert not text or text.startswith(HEADER)
+    return [line for line in text.removeprefix(HEADER).splitlines() if not line.startswith("#")]
+
+
 @pytest.mark.parametrize(
-    ("name", "threads", "keys"),
+    ("name", "threads", "wide"),
     [
-        ("p5.48xlarge", 2, LARGE + WIDE),
-        ("p5.48xlarge", 1, LARGE + WIDE),
-        ("p4d.24xlarge", 2, LARGE + WIDE),
-        ("p4d.24xlarge", 1, LARGE),
-        ("g6e.16xlarge", 2, LARGE),
-        ("m5.2xlarge", 2, []),
-        ("m5.4xlarge", 2, []),
+        ("p5.48xlarge", 2, True),
+        ("p5.48xlarge", 1, True),
+        ("p4d.24xlarge", 2, True),
+        ("p4d.24xlarge", 1, False),
+        ("g6e.16xlarge", 2, False),
+        ("c5.18xlarge", 2, True),
+        ("m5.2xlarge", 2, False),
+        ("p9.huge", 2, False),
     ],
 )
-def test_settings_follow_memory_and_threads_that_are_on(name: str, threads: int, keys: list[str]) -> None:
-    assert list(client_parameters(machine(name), threads)) == keys
-    assert bool(client_modules(machine(name), threads)) is set(WIDE).issubset(keys)
-
-
-def test_the_values_are_those_of_aws() -> None:
-    assert client_parameters(machine("p5.48xlarge"), 1) == {
-        "ldlm.namespaces.*.lru_max_age": "600000",
-        "ldlm.namespaces.*.lru_size": "9600",
-        "osc.*OST*.max_rpcs_in_flight": "32",
-        "mdc.*.max_rpcs_in_flight": "64",
-        "mdc.*.max_mod_rpcs_in_flight": "50",
-    }
-    assert client_modules(machine("p5.48xlarge")) == {
-        "ptlrpc": "ptlrpcd_per_cpt_max=32",
-        "ksocklnd": "credits=2560",
-    }
-
-
-def test_requests_that_change_something_stay_fewer_than_all_and_come_after() -> None:
-    keys = list(client_parameters(machine("p5.48xlarge")))
-    assert keys.index("mdc.*.max_mod_rpcs_in_flight") > keys.index("mdc.*.max_rpcs_in_flight")
+def test_module_options_follow_the_threads_that_are_on_and_are_those_of_aws(
+    name: str, threads: int, wide: bool
+) -> None:
+    aws = {"options ptlrpc ptlrpcd_per_cpt_max=32", "options ksocklnd credits=2560"}
+    assert set(options(instance_type=name, threads_per_core=threads)) == (aws if wide else set())
 
 
 @pytest.mark.parametrize("efa", [False, True])
-def test_a_groups_clients_have_the_settings_of_its_type_with_efa_and_without(efa: bool) -> None:
-    found = spec(capacity_gib=19200, per_tib_mb_s=250, efa=efa)
-    modules, parameters = client_settings(found, found.groups[0])
-    assert modules == client_modules(machine("p5.48xlarge"), 1)
-    assert parameters == client_parameters(machine("p5.48xlarge"), 1)
-    assert client_settings(spec(), found.groups[0]) == ({}, {})
+def test_modules_have_the_same_options_with_efa_and_without(efa: bool) -> None:
+    """EFA's requests go through ptlrpc, and TCP stays beside it for what EFA does not reach."""
+    assert options(lustre={"efa": efa}) == options()
 
 
-def test_every_setting_says_why_and_who_says_so() -> None:
-    for setting in (*PARAMETERS, *MODULES):
-        assert setting.why
-        assert setting.source.startswith("https://docs.aws.amazon.com/")
+def test_without_a_file_system_no_module_gets_options() -> None:
+    assert module_options(spec(), spec().groups[0], node_document(spec())) == ""
 
 
 def test_layouts_lie_under_the_mount_and_the_data_keep_the_default() -> None:

@@ -108,7 +108,10 @@ def node_health(cluster: str) -> dict[str, Any]:
     return event("aws.sagemaker", events.HYPERPOD_NODE, detail, (CLUSTER_ARN,))
 
 
-def cluster_event(cluster: str, level: str = "Info") -> dict[str, Any]:
+LAUNCH_FAILED = "Instance creation in Cluster llm and InstanceGroup train failed"
+
+
+def cluster_event(cluster: str, level: str = "Info", description: str = LAUNCH_FAILED) -> dict[str, Any]:
     """As the events reference shows it."""
     failure = "We currently do not have sufficient capacity to launch new ml.p5.48xlarge instances. Please try again."
     inner = {
@@ -120,7 +123,7 @@ def cluster_event(cluster: str, level: str = "Info") -> dict[str, Any]:
         "ResourceType": "Instance",
         "EventTime": 1748794825350,
         "EventLevel": level,
-        "Description": f"Instance creation in Cluster {cluster} and InstanceGroup train failed",
+        "Description": description,
         "EventDetails": {"EventMetadata": {"Instance": {"FailureMessage": failure, "NodeLogicalId": "df268d19"}}},
     }
     return event("aws.sagemaker", events.HYPERPOD_EVENT, {"EventDetails": inner}, (CLUSTER_ARN,))
@@ -191,6 +194,19 @@ def test_a_node_that_hyperpod_could_not_launch_is_mailed_and_reaches_the_queue_o
     assert "cluster-error" not in passed_by(spec(backend), cluster_event("llm", "Warn"))
     assert not any("cluster-error" in arn for arn in rules_of(plan.queue_policy))
     assert any("cluster-error" in arn for arn in rules_of(plan.dead_letters_policy))
+
+
+@pytest.mark.parametrize("level", ["Info", "Warn", "Error"])
+def test_a_node_whose_lifecycle_script_failed_is_mailed_whatever_level_hyperpod_gives_it(level: str) -> None:
+    """Both descriptions are the events reference's, with a log group in the place of its dots."""
+    ran = f"Instance lifecycle script execution for EC2 Instance {NODE} has"
+    group = "/aws/sagemaker/Clusters/llm/abcdefghij12"
+    failed = f"{ran} Failed. To view lifecycle script logs, visit log group {group}"
+    assert "cluster-error" in passed_by(spec("hyperpod-slurm"), cluster_event("llm", level, failed))
+    assert "cluster-error" in passed_by(spec("hyperpod-eks"), cluster_event("llm", level, f"{ran} Failed"))
+    assert passed_by(spec("hyperpod-eks"), cluster_event("llm-2", level, failed)) == set()
+    succeeded = passed_by(spec("hyperpod-slurm"), cluster_event("llm", "Info", f"{ran} Succeeded"))
+    assert succeeded == {"cluster-event"}
 
 
 def rules_of(policy: Mapping[str, Any]) -> list[str]:

@@ -144,6 +144,7 @@ def _no_role(state: State) -> None:
 @pytest.mark.parametrize(
     "plant", [_worker, _two_partitions, _misspelled, _bad_recovery, _both_orchestrators, _long_mount_name, _no_role]
 )
+@pytest.mark.slow
 def test_the_schema_finds_a_planted_mistake(plant: Callable[[State], None]) -> None:
     state = state_of(SLURM)
     plant(state)

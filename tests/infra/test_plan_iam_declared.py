@@ -130,6 +130,7 @@ def declared(stack: str) -> frozenset[str]:
     return frozenset(kind for kind in kinds if kind.startswith("aws:"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", EXAMPLES)
 def test_the_deployer_may_make_read_and_drop_whatever_the_stack_declares(stack: str) -> None:
     policy = deployer_policy(example(stack), Place(region_of(stack), ACCOUNT))

@@ -123,7 +123,7 @@ def test_a_boot_that_failed_fires_and_no_boot_is_silent() -> None:
     assert fires(boot, failed=1)
     assert not fires(boot, failed=0)
     assert (boot.missing, boot.mails_end) == ("notBreaching", False)
-    assert alarm("cluster", spec("hyperpod-slurm")) is None, "its nodes boot by scripts of the lifecycle bundle"
+    assert alarm("cluster", spec("hyperpod-slurm")) is None, "HyperPod tells of it by events, which are mailed"
 
 
 def test_the_metric_of_the_boot_alarm_is_the_one_that_a_node_writes() -> None:
@@ -134,6 +134,12 @@ def test_the_metric_of_the_boot_alarm_is_the_one_that_a_node_writes() -> None:
     assert f"--namespace {metric.namespace} --metric-name {metric.name} " in script
     assert f'--dimensions "{metric.dimension}=$cluster"' in script
     assert metric.namespace in METRIC_NAMESPACES, "the node role allows no other"
+
+
+def test_the_mail_about_a_boot_names_the_command_that_finds_the_node() -> None:
+    boot = alarm("cluster", spec())
+    assert boot is not None
+    assert "`fab node-verify` says which" in boot.description
 
 
 def test_hyperpod_has_no_auto_scaling_groups_to_watch() -> None:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
+from datetime import UTC, datetime
 from typing import Any
 
 import boto3
 import pytest
+import yaml
 from moto import mock_aws
 
-from infra.cluster import parse, to_json
+from infra.cluster import Cluster, node_document, parse, to_json
 from infra.config import parse as parse_spec
-from infra.plan.clients import client_settings
+from infra.plan.bundle import DOCUMENT, bundle
 from infra.plan.outputs import Made, cluster
 from infra.plan.place import Place, bucket_names
 from infra.plan.teardown import empty, first_steps, teardown
+from infra.preflight.offline import run_in
+from infra.preflight.rule import Context
 from infra.problems import InfraError
+from tests.infra.edits import spec_of
 from tests.infra.stacks import EXAMPLES, example
 
 PLACE = Place("us-west-2", "123456789012")
@@ -41,6 +46,93 @@ def test_the_contract_survives_json(stack: str) -> None:
     assert told.capacity.ends_at == spec.ends_at
 
 
+def through_pulumi(stack: str, **edits: Any) -> Cluster:
+    """The stack's cluster as `pulumi stack output` prints it: the engine knows no whole numbers, and none in `4800.0`."""
+    spec = spec_of(stack, edits)
+    told = to_json(cluster(spec, PLACE, Made(lustre=LUSTRE, home=HOME, **NODES[spec.backend])))
+
+    def as_printed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: as_printed(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [as_printed(one) for one in value]
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    return parse(json.loads(json.dumps(as_printed(told))))
+
+
+TUNINGS: list[dict[str, Any]] = [{}, {"profiles": {"train": "cpu"}, "settings": {"clock.chrony": False, "a.b": 64}}]
+
+
+@pytest.mark.parametrize("stack", EXAMPLES)
+@pytest.mark.parametrize("tuning", TUNINGS, ids=["as it is", "tuned"])
+def test_a_node_hears_the_same_at_boot_and_from_whoever_holds_the_cluster(stack: str, tuning: dict[str, Any]) -> None:
+    files = {file.path: file.content for file in bundle(spec_of(stack, {"tuning": tuning})).files}
+    told = node_document(through_pulumi(stack, tuning=tuning))
+    assert (json.dumps(told, sort_keys=True, indent=1) + "\n").encode() == files[DOCUMENT]
+
+
+def test_the_node_document_says_what_a_node_needs_and_nothing_else() -> None:
+    assert node_document(through_pulumi("ec2-spot-g6e", tuning={"settings": {"clock.chrony": False}})) == {
+        "version": 1,
+        "cluster": "spot-g6e",
+        "backend": "ec2",
+        "groups": {"train": {"type": "g6e.48xlarge", "role": "worker", "gpus": 8, "efa": 4, "nvme": 4}},
+        "lustre": {
+            "path": "/fsx",
+            "efa": False,
+            "throughput_mb_s": 1200.0,
+            "stripes": [
+                {
+                    "path": "/fsx/checkpoints",
+                    "options": ["-E", "100M", "-c", "1", "-E", "10G", "-c", "8", "-E", "-1", "-c", "-1", "-S", "16M"],
+                    "why": "shards over all targets, the small files beside them on one",
+                },
+                {
+                    "path": "/fsx/containers",
+                    "options": ["-c", "-1", "-S", "16M"],
+                    "why": "one large image that every node reads",
+                },
+                {"path": "/fsx/logs", "options": ["-c", "1"], "why": "small files that grow line by line"},
+            ],
+        },
+        "mount": None,
+        "tuning": {"profiles": {}, "settings": {"clock.chrony": "off"}},
+    }
+
+
+def test_only_machines_that_are_there_already_are_told_what_to_mount() -> None:
+    deployed = to_json(through_pulumi("ec2-spot-g6e"))
+    assert node_document(parse(deployed))["mount"] is None
+    machines = {**deployed, "backend": "machines", "nodes": {"addresses": ["10.0.0.1"]}}
+    assert node_document(parse(machines))["mount"] == {"dns_name": "fs.example", "mount_name": "abcd1234"}
+    assert node_document(parse({**machines, "lustre": None}))["mount"] is None
+
+
+def test_a_node_of_eks_is_not_told_of_a_file_system_that_only_its_pods_mount() -> None:
+    cluster = through_pulumi("hyperpod-eks-g6e-spot", **{"storage.lustre": {"capacity_tib": 1.2}})
+    assert cluster.lustre is not None
+    assert node_document(cluster)["lustre"] is None
+
+
+def test_a_cluster_from_before_there_was_tuning_reads() -> None:
+    now = to_json(through_pulumi("ec2-spot-g6e"))
+    before = {**now, "lustre": {**now["lustre"], "modules": {"ptlrpc": "a=1"}, "parameters": {"osc.*.a": "1"}}}
+    assert before.pop("tuning") == {"profiles": {}, "settings": {}}
+    assert parse(before) == parse(now)
+    with pytest.raises(InfraError, match=r"cluster\.lustre\.strips"):
+        parse({**before, "lustre": {**before["lustre"], "strips": []}})
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("on", "on"), ("off", "off"), ("true", "on"), ("524288", "524288"), ("5.0", "5"), ("0.5", "0.5"), ("'08'", "08")],
+)
+def test_a_setting_is_what_the_user_wrote_however_yaml_takes_it(written: str, meant: str) -> None:
+    value = yaml.safe_load(f"a: {written}")
+    assert spec_of("rehearsal", {"tuning.settings": value}).tuning.settings == {"a": meant}
+
+
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [
@@ -60,6 +152,44 @@ def test_nodes_are_found_in_exactly_one_way(nodes: dict[str, Any], said: str | N
         parse(told)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("path", "/fs x\n[Mount]"),
+        ("path", "/fsx\n"),
+        ("path", "fsx"),
+        ("path", "/"),
+        ("path", "/fsx/../etc"),
+        ("path", "/-fsx"),
+        ("path", "/fsx%i"),
+        ("dns_name", "fs.example\nOptions=suid"),
+        ("mount_name", "ab cd"),
+    ],
+)
+def test_what_is_mounted_is_text_that_a_unit_can_hold(key: str, value: str) -> None:
+    now = to_json(through_pulumi("ec2-spot-g6e"))
+    with pytest.raises(InfraError) as caught:
+        parse({**now, "lustre": {**now["lustre"], key: value}})
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith(f"cluster.lustre.{key} = {value!r}: is not a")
+
+
+def test_what_the_spec_lets_be_mounted_the_cluster_does_too() -> None:
+    for path in ("/fsx", "/shared/data-1", "/a.b_c"):
+        assert through_pulumi("ec2-spot-g6e", **{"storage.lustre.mount_path": path}).lustre.path == path
+    for path in ("/.fsx", "/-x", "/fsx/...", "/"):
+        with pytest.raises(InfraError, match="plain absolute path"):
+            spec_of("ec2-spot-g6e", {"storage.lustre.mount_path": path})
+
+
+@pytest.mark.parametrize("key", ["storage.lustre.mount_path", "storage.home.mount_path"])
+@pytest.mark.parametrize("path", ["/fsx/../etc", "/./fsx", "/.."])
+def test_a_mount_path_that_leads_elsewhere_is_an_error_of_preflight(key: str, path: str) -> None:
+    spec = spec_of("ec2-spot-g6e", {key: path})
+    found = run_in(spec, Context.of_region("us-east-1", datetime.now(UTC)))
+    assert [one for one in found if one.level == "error" and one.path == key]
+
+
 def test_devices_of_a_node_are_those_of_its_type() -> None:
     told = cluster(example("ec2-p6-b300-reservation"), PLACE, Made(auto_scaling_groups=("train",)))
     group = told.groups["train"]
@@ -72,13 +202,6 @@ def test_workers_that_are_paid_for_in_two_ways_are_mixed() -> None:
     mixed = parse_spec({**spec.model_dump(mode="json"), "groups": [dict(group) for group in two]})
     assert cluster(mixed, PLACE, Made(auto_scaling_groups=("train",))).capacity.mode == "mixed"
     assert cluster(spec, PLACE, Made(auto_scaling_groups=("train",))).capacity.mode == "spot"
-
-
-def test_client_settings_go_by_the_groups_own_type() -> None:
-    spec = example("hyperpod-slurm-p5")
-    small, _, large = spec.groups
-    assert client_settings(spec, small) != client_settings(spec, large)
-    assert client_settings(example("rehearsal"), example("rehearsal").groups[0]) == ({}, {})
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)

@@ -5,20 +5,31 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infra.catalog.instances import instance
 from infra.config import ClusterSpec, parse
+from infra.plan.clients import expected
+from infra.plan.nodes import node_document
 from infra.plan.place import Place
 from infra.plan.user_data import MAX_BYTES, encoded, lustre_interfaces, user_data
 from infra.problems import InfraError
+from node_setup.agent import catalog
+from node_setup.agent.model import Request
+from node_setup.agent.owned import AGENT, HEADER, MODPROBE
+from node_setup.agent.plan import plan
 from tests.conftest import require
+
+pytestmark = pytest.mark.slow
 
 PLACE = Place("us-west-2", "123456789012")
 LUSTRE: dict[str, Any] = {"lustre_dns": "fs-0a.fsx.us-west-2.amazonaws.com", "lustre_mount_name": "abcd1234"}
@@ -53,7 +64,6 @@ class Node:
     COMMANDS = (
         "modprobe",
         "lnetctl",
-        "lctl",
         "mount",
         "umount",
         "mountpoint",
@@ -83,9 +93,15 @@ class Node:
         }
 
     def boot(self, text: str) -> int:
+        """The first boot, by cloud-init."""
         part = self.root / "part-001"
         part.write_text(text)
         return subprocess.run(["bash", part], env=self.environment, check=False).returncode
+
+    def reboot(self) -> int:
+        """A later boot, by the unit that the first one made."""
+        copy = self.root / "usr/local/sbin/lustrain-boot"
+        return subprocess.run(["bash", copy], env=self.environment, check=False).returncode
 
     @property
     def calls(self) -> list[str]:
@@ -163,15 +179,21 @@ def test_a_count_that_changes_makes_no_new_version_of_the_template() -> None:
     assert script(spec(count=4), **LUSTRE) == script(spec(count=5), **LUSTRE)
 
 
-def test_modules_and_network_come_before_the_lustre_mount_and_settings_after(node: Node) -> None:
+def test_modules_and_network_come_before_the_lustre_mount(node: Node) -> None:
     assert node.boot(script(over_tcp(), **LUSTRE)) == 0
     mount = "mount -t lustre -o noatime,flock,_netdev fs-0a.fsx.us-west-2.amazonaws.com@tcp:/abcd1234"
-    order = [node.first(start) for start in ("modprobe lnet", "modprobe lustre", mount, "lctl set_param osc.")]
+    order = [node.first(start) for start in ("modprobe lnet", "modprobe lustre", mount)]
     assert order == sorted(order)
-    options = (node.root / "etc/modprobe.d/lustrain-lustre.conf").read_text()
-    assert options == "options ptlrpc ptlrpcd_per_cpt_max=32\noptions ksocklnd credits=2560\n"
+    options = (node.root / MODPROBE.lstrip("/")).read_text()
+    assert options.startswith(HEADER)
+    assert {"options ptlrpc ptlrpcd_per_cpt_max=32", "options ksocklnd credits=2560"} <= set(options.splitlines())
     assert not [call for call in node.calls if "kefalnd" in call]
     assert node.outcome == "ready"
+
+
+def test_a_small_node_has_no_file_of_module_options(node: Node) -> None:
+    assert node.boot(script(spec("g6e.4xlarge", storage={"lustre": {"throughput_gb_s": 1.2}}), **LUSTRE)) == 0
+    assert not (node.root / MODPROBE.lstrip("/")).exists()
 
 
 def test_a_mount_that_fails_at_first_is_tried_again(tmp_path: Path) -> None:
@@ -186,6 +208,63 @@ def test_a_mount_that_never_succeeds_is_a_failed_boot_that_names_its_step(tmp_pa
     node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "mount": "exit 32"})
     assert node.boot(script(over_tcp(), **LUSTRE)) != 0
     assert node.outcome == "failed mount of /fsx"
+
+
+DEAF = "trap '' TERM; while :; do sleep 1; done"
+"""A program that hangs and does not hear."""
+
+
+def test_a_mount_that_hangs_is_ended_and_the_boot_fails_in_the_steps_time(tmp_path: Path) -> None:
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "mount": DEAF})
+    node.environment["LUSTRAIN_STEP_SECONDS"] = "2"
+    began = time.monotonic()
+    assert node.boot(script(over_tcp(), **LUSTRE)) == 124
+    assert time.monotonic() - began < 30
+    assert node.outcome == "failed mount of /fsx"
+    assert len([call for call in node.calls if call.startswith("mount ")]) == 1
+    assert [call for call in node.calls if "put-metric-data" in call]
+    hung = subprocess.run(["pgrep", "-f", str(node.root.parent / "bin/mount")], capture_output=True, text=True)
+    assert hung.stdout == ""
+    assert "the time of this step is over" in (node.root / "var/log/lustrain-boot.log").read_text()
+
+
+def test_a_step_that_fails_slowly_ends_with_its_time_and_not_with_its_tries(tmp_path: Path) -> None:
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "mount": "sleep 0.5; exit 32"})
+    node.environment["LUSTRAIN_STEP_SECONDS"] = "3"
+    assert node.boot(script(over_tcp(), **LUSTRE)) == 124
+    assert 2 <= len([call for call in node.calls if call.startswith("mount ")]) <= 8
+    assert node.outcome == "failed mount of /fsx"
+
+
+def test_a_function_that_hangs_inside_of_a_step_is_ended_too(tmp_path: Path) -> None:
+    hangs = '[[ "$1" != lnet ]] || { ' + DEAF + "; }"
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "modprobe": hangs})
+    node.environment["LUSTRAIN_STEP_SECONDS"] = "2"
+    assert node.boot(script(over_tcp(), **LUSTRE)) == 124
+    assert node.outcome == "failed Lustre network"
+
+
+def test_systemd_ends_a_boot_only_after_all_its_steps_had_their_time(node: Node) -> None:
+    assert node.boot(script()) == 0
+    unit = (node.root / "etc/systemd/system/lustrain-boot.service").read_text()
+    (minutes,) = re.findall(r"^TimeoutStartSec=(\d+)min$", unit, re.MULTILINE)
+    steps = re.findall(r"^ *begin_step \"[^\"]+\"( \$\(\(2 \* patience\)\))?$", script(), re.MULTILINE)
+    assert len(steps) == script().count("begin_step ") - 1, "a step of a length that this does not know"
+    assert sum(20 if longer else 10 for longer in steps) < int(minutes)
+
+
+def test_a_boot_that_systemd_ends_is_a_failed_one(tmp_path: Path) -> None:
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "mount": "sleep 60"})
+    part = node.root / "part-001"
+    part.write_text(script(over_tcp(), **LUSTRE))
+    boot = subprocess.Popen(["bash", part], env=node.environment)
+    while not any(call.startswith("mount ") for call in node.calls):
+        assert boot.poll() is None
+        time.sleep(0.05)
+    boot.terminate()
+    assert boot.wait(20) == 143
+    assert node.outcome == "failed mount of /fsx"
+    subprocess.run(["pkill", "-f", str(node.root.parent / "bin/mount")], check=False)
 
 
 @pytest.mark.parametrize(
@@ -251,12 +330,58 @@ def test_home_keeps_what_the_image_has_there(node: Node) -> None:
     assert mounts[2].endswith(str(node.root / "home"))
 
 
-def test_the_bundle_is_fetched_and_run(tmp_path: Path) -> None:
-    here = "[[ $AWS_DEFAULT_REGION == us-west-2 ]] && "
-    fetch = here + 'printf "boot() { echo \\"boot \\$2\\" >>\\"\\$CALLS\\"; }\\n" >"${*: -1}/node.sh"'
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "aws": fetch})
+FETCH = """here="${*: -1}"
+[[ $AWS_DEFAULT_REGION == us-west-2 ]] || exit 1
+printf 'boot() { echo "boot $*" >>"$CALLS"; }\n' >"$here/node.sh"
+touch "$here/node_setup.pyz"
+"""
+"""An `aws s3 cp` of a bundle that writes down what it is called with."""
+
+
+def test_the_bundle_is_fetched_and_its_agent_run(tmp_path: Path) -> None:
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "aws": FETCH})
     assert node.boot(script(bundle_uri="s3://b/lifecycle/abc")) == 0
-    assert node.first("aws s3 cp --recursive --only-show-errors s3://b/lifecycle/abc") < node.first("boot ec2")
+    ran = f"boot {node.root}/opt/lustrain/bundle/node_setup.pyz ec2"
+    assert node.first("aws s3 cp --recursive --only-show-errors s3://b/lifecycle/abc") < node.first(ran)
+
+
+def test_a_later_boot_goes_by_what_the_node_was_told_since_and_asks_nobody(tmp_path: Path) -> None:
+    """The first boot's script and bundle are of the day when the machine was made; `fab node-tune` may have come since."""
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "aws": FETCH})
+    assert node.boot(script(over_tcp(), **LUSTRE, bundle_uri="s3://b/lifecycle/abc")) == 0
+    options = node.root / MODPROBE.lstrip("/")
+    for path, text in ((options, "options ptlrpc ptlrpcd_per_cpt_max=64\n"), (node.root / AGENT.lstrip("/"), "newer")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    before = len(node.calls)
+    assert node.reboot() == 0
+    assert options.read_text() == "options ptlrpc ptlrpcd_per_cpt_max=64\n"
+    later = node.calls[before:]
+    assert [call for call in later if call.startswith(("boot", "aws"))] == [f"boot {node.root}{AGENT} ec2"]
+    assert [call for call in later if call.startswith("mount -t lustre")]
+
+
+def test_a_later_boot_of_a_node_that_never_got_its_agent_fetches_the_bundle_again(tmp_path: Path) -> None:
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "aws": FETCH})
+    assert node.boot(script(bundle_uri="s3://b/lifecycle/abc")) == 0
+    assert node.reboot() == 0
+    assert [call.split()[0] for call in node.calls if call.startswith(("boot", "aws"))] == ["aws", "boot"] * 2
+
+
+def test_the_node_agent_finds_the_module_options_as_it_would_write_them(node: Node) -> None:
+    """Both write the file: the first boot before the modules are loaded, the agent whenever it runs."""
+    wanted = over_tcp()
+    assert node.boot(script(wanted, **LUSTRE)) == 0
+    written = {"content": (node.root / MODPROBE.lstrip("/")).read_text(), "mode": "0644"}
+    kind = instance("p5.48xlarge")
+    assert kind is not None
+    loaded = {"ptlrpc.ptlrpcd_per_cpt_max": "32", "ksocklnd.credits": "2560"}
+    modules = {"supported": True, "loaded": ["ptlrpc", "ksocklnd"], "parameters": loaded, "files": []}
+    found = {**expected(kind, 1), "modules": modules, "files": {MODPROBE: written}}
+    settings = tuple(one for one in catalog.load() if one.kind == "module-option")
+    made = plan(settings, found, Request(node_document(wanted), "train"))
+    assert made.steps == ()
+    assert {remark.status for remark in made.remarks} == {"ok"}
 
 
 def test_the_real_bundle_has_what_the_script_calls() -> None:

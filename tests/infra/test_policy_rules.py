@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infra.plan.budget import COST_TAG
+from infra.plan.place import COST_TAG
 from infra.policy.checks import BILLED
 from infra.policy.declared import UNKNOWN, Resource
 from infra.policy.rules import RESOURCE_RULES, STACK_RULES, Rule, StackRule, violations

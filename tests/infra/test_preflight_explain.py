@@ -111,6 +111,8 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SPOT, {"repository.keep_last": 5}, Effect.DELETES_OBJECTS, "repository.keep_last"),
     (SPOT, {"budget.monthly_usd": 5}, Effect.IN_PLACE, "budget.monthly_usd"),
     (SPOT, {"alarms.nat_gb_per_hour": 5}, Effect.IN_PLACE, "alarms.nat_gb_per_hour"),
+    (SPOT, {"tuning.profiles": {"train": "cpu"}}, Effect.NEW_NODES, "tuning.profiles (train)"),
+    (SPOT, {"tuning.settings": {"clock.chrony": "off"}}, Effect.NEW_NODES, "tuning.settings (clock.chrony)"),
     (SPOT, {"tags": {"a": "b"}}, Effect.IN_PLACE, "tags"),
     (SPOT, {"access.ssh_key": "mine"}, Effect.NEW_NODES, "access.ssh_key"),
     (SPOT, {"job_ends_at": "2027-01-01T00:00:00Z"}, Effect.IN_PLACE, "job_ends_at"),
@@ -176,6 +178,17 @@ def test_the_worst_comes_first() -> None:
 
 def test_a_harmless_update_is_not_refused() -> None:
     assert refused(changes(SPOT, {"groups.0.count": 9, "alarms.emails": ["new@example.com"]})) == []
+
+
+def test_another_tuning_is_a_small_change_that_names_what_brings_running_nodes_along() -> None:
+    before = {"tuning": {"settings": {"a": "1", "b": "on", "c": "on"}}}
+    found = changes(SPOT, {"tuning": {"settings": {"a": 2, "b": True}}}, before)
+    assert refused(found) == []
+    assert [(one.effect, one.path, one.message) for one in found] == [
+        (Effect.NEW_NODES, "tuning.settings (a)", "1 becomes 2"),
+        (Effect.NEW_NODES, "tuning.settings (c)", "on becomes nothing"),
+    ]
+    assert all("fab node-tune" in one.instead for one in found)
 
 
 @pytest.mark.parametrize("stack", STACKS)

@@ -69,6 +69,8 @@ FORM = [
     ("half a surrogate pair in a tag", SPOT, {"tags": {"a": "\udfff"}}, "not printable"),
     ("half a surrogate pair in a tag's key", SPOT, {"tags": {"a\udfff": "b"}}, "not printable"),
     ("digits of another script", EKS, {"eks.version": "1.٣٤"}, "a Kubernetes version"),
+    ("a profile that there is not", SPOT, {"tuning.profiles": {"train": "gpu"}}, "'efa-gpu'"),
+    ("a list as a setting's value", SPOT, {"tuning.settings": {"clock.chrony": ["on"]}}, "tuning.settings"),
     ("a time without its zone", BLOCK, {"job_ends_at": "2027-01-01T00:00:00"}, "job_ends_at"),
 ]
 

@@ -110,6 +110,17 @@ EDITS: Any = st.fixed_dictionaries(
         "eks.version": st.sampled_from(["1.10", "1.34"]),
         "job_ends_at": TIMES,
         "runs_uri": TEXT | st.sampled_from(["s3://a/b/", "s3://a", "/fsx/runs", "s3://", "/"]),
+        "tuning": st.fixed_dictionaries(
+            {},
+            optional={
+                "profiles": st.dictionaries(st.sampled_from(["a", "train"]), st.sampled_from(["cpu", "efa-gpu"])),
+                "settings": st.dictionaries(
+                    TEXT | st.just("sysctl.vm.max_map_count"),
+                    TEXT | st.booleans() | st.integers() | st.floats(),
+                    max_size=3,
+                ),
+            },
+        ),
         "tags": st.dictionaries(TEXT, TEXT, max_size=3),
         "suppress": st.just(
             [{"code": "BUD-001", "reason": "somebody watches"}, {"code": "XX-999", "reason": "no such one"}]

@@ -24,7 +24,9 @@ from infra.preflight.finding import Finding
 from infra.preflight.offline import OFFLINE
 from infra.preflight.online.running import ONLINE
 from infra.problems import InfraError
-from tests.infra.edits import STACKS, config
+from tests.infra.edits import STACKS, config, spec_of
+
+pytestmark = pytest.mark.slow
 
 HOUSE = Path(__file__).parents[2]
 
@@ -148,7 +150,7 @@ def deployed(tmp_path: Path, outputs: dict[str, Any]) -> str:
 
 @pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
 def test_the_deployed_spec_comes_from_the_stacks_outputs(tmp_path: Path) -> None:
-    outputs = {"spec": config("rehearsal")["lustrain:cluster"], "bundle": bundle().sha}
+    outputs = {"spec": config("rehearsal")["lustrain:cluster"], "bundle": bundle(spec_of("rehearsal", {})).sha}
     done = fab("explain-change", "--stack", "rehearsal", PATH=deployed(tmp_path, outputs))
     assert (done.returncode, done.stdout.strip()) == (0, "nothing changes")
 
@@ -158,7 +160,7 @@ def test_edited_lifecycle_scripts_are_announced(tmp_path: Path) -> None:
     outputs = {"spec": config("rehearsal")["lustrain:cluster"], "bundle": "0123456789ab"}
     done = fab("explain-change", "--stack", "rehearsal", PATH=deployed(tmp_path, outputs))
     assert done.returncode == 0
-    assert f"for new nodes only: lifecycle: 0123456789ab becomes {bundle().sha}" in done.stdout
+    assert f"for new nodes only: lifecycle: 0123456789ab becomes {bundle(spec_of('rehearsal', {})).sha}" in done.stdout
 
 
 @pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")

@@ -53,6 +53,7 @@ def test_a_stack_without_a_cluster_is_told_where_to_begin(engine_aws: LocalAws, 
     assert "Traceback" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_without_an_engine_the_rehearsal_has_what_it_needs_and_says_what_it_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

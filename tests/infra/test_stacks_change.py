@@ -110,7 +110,7 @@ def run_course(live: Live, folder: Path) -> Course:
         settled,
         grown,
         edited,
-        bundle(copied / "lifecycle").sha,
+        bundle(parse_spec(spec), copied / "lifecycle").sha,
         moved,
         other_group,
         frozenset(one["type"] for one in rest if one.get("protect")),
@@ -222,11 +222,13 @@ def test_count_budget_and_alarm_change_in_place(courses: Callable[[str], Course]
 @pytest.mark.parametrize("stack", EXAMPLES)
 def test_an_edited_lifecycle_script_is_for_new_nodes_only(courses: Callable[[str], Course], stack: str) -> None:
     course = courses(stack)
-    (announced,) = explain_bundle(bundle().sha, course.bundle)
+    before = bundle(example(stack))
+    (announced,) = explain_bundle(before.sha, course.bundle)
     assert announced.effect is Effect.NEW_NODES
-    scripts = {name: step for name, step in course.edited.items() if name.endswith(".sh")}
-    others = {name: step for name, step in course.edited.items() if name not in scripts}
-    assert any(course.bundle in name and step == "create" for name, step in scripts.items())
+    added = {name: step for name, step in course.edited.items() if course.bundle in name}
+    others = {name: step for name, step in course.edited.items() if name not in added and before.sha not in name}
+    assert set(added.values()) == {"create"}
+    assert len(added) == len(before.files)
     assert others
     assert set(others.values()) == {"update"}, others
 

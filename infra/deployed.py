@@ -1,0 +1,68 @@
+"""What a stack left behind, told by the Pulumi CLI; and the Cluster that a task's flags or the environment name.
+
+The only file beside `infra.cluster` and `infra.problems` that other rooms use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from infra import cluster as contract
+from infra.cluster import Cluster
+from infra.problems import InfraError, problem
+
+PROGRAM = Path(__file__).parent
+VARIABLE = "LUSTRAIN_CLUSTER"
+PULUMI_WAITS_S = 120
+
+
+def outputs(stack: str, needed: str, instead: str) -> dict[str, Any]:
+    """All outputs of a stack, among which `needed` must be; `instead` is the flag that does without. InfraError."""
+    if shutil.which("pulumi") is None:
+        raise InfraError(
+            f"pulumi is not on PATH; fix: install it (https://www.pulumi.com/docs/install), or give {instead}"
+        )
+    command = ["pulumi", "stack", "output", "--json", "--stack", stack, "--cwd", str(PROGRAM)]
+    try:
+        done = subprocess.run(
+            [*command, "--non-interactive"], capture_output=True, text=True, timeout=PULUMI_WAITS_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise InfraError(f"pulumi did not answer within {PULUMI_WAITS_S} s; fix: try `{' '.join(command)}`") from None
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or "no word"
+        raise InfraError(
+            f"pulumi cannot tell the {needed} of {stack}: {said}; fix: `pulumi up` once, or give {instead}"
+        )
+    try:
+        found = json.loads(done.stdout)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or needed not in found:
+        raise InfraError(f"stack {stack} has no output `{needed}`; fix: `pulumi up` once, or give {instead}")
+    return found
+
+
+def cluster(path: str | None, stack: str | None) -> Cluster | None:
+    """That of `--cluster FILE` or `--stack NAME`, else of the file that LUSTRAIN_CLUSTER names, else None. InfraError."""
+    if path and stack:
+        raise InfraError("--cluster and --stack both name a cluster; fix: give one of them")
+    if stack:
+        return contract.parse(outputs(stack, "cluster", "--cluster FILE")["cluster"])
+    where, file = ("--cluster", path) if path else (VARIABLE, os.environ.get(VARIABLE))
+    return contract.decoded(text_of(file, where), file) if file else None
+
+
+def text_of(path: str, flag: str) -> str:
+    """The text of a file that a flag names. InfraError."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InfraError(problem(flag, path, error.strerror or "cannot be read")) from None
+    except UnicodeDecodeError:
+        raise InfraError(problem(flag, path, "is no text in UTF-8")) from None

@@ -1,0 +1,51 @@
+"""The nodes of a cluster as the rest of the house knows them, told from the spec before there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from infra.catalog.instances import instance
+from infra.cluster import FileSystem, NodeGroup, described
+from infra.config import ClusterSpec, Group
+from infra.plan.clients import stripes
+from infra.plan.storage import lustre_plan
+
+NOT_YET = {"id": "", "dns_name": "", "mount_name": ""}
+"""Names of a file system that is not made yet."""
+
+
+def node_document(spec: ClusterSpec) -> dict[str, Any]:
+    """`infra.cluster.node_document` of the cluster that this spec will become."""
+    groups = {group.name: node_group(group) for group in spec.groups}
+    return described(spec.name, spec.backend, groups, file_system(spec, NOT_YET), spec.tuning)
+
+
+def node_group(group: Group) -> NodeGroup:
+    kind = instance(group.ec2_type)
+    accelerators = kind.accelerators if kind else ()
+    return NodeGroup(
+        type=group.ec2_type,
+        count=group.count,
+        role=group.role,
+        gpus=sum(one.count for one in accelerators if one.kind == "gpu"),
+        accelerator=accelerators[0].name if accelerators else None,
+        efa=kind.efa if kind else 0,
+        nvme=kind.nvme_count if kind else 0,
+    )
+
+
+def file_system(spec: ClusterSpec, made: Mapping[str, str]) -> FileSystem | None:
+    """The file system as `made` calls it (`id`, `dns_name`, `mount_name`); None without one."""
+    plan = lustre_plan(spec)
+    if plan is None:
+        return None
+    return FileSystem(
+        id=made["id"],
+        dns_name=made["dns_name"],
+        mount_name=made["mount_name"],
+        path=plan.mount_path,
+        efa=plan.efa,
+        throughput_mb_s=plan.throughput_mb_s,
+        stripes=stripes(spec),
+    )

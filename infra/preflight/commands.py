@@ -1,0 +1,82 @@
+"""What the tasks ask for: findings of stacks, what a change would do, who deploys needs which rights. All raise InfraError."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from infra import deployed
+from infra.config import ClusterSpec, parse
+from infra.plan import iam_deployer
+from infra.plan.bundle import bundle
+from infra.preflight import stackfile
+from infra.preflight.change import Change
+from infra.preflight.explain import explain, explain_bundle
+from infra.preflight.finding import Finding
+from infra.preflight.offline import ABOUT_SUPPRESSIONS, OFFLINE, run_in
+from infra.preflight.report import rule_lines
+from infra.preflight.rule import Context
+from infra.problems import InfraError, problem
+
+
+def rules() -> list[str]:
+    """A line for every rule, offline and online."""
+    from infra.preflight.online.running import ONLINE
+
+    return list(rule_lines([*OFFLINE.values(), *ABOUT_SUPPRESSIONS.values(), *ONLINE.values()]))
+
+
+def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSpec, list[Finding]]], list[str]]:
+    """Spec and findings by stack, and the lines about stacks that cannot be read; the account is known only online."""
+    if stack is None and online:
+        raise InfraError("--online needs a stack: each asks its own region; fix: add --stack NAME")
+    names = stackfile.stacks() if stack is None else [stack]
+    if not names:
+        raise InfraError(f"there is no Pulumi.<stack>.yaml in {stackfile.PROGRAM}; fix: write one, see README.md")
+    look = _asked if online else _alone
+    found: dict[str, tuple[ClusterSpec, list[Finding]]] = {}
+    wrong: list[str] = []
+    for name in names:
+        try:
+            read = stackfile.read(name)
+            found[name] = read.spec, look(read)
+        except InfraError as error:
+            wrong += error.problems if stack else [f"{name}: {line}" for line in error.problems]
+    return found, wrong
+
+
+def _alone(stack: stackfile.Stack) -> list[Finding]:
+    return run_in(stack.spec, Context.of_region(stack.region, datetime.now(UTC)))
+
+
+def _asked(stack: stackfile.Stack) -> list[Finding]:
+    from infra.preflight.online.running import connect, run_all
+
+    if stack.region is None:
+        raise InfraError(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack.name}.yaml, or set AWS_REGION")
+    return run_all(stack.spec, connect(stack.region))
+
+
+def changes(stack: str, old: str | None) -> list[Change]:
+    """What differs from the file `old`, else from what the stack itself says of its last update."""
+    after = stackfile.read(stack).spec
+    if old:
+        before = stackfile.read_spec(Path(old))
+        return [*explain(before, after), *explain_bundle(bundle(before).sha, bundle(after).sha)]
+    outputs = deployed.outputs(stack, "spec", "--old FILE")
+    boot = explain_bundle(str(outputs["bundle"]), bundle(after).sha) if "bundle" in outputs else []
+    return [*explain(parse(outputs.get("spec")), after), *boot]
+
+
+def policies(stack: str, account: str) -> list[Any]:
+    """What whoever runs `pulumi up` for a stack needs, as IAM policies small enough to attach."""
+    read = stackfile.read(stack)
+    if not read.region:
+        raise InfraError(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack}.yaml, or set AWS_REGION")
+    if not re.fullmatch(r"\d{12}", account):
+        raise InfraError(problem("--account", account, "is no account number", allowed="12 digits"))
+    place = replace(Context.of_region(read.region), account=account).place
+    return list(iam_deployer.managed_policies(iam_deployer.deployer_policy(read.spec, place)))
