@@ -1,0 +1,31 @@
+"""The one JSON object that a command of the agent answers with."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from node_setup.agent.identity import Identity
+
+VERSION = 1
+
+
+def blank(identity: Identity) -> dict[str, Any]:
+    """An answer that says nothing yet, with every key that answers have; `seconds` are spent in each phase."""
+    return {
+        "version": VERSION,
+        "agent": identity.sha256,
+        "host": os.uname().nodename,
+        "python": sys.version.split()[0],
+        "profile": None,
+        "profile_why": None,
+        "group": None,
+        "rows": [],
+        "refused": None,
+        "reboot": [],
+        "lint": [],
+        "unplanned": [],
+        "errors": [],
+        "seconds": {"facts": 0.0, "plan": 0.0, "apply": 0.0},
+    }

@@ -1,0 +1,115 @@
+"""Does what a plan's steps say: persisted artefacts first, then the running state.
+
+What came of it is not judged here: facts are read again (`tune`), since programs that fail and exit 0 are many; Debian's
+`sysctl -w` on a read-only key is one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import PurePosixPath
+
+from node_setup.agent import owned
+from node_setup.agent.host import UNFINISHED, Done, Host
+from node_setup.agent.model import PERSISTED, Action, Copy, Put, Remove, Run, Step, Write
+
+Key = tuple[str, str, str]
+Log = Callable[[str], None]
+
+BUSY_S, AGAIN_S = 60.0, 2.0
+"""How long a program is tried again whose lock another one has, and how often."""
+RELOADS = frozenset({("systemctl", "daemon-reload"), ("udevadm", "control", "--reload")})
+"""Programs that take files in: run again after each further file, where other programs run once however many steps ask."""
+
+
+def key(step: Step) -> Key:
+    """What makes two steps, of two plans, the same step."""
+    return (step.setting, step.part, step.target)
+
+
+def apply(host: Host, steps: Iterable[Step], log: Log) -> dict[Key, str]:
+    """Do the steps' actions in order, identical ones once; the reason of each step that met an error, the rest goes on.
+
+    The actions of one step build on each other: after the first that fails the step is left.
+    """
+    said: dict[Action, str | None] = {}
+    troubles: dict[Key, str] = {}
+    for step in sorted(steps, key=lambda one: one.part != PERSISTED):
+        trouble = _do(host, step, said)
+        if trouble is not None:
+            troubles[key(step)] = trouble
+        what = f"{step.setting} ({step.part}) {step.target}: {step.found} -> {step.wanted}"
+        log(what if trouble is None else f"{what} FAILED: {trouble}")
+    return troubles
+
+
+def _do(host: Host, step: Step, said: dict[Action, str | None]) -> str | None:
+    for action in step.actions:
+        if action not in said:
+            said[action] = perform(host, action)
+            if isinstance(action, (Write, Remove)):
+                for command in RELOADS:
+                    for again in [one for one in said if isinstance(one, Run) and one.command == command]:
+                        del said[again]
+        trouble = said[action]
+        if trouble is not None:
+            return trouble
+    return None
+
+
+def perform(host: Host, action: Action) -> str | None:
+    """Do one action; None, or in one line what went wrong."""
+    if isinstance(action, Run):
+        done = _run(host, action)
+        return None if done.ok else f"{' '.join(action.command)}: {done.said}"
+    try:
+        if isinstance(action, Write):
+            host.write(action.path, action.content, action.mode)
+        elif isinstance(action, Copy):
+            host.copy(action.source, action.path, action.mode)
+        elif isinstance(action, Put):
+            host.put(action.path, action.value)
+        else:
+            host.remove(action.path)
+    except (OSError, ValueError) as error:
+        return f"{action.path}: {_reason(error)}"
+    return None
+
+
+def _run(host: Host, action: Run) -> Done:
+    began = time.monotonic()
+    while True:
+        done = host.run(action.command, action.timeout_s)
+        busy = bool(action.busy) and not done.ok and action.busy in f"{done.out}{done.err}"
+        if not busy or time.monotonic() - began > BUSY_S:
+            return done
+        time.sleep(AGAIN_S)
+
+
+def sweep(host: Host, folders: Iterable[str] = ()) -> list[str]:
+    """Remove what killed writers left beside our files, and say which; only under the lock, or it is a living writer's."""
+    ours = {PurePosixPath(path) for path in (*owned.PATHS, owned.AGENT, owned.REPORT)}
+    gone = []
+    for folder in sorted({str(path.parent) for path in ours} | set(folders)):
+        for name in host.names(folder):
+            if _is_unfinished(name):
+                trouble = perform(host, Remove(f"{folder}/{name}"))
+                gone.append(f"{folder}/{name}" + (f": {trouble}" if trouble else ""))
+    return gone
+
+
+def _is_unfinished(name: str) -> bool:
+    """`.NAME.XXXXXXXX.lustrain`, as Host names a file that it writes."""
+    parts = name.split(".")
+    token = parts[-2] if len(parts) >= 4 else ""
+    return (
+        name.startswith(".") and name.endswith(UNFINISHED) and len(token) == 8 and set(token) <= set("0123456789abcdef")
+    )
+
+
+def _reason(error: Exception) -> str:
+    return (
+        os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error) or type(error).__name__
+    )

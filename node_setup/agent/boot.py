@@ -1,0 +1,111 @@
+"""The tune that a node does by itself: from a lifecycle script's bundle when it is new, from its boot unit ever after."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from node_setup.agent import owned
+from node_setup.agent.apply import Log
+from node_setup.agent.facts.scene import parse_mounts
+from node_setup.agent.host import Host
+from node_setup.agent.identity import Identity
+from node_setup.agent.kinds.lustre_mount import NOT_MOUNTED, made_by_others
+from node_setup.agent.model import CHANGED, EXIT_FAILED, EXIT_IN_SYNC, FAILED, OK, SKIPPED, Request
+from node_setup.agent.outcome import unfit
+from node_setup.agent.refusal import at_boot
+from node_setup.agent.request import document
+from node_setup.agent.tune import tune
+
+WAIT_S = 120.0
+MOUNT_WAIT_S = 300.0
+"""For a mount that others make. Ours: nobody promises that HyperPod has mounted before it runs a lifecycle script, and a node
+that leaves for a mount which is seconds late is replaced by one that is late as well."""
+LOOKS_EVERY_S, SAYS_EVERY_S = 2.0, 30.0
+BESIDE = "tuning.json"
+"""The node document's name in a bundle, in the folder of the packed agent."""
+
+
+def boot(host: Host, identity: Identity, log: Log, mount_wait_s: float = MOUNT_WAIT_S) -> tuple[dict[str, Any], int]:
+    """Tune this node by what is written on it; exit 1 only where it lacks a setting without which it may take no jobs.
+
+    Where somebody else mounts Lustre and has not yet, all else is done at once, and what hangs on the mount when it is
+    there, for which `mount_wait_s` seconds are waited. A job that runs all the same is left alone (`refusal.at_boot`).
+    """
+    request, where = found(host, identity)
+    log(f"wanted: {where}")
+    result, _ = tune(host, request, identity, WAIT_S, log, at_boot)
+    path = late(result, request)
+    if path is not None and mounted_in_time(host, path, mount_wait_s, log):
+        result, _ = tune(host, request, identity, WAIT_S, log, at_boot)
+    return result, judge(result, log)
+
+
+def late(result: Mapping[str, Any], request: Request) -> str | None:
+    """The mount point which somebody else has yet to mount, and of which a setting has said that it has to be there."""
+    missed = any(row["status"] == FAILED and row["found"] == NOT_MOUNTED for row in result["rows"])
+    return made_by_others(request) if missed and not result["refused"] else None
+
+
+def mounted_in_time(host: Host, path: str, wait_s: float, log: Log) -> bool:
+    """Whether Lustre is at `path`, now or within `wait_s` seconds; each half minute a line says that it is not."""
+    began = time.monotonic()
+    told = -SAYS_EVERY_S
+    while True:
+        passed = time.monotonic() - began
+        mounts = parse_mounts(host.read("/proc/mounts") or "")
+        if any(one.target == path and one.fstype == "lustre" for one in mounts):
+            log(f"Lustre is mounted at {path} after {passed:.0f} s")
+            return True
+        if passed >= wait_s:
+            log(f"Lustre is not mounted at {path} after {wait_s:g} s")
+            return False
+        if passed - told >= SAYS_EVERY_S:
+            log(f"waiting for Lustre at {path}, which is not ours to mount: {passed:.0f} of {wait_s:g} s")
+            told = passed
+        time.sleep(min(LOOKS_EVERY_S, wait_s - passed))
+
+
+def found(host: Host, identity: Identity) -> tuple[Request, str]:
+    """The request that lies on this node, and where: beside the packed agent, else in /etc, else nothing but the facts.
+
+    AgentError where a document is there and wrong.
+    """
+    beside = os.path.join(os.path.dirname(identity.path), BESIDE) if identity.path else None
+    text = Host().read(beside) if beside else None
+    if text is not None:
+        return Request(document=_without_group(document(str(beside), text))), str(beside)
+    return kept(host)
+
+
+def kept(host: Host) -> tuple[Request, str]:
+    """The request that the last tune left on the node."""
+    text = host.read(owned.TUNING)
+    if text is None:
+        return Request(), "no cluster's document; the facts decide"
+    return Request(document=_without_group(document(owned.TUNING, text))), owned.TUNING
+
+
+def judge(result: dict[str, Any], log: Log) -> int:
+    """Log what is not as it should be, and the exit status of a boot."""
+    for row in result["rows"]:
+        if row["status"] not in (OK, SKIPPED, CHANGED):
+            log(f"{row['status']}: {row['setting']} ({row['severity']}) {row['target'] or ''}: {row['why']}")
+    for line in result["unplanned"]:
+        log(f"differs, though no step said so: {line}")
+    for error in result["errors"]:
+        log(f"error: {error['where']}: {error['why']}")
+    if result["refused"]:
+        log(f"nothing done: {result['refused']}")
+    missing = unfit(result["rows"])
+    if missing:
+        log(f"this node may take no jobs: {', '.join(missing)}")
+    # Without rows no facts were read: the lock was not to be had.
+    return EXIT_FAILED if missing or not result["rows"] else EXIT_IN_SYNC
+
+
+def _without_group(table: dict[str, Any]) -> dict[str, Any]:
+    """As the cluster gave it: the group is the node's own, and a fact."""
+    return {key: value for key, value in table.items() if key != "group"}

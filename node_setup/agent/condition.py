@@ -1,0 +1,141 @@
+"""Conditions on facts: `fact.path OP literal`, a bare path (is it true), `not path`; three outcomes, each with its reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+HOLDS, FAILS, UNKNOWN = "holds", "fails", "unknown"
+_PATH = r"[A-Za-z_][\w./@:-]*"
+_TEST = re.compile(rf"({_PATH})\s*(>=|<=|==|!=|>|<|\bin\b)\s*(\S.*)\Z")
+_BARE = re.compile(rf"(not\s+)?({_PATH})\Z")
+_ASKED = ("document", "group", "profile")
+"""What the caller said, not what was found: where it is missing, it was not asked for, which is nothing unknown."""
+_LISTS = ("services", "packages.installed", "sysctl", "kernel.cmdline", "modules.parameters", "disk")
+"""Facts that name what was found: a name that is not in them is not on the node."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`operator` is empty for a bare path; `literals` are the alternatives of `in`, else one."""
+
+    text: str
+    path: str
+    operator: str = ""
+    literals: tuple[str, ...] = ()
+    negated: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`status` is holds, fails or unknown; `why` is for a person and empty where it holds."""
+
+    status: str
+    why: str = ""
+
+
+def parse(text: str) -> Condition:
+    """ValueError with what is wrong."""
+    bare = _BARE.match(text.strip())
+    if bare:
+        return Condition(text, bare.group(2), negated=bare.group(1) is not None)
+    test = _TEST.match(text.strip())
+    if test is None:
+        raise ValueError("no condition: write `fact.path >= 1`, `fact.path`, or `not fact.path`")
+    path, operator, right = test.groups()
+    literals = tuple(
+        one.strip().strip("\"'") for one in (right.strip("[]").split(",") if operator == "in" else [right])
+    )
+    if operator in (">", "<", ">=", "<=") and _number(literals[0]) is None:
+        raise ValueError(f"{operator} compares with a number")
+    return Condition(text, path, operator, literals)
+
+
+def look(tree: Mapping[str, Any], path: str) -> tuple[bool, Any]:
+    """Whether there is something at a dotted path, and what; of keys that hold dots the longest that is there is taken."""
+    if path in tree:
+        return True, tree[path]
+    end = path.rfind(".")
+    while end > 0:
+        inner = tree.get(path[:end])
+        if isinstance(inner, Mapping):
+            found, value = look(inner, path[end + 1 :])
+            if found:
+                return True, value
+        end = path.rfind(".", 0, end)
+    return False, None
+
+
+def judge(condition: Condition, tree: Mapping[str, Any]) -> Outcome:
+    """Three-valued: a fact that is missing or None is unknown; what nobody asked for and what is not on the node is false."""
+    there, value = look(tree, condition.path)
+    if not there or value is None:
+        if not _absent(condition.path, tree):
+            return Outcome(UNKNOWN, f"{condition.path} could not be found out, needs {_needs(condition)}")
+        value = None
+    holds = _compares(value, condition) if condition.operator else _true(value) != condition.negated
+    return Outcome(HOLDS) if holds else Outcome(FAILS, _failed(condition, value))
+
+
+def _absent(path: str, tree: Mapping[str, Any]) -> bool:
+    """Whether a missing value says that the thing is not there, and not that nobody could look."""
+    if path.split(".")[0] in _ASKED:
+        return True
+    return any(path.startswith(name + ".") and isinstance(look(tree, name)[1], Mapping) for name in _LISTS)
+
+
+def _true(value: Any) -> bool:
+    if isinstance(value, Mapping) and "load" in value:
+        return bool(value["load"] == "loaded")
+    return bool(value)
+
+
+def _compares(value: Any, condition: Condition) -> bool:
+    if condition.operator == "in":
+        return shown(value) in condition.literals
+    literal = condition.literals[0]
+    ours, theirs = _number(shown(value)), _number(literal)
+    if condition.operator in ("==", "!="):
+        same = shown(value) == literal or (ours is not None and ours == theirs)
+        return same == (condition.operator == "==")
+    if ours is None or theirs is None:
+        return False
+    return {">": ours > theirs, "<": ours < theirs, ">=": ours >= theirs, "<=": ours <= theirs}[condition.operator]
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def shown(value: Any) -> str:
+    """A fact as a person reads it and as conditions and settings write it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) and value < 1e6 else str(value)
+
+
+def _failed(condition: Condition, value: Any) -> str:
+    if condition.operator:
+        return f"{condition.path} is {'not set' if value is None else shown(value)}, needs {_needs(condition)}"
+    if condition.negated:
+        return (
+            f"{condition.path} is there"
+            if isinstance(value, (Mapping, list))
+            else f"{condition.path} is {shown(value)}"
+        )
+    if value is None or isinstance(value, (Mapping, list)):
+        return f"no {condition.path}"
+    return f"{condition.path} is {shown(value) or 'empty'}"
+
+
+def _needs(condition: Condition) -> str:
+    if condition.operator == "in":
+        return "one of " + ", ".join(condition.literals)
+    if condition.operator:
+        return f"{condition.operator} {condition.literals[0]}"
+    return "it not to be there" if condition.negated else "it"

@@ -1,0 +1,37 @@
+"""The tables of `settings/*.toml`: from `settings.json` inside the packed agent, from the files themselves in a checkout."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+from functools import cache
+from typing import Any
+
+PACKED = "settings.json"
+"""In the package `node_setup`: {file's stem: its content}, as `node_setup.pack` writes it. Python 3.9 reads no TOML."""
+
+
+@cache
+def tables() -> dict[str, Any]:
+    """Every file of settings by its stem (`kernel`, `variables`, `xid`); callers do not change what they get."""
+    packed = _packed()
+    if packed is not None:
+        found: dict[str, Any] = json.loads(packed)
+        return found
+    return _from_files()
+
+
+def _packed() -> bytes | None:
+    try:
+        return pkgutil.get_data("node_setup", PACKED)
+    except OSError:
+        return None
+
+
+def _from_files() -> dict[str, Any]:
+    from pathlib import Path
+
+    import tomllib
+
+    folder = Path(__file__).resolve().parent.parent / "settings"
+    return {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.toml"))}

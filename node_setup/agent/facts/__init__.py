@@ -1,0 +1,137 @@
+"""What is true of this node now: `collect(host, wanted)` gives one dict of plain JSON data and never raises.
+
+A fact that could not be read is None, and `errors` holds {where, why}: where is the fact's path, why one line. What a program
+said when it failed is never read as data. Sections are read side by side; one that hangs costs only itself. Keys:
+
+version, agent {python, seconds}
+host {name, boot_id, boot_at: Unix s, pid1_start: clock ticks from boot to the start of process 1}
+boot_outcome: what the first boot's script said last, `ready …` or `failed STEP`; None where none ran
+os {id, version, family: debian | rhel | other}, kernel {release, arch, cmdline {name: value}, thp, max_cstate}
+cpu {count: threads online, vendor, model, numa_nodes}
+memory {gib, hugepages_total, hugepages_free, hugepage_kib, shm_gib}
+instance {type, id, life_cycle, zone_id, source: imds | dmi | hyperpod | node.json}, group: the cluster's group, or None
+metadata {reachable, notice: None | {kind: spot | lifecycle | maintenance | rebalance, action, at, in_hours: until `at` of
+  maintenance, else None}, error}; on machines that are not EC2's it was not asked: reachable False and error None
+sysctl {key: value} of the wanted keys that exist, white space as single spaces
+sysctl_files [{path, link, values}] in the order of boot, the last wins; `link` is where a linked file leads (/etc/sysctl.conf)
+modules {supported, loaded [also what is built in], parameters {module.parameter: value},
+  files [{path, options {module: {parameter: value}}}],
+  aws_lustre_block: AWS's own block of Lustre options is in one of the files}
+limits {slurmd: None | {memlock | nofile | stack: [soft, hard]}, files [{path, lines [[domain, type, item, value]]}]}
+blocks [{name, path, model, bytes, instance_store, scheduler, schedulers, fstype, holders, partitions, mountpoints, blank,
+  root}]; blank: unused and nothing but zeros in its first and last MiB, None where it cannot be read; mountpoints and root also
+  through arrays and logical volumes; arrays [{name, path, level,
+  members, fstype, holders, mountpoints, blank}]
+mounts [{source, target, fstype, options}]
+lustre {client: version of the loaded one, loaded, lctl, lfs, mounts [{target, source, dns, mount_name, options}],
+  parameters {pattern: {name: value}}, nets: None | [{net, nids [{nid, interface, status, send, recv, drop}]}], aws_configured,
+  stripes {path: {exists, empty, layout, error}}, osts: None | {count, fullest_percent, inactive}}
+  layout {count, size, offset, pattern, pool, components [{start, end, count, size, offset, pattern, pool}]}, bytes; of a
+  composite layout the outer values are the last component's; paths that no Lustre mount holds are not in stripes
+efa {devices [{name, driver, state, counters}], pci: adapters on the bus, domains: None | [name], installer, libfabric,
+  plugins [path, one of each folder], modules [those of efa, ib_core, ib_uverbs, gdrdrv … that are loaded]}
+gpu {present, driver, devices [{index, name, uuid, pci, persistence, ecc_volatile_uncorrected, remap_pending, remap_failed,
+  clocks | applications | max {graphics, memory}: MHz, throttle [names of gpu.THROTTLES], memory_mib, fabric_state,
+  fabric_status}], fabric_manager {version}, nvlinks: None | {index as text: {up, errors}},
+  xids: None | [{xid, pci, text, switch}], processes}
+hpu {present, driver, devices [{index, module, pci, name, memory_mib, used_mib, celsius}]}
+init systemd | other, services: None | {unit: {load: loaded | not-found …, active, enabled: UnitFileState, result}}; empty
+  where there is no systemd; packages {manager: apt | dnf, held [name], installed {name: version}}
+time {synchronised, source, offset_s: positive where the clock is behind, leap, folders: None | [those from which chrony reads
+  sources]}
+jobs: None where nobody can tell | [{kind: slurm | gpu | hpu | trainer, id}], environment [{where: a file, or
+  such as `slurm job 123`, line, name, value}]
+files {path: None | {content, mode: 0644}} of `owned.PATHS` and the wanted mount units
+disk {/ | /etc | /dev/shm: None | {free_bytes, free_inodes, read_only}}
+errors [{where, why}]
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any, Callable
+
+from node_setup.agent.facts import (
+    blocks,
+    clock,
+    environment,
+    fabric,
+    files,
+    gpu,
+    hpu,
+    instance,
+    jobs,
+    kernel,
+    lustre,
+    machine,
+    metadata,
+    mounts,
+    services,
+)
+from node_setup.agent.facts.scene import Scene, look
+from node_setup.agent.facts.wanted import Wanted
+from node_setup.agent.host import Host
+
+__all__ = ["DEADLINE_SECONDS", "Wanted", "collect"]
+
+DEADLINE_SECONDS = 75.0
+"""For all sections; every program in them has a shorter limit of its own, so that this ends only what no kill ends."""
+
+_SLOW = (services, clock, metadata, gpu, hpu, fabric, lustre, blocks)
+"""These run programs or read devices, each in a thread of its own."""
+_QUICK = (machine, kernel, jobs, environment, files)
+
+
+def collect(host: Host, wanted: Wanted) -> dict[str, Any]:
+    """All facts of the machine below `host`'s root; `wanted` names the keys that are only read on demand."""
+    started = time.monotonic()
+    scene = look(host, wanted)
+    sections: dict[str, dict[str, Any]] = {}
+    threads = [
+        (module, threading.Thread(target=_read, args=(module, scene, sections), daemon=True)) for module in _SLOW
+    ]
+    for _, thread in threads:
+        thread.start()
+    for module in _QUICK:
+        _read(module, scene, sections)
+    for module, thread in threads:
+        thread.join(max(0.0, started + DEADLINE_SECONDS - time.monotonic()))
+        if thread.is_alive():
+            scene.fault(_name(module), f"did not answer within {DEADLINE_SECONDS:g} s")
+    return _joined(scene, dict(sections), started)
+
+
+def _name(module: Any) -> str:
+    return str(module.__name__).rpartition(".")[2]
+
+
+def _read(module: Any, scene: Scene, sections: dict[str, dict[str, Any]]) -> None:
+    _guarded(_name(module), lambda: module.collect(scene), scene, sections)
+
+
+def _guarded(name: str, read: Callable[[], Any], scene: Scene, sections: dict[str, dict[str, Any]]) -> None:
+    try:
+        sections[name] = read()
+    except Exception as error:  # noqa: BLE001 -- one fact that cannot be read may not cost the others
+        scene.fault(name, f"{type(error).__name__}: {error}")
+
+
+def _joined(scene: Scene, sections: dict[str, dict[str, Any]], started: float) -> dict[str, Any]:
+    _read(mounts, scene, sections)
+    imds = sections.get("metadata", {}).get("_imds", {})
+    _guarded("instance", lambda: instance.collect(scene, imds), scene, sections)
+    facts: dict[str, Any] = {"version": 1, "agent": {}}
+    for module in (*_QUICK, *_SLOW, mounts, instance):
+        found = sections.get(_name(module), {})
+        facts.update({key: found.get(key, nothing) for key, nothing in module.EMPTY.items()})
+    facts["jobs"] = jobs.joined(facts["jobs"], sections.get("gpu", {}).get("jobs"))
+    _guarded("environment.jobs", lambda: environment.of_jobs(scene, facts["jobs"]), scene, sections)
+    facts["environment"] = [*facts["environment"], *sections.get("environment.jobs", ())]
+    facts["errors"] = list(scene.errors)
+    facts["agent"] = {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "seconds": round(time.monotonic() - started, 3),
+    }
+    return facts

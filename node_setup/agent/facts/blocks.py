@@ -1,0 +1,182 @@
+"""Disks: what they are, what lies on them, and whether one is blank. Nothing here writes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+from typing import Any
+
+from node_setup.agent.facts.machine import chosen
+from node_setup.agent.facts.scene import Scene
+
+EMPTY: dict[str, Any] = {"blocks": None, "arrays": None}
+INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
+"""The model by which a local NVMe disk is told from an EBS volume ("Amazon Elastic Block Store"); EC2 user guide, instance
+store volumes."""
+_SKIPPED = re.compile(r"(loop|ram|zram|sr|fd|nbd|dm-|md)\d")
+_ENDS_BYTES = 2**20
+"""Every signature that `blkid` knows lies within this much of either end."""
+
+_SIGNATURES = (
+    (0, b"XFSB", "xfs"),
+    (0, b"LUKS\xba\xbe", "crypto_LUKS"),
+    (0, b"hsqs", "squashfs"),
+    (0x438, b"\x53\xef", "ext4"),
+    (0x10040, b"_BHRfS_M", "btrfs"),
+    (0x400, b"\x10\x20\xf5\xf2", "f2fs"),
+    (4086, b"SWAPSPACE2", "swap"),
+    (65526, b"SWAPSPACE2", "swap"),
+    (0x218, b"LVM2 001", "LVM2_member"),
+    (0, b"\xfc\x4e\x2b\xa9", "linux_raid_member"),
+    (4096, b"\xfc\x4e\x2b\xa9", "linux_raid_member"),
+    (512, b"EFI PART", "gpt"),
+    (4096, b"EFI PART", "gpt"),
+    (3, b"NTFS    ", "ntfs"),
+    (32769, b"CD001", "iso9660"),
+    (510, b"\x55\xaa", "dos"),
+)
+"""(offset, bytes, name) at the beginning of a disk; from the probing tables of util-linux (libblkid/src)."""
+
+Places = dict[str, list[tuple[str, str]]]
+"""(mount point, file system) by a device's number or path."""
+
+_MD_MAGIC = struct.pack("<I", 0xA92B4EFC)
+
+
+def collect(scene: Scene) -> dict[str, Any]:
+    names = scene.host.names("/sys/block")
+    places = _places(scene)
+    disks = [_disk(scene, name, places) for name in names if not _SKIPPED.match(name) and _real(scene, name)]
+    arrays = [_array(scene, name, places) for name in names if name.startswith("md") and _real(scene, name)]
+    return {"blocks": disks, "arrays": arrays}
+
+
+def _real(scene: Scene, name: str) -> bool:
+    """Not an empty drive, an array that is not assembled, or a path that the multipath code hides."""
+    return bool(scene.number(f"/sys/block/{name}/size")) and scene.text(f"/sys/block/{name}/hidden") != "1"
+
+
+def _array(scene: Scene, name: str, places: Places) -> dict[str, Any]:
+    """An array of disks, and what lies on it as of a disk."""
+    level, members = scene.text(f"/sys/block/{name}/md/level"), scene.host.names(f"/sys/block/{name}/slaves")
+    use = {key: value for key, value in _use(scene, name, places).items() if key != "partitions"}
+    return {"name": name, "path": f"/dev/{name}", "level": level, "members": members, **use}
+
+
+def _places(scene: Scene) -> Places:
+    """(mount point, file system) by device, told by its number `259:0` and by its path; swap counts as mounted, as in lsblk."""
+    found: Places = {}
+    for mount in scene.mounts:
+        found.setdefault(mount.source, []).append((mount.target, mount.fstype))
+    for number, target, fstype in parse_mountinfo(scene.host.read("/proc/self/mountinfo") or ""):
+        found.setdefault(number, []).append((target, fstype))
+    for line in (scene.host.read("/proc/swaps") or "").splitlines()[1:]:
+        found.setdefault(line.split()[0] if line.split() else "", []).append(("[SWAP]", "swap"))
+    return found
+
+
+def parse_mountinfo(text: str) -> list[tuple[str, str, str]]:
+    """(device number, mount point, file system) of each line of /proc/PID/mountinfo (proc(5))."""
+    lines = (line.split(" ") for line in text.splitlines())
+    return [
+        (line[2], line[4].replace("\\040", " "), line[line.index("-") + 1])
+        for line in lines
+        if "-" in line[5:] and line.index("-") + 1 < len(line)
+    ]
+
+
+def _mounted(scene: Scene, folder: str, name: str, places: Places) -> list[tuple[str, str]]:
+    number = scene.text(f"{folder}/dev") or name
+    return list(dict.fromkeys([*places.get(number, []), *places.get(f"/dev/{name}", [])]))
+
+
+def _below(scene: Scene, folder: str, name: str, places: Places) -> list[tuple[str, str]]:
+    """Where a device is mounted, itself or what is built on it: an array, a logical volume."""
+    found = _mounted(scene, folder, name, places)
+    for holder in scene.host.names(f"{folder}/holders"):
+        mapped = scene.text(f"/sys/block/{holder}/dm/name")
+        found += places.get(f"/dev/mapper/{mapped}", []) if mapped else []
+        found += _below(scene, f"/sys/block/{holder}", holder, places)
+    return list(dict.fromkeys(found))
+
+
+def _disk(scene: Scene, name: str, places: Places) -> dict[str, Any]:
+    folder = f"/sys/block/{name}"
+    model = scene.text(f"{folder}/device/model")
+    schedulers = scene.host.read(f"{folder}/queue/scheduler") or ""
+    use = _use(scene, name, places)
+    return {
+        "name": name,
+        "path": f"/dev/{name}",
+        "model": model,
+        "bytes": _size(scene, name),
+        "instance_store": model == INSTANCE_STORE,
+        "scheduler": chosen(schedulers) or (schedulers.strip() or None),
+        "schedulers": schedulers.replace("[", "").replace("]", "").split(),
+        **use,
+        "root": "/" in use["mountpoints"],
+    }
+
+
+def _size(scene: Scene, name: str) -> int:
+    """In bytes; the kernel counts in 512 whatever a disk's own blocks are."""
+    return (scene.number(f"/sys/block/{name}/size") or 0) * 512
+
+
+def _use(scene: Scene, name: str, places: Places) -> dict[str, Any]:
+    """Who uses a disk, else what lies on it."""
+    host, folder = scene.host, f"/sys/block/{name}"
+    partitions = [one for one in host.names(folder) if host.exists(f"{folder}/{one}/partition")]
+    folders = [(folder, name), *((f"{folder}/{one}", one) for one in partitions)]
+    holders = sorted({holder for inner, _ in folders for holder in host.names(f"{inner}/holders")})
+    mounted = [place for inner, one in folders for place in _below(scene, inner, one, places)]
+    targets = list(dict.fromkeys(target for target, _ in mounted))
+    used = bool(partitions or holders or targets)
+    fstype, blank = (
+        (_direct(scene, folder, name, places), False) if used else _contents(scene, name, _size(scene, name))
+    )
+    return {"fstype": fstype, "holders": holders, "partitions": partitions, "mountpoints": targets, "blank": blank}
+
+
+def _direct(scene: Scene, folder: str, name: str, places: Places) -> str | None:
+    mounted = _mounted(scene, folder, name, places)
+    return mounted[0][1] if mounted else None
+
+
+def _contents(scene: Scene, name: str, size: int) -> tuple[str | None, bool | None]:
+    """(what lies on an unused disk, whether it is blank); a disk that cannot be read is neither blank nor not."""
+    try:
+        # Exclusive: a disk that another mount namespace or a hidden holder uses answers "busy" (open(2), O_EXCL on devices).
+        descriptor = os.open(scene.host.path(f"/dev/{name}"), os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return None, False
+        scene.fault(f"blocks.{name}", f"cannot tell whether it is blank: {error.strerror}")
+        return None, None
+    try:
+        head = os.pread(descriptor, min(_ENDS_BYTES, size), 0)
+        tail = os.pread(descriptor, min(_ENDS_BYTES, size), max(size - _ENDS_BYTES, 0))
+    except OSError as error:
+        scene.fault(f"blocks.{name}", f"cannot be read: {error.strerror}")
+        return None, None
+    finally:
+        os.close(descriptor)
+    if not head or not tail:
+        return None, None
+    return signature(head, tail), not head.strip(b"\0") and not tail.strip(b"\0")
+
+
+def signature(head: bytes, tail: bytes) -> str | None:
+    """The file system, partition table or membership that the ends of a disk show; None for none that is known."""
+    for offset, magic, name in _SIGNATURES:
+        if head[offset : offset + len(magic)] == magic:
+            return name
+    if tail[-512:-504] == b"EFI PART":
+        return "gpt"
+    # Versions 0.90 and 1.0 of an array's superblock lie 64 KiB aligned, and 8 to 12 KiB, before the end.
+    for back in range(4096, min(len(tail), 2**17) + 1, 4096):
+        if tail[len(tail) - back :][:4] == _MD_MAGIC:
+            return "linux_raid_member"
+    return None

@@ -1,0 +1,196 @@
+"""Variables that reach jobs from files of the node, or that a running job has, each with where it stands, for the linter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from node_setup.agent.facts.jobs import step_of
+from node_setup.agent.facts.scene import Scene
+
+EMPTY: dict[str, Any] = {"environment": []}
+_NAMES = re.compile(r"(NCCL|FI|OFI|HCCL|HABANA|PT_HPU|TORCH|CUDA|OMP|RDMAV)_\w+|LD_LIBRARY_PATH")
+SHELL = (
+    "/etc/environment",
+    "/etc/profile",
+    "/etc/bash.bashrc",
+    "/etc/bashrc",
+    "/etc/sysconfig/slurmd",
+    "/etc/default/slurmd",
+)
+NCCL = "/etc/nccl.conf"
+UNITS = ("slurmd", "kubelet", "containerd")
+_SLURM = ("/etc/slurm/slurm.conf", "/opt/slurm/etc/slurm.conf", "/usr/local/etc/slurm.conf")
+_SYSTEMD = ("/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/system", "/run/systemd/system")
+
+
+def collect(scene: Scene) -> dict[str, Any]:
+    found = [*_shell(scene), *_nccl(scene), *_units(scene), *_prologs(scene)]
+    keys = ("where", "line", "name", "value")
+    seen = dict.fromkeys(one for one in found if _NAMES.fullmatch(one[2]))
+    return {"environment": [dict(zip(keys, one)) for one in seen]}
+
+
+def _shell(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
+    profiles = [f"/etc/profile.d/{name}" for name in scene.host.names("/etc/profile.d") if name.endswith(".sh")]
+    for path in (*SHELL, *profiles):
+        for line, name, value in parse_shell(scene.host.read(path) or ""):
+            yield path, line, name, value
+
+
+_PAIR = r"""(?P<name>[A-Za-z_]\w*)=(?P<value>(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s;&|"'\\])*)"""
+_ASSIGNMENT = re.compile(rf"(?:^|[;&]|\bthen\b|\belse\b|\bdo\b)\s*(?:export\s+|declare\s+-x\s+)?{_PAIR}")
+_MORE = re.compile(rf"\s+{_PAIR}")
+
+
+def parse_shell(text: str) -> list[tuple[int, str, str]]:
+    """(line, name, value) of assignments that a line begins with, `export` or not, several in one line too.
+
+    Values lose their quotes and keep their `$`; what only a running shell could tell, as `case` or functions, is not judged.
+    """
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        line = _uncommented(line)
+        for first in _ASSIGNMENT.finditer(line):
+            match: re.Match[str] | None = first
+            while match is not None:
+                found.append((number, match["name"], _unquoted(match["value"])))
+                match = _MORE.match(line, match.end())
+    return found
+
+
+def _uncommented(line: str) -> str:
+    """Without a comment: a `#` at the beginning of a word and outside of quotes."""
+    quote = ""
+    for at, character in enumerate(line):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character == "#" and (at == 0 or line[at - 1].isspace()):
+            return line[:at]
+    return line
+
+
+def _unquoted(value: str) -> str:
+    parts = re.findall(r"\"((?:\\.|[^\"\\])*)\"|'([^']*)'|((?:\\.|[^\"'])+)", value)
+    return "".join(
+        re.sub(r"\\(.)", r"\1", double) + single + re.sub(r"\\(.)", r"\1", bare) for double, single, bare in parts
+    )
+
+
+def _nccl(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
+    """NCCL's own file has `NAME=value` lines and no quotes (NCCL user guide, system configuration)."""
+    for number, line in enumerate((scene.host.read(NCCL) or "").splitlines(), 1):
+        name, equals, value = line.partition("#")[0].strip().partition("=")
+        if equals:
+            yield NCCL, number, name.strip(), value.strip()
+
+
+def _units(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
+    for folder in _SYSTEMD:
+        for unit in UNITS:
+            drop_ins = f"{folder}/{unit}.service.d"
+            names = [f"{drop_ins}/{name}" for name in scene.host.names(drop_ins) if name.endswith(".conf")]
+            for path in (f"{folder}/{unit}.service", *names):
+                text = scene.host.read(path) or ""
+                for line, name, value in parse_unit(text):
+                    yield path, line, name, value
+                for file in parse_environment_files(text):
+                    yield from _named(scene, file)
+
+
+def _named(scene: Scene, file: str) -> Iterator[tuple[str, int, str, str]]:
+    """What a unit takes from a file: lines `NAME=value`, which `_shell` has read where it is one of its own."""
+    if file not in SHELL:
+        for line, name, value in parse_shell(scene.host.read(file) or ""):
+            yield file, line, name, value
+
+
+_WORD = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|[^\s"'])+""")
+
+
+def parse_unit(text: str) -> list[tuple[int, str, str]]:
+    """(line, name, value) of every `Environment=` of a unit: words `A=b`, quoted whole or in part (systemd.exec(5))."""
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        match = re.match(r"\s*Environment\s*=(.*)", line)
+        for word in _WORD.findall(match[1]) if match else ():
+            name, equals, value = _unquoted(word).partition("=")
+            if equals:
+                found.append((number, name, value))
+    return found
+
+
+def parse_environment_files(text: str) -> list[str]:
+    """Absolute paths that a unit names as `EnvironmentFile=`, those that may be missing too; patterns are not expanded."""
+    found = re.findall(r"^\s*EnvironmentFile\s*=\s*-?(/\S+)\s*$", text, re.MULTILINE)
+    return [path for path in dict.fromkeys(found) if not set(path) & set("*?[%")]
+
+
+def _prologs(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
+    """Scripts that Slurm runs before a job; a task prolog gives variables by printing `export A=b`."""
+    for path in parse_prologs("\n".join(scene.host.read(one) or "" for one in _SLURM)):
+        for line, name, value in parse_shell(_printed(scene.host.read(path) or "")):
+            yield path, line, name, value
+
+
+def _printed(text: str) -> str:
+    return re.sub(r"^\s*(?:echo|print)\s+([\"']?)(export .*)\1\s*$", r"\2", text, flags=re.MULTILINE)
+
+
+def parse_prologs(text: str) -> list[str]:
+    """Absolute paths of the scripts that slurm.conf names as Prolog, TaskProlog or SrunProlog; patterns are not expanded."""
+    pattern = r"^\s*(?:Prolog|TaskProlog|SrunProlog)\s*=\s*([^\s#]+)"
+    paths = (part for found in re.findall(pattern, text, re.MULTILINE | re.IGNORECASE) for part in found.split(","))
+    return list(dict.fromkeys(path for path in paths if path.startswith("/") and "*" not in path))
+
+
+MOST = 256
+"""Processes of a job's step that are looked at; a rank has some ten that load data, all with its own environment."""
+
+
+def of_jobs(scene: Scene, jobs: Sequence[Mapping[str, str]] | None) -> list[dict[str, Any]]:
+    """What processes of running jobs were started with, each variable once for a job; `where` is such as `slurm job 123`.
+
+    Values of other names than the linter's families never leave this function: they may hold secrets.
+    """
+    found: dict[tuple[str, None, str, str], None] = {}
+    looked_at: set[str] = set()
+    for job in jobs or ():
+        for pid in _processes_of(scene, job):
+            if pid not in looked_at:
+                pairs = parse_environ(scene.host.read(f"/proc/{pid}/environ") or "")
+                found.update({(_place(job), None, name, value): None for name, value in pairs})
+                looked_at.add(pid)
+    return [dict(zip(("where", "line", "name", "value"), one)) for one in found]
+
+
+def _place(job: Mapping[str, str]) -> str:
+    """No process in it: what the nodes and the ranks of one job share is told once."""
+    return f"slurm job {job['id']}" if job["kind"] == "slurm" else f"running {job['kind']} process"
+
+
+def _processes_of(scene: Scene, job: Mapping[str, str]) -> list[str]:
+    if job["kind"] != "slurm":
+        return [job["id"]]
+    below = [str(one.pid) for one in scene.processes if step_of(one) == job["id"]]
+    found: list[str] = []
+    while below and len(found) < MOST:
+        below = [child for pid in below for child in _children(scene, pid)]
+        found += below
+    return found[:MOST]
+
+
+def _children(scene: Scene, pid: str) -> list[str]:
+    """The kernel lists them by the thread that started them (proc_pid_children(5))."""
+    threads = scene.host.names(f"/proc/{pid}/task")
+    texts = (scene.host.read(f"/proc/{pid}/task/{thread}/children") or "" for thread in threads)
+    return [child for text in texts for child in text.split()]
+
+
+def parse_environ(text: str) -> list[tuple[str, str]]:
+    """(name, value) of the linter's families in what the kernel gives as a process's environment."""
+    pairs = (one.partition("=") for one in text.split("\0"))
+    return [(name, value) for name, equals, value in pairs if equals and _NAMES.fullmatch(name)]

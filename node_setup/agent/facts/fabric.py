@@ -1,0 +1,106 @@
+"""Elastic Fabric Adapters: devices of the kernel, domains of libfabric, and what is installed for them."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+from node_setup.agent.facts.scene import Scene
+
+EMPTY: dict[str, Any] = {
+    "efa": dict.fromkeys(("devices", "pci", "domains", "installer", "libfabric", "plugins", "modules"))
+}
+AMAZON = 0x1D0F
+EFA_DEVICES = range(0xEFA0, 0xEFB0)
+MODULES = ("efa", "ib_core", "ib_uverbs", "gdrdrv", "nvidia_peermem", "efa_nv_peermem")
+PLUGIN_FOLDERS = (
+    "/opt/amazon/ofi-nccl/lib",
+    "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
+    "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu",
+    "/opt/amazon/ofi-nccl/lib64",
+    "/opt/aws-ofi-nccl/lib",
+    "/opt/aws-ofi-nccl/install/lib",
+    "/usr/local/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+)
+"""Where the EFA installer, AWS's images and people who build it themselves put the NCCL plugin."""
+_PLUGIN = re.compile(r"libnccl-net(-ofi|-aws-ofi)?\.so$")
+
+
+def collect(scene: Scene) -> dict[str, Any]:
+    devices = [one for name in scene.host.names("/sys/class/infiniband") if (one := _device(scene, name))]
+    installer, libfabric = parse_installed(scene.host.read("/opt/amazon/efa_installed_packages") or "")
+    return {
+        "efa": {
+            "devices": devices,
+            "pci": _on_the_bus(scene),
+            "domains": _domains(scene) if devices and scene.host.which("fi_info") else None,
+            "installer": installer,
+            "libfabric": libfabric,
+            "plugins": _plugins(scene),
+            "modules": [name for name in MODULES if name in scene.loaded],
+        }
+    }
+
+
+def _on_the_bus(scene: Scene) -> int | None:
+    """How many adapters there are, also those that no driver has taken."""
+    if scene.devices is None:
+        return None
+    return sum(one.vendor == AMAZON and one.device in EFA_DEVICES for one in scene.devices)
+
+
+def _device(scene: Scene, name: str) -> dict[str, Any] | None:
+    """Other RDMA devices are left out: a driver of another name, or of none and another vendor."""
+    folder = f"/sys/class/infiniband/{name}"
+    link = scene.host.link(f"{folder}/device/driver")
+    driver = posixpath.basename(link) if link else None
+    vendor = scene.text(f"{folder}/device/vendor")
+    if driver != "efa" and (driver is not None or vendor != f"0x{AMAZON:04x}"):
+        return None
+    state = scene.text(f"{folder}/ports/1/state") or ""
+    counters = f"{folder}/ports/1/hw_counters"
+    values = {one: scene.number(f"{counters}/{one}") for one in scene.host.names(counters) if one != "lifespan"}
+    return {"name": name, "driver": driver, "state": state.partition(":")[2].strip() or None, "counters": values}
+
+
+def _domains(scene: Scene) -> list[str] | None:
+    command = ["fi_info", "-p", "efa", "-t", "FI_EP_RDM"]
+    done = scene.host.run(command, 30.0)
+    if done.ok:
+        return parse_domains(done.out)
+    # -61 is ENODATA: libfabric looked and found no device, which is an answer.
+    if "-61" in done.out + done.err:
+        return []
+    scene.fault("efa.domains", f"fi_info: {done.said}")
+    return None
+
+
+def parse_domains(text: str) -> list[str]:
+    """Domains of `fi_info -p efa -t FI_EP_RDM`, each once: the fabrics `efa` and `efa-direct` both list all of them."""
+    found: dict[str, None] = {}
+    for block in re.split(r"^provider:", text, flags=re.MULTILINE)[1:]:
+        values = dict(re.findall(r"^\s+(\w+):\s*(\S+)", block, re.MULTILINE))
+        if block.strip().split("\n", 1)[0].strip() == "efa" and values.get("type", "FI_EP_RDM") == "FI_EP_RDM":
+            found.setdefault(values.get("domain", ""))
+    return [name for name in found if name]
+
+
+def parse_installed(text: str) -> tuple[str | None, str | None]:
+    """(version of the EFA installer, of libfabric) from the list that the installer leaves."""
+    installer = re.search(r"EFA installer version:\s*(\S+)", text)
+    libfabric = re.search(r"\blibfabric1?(?:-aws)?[_-]v?(\d+\.\d+[0-9a-z.~]*)", text)
+    return (installer[1] if installer else None, libfabric[1] if libfabric else None)
+
+
+def _plugins(scene: Scene) -> list[str]:
+    """One file of each folder that holds the plugin: two folders are two plugins, of which the loader takes either."""
+    found: dict[str, str] = {}
+    for folder in PLUGIN_FOLDERS:
+        names = [name for name in scene.host.names(folder) if _PLUGIN.match(name)]
+        if names:
+            real = posixpath.realpath(str(scene.host.path(f"{folder}/{names[0]}")))
+            found.setdefault(posixpath.dirname(real), f"{folder}/{names[0]}")
+    return list(found.values())

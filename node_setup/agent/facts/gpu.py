@@ -1,0 +1,256 @@
+"""NVIDIA GPUs, as `nvidia-smi` and the kernel's log tell of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable
+
+from node_setup.agent.facts.scene import Scene, integer, together
+
+EMPTY: dict[str, Any] = {
+    "gpu": dict.fromkeys(("present", "driver", "devices", "fabric_manager", "nvlinks", "xids", "processes"))
+}
+NVIDIA = 0x10DE
+DISPLAY, ACCELERATOR = 0x03, 0x12
+"""PCI base classes: display controllers, to which data-center GPUs belong as 3D controllers, and processing accelerators."""
+
+FIELDS = (
+    *("index", "name", "uuid", "pci.bus_id", "driver_version", "memory.total", "persistence_mode"),
+    *("ecc.errors.uncorrected.volatile.total", "remapped_rows.pending", "remapped_rows.failure"),
+    *("clocks.current.graphics", "clocks.current.memory", "clocks.max.graphics", "clocks.max.memory"),
+    *("clocks.applications.graphics", "clocks.applications.memory", "clocks_throttle_reasons.active"),
+    *("fabric.state", "fabric.status"),
+)
+"""Names of `nvidia-smi --help-query-gpu`; one that a driver does not know is asked for by its newer name, or no more."""
+RENAMED = {"clocks_throttle_reasons.active": "clocks_event_reasons.active"}
+"""Newer names by older ones, which current drivers still take (NVIDIA's nvidia-smi manual, "Clocks Event Reasons")."""
+
+THROTTLES = (
+    (0x001, "gpu_idle"),
+    (0x002, "applications_clocks_setting"),
+    (0x004, "sw_power_cap"),
+    (0x008, "hw_slowdown"),
+    (0x010, "sync_boost"),
+    (0x020, "sw_thermal_slowdown"),
+    (0x040, "hw_thermal_slowdown"),
+    (0x080, "hw_power_brake_slowdown"),
+    (0x100, "display_clock_setting"),
+)
+"""Bits of nvmlClocksEventReasons, from nvml.h."""
+_SECONDS = 30.0
+"""A driver that nobody holds open initialises all GPUs first, which takes several seconds on eight."""
+
+
+def collect(scene: Scene) -> dict[str, Any]:
+    present = _present(scene)
+    if not present:
+        return {"gpu": {**EMPTY["gpu"], "present": present}, "jobs": []}
+    if scene.host.which("nvidia-smi") is None:
+        scene.fault("gpu", "there is an NVIDIA device but no nvidia-smi: the driver is not installed")
+        return {"gpu": {**EMPTY["gpu"], "present": True}, "jobs": None if _driven(scene) else []}
+    calls: dict[str, Callable[[], Any]] = {
+        "gpu.devices": lambda: _query(scene),
+        "gpu.nvlinks": lambda: _nvlinks(scene),
+        "gpu.processes": lambda: _processes(scene),
+        "gpu.xids": lambda: _xids(scene),
+        "gpu.fabric_manager": lambda: _fabric_manager(scene),
+    }
+    rows, nvlinks, processes, xids, manager = together(scene, calls, within=2 * _SECONDS).values()
+    devices = None if rows is None else [device_of(row) for row in rows]
+    gpu = {
+        "present": True,
+        "driver": rows[0].get("driver_version") if rows else None,
+        "devices": devices,
+        "fabric_manager": {"version": manager},
+        "nvlinks": nvlinks,
+        "xids": xids,
+        "processes": None if processes is None else len(processes),
+    }
+    return {"gpu": gpu, "jobs": None if processes is None else [{"kind": "gpu", "id": pid} for pid in processes]}
+
+
+def _present(scene: Scene) -> bool | None:
+    """By the bus; where that is hidden, as in some containers, by what the driver shows."""
+    return True if _driven(scene) else scene.has(NVIDIA, DISPLAY, ACCELERATOR)
+
+
+def _driven(scene: Scene) -> bool:
+    """Whether a driver is there, without which no program uses a GPU."""
+    shown = any(re.fullmatch(r"nvidia\d+", name) for name in scene.host.names("/dev"))
+    return shown or scene.host.exists("/proc/driver/nvidia/version")
+
+
+def _query(scene: Scene) -> list[dict[str, str | None]] | None:
+    fields: tuple[str, ...] = FIELDS
+    while fields:
+        asked = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+        done = scene.host.run(asked, _SECONDS)
+        if done.ok:
+            return parse_rows(fields, done.out)
+        unknown = re.search(r'Field "([^"]+)" is not a valid field', done.out + done.err)
+        left = _without(fields, unknown[1]) if unknown else fields
+        if left == fields:
+            scene.fault("gpu.devices", f"nvidia-smi: {done.said}")
+            return None
+        fields = left
+    return None
+
+
+def _without(fields: tuple[str, ...], unknown: str) -> tuple[str, ...]:
+    """What is left to ask for; a renamed field keeps its place."""
+    newer = tuple(RENAMED.get(name, name) if name == unknown else name for name in fields)
+    return newer if newer != fields else tuple(name for name in fields if name != unknown)
+
+
+def parse_rows(fields: tuple[str, ...], text: str) -> list[dict[str, str | None]]:
+    """Lines of values by field, `N/A` and the like as None; a line of another number of values is no GPU's."""
+    found = []
+    for line in text.splitlines():
+        values = [value.strip() for value in line.split(",")]
+        if len(values) == len(fields) and (fields[0] != "index" or values[0].isdigit()):
+            found.append({name: known(value) for name, value in zip(fields, values)})
+    return found
+
+
+def known(value: str) -> str | None:
+    """None for what nvidia-smi says of a field that the GPU does not have: `N/A`, `[N/A]`, `[Not Supported]`, …"""
+    return (
+        None
+        if re.fullmatch(r"\[?(N/A|Not Supported|Unknown Error|GPU requires reset|Insufficient.*)\]?|", value)
+        else value
+    )
+
+
+def device_of(row: dict[str, str | None]) -> dict[str, Any]:
+    """One GPU; clocks in MHz, memory in MiB, `pci` as the kernel writes it: 0000:53:00.0."""
+    active = next((row[name] for pair in RENAMED.items() for name in pair if name in row), None)
+    return {
+        "index": integer(row.get("index")),
+        "name": row.get("name"),
+        "uuid": row.get("uuid"),
+        "pci": _slot(row.get("pci.bus_id")),
+        "persistence": _yes(row.get("persistence_mode")),
+        "ecc_volatile_uncorrected": integer(row.get("ecc.errors.uncorrected.volatile.total")),
+        "remap_pending": _yes(row.get("remapped_rows.pending")),
+        "remap_failed": _yes(row.get("remapped_rows.failure")),
+        "clocks": _clocks(row, "current"),
+        "applications": _clocks(row, "applications"),
+        "max": _clocks(row, "max"),
+        "throttle": None if active is None else throttles(active),
+        "memory_mib": integer(row.get("memory.total")),
+        "fabric_state": row.get("fabric.state"),
+        "fabric_status": row.get("fabric.status"),
+    }
+
+
+def _clocks(row: dict[str, str | None], kind: str) -> dict[str, int | None]:
+    return {name: integer(row.get(f"clocks.{kind}.{name}")) for name in ("graphics", "memory")}
+
+
+def _yes(value: str | None) -> bool | None:
+    """`Enabled`, `Yes`, or for remapped rows a count as some drivers print it."""
+    if value is None:
+        return None
+    return {"enabled": True, "yes": True, "disabled": False, "no": False, "0": False, "1": True}.get(value.lower())
+
+
+def _slot(value: str | None) -> str | None:
+    return value[-12:].lower() if value else None
+
+
+def throttles(active: str) -> list[str] | None:
+    """Names of the bits that are set; None for what is no mask."""
+    try:
+        mask = int(active, 16)
+    except ValueError:
+        return None
+    return [name for bit, name in THROTTLES if mask & bit]
+
+
+def _processes(scene: Scene) -> list[str] | None:
+    command = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader,nounits"]
+    text = scene.ask("gpu.processes", command, _SECONDS)
+    return (
+        None
+        if text is None
+        else sorted({line.strip() for line in text.splitlines() if line.strip().isdigit()}, key=int)
+    )
+
+
+def _nvlinks(scene: Scene) -> dict[str, dict[str, int]] | None:
+    """Links that are up and their errors since the driver was loaded; empty where the GPUs have no NVLink."""
+    state = scene.host.run(["nvidia-smi", "nvlink", "-s"], _SECONDS)
+    if not state.ok:
+        scene.fault("gpu.nvlinks", f"nvidia-smi nvlink -s: {state.said}")
+        return None
+    errors = scene.host.run(["nvidia-smi", "nvlink", "-e"], _SECONDS)
+    counted = parse_nvlink_errors(errors.out) if errors.ok else {}
+    return {gpu: {"up": up, "errors": counted.get(gpu, 0)} for gpu, up in parse_nvlinks(state.out).items()}
+
+
+def parse_nvlinks(text: str) -> dict[str, int]:
+    """`nvidia-smi nvlink -s`: links with a speed, by the GPU's index; an `<inactive>` one is down."""
+    return {gpu: sum("GB/s" in line for line in lines) for gpu, lines in _by_gpu(text).items() if lines}
+
+
+def parse_nvlink_errors(text: str) -> dict[str, int]:
+    """`nvidia-smi nvlink -e`: the sum of a GPU's replay, recovery and CRC errors."""
+    counts = {gpu: [re.search(r"Errors?:\s*(\d+)", line) for line in lines] for gpu, lines in _by_gpu(text).items()}
+    return {gpu: sum(int(match[1]) for match in matches if match) for gpu, matches in counts.items()}
+
+
+def _by_gpu(text: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    gpu = None
+    for line in text.splitlines():
+        head = re.match(r"GPU (\d+):", line)
+        if head:
+            gpu = head[1]
+            found[gpu] = []
+        elif gpu is not None and re.match(r"\s+Link \d+:", line):
+            found[gpu].append(line)
+    return found
+
+
+def _fabric_manager(scene: Scene) -> str | None:
+    if scene.host.which("nv-fabricmanager") is None:
+        return None
+    text = scene.ask("gpu.fabric_manager", ["nv-fabricmanager", "--version"])
+    match = re.search(r"\d+\.\d+(?:\.\d+)?", text or "")
+    return match[0] if match else None
+
+
+def _xids(scene: Scene) -> list[dict[str, Any]] | None:
+    """Of this boot, from the journal, which keeps all; else from the kernel's own buffer, which forgets."""
+    pattern = "Xid|NVIDIA GPU|fallen off the bus"
+    command = ["journalctl", "-k", "-b", "0", "-q", "-o", "cat", "--no-pager", "-g", pattern]
+    done = scene.host.run(command, _SECONDS) if scene.host.which("journalctl") else None
+    # journalctl ends with 1 and says nothing where no line matches.
+    if done is not None and (done.ok or not done.err.strip()) and scene.host.exists("/run/systemd/system"):
+        return parse_xids(done.out)
+    text = scene.ask("gpu.xids", ["dmesg"])
+    return None if text is None else parse_xids(text)
+
+
+_XID = r"(?:NVRM: Xid|SXid) \(PCI:([0-9A-Fa-f:.]+)\): (\d+),? ?(.*)"
+_LOST = r"The NVIDIA GPU ([0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})"
+
+
+def parse_xids(text: str) -> list[dict[str, Any]]:
+    """Errors that the driver reported, in order; `switch` where a switch and not a GPU had it (SXid).
+
+    Some drivers tell of a GPU that fell off the bus without a number; that is what Xid 79 means (NVIDIA, Xid errors).
+    """
+    found: list[dict[str, Any]] = []
+    lost = ""
+    for line in text.splitlines():
+        match, gone = re.search(_XID, line), re.search(_LOST, line)
+        if match:
+            switch = "SXid" in line
+            found.append({"xid": int(match[2]), "pci": match[1], "text": match[3].strip(), "switch": switch})
+        elif gone:
+            lost = gone[1]
+        elif lost and "fallen off the bus and is not responding" in line:
+            found.append({"xid": 79, "pci": lost, "text": "GPU has fallen off the bus", "switch": False})
+            lost = ""
+    return found

@@ -1,0 +1,53 @@
+"""Intel Gaudi accelerators, as `hl-smi` tells of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from node_setup.agent.facts.scene import Scene, integer
+
+EMPTY: dict[str, Any] = {"hpu": {"present": None, "driver": None, "devices": None}}
+HABANA = 0x1DA3
+FIELDS = ("index", "module_id", "bus_id", "name", "driver_version", "memory.total", "memory.used", "temperature.aip")
+"""Names of `hl-smi -Q` (docs.habana.ai, System Management Interface Tool)."""
+
+
+def collect(scene: Scene) -> dict[str, Any]:
+    present = any(re.fullmatch(r"hl\d+", name) for name in scene.host.names("/dev")) or scene.has(HABANA)
+    if not present or scene.host.which("hl-smi") is None:
+        if present:
+            scene.fault("hpu", "there is a Gaudi device but no hl-smi: its software is not installed")
+        return {"hpu": {**EMPTY["hpu"], "present": present}}
+    text = scene.ask("hpu.devices", ["hl-smi", "-Q", ",".join(FIELDS), "-f", "csv,noheader"], 30.0)
+    rows = None if text is None else parse_rows(text)
+    driver = scene.text("/sys/module/habanalabs/version") or (rows[0]["driver_version"] if rows else None)
+    return {"hpu": {"present": True, "driver": driver, "devices": rows and [device_of(row) for row in rows]}}
+
+
+def parse_rows(text: str) -> list[dict[str, str | None]]:
+    """Lines of values by field; `N/A` as None; a line of another number of values is no device's."""
+    lines = ([value.strip() for value in line.split(",")] for line in text.splitlines())
+    return [
+        {name: None if value in ("", "N/A") else value for name, value in zip(FIELDS, values)}
+        for values in lines
+        if len(values) == len(FIELDS) and values[0].isdigit()
+    ]
+
+
+def device_of(row: dict[str, str | None]) -> dict[str, Any]:
+    """One accelerator; memory in MiB, temperature in degrees Celsius. hl-smi writes units after its numbers."""
+    return {
+        "index": integer(row["index"]),
+        "module": integer(row["module_id"]),
+        "pci": row["bus_id"],
+        "name": row["name"],
+        "memory_mib": _leading(row["memory.total"]),
+        "used_mib": _leading(row["memory.used"]),
+        "celsius": _leading(row["temperature.aip"]),
+    }
+
+
+def _leading(text: str | None) -> int | None:
+    match = re.match(r"\d+", text or "")
+    return int(match[0]) if match else None

@@ -1,0 +1,65 @@
+"""What is training on the node now: jobs of Slurm, processes of our trainer and those on a Gaudi. GPU processes come from
+`gpu`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from node_setup.agent.facts.hpu import HABANA
+from node_setup.agent.facts.scene import Process, Scene
+
+EMPTY: dict[str, Any] = {"jobs": None}
+_STEP = re.compile(r"slurmstepd: \[(\d+)")
+"""How Slurm titles the process of a job's step: `slurmstepd: [123.batch]`, `slurmstepd: [123.0]`."""
+
+
+def collect(scene: Scene) -> dict[str, Any]:
+    unread = any(one["where"] == "processes" for one in scene.errors)
+    return {"jobs": None if unread else [*jobs_of(scene.processes), *(on_gaudi(scene) if scene.has(HABANA) else ())]}
+
+
+def joined(by_process: list[dict[str, str]] | None, by_gpu: list[dict[str, str]] | None) -> list[dict[str, str]] | None:
+    """All jobs; None where none was seen and somewhere nobody could look: that is no idle node."""
+    seen = [*(by_process or ()), *(by_gpu or ())]
+    return None if not seen and None in (by_process, by_gpu) else seen
+
+
+def jobs_of(processes: list[Process]) -> list[dict[str, str]]:
+    steps = (step_of(one) for one in processes)
+    slurm = sorted({job for job in steps if job}, key=int)
+    trainers = [str(one.pid) for one in processes if is_trainer(one.command)]
+    return [{"kind": "slurm", "id": job} for job in slurm] + [{"kind": "trainer", "id": pid} for pid in trainers]
+
+
+def step_of(process: Process) -> str | None:
+    """The number of the job of whose step this is slurmstepd; None for all other processes."""
+    match = _STEP.match(" ".join(process.command))
+    return match[1] if match else None
+
+
+_MODULE = re.compile(r"(?:-[A-Za-z]*m|--module=?)(.*)", re.DOTALL)
+"""Python's `-m`, which may follow other letters and may have its module behind it (Python, "Command line and environment"),
+and torchrun's `--module`."""
+
+
+def is_trainer(command: tuple[str, ...]) -> bool:
+    """`python -m trainer train …` however it is written, also below torchrun, which repeats the words."""
+    flags = ((_MODULE.fullmatch(word), following) for word, following in zip(command, (*command[1:], "")))
+    modules = {match[1] or following for match, following in flags if match}
+    return bool(modules & {"trainer", "trainer.__main__"}) and "train" in command
+
+
+_GAUDI = re.compile(r"/dev/(?:accel/accel|hl)\d+")
+"""What a process opens to compute, by the driver's older and newer names; hl-smi opens the control devices beside them
+(Linux, drivers/accel/habanalabs)."""
+
+
+def on_gaudi(scene: Scene) -> list[dict[str, str]]:
+    """Python processes with an accelerator open: hl-smi lists none, and a node without Slurm has no other trace of them."""
+    found = []
+    for one in scene.processes:
+        opened = (scene.host.link(f"/proc/{one.pid}/fd/{name}") for name in scene.host.names(f"/proc/{one.pid}/fd"))
+        if any(_GAUDI.fullmatch(path or "") for path in opened):
+            found.append({"kind": "hpu", "id": str(one.pid)})
+    return found

@@ -1,0 +1,229 @@
+"""The Lustre client: modules, mounts, parameters, networks, layouts, targets.
+
+A path on a mounted Lustre may hang for ever when servers are away, so none is looked at by this process: only by programs
+that are killed when they take too long.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import re
+from typing import Any, Callable
+
+from node_setup.agent.facts.scene import Mount, Scene, integer, parse_mounts, together
+from node_setup.agent.host import TIMED_OUT
+
+EMPTY: dict[str, Any] = {
+    "lustre": {
+        **dict.fromkeys(("client", "loaded", "lctl", "lfs", "nets", "aws_configured", "osts")),
+        "mounts": [],
+        "parameters": {},
+        "stripes": {},
+    }
+}
+AWS_UNIT = "configure-efa-fsx-lustre-client.service"
+"""The unit that AWS's script for Lustre over EFA installs."""
+_ANSWER_SECONDS = 10.0
+_NO_ANSWER = {"exists": None, "empty": None, "layout": None, "error": "the file system did not answer"}
+
+
+def collect(scene: Scene) -> dict[str, Any]:
+    mounts = _mounts(scene)
+    lctl, lfs = (scene.host.which(name) is not None for name in ("lctl", "lfs"))
+    loaded = "lustre" in scene.loaded or scene.host.exists("/sys/fs/lustre/version") or bool(mounts)
+    paths = [path for path in scene.wanted.stripe_paths if any(_holds(one, path) for one in mounts)]
+    calls: dict[str, Callable[[], Any]] = {}
+    if lctl and loaded:
+        calls["lustre.parameters"] = lambda: _parameters(scene)
+    if loaded and scene.host.which("lnetctl"):
+        calls["lustre.nets"] = lambda: _nets(scene)
+    if lfs and mounts:
+        calls["lustre.osts"] = lambda: _osts(scene, mounts[0].target)
+    for path in paths:
+        calls[f"lustre.stripes.{path}"] = functools.partial(_stripe, scene, path, lfs)
+    found = together(scene, calls, within=3 * _ANSWER_SECONDS)
+    return {
+        "lustre": {
+            "client": _version(scene, lctl) if loaded else None,
+            "loaded": loaded,
+            "lctl": lctl,
+            "lfs": lfs,
+            "mounts": [_mount(one) for one in mounts],
+            "parameters": found.get("lustre.parameters", {}),
+            "nets": found.get("lustre.nets"),
+            "aws_configured": _aws_configured(scene),
+            "stripes": {path: found[f"lustre.stripes.{path}"] or _NO_ANSWER for path in paths},
+            "osts": found.get("lustre.osts"),
+        }
+    }
+
+
+def _mounts(scene: Scene) -> list[Mount]:
+    """What is mounted, after a mount on demand was asked for where a wanted directory lies below one."""
+    waiting = [one for one in scene.mounts if one.fstype == "autofs"]
+    for mount in waiting:
+        if any(_holds(mount, path) for path in scene.wanted.stripe_paths):
+            scene.host.run(_list(mount.target), _ANSWER_SECONDS)
+            scene.mounts = parse_mounts(scene.host.read("/proc/mounts") or "")
+    return [one for one in scene.mounts if one.fstype == "lustre"]
+
+
+def _list(path: str) -> list[str]:
+    """Prints one entry of a directory and no more: a Lustre directory may have millions."""
+    return ["find", path, "-maxdepth", "1", "-mindepth", "1", "-print", "-quit"]
+
+
+def _holds(mount: Mount, path: str) -> bool:
+    return path == mount.target or path.startswith(mount.target.rstrip("/") + "/")
+
+
+def _mount(mount: Mount) -> dict[str, Any]:
+    """`dns` is what stands before the first @: a name, or the address that mount.lustre made of it."""
+    servers, _, name = mount.source.rpartition(":/")
+    return {
+        "target": mount.target,
+        "source": mount.source,
+        "dns": servers.partition("@")[0] or None,
+        "mount_name": name or None,
+        "options": list(mount.options),
+    }
+
+
+def _version(scene: Scene, lctl: bool) -> str | None:
+    """Of the loaded client, by itself or by its program: one that lies about unused is not worth a program at each look."""
+    text = scene.text("/sys/fs/lustre/version") or scene.text("/sys/module/lustre/version")
+    if text is None and lctl:
+        text = scene.ask("lustre.client", ["lctl", "--version"])
+    match = re.search(r"\d+\.\d+[\w.-]*", text or "")
+    return match[0] if match else None
+
+
+def _aws_configured(scene: Scene) -> bool:
+    return any(
+        scene.host.exists(f"{folder}/{AWS_UNIT}") for folder in ("/etc/systemd/system", "/usr/lib/systemd/system")
+    )
+
+
+def _parameters(scene: Scene) -> dict[str, dict[str, str]] | None:
+    """One question for all patterns. lctl fails when any of them matches nothing, which only says that there is none."""
+    patterns = scene.wanted.lustre_parameters
+    if not patterns:
+        return {}
+    done = scene.host.run(["lctl", "get_param", *patterns], _ANSWER_SECONDS)
+    real = [line for line in done.err.splitlines() if line.strip() and "No such file" not in line]
+    if not done.ok and (real or not done.err.strip()):
+        scene.fault("lustre.parameters", f"lctl get_param: {real[-1] if real else done.said}")
+        if done.status == TIMED_OUT or not done.out:
+            return None
+    return by_pattern(patterns, parse_parameters(done.out))
+
+
+_PARAMETER = r"([\w-]+(?:\.[^\s=]+)+)=(.*)$"
+
+
+def parse_parameters(text: str) -> dict[str, str]:
+    """`lctl get_param`: `name=value`, or `name=` with the value on lines of its own."""
+    found: dict[str, str] = {}
+    name = None
+    for line in text.splitlines():
+        match = re.match(_PARAMETER, line)
+        if match:
+            name = match[1]
+            found[name] = match[2]
+        elif name is not None:
+            found[name] = f"{found[name]}\n{line}".lstrip("\n")
+    return found
+
+
+def by_pattern(patterns: tuple[str, ...], values: dict[str, str]) -> dict[str, dict[str, str]]:
+    return {
+        pattern: {name: value for name, value in values.items() if fnmatch.fnmatchcase(name, pattern)}
+        for pattern in patterns
+    }
+
+
+def _nets(scene: Scene) -> list[dict[str, Any]] | None:
+    text = scene.ask("lustre.nets", ["lnetctl", "net", "show", "-v"], _ANSWER_SECONDS)
+    return None if text is None else parse_nets(text)
+
+
+def parse_nets(text: str) -> list[dict[str, Any]]:
+    """`lnetctl net show -v`: every network with all its interfaces, whose counters a caller sums over all of them."""
+    nets: list[dict[str, Any]] = []
+    nid: dict[str, Any] = {}
+    section = ""
+    for line in text.splitlines():
+        key, _, value = line.strip().lstrip("- ").partition(":")
+        value = value.strip().strip('"')
+        if key == "net type":
+            nets.append({"net": value, "nids": []})
+        elif not nets:
+            continue
+        elif key == "nid":
+            nid = {"nid": value, "interface": None, "status": None, "send": None, "recv": None, "drop": None}
+            nets[-1]["nids"].append(nid)
+        elif not value:
+            section = key
+        elif key == "status" and nid:
+            nid["status"] = value
+        elif section == "interfaces" and key == "0" and nid:
+            nid["interface"] = value
+        elif section == "statistics" and key in ("send_count", "recv_count", "drop_count") and nid:
+            nid[key.partition("_")[0]] = integer(value)
+    return nets
+
+
+def _osts(scene: Scene, target: str) -> dict[str, Any] | None:
+    text = scene.ask("lustre.osts", ["lfs", "df", target], _ANSWER_SECONDS)
+    return None if text is None else parse_df(text)
+
+
+_OST = r"^\S*OST[0-9a-f]{4,8}\S*[ \t]+(?:\S+[ \t]+){3}(\d+)%[ \t]"
+_OST_DOWN = r"^\S*OST[0-9a-f]{4,8}\S*[ \t]*:[ \t]*inactive"
+
+
+def parse_df(text: str) -> dict[str, Any]:
+    """`lfs df`: how many object storage targets answer, how full the fullest is, how many are switched off."""
+    used = [int(percent) for percent in re.findall(_OST, text, re.MULTILINE)]
+    inactive = len(re.findall(_OST_DOWN, text, re.MULTILINE))
+    return {"count": len(used), "fullest_percent": max(used) if used else None, "inactive": inactive}
+
+
+def _stripe(scene: Scene, path: str, lfs: bool) -> dict[str, Any]:
+    """A directory's own entries decide `empty`; its layout is what files made in it get, its own or an inherited one."""
+    found: dict[str, Any] = {"exists": None, "empty": None, "layout": None, "error": None}
+    listed = scene.host.run(_list(path), _ANSWER_SECONDS)
+    if not listed.ok:
+        if "No such file or directory" in listed.err:
+            return {**found, "exists": False}
+        return {**found, "error": listed.said}
+    found = {**found, "exists": True, "empty": not listed.out.strip()}
+    if not lfs:
+        return {**found, "error": "there is no lfs"}
+    asked = scene.host.run(["lfs", "getstripe", "-d", path], _ANSWER_SECONDS)
+    layout = parse_layout(asked.out) if asked.ok else None
+    if layout is None:
+        return {**found, "error": f"lfs getstripe: {asked.said if not asked.ok else 'no layout in what it printed'}"}
+    return {**found, "layout": layout}
+
+
+_ENTRY = r"\b(?:lmm_)?(stripe_count|stripe_size|pattern|stripe_offset|pool|e_start|e_end):\s*(\S+)"
+
+
+def parse_layout(text: str) -> dict[str, Any] | None:
+    """`lfs getstripe -d`: {count, size, offset, pattern, pool, components}; sizes in bytes, `components` of a composite layout
+    each with `start` and `end` in bytes, the last end None. The values beside it are then the last component's.
+    """
+    components: list[dict[str, Any]] = []
+    for key, value in re.findall(_ENTRY, text):
+        opens = key == "e_start" or (key == "stripe_count" and not components)
+        if opens:
+            components.append(dict.fromkeys(("start", "end", "count", "size", "offset", "pattern", "pool")))
+        if components:
+            name = key.replace("stripe_", "").replace("e_", "")
+            components[-1][name] = value if name in ("pattern", "pool") else integer(value)
+    if not components or components[-1]["count"] is None:
+        return None
+    last = {name: components[-1][name] for name in ("count", "size", "offset", "pattern", "pool")}
+    return {**last, "components": components if "lcm" in text else []}

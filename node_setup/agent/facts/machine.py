@@ -1,0 +1,138 @@
+"""The machine itself: name and boot, operating system, kernel, processors, memory, room on its disks."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from node_setup.agent.facts.scene import Scene, integer, space, start_ticks
+
+EMPTY: dict[str, Any] = {"host": {}, "os": {}, "kernel": {}, "cpu": {}, "memory": {}, "disk": {}, "boot_outcome": None}
+DISKS = ("/", "/etc", "/dev/shm")
+BOOT_OUTCOME = "/var/lib/lustrain/boot"
+"""Where infra/plan/first_boot.sh says how its last run ended: `ready`, or `failed` and the step."""
+_HEAD_BYTES = 4096
+
+
+def collect(scene: Scene) -> dict[str, Any]:
+    return {
+        "host": _host(scene),
+        "os": parse_os_release(scene.host.read("/etc/os-release") or scene.host.read("/usr/lib/os-release") or ""),
+        "kernel": _kernel(scene),
+        "cpu": _cpu(scene),
+        "memory": _memory(scene),
+        "disk": {path: _disk(scene, path) for path in DISKS},
+        "boot_outcome": scene.text(BOOT_OUTCOME),
+    }
+
+
+def _host(scene: Scene) -> dict[str, Any]:
+    booted = re.search(r"^btime (\d+)$", scene.host.read("/proc/stat") or "", re.MULTILINE)
+    return {
+        "name": scene.text("/proc/sys/kernel/hostname"),
+        "boot_id": scene.text("/proc/sys/kernel/random/boot_id"),
+        "boot_at": int(booted[1]) if booted else None,
+        "pid1_start": start_ticks(scene.host.read("/proc/1/stat") or ""),
+    }
+
+
+def parse_os_release(text: str) -> dict[str, Any]:
+    """`family` is what decides where files lie: debian, rhel or other."""
+    pairs = re.findall(r"^([A-Z_]+)=[\"']?([^\"'\n]*)[\"']?$", text, re.MULTILINE)
+    values = dict(pairs)
+    names = {values.get("ID", ""), *values.get("ID_LIKE", "").split()}
+    family = "other"
+    if names & {"debian", "ubuntu"}:
+        family = "debian"
+    elif names & {"rhel", "fedora", "centos", "amzn"}:
+        family = "rhel"
+    return {"id": values.get("ID") or None, "version": values.get("VERSION_ID") or None, "family": family}
+
+
+def _kernel(scene: Scene) -> dict[str, Any]:
+    return {
+        "release": scene.text("/proc/sys/kernel/osrelease"),
+        "arch": scene.text("/proc/sys/kernel/arch") or os.uname().machine,
+        "cmdline": parse_cmdline(scene.host.read("/proc/cmdline") or ""),
+        "thp": chosen(scene.host.read("/sys/kernel/mm/transparent_hugepage/enabled") or ""),
+        "max_cstate": scene.text("/sys/module/intel_idle/parameters/max_cstate"),
+    }
+
+
+def parse_cmdline(text: str) -> dict[str, str]:
+    """Options by name, the last of a name wins as in the kernel; one without a value has an empty one."""
+    words = re.findall(r'(?:[^\s"]|"[^"]*"?)+', text)
+    pairs = (word.partition("=") for word in words)
+    return {name: value.strip('"') for name, _, value in pairs}
+
+
+def chosen(text: str) -> str | None:
+    """The bracketed one of a kernel file's choices, e.g. `madvise` of `always [madvise] never`."""
+    match = re.search(r"\[([^\]\s]+)\]", text)
+    return match[1] if match else None
+
+
+def _cpu(scene: Scene) -> dict[str, Any]:
+    head = _head(scene, "/proc/cpuinfo")
+    nodes = [name for name in scene.host.names("/sys/devices/system/node") if re.fullmatch(r"node\d+", name)]
+    return {
+        "count": count_of(scene.host.read("/sys/devices/system/cpu/online") or "") or os.cpu_count(),
+        "vendor": _field(head, "vendor_id") or _field(head, "CPU implementer"),
+        "model": _field(head, "model name") or _field(head, "CPU part"),
+        "numa_nodes": len(nodes) or None,
+    }
+
+
+def _head(scene: Scene, path: str) -> str:
+    """The beginning of a file that the kernel writes as it is read: all of it takes milliseconds on 192 processors."""
+    try:
+        with open(scene.host.path(path), "rb", buffering=0) as file:
+            return file.read(_HEAD_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _field(text: str, name: str) -> str | None:
+    match = re.search(rf"^{name}\s*:[ \t]*(\S.*?)\s*$", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def count_of(ranges: str) -> int | None:
+    """How many numbers a list of the kernel names: 4 of `0-2,5`. None where that is no list."""
+    total = 0
+    for part in ranges.strip().split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not match:
+            return None
+        total += int(match[2] or match[1]) - int(match[1]) + 1
+    return total
+
+
+def _memory(scene: Scene) -> dict[str, Any]:
+    values = parse_meminfo(scene.host.read("/proc/meminfo") or "")
+    total, shm = values.get("MemTotal"), space(scene.host, "/dev/shm")
+    return {
+        "gib": None if total is None else round(total / 2**20, 2),
+        "hugepages_total": values.get("HugePages_Total"),
+        "hugepages_free": values.get("HugePages_Free"),
+        "hugepage_kib": values.get("Hugepagesize"),
+        "shm_gib": None if shm is None else round(shm.f_blocks * shm.f_frsize / 2**30, 2),
+    }
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """KiB, or plain numbers where the kernel names no unit."""
+    return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+)(?: kB)?$", text, re.MULTILINE)}
+
+
+def _disk(scene: Scene, path: str) -> dict[str, Any] | None:
+    found = space(scene.host, path)
+    if found is None:
+        return None
+    return {
+        "free_bytes": found.f_bavail * found.f_frsize,
+        # File systems without a table of inodes, such as btrfs, say that they have none at all.
+        "free_inodes": integer(str(found.f_favail)) if found.f_files else None,
+        "read_only": bool(found.f_flag & os.ST_RDONLY),
+    }

@@ -1,0 +1,177 @@
+"""The EC2 instance metadata service (IMDSv2): who this instance is, and whether its end is announced.
+
+It is asked over plain sockets and never through a proxy. A path that answers 404 has nothing to say; a service that does not
+answer, or answers 5xx, says nothing about a notice, which is an error and not its absence.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import socket
+import time
+from typing import Any
+
+from node_setup.agent.facts.scene import Scene
+
+EMPTY: dict[str, Any] = {"metadata": {"reachable": False, "notice": None, "error": None}}
+ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
+ENDPOINT = "http://169.254.169.254"
+BUDGET_SECONDS = 1.0
+_TOKEN_SECONDS = "60"
+_IDENTITY = {
+    "type": "instance-type",
+    "id": "instance-id",
+    "life_cycle": "instance-life-cycle",
+    "zone_id": "placement/availability-zone-id",
+}
+_NOTICES = {
+    "spot": "spot/instance-action",
+    "lifecycle": "autoscaling/target-lifecycle-state",
+    "maintenance": "events/maintenance/scheduled",
+    "rebalance": "events/recommendations/rebalance",
+}
+"""The first of these that has something to say is the one that is told: the nearest end comes first."""
+
+
+class MetadataError(Exception):
+    """The service did not answer as it should; one line."""
+
+
+def collect(scene: Scene) -> dict[str, Any]:
+    """Besides `metadata`, what the service says of the instance, as `_imds` for the fact `instance`."""
+    endpoint = os.environ.get(ENDPOINT_VARIABLE) or (ENDPOINT if is_ec2(scene) else None)
+    if endpoint is None:
+        return {**EMPTY, "_imds": {}}
+    try:
+        if endpoint == ENDPOINT and os.environ.get(DISABLED_VARIABLE, "").lower() == "true":
+            raise MetadataError(f"{DISABLED_VARIABLE} = true: nobody was asked")
+        service = Service(endpoint, time.monotonic() + BUDGET_SECONDS)
+        notice = next(
+            (one for one in (read_notice(kind, service.get(path)) for kind, path in _NOTICES.items()) if one), None
+        )
+        identity = {name: service.get(path) for name, path in _IDENTITY.items()}
+    except MetadataError as error:
+        scene.fault("metadata", str(error))
+        return {"metadata": {"reachable": False, "notice": None, "error": str(error)}, "_imds": {}}
+    return {"metadata": {"reachable": True, "notice": notice, "error": None}, "_imds": identity}
+
+
+def is_ec2(scene: Scene) -> bool:
+    """By what the firmware says; nobody else is asked (EC2 user guide, identify EC2 instances)."""
+    folder = "/sys/devices/virtual/dmi/id"
+    vendor, asset = (scene.text(f"{folder}/{name}") or "" for name in ("sys_vendor", "board_asset_tag"))
+    return vendor == "Amazon EC2" or asset.startswith("i-")
+
+
+def read_notice(kind: str, body: str | None) -> dict[str, Any] | None:
+    """{kind, action, at, in_hours} of what a path answered, of several events the next; None where that announces nothing.
+    MetadataError."""
+    if body is None:
+        return None
+    try:
+        return _notice(kind, body)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise MetadataError(f"{_NOTICES[kind]} answered what cannot be read: {body[:80]!r}") from error
+
+
+def _notice(kind: str, body: str) -> dict[str, Any] | None:
+    if kind == "lifecycle":
+        ending = body.strip() == "Terminated"
+        return {"kind": kind, "action": "terminate", "at": None, "in_hours": None} if ending else None
+    said = json.loads(body)
+    if kind == "spot":
+        return {"kind": kind, "action": str(said["action"]), "at": str(said["time"]), "in_hours": None}
+    if kind == "rebalance":
+        return {"kind": kind, "action": "rebalance", "at": str(said["noticeTime"]), "in_hours": None}
+    events = [
+        {"kind": kind, "action": str(one["Code"]), "at": str(one["NotBefore"]), "in_hours": _hours_to(one["NotBefore"])}
+        for one in said
+        if one.get("State", "active") == "active"
+    ]
+    return min(events, key=lambda one: -math.inf if one["in_hours"] is None else one["in_hours"], default=None)
+
+
+def _hours_to(when: str) -> float | None:
+    """From now to a time as events have it, `21 Jan 2026 09:00:43 GMT`; negative for what is past, None for what is no time."""
+    # Loaded with the datetime module behind it only where an event is announced.
+    import calendar
+
+    try:
+        at = calendar.timegm(time.strptime(when, "%d %b %Y %H:%M:%S GMT"))
+    except ValueError:
+        return None
+    return round((at - time.time()) / 3600, 1)
+
+
+class Service:
+    """One token and the requests made with it, all before a deadline."""
+
+    def __init__(self, endpoint: str, deadline: float) -> None:
+        match = re.fullmatch(r"http://(\[[0-9A-Fa-f:.]+\]|[^/:\[\]]+)(?::(\d{1,5}))?/?", endpoint)
+        if not match:
+            raise MetadataError(
+                f"{ENDPOINT_VARIABLE} = {endpoint}: not an address; allowed: http://HOST or http://HOST:PORT"
+            )
+        self._host, self._port, self._deadline = match[1].strip("[]"), int(match[2] or 80), deadline
+        self._token = self._new_token()
+
+    def get(self, path: str) -> str | None:
+        """The body; None where the service has nothing at that path."""
+        status, body = self._send("GET", f"/latest/meta-data/{path}", ("X-aws-ec2-metadata-token", self._token))
+        if status == 401:
+            self._token = self._new_token()
+            status, body = self._send("GET", f"/latest/meta-data/{path}", ("X-aws-ec2-metadata-token", self._token))
+        if status not in (200, 404):
+            raise MetadataError(f"the metadata service answered {status} to {path}")
+        return body if status == 200 else None
+
+    def _new_token(self) -> str:
+        status, body = self._send("PUT", "/latest/api/token", ("X-aws-ec2-metadata-token-ttl-seconds", _TOKEN_SECONDS))
+        if status != 200:
+            raise MetadataError(f"the metadata service answered {status} when asked for a token")
+        return body.strip()
+
+    def _send(self, method: str, path: str, header: tuple[str, str]) -> tuple[int, str]:
+        lines = (f"{method} {path} HTTP/1.1", f"Host: {self._host}", f"{header[0]}: {header[1]}", "Connection: close")
+        request = "\r\n".join([*lines, "Content-Length: 0", "", ""]).encode("ascii")
+        # As bytes: for text Python loads its codec of international names, which takes 8 ms.
+        address = self._host.encode("ascii"), self._port
+        try:
+            with socket.create_connection(address, self._left()) as link:  # type: ignore[arg-type]
+                link.sendall(request)
+                answer = self._receive(link)
+        except OSError as error:
+            raise MetadataError(f"the metadata service did not answer: {error.strerror or error}") from error
+        return parse_answer(answer)
+
+    def _receive(self, link: socket.socket) -> bytes:
+        answer = b""
+        while len(answer) < 65536:
+            link.settimeout(self._left())
+            more = link.recv(65536)
+            if not more:
+                break
+            answer += more
+        return answer
+
+    def _left(self) -> float:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise MetadataError(f"the metadata service did not answer within {BUDGET_SECONDS:g} s")
+        return left
+
+
+def parse_answer(answer: bytes) -> tuple[int, str]:
+    """Status and body of an HTTP/1.1 answer to a request that asked to close. MetadataError where it is none, or is cut off."""
+    head, gap, body = answer.partition(b"\r\n\r\n")
+    match = re.match(rb"HTTP/1\.[01] (\d{3})\b", head)
+    if not match or not gap:
+        raise MetadataError("the metadata service answered something that is no HTTP")
+    length = re.search(rb"\r\ncontent-length:\s*(\d+)", head, re.IGNORECASE)
+    if length and len(body) < int(length[1]):
+        raise MetadataError("the metadata service stopped in the middle of an answer")
+    return int(match[1]), body.decode("utf-8", "replace")

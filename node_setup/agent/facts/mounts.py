@@ -1,0 +1,17 @@
+"""What is mounted where, looked at last: asking for Lustre may mount it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from node_setup.agent.facts.scene import Scene, parse_mounts
+
+EMPTY: dict[str, Any] = {"mounts": None}
+
+
+def collect(scene: Scene) -> dict[str, Any]:
+    text = scene.host.read("/proc/mounts")
+    if text is None:
+        scene.fault("mounts", "/proc/mounts cannot be read")
+        return EMPTY
+    return {"mounts": [{**one._asdict(), "options": list(one.options)} for one in parse_mounts(text)]}

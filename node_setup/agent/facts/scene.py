@@ -1,0 +1,197 @@
+"""What the collectors share: the machine, what is wanted of it, where errors go, and lists that several of them need."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable, NamedTuple
+
+from node_setup.agent.facts.wanted import Wanted
+from node_setup.agent.host import Host
+
+
+class Mount(NamedTuple):
+    """One line of /proc/mounts."""
+
+    source: str
+    target: str
+    fstype: str
+    options: tuple[str, ...]
+
+
+class Device(NamedTuple):
+    """One PCI function; `kind` is the base class, 3 for a display controller and 2 for a network controller."""
+
+    slot: str
+    vendor: int
+    device: int
+    kind: int
+
+
+class Process(NamedTuple):
+    """A running program; `started` is in clock ticks since boot."""
+
+    pid: int
+    name: str
+    command: tuple[str, ...]
+    started: int
+
+
+@dataclass
+class Scene:
+    """One look at one machine."""
+
+    host: Host
+    wanted: Wanted
+    mounts: list[Mount] = field(default_factory=list)
+    devices: list[Device] | None = None
+    processes: list[Process] = field(default_factory=list)
+    loaded: frozenset[str] = frozenset()
+    errors: list[dict[str, str]] = field(default_factory=list)
+
+    def fault(self, where: str, why: str) -> None:
+        """Note that a fact could not be read, in one line."""
+        self.errors.append({"where": where, "why": " ".join(why.split())[:300]})
+
+    def ask(self, where: str, command: Sequence[str], timeout: float = 10.0) -> str | None:
+        """What a program printed; where it failed that is an error of `where` and None: its words are no data."""
+        done = self.host.run(command, timeout)
+        if done.ok:
+            return done.out
+        self.fault(where, f"{' '.join(command[:3])}: {done.said}")
+        return None
+
+    def number(self, path: str) -> int | None:
+        return integer(self.host.read(path))
+
+    def text(self, path: str) -> str | None:
+        """A file's content without the white space around it; None where it is not there or empty."""
+        return (self.host.read(path) or "").strip() or None
+
+    def has(self, vendor: int, *kinds: int) -> bool | None:
+        """Whether a vendor's PCI device is there, of one of the base classes if any is named; None where the bus is hidden."""
+        if self.devices is None:
+            return None
+        return any(one.vendor == vendor and (not kinds or one.kind in kinds) for one in self.devices)
+
+
+def look(host: Host, wanted: Wanted) -> Scene:
+    """The lists that several collectors need, read once."""
+    scene = Scene(host, wanted)
+    for name, read in (
+        ("mounts", lambda: parse_mounts(host.read("/proc/mounts") or "")),
+        ("devices", lambda: _pci(host)),
+        ("processes", lambda: _processes(host)),
+        ("loaded", lambda: _loaded(host)),
+    ):
+        try:
+            setattr(scene, name, read())
+        except Exception as error:  # noqa: BLE001 -- one list that cannot be read may not cost the others
+            scene.fault(name, f"{type(error).__name__}: {error}")
+    return scene
+
+
+def integer(text: str | None) -> int | None:
+    """A whole number; None for what is none, such as `N/A`."""
+    try:
+        return int((text or "").strip())
+    except ValueError:
+        return None
+
+
+def parse_mounts(text: str) -> list[Mount]:
+    found = []
+    for line in text.splitlines():
+        fields = line.split(" ")
+        if len(fields) >= 4:
+            source, target, fstype = (_unescape(one) for one in fields[:3])
+            found.append(Mount(source, target, fstype, tuple(fields[3].split(","))))
+    return found
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-3][0-7]{2})", lambda match: chr(int(match[1], 8)), text)
+
+
+def parse_modules(text: str) -> list[str]:
+    return [line.split(" ", 1)[0] for line in text.splitlines() if line.strip()]
+
+
+def _loaded(host: Host) -> frozenset[str]:
+    """Modules that are in effect. What is built into the kernel is in no table of modules, but has a folder in /sys/module
+    if it has parameters or a version (Documentation/ABI/stable/sysfs-module)."""
+    return frozenset([*parse_modules(host.read("/proc/modules") or ""), *host.names("/sys/module")])
+
+
+_MODALIAS = re.compile(r"pci:v([0-9A-F]{8})d([0-9A-F]{8})sv[0-9A-F]{8}sd[0-9A-F]{8}bc([0-9A-F]{2})")
+
+
+def parse_modalias(slot: str, text: str) -> Device | None:
+    match = _MODALIAS.match(text)
+    return Device(slot, int(match[1], 16), int(match[2], 16), int(match[3], 16)) if match else None
+
+
+def _pci(host: Host) -> list[Device] | None:
+    """None where sysfs shows no PCI bus; machines without one, e.g. small virtual ones, have nothing on it."""
+    if not host.exists("/sys/bus"):
+        return None
+    slots = host.names("/sys/bus/pci/devices")
+    found = (parse_modalias(slot, host.read(f"/sys/bus/pci/devices/{slot}/modalias") or "") for slot in slots)
+    return [one for one in found if one is not None]
+
+
+_PROGRAMS = re.compile(r"slurm|python|pt_main|torchrun|chronyd|ntpd|systemd-timesyn|trainer")
+"""Names (of 15 characters at most) of processes whose arguments somebody wants; reading all arguments of a large node takes
+tens of milliseconds."""
+
+
+def _processes(host: Host) -> list[Process]:
+    # Half of a large node's processes are the kernel's own threads, children of process 2.
+    kernel = set((host.read("/proc/2/task/2/children") or "").split())
+    found = []
+    for pid in host.names("/proc"):
+        if pid.isdigit() and pid not in kernel:
+            stat = host.read(f"/proc/{pid}/stat") or ""
+            name = stat[stat.find("(") + 1 : stat.rfind(")")]
+            if _PROGRAMS.search(name):
+                command = (host.read(f"/proc/{pid}/cmdline") or "").rstrip("\0").split("\0")
+                found.append(Process(int(pid), name, tuple(command), start_ticks(stat) or 0))
+    return sorted(found, key=lambda one: (one.started, one.pid))
+
+
+def start_ticks(stat: str) -> int | None:
+    """Field 22 of /proc/PID/stat, clock ticks from boot to start; the name in field 2 may hold spaces and parentheses."""
+    fields = stat[stat.rfind(")") + 1 :].split()
+    return integer(fields[19]) if len(fields) > 19 else None
+
+
+def together(scene: Scene, calls: Mapping[str, Callable[[], Any]], within: float) -> dict[str, Any]:
+    """Results of calls made side by side, by name; None and an error for one that failed or did not end within so many s."""
+    results: dict[str, Any] = {}
+
+    def run(name: str, call: Callable[[], Any]) -> None:
+        try:
+            results[name] = call()
+        except Exception as error:  # noqa: BLE001 -- one fact that cannot be read may not cost the others
+            scene.fault(name, f"{type(error).__name__}: {error}")
+
+    threads = {name: threading.Thread(target=run, args=(name, call), daemon=True) for name, call in calls.items()}
+    for thread in threads.values():
+        thread.start()
+    end = time.monotonic() + within
+    for name, thread in threads.items():
+        thread.join(max(0.0, end - time.monotonic()))
+        if thread.is_alive():
+            scene.fault(name, f"did not end within {within:g} s")
+    return {name: results.get(name) for name in calls}
+
+
+def space(host: Host, path: str) -> os.statvfs_result | None:
+    try:
+        return os.statvfs(host.path(path))
+    except OSError:
+        return None

@@ -1,0 +1,21 @@
+"""Which of the cluster's groups a node belongs to."""
+
+from __future__ import annotations
+
+from node_setup.agent.model import Facts, Request
+
+
+def group_of(facts: Facts, request: Request) -> str | None:
+    """The one that the caller names, else the one that the node was told, else the only one of the node's instance type."""
+    known = request.group or facts.get("group")
+    if isinstance(known, str):
+        return known
+    kind = bare((facts.get("instance") or {}).get("type"))
+    groups = request.document.get("groups") or {}
+    same = [name for name, entry in groups.items() if kind and bare(entry.get("type")) == kind]
+    return same[0] if len(same) == 1 else None
+
+
+def bare(kind: object) -> str | None:
+    """An instance type without HyperPod's prefix; None for anything that is no name."""
+    return (kind[3:] if kind.startswith("ml.") else kind) if isinstance(kind, str) and kind else None

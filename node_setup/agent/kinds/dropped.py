@@ -1,0 +1,25 @@
+"""A whole file of ours goes with the one setting that wanted it: else a node would keep what its replacement never had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from node_setup.agent.kinds.owned_lines import unwritable
+from node_setup.agent.model import FAILED, PERSISTED, Action, Facts, Remark, Remove, Request, Setting, Step
+
+
+def dropped(
+    path: str,
+    chosen: Sequence[Setting],
+    facts: Facts,
+    request: Request,
+    before: tuple[Action, ...] = (),
+    after: tuple[Action, ...] = (),
+) -> list[Step | Remark]:
+    """Nothing where a setting wants the file, where it is not there, or where single settings are asked for."""
+    if chosen or request.only or not (facts.get("files") or {}).get(path):
+        return []
+    refused = unwritable(facts, path)
+    if refused:
+        return [Remark(path, FAILED, refused, "in place", "no file")]
+    return [Step(path, PERSISTED, path, "in place, not wanted", "no file", (*before, Remove(path), *after))]

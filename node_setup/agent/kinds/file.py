@@ -1,0 +1,23 @@
+"""Files of ours that a setting fills: `options.path` and `options.lines`, and `options.after`, the programs to run then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from node_setup.agent import owned
+from node_setup.agent.kinds.owned_lines import OwnedLines
+from node_setup.agent.kinds.verdict import with_ok
+from node_setup.agent.model import Facts, Remark, Request, Run, Setting, Step
+
+PATHS = (owned.NEEDRESTART,)
+"""Files that are this kind's also when no setting fills them any more: they are taken away then."""
+
+
+def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
+    said: list[Step | Remark] = []
+    for path in dict.fromkeys((*PATHS, *(one.options["path"] for one in chosen))):
+        fill = [one for one in chosen if one.options["path"] == path]
+        after = dict.fromkeys(Run(tuple(command)) for one in fill for command in one.options.get("after", ()))
+        lines = {one.id: "\n".join(one.options["lines"]) for one in fill}
+        said += OwnedLines(path, after=tuple(after)).plan(lines, selected, facts, request)
+    return with_ok(said, chosen, selected, {})

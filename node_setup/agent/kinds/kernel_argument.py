@@ -1,0 +1,86 @@
+"""Arguments on the kernel's command line: reported, and given to the boot loader only where a reboot is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from node_setup.agent import owned
+from node_setup.agent.kinds.compare import satisfies
+from node_setup.agent.kinds.owned_lines import OwnedLines
+from node_setup.agent.kinds.verdict import with_ok
+from node_setup.agent.model import REBOOT, SKIPPED, UNKNOWN, Action, Facts, Remark, Request, Run, Setting, Step
+
+UPDATE_S = 120.0
+"""update-grub looks at every disk, grubby rewrites every entry."""
+
+
+def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
+    given = (facts.get("kernel") or {}).get("cmdline")
+    asked = [one for one in chosen if one.id in selected]
+    if given is None:
+        return [Remark(one.id, UNKNOWN, "the kernel's command line could not be read") for one in asked]
+    missing = [one for one in chosen if not satisfies(str(given.get(one.key, "")), one.value, one.compare)]
+    file = _file(facts)
+    said = _by_file(file, chosen, missing, selected, facts, request) if file else []
+    lines = file.lines(facts) if file else {}
+    how = "--allow-reboot gives it to the boot loader" if file else "the boot loader of this distribution is not known"
+    stepped = {one.setting for one in said}
+    quiet = [one for one in missing if one.id in selected and one.id not in stepped]
+    said += [_waits(one, given) if one.id in lines else _report(one, given, how) for one in quiet]
+    return with_ok(said, chosen, selected, {one.id: given.get(one.key) for one in chosen})
+
+
+def _by_file(
+    file: OwnedLines,
+    chosen: Sequence[Setting],
+    missing: Sequence[Setting],
+    selected: frozenset[str],
+    facts: Facts,
+    request: Request,
+) -> list[Step | Remark]:
+    """What an image brings by itself is not given a second time; what we once gave stays given."""
+    if not request.allow_reboot:
+        return []
+    lines = file.lines(facts)
+    wanted = {one.id: _line(file, one) for one in chosen if one in missing or one.id in lines}
+    target = file.target(wanted, selected, facts, request)
+    return _told(file, lines, target).plan(wanted, selected, facts, request)
+
+
+def _file(facts: Facts) -> OwnedLines | None:
+    family = (facts.get("os") or {}).get("family")
+    return {"debian": OwnedLines(owned.GRUB), "rhel": OwnedLines(owned.KERNEL_ARGUMENTS)}.get(str(family))
+
+
+def _argument(setting: Setting) -> str:
+    return f"{setting.key}={setting.value}"
+
+
+def _line(file: OwnedLines, setting: Setting) -> str:
+    argument = _argument(setting)
+    return f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {argument}"' if file.path == owned.GRUB else argument
+
+
+def _told(file: OwnedLines, now: Mapping[str, str], target: Mapping[str, str]) -> OwnedLines:
+    """The file together with the programs that tell the boot loader, and the reboot that each change waits for."""
+    needs = dict.fromkeys({**now, **target}, "reboot")
+    if file.path == owned.GRUB:
+        return OwnedLines(file.path, after=(Run(("update-grub",), UPDATE_S),), needs=needs)
+    gone = [line for line in now.values() if line not in target.values()]
+    return OwnedLines(file.path, before=tuple(_grubby(target.values(), gone)), needs=needs)
+
+
+def _grubby(arguments: Iterable[str], gone: Iterable[str]) -> Iterator[Action]:
+    for flag, texts in (("--remove-args", " ".join(gone)), ("--args", " ".join(arguments))):
+        if texts:
+            yield Run(("grubby", "--update-kernel=ALL", f"{flag}={texts}"), UPDATE_S)
+
+
+def _report(setting: Setting, given: Mapping[str, str], how: str) -> Remark:
+    why = f"the kernel was not booted with {_argument(setting)}; reported only: {how}"
+    return Remark(setting.id, SKIPPED, why, given.get(setting.key), setting.value)
+
+
+def _waits(setting: Setting, given: Mapping[str, str]) -> Remark:
+    why = f"the boot loader has {_argument(setting)}, which counts from the next boot on"
+    return Remark(setting.id, REBOOT, why, given.get(setting.key), setting.value)

@@ -1,0 +1,238 @@
+"""The mount of Lustre: a pair of units of ours where nobody else mounts (backend `machines`), a check elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from node_setup.agent import owned
+from node_setup.agent.kinds import owned_unit
+from node_setup.agent.model import (
+    CONFLICT,
+    FAILED,
+    OK,
+    REBOOT,
+    RUNTIME,
+    SKIPPED,
+    UNKNOWN,
+    AgentError,
+    Facts,
+    Remark,
+    Request,
+    Run,
+    Setting,
+    Step,
+)
+
+FSTAB = "/etc/fstab"
+EFA_SERVICE = "configure-efa-fsx-lustre-client.service"
+"""AWS's own set-up of LNet over EFA: mounted before it, Lustre would go over TCP
+(https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html). Only `After=`: where it fails, TCP will do."""
+MOUNT_SECONDS = 150.0
+"""Of `systemctl start`, beyond the 90 s that systemd gives a mount by itself."""
+UNSEEN_OPTIONS = frozenset({"_netdev", "nofail", "rw", "defaults"})
+"""For systemd and mount(8) only; the kernel does not list them."""
+
+NOT_MOUNTED = "not mounted"
+OTHERS = {
+    "ec2": "the first boot script mounts it: see /var/log/lustrain-boot.log",
+    "hyperpod-slurm": "HyperPod mounts it before the node joins: see the lifecycle log of this instance in CloudWatch",
+    "hyperpod-eks": "HyperPod mounts it before the node joins: see the lifecycle log of this instance in CloudWatch",
+}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be mounted where; `source` is None where only the service that mounts knows it."""
+
+    path: str
+    source: str | None
+    options: str
+
+    @property
+    def unit(self) -> str:
+        return owned.mount_unit(self.path)
+
+    @property
+    def automount(self) -> str:
+        return owned.mount_unit(self.path, "automount")
+
+
+def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
+    """`Setting.value` are the mount's options."""
+    planned: list[Step | Remark] = []
+    for setting in chosen:
+        if setting.id in selected:
+            planned += _plan_one(setting, facts, request)
+    return planned
+
+
+def made_by_others(request: Request) -> str | None:
+    """The mount point that is not ours to mount; None where the cluster has none, or the agent mounts it."""
+    document = request.document
+    return _path(document) if document.get("lustre") and document.get("backend") in OTHERS else None
+
+
+def lustre_mounts(facts: Facts) -> list[Mapping[str, Any]]:
+    return [mount for mount in facts.get("mounts") or () if mount["fstype"] == "lustre"]
+
+
+def lustre_at(facts: Facts, path: str) -> Mapping[str, Any] | None:
+    """The mount that a process sees at `path`: the last one there (an automount lies beneath it)."""
+    return next((mount for mount in reversed(lustre_mounts(facts)) if mount["target"] == path), None)
+
+
+def same_source(found: str, wanted: str) -> bool:
+    """mount.lustre hands the kernel addresses for names, so `10.0.0.5@tcp:/abc` may be what `fs-1.example@tcp:/abc` became: the
+    file system's own name decides, and the server's where both are names."""
+    servers, _, name = found.rpartition(":/")
+    server, _, wanted_name = wanted.rpartition(":/")
+    hosts = [one.partition("@")[0] for one in re.split("[,:]", servers) if one]
+    return name == wanted_name and (_is_address(hosts) or server.partition("@")[0] in hosts)
+
+
+def mount_unit(wish: Wish) -> str:
+    return f"""{owned.HEADER}[Unit]
+Description=Lustre at {wish.path}
+Wants=network-online.target
+After=network-online.target {EFA_SERVICE}
+
+[Mount]
+What={wish.source}
+Where={wish.path}
+Type=lustre
+Options={wish.options}
+"""
+
+
+def automount_unit(wish: Wish) -> str:
+    """Mounting at first use: a file server that is slow at boot costs the one who asks for it, not the boot."""
+    return f"""{owned.HEADER}[Unit]
+Description=Lustre at {wish.path}, when it is first used
+Before=remote-fs.target
+
+[Automount]
+Where={wish.path}
+
+[Install]
+WantedBy=remote-fs.target
+"""
+
+
+def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | Remark]:
+    document = request.document
+    if not document.get("lustre"):
+        return [Remark(setting.id, SKIPPED, "the cluster has no Lustre file system")]
+    if facts.get("mounts") is None:
+        return [Remark(setting.id, UNKNOWN, "the mounts of this node could not be read")]
+    wish = Wish(_path(document), _source(document, request), setting.value)
+    backend = str(document.get("backend", ""))
+    if backend != "machines":
+        return [
+            _verified(setting, wish, facts) or _absent(setting, wish, OTHERS.get(backend, "who mounts it is not known"))
+        ]
+    if wish.source is None:
+        why = "the node document names no file system to mount; fix: take it from a deployed cluster, not from a bundle"
+        return [Remark(setting.id, FAILED, why)]
+    if facts.get("init") != "systemd":
+        why = f"{wish.unit} needs systemd, and this node's init is {facts.get('init') or 'not known'}"
+        return [_verified(setting, wish, facts) or _absent(setting, wish, why)]
+    return _ours(setting, wish, facts)
+
+
+def _ours(setting: Setting, wish: Wish, facts: Facts) -> list[Step | Remark]:
+    line = _fstab_line(facts, wish.path)
+    if line is not None:
+        foreign = _foreign(setting, wish, line)
+        seen = _verified(setting, wish, facts) or _absent(setting, wish, f"{FSTAB} has it; fix: mount {wish.path}")
+        return [seen] if foreign is None else [foreign, seen]
+    persisted, seen_now = _persisted(setting, wish, facts), _verified(setting, wish, facts)
+    if seen_now is not None:
+        return [seen_now] if persisted is None else [persisted, seen_now]
+    start = Run(("systemctl", "start", owned_unit.name(wish.unit)), MOUNT_SECONDS)
+    runtime = Step(setting.id, RUNTIME, wish.path, NOT_MOUNTED, f"{wish.source}, {wish.options}", (start,))
+    return [runtime] if persisted is None else [persisted, runtime]
+
+
+def _persisted(setting: Setting, wish: Wish, facts: Facts) -> Step | Remark | None:
+    """None where both units are as they should be and the automount is enabled."""
+    wanted = {wish.unit: mount_unit(wish), wish.automount: automount_unit(wish)}
+    if any(path not in facts["files"] for path in wanted):
+        return Remark(setting.id, UNKNOWN, f"{wish.unit} was not read")
+    return owned_unit.in_place(setting, wanted, wish.automount, facts)
+
+
+def _verified(setting: Setting, wish: Wish, facts: Facts) -> Remark | None:
+    """What there is to say of the mount as it is; None where nothing is mounted."""
+    mounts = [mount for mount in facts["mounts"] if mount["target"] == wish.path and mount["fstype"] != "autofs"]
+    if not mounts:
+        return None
+    mount = mounts[-1]
+    found = f"{mount['source']}, {mount['fstype']}"
+    if mount["fstype"] != "lustre":
+        return Remark(
+            setting.id, CONFLICT, f"{wish.path} holds another file system; fix: unmount it", found, wish.source
+        )
+    if wish.source is not None and not same_source(mount["source"], wish.source):
+        why = f"another file system is mounted at {wish.path}; fix: stop its jobs, then umount {wish.path}"
+        return Remark(setting.id, CONFLICT, why, found, wish.source)
+    missing = [one for one in wish.options.split(",") if one not in UNSEEN_OPTIONS and one not in mount["options"]]
+    if missing:
+        why = f"mounted without {', '.join(missing)}; it takes effect when {wish.path} is mounted anew"
+        return Remark(setting.id, REBOOT, why, ",".join(mount["options"]), wish.options)
+    return Remark(
+        setting.id, OK, f"{mount['source']} is mounted at {wish.path}", ",".join(mount["options"]), wish.options
+    )
+
+
+def _absent(setting: Setting, wish: Wish, why: str) -> Remark:
+    return Remark(setting.id, FAILED, f"Lustre is not mounted at {wish.path}: {why}", NOT_MOUNTED, wish.source)
+
+
+def _foreign(setting: Setting, wish: Wish, line: list[str]) -> Remark | None:
+    """Two owners of a mount point would be one too many: a line that does the same stays (None), another is reported."""
+    needed = {one for one in wish.options.split(",") if one not in ("rw", "defaults")}
+    if line[0] == wish.source and line[2] == "lustre" and needed <= set(line[3].split(",")):
+        return None
+    why = f"{FSTAB} has a line for {wish.path}; fix: remove it, and the mount becomes a unit of ours"
+    return Remark(setting.id, CONFLICT, why, " ".join(line), f"{wish.source} {wish.path} lustre {wish.options}")
+
+
+def _fstab_line(facts: Facts, path: str) -> list[str] | None:
+    """Fields of fstab's line for a mount point, at least four of them."""
+    file = facts["files"].get(FSTAB)
+    for line in file["content"].splitlines() if file else ():
+        fields = line.split()
+        if len(fields) >= 3 and not fields[0].startswith("#") and fields[1].rstrip("/") == path:
+            return [*fields, "defaults"][: max(4, len(fields))]
+    return None
+
+
+def _is_address(hosts: Sequence[str]) -> bool:
+    return bool(hosts) and all(re.fullmatch(r"\d+(\.\d+){3}", host) for host in hosts)
+
+
+def _path(document: Mapping[str, Any]) -> str:
+    path = str(document["lustre"]["path"])
+    if not re.fullmatch(r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+", path):
+        raise AgentError(
+            f"lustre.path = {path!r}: not a plain absolute path; allowed: letters, digits and ._- between slashes; "
+            "fix: storage.lustre.mount_path of the cluster"
+        )
+    return path
+
+
+def _source(document: Mapping[str, Any], request: Request) -> str | None:
+    mount = document.get("mount")
+    if not mount:
+        expected = request.expect.get("lustre_source")
+        return str(expected) if expected else None
+    for key in ("dns_name", "mount_name"):
+        if not re.fullmatch(r"[A-Za-z0-9._:-]+", str(mount.get(key, ""))):
+            raise AgentError(
+                f"mount.{key} = {mount.get(key)!r}: not a name that mount takes; allowed: letters, digits and ._:-; "
+                "fix: take it from `aws fsx describe-file-systems`"
+            )
+    return f"{mount['dns_name']}@tcp:/{mount['mount_name']}"

@@ -1,0 +1,34 @@
+"""Modules that nothing else loads at boot: loaded now, and named in one file of ours for the next boot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from node_setup.agent import owned
+from node_setup.agent.kinds.owned_lines import OwnedLines
+from node_setup.agent.kinds.verdict import with_ok
+from node_setup.agent.model import RUNTIME, SKIPPED, UNKNOWN, Facts, Remark, Request, Run, Setting, Step
+
+FILE = OwnedLines(owned.MODULES_LOAD)
+
+
+def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
+    modules = facts.get("modules")
+    asked = [one for one in chosen if one.id in selected]
+    if modules is None or modules.get("supported") is None:
+        return [Remark(one.id, UNKNOWN, "the kernel's modules could not be read") for one in asked]
+    if not modules.get("supported"):
+        return [Remark(one.id, SKIPPED, "this kernel takes no modules") for one in asked]
+    loaded = {_name(one) for one in modules.get("loaded") or ()}
+    said: list[Step | Remark] = [_load(one) for one in asked if _name(one.key) not in loaded]
+    said += FILE.plan({one.id: one.key for one in chosen}, selected, facts, request)
+    return with_ok(said, chosen, selected, dict.fromkeys((one.id for one in asked), "loaded"))
+
+
+def _load(setting: Setting) -> Step:
+    return Step(setting.id, RUNTIME, setting.key, "not loaded", "loaded", (Run(("modprobe", setting.key)),))
+
+
+def _name(module: str) -> str:
+    """The kernel takes - and _ in a module's name for the same."""
+    return module.replace("-", "_")

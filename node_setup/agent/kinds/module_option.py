@@ -1,0 +1,79 @@
+"""Options of kernel modules: they count when a module is loaded, so one that is loaded otherwise waits for a reboot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from node_setup.agent import owned
+from node_setup.agent.kinds.compare import satisfies
+from node_setup.agent.kinds.owned_lines import OwnedLines
+from node_setup.agent.kinds.verdict import with_ok
+from node_setup.agent.model import CONFLICT, REBOOT, SKIPPED, UNKNOWN, Facts, Remark, Request, Setting, Step
+
+AWS_SCRIPT = (
+    "AWS's configure-efa-fsx-lustre-client wrote the Lustre modules' options itself, chosen for this instance type"
+)
+
+
+def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
+    modules = facts.get("modules")
+    asked = [one for one in chosen if one.id in selected]
+    if modules is None or modules.get("supported") is None:
+        return [Remark(one.id, UNKNOWN, "the kernel's modules could not be read") for one in asked]
+    off = {one.id: _not_here(one, facts) for one in chosen}
+    said: list[Step | Remark] = [Remark(one.id, SKIPPED, off[one.id]) for one in asked if off[one.id]]
+    ours = [one for one in chosen if not off[one.id]]
+    waiting = {one.id: "reboot" for one in ours if _loaded_otherwise(one, facts)}
+    file = OwnedLines(owned.MODPROBE, needs=waiting)
+    said += file.plan({one.id: _line(one) for one in ours}, selected, facts, request)
+    stepped = {one.setting for one in said}
+    said += [
+        _waits(one, facts, request)
+        for one in ours
+        if one.id in selected and one.id in waiting and one.id not in stepped
+    ]
+    said += [remark for one in ours if one.id in selected for remark in _conflict(one, facts)]
+    return with_ok(said, ours, selected, {one.id: modules["parameters"].get(one.key) for one in ours})
+
+
+def _not_here(setting: Setting, facts: Facts) -> str:
+    if not facts["modules"].get("supported"):
+        return "this kernel takes no modules"
+    return AWS_SCRIPT if facts["modules"].get("aws_lustre_block") else ""
+
+
+def _line(setting: Setting) -> str:
+    module, _, option = setting.key.partition(".")
+    return f"options {module} {option}={setting.value}"
+
+
+def _loaded_otherwise(setting: Setting, facts: Facts) -> bool:
+    running = facts["modules"]["parameters"].get(setting.key)
+    return running is not None and not satisfies(running, setting.value, setting.compare)
+
+
+def _waits(setting: Setting, facts: Facts, request: Request) -> Remark:
+    running, module = facts["modules"]["parameters"][setting.key], setting.key.partition(".")[0]
+    why = f"{module} was loaded with {running}; its options count from the next boot on"
+    if str(request.document.get("backend", "")).startswith("hyperpod"):
+        why += "; HyperPod loads it before anything of ours runs, so each node that it brings needs a reboot once"
+    return Remark(setting.id, REBOOT, why, running, setting.value)
+
+
+def _conflict(setting: Setting, facts: Facts) -> list[Remark]:
+    """modprobe joins the options of all files in their order, and the kernel takes the last of an option given twice."""
+    module, _, option = setting.key.partition(".")
+    for file in reversed(facts["modules"].get("files") or ()):
+        if file["path"] == owned.MODPROBE:
+            return []
+        value = file["options"].get(module, {}).get(option)
+        if value is not None and _wins(file["path"]) and not satisfies(value, setting.value, setting.compare):
+            why = (
+                f"{file['path']} comes after {owned.MODPROBE} and sets {option}={value}; fix: take the option out of it"
+            )
+            return [Remark(setting.id, CONFLICT, why, value, setting.value)]
+    return []
+
+
+def _wins(path: str) -> bool:
+    return path.rpartition("/")[2] > owned.MODPROBE.rpartition("/")[2]

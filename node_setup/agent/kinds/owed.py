@@ -1,0 +1,23 @@
+"""Files of ours that a killed apply put in place and did not come to have taken in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from node_setup.agent import owed
+from node_setup.agent.model import OK, PERSISTED, Facts, Remark, Request, Run, Setting, Step
+
+SECONDS = 120.0
+"""update-grub looks at every kernel and disk."""
+
+
+def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
+    return [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts)]
+
+
+def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
+    steps: list[Step | Remark] = [
+        Step(setting.id, PERSISTED, " ".join(command), "cut off before it", "run", (Run(command, SECONDS),))
+        for command in owed.found(facts)
+    ]
+    return steps or [Remark(setting.id, OK, "no apply was cut off before its files were taken in")]

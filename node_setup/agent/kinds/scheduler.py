@@ -1,0 +1,85 @@
+"""The I/O scheduler of instance-store disks; network volumes, the root's among them, keep what the image gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from node_setup.agent import owned
+from node_setup.agent.kinds.dropped import dropped
+from node_setup.agent.model import (
+    OK,
+    PERSISTED,
+    RUNTIME,
+    SKIPPED,
+    UNKNOWN,
+    Facts,
+    Put,
+    Remark,
+    Request,
+    Setting,
+    Step,
+    Write,
+)
+
+MODEL = "Amazon EC2 NVMe Instance Storage"
+"""What an instance-store disk says it is, and an EBS volume does not
+(https://docs.aws.amazon.com/ebs/latest/userguide/nvme-ebs-volumes.html)."""
+
+
+def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
+    """`Setting.value` is the scheduler: now for each disk, and as a udev rule for those to come."""
+    planned = dropped(owned.UDEV, chosen, facts, request)
+    for setting in chosen:
+        if setting.id in selected:
+            planned += _plan_one(setting, facts)
+    return planned
+
+
+def instance_store(facts: Facts) -> list[Mapping[str, Any]]:
+    """Local NVMe disks, whole, in the order of their names; none of them is the root's."""
+    return [block for block in facts.get("blocks") or () if block["instance_store"] and not block["root"]]
+
+
+def udev_rule(scheduler: str) -> str:
+    return (
+        f'{owned.HEADER}ACTION=="add|change", SUBSYSTEM=="block", KERNEL=="nvme[0-9]*n[0-9]*", ENV{{DEVTYPE}}=="disk", '
+        f'ATTRS{{model}}=="{MODEL}*", ATTR{{queue/scheduler}}="{scheduler}"\n'
+    )
+
+
+def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
+    if facts.get("blocks") is None:
+        return [Remark(setting.id, UNKNOWN, "the disks of this node could not be read")]
+    disks = instance_store(facts)
+    if not disks:
+        return [Remark(setting.id, SKIPPED, "this node has no instance store, and other disks are left as they are")]
+    said = [
+        line for line in (*(_disk(setting, disk) for disk in disks), _persisted(setting, facts)) if line is not None
+    ]
+    names = ", ".join(disk["name"] for disk in disks)
+    return said or [Remark(setting.id, OK, f"on {names}, and for disks to come", setting.value, setting.value)]
+
+
+def _disk(setting: Setting, disk: Mapping[str, Any]) -> Step | Remark | None:
+    """None where the disk has it."""
+    found, offered, wanted = disk["scheduler"], disk["schedulers"], setting.value
+    file = f"/sys/block/{disk['name']}/queue/scheduler"
+    if found is None:
+        return Remark(setting.id, UNKNOWN, f"{file} could not be read", wanted=wanted)
+    if found == wanted:
+        return None
+    if wanted not in offered:
+        return Remark(setting.id, SKIPPED, f"{disk['name']} offers {', '.join(offered)} only", found, wanted)
+    return Step(setting.id, RUNTIME, file, found, wanted, (Put(file, wanted),))
+
+
+def _persisted(setting: Setting, facts: Facts) -> Step | Remark | None:
+    """None where the rule is in place."""
+    if owned.UDEV not in facts["files"]:
+        return Remark(setting.id, UNKNOWN, f"{owned.UDEV} was not read")
+    file, content = facts["files"][owned.UDEV], udev_rule(setting.value)
+    if file is not None and file["content"] == content:
+        return None
+    found = "missing" if file is None else "differs"
+    return Step(setting.id, PERSISTED, owned.UDEV, found, setting.value, (Write(owned.UDEV, content),))

@@ -1,0 +1,75 @@
+"""Kernel parameters: written to /proc/sys now, and to one file of ours in /etc/sysctl.d for the next boot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from posixpath import basename
+from typing import Any
+
+from node_setup.agent import owned
+from node_setup.agent.kinds.compare import merged, satisfies
+from node_setup.agent.kinds.owned_lines import OwnedLines
+from node_setup.agent.kinds.verdict import with_ok
+from node_setup.agent.model import CONFLICT, RUNTIME, SKIPPED, UNKNOWN, Facts, Put, Remark, Request, Setting, Step
+
+FILE = OwnedLines(owned.SYSCTL)
+
+
+def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
+    values = facts.get("sysctl")
+    asked = [one for one in chosen if one.id in selected]
+    if values is None:
+        return [Remark(one.id, UNKNOWN, f"{one.key} could not be read", None, one.value) for one in asked]
+    said: list[Step | Remark] = [
+        Remark(one.id, SKIPPED, f"this kernel has no {one.key}") for one in asked if one.key not in values
+    ]
+    there = [one for one in chosen if one.key in values]
+    said += [step for one in there if one.id in selected for step in _runtime(one, values[one.key])]
+    lines = FILE.lines(facts)
+    wanted = {one.id: f"{one.key} = {_at_boot(one, values[one.key], lines.get(one.id), facts)}" for one in there}
+    said += FILE.plan(wanted, selected, facts, request)
+    said += [remark for one in there if one.id in selected for remark in _conflict(one, facts)]
+    return with_ok(said, there, selected, {one.id: values[one.key] for one in there})
+
+
+def _runtime(setting: Setting, found: str) -> list[Step]:
+    if satisfies(found, setting.value, setting.compare):
+        return []
+    path = "/proc/sys/" + setting.key.replace(".", "/")
+    value = merged(found, setting.value, setting.compare)
+    return [Step(setting.id, RUNTIME, path, found, value, (Put(path, value),))]
+
+
+def _at_boot(setting: Setting, running: str, line: str | None, facts: Facts) -> str:
+    """The value that our file should hold. As it is read after most others, and after the kernel chose its own default, an
+    `at-least` line must not be lower than what it would replace; a line that is high enough stays as it is."""
+    needed = setting.value
+    for file in _foreign(facts):
+        needed = merged(file["values"].get(setting.key, needed), needed, setting.compare)
+    held = line.partition("=")[2].strip() if line else ""
+    if held and satisfies(held, needed, setting.compare):
+        return " ".join(held.split())
+    return merged(running, needed, setting.compare)
+
+
+def _conflict(setting: Setting, facts: Facts) -> list[Remark]:
+    """The last of the files that are read after ours, where it says something that will not do."""
+    later = [file for file in _after_ours(facts) if setting.key in file["values"]]
+    if not later or satisfies(later[-1]["values"][setting.key], setting.value, setting.compare):
+        return []
+    path, value = later[-1]["path"], later[-1]["values"][setting.key]
+    why = f"{path} is read after {owned.SYSCTL} and sets {setting.key} = {value}; fix: take the line out of it"
+    return [Remark(setting.id, CONFLICT, why, value, setting.value)]
+
+
+def _foreign(facts: Facts) -> list[Mapping[str, Any]]:
+    return [file for file in facts.get("sysctl_files") or () if file["path"] != owned.SYSCTL]
+
+
+def _after_ours(facts: Facts) -> list[Mapping[str, Any]]:
+    files = list(facts.get("sysctl_files") or ())
+    for number, file in enumerate(files):
+        if file["path"] == owned.SYSCTL:
+            return files[number + 1 :]
+    # systemd-sysctl sorts by file name across its folders (sysctl.d(5)), so it is known where ours will stand.
+    return [file for file in files if basename(file["path"]) > basename(owned.SYSCTL)]

@@ -1,0 +1,58 @@
+"""Units of systemd that have to run, now and after a boot; one that is not installed is not missed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from node_setup.agent.kinds.verdict import with_ok
+from node_setup.agent.model import (
+    PERSISTED,
+    RUNTIME,
+    SKIPPED,
+    UNKNOWN,
+    Facts,
+    Remark,
+    Request,
+    Run,
+    Setting,
+    Step,
+)
+
+ENABLED = ("enabled", "alias", "static", "indirect", "generated")
+"""Of `systemctl is-enabled`: enabled, or started by something else that is."""
+
+
+def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
+    said = [one for setting in chosen if setting.id in selected for one in _unit(setting, facts)]
+    return with_ok(said, chosen, selected, dict.fromkeys((one.id for one in chosen), "enabled, active"))
+
+
+def _unit(setting: Setting, facts: Facts) -> list[Step | Remark]:
+    missing = no_systemd(facts)
+    if missing:
+        return [Remark(setting.id, *missing)]
+    unit: Mapping[str, Any] = facts["services"].get(setting.key) or {}
+    if unit.get("load") == "masked" or unit.get("enabled") == "masked":
+        return [Remark(setting.id, SKIPPED, f"{setting.key} is masked; fix: systemctl unmask {setting.key}", "masked")]
+    if unit.get("load") != "loaded":
+        return [Remark(setting.id, SKIPPED, f"{setting.key} is not installed")]
+    steps: list[Step | Remark] = []
+    if unit.get("enabled") not in ENABLED:
+        steps.append(_step(setting, PERSISTED, unit.get("enabled"), "enabled", "enable"))
+    if unit.get("active") not in ("active", "activating", "reloading"):
+        steps.append(_step(setting, RUNTIME, unit.get("active"), "active", "start"))
+    return steps
+
+
+def _step(setting: Setting, part: str, found: str | None, wanted: str, verb: str) -> Step:
+    return Step(setting.id, part, setting.key, found, wanted, (Run(("systemctl", verb, setting.key)),))
+
+
+def no_systemd(facts: Facts) -> tuple[str, str] | None:
+    """Status and reason where units cannot be asked after."""
+    if facts.get("init") not in ("systemd", None):
+        return SKIPPED, "systemd does not run here"
+    if facts.get("init") is None or facts.get("services") is None:
+        return UNKNOWN, "systemd could not be asked"
+    return None

@@ -1,0 +1,20 @@
+"""The last word on a kind's settings: what was neither changed nor remarked upon is as it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from node_setup.agent.model import CONFLICT, OK, Remark, Setting, Step
+
+
+def with_ok(
+    said: Sequence[Step | Remark],
+    chosen: Sequence[Setting],
+    selected: frozenset[str],
+    found: Mapping[str, str | None],
+    why: str = "as it should be",
+) -> list[Step | Remark]:
+    """All that was said, and `ok` for each selected setting of which nothing was; a conflict goes beside either."""
+    named = {one.setting for one in said if isinstance(one, Step) or one.status != CONFLICT}
+    quiet = [one for one in chosen if one.id in selected and one.id not in named]
+    return [*said, *(Remark(one.id, OK, why, found.get(one.id), one.value) for one in quiet)]

@@ -1,0 +1,157 @@
+"""What facts, plan, apply and report hand to each other: plain data that goes through JSON unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+Facts = Mapping[str, Any]
+"""What was found on a node; the keys are listed in `node_setup.agent.facts`."""
+
+EXIT_IN_SYNC, EXIT_FAILED, EXIT_DRIFT, EXIT_REFUSED, EXIT_OTHER_AGENT = 0, 1, 2, 4, 96
+"""Of the agent. 96: the node holds no agent or another version of it; the caller sends its own and asks again."""
+
+OK, CHANGE, CHANGED, SKIPPED, FAILED, REBOOT, CONFLICT, UNKNOWN = (
+    "ok",
+    "change",
+    "changed",
+    "skipped",
+    "failed",
+    "reboot",
+    "conflict",
+    "unknown",
+)
+"""Status of one setting. `change` is what a plan would do, `changed` what apply did and read back; `reboot` is in place on
+disk and waits for a reboot or remount; `conflict`: a foreign file wins at boot; `unknown`: the fact could not be read."""
+
+RUNTIME, PERSISTED = "runtime", "persisted"
+
+
+class AgentError(Exception):
+    """A mistake in what the agent was asked, as one line a problem: exit 1, nothing done."""
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value of `settings/*.toml`. `when` are the conditions on facts that all must hold, as written there.
+
+    `severity` is `must` where a node without it may not take jobs (a boot then fails) and `should` otherwise. `default` is
+    False for what is only done when the cluster's tuning or a flag names it. `options` is what the kind wants besides.
+    `value_per` is the path of a fact and what it is multiplied with, in place of a value; `allowed` is what an override may be.
+    """
+
+    id: str
+    kind: str
+    profiles: tuple[str, ...]
+    reason: str
+    source: str
+    key: str = ""
+    value: str = ""
+    value_per: tuple[str, float] | None = None
+    compare: str = "exact"
+    allowed: str = "text"
+    when: tuple[str, ...] = ()
+    severity: str = "should"
+    default: bool = True
+    needs: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Write:
+    """Put a whole file in place atomically."""
+
+    path: str
+    content: str
+    mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Take away a file that is ours."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Put:
+    """Write a value into a file of /proc or /sys."""
+
+    path: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run a program; what it says is only believed after facts were read again.
+
+    `busy` is what it complains of when another program has the lock that it needs: it is then run again for a while.
+    """
+
+    command: tuple[str, ...]
+    timeout_s: float = 60.0
+    busy: str = ""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Put a copy of the file `source` in place atomically, byte by byte; `source` is a path of the running agent, not of the
+    host's root."""
+
+    source: str
+    path: str
+    mode: int = 0o644
+
+
+Action = Union[Write, Remove, Put, Run, Copy]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that `apply` does, for one setting's runtime state or persisted artefact.
+
+    `needs` is empty, or what must follow before the change is in effect: `reboot`, `remount`, `restart of slurmd`.
+    """
+
+    setting: str
+    part: str
+    target: str
+    found: str | None
+    wanted: str
+    actions: tuple[Action, ...]
+    needs: str = ""
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What a plan says of a setting that it does not change: status `ok`, `skipped`, `reboot`, `conflict`, `unknown` or
+    `failed`."""
+
+    setting: str
+    status: str
+    why: str
+    found: str | None = None
+    wanted: str | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller wants: the cluster's node document, and what flags add to it for this once.
+
+    `document` has the form of `infra.cluster.node_document`; `overrides` maps a setting's id to a value, or to `on` or
+    `off`. `expect` is what only the operator's side knows and `verify` compares with, e.g. `lustre_source`.
+    """
+
+    document: Mapping[str, Any] = field(default_factory=dict)
+    group: str | None = None
+    profile: str | None = None
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    force: bool = False
+    allow_reboot: bool = False
+    expect: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,133 @@
+"""What an apply came to, judged by the plan that followed from facts read again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from node_setup.agent.apply import Key, key
+from node_setup.agent.model import (
+    CHANGED,
+    CONFLICT,
+    FAILED,
+    OK,
+    PERSISTED,
+    REBOOT,
+    UNKNOWN,
+    Action,
+    Facts,
+    Remark,
+    Run,
+    Step,
+)
+from node_setup.agent.plan import Plan, rows
+
+Row = dict[str, Any]
+_RUNNING = ("active", "reloading")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What was done: `steps` of all rounds, and in one line what went wrong with one. `known` was said before any of it;
+    `fallen` are units that ran before, each with its state now."""
+
+    steps: tuple[Step, ...] = ()
+    troubles: Mapping[Key, str] = field(default_factory=dict)
+    known: tuple[Remark, ...] = ()
+    fallen: Mapping[str, str] = field(default_factory=dict)
+
+
+def applied(done: Done, after: Plan) -> list[Row]:
+    """A row for each step that was done, with what came of it, and for what else the plan afterwards says."""
+    verdicts = {key(step): _verdict(step, done, after) for step in done.steps}
+    statuses: dict[str, set[str]] = {}
+    for step in done.steps:
+        statuses.setdefault(step.setting, set()).add(verdicts[key(step)][0])
+    rest = tuple(one for one in after.remarks if not _is_said(one, statuses.get(one.setting, set()), done))
+    left = {key(step): step for step in after.steps}
+    made = rows(replace(after, steps=done.steps, remarks=rest))
+    for row in made:
+        name = (row["setting"], row["part"], row["target"])
+        if name in verdicts:
+            row["status"], why = verdicts[name]
+            row["why"] = why or row["why"]
+            row["found"] = left[name].found if name in left else row["found"]
+    return made
+
+
+def fallen(before: Facts, after: Facts) -> dict[str, str]:
+    """Units that ran and do not any more, by name, with their state. Nothing else may show it: of a daemon that is gone no
+    limit is too low, and what only counts when it starts is in place."""
+    now: Mapping[str, Any] = after.get("services") or {}
+    ran = [name for name, unit in (before.get("services") or {}).items() if unit["active"] in _RUNNING]
+    return {name: now[name]["active"] for name in ran if name in now and now[name]["active"] not in _RUNNING}
+
+
+def followed(step: Step, before: Plan) -> bool:
+    """Whether what was done made this step possible, such as a parameter of a client that had not been mounted: its setting
+    did not apply before. Another step of a setting that was examined before is nothing that the plan had said."""
+    examined = {one.setting for one in before.steps} | {one.setting for one in before.remarks if one.status == OK}
+    return step.setting not in examined
+
+
+def unplanned(done: Done, after: Plan) -> list[str]:
+    """What differs after the apply though no step had said so."""
+    asked = {key(step) for step in done.steps}
+    return [
+        f"{step.setting} ({step.part}) {step.target} is {step.found}, wanted {step.wanted}"
+        for step in after.steps
+        if key(step) not in asked
+    ]
+
+
+def unfit(made: Iterable[Row]) -> list[str]:
+    """Settings without which a node may take no jobs, and of which nobody can say that they are in effect and stay so."""
+    open_ = [
+        row["setting"] for row in made if row["severity"] == "must" and row["status"] in (FAILED, CONFLICT, UNKNOWN)
+    ]
+    return list(dict.fromkeys(open_))
+
+
+def reboots(made: Iterable[Row]) -> list[str]:
+    return [f"{row['setting']}: {row['why']}" for row in made if row["status"] == REBOOT]
+
+
+def _verdict(step: Step, done: Done, after: Plan) -> tuple[str, str]:
+    """Status and why; an empty why leaves the setting's reason."""
+    trouble = done.troubles.get(key(step))
+    said = f"{trouble}; " if trouble else ""
+    gone = next((unit for action in step.actions for unit in _touched(action) if unit in done.fallen), None)
+    if gone is not None:
+        return FAILED, f"{said}{gone} ran before and is {done.fallen[gone]} now; fix: journalctl -u {gone}"
+    left = next((one for one in after.steps if key(one) == key(step)), None)
+    if left is not None:
+        return FAILED, f"{said}it is {left.found} now, wanted {left.wanted}"
+    for remark in after.remarks:
+        if remark.setting != step.setting or remark in done.known:
+            continue
+        if remark.status in (FAILED, UNKNOWN):
+            return FAILED, f"{said}it cannot be read back: {remark.why}"
+        if remark.status == REBOOT and step.part == PERSISTED:
+            return REBOOT, remark.why
+    if step.needs and step.part == PERSISTED:
+        return REBOOT, f"in place, in effect after: {step.needs}"
+    return CHANGED, f"as wanted, though {trouble}" if trouble else ""
+
+
+def _touched(action: Action) -> tuple[str, ...]:
+    """The unit that an action starts anew."""
+    if isinstance(action, Run) and action.command[:2] == ("systemctl", "restart"):
+        return tuple(action.command[2:])
+    return ()
+
+
+def _is_said(remark: Remark, statuses: set[str], done: Done) -> bool:
+    """A remark that the rows of its setting's steps already tell: all is well now, or why one failed or waits."""
+    if remark.status == OK:
+        return bool(statuses)
+    if remark in done.known:
+        return False
+    if remark.status == REBOOT:
+        return REBOOT in statuses
+    return remark.status in (FAILED, UNKNOWN) and FAILED in statuses

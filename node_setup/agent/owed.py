@@ -1,0 +1,70 @@
+"""What a killed apply would have run next: programs that take in a file, which is in place by now and looks as wanted.
+
+No fact tells a unit that systemd has read from one that only lies there. So before an apply begins, the programs that its
+files need are noted on the node's disk, and the note goes when they have run; a note that is found is work to do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from node_setup.agent import owned
+from node_setup.agent.apply import Log, perform
+from node_setup.agent.host import Host
+from node_setup.agent.model import Action, Facts, Remove, Run, Step, Write
+
+Command = tuple[str, ...]
+
+TAKE_IN: tuple[Command, ...] = (
+    ("systemctl", "daemon-reload"),
+    ("chronyc", "reload", "sources"),
+    ("update-grub",),
+)
+"""Once more does no harm, which is why these may be run on a note's word; what else follows a file, facts ask for again."""
+
+
+def found(facts: Facts) -> list[Command]:
+    """What is noted on this node, in the order of `TAKE_IN`; a note that is none of ours asks for nothing."""
+    note = (facts.get("files") or {}).get(owned.OWED)
+    try:
+        noted = json.loads(note["content"]) if note else []
+    except ValueError:
+        noted = []
+    return [command for command in TAKE_IN if isinstance(noted, list) and list(command) in noted]
+
+
+def following(steps: Iterable[Step]) -> list[Command]:
+    """What the steps run to have their files taken in."""
+    asked: set[Command] = set()
+    for step in steps:
+        written = False
+        for action in step.actions:
+            written = written or isinstance(action, (Write, Remove))
+            if written and isinstance(action, Run):
+                asked.add(tuple(action.command))
+    return [command for command in TAKE_IN if command in asked]
+
+
+def begin(host: Host, steps: Iterable[Step], facts: Facts, log: Log) -> None:
+    """Note what will have to be run, beside what is noted already."""
+    there, asked = found(facts), following(steps)
+    if set(asked) - set(there):
+        _note(host, [command for command in TAKE_IN if command in (*there, *asked)], log)
+
+
+def end(host: Host, steps: Iterable[Step], facts: Facts, log: Log) -> None:
+    """The steps were done: what remains is what was noted before and is in none of them. `facts` are those of `begin`."""
+    steps = list(steps)
+    ran = {tuple(action.command) for step in steps for action in step.actions if isinstance(action, Run)}
+    there = found(facts)
+    left = [command for command in there if command not in ran]
+    if left != there or following(steps):
+        _note(host, left, log)
+
+
+def _note(host: Host, commands: list[Command], log: Log) -> None:
+    note: Action = Write(owned.OWED, json.dumps(commands) + "\n") if commands else Remove(owned.OWED)
+    trouble = perform(host, note)
+    if trouble is not None and (commands or host.exists(owned.OWED)):
+        log(f"what a kill would leave undone cannot be noted: {trouble}")

@@ -1,0 +1,57 @@
+"""The files that are ours, whole: nobody else writes them, and what is in one is compared with what should be."""
+
+from __future__ import annotations
+
+HEADER = "# Written by lustrain (node_setup): the whole file is replaced when the node is tuned; change the cluster instead.\n"
+
+SYSCTL = "/etc/sysctl.d/90-lustrain.conf"
+MODPROBE = "/etc/modprobe.d/lustrain-lustre.conf"
+MODULES_LOAD = "/etc/modules-load.d/lustrain.conf"
+UDEV = "/etc/udev/rules.d/90-lustrain-nvme.rules"
+LIMITS = "/etc/security/limits.d/90-lustrain.conf"
+SLURMD = "/etc/systemd/system/slurmd.service.d/90-lustrain.conf"
+NEEDRESTART = "/etc/needrestart/conf.d/90-lustrain.conf"
+CHRONY = "/etc/chrony/sources.d/lustrain.sources"
+CHRONY_AL = "/etc/chrony.d/lustrain.sources"
+GRUB = "/etc/default/grub.d/90-lustrain.cfg"
+KERNEL_ARGUMENTS = "/etc/lustrain/kernel-arguments"
+"""Where grubby keeps the boot entries, what it was told: it has no file that could be ours."""
+
+PERSISTENCED = "/etc/systemd/system/nvidia-persistenced.service.d/90-lustrain.conf"
+CLOCKS_UNIT = "/etc/systemd/system/lustrain-gpu-clocks.service"
+BOOT_UNIT = "/etc/systemd/system/lustrain-tune.service"
+TUNING = "/etc/lustrain/tuning.json"
+"""The node document and this node's group, as the boot unit reads them."""
+
+AGENT = "/var/lib/lustrain/agent.pyz"
+LOCK = "/run/lustrain/agent.lock"
+REPORT = "/var/lib/lustrain/last.json"
+"""What the last apply said."""
+OWED = "/var/lib/lustrain/owed.json"
+"""Programs that an apply has yet to run for its files; it is only there while one runs, or was killed."""
+
+PATHS = (
+    SYSCTL,
+    MODPROBE,
+    MODULES_LOAD,
+    UDEV,
+    LIMITS,
+    SLURMD,
+    NEEDRESTART,
+    CHRONY,
+    CHRONY_AL,
+    GRUB,
+    KERNEL_ARGUMENTS,
+    PERSISTENCED,
+    CLOCKS_UNIT,
+    BOOT_UNIT,
+    TUNING,
+    OWED,
+)
+"""Text files whose content the facts carry; mount units, whose names follow their mount points, come on top."""
+
+
+def mount_unit(path: str, suffix: str = "mount") -> str:
+    """The unit file of a mount point, its name escaped as `systemd-escape --path` does for the characters we allow."""
+    name = path.strip("/").replace("-", "\\x2d").replace("/", "-")
+    return f"/etc/systemd/system/{name}.{suffix}"

@@ -1,0 +1,233 @@
+"""From facts and settings to what is to be done: which profile, which settings apply and why, and the steps of their kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from node_setup.agent import allowed, condition
+from node_setup.agent.catalog import PROFILES
+from node_setup.agent.group import group_of
+from node_setup.agent.kinds import KINDS, planner
+from node_setup.agent.model import CHANGE, REBOOT, SKIPPED, UNKNOWN, AgentError, Facts, Remark, Request, Setting, Step
+from node_setup.agent.problem import did_you_mean, problem
+
+LOGIN_ROLES = ("login", "controller")
+GPU_FAMILIES = ("p3", "p4", "p5", "p6", "g4dn", "g5", "g6", "gr6")
+GAUDI_FAMILIES = ("dl1",)
+ON, OFF = "on", "off"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`steps` are in the order in which they are applied; `remarks` say what is not changed; `settings` are all, by id."""
+
+    profile: str
+    profile_why: str
+    group: str | None
+    steps: tuple[Step, ...]
+    remarks: tuple[Remark, ...]
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+
+def plan(settings: Sequence[Setting], facts: Facts, request: Request) -> Plan:
+    """What to do on the node that has these facts. AgentError names everything that is wrong with the request."""
+    problems = list(mistakes(settings, request))
+    if problems:
+        raise AgentError(*problems)
+    group = group_of(facts, request)
+    profile, why = choose_profile(facts, request)
+    selected = _selected(settings, request.only)
+    decided = [_decide(setting, _tree(facts, request, profile), profile, _asked(request)) for setting in settings]
+    remarks = [one for one in decided if isinstance(one, Remark) and one.setting in selected]
+    selected, request = _leaving_unknown(selected, remarks, request)
+    steps: list[Step] = []
+    for kind in _kinds(settings):
+        chosen = [one for one in decided if isinstance(one, Setting) and one.kind == kind]
+        for said in planner(kind)(chosen, selected, facts, request):
+            if isinstance(said, Step):
+                steps.append(said)
+            else:
+                remarks.append(said)
+    return Plan(profile, why, group, tuple(steps), tuple(remarks), {setting.id: setting for setting in settings})
+
+
+def rows(plan: Plan) -> list[dict[str, Any]]:
+    """One row for each step and each remark, in the catalogue's order, with the keys of the agent's result."""
+    made = [_step_row(step, plan) for step in plan.steps] + [_remark_row(remark, plan) for remark in plan.remarks]
+    order = {name: number for number, name in enumerate(plan.settings)}
+    return sorted(made, key=lambda row: order.get(row["setting"], len(order)))
+
+
+def choose_profile(facts: Facts, request: Request) -> tuple[str, str]:
+    """The profile and why: a flag, else the cluster's tuning, else by what the node is. AgentError on an unknown one."""
+    problems = list(_profile_mistakes(request))
+    if problems:
+        raise AgentError(*problems)
+    if request.profile:
+        return request.profile, "asked for"
+    group = group_of(facts, request)
+    named = _tuning(request, "profiles").get(group)
+    if named:
+        return str(named), f"the cluster's tuning names it for group {group}"
+    return _profile_by_facts(facts, _group_entry(facts, request))
+
+
+def _profile_by_facts(facts: Facts, entry: Mapping[str, Any]) -> tuple[str, str]:
+    role, kind = entry.get("role"), _instance_type(facts, entry)
+    if role in LOGIN_ROLES:
+        return "login", f"the group's role is {role}"
+    if _fact(facts, "hpu.present") or kind.startswith(GAUDI_FAMILIES):
+        return "gaudi", "it has Gaudi devices" if _fact(facts, "hpu.present") else f"{kind} has Gaudi devices"
+    if _fact(facts, "efa.devices"):
+        return "efa-gpu", "it has EFA devices"
+    if _fact(facts, "gpu.present"):
+        return "efa-gpu", "it has GPUs"
+    if kind.startswith(GPU_FAMILIES) or entry.get("gpus") or entry.get("efa"):
+        return "efa-gpu", f"{kind or 'its group'} has GPUs or EFA, though none is found on the node"
+    return "cpu", "neither GPUs nor EFA nor Gaudi devices are found"
+
+
+def _instance_type(facts: Facts, entry: Mapping[str, Any]) -> str:
+    return str(_fact(facts, "instance.type") or entry.get("type") or "").replace("ml.", "", 1)
+
+
+def _fact(facts: Facts, path: str) -> Any:
+    return condition.look(facts, path)[1]
+
+
+def _group_entry(facts: Facts, request: Request) -> Mapping[str, Any]:
+    entry: Mapping[str, Any] = (request.document.get("groups") or {}).get(group_of(facts, request)) or {}
+    return entry
+
+
+def _tuning(request: Request, name: str) -> Mapping[Any, Any]:
+    part: Mapping[Any, Any] = (request.document.get("tuning") or {}).get(name) or {}
+    return part
+
+
+def _asked(request: Request) -> dict[str, str]:
+    """What is said of single settings: the cluster's tuning, then flags."""
+    return {**_tuning(request, "settings"), **request.overrides}
+
+
+def _tree(facts: Facts, request: Request, profile: str) -> dict[str, Any]:
+    """What conditions look at: the facts, and beside them what the caller said."""
+    group = {"name": group_of(facts, request), **_group_entry(facts, request)}
+    return {**facts, "document": request.document, "profile": profile, "group": group}
+
+
+def _selected(settings: Iterable[Setting], only: Sequence[str]) -> frozenset[str]:
+    ids = [setting.id for setting in settings]
+    return frozenset(one for one in ids if not only or any(fnmatchcase(one, pattern) for pattern in only))
+
+
+def _leaving_unknown(
+    selected: frozenset[str], remarks: Iterable[Remark], request: Request
+) -> tuple[frozenset[str], Request]:
+    """Whether a setting applies that hangs on an unreadable fact is not known: what is in place for it stays as it is."""
+    unknown = {remark.setting for remark in remarks if remark.status == UNKNOWN}
+    if not unknown:
+        return selected, request
+    known = selected - unknown
+    return known, replace(request, only=tuple(sorted(known)) or ("",))
+
+
+def _kinds(settings: Iterable[Setting]) -> list[str]:
+    """The kinds that the catalogue has, in the order of the registry; also those with nothing chosen, to clean up."""
+    used = {setting.kind for setting in settings}
+    return [kind for kind in KINDS if kind in used]
+
+
+def _decide(setting: Setting, tree: Mapping[str, Any], profile: str, asked: Mapping[str, str]) -> Setting | Remark:
+    """The setting with its value where it applies, else why it does not."""
+    said = asked.get(setting.id)
+    if said == OFF:
+        return Remark(setting.id, SKIPPED, "turned off")
+    if profile not in setting.profiles:
+        return Remark(setting.id, SKIPPED, f"for {', '.join(setting.profiles)}; this node is {profile}")
+    if not setting.default and said is None:
+        return Remark(setting.id, SKIPPED, f'opt-in: name it "{ON}" or give it a value')
+    for text in setting.when:
+        outcome = condition.judge(condition.parse(text), tree)
+        if outcome.status != condition.HOLDS:
+            return Remark(setting.id, UNKNOWN if outcome.status == condition.UNKNOWN else SKIPPED, outcome.why)
+    return _with_value(setting, tree, None if said in (None, ON) else said)
+
+
+def _with_value(setting: Setting, tree: Mapping[str, Any], said: str | None) -> Setting | Remark:
+    if said is not None:
+        return replace(setting, value=said)
+    if setting.value_per is None:
+        return setting
+    path, times = setting.value_per
+    fact = condition.look(tree, path)[1]
+    if not isinstance(fact, (int, float)):
+        return Remark(setting.id, UNKNOWN, f"{path} could not be found out, its value is {times:g} times that")
+    return replace(setting, value=str(int(fact * times)))
+
+
+def mistakes(settings: Sequence[Setting], request: Request) -> Iterator[str]:
+    """What is wrong with a request whatever the node, a line each; the operator's side asks before it asks a node."""
+    yield from _profile_mistakes(request)
+    yield from _group_mistakes(request)
+    known = {setting.id: setting for setting in settings}
+    for pattern in request.only:
+        if not any(fnmatchcase(one, pattern) for one in known):
+            yield problem("only", pattern, "no such setting", fix=did_you_mean(pattern, known))
+    cluster = _tuning(request, "settings")
+    for where, said in (("tuning.settings", cluster), ("setting", request.overrides)):
+        for name, value in said.items():
+            yield from _override_mistakes(f"{where}.{name}", name, value, known)
+    for name, value in request.overrides.items():
+        if {value, cluster.get(name)} == {ON, OFF}:
+            why = f'the cluster\'s tuning says "{cluster[name]}"'
+            yield problem(f"setting.{name}", value, why, fix="change the cluster, else the next boot undoes it")
+
+
+def _override_mistakes(where: str, name: str, value: Any, known: Mapping[str, Setting]) -> Iterator[str]:
+    if name not in known:
+        yield problem(where, value, "no such setting", fix=did_you_mean(name, known) or "see node-tune --check")
+    elif not isinstance(value, str):
+        yield problem(where, value, "wrong type", allowed="text in quotes, on, off")
+    elif value not in (ON, OFF) and not allowed.accepts(known[name].allowed, value):
+        yield problem(where, value, "not allowed", allowed=f"{known[name].allowed}, or on, off")
+
+
+def _profile_mistakes(request: Request) -> Iterator[str]:
+    said = {f"tuning.profiles.{group}": name for group, name in _tuning(request, "profiles").items()}
+    if request.profile is not None:
+        said["profile"] = request.profile
+    for where, name in said.items():
+        if name not in PROFILES:
+            yield problem(where, name, "no such profile", allowed=", ".join(PROFILES))
+
+
+def _group_mistakes(request: Request) -> Iterator[str]:
+    groups = request.document.get("groups") or {}
+    if request.group and groups and request.group not in groups:
+        yield problem("group", request.group, "the cluster has no such group", allowed=", ".join(groups))
+
+
+def _step_row(step: Step, plan: Plan) -> dict[str, Any]:
+    setting = plan.settings.get(step.setting)
+    row: dict[str, Any] = {"setting": step.setting, "status": CHANGE, "why": setting.reason if setting else ""}
+    row.update(part=step.part, target=step.target, found=step.found, wanted=step.wanted, needs=step.needs)
+    return {**row, "severity": setting.severity if setting else "should"}
+
+
+def _remark_row(remark: Remark, plan: Plan) -> dict[str, Any]:
+    setting = plan.settings.get(remark.setting)
+    row: dict[str, Any] = {
+        "setting": remark.setting,
+        "status": remark.status,
+        "why": remark.why,
+        "part": None,
+        "target": None,
+    }
+    row.update(
+        found=remark.found, wanted=remark.wanted, needs=setting.needs if setting and remark.status == REBOOT else ""
+    )
+    return {**row, "severity": setting.severity if setting else "should"}

@@ -1,0 +1,74 @@
+"""When a node is left alone: a job runs on it, or the instance is about to be taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from node_setup.agent.model import Facts
+
+NEAR_HOURS = 6.0
+"""Before a scheduled event of EC2 from which on a node is left alone. Ours: events are announced days or weeks ahead
+(EC2 user guide, "Scheduled events for Amazon EC2 instances"); within hours of one, a node takes no more jobs."""
+REBOOTS = ("instance-reboot", "system-reboot")
+"""Events which a user's reboot may settle: EC2 then moves the instance to other hardware where it can and takes a
+`system-reboot` back (EC2 API reference, InstanceMaintenanceOptions, `rebootMigration`)."""
+GIVEN_TO_US = ("slurm", "trainer")
+"""Kinds of jobs that a scheduler or a person started: at a boot the image's own health checks are on the GPUs."""
+_NAMED = 5
+
+
+def refusal(facts: Facts, to_reboot: bool = False) -> str | None:
+    """Why nothing may be changed on this node now, or why it may not be rebooted, and the fix; None where it may.
+
+    Jobs that nobody could see refuse as well: `nvidia-smi` hangs, or no longer fits the driver, under jobs too.
+    """
+    jobs = facts.get("jobs")
+    if jobs is None:
+        return f"whether a job runs could not be found out{_unread(facts)}; fix: look at the node, or --force"
+    if jobs:
+        return f"a job runs: {_named(jobs)}; fix: drain the node and let the job end, or --force"
+    notice = (facts.get("metadata") or {}).get("notice")
+    if notice and is_near(notice) and not (to_reboot and notice.get("action") in REBOOTS):
+        return f"an interruption is announced: {told(notice)}; fix: let the instance be replaced, or --force"
+    return None
+
+
+def at_boot(facts: Facts) -> str | None:
+    """What refuses at a boot: a job that runs all the same, as when a boot is tried again after the node was given out.
+
+    Not what could not be found out, and no notice: a node that boots is better tuned than not.
+    """
+    jobs = [job for job in facts.get("jobs") or () if job["kind"] in GIVEN_TO_US]
+    return f"a job runs: {_named(jobs)}; fix: fab node-tune when it has ended" if jobs else None
+
+
+def is_near(notice: Mapping[str, Any]) -> bool:
+    """Whether what is announced ends the node soon: always for spot and Auto Scaling, whose notices come minutes ahead.
+
+    A scheduled event counts in its last hours, and where its time cannot be read. A rebalance recommendation does not count:
+    it names no time, stays for the rest of an instance's life, which may be weeks, and trainers go on under it by default.
+    """
+    if notice["kind"] == "rebalance":
+        return False
+    hours = notice.get("in_hours")
+    return notice["kind"] != "maintenance" or hours is None or bool(hours < NEAR_HOURS)
+
+
+def told(notice: Mapping[str, Any]) -> str:
+    """`spot terminate at 2026-01-21T09:00:43Z`."""
+    when = f" at {notice['at']}" if notice.get("at") else ""
+    return " ".join(str(notice[key]) for key in ("kind", "action") if notice.get(key)) + when
+
+
+def _named(jobs: Sequence[Mapping[str, Any]]) -> str:
+    names = ", ".join(f"{job['kind']} {job['id']}" for job in jobs[:_NAMED])
+    return f"{names} and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else names
+
+
+def _unread(facts: Facts) -> str:
+    """The error that is to blame, if one is."""
+    why = [
+        one["why"] for one in facts.get("errors") or () if one["where"] in ("gpu.processes", "gpu", "processes", "jobs")
+    ]
+    return f": {why[0]}" if why else ""

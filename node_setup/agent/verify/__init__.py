@@ -1,0 +1,75 @@
+"""Is this node fit to train? Small pure checks of facts, then the few that have to do something."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from node_setup.agent.host import Host
+from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, AgentError, Facts, Request
+from node_setup.agent.problem import problem
+from node_setup.agent.verify import clock, efa, first_boot, gpu, hardware, lustre, probes, settings, slurm, storage
+from node_setup.agent.verify.digest import digest
+from node_setup.agent.verify.expected import Expected, expected
+from node_setup.agent.verify.result import HYPERPOD, READY, UNKNOWN, Result, drain, known, to_json, worst
+
+VERSION = 1
+TIERS = ("facts", "fast")
+"""`facts` looks only; `fast` also writes to Lustre, which takes a few seconds and fits a Slurm prolog."""
+TOPICS = (first_boot, hardware, gpu, efa, lustre, slurm, clock, storage)
+
+Check = Callable[[Facts, Expected, Request], Result]
+
+
+def verify(host: Host, facts: Facts, request: Request, tier: str = "fast") -> tuple[dict[str, Any], int]:
+    """All results as JSON, and the agent's exit status: 0 ready, 2 not. AgentError where the request is wrong."""
+    if tier not in TIERS:
+        raise AgentError(problem("tier", tier, "unknown", allowed=", ".join(TIERS)))
+    want = expected(facts, request)
+    results = [_timed(check, facts, want, request) for topic in TOPICS for check in topic.CHECKS]
+    results += _all_timed("settings", lambda: settings.check_all(facts, request))
+    if tier == "fast":
+        results += _all_timed("lustre-write", lambda: probes.write_probe(host, facts, want, request))
+    ready = all(result.status in READY for result in results)
+    first = worst(results)
+    said = {
+        "version": VERSION,
+        "host": known(facts, "host", "name") or platform.node(),
+        "facts_digest": digest(facts),
+        "jobs": known(facts, "jobs"),
+        "results": [to_json(result) for result in results],
+        "ready": ready,
+        "drain": drain(results),
+        "hyperpod": HYPERPOD.get(first.action) if first else None,
+    }
+    return said, EXIT_IN_SYNC if ready else EXIT_DRIFT
+
+
+_ODD_FACTS = (AttributeError, KeyError, TypeError, ValueError)
+"""What code raises that meets facts of a form it does not know, say of another version's collectors."""
+
+
+def _timed(check: Check, facts: Facts, want: Expected, request: Request) -> Result:
+    started = time.monotonic()
+    try:
+        result = check(facts, want, request)
+    except _ODD_FACTS as error:
+        result = _odd(f"{check.__module__.rpartition('.')[2]}-{check.__name__}".replace("_", "-"), error)
+    return replace(result, seconds=time.monotonic() - started)
+
+
+def _all_timed(name: str, run: Callable[[], Iterable[Result]]) -> list[Result]:
+    """Results that come together; the first carries the time of all."""
+    started = time.monotonic()
+    try:
+        results = list(run())
+    except _ODD_FACTS as error:
+        results = [_odd(name, error)]
+    return [replace(results[0], seconds=time.monotonic() - started), *results[1:]]
+
+
+def _odd(name: str, error: Exception) -> Result:
+    return Result(name, UNKNOWN, f"facts have a form that this check does not know: {type(error).__name__}: {error}")

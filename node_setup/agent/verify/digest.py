@@ -1,0 +1,78 @@
+"""The facts that should be the same on all nodes of a group, small enough to compare hundreds of nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from node_setup.agent.model import Facts
+from node_setup.agent.verify.result import known
+
+OWN_ARGUMENTS = frozenset({"root", "BOOT_IMAGE", "initrd", "ip", "hostname", "ostree"})
+"""Of the kernel's command line, what names this one machine's disks."""
+
+
+def digest(facts: Facts) -> dict[str, Any]:
+    """Flat, in words that a table can show; None stands for what could not be read."""
+    gpus, efa = _rows(facts, "gpu", "devices"), _rows(facts, "efa", "devices")
+    blocks, mounts = _rows(facts, "blocks"), _rows(facts, "lustre", "mounts")
+    arguments, memory = known(facts, "kernel", "cmdline"), known(facts, "memory", "gib")
+    plugins, sysctls = known(facts, "efa", "plugins"), known(facts, "sysctl")
+    values: dict[str, Any] = {
+        "instance type": known(facts, "instance", "type"),
+        "os": " ".join(str(known(facts, "os", name) or "?") for name in ("id", "version")),
+        "kernel": known(facts, "kernel", "release"),
+        "kernel arguments": _arguments(arguments) if isinstance(arguments, Mapping) else None,
+        "transparent huge pages": known(facts, "kernel", "thp"),
+        "cpus": known(facts, "cpu", "count"),
+        "memory": f"{round(memory)} GiB" if isinstance(memory, (int, float)) else None,
+        "huge pages": known(facts, "memory", "hugepages_total"),
+        "gpu": _same(gpus, "name"),
+        "gpus": None if gpus is None else len(gpus),
+        "gpu driver": known(facts, "gpu", "driver"),
+        "fabric manager": known(facts, "gpu", "fabric_manager", "version"),
+        "gpu clocks": _same(gpus, "applications"),
+        "efa devices": None if efa is None else len(efa),
+        "efa installer": known(facts, "efa", "installer"),
+        "libfabric": known(facts, "efa", "libfabric"),
+        "ofi plugins": _joined(plugins) if isinstance(plugins, list) else None,
+        "gaudi driver": known(facts, "hpu", "driver"),
+        "lustre client": known(facts, "lustre", "client"),
+        "lustre mount": None if mounts is None else _joined(_mount_names(mounts)),
+        "local drives": None if blocks is None else sum(bool(one.get("instance_store")) for one in blocks),
+        "time source": known(facts, "time", "source"),
+    }
+    values.update(
+        {f"sysctl {key}": value for key, value in sorted(sysctls.items())} if isinstance(sysctls, Mapping) else {}
+    )
+    return values
+
+
+def _rows(facts: Facts, *path: str) -> list[Mapping[str, Any]] | None:
+    found = known(facts, *path)
+    return [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else None
+
+
+def _arguments(arguments: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(arguments.items()) if name not in OWN_ARGUMENTS)
+
+
+def _same(devices: Any, key: str) -> str | None:
+    """What all devices of the node have in common, or all that they have."""
+    return None if devices is None else _joined(sorted({_text(device.get(key)) for device in devices}))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return "/".join(str(one) for one in value.values())
+    return str(value)
+
+
+def _joined(values: Any) -> str | None:
+    return None if values is None else ", ".join(map(str, values))
+
+
+def _mount_names(mounts: Any) -> list[str]:
+    """Without the address of the server that answered, which may differ from node to node."""
+    return [f"{re.sub('^.*:/', '', str(one.get('source')))} at {one.get('target')}" for one in mounts]

@@ -1,0 +1,106 @@
+"""Elastic Fabric Adapter: are all devices there, does libfabric see them, and which plugin does NCCL find?"""
+
+from __future__ import annotations
+
+from node_setup.agent.model import Facts, Request
+from node_setup.agent.verify.expected import Expected
+from node_setup.agent.verify.result import (
+    FAIL,
+    OK,
+    REBOOT,
+    REPLACE,
+    SKIP,
+    UNKNOWN,
+    WARN,
+    Result,
+    counted,
+    known,
+    unread,
+)
+
+MODULES = ("efa", "ib_uverbs", "ib_core")
+HUGEPAGES, HUGEPAGE_KIB = 5128, 2048
+"""What EFA's installer sets aside. https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"""
+
+
+def devices(facts: Facts, want: Expected, request: Request) -> Result:
+    """RDMA devices of the kernel by the type's count, every port active."""
+    found = known(facts, "efa", "devices")
+    if want.efa is None:
+        return Result("efa-devices", UNKNOWN, "nobody knows how many EFA devices this type has")
+    if found is None:
+        return unread("efa-devices", facts, "efa", "/sys/class/infiniband") if want.efa else _none("efa-devices", want)
+    ours = [device for device in found if device.get("driver") in ("efa", None)]
+    down = [str(device.get("name")) for device in ours if "ACTIVE" not in str(device.get("state") or "ACTIVE").upper()]
+    if down:
+        return Result("efa-devices", FAIL, f"ports are down: {', '.join(down)}", REPLACE)
+    on_the_bus = known(facts, "efa", "pci")
+    untaken = on_the_bus is not None and len(ours) < on_the_bus
+    if untaken and len(ours) < want.efa:
+        why = f"the driver has taken {len(ours)} of {on_the_bus} on the bus; fix: load module efa, or reboot"
+        return Result("efa-devices", FAIL, why, REBOOT, str(len(ours)), str(want.efa))
+    return counted("efa-devices", len(ours), want.efa, "EFA devices", REPLACE)
+
+
+def domains(facts: Facts, want: Expected, request: Request) -> Result:
+    """What libfabric offers, which is what NCCL gets: a device that the kernel lists may have no domain.
+    (https://github.com/awslabs/awsome-distributed-ai/pull/1088: names differ too, so they are counted.)"""
+    if not want.efa:
+        return _none("efa-domains", want)
+    found = known(facts, "efa", "domains")
+    if found is None:
+        return unread("efa-domains", facts, "efa.domains", "fi_info")
+    return counted("efa-domains", len(set(found)), want.efa, "libfabric domains", REBOOT)
+
+
+def modules(facts: Facts, want: Expected, request: Request) -> Result:
+    if not want.efa:
+        return _none("efa-modules", want)
+    loaded = known(facts, "modules", "loaded")
+    if loaded is None:
+        return unread("efa-modules", facts, "modules", "/proc/modules")
+    missing = [name for name in MODULES if name not in loaded]
+    if missing:
+        return Result("efa-modules", FAIL, f"not loaded: {', '.join(missing)}; fix: run EFA's installer", REBOOT)
+    return Result("efa-modules", OK, "loaded", found=", ".join(MODULES))
+
+
+def plugin(facts: Facts, want: Expected, request: Request) -> Result:
+    """Of two plugins on one node NCCL takes whichever the search path names first, in each job another one."""
+    if not want.efa or not want.gpus:
+        return Result("ofi-plugin", SKIP, "no GPUs that would talk over EFA")
+    found = known(facts, "efa", "plugins")
+    if found is None:
+        return unread("ofi-plugin", facts, "efa", "places of NCCL's plugin")
+    if len(found) > 1:
+        return Result(
+            "ofi-plugin", FAIL, f"{len(found)} plugins: {', '.join(found)}; fix: keep one", found=str(len(found))
+        )
+    if not found:
+        return Result("ofi-plugin", WARN, "none on the host: only images that bring their own talk over EFA", found="0")
+    return Result("ofi-plugin", OK, "one", found=found[0])
+
+
+def hugepages(facts: Facts, want: Expected, request: Request) -> Result:
+    """libfabric's bounce buffers lie in huge pages; without them jobs run, a little slower."""
+    if not want.efa:
+        return _none("efa-hugepages", want)
+    total, free = known(facts, "memory", "hugepages_total"), known(facts, "memory", "hugepages_free")
+    size = known(facts, "memory", "hugepage_kib")
+    if total is None or size is None:
+        return unread("efa-hugepages", facts, "memory", "/proc/meminfo")
+    counts = (str(total), str(HUGEPAGES))
+    if total * size < HUGEPAGES * HUGEPAGE_KIB:
+        return Result(
+            "efa-hugepages", WARN, "fewer than EFA's installer sets aside", found=counts[0], expected=counts[1]
+        )
+    if free == 0 and facts.get("jobs") == []:
+        return Result("efa-hugepages", WARN, "none is free though no job runs", found="0 free")
+    return Result("efa-hugepages", OK, "set aside", found=counts[0], expected=counts[1])
+
+
+def _none(check: str, want: Expected) -> Result:
+    return Result(check, SKIP, "no EFA here" if want.efa == 0 else "see efa-devices")
+
+
+CHECKS = (devices, domains, modules, plugin, hugepages)

@@ -1,0 +1,27 @@
+"""Did the node's own boot script come to its end?"""
+
+from __future__ import annotations
+
+from node_setup.agent.model import Facts, Request
+from node_setup.agent.verify.expected import Expected
+from node_setup.agent.verify.result import FAIL, OK, SKIP, UNKNOWN, Result, known
+
+
+def boot(facts: Facts, want: Expected, request: Request) -> Result:
+    """By the outcome that `infra/plan/first_boot.sh` leaves behind; HyperPod and machines of one's own have no such script.
+
+    An alarm counts failed boots by the cluster; this tells which node it was.
+    """
+    said = known(facts, "boot_outcome")
+    if said is None:
+        return Result("boot", SKIP, "no boot script of ours ran here")
+    word, _, rest = str(said).strip().partition(" ")
+    if word == "failed":
+        why = f"the boot script failed at: {rest or 'an unnamed step'}"
+        return Result("boot", FAIL, f"{why}; fix: see /var/log/lustrain-boot.log, then systemctl restart lustrain-boot")
+    if word == "ready":
+        return Result("boot", OK, "the boot script came to its end", found=str(said).strip())
+    return Result("boot", UNKNOWN, "the boot script left no outcome that is known here", found=str(said)[:80])
+
+
+CHECKS = (boot,)

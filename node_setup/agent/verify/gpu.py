@@ -1,0 +1,275 @@
+"""Accelerators: are all there, have any of them failed, and do they run at their speed?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from node_setup.agent import data
+from node_setup.agent.model import Facts, Request
+from node_setup.agent.verify.expected import Expected
+from node_setup.agent.verify.result import (
+    ACTIONS,
+    FAIL,
+    NONE,
+    OK,
+    REBOOT,
+    REPLACE,
+    RESET_GPU,
+    SKIP,
+    UNKNOWN,
+    WARN,
+    Result,
+    counted,
+    known,
+    unread,
+)
+
+
+def count(facts: Facts, want: Expected, request: Request) -> Result:
+    """GPUs by the type's count; on Gaudi the cards that hl-smi lists."""
+    gaudi = bool(known(facts, "hpu", "present"))
+    kind = "hpu" if gaudi else "gpu"
+    devices = known(facts, kind, "devices")
+    if want.neuron:
+        return Result(
+            "gpu-count", UNKNOWN, f"nothing here looks at its {want.neuron} Neuron devices", expected=str(want.neuron)
+        )
+    if want.gpus is None:
+        return Result("gpu-count", UNKNOWN, "nobody knows how many accelerators this type has")
+    if want.gpus == 0 and not devices:
+        return Result("gpu-count", SKIP, "the type has none")
+    if devices is None:
+        return unread("gpu-count", facts, kind, "hl-smi" if gaudi else "nvidia-smi")
+    return counted("gpu-count", len(devices), want.gpus, "accelerators", REPLACE)
+
+
+def ecc(facts: Facts, want: Expected, request: Request) -> Result:
+    """No uncorrectable memory error since the driver was loaded."""
+    devices = _devices(facts)
+    if not devices:
+        return _without(facts, want, "gpu-ecc")
+    errors = {_name(device): device.get("ecc_volatile_uncorrected") for device in devices}
+    bad = [f"GPU {name}: {number}" for name, number in errors.items() if number]
+    if bad:
+        return Result(
+            "gpu-ecc", FAIL, "uncorrectable memory errors: " + ", ".join(bad), RESET_GPU, found="; ".join(bad)
+        )
+    if None in errors.values():
+        return _uncounted("gpu-ecc", errors, want, "ECC errors")
+    return Result("gpu-ecc", OK, "no uncorrectable error")
+
+
+def row_remap(facts: Facts, want: Expected, request: Request) -> Result:
+    """A row that could not be remapped is NVIDIA's criterion for exchange; a pending one waits for a reset.
+    https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"""
+    devices = _devices(facts)
+    if not devices:
+        return _without(facts, want, "gpu-row-remap")
+    failed = [_name(device) for device in devices if device.get("remap_failed")]
+    pending = [_name(device) for device in devices if device.get("remap_pending")]
+    if failed:
+        return Result("gpu-row-remap", FAIL, f"rows of GPU {', '.join(failed)} could not be remapped", REPLACE)
+    if pending:
+        return Result("gpu-row-remap", FAIL, f"a remapping of GPU {', '.join(pending)} waits for a reset", RESET_GPU)
+    states = {_name(device): device.get("remap_failed") for device in devices}
+    if None in states.values():
+        return _uncounted("gpu-row-remap", states, want, "row remapping")
+    return Result("gpu-row-remap", OK, "none pending, none failed")
+
+
+def xid(facts: Facts, want: Expected, request: Request) -> Result:
+    """What the driver logged since the boot, by the table of `settings/xid.toml`; Xid 154 names its own action.
+
+    Where a reset would do a reboot is asked for: the log of this boot holds the error after a reset, too, and the node would
+    be reset for ever.
+    """
+    if not _devices(facts) and (known(facts, "hpu", "present") or not want.gpus):
+        return _without(facts, want, "gpu-xid")
+    events = known(facts, "gpu", "xids")
+    if events is None:
+        return unread("gpu-xid", facts, "gpu.xids", "the kernel's log")
+    acting: list[tuple[str, str]] = []
+    for event in events:
+        number, switch = int(event["xid"]), bool(event.get("switch"))
+        action = NONE if switch else xid_action(number, str(event.get("text", "")), want.gpu)
+        action = REBOOT if action == RESET_GPU else action
+        meaning = "an error of a switch" if switch else _meaning(number)
+        acting.append(
+            (action, f"{'SXid' if switch else 'Xid'} {number} on {event.get('pci') or 'an unnamed GPU'}: {meaning}")
+        )
+    if not acting:
+        return Result("gpu-xid", OK, "none since the boot")
+    action, first = max(acting, key=lambda one: ACTIONS.index(one[0]))
+    said = f"{first}{f' (and {len(acting) - 1} more)' if len(acting) > 1 else ''}"
+    return Result("gpu-xid", WARN if action == NONE else FAIL, said, action, found=str(len(acting)), expected="0")
+
+
+def xid_action(number: int, text: str, gpu: str = "") -> str:
+    """What an Xid calls for; a code that the table does not hold is a person's to judge.
+
+    Xid 154 tells a change, `… from 0x0 (None) to 0x2 (Node Reboot Required)`: what it changed to is what counts.
+    """
+    table = data.tables().get("xid", {})
+    now = text.lower().rsplit(" to ", 1)[-1]
+    for phrase in table.get("phrase", ()):
+        if number == phrase["xid"] and phrase["text"].lower() in now:
+            return str(phrase["action"])
+    for row in table.get("xid", ()):
+        if number in row["codes"]:
+            special = row.get("gpu", {})
+            return str(next((action for name, action in special.items() if name in gpu), row["action"]))
+    return NONE
+
+
+def _meaning(number: int) -> str:
+    rows = data.tables().get("xid", {}).get("xid", ())
+    return str(
+        next((row["meaning"] for row in rows if number in row["codes"]), "not in our table; see NVIDIA's catalogue")
+    )
+
+
+BROKEN_COOLING = ("hw_thermal_slowdown", "hw_power_brake_slowdown")
+SLOWED = ("hw_slowdown", "sw_thermal_slowdown")
+
+
+def throttle(facts: Facts, want: Expected, request: Request) -> Result:
+    """Clocks held down by heat or power while nothing runs; an idle GPU's low clocks and a set power limit are normal."""
+    devices = _devices(facts)
+    if not devices:
+        return _without(facts, want, "gpu-throttle")
+    if any(device.get("throttle") is None for device in devices):
+        return unread("gpu-throttle", facts, "gpu", "reasons for low clocks")
+    for names, status, action in ((BROKEN_COOLING, FAIL, REPLACE), (SLOWED, WARN, NONE)):
+        slow = [
+            f"GPU {_name(device)}: {one}"
+            for device in devices
+            for one in map(_plain, device["throttle"])
+            if one in names
+        ]
+        if slow and status == FAIL:
+            return _hot(facts, ", ".join(slow), action)
+        if slow:
+            return Result("gpu-throttle", status, ", ".join(slow), action)
+    return Result("gpu-throttle", OK, "not held down")
+
+
+def _hot(facts: Facts, slow: str, action: str) -> Result:
+    """An idle GPU that is too hot has broken cooling; one at work may have a hot day."""
+    jobs = known(facts, "jobs")
+    if jobs is None:
+        return Result("gpu-throttle", UNKNOWN, f"{slow}; nobody could tell whether a job runs")
+    if jobs:
+        return Result("gpu-throttle", WARN, f"{slow}, under a job; look again when it has ended")
+    return Result("gpu-throttle", FAIL, slow, action)
+
+
+def persistence(facts: Facts, want: Expected, request: Request) -> Result:
+    """Without it the driver forgets its state, clocks included, whenever no process holds a GPU."""
+    devices = _devices(facts)
+    if not devices:
+        return _without(facts, want, "gpu-persistence")
+    modes = [device.get("persistence") for device in devices]
+    if None in modes:
+        return unread("gpu-persistence", facts, "gpu", "persistence mode")
+    if not all(_on(mode) for mode in modes):
+        return Result("gpu-persistence", WARN, "off; fix: fab node-tune --only gpu.persistence")
+    return Result("gpu-persistence", OK, "on")
+
+
+def clocks(facts: Facts, want: Expected, request: Request) -> Result:
+    """Application clocks at the highest pair that the GPU names; GPUs that know none are left alone."""
+    devices = _devices(facts)
+    if not devices:
+        return _without(facts, want, "gpu-clocks")
+    slow = []
+    for device in devices:
+        now, top = device.get("applications") or {}, device.get("max") or {}
+        below = [name for name in ("graphics", "memory") if now.get(name) and top.get(name) and now[name] < top[name]]
+        slow += [f"GPU {_name(device)}: {name} {now[name]} of {top[name]} MHz" for name in below]
+    if not any((device.get("applications") or {}).get("graphics") for device in devices):
+        return Result("gpu-clocks", SKIP, "these GPUs name no application clocks")
+    if slow:
+        return Result("gpu-clocks", WARN, "; ".join(slow[:2]) + (" …" if len(slow) > 2 else ""))
+    return Result("gpu-clocks", OK, "at their highest")
+
+
+def nvlinks(facts: Facts, want: Expected, request: Request) -> Result:
+    """Every link of every GPU up; errors on links that are up are named."""
+    if want.nvlinks is None:
+        return Result("gpu-nvlink", SKIP, "no count of links is known for this type")
+    links = known(facts, "gpu", "nvlinks")
+    if links is None:
+        return unread("gpu-nvlink", facts, "gpu.nvlinks", "nvidia-smi nvlink")
+    down = [f"GPU {gpu}: {one['up']} of {want.nvlinks}" for gpu, one in links.items() if one["up"] < want.nvlinks]
+    if len(links) < (want.gpus or 0):
+        down.append(f"{len(links)} of {want.gpus} GPUs name links")
+    if down:
+        return Result("gpu-nvlink", FAIL, "links are down: " + ", ".join(down), REBOOT)
+    errors = [f"GPU {gpu}: {one['errors']}" for gpu, one in links.items() if one.get("errors")]
+    if errors:
+        return Result("gpu-nvlink", WARN, "links count errors: " + ", ".join(errors))
+    return Result("gpu-nvlink", OK, f"{want.nvlinks} links a GPU", expected=str(want.nvlinks))
+
+
+def fabric_manager(facts: Facts, want: Expected, request: Request) -> Result:
+    """Where GPUs are joined by NVSwitch, CUDA does not start without a fabric manager of the driver's own version."""
+    if want.nvlinks is None:
+        return Result("fabric-manager", SKIP, "no NVSwitch on this type")
+    driver, version = known(facts, "gpu", "driver"), known(facts, "gpu", "fabric_manager", "version")
+    if driver is None:
+        return unread("fabric-manager", facts, "gpu", "the driver's version")
+    if version is None:
+        return unread("fabric-manager", facts, "gpu.fabric_manager", "the fabric manager's version")
+    if version != driver:
+        why = f"is {version}, the driver {driver}; fix: install the same version"
+        return Result("fabric-manager", FAIL, why, found=str(version), expected=str(driver))
+    active = known(facts, "services", "nvidia-fabricmanager.service", "active")
+    if active in ("activating", "reloading"):
+        return Result("fabric-manager", UNKNOWN, "it is starting; look again in a minute")
+    if active not in ("active", None):
+        return Result("fabric-manager", FAIL, "does not run", REBOOT)
+    states = {_name(device): device.get("fabric_state") for device in _devices(facts)}
+    apart = [f"GPU {name}: {state}" for name, state in states.items() if state not in (None, "Completed")]
+    if apart and set(states.values()) <= {None, "Completed", "In Progress"}:
+        # After a boot this takes minutes: a node that is rebooted for it would be rebooted for ever.
+        why = f"is still joining the GPUs: {', '.join(apart)}; look again in some minutes, reboot it where it stays so"
+        return Result("fabric-manager", UNKNOWN, why)
+    if apart:
+        return Result("fabric-manager", FAIL, f"has not joined all GPUs: {', '.join(apart)}", REBOOT)
+    return Result("fabric-manager", OK, "as the driver", found=str(version))
+
+
+def _devices(facts: Facts) -> list[Mapping[str, Any]]:
+    return list(known(facts, "gpu", "devices") or ())
+
+
+def _without(facts: Facts, want: Expected, check: str) -> Result:
+    """For a node on which no NVIDIA GPU was found: right where none should be; `gpu-count` says so where nobody knows."""
+    if known(facts, "hpu", "present") or (not want.gpus and known(facts, "gpu", "present") is False):
+        return Result(check, SKIP, "no NVIDIA GPU")
+    return unread(check, facts, "gpu", "nvidia-smi")
+
+
+def _uncounted(check: str, values: Mapping[str, Any], want: Expected, what: str) -> Result:
+    """GPUs of workstations and small inference types keep no such counters; those of training types do."""
+    if want.nvlinks is None and not any(value is not None for value in values.values()):
+        return Result(check, SKIP, f"these GPUs do not count {what}")
+    return Result(check, UNKNOWN, f"{what} could not be read")
+
+
+def _name(device: Mapping[str, Any]) -> str:
+    return str(device.get("index", "?"))
+
+
+def _on(mode: object) -> bool:
+    return mode is True or str(mode).lower() in ("enabled", "on", "1", "true")
+
+
+def _plain(reason: object) -> str:
+    """A throttle reason by its short name: `clocks_throttle_reasons.hw_slowdown` and `HW Slowdown` are the same."""
+    return re.sub(r"[\s.]+", "_", str(reason).rsplit("reasons.", 1)[-1].strip().lower())
+
+
+CHECKS = (count, ecc, row_remap, xid, throttle, persistence, clocks, nvlinks, fabric_manager)

@@ -1,0 +1,54 @@
+"""Is this the machine that the cluster describes, and will it stay?"""
+
+from __future__ import annotations
+
+from node_setup.agent.model import Facts, Request
+from node_setup.agent.refusal import REBOOTS, is_near, told
+from node_setup.agent.verify.expected import BY_HAND, Expected
+from node_setup.agent.verify.result import FAIL, OK, REPLACE, SKIP, UNKNOWN, WARN, Result, counted, known, unread
+
+
+def instance_type(facts: Facts, want: Expected, request: Request) -> Result:
+    """An unknown type is not ready: checks that compare with nothing pass everything
+    (https://github.com/awslabs/awsome-distributed-ai/pull/1201)."""
+    found = known(facts, "instance", "type")
+    groups = request.document.get("groups") or {}
+    if want.group and groups and want.group not in groups:
+        return Result("instance-type", UNKNOWN, f"the cluster has no group {want.group}; it has {', '.join(groups)}")
+    if want.problem:
+        return Result("instance-type", FAIL if want.other else UNKNOWN, want.problem, found=found)
+    by = "counts by hand" if want.gpu == "" and want.type is None else str(want.type)
+    return Result("instance-type", OK, "as the cluster describes it" if groups else "known", found=found or by)
+
+
+def notice(facts: Facts, want: Expected, request: Request) -> Result:
+    """A node that is about to go takes no job: spot interruption, an ending life cycle, maintenance within hours. What is
+    far off, or only recommended, is a warning (`node_setup.agent.refusal.is_near`)."""
+    pending = known(facts, "metadata", "notice")
+    if pending:
+        more = "; a reboot may settle it: fab node-reboot" if pending.get("action") in REBOOTS else ""
+        return Result("notice", FAIL if is_near(pending) else WARN, f"{told(pending)}{more}")
+    if known(facts, "metadata", "error"):
+        return Result("notice", UNKNOWN, f"instance metadata does not answer: {facts['metadata']['error']}")
+    if known(facts, "metadata", "reachable"):
+        return Result("notice", OK, "none pending")
+    if request.document.get("backend") == BY_HAND or not request.document:
+        return Result("notice", SKIP, "no machine of EC2")
+    return Result("notice", UNKNOWN, "instance metadata was not reached")
+
+
+def nvme(facts: Facts, want: Expected, request: Request) -> Result:
+    """Local drives by the type's count; one that is missing is the machine's fault."""
+    blocks = known(facts, "blocks")
+    if blocks is None:
+        return unread("nvme", facts, "blocks", "block devices")
+    if want.nvme is None:
+        return Result("nvme", UNKNOWN, "nobody knows how many local drives this type has")
+    stores = [block.get("instance_store") for block in blocks]
+    found = sum(map(bool, stores))
+    if found < want.nvme and None in stores:
+        return Result("nvme", UNKNOWN, "of some drive nobody could tell whether it is local", found=str(found))
+    return counted("nvme", found, want.nvme, "local drives", REPLACE)
+
+
+CHECKS = (instance_type, notice, nvme)

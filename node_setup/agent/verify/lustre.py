@@ -1,0 +1,137 @@
+"""The shared file system: the right one, mounted, over the right transport, with room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from node_setup.agent.model import Facts, Request
+from node_setup.agent.verify.expected import Expected
+from node_setup.agent.verify.result import FAIL, NONE, OK, SKIP, UNKNOWN, WARN, Result, known, unread
+
+FULL_PERCENT, NEARLY_FULL_PERCENT = 98, 90
+"""A target at 90 % slows writes down, a full one refuses them. Every node sees the same, so only what stops jobs fails."""
+
+
+def mount(facts: Facts, want: Expected, request: Request) -> Result:
+    """The file system of the cluster is at its path; another one, or none, would take a job's checkpoints elsewhere."""
+    path = known(request.document, "lustre", "path")
+    if not path:
+        return Result("lustre-mount", SKIP, "the cluster has no Lustre")
+    mounts = known(facts, "lustre", "mounts")
+    if mounts is None:
+        return unread("lustre-mount", facts, "lustre", "mounts")
+    here = [one for one in mounts if one.get("target") == path]
+    if not here and any(
+        one.get("target") == path and one.get("fstype") == "autofs" for one in facts.get("mounts") or ()
+    ):
+        return Result("lustre-mount", UNKNOWN, f"{path} is mounted on demand and nobody has asked yet; fix: ls {path}")
+    if not here:
+        return Result("lustre-mount", FAIL, f"nothing of type lustre is mounted at {path}", expected=path)
+    found, options = here[-1], here[-1].get("options") or ()
+    if "ro" in options:
+        return Result("lustre-mount", FAIL, f"{path} is mounted read-only", found=found.get("source"))
+    wanted = _source(request)
+    if wanted and not _same_source(found, wanted):
+        return Result("lustre-mount", FAIL, f"another file system is at {path}", NONE, found.get("source"), wanted)
+    why = f"at {path}" if wanted else f"at {path}; which file system it should be, nobody said"
+    return Result("lustre-mount", OK, why, found=found.get("source"), expected=wanted)
+
+
+def _source(request: Request) -> str | None:
+    if request.expect.get("lustre_source"):
+        return str(request.expect["lustre_source"])
+    wanted = request.document.get("mount") or {}
+    if wanted.get("dns_name") and wanted.get("mount_name"):
+        return f"{wanted['dns_name']}@tcp:/{wanted['mount_name']}"
+    return None
+
+
+def _same_source(found: Mapping[str, Any], wanted: str) -> bool:
+    """By mount name, and by server where both name it the same way: mount.lustre puts the address in place of the name."""
+    servers, _, name = wanted.rpartition(":/")
+    if found.get("mount_name") != name:
+        return False
+    ours, theirs = str(found.get("dns") or ""), servers.partition("@")[0]
+    return ours == theirs or _is_address(ours) != _is_address(theirs)
+
+
+def _is_address(server: str) -> bool:
+    return bool(server) and all(part.isdigit() for part in server.split("."))
+
+
+def network(facts: Facts, want: Expected, request: Request) -> Result:
+    """Where the cluster's file system takes EFA, LNet has an EFA network whose every interface is up."""
+    lustre = request.document.get("lustre") or {}
+    if not lustre.get("efa") or not want.efa:
+        why = "over TCP: " + ("no EFA here" if lustre.get("efa") else "the file system takes no EFA")
+        return Result("lustre-network", SKIP, why if lustre else "the cluster has no Lustre")
+    nets = known(facts, "lustre", "nets")
+    if nets is None:
+        return unread("lustre-network", facts, "lustre.nets", "LNet's networks")
+    efa = [nid for net in nets if str(net["net"]).startswith("efa") for nid in net["nids"]]
+    if not efa:
+        return Result(
+            "lustre-network", FAIL, "LNet has no EFA network: I/O goes over TCP; fix: run AWS's set-up, remount"
+        )
+    down = [str(nid["nid"]) for nid in efa if nid.get("status") not in (None, "up")]
+    if down:
+        return Result("lustre-network", FAIL, f"EFA interfaces of LNet are down: {', '.join(down)}")
+    return Result("lustre-network", OK, f"{len(efa)} EFA interfaces", found=str(len(efa)))
+
+
+def targets(facts: Facts, want: Expected, request: Request) -> Result:
+    if not request.document.get("lustre"):
+        return Result("lustre-targets", SKIP, "the cluster has no Lustre")
+    osts = known(facts, "lustre", "osts")
+    if osts is None or osts.get("fullest_percent") is None:
+        return unread("lustre-targets", facts, "lustre.osts", "lfs df")
+    full, shown = osts["fullest_percent"], f"{osts['fullest_percent']} %"
+    limit = f"< {NEARLY_FULL_PERCENT} %"
+    if full >= FULL_PERCENT:
+        return Result("lustre-targets", FAIL, "a storage target is full: writes to it fail", NONE, shown, limit)
+    if osts.get("inactive"):
+        return Result("lustre-targets", WARN, f"{osts['inactive']} of {osts['count']} targets are switched off")
+    if full >= NEARLY_FULL_PERCENT:
+        return Result("lustre-targets", WARN, "a storage target is nearly full", NONE, shown, limit)
+    return Result("lustre-targets", OK, f"the fullest of {osts['count']} targets", NONE, shown, limit)
+
+
+def transport(before: Sequence[Any] | None, after: Sequence[Any] | None, over_efa: bool) -> Result:
+    """Which network carried the probe's I/O, by messages that LNet counted meanwhile, summed over all its interfaces.
+
+    awslabs/awsome-distributed-ai `mount_fsx.sh` reads one line of counters; where there are several EFA devices its shell
+    comparison fails, and with it the check passes.
+    """
+    check = "lustre-transport"
+    if before is None or after is None:
+        return Result(check, UNKNOWN, "LNet's counters could not be read")
+    moved = {name: _moved(before, after, name) for name in ("efa", "tcp")}
+    if None in moved.values():
+        return Result(check, UNKNOWN, "LNet counts nothing for some interface")
+    shown = ", ".join(f"{name} {number}" for name, number in moved.items())
+    wanted = "efa" if over_efa else "tcp"
+    if not moved[wanted]:
+        other = "tcp" if over_efa else "efa"
+        why = f"I/O went over {other}" if moved[other] else "no message was counted on any network"
+        return Result(check, FAIL if moved[other] else UNKNOWN, why, NONE, shown, wanted)
+    return Result(check, OK, f"I/O went over {wanted}", NONE, shown, wanted)
+
+
+def _moved(before: Sequence[Any], after: Sequence[Any], name: str) -> int | None:
+    """Messages sent and received, whichever is fewer: a path that only sends carries nothing. None where not counted."""
+    directions = []
+    for key in ("send", "recv"):
+        sums = [_sum(nets, name, key) for nets in (before, after)]
+        if sums[0] is None or sums[1] is None:
+            return None
+        directions.append(sums[1] - sums[0])
+    return max(0, min(directions))
+
+
+def _sum(nets: Sequence[Any], name: str, key: str) -> int | None:
+    counts = [nid.get(key) for net in nets if str(net["net"]).startswith(name) for nid in net["nids"]]
+    return None if None in counts else sum(counts)
+
+
+CHECKS = (mount, network, targets)

@@ -1,0 +1,124 @@
+"""Checks that do something: write, read and delete a file on Lustre, never in this process and never for longer than agreed.
+
+A program that waits for a file system whose servers are away cannot be killed, and whoever waits for it hangs as well. So the
+probe is started in a session of its own and answers by a small local file, for which this process waits a limited time.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from node_setup.agent import lock
+from node_setup.agent.facts.lustre import parse_nets
+from node_setup.agent.host import Host
+from node_setup.agent.model import Facts, Request
+from node_setup.agent.verify import lustre
+from node_setup.agent.verify.expected import Expected
+from node_setup.agent.verify.result import FAIL, OK, SKIP, UNKNOWN, WARN, Result, known
+
+SECONDS = 30.0
+MIB = 64
+"""Enough that direct I/O of every message size is among it; on a fresh file, so that no cache answers."""
+FOLDER = "/run/lustrain"
+ANSWER = f"{FOLDER}/probe.txt"
+LOCK = f"{FOLDER}/probe.lock"
+SLOW_MB_S = 50
+"""An order of magnitude below what a single client gets from the smallest FSx for Lustre; not a benchmark."""
+
+SCRIPT = """
+exec >"$2.tmp" 2>&1 </dev/null
+mv "$2.tmp" "$2"
+text() { yes "$1" | head -c $(($2 * 1048576)); }
+fail() { echo "failed $1"; rm -f "$2"; exit 1; }
+text "$1" "$4" | dd of="$3" bs=1M iflag=fullblock oflag=direct conv=fsync || fail write "$3"
+echo "wrote"
+found=$(dd if="$3" bs=1M iflag=direct | cksum) || fail read "$3"
+[ "$found" = "$(text "$1" "$4" | cksum)" ] || fail compare "$3"
+echo "read"
+rm "$3" || fail delete "$3"
+echo "done"
+"""
+"""`sh -c` with: host, answer file, file on Lustre, MiB. Each step says its name when it is over."""
+
+
+def write_probe(host: Host, facts: Facts, want: Expected, request: Request) -> list[Result]:
+    """Two results: whether a file of this node can be written, read back and deleted, and over which network that went."""
+    path = known(request.document, "lustre", "path")
+    if not path:
+        return [Result("lustre-write", SKIP, "the cluster has no Lustre")]
+    if lustre.mount(facts, want, request).status != OK:
+        return [Result("lustre-write", UNKNOWN, "not tried: Lustre is not mounted as it should be")]
+    before = _nets(host)
+    written = _write(host, str(path), str(known(facts, "host", "name") or "node"))
+    if written.status not in (OK, WARN):
+        return [written]
+    over_efa = bool(known(request.document, "lustre", "efa")) and bool(want.efa)
+    return [written, lustre.transport(before, _nets(host), over_efa)]
+
+
+def _write(host: Host, path: str, name: str) -> Result:
+    """One probe at a time: its lock goes to the probe and is free when that has ended, whatever became of who started it."""
+    before = host.read(LOCK)
+    try:
+        with lock.held(host, SECONDS, LOCK) as held, host.lending(held):
+            return _probe(host, path, name)
+    except lock.NoLockError as error:
+        return Result("lustre-write", UNKNOWN, f"{LOCK}: {error}")
+    except lock.BusyError:
+        return _busy(before, host.read(LOCK))
+
+
+def _busy(before: str | None, now: str | None) -> Result:
+    """By who held the lock when we came, and when the time was over: only one that is as old as this hangs."""
+    if not now or now != before:
+        return Result("lustre-write", UNKNOWN, f"not tried: other probes of this node took the {SECONDS:g} s")
+    why = f"a probe started before still hangs ({now.strip()}): Lustre does not answer"
+    return Result("lustre-write", FAIL, why)
+
+
+def _probe(host: Host, path: str, name: str) -> Result:
+    plain = re.sub(r"[^\w.-]", "_", name)
+    file = f"{path.rstrip('/')}/.lustrain-verify-{plain}"
+    try:
+        host.write(ANSWER, "")
+    except OSError as error:
+        return Result("lustre-write", UNKNOWN, f"{ANSWER}: {error.strerror}")
+    started = time.monotonic()
+    answer = str(host.path(ANSWER))
+    done = host.run(["setsid", "--fork", "sh", "-c", SCRIPT, "sh", plain, answer, file, str(MIB)], 5.0)
+    if not done.ok:
+        return Result("lustre-write", UNKNOWN, f"setsid: {done.said}")
+    said = _wait(host, started + SECONDS)
+    return judge(said, time.monotonic() - started)
+
+
+def _wait(host: Host, deadline: float) -> str:
+    while True:
+        said = host.read(ANSWER) or ""
+        if re.search(r"^(done|failed .*)$", said, re.MULTILINE) or time.monotonic() > deadline:
+            return said
+        time.sleep(0.02)
+
+
+def judge(said: str, seconds: float) -> Result:
+    """By what the probe had said when it ended, or when the time was over."""
+    check = "lustre-write"
+    if re.search(r"^done$", said, re.MULTILINE):
+        rate = MIB * 1.048576 / max(seconds, 1e-3)
+        if rate < SLOW_MB_S:
+            return Result(check, WARN, "slow", found=f"{rate:.0f} MB/s", expected=f"> {SLOW_MB_S} MB/s")
+        return Result(check, OK, f"{MIB} MiB written, read back and deleted", found=f"{seconds:.1f} s")
+    failed = re.search(r"^failed (\w+)$", said, re.MULTILINE)
+    if failed:
+        complaints = [line for line in said.splitlines() if line.startswith(("dd:", "rm:", "sh:"))]
+        return Result(check, FAIL, f"{failed[1]} failed: {complaints[-1] if complaints else 'other bytes came back'}")
+    step = "reading" if re.search(r"^wrote$", said, re.MULTILINE) else "writing"
+    return Result(check, FAIL, f"{step} did not end within {SECONDS:g} s: Lustre does not answer")
+
+
+def _nets(host: Host) -> list[Any] | None:
+    done = host.run(["lnetctl", "net", "show", "-v"], 5.0)
+    nets: list[Any] | None = parse_nets(done.out) if done.ok else None
+    return nets

@@ -1,0 +1,100 @@
+"""What one check says, what it calls for, and how facts are looked up where any of them may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+OK, WARN, FAIL, UNKNOWN, SKIP = "OK", "WARN", "FAIL", "UNKNOWN", "SKIP"
+"""`UNKNOWN`: it could not be looked at, which keeps a node from jobs as `FAIL` does but drains nobody; `SKIP`: it does not
+apply to this node."""
+
+READY = frozenset({OK, WARN, SKIP})
+
+NONE, RESET_GPU, REBOOT, REPLACE = "NONE", "RESET_GPU", "REBOOT", "REPLACE"
+ACTIONS = (NONE, RESET_GPU, REBOOT, REPLACE)
+"""What is to be done with the node, the heavier the later; NONE: a person has to look, or the node needs tuning."""
+
+HYPERPOD = {RESET_GPU: "Action:Reboot", REBOOT: "Action:Reboot", REPLACE: "Action:Replace"}
+"""The reason, letter for letter, by which HyperPod repairs a Slurm node that is set to `fail`; anything around it and it does
+nothing. A GPU's reset is a reboot there, since processes of others hold the GPU.
+https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-resiliency-slurm-replace-faulty-instance.html"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """`found` and `expected` are short texts for a table; `seconds` is what the check took."""
+
+    check: str
+    status: str
+    why: str
+    action: str = NONE
+    found: str | None = None
+    expected: str | None = None
+    seconds: float = 0.0
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    return asdict(replace(result, seconds=round(result.seconds, 3)))
+
+
+def known(facts: Mapping[str, Any], *path: str) -> Any:
+    """The fact at this path; None where it or anything on the way to it is missing or could not be read."""
+    value: Any = facts
+    for part in path:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def reason(facts: Mapping[str, Any], where: str) -> str:
+    """Why facts of this place are missing, as their collector said; empty where it said nothing."""
+    said = [
+        str(error.get("why")) for error in facts.get("errors") or () if str(error.get("where", "")).startswith(where)
+    ]
+    return said[0] if said else ""
+
+
+def unread(check: str, facts: Mapping[str, Any], where: str, what: str) -> Result:
+    """The result of a check whose facts could not be read."""
+    said = reason(facts, where)
+    return Result(check, UNKNOWN, f"{what} could not be read" + (f": {said}" if said else ""))
+
+
+def counted(check: str, found: int, expected: int, what: str, action: str) -> Result:
+    """Devices by their number: too few is a fault, more than known of is told."""
+    if expected == 0 and found == 0:
+        return Result(check, SKIP, f"the type has no {what}")
+    if found < expected:
+        status, why = FAIL, f"{expected - found} of {expected} {what} are missing"
+    elif found > expected:
+        status, why = WARN, f"more {what} than the type has, or than the cluster attaches"
+    else:
+        status, why = OK, "all there"
+    return Result(check, status, why, action if status == FAIL else NONE, str(found), str(expected))
+
+
+def worst(results: Iterable[Result]) -> Result | None:
+    """The failed result that calls for most; None where none failed."""
+    failed = [result for result in results if result.status == FAIL]
+    return max(failed, key=lambda result: ACTIONS.index(result.action), default=None)
+
+
+def drain(results: Iterable[Result]) -> str | None:
+    """One line for `scontrol update … state=drain reason=`; None where nothing failed.
+
+    Not to know is no reason to drain: suites that took a tool that does not answer for broken hardware emptied healthy nodes
+    (NVIDIA/DCGM issue 308), and ones that took it for health kept broken ones (IBM/autopilot issue 68). So a node of which
+    something is unknown is neither ready nor drained. The action is named, NONE too, since a drained node whose action nobody
+    knows waits for ever (NVIDIA/NVSentinel issue 911).
+    """
+    results = list(results)
+    first = worst(results)
+    if first is None:
+        return None
+    others = sum(result.status == FAIL for result in results) - 1
+    more = f" (and {others} more)" if others else ""
+    line = f"lustrain: {first.check}: {first.why}{more}; action={first.action}"
+    return " ".join(line.replace('"', "'").split())

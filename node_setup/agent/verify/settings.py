@@ -1,0 +1,50 @@
+"""Is the node tuned? The plan of `node-tune`, made from the same facts, must find nothing to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from node_setup.agent import catalog
+from node_setup.agent import plan as planning
+from node_setup.agent.model import CHANGE, CONFLICT, FAILED, OK, REBOOT, SKIPPED, UNKNOWN, Facts, Request, Setting
+from node_setup.agent.verify import result as said
+from node_setup.agent.verify.result import Result
+
+APART = {"lustre-stripe": "lustre-stripes", "lustre-parameter": "lustre-parameters"}
+"""Kinds that are shown as checks of their own; all others are one, `settings`."""
+
+
+def check_all(facts: Facts, request: Request) -> list[Result]:
+    """One result for stripes, one for Lustre's parameters, one for the rest. AgentError where the request is wrong."""
+    made = planning.plan(catalog.load(), facts, request)
+    rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in (*APART.values(), "settings")}
+    for row in planning.rows(made):
+        kind = made.settings[row["setting"]].kind
+        rows[APART.get(kind, "settings")].append(row)
+    return [judge(check, found, made.settings) for check, found in rows.items()]
+
+
+def judge(check: str, rows: Iterable[Mapping[str, Any]], settings: Mapping[str, Setting]) -> Result:
+    """What must be and is not, fails; what should be and is not, warns; what must be and nobody could read, is unknown."""
+    rows = [row for row in rows if row["status"] != SKIPPED]
+    if not rows:
+        return Result(check, said.SKIP, "nothing is wanted of this node")
+    off = [row for row in rows if row["status"] in (CHANGE, FAILED, CONFLICT, REBOOT)]
+    must = [row for row in off if settings[row["setting"]].severity == "must"]
+    unread = [row for row in rows if row["status"] == UNKNOWN and settings[row["setting"]].severity == "must"]
+    in_sync = sum(row["status"] == OK for row in rows)
+    if must:
+        status, why = said.FAIL, f"not as it must be: {_names(must)}; fix: fab node-tune"
+    elif unread:
+        status, why = said.UNKNOWN, f"could not be read: {_names(unread)}"
+    elif off:
+        status, why = said.WARN, f"not as planned: {_names(off)}; fix: fab node-tune"
+    else:
+        status, why = said.OK, "as planned"
+    return Result(check, status, why, found=f"{in_sync} in sync", expected=str(len(rows)))
+
+
+def _names(rows: Iterable[Mapping[str, Any]]) -> str:
+    names = list(dict.fromkeys(str(row["setting"]) for row in rows))
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

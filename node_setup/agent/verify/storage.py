@@ -1,0 +1,53 @@
+"""Room and health of what jobs write to locally."""
+
+from __future__ import annotations
+
+from node_setup.agent.model import Facts, Request
+from node_setup.agent.verify.expected import Expected
+from node_setup.agent.verify.result import FAIL, OK, REBOOT, SKIP, WARN, Result, known, unread
+
+GIB = 2**30
+SHM_SHARE = 0.25
+"""Of memory; the kernel's own size of a tmpfs is half of it. Data loaders pass their batches through /dev/shm."""
+
+
+def shm(facts: Facts, want: Expected, request: Request) -> Result:
+    size, memory = known(facts, "memory", "shm_gib"), known(facts, "memory", "gib")
+    if size is None or memory is None:
+        return unread("shm", facts, "memory", "the size of /dev/shm")
+    shown = f"{size:g} GiB"
+    if size < memory * SHM_SHARE:
+        return Result("shm", WARN, f"less than a quarter of {memory:g} GiB of memory", found=shown)
+    return Result("shm", OK, "large enough", found=shown)
+
+
+def scratch(facts: Facts, want: Expected, request: Request) -> Result:
+    """Local drives, where there are any, are mounted somewhere: directly or as parts of an array."""
+    if not want.nvme:
+        return Result("scratch", SKIP, "no local drives")
+    blocks, mounts = known(facts, "blocks"), known(facts, "mounts")
+    if blocks is None or mounts is None:
+        return unread("scratch", facts, "blocks" if blocks is None else "mounts", "block devices and mounts")
+    drives = {str(block["name"]) for block in blocks if block.get("instance_store")}
+    holders = {str(one) for block in blocks if block.get("instance_store") for one in block.get("holders") or ()}
+    sources = {str(mount["source"]).rsplit("/", 1)[-1] for mount in mounts}
+    points = [point for block in blocks if block.get("instance_store") for point in block.get("mountpoints") or ()]
+    if points or sources & (drives | holders):
+        return Result("scratch", OK, "mounted", found=", ".join(points) or None)
+    return Result("scratch", WARN, "local drives are not mounted; fix: fab node-tune")
+
+
+def disk(facts: Facts, want: Expected, request: Request) -> Result:
+    """A root file system that is full or has gone read-only breaks every job, and tuning too."""
+    root = known(facts, "disk", "/")
+    if not root or root.get("free_bytes") is None:
+        return unread("disk", facts, "disk", "free room of /")
+    if root.get("read_only"):
+        return Result("disk", FAIL, "/ is read-only", REBOOT)
+    free, inodes = root["free_bytes"] / GIB, root.get("free_inodes")
+    if free < 1 or (inodes is not None and inodes < 10_000):
+        return Result("disk", FAIL, f"/ is full: {free:.1f} GiB and {inodes} inodes free", found=f"{free:.1f} GiB")
+    return Result("disk", WARN if free < 10 else OK, "free room of /", found=f"{free:.0f} GiB")
+
+
+CHECKS = (shm, scratch, disk)

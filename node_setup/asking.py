@@ -1,0 +1,101 @@
+"""One node, from its address to an outcome: connect, ask the agent, and find out what became of a connection that broke."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from node_setup.exchange import ENDED_STATUS, KILLED_AFTER_S, SPARE_S, Agent, Question, Traffic, ask
+from node_setup.faults import LOST, TIMEOUT, Fault
+from node_setup.fleet import ANSWERED, Outcome
+from node_setup.hosts import Node
+from node_setup.session import Session
+from node_setup.transport import Deadline, Ways
+
+LEAST_S = KILLED_AFTER_S + SPARE_S + 1
+"""Below this it makes no sense to ask a node anything."""
+LOOKS_AFTER_LOSS_S = 20.0
+"""Long enough for a node that only dropped its connections; who boots is told so, not waited for."""
+TURN_S = 60.0
+"""At most this long a tune waits for one that another run has under way; a first pass takes some ten seconds."""
+PID1_AGE = "read up rest </proc/uptime; set -- $(sed 's/.*) //' /proc/1/stat); echo $up ${20} $(getconf CLK_TCK)"
+"""Seconds since the kernel's start, when PID 1 began in ticks since then (proc(5): field 22), ticks in a second."""
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Asks every node the same, with a request of its own each."""
+
+    ways: Ways
+    agent: Agent
+    command: str
+    request: Callable[[Node], Mapping[str, Any]]
+    python: str = "python3"
+    privileged: bool = True
+
+    def __call__(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
+        began = time.monotonic()
+        session = self.ways.connect(node, deadline)
+        try:
+            seconds = deadline.left() - KILLED_AFTER_S - SPARE_S
+            if deadline.left() < LEAST_S:
+                raise Fault(TIMEOUT, "no time was left to ask it", "give it more --timeout")
+            question = Question(self._words(seconds), self.request(node), seconds, self.python, self.privileged)
+            reply = ask(session, self.agent, question, traffic)
+        except Fault as fault:
+            if fault.kind != LOST:
+                raise
+            self.ways.close(session)
+            raise self._lost(node, fault, Deadline(min(deadline.left(), LOOKS_AFTER_LOSS_S)), began) from None
+        finally:
+            self.ways.close(session)
+        seconds = time.monotonic() - began
+        kind, why, fix = ANSWERED, "", ""
+        if reply.status in ENDED_STATUS:
+            kind, fix = TIMEOUT, "see what it was at, or give it more --timeout"
+            why = f"it took more than {question.seconds:.0f} s and was ended"
+        return Outcome(node, kind, why, fix, reply.status, reply.result, reply.log, seconds, traffic)
+
+    def _words(self, seconds: float) -> str:
+        """The command; of its seconds a tune has most left when its turn comes."""
+        return f"tune --wait {min(TURN_S, seconds / 4):.0f}" if self.command == "tune" else self.command
+
+    def _lost(self, node: Node, fault: Fault, deadline: Deadline, began: float) -> Fault:
+        """The fault, with what the node itself tells of it when it can be reached again."""
+        again = "run it again: what was done is found and left alone"
+        try:
+            session = self._again(node, deadline)
+        except Fault as still:
+            why = f"{fault.why}, and since then: {still.why}"
+            return Fault(LOST, why, f"wait for the node, then {again}")
+        try:
+            age = pid1_age(session)
+        except Fault:
+            return Fault(LOST, fault.why, again)
+        finally:
+            self.ways.close(session)
+        if age is not None and age < time.monotonic() - began:
+            return Fault(LOST, f"the node rebooted while it was asked, {age:.0f} s ago", again)
+        return Fault(LOST, f"{fault.why}; the node runs on", again)
+
+    def _again(self, node: Node, deadline: Deadline) -> Session:
+        while True:
+            try:
+                return self.ways.connect(node, deadline)
+            except Fault as fault:
+                if not fault.passing or deadline.left() < 1 or self.ways.stopped.wait(1):
+                    raise
+
+
+def pid1_age(session: Session) -> float | None:
+    """Seconds since the node's first process began, which in a container is not when the kernel did; None: it does not say."""
+    answer = session.execute(f"sh -c {shlex.quote(PID1_AGE)}", b"", 10)
+    words = answer.out.split()
+    try:
+        up, began, ticks = (float(word) for word in words)
+    except ValueError:
+        return None
+    return up - began / ticks if ticks else None

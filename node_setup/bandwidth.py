@@ -1,0 +1,80 @@
+"""The all-reduce of a fleet: all nodes together, and where that is not good enough, pairs until the bad node is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from node_setup.allreduce import Verdict, judge, parse
+from node_setup.compare import slow_ones
+from node_setup.pairs import Finding, Pair, finding, next_round
+
+Runner = Callable[[Sequence[tuple[str, ...]]], Sequence[str]]
+"""Runs one all-reduce for each set of nodes, all at once since no node is in two of them; gives what each printed, in order."""
+
+BAD_PAIRS = 28
+"""Every pair of eight nodes. Where so many were bad and none good, more of them name nobody: were half of the nodes well, a
+pair would be good one time in four."""
+SILENT_PAIRS = 8
+"""Pairs that ended without a result may each have cost all the time that a node has, so fewer of them are enough."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`together` is the run of all nodes; `pairs` are empty where that was good. Culprits are named in `finding`; `ended`
+    says why the search for them did, where that was before its end."""
+
+    together: Verdict
+    pairs: Mapping[Pair, Verdict]
+    finding: Finding
+    ended: str = ""
+
+
+def measure(
+    nodes: Sequence[str], instance_type: str, efa: int, run: Runner, over: Callable[[], str] = lambda: ""
+) -> Measured:
+    """Nodes of one type with `efa` EFA devices each; `over` says why no further round may begin, or nothing.
+
+    ValueError for fewer than two nodes.
+    """
+    if len(nodes) < 2:
+        raise ValueError(f"nodes = {', '.join(nodes)}: an all-reduce between nodes takes two or more")
+    (printed,) = run([tuple(nodes)])
+    together = judge(parse(printed), instance_type, len(nodes), efa)
+    pairs: dict[Pair, Verdict] = {}
+    if together.status == "ok":
+        return Measured(together, pairs, Finding(tuple(nodes), (), ()))
+    ended = ""
+    if len(nodes) == 2:
+        pairs[frozenset(nodes)] = together
+    while not ended and (wanted := next_round(nodes, outcomes(pairs))):
+        ended = hopeless(pairs) or over()
+        if not ended:
+            sets = [tuple(sorted(pair)) for pair in wanted]
+            for pair, text in zip(wanted, run(sets), strict=True):
+                pairs[pair] = judge(parse(text), instance_type, 2, efa)
+    return Measured(together, pairs, finding(nodes, outcomes(pairs)), ended)
+
+
+def hopeless(pairs: Mapping[Pair, Verdict]) -> str:
+    """Why more pairs would name nobody; empty where they may. A run of all nodes that printed nothing is no reason: one dead
+    node does that, and it is the pairs that name it."""
+    if not pairs or any(outcomes(pairs).values()):
+        return ""
+    silent = sum(verdict.status == "failed" and verdict.busbw is None for verdict in pairs.values())
+    if len(pairs) < (SILENT_PAIRS if silent == len(pairs) else BAD_PAIRS):
+        return ""
+    what = "ended without a result" if silent == len(pairs) else "was bad"
+    return f"every one of {len(pairs)} pairs {what}: no node's own fault, look at what all of them share"
+
+
+def outcomes(pairs: Mapping[Pair, Verdict]) -> dict[Pair, bool]:
+    """Good are pairs that reach the floor; of a type without a floor, pairs that are not far below the other pairs."""
+    unmeasured = {
+        " ".join(sorted(pair)): verdict.busbw for pair, verdict in pairs.items() if verdict.status == "unmeasured"
+    }
+    slow = slow_ones(unmeasured).slow
+    return {
+        pair: verdict.status == "ok" or (verdict.status == "unmeasured" and " ".join(sorted(pair)) not in slow)
+        for pair, verdict in pairs.items()
+    }

@@ -1,0 +1,170 @@
+"""What is asked of a node: one round trip to the agent that lies there, and a second one that brings it where it is not."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from infra.problems import plain
+from node_setup.agent.model import EXIT_OTHER_AGENT
+from node_setup.agent.owned import AGENT
+from node_setup.faults import DISK, NO_ANSWER, PYTHON, SUDO, TIMEOUT, Fault
+from node_setup.session import Answer, Session
+from node_setup.shape import flaw
+
+EXIT_NOT_STORED = 97
+KILLED_AFTER_S = 5
+"""After SIGTERM, before SIGKILL."""
+SPARE_S = 3
+"""What a round trip takes besides the command."""
+ENDED_STATUS = (124, 137, -1)
+"""Of timeout(1): 124, 137 where SIGKILL was needed; -1 where that ended timeout itself."""
+STALE_MINUTES = 60
+
+
+@dataclass(frozen=True)
+class Agent:
+    """The agent's file as it is sent, its SHA-256 in hex, and where it lies on nodes."""
+
+    content: bytes
+    sha: str
+    path: str = AGENT
+
+
+@dataclass
+class Traffic:
+    """What was exchanged with one node: round trips, and bytes of input and output, without what SSH adds."""
+
+    round_trips: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the agent said: its exit status (`agent.model`), its JSON object, its log."""
+
+    status: int
+    result: Mapping[str, Any]
+    log: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Question:
+    """A command of the agent with its request, the seconds it may take, and the interpreter that runs it."""
+
+    command: str
+    request: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 300
+    python: str = "python3"
+    privileged: bool = True
+    """Through sudo where the user is not root."""
+
+
+def ask(session: Session, agent: Agent, question: Question, traffic: Traffic) -> Reply:
+    """The agent's answer; where the node holds no agent or another one, ours is sent along and it is asked again. Fault."""
+    request = json.dumps(question.request, sort_keys=True).encode() + b"\n"
+    answer = _once(session, question, _run_script(question, agent), request, traffic)
+    if answer.status == EXIT_OTHER_AGENT or _is_damaged(answer):
+        script = f"{_store_script(agent)}\n{_run_script(question, agent)}"
+        answer = _once(session, question, script, agent.content + request, traffic)
+    return _reply(answer, question, agent)
+
+
+def _once(session: Session, question: Question, script: str, stdin: bytes, traffic: Traffic) -> Answer:
+    # For what the user's login shell is, the script is one word.
+    words = ["sh", "-c", script]
+    if question.privileged and not session.root:
+        words = ["env", "LC_ALL=C", "sudo", "-n", *words]
+    began = time.monotonic()
+    traffic.round_trips += 1
+    traffic.sent += len(stdin) + len(script)
+    answer = session.execute(shlex.join(words), stdin, question.seconds + KILLED_AFTER_S + SPARE_S)
+    traffic.received += len(answer.out) + len(answer.err)
+    if fault := _fault(answer, session, question, time.monotonic() - began):
+        raise fault
+    return answer
+
+
+def _run_script(question: Question, agent: Agent) -> str:
+    # -I and -S: nothing of the node's environment or site-packages is loaded, which also takes half of Python's start.
+    limit = f"timeout -k {KILLED_AFTER_S} {math.ceil(question.seconds)}"
+    path = shlex.quote(agent.path)
+    words = f"{shlex.quote(question.python)} -I -S {path} {question.command} --sha {agent.sha} --request -"
+    return f"[ -r {path} ] || exit {EXIT_OTHER_AGENT}\nexec {limit} {words}"
+
+
+def _store_script(agent: Agent) -> str:
+    """Takes the agent from the beginning of standard input: in place is the old file or the new one, also after a crash."""
+    folder, path = shlex.quote(str(PurePosixPath(agent.path).parent)), shlex.quote(agent.path)
+    size = len(agent.content)
+    return f"""umask 022
+mkdir -p {folder} || exit {EXIT_NOT_STORED}
+find {folder} -maxdepth 1 -name '.upload.*' -mmin +{STALE_MINUTES} -delete
+t=$(mktemp {folder}/.upload.XXXXXX) || exit {EXIT_NOT_STORED}
+head -c {size} >"$t" && [ "$(wc -c <"$t")" -eq {size} ] && sync "$t" && chmod 644 "$t" && mv -f "$t" {path} ||
+{{ rm -f "$t"; exit {EXIT_NOT_STORED}; }}"""
+
+
+def _is_damaged(answer: Answer) -> bool:
+    """Python runs an empty file without a word, and complains of a cut one before any of it has run."""
+    return not answer.out and (answer.status == 0 or b"can't find '__main__' module" in answer.err)
+
+
+def _fault(answer: Answer, session: Session, question: Question, spent_s: float) -> Fault | None:
+    """What kept the agent from being run, or to its end, told by the exit status and by the last words."""
+    said = _last_line(answer.err)
+    if _object(answer.out) is not None:
+        return None
+    if answer.status == EXIT_NOT_STORED:
+        fix = "free space below /var/lib" if "No space left" in said else "make /var/lib writable"
+        return Fault(DISK, f"the agent cannot be stored: {said}", fix)
+    if answer.status == 127 and question.python in said:
+        return Fault(PYTHON, f"there is no {question.python}", "install Python 3.9 or newer, or name it by --python")
+    if answer.status == 1 and "needs Python 3.9" in said:
+        return Fault(PYTHON, said, "install Python 3.9 or newer beside it, and name it by --python")
+    if answer.status in (1, 127) and "sudo" in said and not answer.out:
+        why = f"user {session.user} may not sudo without a password: {said}"
+        return Fault(SUDO, why, session.to_be_root)
+    if answer.status in ENDED_STATUS and spent_s >= question.seconds:
+        return Fault(TIMEOUT, f"it took more than {question.seconds:.0f} s and was ended", "give it more --timeout")
+    if answer.status in ENDED_STATUS:
+        return Fault(
+            NO_ANSWER, f"the agent was killed after {spent_s:.0f} s", "look for out of memory in its kernel log"
+        )
+    return None
+
+
+def _reply(answer: Answer, question: Question, agent: Agent) -> Reply:
+    found = _object(answer.out)
+    if found is None:
+        said = _last_line(answer.err) or _last_line(answer.out) or "nothing"
+        raise Fault(
+            NO_ANSWER, f"the agent ended with status {answer.status} and said: {said}", "run it on the node by hand"
+        )
+    if why := flaw(question.command, answer.status, found, agent.sha):
+        fix = f"run it on the node by hand: {question.python} {agent.path} {question.command}"
+        raise Fault(NO_ANSWER, f"what it said is no answer of our agent: {plain(why[:300])}", fix)
+    log = tuple(plain(line) for line in answer.err.decode(errors="replace").splitlines() if line.strip())
+    return Reply(answer.status, found, log)
+
+
+def _object(out: bytes) -> dict[str, Any] | None:
+    """The JSON object in the last line; a login shell may have talked before it."""
+    lines = out.strip().splitlines()
+    try:
+        found = json.loads(lines[-1]) if lines else None
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _last_line(text: bytes) -> str:
+    lines = [line for line in text.decode(errors="replace").splitlines() if line.strip()]
+    return plain(lines[-1].strip()[:300]) if lines else ""

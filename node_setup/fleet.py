@@ -1,0 +1,194 @@
+"""Many nodes at once: a bounded number of them, each on its own, within a time, in batches that stop where too many fail."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from node_setup.exchange import Traffic
+from node_setup.faults import MISTAKE, NOT_BEGUN, RUNS_ON, STOPPED, TIMEOUT, Fault
+from node_setup.hosts import Node
+from node_setup.transport import Deadline, Ways
+
+ANSWERED = "answered"
+BEATS_EVERY_S = 1.0
+ENDS_WITHIN_S = 3.0
+"""What a connection that was closed under it gives a thread to notice."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one node: `answered`, or a kind of `faults` with why and what mends it; `status` is the agent's."""
+
+    node: Node
+    kind: str
+    why: str = ""
+    fix: str = ""
+    status: int | None = None
+    result: Mapping[str, Any] | None = None
+    log: tuple[str, ...] = ()
+    seconds: float = 0.0
+    traffic: Traffic = field(default_factory=Traffic)
+
+    @property
+    def good(self) -> bool:
+        return self.kind == ANSWERED and self.status in (0, 2)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How many nodes at once, how many in a batch (0: all), the percentage of failures after which no further batch
+    begins (None: never), and the seconds for one node and for all."""
+
+    max_parallel: int = 32
+    serial: int = 0
+    fail_percent: float | None = None
+    node_s: float = 300
+    total_s: float = 3600
+
+    @property
+    def batch(self) -> int:
+        """Where only a limit on failures is given, it is looked at after every `max_parallel` nodes."""
+        return self.serial or (self.max_parallel if self.fail_percent is not None else 0)
+
+
+Work = Callable[[Node, Deadline, Traffic], Outcome]
+"""What is done with one node. It raises Fault, and nothing else but for a mistake of ours, which is that node's outcome too."""
+
+
+def run(
+    nodes: Sequence[Node],
+    work: Work,
+    ways: Ways,
+    pace: Pace,
+    told: Callable[[Outcome], None],
+    beat: Callable[[], None] = lambda: None,
+) -> list[Outcome]:
+    """One outcome a node, in their order; `told` is called with each as it comes, `beat` each second in between. Ctrl-C
+    closes all connections, and what had been done by then is reported."""
+    deadline = Deadline(pace.total_s)
+    size = pace.batch or len(nodes)
+    outcomes: dict[str, Outcome] = {}
+    why = ""
+    for begin in range(0, len(nodes), size or 1):
+        if why:
+            break
+        batch = _Batch(nodes[begin : begin + size], work, ways, pace, deadline)
+        try:
+            batch.begin()
+            batch.collect(outcomes, told, beat)
+        except KeyboardInterrupt:
+            with _deaf_to_more():
+                ways.stop()
+                batch.collect_stopped(outcomes, told)
+            why = "stopped by Ctrl-C"
+        bad = sum(not one.good for one in outcomes.values())
+        if not why and pace.fail_percent is not None and 100 * bad > pace.fail_percent * len(outcomes):
+            why = f"{bad} of {len(outcomes)} nodes failed, more than {pace.fail_percent:g} %"
+        if not why and not deadline.left():
+            why = f"the {pace.total_s:g} s for all nodes are over"
+    fix = "mend the ones that failed and run it again"
+    return [outcomes.get(node.name) or Outcome(node, NOT_BEGUN, why, fix) for node in nodes]
+
+
+@contextmanager
+def _deaf_to_more() -> Iterator[None]:
+    """The seconds that stopping takes are bounded, and whoever is impatient would lose the report by a second Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Batch:
+    """Nodes that are worked on by threads of our own.
+
+    They are daemons, unlike those of concurrent.futures, which are waited for at the end of the process: a name server
+    that does not answer must not hold up the report.
+    """
+
+    def __init__(self, nodes: Iterable[Node], work: Work, ways: Ways, pace: Pace, deadline: Deadline) -> None:
+        self._nodes = list(nodes)
+        self._waiting: queue.SimpleQueue[Node] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
+        self._work, self._ways, self._pace, self._deadline = work, ways, pace, deadline
+        for node in self._nodes:
+            self._waiting.put(node)
+
+    def begin(self) -> None:
+        for _ in range(min(len(self._nodes), self._pace.max_parallel)):
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def collect(self, outcomes: dict[str, Outcome], told: Callable[[Outcome], None], beat: Callable[[], None]) -> None:
+        """All outcomes of the batch; nodes whose threads do not come back within the deadline are given up."""
+        self._take(outcomes, told, self._deadline.left() + ENDS_WITHIN_S, beat)
+        for node in self._left(outcomes):
+            outcomes[node.name] = late = Outcome(node, TIMEOUT, f"the {self._pace.total_s:g} s for all nodes are over")
+            told(late)
+
+    def collect_stopped(self, outcomes: dict[str, Outcome], told: Callable[[Outcome], None]) -> None:
+        self._take(outcomes, told, ENDS_WITHIN_S, lambda: None)
+        for node in self._left(outcomes):
+            outcomes[node.name] = Outcome(node, STOPPED, RUNS_ON)
+
+    def _left(self, outcomes: Mapping[str, Outcome]) -> list[Node]:
+        return [node for node in self._nodes if node.name not in outcomes]
+
+    def _take(
+        self, outcomes: dict[str, Outcome], told: Callable[[Outcome], None], seconds: float, beat: Callable[[], None]
+    ) -> None:
+        end = time.monotonic() + seconds
+        while self._left(outcomes):
+            left = max(0.0, end - time.monotonic())
+            try:
+                one = self._done.get(timeout=min(left, BEATS_EVERY_S))
+            except queue.Empty:
+                if left <= BEATS_EVERY_S:
+                    return
+                beat()
+                continue
+            if isinstance(one, BaseException):
+                raise one
+            outcomes[one.node.name] = one
+            told(one)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                node = self._waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                self._done.put(self._one(node))
+            except BaseException as error:  # noqa: BLE001 (a mistake of ours: the thread that waits raises it)
+                self._done.put(error)
+                return
+
+    def _one(self, node: Node) -> Outcome:
+        began, traffic = time.monotonic(), Traffic()
+        if self._ways.stopped.is_set():
+            return Outcome(node, NOT_BEGUN, "stopped by Ctrl-C")
+        if not self._deadline.left():
+            return Outcome(node, NOT_BEGUN, f"the {self._pace.total_s:g} s for all nodes are over")
+        try:
+            return self._work(node, Deadline(min(self._pace.node_s, self._deadline.left())), traffic)
+        except Fault as fault:
+            seconds = time.monotonic() - began
+            return Outcome(node, fault.kind, fault.why, fault.fix, seconds=seconds, traffic=traffic)
+        except Exception as error:  # noqa: BLE001 (the others have their report, also of what was changed on them)
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            why = f"{type(error).__name__}: {error} (in {last.name}, {PurePath(last.filename).name}:{last.lineno})"
+            seconds = time.monotonic() - began
+            return Outcome(node, MISTAKE, why, "report it with this line", seconds=seconds, traffic=traffic)

@@ -1,0 +1,246 @@
+"""Which machines a Cluster has now: asked of AWS each time, since nodes come and go, or as the file names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from infra import cluster as contract
+from infra import deployed
+from infra.cluster import Cluster
+from infra.deployed import VARIABLE
+from infra.problems import InfraError, problem
+from node_setup.hosts import THIS_MACHINE, FleetError, Node, Route, chosen, parse_host, parse_hosts, parse_lines, unique
+
+NO_CLUSTER = (
+    f"there is no Cluster to take nodes from; fix: give --cluster FILE (or set {VARIABLE}), --stack NAME, --nodes a,b, "
+    "--hosts-file FILE, or --local for this machine"
+)
+SSH_DOCUMENT = "AWS-StartSSHSession"
+"""The session document behind `ssh` over SSM
+(https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-getting-started-enable-ssh-connections.html)."""
+PRIVATE = b"PRIVATE KEY-----"
+FILTER_VALUES = 200
+"""What one filter takes (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html)."""
+Client = Callable[[str], Any]
+"""An AWS client by the service's name."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where nodes are taken from, as flags say it; at most one of `cluster`, `stack` and at most one of the rest."""
+
+    cluster: str | None = None
+    stack: str | None = None
+    nodes: str | None = None
+    hosts_file: str | None = None
+    local: bool = False
+    groups: tuple[str, ...] = ()
+    pattern: str | None = None
+    route: Route = field(default_factory=Route)
+    """What flags say of the way in; it goes before what the Cluster says."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The nodes of a run, sorted as they will be taken, the Cluster they belong to, and what was left out."""
+
+    nodes: tuple[Node, ...]
+    cluster: Cluster | None = None
+    notes: tuple[str, ...] = ()
+
+
+def inventory(source: Source, client: Client | None = None) -> Inventory:
+    """The nodes that `source` names, as they are now. FleetError: exit code 3 where there are none."""
+    ways = {"--nodes": source.nodes, "--hosts-file": source.hosts_file, "--local": source.local}
+    given = [flag for flag, value in ways.items() if value not in (None, False)]
+    if len(given) > 1:
+        raise FleetError(f"{' and '.join(given)} name different nodes; fix: give one of them")
+    cluster, lines = _described(source)
+    route = _route(cluster, source.route)
+    notes: list[str] = []
+    if source.local:
+        nodes = [THIS_MACHINE]
+    elif source.nodes is not None and (cluster is None or cluster.reach.via == "ssh"):
+        nodes = parse_hosts(source.nodes, "--nodes", route)
+    elif lines is not None:
+        nodes = parse_lines(lines, source.hosts_file or "", route)
+    elif cluster is not None:
+        nodes, notes = nodes_of(cluster, route, client or _client(cluster))
+        if source.nodes is not None:
+            nodes = _named(nodes, source.nodes)
+    else:
+        raise FleetError(NO_CLUSTER, 3)
+    if cluster is not None:
+        nodes = [_grouped(node, cluster) for node in nodes]
+    left = chosen(nodes, source.groups, source.pattern)
+    if not left:
+        raise FleetError("; ".join(["there are no nodes", *notes]) + "; fix: wait for nodes, or name others", 3)
+    return Inventory(tuple(left), cluster, tuple(notes))
+
+
+def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node], list[str]]:
+    """The nodes that the Cluster has at this moment, and a line for each that is left out. FleetError."""
+    if cluster.nodes.addresses:
+        found = [parse_host(one, "cluster.nodes.addresses", route) for one in cluster.nodes.addresses]
+        return [_grouped(node, cluster) for node in unique(found, "cluster.nodes.addresses")], []
+    look = _hyperpod if cluster.nodes.hyperpod_cluster else _gangs
+    found, notes = _asking_aws(lambda: look(cluster, client))
+    names = [node.name for node in found]
+    shown = [node if names.count(node.name) == 1 else replace(node, name=node.instance_id or "") for node in found]
+    return [
+        _routed(node, cluster, route) for node in sorted(shown, key=lambda node: (node.group or "", node.name))
+    ], notes
+
+
+def _grouped(node: Node, cluster: Cluster) -> Node:
+    """The node with its group: where there is only one it needs no word on who belongs to it; else the node knows."""
+    if node.group is not None or len(cluster.groups) != 1:
+        return node
+    (name, group), *_ = cluster.groups.items()
+    return replace(node, group=name, instance_type=node.instance_type or group.type)
+
+
+def _gangs(cluster: Cluster, client: Client) -> tuple[list[Node], list[str]]:
+    wanted, notes = list(cluster.nodes.auto_scaling_groups), []
+    pages = client("autoscaling").get_paginator("describe_auto_scaling_groups")
+    groups = [one for page in pages.paginate(AutoScalingGroupNames=wanted) for one in page["AutoScalingGroups"]]
+    if gone := sorted(set(wanted) - {group["AutoScalingGroupName"] for group in groups}):
+        why = "there is no such Auto Scaling group"
+        fix = "`pulumi up`, or give the Cluster of the stack that stands now"
+        raise FleetError([problem("cluster.nodes.auto_scaling_groups", one, why, fix=fix) for one in gone], 3)
+    ids = []
+    for one in (one for group in groups for one in group["Instances"]):
+        if one["LifecycleState"] == "InService" and one["HealthStatus"].lower() == "healthy":
+            ids.append(one["InstanceId"])
+        else:
+            notes.append(f"{one['InstanceId']} left out: {one['LifecycleState']}, {one['HealthStatus'].lower()}")
+    found = []
+    for instance in _instances(client("ec2"), ids):
+        if instance["State"]["Name"] == "running":
+            found.append(_ec2_node(instance))
+        else:
+            notes.append(f"{instance['InstanceId']} left out: {instance['State']['Name']}")
+    return found, notes
+
+
+def _instances(ec2: Any, ids: Sequence[str]) -> Iterable[Mapping[str, Any]]:
+    # By filter, not by id: an instance that has gone in between is left out instead of failing the whole call.
+    pages = ec2.get_paginator("describe_instances")
+    for begin in range(0, len(ids), FILTER_VALUES):
+        some = list(ids[begin : begin + FILTER_VALUES])
+        for page in pages.paginate(Filters=[{"Name": "instance-id", "Values": some}]):
+            for reservation in page["Reservations"]:
+                yield from reservation["Instances"]
+
+
+def _ec2_node(instance: Mapping[str, Any]) -> Node:
+    tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", [])}
+    address = instance.get("PrivateIpAddress") or instance["InstanceId"]
+    name = instance.get("PrivateDnsName", "").partition(".")[0] or instance["InstanceId"]
+    return Node(name, address, tags.get("lustrain:group"), instance["InstanceId"], instance["InstanceType"])
+
+
+def _hyperpod(cluster: Cluster, client: Client) -> tuple[list[Node], list[str]]:
+    found, notes = [], []
+    pages = client("sagemaker").get_paginator("list_cluster_nodes")
+    for page in pages.paginate(ClusterName=cluster.nodes.hyperpod_cluster):
+        for one in page["ClusterNodeSummaries"]:
+            status = one["InstanceStatus"]["Status"]
+            instance_id = one.get("InstanceId", "")
+            if status != "Running" or not instance_id:
+                notes.append(f"{instance_id or one['InstanceGroupName']} left out: {status}")
+                continue
+            host = one.get("PrivateDnsHostname") or instance_id
+            kind = one["InstanceType"].removeprefix("ml.")
+            found.append(Node(host.partition(".")[0], host, one["InstanceGroupName"], instance_id, kind))
+    return found, notes
+
+
+def _routed(node: Node, cluster: Cluster, route: Route) -> Node:
+    """The node with its way in; over SSM the address is the instance's id and a session's process is the connection."""
+    if cluster.reach.via == "ssh" or not node.instance_id:
+        return replace(node, route=route)
+    form = cluster.reach.ssm_target or "{instance_id}"
+    target = form.format(instance_id=node.instance_id, group=node.group or "")
+    region = ("--region", cluster.region) if cluster.region else ()
+    words = ("aws", "ssm", "start-session", "--target", target, "--document-name", SSH_DOCUMENT)
+    proxy = (*words, "--parameters", f"portNumber={route.port or 22}", *region)
+    return replace(node, address=node.instance_id, route=replace(route, jump=None, proxy=proxy))
+
+
+def _named(nodes: Sequence[Node], text: str) -> list[Node]:
+    """Those of the cluster's nodes that `--nodes` names; behind SSM there is no other way to them."""
+    left = []
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        named = [node for node in nodes if word in (node.name, node.address, node.instance_id)]
+        if not named:
+            raise FleetError(
+                problem("--nodes", word, "is no node of this cluster", fix="`fab node-facts` lists them"), 3
+            )
+        left += named
+    return unique(left, "--nodes")
+
+
+def _route(cluster: Cluster | None, flags: Route) -> Route:
+    """What flags say, else what the Cluster says. FleetError where the key cannot be read, before any node is asked."""
+    reach = cluster.reach if cluster else None
+    key = flags.key or (reach.key if reach else None)
+    if key is not None:
+        path = Path(key).expanduser()
+        where = "--key" if flags.key else "cluster.reach.key"
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise FleetError(
+                problem(where, key, error.strerror or "cannot be read", fix="name a private key")
+            ) from None
+        if PRIVATE not in content:
+            fix = "name the private key" + (", without .pub" if path.suffix == ".pub" else "")
+            raise FleetError(problem(where, key, "is no private key", allowed="OpenSSH's format or PEM", fix=fix))
+        key = str(path)
+    if reach is None:
+        return replace(flags, key=key)
+    return Route(flags.user or reach.user, flags.port, key, flags.jump or reach.jump)
+
+
+def _described(source: Source) -> tuple[Cluster | None, str | None]:
+    """The Cluster, where one is given, and the lines of a hosts file that is none."""
+    try:
+        lines = None
+        if source.hosts_file is not None:
+            text = deployed.text_of(source.hosts_file, "--hosts-file")
+            if text.lstrip().startswith("{"):
+                if source.cluster or source.stack:
+                    raise FleetError(f"{source.hosts_file} is a Cluster itself; fix: leave out --cluster and --stack")
+                return contract.decoded(text, source.hosts_file), None
+            lines = text
+        return deployed.cluster(source.cluster, source.stack), lines
+    except InfraError as error:
+        raise FleetError(error.problems) from None
+
+
+def _client(cluster: Cluster) -> Client:
+    def client(service: str) -> Any:
+        import boto3
+        from botocore.config import Config
+
+        patience = Config(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 4})
+        make: Any = boto3.client
+        return make(service, region_name=cluster.region, config=patience)
+
+    return client
+
+
+def _asking_aws(look: Callable[[], tuple[list[Node], list[str]]]) -> tuple[list[Node], list[str]]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        return look()
+    except (BotoCoreError, ClientError) as error:
+        said = " ".join(str(error).split())
+        raise FleetError(
+            f"AWS does not tell the cluster's nodes: {said}; fix: log in to its account and region"
+        ) from None

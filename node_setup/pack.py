@@ -1,0 +1,85 @@
+"""Packs the agent and its settings into one file that any Python since 3.9 runs: the same bytes on every machine.
+
+`python -m node_setup.pack [TARGET]` packs by hand and prints the path and its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+from node_setup.agent import catalog, data
+
+FOLDER = Path(__file__).resolve().parent
+BUILD = FOLDER.parent / ".build"
+NAME = "node_setup.pyz"
+LARGEST = 200_000
+"""Bytes. It goes to every node over SSH in one round trip, and into the lifecycle bundle."""
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_UNIX = 3
+
+
+class PackError(Exception):
+    """The agent cannot be packed as it is."""
+
+
+def content() -> dict[str, bytes]:
+    """Every file of the archive by its name in it. AgentError where the settings are not right."""
+    sources = sorted((FOLDER / "agent").rglob("*.py"))
+    files = {f"node_setup/{path.relative_to(FOLDER).as_posix()}": path.read_bytes() for path in sources}
+    files["__main__.py"] = files.pop("node_setup/agent/__main__.py")
+    files["node_setup/__init__.py"] = (FOLDER / "__init__.py").read_bytes()
+    tables = data.tables()
+    catalog.parse(tables)
+    files[f"node_setup/{data.PACKED}"] = json.dumps(tables, sort_keys=True, separators=(",", ":")).encode()
+    return files
+
+
+def archive() -> bytes:
+    """The packed agent. Its bytes follow from the sources alone: names sorted, times and modes fixed.
+
+    Compressed by zlib at its best level; a Python that is built with another library than zlib may compress otherwise.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for name, text in sorted(content().items()):
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.create_system = _UNIX
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            file.writestr(entry, text, compresslevel=9)
+    packed = buffer.getvalue()
+    if len(packed) > LARGEST:
+        raise PackError(f"the agent has {len(packed)} bytes packed; allowed: {LARGEST}; fix: take something out of it")
+    return packed
+
+
+def pack(target: Path) -> str:
+    """Write the packed agent, unless it is there already, and return its SHA-256 in hexadecimal. OSError."""
+    packed = archive()
+    if not target.exists() or target.read_bytes() != packed:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Two packers at once write the same bytes, each into a file of its own.
+        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+        unfinished.write_bytes(packed)
+        os.chmod(unfinished, 0o644)
+        os.replace(unfinished, target)
+    return hashlib.sha256(packed).hexdigest()
+
+
+def packed() -> Path:
+    """The packed agent of this checkout, as new as its sources, in a folder that git ignores."""
+    target = BUILD / NAME
+    pack(target)
+    return target
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1]) if len(sys.argv) > 1 else BUILD / NAME
+    print(f"{pack(where)}  {where}")

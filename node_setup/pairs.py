@@ -1,0 +1,69 @@
+"""Which node is it? All-reduces of pairs, chosen so that a few rounds name the bad ones; whoever runs them says how they went.
+
+A pair runs alone on its two nodes, so the pairs of one round run at once. A node is cleared by one good run, with anyone. A
+node is a culprit when two of its runs or more were bad and one of them was with a cleared node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+Pair = frozenset[str]
+Outcomes = Mapping[Pair, bool]
+"""True for a pair whose run was good."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`open` are nodes of which too little is known; where every run was bad that is all of them."""
+
+    cleared: tuple[str, ...]
+    culprits: tuple[str, ...]
+    open: tuple[str, ...]
+
+
+def tournament(nodes: Sequence[str]) -> list[list[Pair]]:
+    """Every pair once, in rounds in which nobody plays twice (the circle method); with an odd number one sits out a round."""
+    ring: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
+    rounds = []
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
+        rounds.append([frozenset((a, b)) for a, b in pairs if a is not None and b is not None])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return rounds
+
+
+def finding(nodes: Iterable[str], outcomes: Outcomes) -> Finding:
+    """What the runs so far say of each node, in the order given."""
+    nodes = list(nodes)
+    cleared = {node for pair, good in outcomes.items() if good for node in pair}
+    culprits = [node for node in nodes if node not in cleared and _convicted(node, outcomes, cleared)]
+    left = [node for node in nodes if node not in cleared and node not in culprits]
+    return Finding(tuple(node for node in nodes if node in cleared), tuple(culprits), tuple(left))
+
+
+def _convicted(node: str, outcomes: Outcomes, cleared: set[str]) -> bool:
+    bad = [pair for pair, good in outcomes.items() if node in pair and not good]
+    return len(bad) >= 2 and any(pair & cleared for pair in bad)
+
+
+def next_round(nodes: Sequence[str], outcomes: Outcomes) -> list[Pair]:
+    """The pairs to run next; empty when every node is cleared or a culprit, or nothing more can be learned.
+
+    First everybody meets somebody. Then whoever is open meets a cleared node, and where nobody is cleared yet, others.
+    """
+    said = finding(nodes, outcomes)
+    if not said.open or len(nodes) < 2:
+        return []
+    if not said.cleared:
+        left = ([pair for pair in pairs if pair not in outcomes] for pairs in tournament(nodes))
+        return next((pairs for pairs in left if pairs), [])
+    free, pairs = list(said.cleared), []
+    for node in said.open:
+        partner = next((one for one in free if frozenset((node, one)) not in outcomes), None)
+        if partner is not None:
+            free.remove(partner)
+            pairs.append(frozenset((node, partner)))
+    return pairs

@@ -1,0 +1,71 @@
+"""Where nodes have nccl-tests and what launches them: a command over SSH gets no login's PATH."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from node_setup.allreduce import PROGRAM
+from node_setup.session import Session
+
+PLACES: Mapping[str, Sequence[str]] = {
+    PROGRAM: (
+        f"/usr/local/cuda/efa/test-cuda-*/{PROGRAM}",
+        f"/usr/local/cuda-*/efa/test-cuda-*/{PROGRAM}",
+        f"/opt/nccl-tests/build/{PROGRAM}",
+    ),
+    "mpirun": ("/opt/amazon/openmpi/bin/mpirun", "/opt/amazon/openmpi5/bin/mpirun"),
+    "srun": ("/opt/slurm/bin/srun", "/usr/local/bin/srun"),
+}
+"""After PATH. AWS's Deep Learning AMIs have the tests beside each CUDA, `/usr/local/cuda` being the default one (their release
+notes, "NCCL Tests Location"); nccl-tests.Dockerfile of awslabs/awsome-distributed-ai builds them in /opt/nccl-tests; EFA's
+installer brings Open MPI; HyperPod and ParallelCluster have Slurm in /opt/slurm."""
+LIBRARIES = ("/opt/amazon/ofi-nccl/lib", "/opt/amazon/efa/lib", "/opt/amazon/openmpi/lib")
+"""What the tests of a Deep Learning AMI are run with, behind their CUDA's own (AWS, "Check EFA" in the DLAMI guide)."""
+SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Paths on the nodes, as flags named them or as they were found; None: not named."""
+
+    test: str | None = None
+    mpirun: str | None = None
+
+
+UNNAMED = Programs()
+
+
+def find(session: Session, name: str, named: str | None) -> str | None:
+    """Where the node of this session has the program; None where it has none, or not where it was `named`. Fault."""
+    answer = session.execute(shlex.join(["sh", "-c", _script(name, named)]), b"", SECONDS)
+    lines = answer.out.decode(errors="replace").split("\n")
+    return lines[0] if not answer.status and lines[0].startswith("/") else None
+
+
+def _script(name: str, named: str | None) -> str:
+    """Of places that match alike the newest comes first: 12.10 before 12.9."""
+    if named:
+        return (
+            f'for one in {shlex.quote(named)}; do [ -f "$one" ] && [ -x "$one" ] && echo "$one" && exit; done; exit 1'
+        )
+    places = " ".join(f"$(ls -d {place} 2>/dev/null | sort -rV)" for place in PLACES[name])
+    return (
+        f"command -v {name} && exit; "
+        f'for one in {places}; do [ -f "$one" ] && [ -x "$one" ] && echo "$one" && exit; done; exit 1'
+    )
+
+
+def lacking(name: str, named: str | None, node: str) -> str:
+    """What to say where `find` found nothing."""
+    if named:
+        return f"{named} is no program on {node}; fix: name another path"
+    flag = {PROGRAM: "--nccl-test PATH", "mpirun": "--mpirun PATH"}.get(name, "PATH of who logs in there")
+    return f"no {name} on {node}, in PATH or {', '.join(PLACES[name])}; fix: install it, or say where it is: {flag}"
+
+
+def libraries(test: str) -> str:
+    """LD_LIBRARY_PATH for a test that lies beside a CUDA; empty for others, which are their owner's to set up."""
+    cuda, _, rest = test.partition("/efa/test-cuda-")
+    return ":".join((f"{cuda}/lib", f"{cuda}/lib64", *LIBRARIES)) if rest else ""

@@ -1,0 +1,153 @@
+"""Reboots nodes and believes it only when another boot answers and finds nothing left to do."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC
+from node_setup.asking import LEAST_S
+from node_setup.exchange import Traffic
+from node_setup.faults import HOST_KEY, STOPPED, TIMEOUT, Fault
+from node_setup.flags import number
+from node_setup.fleet import Outcome
+from node_setup.hosts import FleetError, Node
+from node_setup.running import Run
+from node_setup.transport import Deadline
+
+IDS = 25
+"""Instance ids that BatchRebootClusterNodes takes at once (SageMaker API reference)."""
+LOOKS_EVERY_S = 2.0
+ONE_LOOK_S = 30.0
+SETTLES_WITHIN_S = 120.0
+"""What the boot unit has to apply what does not outlast a boot, after sshd answers."""
+REBOOT = "( sleep 1; systemctl reboot || reboot ) </dev/null >/dev/null 2>&1 &"
+"""Behind our back: a connection that waits for its own end may wait for ever (pyinfra issues 1708 and 1711)."""
+
+
+def reboot(run: Run, *, check: bool, wait: str) -> list[Outcome]:
+    """An outcome a node; status 0 back and in sync, 2 back and not. FleetError where nothing may be rebooted this way."""
+    seconds = number("--wait", wait, 30, 86400) or 0
+    nodes = run.inventory.nodes
+    if any(node.local for node in nodes):
+        raise FleetError(
+            "this machine cannot wait for its own reboot; fix: reboot it by hand, then fab node-tune --local"
+        )
+    work = _Reboot(run, check)
+    # Waiting is the work: nothing is gained by more time for a node than --wait says.
+    paced = replace(run, pace=replace(run.pace, node_s=seconds))
+    return paced.each("node reboot", work)
+
+
+@dataclass(frozen=True)
+class Left:
+    """Nodes that HyperPod has to reboot: what the workers said, and the commands for those that are idle."""
+
+    outcomes: list[Outcome]
+    commands: list[str]
+    lines: list[str]
+
+
+def left_to_hyperpod(run: Run) -> bool:
+    """HyperPod may take a node for faulty that goes away without it."""
+    cluster = run.inventory.cluster
+    return bool(cluster and cluster.nodes.hyperpod_cluster)
+
+
+def for_hyperpod(run: Run) -> Left:
+    """Asks the workers whether they may be rebooted, and reboots nothing. Controllers and login nodes are not asked: without
+    them no job runs anywhere, so that they are no part of a reboot of nodes."""
+    cluster = run.inventory.cluster
+    assert cluster is not None
+    roles = {name: group.role for name, group in cluster.groups.items()}
+    workers = tuple(one for one in run.inventory.nodes if roles.get(one.group or "") == "worker")
+    asked = replace(run, inventory=replace(run.inventory, nodes=workers))
+    outcomes = [_idle(one) for one in asked.ask("reboot-check")] if workers else []
+    ids = [str(one.node.instance_id) for one in outcomes if "did" in (one.result or {})]
+    where = ["--region", cluster.region] if cluster.region else []
+    command = ["aws", "sagemaker", "batch-reboot-cluster-nodes", *where]
+    command += ["--cluster-name", str(cluster.nodes.hyperpod_cluster), "--node-ids"]
+    commands = [shlex.join([*command, *ids[begin : begin + IDS]]) for begin in range(0, len(ids), IDS)]
+    others = [one.name for one in run.inventory.nodes if one not in workers]
+    lines = [f"left out, since they are no workers: {', '.join(others)}"] if others else []
+    if commands:
+        lines += ["nothing was rebooted: HyperPod reboots its nodes itself, else it may take one for faulty; fix:"]
+        lines += [f"  {one}" for one in commands]
+    else:
+        lines.append("nothing was rebooted: no worker may be rebooted now")
+    return Left(outcomes, commands, lines)
+
+
+def _idle(outcome: Outcome) -> Outcome:
+    if outcome.status != EXIT_IN_SYNC or outcome.result is None:
+        return outcome
+    if outcome.node.instance_id is None:
+        return replace(outcome, why="nobody knows its instance id", fix="see the cluster in the console", status=None)
+    return replace(outcome, result={**outcome.result, "did": "idle, HyperPod's to reboot"})
+
+
+@dataclass(frozen=True)
+class _Reboot:
+    run: Run
+    check: bool
+
+    def __call__(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
+        began = time.monotonic()
+        before = self._ask("reboot-check", node, deadline, traffic)
+        if before.status != EXIT_IN_SYNC or before.result is None:
+            return before
+        if self.check:
+            return replace(before, result={**before.result, "did": "would be rebooted"})
+        self._send(node, deadline)
+        self._back(node, _boot(before.result), deadline, traffic)
+        back_s = time.monotonic() - began
+        after = self._settled(node, deadline, traffic)
+        did = f"rebooted, back after {back_s:.0f} s"
+        return replace(after, result={**(after.result or {}), "did": did}, seconds=time.monotonic() - began)
+
+    def _ask(self, command: str, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
+        return self.run.asker(command)(node, deadline, traffic)
+
+    def _send(self, node: Node, deadline: Deadline) -> None:
+        session = self.run.ways.connect(node, deadline)
+        try:
+            script = shlex.join(["sh", "-c", REBOOT])
+            session.execute(script if session.root else f"sudo -n {script}", b"", min(20, deadline.left()))
+        finally:
+            self.run.ways.close(session)
+
+    def _back(self, node: Node, before: tuple[Any, ...], deadline: Deadline, traffic: Traffic) -> None:
+        """Returns once another boot answers. Fault."""
+        last = "it never went down"
+        while deadline.left() > LEAST_S:
+            if self.run.ways.stopped.wait(LOOKS_EVERY_S):
+                raise Fault(STOPPED, "stopped while it rebooted")
+            try:
+                now = self._ask("reboot-check", node, Deadline(min(ONE_LOOK_S, deadline.left())), traffic)
+            except Fault as fault:
+                if fault.kind in (HOST_KEY, STOPPED):
+                    raise
+                last = f"{fault.kind}: {fault.why}"
+                continue
+            if now.result is not None and _boot(now.result) != before:
+                return
+        raise Fault(
+            TIMEOUT, f"it was told to reboot and is not back in time; {last}", "look at its console, or --wait longer"
+        )
+
+    def _settled(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
+        """What the plan says after the boot; the boot unit may still be at work."""
+        end = Deadline(min(SETTLES_WITHIN_S, deadline.left()))
+        while True:
+            after = self._ask("plan", node, Deadline(max(2 * LEAST_S, deadline.left())), traffic)
+            if after.status != EXIT_DRIFT or end.left() <= 0 or self.run.ways.stopped.wait(LOOKS_EVERY_S):
+                return after
+
+
+def _boot(result: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What is another with each boot; in a container only when PID 1 began."""
+    boot = result.get("boot") or {}
+    return boot.get("boot_id"), boot.get("pid1_start")

@@ -1,0 +1,231 @@
+"""The all-reduce of node-verify: run on the fleet by srun where there is a Slurm node to call it from, by mpirun otherwise."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.cluster import NodeGroup
+from node_setup.allreduce import PROGRAM, Verdict, by_mpirun, by_srun, floor
+from node_setup.bandwidth import Measured, measure
+from node_setup.exchange import KILLED_AFTER_S, SPARE_S
+from node_setup.faults import Fault
+from node_setup.fleet import Outcome
+from node_setup.hosts import Node
+from node_setup.programs import UNNAMED, Programs, find, lacking, libraries
+from node_setup.running import Run
+from node_setup.transport import Deadline
+
+GOOD = ("ok", "unmeasured")
+LEAST_S = 30.0
+"""With less time left no all-reduce begins: NCCL alone takes that long to start on many nodes."""
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What one group's all-reduce came to; `measured` is None where it was not run, and `why` says why, or what went wrong.
+
+    `left_out` are ready nodes that were not to be disturbed, with the reason. `unable` holds where it was asked for, had the
+    nodes to run on, and still could not be.
+    """
+
+    group: str
+    measured: Measured | None
+    why: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    unable: bool = False
+
+    @property
+    def good(self) -> bool:
+        return not self.unable if self.measured is None else self.measured.together.status in GOOD
+
+
+def all_reduce(run: Run, outcomes: Sequence[Outcome], deadline: Deadline, named: Programs = UNNAMED) -> list[Reduction]:
+    """One for each group with accelerators, all within `deadline`. Nodes that are not ready are left out: they would be
+    blamed for what is known; nodes with a job too: the job would pay for it."""
+    cluster = run.inventory.cluster
+    if cluster is None:
+        return [Reduction("", None, ("nobody said how many GPUs these nodes have; fix: give --cluster or --stack",))]
+    callers = [one for one in outcomes if one.result and _role(run, one.node) in ("controller", "login")]
+    caller = callers[0].node if callers and cluster.backend == "hyperpod-slurm" else None
+    found = []
+    for name, group in cluster.groups.items():
+        if group.gpus and group.role == "worker":
+            ready = [one for one in outcomes if one.node.group == name and one.result and one.result.get("ready")]
+            found.append(_group(_Launch(run, name, group, caller, deadline), ready, named))
+    return found
+
+
+def busy(result: Mapping[str, Any]) -> str:
+    """Why a node that is ready is not to be disturbed; empty where nothing runs there. Not to know is no leave."""
+    jobs = result.get("jobs")
+    if jobs is None:
+        return "nobody could tell whether a job runs"
+    shown = ", ".join(f"{job['kind']} {job['id']}" for job in jobs[:_NAMED])
+    return f"a job runs: {shown}{f' and {len(jobs) - _NAMED} more' if len(jobs) > _NAMED else ''}" if jobs else ""
+
+
+@dataclass
+class _Launch:
+    """One group's launches: through `caller`, or where that is None through the first node of each set."""
+
+    run: Run
+    name: str
+    group: NodeGroup
+    caller: Node | None
+    deadline: Deadline
+    nodes: dict[str, Node] = field(default_factory=dict)
+    test: str = PROGRAM
+    launcher: str = ""
+    troubles: list[str] = field(default_factory=list)
+
+    def over(self) -> str:
+        """Why nothing more may begin, if so."""
+        if self.run.ways.stopped.is_set():
+            return "stopped by Ctrl-C"
+        return "" if self.deadline.left() > LEAST_S else f"the {self.run.pace.total_s:g} s for all nodes are over"
+
+    def find(self, named: Programs) -> str:
+        """Looks for the test on a worker and for the launcher where it is called; why it cannot be run, or nothing. Fault."""
+        worker = next(iter(self.nodes.values()))
+        launcher = "srun" if self.caller else "mpirun"
+        for node, name, given in (
+            (worker, PROGRAM, named.test),
+            (self.caller or worker, launcher, None if self.caller else named.mpirun),
+        ):
+            session = self.run.ways.connect(node, self.deadline)
+            try:
+                path = find(session, name, given)
+            finally:
+                self.run.ways.close(session)
+            if path is None:
+                return lacking(name, given, node.name)
+            if name == PROGRAM:
+                self.test = path
+            else:
+                self.launcher = path
+        return ""
+
+    def __call__(self, sets: Sequence[tuple[str, ...]]) -> list[str]:
+        what = f"{len(sets)} pairs at once" if len(sets) > 1 else f"{len(sets[0])} nodes together"
+        print(f"all-reduce of {self.name}: {what}, at most {self._seconds():.0f} s", file=sys.stderr, flush=True)
+        with ThreadPoolExecutor(min(len(sets), self.run.pace.max_parallel)) as pool:
+            try:
+                return list(pool.map(self._one, sets))
+            except KeyboardInterrupt:
+                # Closing the connections ends the threads, for which leaving the pool waits.
+                self.run.ways.stop()
+                self.troubles.append("stopped by Ctrl-C")
+                return [""] * len(sets)
+
+    def _one(self, words: tuple[str, ...]) -> str:
+        size, efa = floor(self.group.type).bytes, bool(self.group.efa)
+        if self.caller:
+            command = by_srun(words, self.group.gpus, size, efa=efa, program=self.test)
+            command[0] = self.launcher
+        else:
+            command = by_mpirun(words, self.group.gpus, size, efa=efa, program=self.test, mpirun=self.launcher)
+        try:
+            return self._output(self.caller or self.nodes[words[0]], command)
+        except Fault as fault:
+            self.troubles.append(f"{' '.join(words)}: {fault}")
+            return ""
+
+    def _seconds(self) -> float:
+        return max(1.0, min(self.run.options.timeout_s, self.deadline.left() - KILLED_AFTER_S - SPARE_S))
+
+    def _output(self, node: Node, command: Sequence[str]) -> str:
+        seconds = self._seconds()
+        # Open MPI wants root to say twice that it means it.
+        words = ["env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"]
+        searched = libraries(self.test)
+        path = f'LD_LIBRARY_PATH={shlex.quote(searched)}"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}" ' if searched else ""
+        limit = f"timeout -k {KILLED_AFTER_S} {seconds:.0f}"
+        script = f"exec {shlex.join(words)} {path}{limit} {shlex.join(command)}"
+        session = self.run.ways.connect(node, Deadline(seconds))
+        try:
+            answer = session.execute(shlex.join(["sh", "-c", script]), b"", seconds + KILLED_AFTER_S + SPARE_S)
+        finally:
+            self.run.ways.close(session)
+        text = (answer.out + b"\n" + answer.err).decode(errors="replace")
+        if answer.status:
+            said = [line.strip() for line in text.splitlines() if line.strip()]
+            raise Fault("all-reduce", f"status {answer.status}: {said[-1] if said else 'no word'}")
+        return text
+
+
+def _group(launch: _Launch, ready: Sequence[Outcome], named: Programs) -> Reduction:
+    name = launch.name
+    left_out = {one.node.name: why for one in ready if (why := busy(one.result or {}))}
+    free = [one for one in ready if one.node.name not in left_out]
+    if len(free) < 2:
+        many = f"{len(free)} of its nodes are ready{' and idle' if left_out else ''}"
+        return Reduction(name, None, (f"not run: {many}, it takes two",), left_out)
+    launch.nodes = {_word(one, launch.caller): one.node for one in free}
+    try:
+        lack = launch.over() or launch.find(named)
+    except Fault as fault:
+        lack = f"its programs were not found: {fault}"
+    if lack:
+        return Reduction(name, None, (f"not run: {lack}",), left_out, unable=True)
+    measured = measure(list(launch.nodes), launch.group.type, launch.group.efa, launch, launch.over)
+    return Reduction(name, measured, tuple(dict.fromkeys(launch.troubles)), left_out)
+
+
+def _word(outcome: Outcome, caller: Node | None) -> str:
+    """What the launcher calls a node: Slurm by its host name, mpirun as well where we have no address of it."""
+    node = outcome.node
+    host = str((outcome.result or {}).get("host") or node.name)
+    return host if caller or node.route.proxy else node.address
+
+
+def _role(run: Run, node: Node) -> str | None:
+    cluster = run.inventory.cluster
+    group = cluster.groups.get(node.group or "") if cluster else None
+    return group.role if group else None
+
+
+def lines(found: Sequence[Reduction]) -> list[str]:
+    """What node-verify says of it."""
+    said = []
+    for one in found:
+        head = f"all-reduce{f' of {one.group}' if one.group else ''}"
+        said += [f"{head}: {name} is left out: {why}" for name, why in one.left_out.items()]
+        if one.measured is None:
+            said += [f"{head}: {why}" for why in one.why]
+            continue
+        said += ["", f"{head}: {_told(one.measured.together)}", *(f"  {why}" for why in one.why)]
+        said += [f"  {' and '.join(sorted(pair))}: {_told(verdict)}" for pair, verdict in one.measured.pairs.items()]
+        if one.measured.finding.culprits:
+            said.append(f"  slow in every pair: {', '.join(one.measured.finding.culprits)}")
+        if one.measured.ended:
+            said.append(f"  the search for the bad node ended: {one.measured.ended}")
+    return said
+
+
+def _told(verdict: Verdict) -> str:
+    return f"{verdict.status}: {verdict.why}"
+
+
+def as_json(found: Sequence[Reduction]) -> list[dict[str, Any]]:
+    return [_as_json(one) for one in found]
+
+
+def _as_json(one: Reduction) -> dict[str, Any]:
+    measured = one.measured
+    return {
+        "group": one.group,
+        "why": list(one.why),
+        "left_out": dict(one.left_out),
+        "together": vars(measured.together) if measured else None,
+        "pairs": [{"nodes": sorted(pair), **vars(verdict)} for pair, verdict in measured.pairs.items()]
+        if measured
+        else [],
+        "culprits": list(measured.finding.culprits) if measured else [],
+        "ended": measured.ended if measured else "",
+    }

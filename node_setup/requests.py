@@ -1,0 +1,115 @@
+"""What the agents are asked for, out of flags and the Cluster; mistakes are found here, before any node is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from infra.cluster import Cluster, node_document
+from infra.problems import problem
+from node_setup.agent import catalog, plan
+from node_setup.agent.model import AgentError, Request
+from node_setup.agent.problem import did_you_mean
+from node_setup.hosts import FleetError, Node
+
+SPELLING = "ID=VALUE, ID=on or ID=off"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What flags say, the same for all nodes; the fields are those of `agent.model.Request`, but for `skipped`: which of the
+    overrides `--skip` made."""
+
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    skipped: frozenset[str] = frozenset()
+    profile: str | None = None
+    force: bool = False
+    allow_reboot: bool = False
+
+
+def wanted(
+    only: Sequence[str], skip: Sequence[str], settings: Sequence[str], profile: str | None, **more: bool
+) -> Wanted:
+    """The flags of `node-tune` as one. FleetError names every mistake."""
+    problems = [
+        problem(flag, text, "is empty", fix="name something, or leave the flag out")
+        for flag, texts in (("--only", only), ("--skip", skip), ("--profile", [] if profile is None else [profile]))
+        for text in texts
+        if not _words([text])
+    ]
+    overrides: dict[str, str] = {}
+    skipped: set[str] = set()
+    ids = [setting.id for setting in catalog.load()] if skip else []
+    for text in _words(skip):
+        found = [one for one in ids if fnmatchcase(one, text)]
+        skipped.update(found)
+        if not found:
+            problems.append(problem("--skip", text, "no such setting", fix=did_you_mean(text, ids)))
+    given = [("--skip", one, one, "=", "off") for one in sorted(skipped)]
+    given += [("--set", text, *text.partition("=")) for text in settings]
+    for flag, text, name, equals, value in given:
+        if not (name.strip() and equals and value.strip()):
+            problems.append(problem(flag, text, "names no value", allowed=SPELLING))
+        elif overrides.get(name.strip(), value.strip()) != value.strip():
+            why = f"contradicts {name.strip()}={overrides[name.strip()]}"
+            problems.append(problem(flag, text, why, fix="say one of the two"))
+        else:
+            overrides[name.strip()] = value.strip()
+    if problems:
+        raise FleetError(problems)
+    return Wanted(overrides, tuple(_words(only)), frozenset(skipped), profile, **more)
+
+
+def checked(asked: Wanted, cluster: Cluster | None) -> Wanted:
+    """The same; FleetError for what every agent would refuse: unknown settings and profiles, values out of range."""
+    request = Request(document=_document(cluster), overrides=asked.overrides, only=asked.only, profile=asked.profile)
+    try:
+        problems = list(plan.mistakes(catalog.load(), request))
+    except AgentError as error:
+        problems = list(error.problems)
+    if problems:
+        raise FleetError([_as_flag(one, asked) for one in problems])
+    return asked
+
+
+def _as_flag(line: str, asked: Wanted) -> str:
+    """A mistake of a request, which names its field, by the flag that filled it."""
+    name = line.partition(" = ")[0]
+    setting = name.removeprefix("setting.")
+    if name in ("only", "profile"):
+        return f"--{line}"
+    if setting == name:
+        return line
+    flag = "--skip" if setting in asked.skipped else "--set"
+    return f"{flag} {line.removeprefix('setting.')}"
+
+
+def request_for(node: Node, asked: Wanted, cluster: Cluster | None) -> dict[str, Any]:
+    """The request of one node, as its agent reads it. Without a Cluster the agent takes what it was tuned for before."""
+    expect = {"lustre_source": _lustre_source(cluster)} if cluster and cluster.lustre else {}
+    return {
+        "document": _document(cluster),
+        "group": node.group,
+        "profile": asked.profile,
+        "overrides": dict(asked.overrides),
+        "only": list(asked.only),
+        "force": asked.force,
+        "allow_reboot": asked.allow_reboot,
+        "expect": expect,
+    }
+
+
+def _lustre_source(cluster: Cluster) -> str:
+    assert cluster.lustre is not None
+    return f"{cluster.lustre.dns_name}@tcp:/{cluster.lustre.mount_name}"
+
+
+def _document(cluster: Cluster | None) -> dict[str, Any]:
+    return node_document(cluster) if cluster else {}
+
+
+def _words(texts: Sequence[str]) -> list[str]:
+    return [word.strip() for text in texts for word in text.split(",") if word.strip()]

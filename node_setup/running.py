@@ -1,0 +1,161 @@
+"""One run of a task: which nodes, which ways to them, at what pace; everything that can be wrong before a node is asked."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fabric import Config, Connection
+
+from node_setup import fleet, pack
+from node_setup.agent.model import AgentError
+from node_setup.asking import Asker
+from node_setup.exchange import Agent
+from node_setup.flags import Flags
+from node_setup.fleet import Outcome, Pace
+from node_setup.hosts import FleetError, Node
+from node_setup.inventory import Inventory, Source, inventory
+from node_setup.known_hosts import KnownHosts
+from node_setup.options import SECTION, Options, options
+from node_setup.progress import Progress
+from node_setup.requests import Wanted, checked, request_for
+from node_setup.transport import Limits, Ways
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `prepare` found; `notes` are lines for the reader that concern no single node."""
+
+    flags: Flags
+    options: Options
+    inventory: Inventory
+    asked: Wanted
+    ways: Ways
+    pace: Pace
+    agent: Agent
+    notes: tuple[str, ...] = ()
+
+    def ask(self, command: str) -> list[Outcome]:
+        """The answer of every node's agent to one command."""
+        return self.each(f"node {command}", self.asker(command))
+
+    def asker(self, command: str) -> Asker:
+        """Asks one node's agent one command."""
+        cluster = self.inventory.cluster
+
+        def request(node: Node) -> Mapping[str, Any]:
+            return request_for(node, self.asked, cluster)
+
+        # This machine's own facts and plan are anybody's to read; only what changes it takes root.
+        privileged = command == "tune" or not all(node.local for node in self.inventory.nodes)
+        return Asker(self.ways, self.agent, command, request, self.options.python, privileged)
+
+    def each(self, label: str, work: fleet.Work) -> list[Outcome]:
+        nodes = self.inventory.nodes
+        with Progress(label, [node.name for node in nodes]) as progress:
+
+            def told(one: Outcome) -> None:
+                progress.node(one.node.name, one.good)
+
+            return fleet.run(nodes, work, self.ways, self.pace, told, progress.beat)
+
+    def close(self) -> None:
+        self.ways.stop()
+
+
+def prepare(context: Any, flags: Flags, asked: Wanted, look: Callable[[Source], Inventory] = inventory) -> Run:
+    """FleetError with every line that keeps the task from beginning; no node was asked for anything by then."""
+    try:
+        return _prepare(context, flags, asked, look)
+    except KeyboardInterrupt:
+        raise FleetError("stopped by Ctrl-C before any node was asked") from None
+
+
+def _prepare(context: Any, flags: Flags, asked: Wanted, look: Callable[[Source], Inventory]) -> Run:
+    config = context.config if isinstance(context.config, Config) else Config()
+    chosen = options(dict(config.get(SECTION) or {}), {**flags.options, **_core(config, flags)})
+    limit, serial, percent = flags.amounts()
+    found = look(_source(flags))
+    notes = list(found.notes)
+    if limit and limit < len(found.nodes):
+        notes.append(f"--limit: {limit} of {len(found.nodes)} nodes")
+        found = replace(found, nodes=found.nodes[:limit])
+    over_ssm = any(node.route.proxy for node in found.nodes)
+    pace = Pace(chosen.parallel(ssm=over_ssm), serial, percent, chosen.timeout_s, chosen.total_s)
+    limits = Limits(chosen.connect_s, chosen.login_s, chosen.channel_s, chosen.retries)
+    known = KnownHosts(chosen.known_hosts, strict=chosen.strict_host_keys)
+    wanted = checked(asked, found.cluster)
+    agent = packed(here=any(node.local for node in found.nodes))
+    return Run(flags, chosen, found, wanted, Ways(known, limits, config), pace, agent, tuple(notes))
+
+
+def packed(*, here: bool = False) -> Agent:
+    """The agent of this checkout; `here` it is run from where it was packed, so that looking takes no root. FleetError."""
+    try:
+        if here:
+            path = _here()
+            content = path.read_bytes()
+            return Agent(content, hashlib.sha256(content).hexdigest(), str(path))
+        content = pack.archive()
+    except (pack.PackError, AgentError, OSError) as error:
+        raise FleetError(f"the agent cannot be packed: {error}") from None
+    return Agent(content, hashlib.sha256(content).hexdigest())
+
+
+def _here() -> Path:
+    """The packed agent of this checkout, which may be somebody else's: then it lies in a folder that goes with us."""
+    try:
+        return pack.packed()
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+    folder = Path(tempfile.mkdtemp(prefix="lustrain-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    pack.pack(folder / pack.NAME)
+    return folder / pack.NAME
+
+
+def _source(flags: Flags) -> Source:
+    """What flags say, and the hosts of Fabric's own -H."""
+    source = flags.source
+    if not flags.connections:
+        return source
+    if source.nodes or source.hosts_file or source.local:
+        raise FleetError("-H and --nodes, --hosts-file or --local name different nodes; fix: give one of them")
+    named = [_named(one) for one in flags.connections]
+    hosts = [one.original_host for one in flags.connections]
+    if len(set(named)) == 1:
+        user, port = named[0]
+        return replace(
+            source, nodes=",".join(hosts), route=replace(source.route, user=source.route.user or user, port=port)
+        )
+    addresses = [
+        _address(host, source.route.user or user, port) for host, (user, port) in zip(hosts, named, strict=True)
+    ]
+    return replace(source, nodes=",".join(addresses))
+
+
+def _named(connection: Connection) -> tuple[str | None, int | None]:
+    """User and port as -H names them. What Fabric fills in where it names none is no reason to overrule the Cluster."""
+    config = connection.config
+    user = None if connection.user == config.user else str(connection.user)
+    return user, None if connection.port == config.port else int(connection.port)
+
+
+def _address(host: str, user: str | None, port: int | None) -> str:
+    shown = f"[{host}]" if ":" in host and port else host
+    return (f"{user}@" if user else "") + shown + (f":{port}" if port else "")
+
+
+def _core(config: Config, flags: Flags) -> dict[str, Any]:
+    """Fabric's own -t and -T, where no flag of ours says more."""
+    connect = config.connect_kwargs.get("timeout") or config.timeouts.get("connect")
+    command = config.timeouts.get("command")
+    return {"connect_s": connect, "timeout_s": flags.timeout or command}

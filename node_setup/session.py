@@ -1,0 +1,230 @@
+"""A node that listens: a command with its input goes out, what it said comes back, within a time."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fabric import Connection
+from paramiko.ssh_exception import SSHException
+
+from node_setup.faults import LOST, NO_ANSWER, RUNS_ON, STOPPED, TIMEOUT, Fault
+from node_setup.proxy import Proxy
+
+KEEPALIVE_S = 5
+LOOKS_EVERY_S = 0.5
+LONGEST_ANSWER = 16 << 20
+PIECE = 1 << 16
+ENDS_WITHIN_S = 1.5
+"""What the agent of this machine is given to stop where it can, before it is killed."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said; `status` is -1 where a signal ended it."""
+
+    status: int
+    out: bytes
+    err: bytes
+
+
+class Session(Protocol):
+    """`execute` has a shell run `command` and raises Fault; `root`: commands run as root, without sudo, and `to_be_root` is
+    what mends it where they may not."""
+
+    @property
+    def root(self) -> bool: ...
+
+    @property
+    def to_be_root(self) -> str: ...
+
+    @property
+    def user(self) -> str: ...
+
+    def execute(self, command: str, stdin: bytes, seconds: float) -> Answer: ...
+
+    def close(self) -> None: ...
+
+
+class SshSession:
+    """A Fabric connection with what belongs to it; closing it ends the program that carried it."""
+
+    def __init__(self, connection: Connection, proxy: Proxy | None, stopped: threading.Event) -> None:
+        self.connection = connection
+        self.proxy = proxy
+        self._stopped = stopped
+        self._channel: Any = None
+
+    @property
+    def root(self) -> bool:
+        return self.user == "root"
+
+    @property
+    def to_be_root(self) -> str:
+        return f"let {self.user} use sudo with NOPASSWD, or log in as root by --user"
+
+    @property
+    def user(self) -> str:
+        return str(self.connection.user)
+
+    def open(self, channel_s: float) -> None:
+        """Connect, log in and open the first channel: what fails up to here may be tried again."""
+        self.connection.open()
+        transport = self.connection.transport
+        transport.set_keepalive(KEEPALIVE_S)
+        self._channel = transport.open_session(timeout=channel_s)
+
+    def execute(self, command: str, stdin: bytes, seconds: float) -> Answer:
+        end = time.monotonic() + seconds
+        channel = None
+        try:
+            channel, self._channel = self._channel or self.connection.transport.open_session(timeout=seconds), None
+            channel.settimeout(max(0.1, end - time.monotonic()))
+            channel.exec_command(command)
+            _send(channel, stdin)
+            return self._listen(channel, end, seconds)
+        except (OSError, EOFError, SSHException) as error:
+            raise self._broken(error, seconds, end) from None
+        finally:
+            if channel is not None:
+                channel.close()
+
+    def close(self) -> None:
+        # Not connection.close(), which leaves the socket of a connection open that never came up.
+        self.connection.client.close()
+        if self.proxy is not None:
+            self.proxy.close()
+
+    def _listen(self, channel: Any, end: float, seconds: float) -> Answer:
+        out, err = bytearray(), bytearray()
+        piece: bytes | None = None
+        while piece != b"":
+            left = end - time.monotonic()
+            if left <= 0 or self._stopped.is_set():
+                raise TimeoutError
+            channel.settimeout(min(left, LOOKS_EVERY_S))
+            try:
+                piece = channel.recv(PIECE)
+            except TimeoutError:
+                # What the command left running may hold the output open for ever; its own status says that it is done.
+                piece = b"" if channel.exit_status_ready() and not channel.recv_ready() else None
+            out += piece or b""
+            while channel.recv_stderr_ready():
+                err += channel.recv_stderr(PIECE)
+            if len(out) + len(err) > LONGEST_ANSWER:
+                raise Fault(NO_ANSWER, f"it says more than {LONGEST_ANSWER >> 20} MiB", "look at what it runs")
+        channel.status_event.wait(max(LOOKS_EVERY_S, end - time.monotonic()))
+        # paramiko's -1: the other side named no status. With the connection gone too, nobody knows how the command ended.
+        if channel.exit_status == -1 and not channel.get_transport().is_active():
+            raise EOFError
+        return Answer(channel.exit_status, bytes(out), bytes(err))
+
+    def _broken(self, error: Exception, seconds: float, end: float) -> Fault:
+        if self._stopped.is_set():
+            # sshd lets a program without a terminal run on when its channel closes.
+            return Fault(STOPPED, RUNS_ON, "run it again: what was done is found and left alone")
+        if isinstance(error, TimeoutError) or time.monotonic() >= end:
+            return Fault(
+                TIMEOUT, f"no answer within {seconds:.0f} s", "give it more --timeout, or look what hangs there"
+            )
+        said = " ".join(str(error).split()).rstrip(".") or "closed by the node"
+        return Fault(LOST, f"the connection broke while it ran: {said}")
+
+
+def _send(channel: Any, stdin: bytes) -> None:
+    """All of the input, then its end. TimeoutError."""
+    try:
+        channel.sendall(stdin)
+        channel.shutdown_write()
+    except TimeoutError:
+        raise
+    except OSError:
+        # A command may end without reading its input; its status says why, or that the connection is gone.
+        return
+
+
+class LocalSession:
+    """This machine, without SSH; what is stopped here is ended with all that it started."""
+
+    def __init__(self, stopped: threading.Event) -> None:
+        self._stopped = stopped
+
+    @property
+    def root(self) -> bool:
+        return os.geteuid() == 0
+
+    @property
+    def to_be_root(self) -> str:
+        return "run all of it as root: sudo fab …"
+
+    @property
+    def user(self) -> str:
+        return getpass.getuser()
+
+    def execute(self, command: str, stdin: bytes, seconds: float) -> Answer:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(["sh", "-c", command], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        try:
+            out, err = self._listen(process, stdin, seconds)
+        except BaseException as error:
+            gone = _end(process)
+            if isinstance(error, TimeoutError):
+                raise self._broken(seconds, gone) from None
+            raise
+        return Answer(process.returncode if process.returncode >= 0 else -1, out, err)
+
+    def close(self) -> None:
+        """Nothing stays open between commands."""
+
+    def _listen(self, process: subprocess.Popen[bytes], stdin: bytes, seconds: float) -> tuple[bytes, bytes]:
+        """What it says until its end. TimeoutError when it is not waited for any longer."""
+        end, left_to_send = time.monotonic() + seconds, stdin or None
+        while True:
+            left = max(0.0, end - time.monotonic())
+            try:
+                return process.communicate(left_to_send, min(left, LOOKS_EVERY_S))
+            except subprocess.TimeoutExpired:
+                left_to_send = None
+                if self._stopped.is_set() or left <= LOOKS_EVERY_S:
+                    raise TimeoutError from None
+
+    def _broken(self, seconds: float, gone: bool) -> Fault:
+        if not self._stopped.is_set():
+            return Fault(TIMEOUT, f"no answer within {seconds:.0f} s", "give it more --timeout")
+        why = "stopped while it ran; its agent was ended" if gone else RUNS_ON
+        return Fault(STOPPED, why, "run it again: what was done is found and left alone")
+
+
+def _end(process: subprocess.Popen[bytes]) -> bool:
+    """Ask the command and all that it started to end, then kill what did not; whether that was ours to do."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in _of_session(process.pid):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+            except PermissionError:
+                # Behind sudo it is root's.
+                return False
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=ENDS_WITHIN_S)
+    return True
+
+
+def _of_session(leader: int) -> list[int]:
+    """Processes of the session that `leader` began; not its process group, since timeout(1) makes one of its own."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):
+            # After the name in parentheses: state, parent, group, session (proc(5)).
+            if int(path.read_text().rpartition(")")[2].split()[3]) == leader:
+                found.append(int(path.parent.name))
+    return found

@@ -1,0 +1,48 @@
+"""Fixtures that hand a test a real container engine, a real registry and an image to start from; all end with the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rehearsal.lab.base import push_base
+from rehearsal.lab.engine import Engine, why_not
+from rehearsal.lab.registry import Registry
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A dockerd that all tests of this process share: count on nothing that it holds, and leave its cache alone."""
+    from tests.conftest import require
+
+    require(why_not() is None, str(why_not()))
+    with Engine(tmp_path_factory.mktemp("engine")) as running:
+        yield running
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    """An empty registry on 127.0.0.1, plain http, open to all."""
+    from tests.conftest import require
+
+    require(why_not() is None, str(why_not()))
+    with Registry(tmp_path / "registry") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def session_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A registry that all tests of this process share; the base image and the cpu image lie in it."""
+    from tests.conftest import require
+
+    require(why_not() is None, str(why_not()))
+    with Registry(tmp_path_factory.mktemp("registry")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def base_image(engine: Engine, session_registry: Registry) -> str:
+    """A minimal Debian as registry/name@sha256:…, also in the shared engine."""
+    return push_base(engine.environment, session_registry.host)

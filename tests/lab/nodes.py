@@ -1,0 +1,27 @@
+"""The fixture that hands a test real nodes: `lab(3, "p5")` boots three, which end with the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rehearsal.lab.nodes import Lab, why_not
+
+StartLab = Callable[..., Lab]
+
+
+@pytest.fixture
+def lab() -> Iterator[StartLab]:
+    """Boots `lab(count, kind="cpu")`; needs root, and says in one line what else is missing."""
+    from tests.conftest import require
+
+    require(why_not() is None, str(why_not()))
+    with ExitStack() as running:
+
+        def start(count: int, kind: str = "cpu", folders: Iterable[Path | str] = (), metadata: bool = False) -> Lab:
+            return running.enter_context(Lab(count, kind, folders, metadata))
+
+        yield start

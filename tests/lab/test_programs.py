@@ -1,0 +1,251 @@
+"""What the lab's stand-in programs keep to: state that lives as long as the real one's, and words of the real ones."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rehearsal.lab import hardware
+from rehearsal.lab.nodes import Lab, Node, why_not
+from tests.conftest import require
+from tests.lab.nodes import StartLab
+
+pytestmark = pytest.mark.slow
+
+PROGRAMS = Path(hardware.__file__).parent / "programs"
+LUSTRE = ("fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd", "/fsx")
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Lab]:
+    """Two nodes that the tests of this file share and do not break."""
+    require(why_not() is None, str(why_not()))
+    with Lab(2, "p5") as lab:
+        for node in lab.nodes:
+            node.exec("mkdir", "-p", "/fsx")
+        yield lab
+
+
+@pytest.fixture
+def node(pair: Lab) -> Iterator[Node]:
+    """With Lustre mounted anew."""
+    one = pair.nodes[0]
+    one.exec("mount", "-t", "lustre", *LUSTRE, "-o", "noatime,flock,_netdev")
+    yield one
+    one.exec("umount", "/fsx")
+
+
+def test_every_stand_in_says_first_what_it_is_not() -> None:
+    names = {link.rpartition("/")[2] for kind in hardware.KINDS.values() for link in hardware.stand_ins(kind)}
+    assert {"systemctl", "lctl", "nvidia-smi", "mkfs.xfs", "fi_info", "hl-smi"} <= names
+    for name in names:
+        module = PROGRAMS / f"{name.replace('-', '_').replace('.', '_')}.py"
+        text = ast.get_docstring(ast.parse(module.read_text())) or ""
+        assert text.startswith("Not "), f"{module.name}: {text[:60]!r}"
+
+
+def test_hardware_of_a_kind_only_has_programs_of_that_kind(lab: StartLab) -> None:
+    node = lab(1, "plain").nodes[0]
+    for program in ("nvidia-smi", "hl-smi", "lctl", "fi_info"):
+        assert node.exec("which", program, check=False).returncode != 0
+    assert "unknown filesystem type 'lustre'" in node.exec("mount", "-t", "lustre", *LUSTRE, check=False).stderr
+    node.set_hardware("gaudi")
+    assert node.exec("sh", "-c", "hl-smi -Q index,name -f csv,noheader | wc -l").stdout.strip() == "8"
+    node.set_hardware("plain")
+    assert node.exec("which", "hl-smi", check=False).returncode != 0
+
+
+def test_a_kind_of_hardware_that_nobody_knows_is_named() -> None:
+    require(why_not() is None, str(why_not()))
+    with pytest.raises(ValueError, match="kind = 'p99': not known; allowed: plain, login"):
+        Lab(1, "p99")
+
+
+def test_systemctl_shows_units_in_the_order_asked_and_absent_ones_as_not_found(node: Node) -> None:
+    wanted = "--property=Id,LoadState,ActiveState,UnitFileState,Result"
+    blocks = node.exec("systemctl", "show", wanted, "--", "slurmd.service", "none.service").stdout.strip().split("\n\n")
+    rows = [dict(line.split("=", 1) for line in block.splitlines()) for block in blocks]
+    assert rows[0] == {
+        "Id": "slurmd.service",
+        "LoadState": "loaded",
+        "ActiveState": "active",
+        "UnitFileState": "enabled",
+        "Result": "success",
+    }
+    assert (rows[1]["Id"], rows[1]["LoadState"], rows[1]["UnitFileState"]) == ("none.service", "not-found", "")
+
+
+def test_systemctl_heeds_a_changed_unit_only_after_daemon_reload(node: Node) -> None:
+    node.write("/etc/systemd/system/slurmd.service.d/x.conf", "[Service]\nLimitNOFILE=4321\n")
+    assert "NeedDaemonReload=yes" in node.exec("systemctl", "show", "slurmd").stdout
+    node.exec("systemctl", "restart", "slurmd")
+    assert " 4321 " not in node.read(f"/proc/{pid_of(node, 'slurmd')}/limits")
+    node.exec("systemctl", "daemon-reload")
+    node.exec("systemctl", "restart", "slurmd")
+    assert " 4321 " in node.read(f"/proc/{pid_of(node, 'slurmd')}/limits")
+
+
+def test_a_limit_that_the_machine_may_not_grant_is_shown_as_systemd_would_have_set_it(node: Node) -> None:
+    node.write("/etc/systemd/system/slurmd.service.d/y.conf", "[Service]\nLimitMEMLOCK=infinity\n")
+    node.exec("systemctl", "daemon-reload")
+    node.exec("systemctl", "restart", "slurmd")
+    limits = node.read(f"/proc/{pid_of(node, 'slurmd')}/limits").splitlines()
+    row = next(line for line in limits if line.startswith("Max locked memory"))
+    assert row.split()[3:] == ["unlimited", "unlimited", "bytes"]
+
+
+def pid_of(node: Node, process: str) -> str:
+    return node.exec("pgrep", "-ox", process).stdout.strip()
+
+
+def test_an_enabled_oneshot_runs_at_each_boot_after_what_it_names(lab: StartLab) -> None:
+    node = lab(1).nodes[0]
+    service = "[Service]\nType=oneshot\nExecStart=/bin/sh -c 'echo {} >>/var/order'\n"
+    unit = "[Unit]\nAfter={}\n" + service + "[Install]\nWantedBy=multi-user.target\n"
+    node.write("/etc/systemd/system/a.service", unit.format("b.service", "a"))
+    node.write("/etc/systemd/system/b.service", unit.format("", "b"))
+    done = node.exec("systemctl", "enable", "a.service", "b.service")
+    assert "Created symlink /etc/systemd/system/multi-user.target.wants/a.service" in done.stderr
+    node.reboot()
+    assert node.read("/var/order").split() == ["b", "a"]
+    node.exec("systemctl", "disable", "a")
+    node.reboot()
+    assert node.read("/var/order").split() == ["b", "a", "b"]
+
+
+def test_a_unit_that_fails_is_failed_and_says_so(node: Node) -> None:
+    node.write("/etc/systemd/system/bad.service", "[Service]\nType=oneshot\nExecStart=/bin/false\n")
+    done = node.exec("systemctl", "start", "bad", check=False)
+    assert (done.returncode, done.stderr.startswith("Job for bad.service failed")) == (1, True)
+    assert node.exec("systemctl", "is-active", "bad", check=False).stdout == "failed\n"
+    node.exec("systemctl", "reset-failed", "bad")
+    assert node.exec("systemctl", "is-active", "bad", check=False).stdout == "inactive\n"
+    assert node.exec("systemctl", "start", "none", check=False).returncode == 5
+
+
+def test_a_mounted_lustre_is_in_proc_mounts_and_shared_by_all_nodes(pair: Lab, node: Node) -> None:
+    other = pair.nodes[1]
+    row = next(line for line in node.read("/proc/mounts").splitlines() if " /fsx " in line)
+    assert row.split()[1:4] == ["/fsx", "lustre", "rw,noatime,flock,checksum,nouser_xattr,lruresize,lazystatfs"]
+    node.write("/fsx/shared", "x")
+    assert " /fsx " not in other.read("/proc/mounts")
+    other.exec("mount", "-t", "lustre", *LUSTRE)
+    assert other.read("/fsx/shared") == "x"
+    other.exec("umount", "/fsx")
+    assert " /fsx " not in other.read("/proc/mounts")
+    wrong = other.exec("mount", "-t", "lustre", "fs-1@tcp:/unreachable", "/fsx", check=False)
+    assert "Is the MGS specification correct?" in wrong.stderr
+
+
+def test_lustre_parameters_have_instances_and_bounds_and_end_with_the_mount(node: Node) -> None:
+    pattern = "osc.*OST*.max_rpcs_in_flight"
+    assert len(set(node.exec("lctl", "get_param", "-n", pattern).stdout.split())) == 1
+    node.exec("lctl", "set_param", f"{pattern}=32")
+    values = node.exec("lctl", "get_param", pattern).stdout.splitlines()
+    assert len(values) == 4
+    assert all(value.endswith("=32") for value in values)
+    assert "out of range" in node.exec("lctl", "set_param", f"{pattern}=257", check=False).stderr
+    # More than the servers granted is taken without a word, and is not what one then reads.
+    node.exec("lctl", "set_param", "osc.*.max_pages_per_rpc=4096")
+    assert set(node.exec("lctl", "get_param", "-n", "osc.*.max_pages_per_rpc").stdout.split()) == {"1024"}
+    absent = node.exec("lctl", "get_param", pattern, "mdt.*.x", check=False)
+    assert (absent.returncode, len(absent.stdout.splitlines())) == (2, 4)
+    assert absent.stderr == "error: get_param: param_path 'mdt/*/x': No such file or directory\n"
+    node.exec("umount", "/fsx")
+    node.exec("mount", "-t", "lustre", *LUSTRE)
+    assert set(node.exec("lctl", "get_param", "-n", pattern).stdout.split()) == {"8"}
+
+
+def test_metadata_requests_that_change_something_stay_below_all(node: Node) -> None:
+    both = ("mdc.*.max_mod_rpcs_in_flight=50", "mdc.*.max_rpcs_in_flight=64")
+    assert node.exec("lctl", "set_param", both[0], check=False).returncode != 0
+    assert node.exec("lctl", "set_param", both[1], both[0]).returncode == 0
+
+
+def test_a_directorys_layout_is_the_file_systems_and_inherited(pair: Lab, node: Node) -> None:
+    node.exec("mkdir", "-p", "/fsx/checkpoints/inner")
+    assert "lcm_entry_count:   4" in node.exec("lfs", "getstripe", "-d", "/fsx/checkpoints").stdout
+    node.exec("lfs", "setstripe", "-c", "-1", "-S", "16M", "/fsx/checkpoints")
+    plain = "stripe_count:  -1 stripe_size:   16777216 pattern:       raid0 stripe_offset: -1\n"
+    assert node.exec("lfs", "getstripe", "-d", "/fsx/checkpoints/inner").stdout == plain
+    other = pair.nodes[1]
+    other.exec("mount", "-t", "lustre", *LUSTRE)
+    assert other.exec("lfs", "getstripe", "-d", "/fsx/checkpoints").stdout == plain
+    other.exec("umount", "/fsx")
+    assert "Inappropriate ioctl" in node.exec("lfs", "getstripe", "-d", "/tmp", check=False).stderr
+
+
+def test_module_options_count_when_the_module_is_loaded_and_not_later(lab: StartLab) -> None:
+    node = lab(1).nodes[0]
+    file = "/sys/module/ptlrpc/parameters/ptlrpcd_per_cpt_max"
+    node.exec("modprobe", "lustre")
+    node.write("/etc/modprobe.d/x.conf", "options ptlrpc ptlrpcd_per_cpt_max=32\n")
+    node.exec("modprobe", "lustre")
+    assert node.read(file) == "8\n"
+    node.write("/etc/modules-load.d/x.conf", "lustre\n")
+    node.reboot()
+    assert node.read(file) == "32\n"
+    assert "not found" in node.exec("/usr/sbin/modprobe", "anything", check=False).stderr
+
+
+def test_clocks_of_gpus_are_kept_until_the_node_reboots(lab: StartLab) -> None:
+    node = lab(1, "p5").nodes[0]
+    query = ("nvidia-smi", "--query-gpu=index,clocks.applications.graphics", "--format=csv,noheader,nounits")
+    node.exec("nvidia-smi", "-i", "3", "-ac", "2619,1980")
+    assert node.exec(*query).stdout.splitlines()[2:4] == ["2, 1830", "3, 1980"]
+    assert node.exec("nvidia-smi", "-ac", "2619,9999", check=False).returncode != 0
+    unknown = node.exec("nvidia-smi", "--query-gpu=index,nonsense", "--format=csv,noheader", check=False)
+    assert 'Field "nonsense" is not a valid field to query.' in unknown.stdout
+    node.reboot()
+    assert node.exec(*query).stdout.splitlines()[3] == "3, 1830"
+
+
+def test_an_array_is_assembled_again_at_boot_and_nothing_on_disks_is_overwritten(lab: StartLab) -> None:
+    node = lab(1, "p5").nodes[0]
+    disks = ("/dev/nvme1n1", "/dev/nvme2n1")
+    create = ("mdadm", "--create", "/dev/md/x", "--level=0", "--raid-devices=2", *disks)
+    node.exec(*create)
+    node.exec("mkfs.xfs", "-L", "scratch", "/dev/md/x")
+    assert "create aborted" in node.exec(*create, check=False).stderr
+    assert "existing filesystem" in node.exec("mkfs.xfs", "/dev/md/x", check=False).stderr
+    node.exec("mkdir", "/scratch")
+    for _ in range(2):
+        node.exec("mount", "/dev/disk/by-label/scratch", "/scratch")
+        node.exec("sh", "-c", "echo x >>/scratch/file")
+        assert "/dev/md127 /scratch xfs" in node.read("/proc/mounts")
+        node.reboot()
+    assert node.exec("ls", "/sys/block/md127/slaves").stdout.split() == ["nvme1n1", "nvme2n1"]
+    node.exec("mount", "/dev/md127", "/scratch")
+    assert node.read("/scratch/file") == "x\nx\n"
+    assert "special device" in node.exec("/usr/bin/mount", "/dev/md9", "/scratch", check=False).stderr
+
+
+def test_kernel_arguments_come_with_the_next_boot(lab: StartLab) -> None:
+    node = lab(1).nodes[0]
+    node.write("/etc/default/grub.d/90-x.cfg", 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX intel_idle.max_cstate=1"\n')
+    node.exec("update-grub")
+    assert "max_cstate" not in node.read("/proc/cmdline")
+    node.reboot()
+    assert "intel_idle.max_cstate=1" in node.read("/proc/cmdline").split()
+    assert node.read("/sys/module/intel_idle/parameters/max_cstate") == "1\n"
+
+
+def test_chrony_follows_a_source_once_it_was_told_to_read_it(lab: StartLab) -> None:
+    node = lab(1).nodes[0]
+    node.exec("chronyc", "reload", "sources")
+    node.write("/etc/chrony/sources.d/x.sources", "server 169.254.169.123 prefer iburst\n")
+    assert "169.254.169.123" not in node.exec("chronyc", "-c", "-n", "tracking").stdout
+    node.exec("chronyc", "reload", "sources")
+    assert node.exec("chronyc", "-c", "-n", "tracking").stdout.split(",")[1] == "169.254.169.123"
+    node.exec("systemctl", "stop", "chrony")
+    assert "506 Cannot talk to daemon" in node.exec("chronyc", "tracking", check=False).stderr
+
+
+def test_packages_are_held_by_the_real_apt_mark(node: Node) -> None:
+    require(node.exec("which", "apt-mark", check=False).returncode == 0, "no apt-mark on this machine")
+    node.exec("apt-mark", "hold", "linux-aws")
+    assert "linux-aws" in node.exec("apt-mark", "showhold").stdout.split()
+    assert "linux-aws" not in Path("/var/lib/dpkg/status").read_text()

@@ -1,0 +1,71 @@
+"""`fab` against the nodes of a lab, as an operator would call it: a process of its own, with a Cluster in a file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.cluster import to_json
+from rehearsal.lab.cluster import cluster_of
+from rehearsal.lab.nodes import Lab
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one `fab` task came to; `nodes` by the name that the lab has for them."""
+
+    status: int
+    report: Mapping[str, Any]
+    errors: str
+    seconds: float
+    nodes: Mapping[str, Mapping[str, Any]]
+
+    def rows(self, node: str, *statuses: str) -> list[str]:
+        """Settings of a node that have one of the statuses."""
+        return [row["setting"] for row in self.nodes[node]["result"]["rows"] if row["status"] in statuses]
+
+
+class Operator:
+    """Someone with a Cluster file and a recorded host key for each node. `settings` is the Cluster's tuning."""
+
+    def __init__(self, lab: Lab, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+        self._lab = lab
+        self._cluster = folder / "cluster.json"
+        self._cluster.write_text(json.dumps(to_json(cluster_of(lab, settings))))
+        self.known_hosts = folder / "known_hosts"
+
+    def command(self, task: str, *flags: str) -> list[str]:
+        self.known_hosts.write_text(Path(self._lab.known_hosts).read_text())
+        own = ["--cluster", str(self._cluster), "--known-hosts", str(self.known_hosts), "--strict-host-keys", "--json"]
+        return [sys.executable, "-m", "fabric", task, *own, *flags]
+
+    def start(self, task: str, *flags: str) -> subprocess.Popen[str]:
+        """The task as a process of its own, of whose end `said` tells."""
+        return subprocess.Popen(
+            self.command(task, *flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        )
+
+    def fab(self, task: str, *flags: str, within: float = 120.0) -> Said:
+        begun = time.monotonic()
+        return self.said(self.start(task, *flags), begun, within)
+
+    def said(self, process: subprocess.Popen[str], begun: float, within: float = 120.0) -> Said:
+        """What a started task came to; AssertionError with its words where that is no report."""
+        try:
+            out, err = process.communicate(timeout=within)
+        finally:
+            process.kill()
+        seconds = time.monotonic() - begun
+        assert out.startswith("{"), out + err
+        report = json.loads(out)
+        names = {node.address: node.name for node in self._lab.nodes}
+        nodes = {names[one["address"]]: one for one in report["nodes"]}
+        return Said(process.returncode, report, err, seconds, nodes)

@@ -1,0 +1,313 @@
+"""A node that tunes itself ends as one that is tuned over SSH, and its exit status says whether it may take jobs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node_setup.agent import owned
+from node_setup.agent.boot import boot, found, judge
+from node_setup.agent.identity import Identity
+from node_setup.agent.kinds.agent import BOOT_UNIT, UNIT
+from node_setup.agent.kinds.agent import plan as plan_agent
+from node_setup.agent.lock import held
+from node_setup.agent.model import AgentError, Copy, Remark, Request, Run, Setting, Step, Write
+from node_setup.agent.tune import tune
+from tests.conftest import require
+from tests.node_setup.agents import BareHost
+
+DOCUMENT = {
+    "version": 1,
+    "cluster": "llm",
+    "backend": "ec2",
+    "groups": {"train": {"type": "c7i.large", "role": "worker", "gpus": 0, "efa": 0, "nvme": 0}},
+    "lustre": None,
+    "mount": None,
+    "tuning": {"profiles": {}, "settings": {"sysctl.vm.max_map_count": "1048576"}},
+}
+MAPS = "proc/sys/vm/max_map_count"
+IN_FLIGHT = (owned.LOCK, owned.REPORT)
+"""Who held the lock, and when the last apply was: of these alone no two nodes have the same."""
+
+
+def machine(root: Path) -> BareHost:
+    for path, text in ((MAPS, "65530\n"), ("etc/lustrain/node.json", '{"group": "train"}\n'), ("proc/stat", "cpu 0\n")):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return BareHost(root)
+
+
+def bundle(folder: Path, document: str) -> Identity:
+    """The packed agent as a lifecycle script finds it, with the document beside it."""
+    folder.mkdir()
+    (folder / "node_setup.pyz").write_bytes(b"PK stands for the packed agent")
+    (folder / "tuning.json").write_text(document)
+    return Identity(str(folder / "node_setup.pyz"), "5e" * 32, None)
+
+
+def state(root: Path) -> dict[str, bytes]:
+    files = {f"/{path.relative_to(root)}": path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {name: content for name, content in files.items() if name not in IN_FLIGHT}
+
+
+def silent(line: str) -> None:
+    """A log that nobody reads."""
+
+
+def text(document: dict[str, Any]) -> str:
+    return json.dumps(document, sort_keys=True, indent=1) + "\n"
+
+
+def test_a_node_that_boots_ends_byte_by_byte_as_one_tuned_over_ssh(tmp_path: Path) -> None:
+    identity = bundle(tmp_path / "bundle", text(DOCUMENT))
+    booted, tuned = machine(tmp_path / "booted"), machine(tmp_path / "tuned")
+    assert boot(booted, identity, silent)[1] == 0
+    tune(tuned, Request(document=DOCUMENT, group="train"), identity, 0.0, silent)
+    assert state(tmp_path / "booted") == state(tmp_path / "tuned")
+    assert (tmp_path / "booted" / MAPS).read_text() == "1048576"
+    assert json.loads((tmp_path / "booted" / owned.TUNING.lstrip("/")).read_text()) == {**DOCUMENT, "group": "train"}
+
+
+def test_a_second_boot_changes_nothing_and_needs_no_bundle(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    host = machine(root)
+    identity = bundle(tmp_path / "bundle", text(DOCUMENT))
+    boot(host, identity, silent)
+    before = state(root)
+    installed = Identity(str(root / owned.AGENT.lstrip("/")), identity.sha256, None)
+    (root / owned.AGENT.lstrip("/")).write_bytes(b"PK stands for the packed agent")
+    (root / MAPS).write_text("65530\n")
+    lines: list[str] = []
+    assert boot(host, installed, lines.append)[1] == 0
+    assert lines[0] == f"wanted: {owned.TUNING}"
+    assert {**state(root)} == before
+
+
+def test_what_lies_beside_the_agent_comes_before_what_the_node_kept(tmp_path: Path) -> None:
+    host = machine(tmp_path / "node")
+    boot(host, bundle(tmp_path / "old", text({**DOCUMENT, "cluster": "old"})), silent)
+    request, where = found(host, bundle(tmp_path / "new", text(DOCUMENT)))
+    assert (request.document["cluster"], where) == ("llm", str(tmp_path / "new/tuning.json"))
+    assert found(host, Identity())[0].document["cluster"] == "old"
+
+
+def test_a_node_without_a_document_is_tuned_by_its_facts(tmp_path: Path) -> None:
+    host = machine(tmp_path)
+    lines: list[str] = []
+    assert boot(host, Identity(), lines.append)[1] == 0
+    assert "the facts decide" in lines[0]
+    assert (tmp_path / MAPS).read_text() == "524288"
+
+
+@pytest.mark.parametrize(
+    "broken", ["", "{", "[]", '{"version": 2}', '{"version": 1, "tuning": {"settings": {"a": 1}}}']
+)
+def test_a_broken_document_is_one_line_and_nothing_is_done(broken: str, tmp_path: Path) -> None:
+    host = machine(tmp_path / "node")
+    with pytest.raises(AgentError) as caught:
+        boot(host, bundle(tmp_path / "bundle", broken), silent)
+    assert len(caught.value.problems) == 1
+    assert (tmp_path / "node" / MAPS).read_text() == "65530\n"
+
+
+def row(severity: str, status: str, setting: str = "sysctl.x") -> dict[str, Any]:
+    return {"setting": setting, "severity": severity, "status": status, "target": "/x", "why": "it says no"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ([row("should", "failed"), row("must", "changed")], 0),
+        ([row("must", "failed")], 1),
+        ([row("must", "ok"), row("should", "unknown"), row("should", "conflict")], 0),
+        ([row("must", "unknown")], 1),
+        ([row("must", "conflict")], 1),
+        ([row("must", "reboot"), row("must", "skipped")], 0),
+        ([], 1),
+    ],
+)
+def test_only_what_a_node_must_have_keeps_it_from_jobs(rows: list[dict[str, Any]], code: int) -> None:
+    assert judge({"rows": rows, "unplanned": [], "errors": [], "refused": None}, silent) == code
+
+
+def test_the_log_names_the_setting_that_failed_and_why() -> None:
+    lines: list[str] = []
+    judge(
+        {"rows": [row("must", "failed"), row("should", "ok", "fine")], "unplanned": [], "errors": [], "refused": None},
+        lines.append,
+    )
+    assert lines[0] == "failed: sysctl.x (must) /x: it says no"
+    assert lines[1] == "this node may take no jobs: sysctl.x"
+    assert not any("fine" in line for line in lines)
+
+
+def test_a_boot_that_never_gets_the_lock_fails_and_names_its_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node_setup.agent.boot.WAIT_S", 0.2)
+    host, lines = machine(tmp_path), list[str]()
+    with held(host, 0.0):
+        assert boot(BareHost(tmp_path), Identity(), lines.append)[1] == 1
+    assert any(line.startswith("nothing done: another agent changes this node: pid ") for line in lines)
+
+
+SETTING = Setting("agent.at-boot", "agent", ("cpu",), "a reason", "a source")
+
+
+def agent_plan(facts: dict[str, Any], request: Request | None = None) -> list[Step | Remark]:
+    return plan_agent([SETTING], frozenset({SETTING.id}), facts, request or Request(document=DOCUMENT))
+
+
+def in_place() -> dict[str, Any]:
+    """Facts of a node with systemd on which all of it is as it should be."""
+    tuning = text({**DOCUMENT, "group": "train"})
+    return {
+        "agent": {"sha256": "aa" * 32, "installed": "aa" * 32, "path": owned.AGENT},
+        "group": "train",
+        "init": "systemd",
+        "services": {UNIT: {"load": "loaded", "enabled": "enabled"}},
+        "files": {owned.TUNING: {"content": tuning}, owned.BOOT_UNIT: {"content": BOOT_UNIT}},
+    }
+
+
+def test_an_installed_and_enabled_agent_needs_nothing() -> None:
+    assert [one.status for one in agent_plan(in_place()) if isinstance(one, Remark)] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("change", "target", "action"),
+    [
+        (
+            {"agent": {"sha256": "bb" * 32, "installed": "aa" * 32, "path": "/b.pyz"}},
+            owned.AGENT,
+            Copy("/b.pyz", owned.AGENT),
+        ),
+        (
+            {"agent": {"sha256": "bb" * 32, "installed": None, "path": "/b.pyz"}},
+            owned.AGENT,
+            Copy("/b.pyz", owned.AGENT),
+        ),
+        (
+            {"group": "other"},
+            owned.TUNING,
+            Write(owned.TUNING, text({**DOCUMENT, "group": "other"})),
+        ),
+        ({"services": {UNIT: {"enabled": "disabled"}}}, owned.BOOT_UNIT, Run(("systemctl", "enable", UNIT))),
+        ({"services": None}, owned.BOOT_UNIT, Run(("systemctl", "enable", UNIT))),
+    ],
+)
+def test_what_differs_of_the_installed_agent_is_put_right(change: dict[str, Any], target: str, action: Any) -> None:
+    [only] = agent_plan({**in_place(), **change})
+    assert isinstance(only, Step)
+    assert (only.target, only.actions) == (target, (action,))
+
+
+def test_a_changed_unit_is_written_read_in_and_enabled() -> None:
+    facts = in_place()
+    facts["files"][owned.BOOT_UNIT] = {"content": "[Unit]\n"}
+    [only] = agent_plan(facts)
+    assert isinstance(only, Step)
+    assert [type(action) for action in only.actions] == [Write, Run, Run]
+
+
+def test_a_checkout_installs_no_agent_and_without_systemd_there_is_no_unit() -> None:
+    facts = {**in_place(), "agent": {"sha256": None, "installed": None, "path": None}, "init": "other"}
+    assert [(one.status, one.why[:10]) for one in agent_plan(facts) if isinstance(one, Remark)] == [
+        ("skipped", "no systemd")
+    ]
+    assert not [one for one in agent_plan(facts) if isinstance(one, Step)]
+
+
+def test_nothing_is_planned_for_a_setting_that_is_not_asked_for() -> None:
+    assert plan_agent([SETTING], frozenset(), {}, Request()) == []
+
+
+def test_the_unit_waits_for_what_it_tunes_and_runs_the_installed_agent() -> None:
+    for name in ("network-online.target", "configure-efa-fsx-lustre-client.service", "lustrain-boot.service"):
+        assert name in BOOT_UNIT
+    assert f"ExecStart=/usr/bin/python3 -I -S {owned.AGENT} boot\n" in BOOT_UNIT
+
+
+def test_no_job_comes_before_the_unit_and_what_failed_is_tried_again_some_times() -> None:
+    sections = BOOT_UNIT.split("\n[")
+    unit, service = (next(one for one in sections if name in one) for name in ("Unit]", "Service]"))
+    assert "\nBefore=slurmd.service\n" in unit
+    assert "\nRestart=on-failure\nRestartSec=30\n" in service
+    assert "\nStartLimitIntervalSec=2h\nStartLimitBurst=5\n" in f"{unit}\n"
+    times, passes = 2 * 3600, 5
+    assert passes * (900 + 30) < times, "passes that all run into their timeout would never reach the limit"
+
+
+def test_systemd_has_nothing_to_say_against_the_unit(tmp_path: Path) -> None:
+    verify = shutil.which("systemd-analyze")
+    require(verify is not None, "no systemd-analyze on this machine")
+    (tmp_path / UNIT).write_text(BOOT_UNIT)
+    done = subprocess.run([str(verify), "verify", tmp_path / UNIT], capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if UNIT in line] == []
+
+
+LUSTRE = {"path": "/fsx", "efa": False, "throughput_mb_s": 1000, "stripes": []}
+MOUNTS = "proc/mounts"
+MOUNTED = "10.0.0.5@tcp:/abcd /fsx lustre rw,noatime,flock 0 0\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["ec2", "hyperpod-slurm"])
+def test_a_mount_that_others_make_late_is_waited_for_and_all_else_is_done_before(backend: str, tmp_path: Path) -> None:
+    host, lines = machine(tmp_path / "node"), list[str]()
+    (tmp_path / "node" / MOUNTS).write_text("tmpfs /run tmpfs rw 0 0\n")
+
+    def log(line: str) -> None:
+        lines.append(line)
+        if line.startswith("waiting for Lustre at /fsx"):
+            assert (tmp_path / "node" / MAPS).read_text() == "1048576"
+            (tmp_path / "node" / MOUNTS).write_text(MOUNTED)
+
+    document = {**DOCUMENT, "backend": backend, "lustre": LUSTRE}
+    result, code = boot(host, bundle(tmp_path / "bundle", text(document)), log, 60.0)
+    assert code == 0
+    assert [row["status"] for row in result["rows"] if row["setting"] == "lustre.mount"] == ["ok"]
+    assert any(line.startswith("Lustre is mounted at /fsx after ") for line in lines)
+
+
+def test_a_mount_that_never_comes_keeps_the_node_from_jobs_when_the_wait_is_over(tmp_path: Path) -> None:
+    host, lines = machine(tmp_path / "node"), list[str]()
+    (tmp_path / "node" / MOUNTS).write_text("tmpfs /run tmpfs rw 0 0\n")
+    identity = bundle(tmp_path / "bundle", text({**DOCUMENT, "lustre": LUSTRE}))
+    assert boot(host, identity, lines.append, 0.2)[1] == 1
+    assert "Lustre is not mounted at /fsx after 0.2 s" in lines
+    assert lines[-1] == "this node may take no jobs: lustre.mount"
+
+
+@pytest.mark.parametrize(
+    ("change", "mounts"),
+    [
+        ({"backend": "machines"}, ""),
+        ({"tuning": {"profiles": {}, "settings": {"lustre.mount": "off"}}}, ""),
+        ({}, MOUNTED),
+        ({}, "/dev/nvme1n1 /fsx xfs rw 0 0\n"),
+    ],
+    ids=["ours to mount", "not wanted", "there", "another file system"],
+)
+def test_nobody_waits_for_a_mount_that_is_ours_or_there_or_not_wanted(
+    change: dict[str, Any], mounts: str, tmp_path: Path
+) -> None:
+    host, lines = machine(tmp_path / "node"), list[str]()
+    (tmp_path / "node" / MOUNTS).write_text(f"tmpfs /run tmpfs rw 0 0\n{mounts}")
+    boot(host, bundle(tmp_path / "bundle", text({**DOCUMENT, "lustre": LUSTRE, **change})), lines.append, 60.0)
+    assert not [line for line in lines if line.startswith("waiting")]
+
+
+def test_a_boot_that_is_tried_again_under_a_job_leaves_it_alone_and_says_so(tmp_path: Path) -> None:
+    host, lines = machine(tmp_path), list[str]()
+    (tmp_path / "proc/300").mkdir()
+    (tmp_path / "proc/300/stat").write_text("300 (slurmstepd) S 1 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 300 1 1\n")
+    (tmp_path / "proc/300/cmdline").write_text("slurmstepd: [123.batch]")
+    assert boot(host, Identity(), lines.append)[1] == 0
+    assert (tmp_path / MAPS).read_text() == "65530\n"
+    assert "nothing done: a job runs: slurm 123; fix: fab node-tune when it has ended" in lines

@@ -1,0 +1,372 @@
+"""What is asked of a node: one round trip, two where it holds no agent, and what went wrong told from how it ended."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import os
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node_setup.asking import Asker, pid1_age
+from node_setup.exchange import Agent, Question, Reply, Traffic, ask
+from node_setup.faults import DISK, LOST, NO_ANSWER, PYTHON, RUNS_ON, STOPPED, SUDO, TIMEOUT, Fault
+from node_setup.hosts import Node
+from node_setup.known_hosts import KnownHosts
+from node_setup.session import Answer, LocalSession
+from node_setup.transport import Deadline, Limits, Ways
+from tests.conftest import require
+from tests.node_setup.local_sshd import Sshd, can_run
+from tests.processes import alive, wait_until
+
+SPEAKS = """
+import hashlib, json, sys
+if hashlib.sha256(open(sys.argv[0], "rb").read()).hexdigest() != sys.argv[3]:
+    sys.exit(96)
+request = json.loads(sys.stdin.read())
+print(json.dumps({"version": 1, "agent": sys.argv[3], "rows": [], "command": sys.argv[1], "request": request}))
+sys.exit(request.get("status", 0))
+"""
+"""Stands for the agent: it checks its own digest, says what it was asked, and ends as it was told to. It does nothing."""
+HANGS = "import time; time.sleep(60)"
+
+
+def agent(text: str, folder: Path) -> Agent:
+    content = text.encode()
+    return Agent(content, hashlib.sha256(content).hexdigest(), str(folder / "lustrain" / "agent.pyz"))
+
+
+class Said:
+    """A session that gives the answers it was made with, and keeps what it was asked; there is no node."""
+
+    def __init__(self, *answers: Answer, root: bool = True) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, bytes]] = []
+        self.root, self.user, self.to_be_root = root, "root" if root else "ubuntu", "become root"
+
+    def execute(self, command: str, stdin: bytes, seconds: float) -> Answer:
+        self.asked.append((command, stdin))
+        return self.answers.pop(0)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def fault_of(answer: Answer, tmp_path: Path, *, root: bool = True) -> Fault:
+    with pytest.raises(Fault) as caught:
+        ask(Said(answer, root=root), agent(SPEAKS, tmp_path), Question("plan"), Traffic())
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("status", "err", "root", "kind", "why"),
+    [
+        (1, "sudo: a password is required", False, SUDO, "user ubuntu may not sudo without a password"),
+        (1, "sudo: a terminal is required to read the password", False, SUDO, "user ubuntu may not sudo"),
+        (1, "ubuntu is not in the sudoers file.", False, SUDO, "user ubuntu may not sudo"),
+        (127, "env: 'sudo': No such file or directory", False, SUDO, "user ubuntu may not sudo"),
+        (
+            127,
+            "timeout: failed to run command 'python3': No such file or directory",
+            True,
+            PYTHON,
+            "there is no python3",
+        ),
+        (1, "lustrain-agent: needs Python 3.9 or later, this is 3.8.10; fix: install one", True, PYTHON, "3.8.10"),
+        (97, "head: write error: No space left on device", True, DISK, "No space left on device"),
+        (97, "mktemp: failed to create file: Read-only file system", True, DISK, "Read-only file system"),
+        (137, "", True, NO_ANSWER, "the agent was killed after 0 s"),
+        (-1, "", True, NO_ANSWER, "the agent was killed after 0 s"),
+        (1, "Segmentation fault", True, NO_ANSWER, "status 1 and said: Segmentation fault"),
+        (1, "evil \x1b[2J", True, NO_ANSWER, "evil \\x1b[2J"),
+    ],
+)
+def test_how_it_ended_is_told_in_one_line(
+    status: int, err: str, root: bool, kind: str, why: str, tmp_path: Path
+) -> None:
+    fault = fault_of(Answer(status, b"", f"a warning\n{err}\n".encode()), tmp_path, root=root)
+    assert (fault.kind, why in fault.why, bool(fault.fix), "\n" in str(fault)) == (kind, True, True, False), fault
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 4])
+def test_an_answer_is_believed_whatever_the_agent_says_of_it(status: int, tmp_path: Path) -> None:
+    ours = agent(SPEAKS, tmp_path)
+    said = {"version": 1, "agent": ours.sha, "rows": []}
+    out = Answer(status, f"Welcome to the node\n{json.dumps(said)}\n".encode(), b"sudo: unable to resolve host n1\n")
+    reply = ask(Said(out), ours, Question("plan"), Traffic())
+    assert reply == Reply(status, said, ("sudo: unable to resolve host n1",))
+
+
+def test_whoever_is_not_root_goes_through_sudo_and_looking_at_this_machine_does_not(tmp_path: Path) -> None:
+    for root, privileged, begin in (
+        (True, True, "sh -c"),
+        (False, True, "env LC_ALL=C sudo -n sh -c"),
+        (False, False, "sh -c"),
+    ):
+        said = Said(Answer(1, b'{"version": 1}', b""), root=root)
+        ask(said, agent(SPEAKS, tmp_path), Question("plan", privileged=privileged), Traffic())
+        assert said.asked[0][0].startswith(begin)
+
+
+@pytest.fixture
+def here() -> LocalSession:
+    """A shell of this machine: the scripts are run for real, without SSH around them."""
+    return LocalSession(threading.Event())
+
+
+def test_stopping_ends_what_runs_on_this_machine_with_all_that_it_started(tmp_path: Path) -> None:
+    stopped, file = threading.Event(), tmp_path / "children"
+    threading.Timer(1, stopped.set).start()
+    began = time.monotonic()
+    script = f"trap '' TERM; timeout 70 sleep 66 & echo $! $$ >{file}; sleep 77; wait"
+    with pytest.raises(Fault) as caught:
+        LocalSession(stopped).execute(script, b"", 60)
+    assert (caught.value.kind, caught.value.why) == (STOPPED, "stopped while it ran; its agent was ended")
+    assert time.monotonic() - began < 4
+    # SIGKILL was sent to all of them; the one that is not our child dies when the kernel comes to it.
+    wait_until(lambda: not any(alive(int(pid)) for pid in file.read_text().split()))
+
+
+def test_an_agent_of_root_behind_sudo_is_said_to_run_on(here: LocalSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int, number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refused)
+    stopped = threading.Event()
+    stopped.set()
+    with pytest.raises(Fault) as caught:
+        LocalSession(stopped).execute("sleep 2", b"", 60)
+    assert (caught.value.kind, caught.value.why) == (STOPPED, RUNS_ON)
+
+
+def test_whoever_may_not_sudo_here_is_told_to_call_fab_by_it(here: LocalSession, tmp_path: Path) -> None:
+    assert here.to_be_root == "run all of it as root: sudo fab …"
+    assert fault_of(Answer(1, b"", b"sudo: a password is required"), tmp_path, root=False).fix == "become root"
+
+
+def asked(session: Any, ours: Agent, request: dict[str, Any], **more: Any) -> tuple[Reply, Traffic]:
+    traffic = Traffic()
+    reply = ask(session, ours, Question("plan", request, **{"privileged": False, **more}), traffic)
+    return reply, traffic
+
+
+def test_the_first_time_takes_two_round_trips_and_every_other_one(here: LocalSession, tmp_path: Path) -> None:
+    ours = agent(SPEAKS, tmp_path)
+    reply, traffic = asked(here, ours, {"profile": "cpu"})
+    assert (reply.result["command"], reply.result["request"]) == ("plan", {"profile": "cpu"})
+    assert traffic.round_trips == 2
+    assert traffic.sent > len(ours.content)
+    reply, traffic = asked(here, ours, {"profile": "cpu", "status": 2})
+    assert (reply.status, traffic.round_trips) == (2, 1)
+    assert traffic.sent < 600
+    path = Path(ours.path)
+    assert [one.name for one in path.parent.iterdir()] == ["agent.pyz"]
+    assert (stat.S_IMODE(path.stat().st_mode), path.read_bytes()) == (0o644, ours.content)
+
+
+@pytest.mark.parametrize(
+    "found", [b"", b"import sys; sys.exit(96)", b"PK\x05\x06" + bytes(18)], ids=["empty", "other", "cut"]
+)
+def test_another_agent_or_a_damaged_one_is_replaced(here: LocalSession, tmp_path: Path, found: bytes) -> None:
+    ours = agent(SPEAKS, tmp_path)
+    Path(ours.path).parent.mkdir()
+    Path(ours.path).write_bytes(found)
+    reply, traffic = asked(here, ours, {})
+    assert (reply.status, traffic.round_trips) == (0, 2)
+    assert Path(ours.path).read_bytes() == ours.content
+
+
+def test_an_upload_that_is_cut_leaves_the_old_agent(here: LocalSession, tmp_path: Path) -> None:
+    old, new = agent("import sys; sys.exit(96)", tmp_path), agent(SPEAKS, tmp_path)
+    Path(old.path).parent.mkdir()
+    Path(old.path).write_bytes(old.content)
+
+    class Cut(LocalSession):
+        def execute(self, command: str, stdin: bytes, seconds: float) -> Answer:
+            return super().execute(command, stdin[: len(stdin) // 2], seconds)
+
+    with pytest.raises(Fault) as caught:
+        asked(Cut(threading.Event()), new, {})
+    assert caught.value.kind == DISK
+    assert [one.name for one in Path(old.path).parent.iterdir()] == ["agent.pyz"]
+    assert Path(old.path).read_bytes() == old.content
+
+
+def test_what_uploads_left_that_were_killed_goes_after_an_hour(here: LocalSession, tmp_path: Path) -> None:
+    ours = agent(SPEAKS, tmp_path)
+    folder = Path(ours.path).parent
+    folder.mkdir()
+    for name, age in ((".upload.old", 7200), (".upload.new", 60)):
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - age,) * 2)
+    asked(here, ours, {})
+    assert sorted(one.name for one in folder.iterdir()) == [".upload.new", "agent.pyz"]
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    require(os.geteuid() == 0, "needs root, to mount a small file system in a namespace of its own")
+    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=64k", "t", str(tmp_path)]
+    require(subprocess.run(probe, capture_output=True).returncode == 0, "needs mounts in a namespace")
+    ours = agent(SPEAKS + "#" * 200_000, tmp_path)
+
+    class Small(LocalSession):
+        def execute(self, command: str, stdin: bytes, seconds: float) -> Answer:
+            script = f"mount -t tmpfs -o size=64k t {tmp_path}; {command}; s=$?; ls -A {ours.path[:-10]} >&2; exit $s"
+            done = subprocess.run(["unshare", "-m", "sh", "-c", script], input=stdin, capture_output=True)
+            self.left = done.stderr
+            return Answer(done.returncode, done.stdout, done.stderr)
+
+    session = Small(threading.Event())
+    with pytest.raises(Fault) as caught:
+        asked(session, ours, {})
+    assert (caught.value.kind, caught.value.fix) == (DISK, "free space below /var/lib")
+    assert "No space left on device" in caught.value.why
+    assert b".upload" not in session.left
+
+
+def test_no_interpreter_is_told_by_its_name(here: LocalSession, tmp_path: Path) -> None:
+    with pytest.raises(Fault) as caught:
+        asked(here, agent(SPEAKS, tmp_path), {}, python="python3.0")
+    assert (caught.value.kind, caught.value.why) == (PYTHON, "there is no python3.0")
+
+
+def test_an_agent_that_hangs_is_ended_on_the_node(here: LocalSession, tmp_path: Path) -> None:
+    ours = agent(HANGS, tmp_path)
+    began = time.monotonic()
+    with pytest.raises(Fault) as caught:
+        asked(here, ours, {}, seconds=1)
+    assert (caught.value.kind, time.monotonic() - began < 5) == (TIMEOUT, True)
+    running = subprocess.run(["pgrep", "-f", ours.path], capture_output=True, text=True).stdout.split()
+    assert running == []
+
+
+@pytest.fixture
+def asker(machine: Sshd, tmp_path: Path) -> Iterator[Callable[[str], Asker]]:
+    ways = Ways(KnownHosts(str(tmp_path / "known")), Limits(connect_s=3, retries=1, first_pause_s=0.1))
+    yield lambda text: Asker(ways, agent(text, tmp_path), "plan", lambda node: {"group": node.group})
+    ways.stop()
+
+
+@pytest.mark.slow
+def test_over_ssh_too_the_agent_goes_once(machine: Sshd, asker: Callable[[str], Asker]) -> None:
+    work = asker(SPEAKS)
+    for rounds in (2, 1):
+        traffic = Traffic()
+        outcome = work(replace(machine.node, group="train"), Deadline(30), traffic)
+        assert outcome.result is not None
+        assert (outcome.result["command"], outcome.result["request"]) == ("plan", {"group": "train"})
+        assert (traffic.round_trips, outcome.traffic) == (rounds, traffic)
+
+
+@pytest.mark.slow
+def test_sudo_that_asks_a_password_is_no_hang(machine: Sshd, asker: Callable[[str], Asker]) -> None:
+    program = machine.folder / "bin" / "sudo"
+    program.write_text('#!/bin/sh\n[ "$1" = -n ] || sleep 60\necho "sudo: a password is required" >&2\nexit 1\n')
+    program.chmod(0o755)
+    work = asker(SPEAKS)
+
+    class Plain(type(work.ways)):  # type: ignore[misc]
+        """Takes whom the session belongs to for no root."""
+
+        def connect(self, node: Any, deadline: Deadline) -> Any:
+            session = super().connect(node, deadline)
+            session.__class__ = type("User", (session.__class__,), {"root": False})
+            return session
+
+    ways = Plain(work.ways.known_hosts, work.ways.limits)
+    try:
+        with pytest.raises(Fault) as caught:
+            replace(work, ways=ways)(machine.node, Deadline(20), Traffic())
+    finally:
+        ways.stop()
+        program.unlink()
+    assert (caught.value.kind, getpass.getuser() in caught.value.fix) == (SUDO, True)
+
+
+@pytest.mark.slow
+def test_a_connection_that_breaks_is_told_from_a_reboot(machine: Sshd, asker: Callable[[str], Asker]) -> None:
+    threading.Timer(1, machine.cut).start()
+    with pytest.raises(Fault) as caught:
+        asker(HANGS)(machine.node, Deadline(40), Traffic())
+    assert caught.value.kind == LOST
+    assert caught.value.why.endswith("the node runs on")
+
+
+@pytest.mark.slow
+def test_a_reboot_in_the_middle_is_told_as_one(
+    machine: Sshd, asker: Callable[[str], Asker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node_setup.asking.pid1_age", lambda session: 0.2)
+    threading.Timer(1, machine.cut).start()
+    with pytest.raises(Fault) as caught:
+        asker(HANGS)(machine.node, Deadline(40), Traffic())
+    assert (caught.value.kind, caught.value.why) == (LOST, "the node rebooted while it was asked, 0 s ago")
+
+
+@pytest.mark.slow
+def test_a_node_that_stays_away_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require(can_run(), "needs sshd and ssh-keygen (openssh-server)")
+    monkeypatch.setattr("node_setup.asking.LOOKS_AFTER_LOSS_S", 2.0)
+    server = Sshd(tmp_path / "sshd")
+    server.start()
+    ways = Ways(KnownHosts(str(tmp_path / "known")), Limits(connect_s=2, retries=0))
+
+    def leave() -> None:
+        sessions = server.sessions()
+        server.stop()
+        for pid in sessions:
+            os.kill(pid, 9)
+
+    threading.Timer(1, leave).start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(Fault) as caught:
+            Asker(ways, agent(HANGS, tmp_path), "plan", lambda node: {})(server.node, Deadline(60), Traffic())
+    finally:
+        ways.stop()
+        server.stop()
+    assert (caught.value.kind, "since then: connection refused" in caught.value.why) == (LOST, True)
+    assert time.monotonic() - began < 12
+
+
+def test_the_age_of_the_first_process_is_in_seconds(here: LocalSession) -> None:
+    age = pid1_age(here)
+    assert age is not None
+    assert 0 < age <= float(Path("/proc/uptime").read_text().split()[0])
+    assert pid1_age(Said(Answer(0, b"no such thing", b""))) is None
+
+
+def test_the_request_reaches_the_agent_as_it_is(here: LocalSession, tmp_path: Path) -> None:
+    request = {"overrides": {"a.b": "x 'y' \"z\" $(w) \\ \n ü"}, "only": ["*"]}
+    reply, _ = asked(here, agent(SPEAKS, tmp_path), request)
+    assert json.loads(json.dumps(reply.result["request"])) == request
+
+
+@pytest.mark.parametrize(
+    ("command", "seconds", "words"),
+    [
+        ("tune", 300, "tune --wait 60 --sha"),
+        ("tune", 48, "tune --wait 10 --sha"),
+        ("tune", 12, "tune --wait 1 --sha"),
+        ("plan", 300, "plan --sha"),
+        ("verify --tier fast", 300, "verify --tier fast --sha"),
+    ],
+)
+def test_a_tune_waits_for_another_runs_with_a_part_of_its_time(
+    command: str, seconds: float, words: str, tmp_path: Path
+) -> None:
+    ways = Ways(KnownHosts(str(tmp_path / "known")))
+    node = Said(Answer(1, b'{"version": 1}', b""))
+    ways.connect = lambda address, deadline: node  # type: ignore[method-assign]
+    Asker(ways, agent(SPEAKS, tmp_path), command, lambda one: {})(Node("n1", "n1"), Deadline(seconds), Traffic())
+    assert f"agent.pyz {words}" in node.asked[0][0]

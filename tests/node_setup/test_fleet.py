@@ -1,0 +1,243 @@
+"""Many nodes at once, against nodes that are functions here: who is asked, how many at a time, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node_setup.exchange import Traffic
+from node_setup.faults import MISTAKE, NOT_BEGUN, RUNS_ON, STOPPED, TIMEOUT, UNREACHABLE, Fault
+from node_setup.fleet import ANSWERED, Outcome, Pace, run
+from node_setup.hosts import Node
+from node_setup.known_hosts import KnownHosts
+from node_setup.progress import Progress
+from node_setup.transport import Deadline, Ways
+
+Answer = Callable[[Node], int]
+
+
+class Fleet:
+    """Nodes by name whose answer is an exit status; it keeps when each began and ended. There is no connection."""
+
+    def __init__(self, count: int, answer: Answer, seconds: float = 0.0) -> None:
+        self.nodes = [Node(f"n{number:02d}", "-") for number in range(count)]
+        self.ways = Ways(KnownHosts("/nowhere/known"))
+        self.began: list[str] = []
+        self.at_once = self.most_at_once = 0
+        self._answer, self._seconds, self._lock = answer, seconds, threading.Lock()
+
+    def __call__(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
+        with self._lock:
+            self.began.append(node.name)
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            if self.ways.stopped.wait(min(self._seconds, deadline.left())):
+                raise Fault(STOPPED, "stopped while it ran")
+            return Outcome(node, ANSWERED, status=self._answer(node), result={})
+        finally:
+            with self._lock:
+                self.at_once -= 1
+
+    def run(self, pace: Pace, told: Callable[[Outcome], None] = lambda one: None) -> list[Outcome]:
+        return run(self.nodes, self, self.ways, pace, told)
+
+
+def failing(*numbers: int) -> Answer:
+    return lambda node: int(int(node.name[1:]) in numbers)
+
+
+def unreachable(node: Node) -> int:
+    if node.name == "n01":
+        raise Fault(UNREACHABLE, "connection refused", "start it")
+    return 0
+
+
+def test_every_node_has_one_outcome_in_order_and_is_told_once() -> None:
+    fleet, told = Fleet(20, failing()), []
+    outcomes = fleet.run(Pace(max_parallel=4), told.append)
+    assert [one.node.name for one in outcomes] == [node.name for node in fleet.nodes]
+    assert sorted(one.node.name for one in told) == [node.name for node in fleet.nodes]
+    assert all(one.good for one in outcomes)
+
+
+def test_no_more_nodes_at_once_than_the_bound() -> None:
+    fleet = Fleet(24, failing(), seconds=0.02)
+    fleet.run(Pace(max_parallel=5))
+    assert fleet.most_at_once == 5
+
+
+def test_a_node_that_fails_costs_the_others_nothing() -> None:
+    outcomes = Fleet(3, unreachable).run(Pace())
+    assert [(one.kind, one.why, one.fix) for one in outcomes] == [
+        (ANSWERED, "", ""),
+        (UNREACHABLE, "connection refused", "start it"),
+        (ANSWERED, "", ""),
+    ]
+
+
+def test_a_mistake_of_ours_costs_no_other_node_its_outcome() -> None:
+    def broken(node: Node) -> int:
+        return {"n00": 0, "n02": 0}[node.name]
+
+    outcomes = Fleet(3, broken).run(Pace(max_parallel=1))
+    assert [(one.kind, one.status) for one in outcomes] == [(ANSWERED, 0), (MISTAKE, None), (ANSWERED, 0)]
+    assert outcomes[1].why.startswith("KeyError: 'n01' (in broken, test_fleet.py:")
+    assert not outcomes[1].good
+
+
+def test_batches_follow_one_another() -> None:
+    fleet = Fleet(7, failing(), seconds=0.01)
+    fleet.run(Pace(serial=3))
+    assert [sorted(fleet.began[at : at + 3]) for at in (0, 3, 6)] == [
+        ["n00", "n01", "n02"],
+        ["n03", "n04", "n05"],
+        ["n06"],
+    ]
+    assert fleet.most_at_once <= 3
+
+
+def test_too_many_failures_begin_no_further_batch() -> None:
+    fleet = Fleet(8, failing(0, 1))
+    outcomes = fleet.run(Pace(serial=2, fail_percent=50))
+    assert sorted(fleet.began) == ["n00", "n01"]
+    assert [one.kind for one in outcomes] == [ANSWERED] * 2 + [NOT_BEGUN] * 6
+    assert outcomes[2].why == "2 of 2 nodes failed, more than 50 %"
+
+
+def test_as_many_failures_as_allowed_are_allowed() -> None:
+    assert all(one.kind == ANSWERED for one in Fleet(8, failing(0, 2)).run(Pace(serial=2, fail_percent=50)))
+
+
+def test_a_limit_on_failures_alone_makes_batches_of_what_runs_at_once() -> None:
+    fleet = Fleet(9, failing(0))
+    assert [one.kind for one in fleet.run(Pace(max_parallel=3, fail_percent=0))].count(NOT_BEGUN) == 6
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sets(st.integers(0, 11)), st.integers(1, 12), st.integers(0, 100))
+def test_whoever_is_not_begun_stands_behind_all_who_are(bad: set[int], serial: int, percent: int) -> None:
+    fleet = Fleet(12, failing(*bad))
+    outcomes = fleet.run(Pace(serial=serial, fail_percent=percent))
+    begun = [one.kind != NOT_BEGUN for one in outcomes]
+    assert begun == sorted(begun, reverse=True)
+    assert sorted(fleet.began) == [one.node.name for one in outcomes if one.kind != NOT_BEGUN]
+    done = begun.count(True)
+    assert done % serial == 0 or done == 12
+    before = (done - 1) // serial * serial
+    assert 100 * sum(one < before for one in bad) <= percent * before
+    assert done == 12 or 100 * sum(one < done for one in bad) > percent * done
+
+
+@pytest.mark.slow
+def test_the_time_for_all_ends_it_whatever_the_nodes_do() -> None:
+    class Deaf(Fleet):
+        def __call__(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
+            time.sleep(60)
+            raise AssertionError
+
+    began = time.monotonic()
+    outcomes = Deaf(3, failing()).run(Pace(max_parallel=2, total_s=0.5))
+    assert time.monotonic() - began < 5
+    assert {one.kind for one in outcomes} == {TIMEOUT}
+
+
+def test_a_node_gets_its_own_time_and_no_more_than_is_left_for_all() -> None:
+    seen: list[float] = []
+
+    class Looking(Fleet):
+        def __call__(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
+            seen.append(deadline.left())
+            return super().__call__(node, deadline, traffic)
+
+    Looking(2, failing(), seconds=0.3).run(Pace(serial=1, node_s=10, total_s=1))
+    assert 0.8 < seen[0] <= 1
+    assert seen[1] < 0.75
+
+
+def test_ctrl_c_reports_what_ran_and_closes_what_waits() -> None:
+    fleet = Fleet(6, failing(), seconds=30)
+    told: list[Outcome] = []
+
+    def answer(one: Outcome) -> None:
+        told.append(one)
+        raise KeyboardInterrupt
+
+    class Mixed(Fleet):
+        def __call__(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
+            if node.name == "n00":
+                return Outcome(node, ANSWERED, status=0, result={})
+            return super().__call__(node, deadline, traffic)
+
+    fleet = Mixed(6, failing(), seconds=30)
+    began = time.monotonic()
+    outcomes = fleet.run(Pace(max_parallel=2, serial=3), lambda one: answer(one) if not told else None)
+    assert time.monotonic() - began < 5
+    assert fleet.ways.stopped.is_set()
+    assert outcomes[0].kind == ANSWERED
+    assert {one.kind for one in outcomes[1:3]} <= {STOPPED, NOT_BEGUN}
+    assert [(one.kind, one.why) for one in outcomes[3:]] == [(NOT_BEGUN, "stopped by Ctrl-C")] * 3
+
+
+def test_progress_off_a_terminal_is_sparse_and_has_a_rate() -> None:
+    stream, now = io.StringIO(), [0.0]
+    with Progress("node tune", ["a", "b", "c", "d"], stream=stream, interval_s=5, clock=lambda: now[0]) as progress:
+        for second, name, good in ((1, "a", True), (2, "b", False), (6, "c", True), (8, "d", True)):
+            now[0] = second
+            progress.node(name, good)
+    assert stream.getvalue().splitlines() == [
+        "node tune: 3 of 4 nodes, 0.5 nodes/s, 1 not well, waiting for d",
+        "node tune: 4 of 4 nodes, 0.5 nodes/s, 1 not well, in 8 s",
+    ]
+
+
+def test_a_quick_run_shows_no_progress() -> None:
+    stream = io.StringIO()
+    with Progress("node tune", ["a"], stream=stream) as progress:
+        progress.beat()
+        progress.node("a", True)
+    assert stream.getvalue() == ""
+
+
+def test_a_slow_node_is_named_while_nothing_else_happens_and_less_and_less_often() -> None:
+    stream, now = io.StringIO(), [0.0]
+    with Progress("node tune", ["a", "b"], stream=stream, interval_s=5, clock=lambda: now[0]) as progress:
+        progress.node("a", True)
+        for now[0] in range(1, 60):
+            progress.beat()
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "node tune: 1 of 2 nodes, 0.2 nodes/s, waiting for b"
+    assert len(lines) == 4, lines
+
+
+@pytest.mark.slow
+def test_the_fleet_gives_a_sign_of_life_while_it_waits() -> None:
+    beats: list[float] = []
+    fleet = Fleet(1, failing(), seconds=2.5)
+    began = time.monotonic()
+    run(fleet.nodes, fleet, fleet.ways, Pace(), lambda one: None, lambda: beats.append(time.monotonic() - began))
+    assert [round(one) for one in beats] == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_lose_the_report() -> None:
+    class Deaf(Fleet):
+        def __call__(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
+            time.sleep(60)
+            raise AssertionError
+
+    fleet = Deaf(2, failing())
+    presses = [threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)) for seconds in (0.3, 1.0)]
+    for press in presses:
+        press.start()
+    outcomes = fleet.run(Pace(max_parallel=1, serial=1))
+    assert [(one.kind, one.why) for one in outcomes] == [(STOPPED, RUNS_ON), (NOT_BEGUN, "stopped by Ctrl-C")]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,199 @@
+"""node-reboot believes another boot and a plan without a change, nothing else; the nodes are answers written down here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoke.context import MockContext
+from invoke.exceptions import Exit
+
+from infra.cluster import parse
+from node_setup import reboot as rebooting
+from node_setup import tasks
+from node_setup.exchange import Agent
+from node_setup.faults import HOST_KEY, TIMEOUT, UNREACHABLE, Fault
+from node_setup.flags import Flags
+from node_setup.fleet import ANSWERED, Outcome, Pace
+from node_setup.hosts import THIS_MACHINE, FleetError, Node
+from node_setup.inventory import Inventory
+from node_setup.known_hosts import KnownHosts
+from node_setup.options import Options
+from node_setup.requests import Wanted
+from node_setup.running import Run
+from node_setup.session import Answer
+from node_setup.transport import Deadline, Ways
+
+AWAY = Fault(UNREACHABLE, "connection refused", passing=True)
+
+
+class Node1:
+    """Each connection is the next entry: a fault, or what the one command on it gives; it keeps the commands."""
+
+    root, user = True, "root"
+
+    def __init__(self, *script: Fault | Answer) -> None:
+        self.script = list(script)
+        self.commands: list[str] = []
+
+    def execute(self, command: str, stdin: bytes, seconds: float) -> Answer:
+        self.commands.append(command)
+        return self._next
+
+    def connect(self, node: Node, deadline: Deadline) -> Any:
+        one = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if isinstance(one, Fault):
+            raise one
+        self._next = one
+        return self
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+SAID = {"version": 1, "agent": "0" * 64}
+
+
+def boot(number: int, status: int = 0, **more: Any) -> Answer:
+    said = {**SAID, "boot": {"boot_id": f"b{number}", "pid1_start": number}, "refused": None, **more}
+    return Answer(status, json.dumps(said).encode(), b"")
+
+
+def plan(status: int) -> Answer:
+    return Answer(status, json.dumps({**SAID, "rows": [], "errors": []}).encode(), b"")
+
+
+SENT = Answer(0, b"", b"")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebooting, "LOOKS_EVERY_S", 0.01)
+    monkeypatch.setattr(rebooting, "SETTLES_WITHIN_S", 0.3)
+    monkeypatch.setattr(rebooting, "LEAST_S", 29.0)
+
+
+@pytest.fixture
+def rebooted(tmp_path: Path) -> Callable[..., Outcome]:
+    def run(node: Node1, *, check: bool = False, wait: str = "60") -> Outcome:
+        ways = Ways(KnownHosts(str(tmp_path / "known")))
+        ways.connect = node.connect  # type: ignore[method-assign]
+        made = Run(Flags(), Options(), Inventory((Node("n1", "n1"),)), Wanted(), ways, Pace(), Agent(b"", "0" * 64))
+        return rebooting.reboot(made, check=check, wait=wait)[0]
+
+    return run
+
+
+def test_a_node_is_back_when_another_boot_answers_and_nothing_is_left_to_do(rebooted: Any) -> None:
+    node = Node1(boot(1), SENT, boot(1), AWAY, AWAY, boot(2), plan(2), plan(0))
+    outcome = rebooted(node)
+    assert (outcome.kind, outcome.status) == (ANSWERED, 0)
+    assert outcome.result["did"].startswith("rebooted, back after")
+    assert [("reboot-check" in one, " plan " in one) for one in node.commands] == [
+        (True, False), (False, False), (True, False), (True, False), (False, True), (False, True),
+    ]  # fmt: skip
+    assert "systemctl reboot || reboot" in node.commands[1]
+    assert "</dev/null" in node.commands[1]
+
+
+def test_a_node_that_comes_back_untuned_differs(rebooted: Any) -> None:
+    outcome = rebooted(Node1(boot(1), SENT, boot(2), plan(2)))
+    assert (outcome.status, outcome.good) == (2, True)
+
+
+def test_a_running_job_is_a_refusal_and_no_reboot(rebooted: Any) -> None:
+    node = Node1(boot(1, 4, refused="a job runs: slurm 12"))
+    assert (rebooted(node).status, len(node.commands)) == (4, 1)
+
+
+def test_check_reboots_nothing(rebooted: Any) -> None:
+    node = Node1(boot(1))
+    assert (rebooted(node, check=True).result["did"], len(node.commands)) == ("would be rebooted", 1)
+
+
+def test_the_same_boot_is_never_taken_for_another(rebooted: Any) -> None:
+    outcome = rebooted(Node1(boot(1), SENT, boot(1)), wait="30")
+    assert (outcome.kind, "it never went down" in outcome.why) == (TIMEOUT, True)
+
+
+def test_a_node_that_stays_away_says_what_it_last_said(rebooted: Any) -> None:
+    outcome = rebooted(Node1(boot(1), SENT, AWAY), wait="30")
+    assert (outcome.kind, "unreachable: connection refused" in outcome.why) == (TIMEOUT, True)
+
+
+def test_another_machine_at_its_address_is_not_waited_for(rebooted: Any) -> None:
+    assert rebooted(Node1(boot(1), SENT, Fault(HOST_KEY, "its host key has changed"))).kind == HOST_KEY
+
+
+def on_hyperpod(tmp_path: Path, answers: dict[str, Answer | Fault], region: str | None = "us-west-2") -> Run:
+    """Nodes by name, each with its one answer; those called head… are controllers. It keeps nothing of what was asked."""
+    described = {"name": "c", "backend": "hyperpod-slurm", "region": region, "nodes": {"hyperpod_cluster": "pod"}}
+    groups = {
+        "train": {"type": "p5.48xlarge", "count": 1},
+        "controller": {"type": "c5.2xlarge", "count": 1, "role": "controller"},
+    }
+    fixed = {"reach": {"via": "ssm"}, "runs_uri": "s3://b/", "capacity": {"mode": "spot"}}
+    found = tuple(
+        Node(name, name, "controller" if name.startswith("head") else "train", f"i-{name}") for name in answers
+    )
+    ways = Ways(KnownHosts(str(tmp_path / "known")))
+    ways.connect = lambda node, deadline: Node1(answers[node.name]).connect(node, deadline)  # type: ignore[method-assign]
+    cluster = parse({**described, "groups": groups, **fixed})
+    return Run(Flags(), Options(), Inventory(found, cluster), Wanted(), ways, Pace(), Agent(b"", "0" * 64))
+
+
+def test_of_hyperpod_only_idle_workers_are_named_to_reboot(tmp_path: Path) -> None:
+    asked = Fault(HOST_KEY, "the controller is asked for nothing")
+    made = on_hyperpod(
+        tmp_path, {"head": asked, "n1": boot(1), "n2": boot(1, 4, refused="a job runs: slurm 12"), "n3": AWAY}
+    )
+    assert rebooting.left_to_hyperpod(made)
+    left = rebooting.for_hyperpod(made)
+    assert left.commands == [
+        "aws sagemaker batch-reboot-cluster-nodes --region us-west-2 --cluster-name pod --node-ids i-n1"
+    ]
+    assert [(one.node.name, one.kind, one.status) for one in left.outcomes] == [
+        ("n1", ANSWERED, 0),
+        ("n2", ANSWERED, 4),
+        ("n3", UNREACHABLE, None),
+    ]
+    assert left.lines[0] == "left out, since they are no workers: head"
+
+
+def test_hyperpod_takes_twenty_five_nodes_at_once(tmp_path: Path) -> None:
+    left = rebooting.for_hyperpod(on_hyperpod(tmp_path, {f"n{number}": boot(1) for number in range(51)}, None))
+    counts = [command.partition("--node-ids ")[2].count("i-") for command in left.commands]
+    assert counts == [25, 25, 1]
+    assert "--region" not in left.commands[0]
+
+
+def test_where_every_worker_has_a_job_no_command_is_named(tmp_path: Path) -> None:
+    left = rebooting.for_hyperpod(on_hyperpod(tmp_path, {"head": boot(1), "n1": boot(1, 4, refused="a job runs")}))
+    assert (left.commands, left.lines[-1]) == ([], "nothing was rebooted: no worker may be rebooted now")
+
+
+def test_a_reboot_on_hyperpod_is_left_to_it_and_the_exit_code_says_that_nothing_was_rebooted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tasks, "prepare", lambda context, flags, asked: on_hyperpod(tmp_path, {"n1": boot(1)}))
+    for check, code in ((False, 1), (True, 0)):
+        context = MockContext()
+        if code:
+            with pytest.raises(Exit) as ended:
+                tasks.node_reboot.body(context, check=check)
+            assert ended.value.code == code
+        else:
+            tasks.node_reboot.body(context, check=check)
+        assert "--node-ids i-n1" in capsys.readouterr().out
+
+
+def test_this_machine_is_not_rebooted_and_a_wait_is_a_number(tmp_path: Path) -> None:
+    ways = Ways(KnownHosts(str(tmp_path / "known")))
+    made = Run(Flags(), Options(), Inventory((THIS_MACHINE,)), Wanted(), ways, Pace(), Agent(b"", ""))
+    with pytest.raises(FleetError, match="this machine"):
+        rebooting.reboot(made, check=False, wait="900")
+    with pytest.raises(FleetError, match="--wait = 'soon'"):
+        rebooting.reboot(made, check=False, wait="soon")

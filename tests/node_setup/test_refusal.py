@@ -1,0 +1,93 @@
+"""When a node is left alone, by whom, and that what is merely far off or recommended stops nobody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from node_setup.agent.model import Request
+from node_setup.agent.refusal import at_boot, refusal
+from node_setup.agent.verify.expected import expected
+from node_setup.agent.verify.hardware import notice
+
+SLURM, GPU = {"kind": "slurm", "id": "123"}, {"kind": "gpu", "id": "7"}
+
+
+def announced(kind: str, action: str, in_hours: float | None = None) -> dict[str, Any]:
+    said = {"kind": kind, "action": action, "at": "12:00", "in_hours": in_hours}
+    return {"jobs": [], "metadata": {"reachable": True, "notice": said, "error": None}}
+
+
+SPOT, ENDING = announced("spot", "terminate"), announced("lifecycle", "terminate")
+REBALANCE = announced("rebalance", "rebalance")
+FAR, SOON, WHEN = (announced("maintenance", "system-reboot", hours) for hours in (200.0, 5.9, None))
+STOP = announced("maintenance", "instance-stop", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"jobs": [], "metadata": {"notice": None}}, None),
+        ({"jobs": [], "metadata": None}, None),
+        ({"jobs": [GPU]}, "a job runs: gpu 7;"),
+        ({"jobs": [{"kind": "gpu", "id": str(n)} for n in range(8)]}, "gpu 4 and 3 more;"),
+        ({"jobs": None}, "whether a job runs could not be found out;"),
+        ({}, "whether a job runs could not be found out;"),
+        ({"jobs": None, "errors": [{"where": "gpu.processes", "why": "it hangs"}]}, "found out: it hangs;"),
+        (SPOT, "an interruption is announced: spot terminate at 12:00;"),
+        (ENDING, "lifecycle terminate"),
+        (SOON, "maintenance system-reboot"),
+        (WHEN, "maintenance system-reboot"),
+        (FAR, None),
+        (REBALANCE, None),
+    ],
+)
+def test_a_node_with_jobs_or_near_its_end_is_left_alone_and_the_line_says_how_to_go_on(
+    facts: dict[str, Any], why: str | None
+) -> None:
+    said = refusal(facts)
+    assert (said is None) == (why is None)
+    if said and why:
+        assert why in said
+        assert said.endswith("or --force")
+
+
+@pytest.mark.parametrize(
+    ("facts", "refused"),
+    [
+        (SOON, False),
+        (WHEN, False),
+        (STOP, True),
+        (SPOT, True),
+        ({"jobs": None}, True),
+        ({**SOON, "jobs": [SLURM]}, True),
+    ],
+)
+def test_a_reboot_that_ec2_wants_may_be_made_and_no_other_under_notice(facts: dict[str, Any], refused: bool) -> None:
+    assert (refusal(facts, to_reboot=True) is not None) is refused
+
+
+@pytest.mark.parametrize(
+    ("facts", "refused"),
+    [
+        ({"jobs": [SLURM]}, True),
+        ({"jobs": [{"kind": "trainer", "id": "9"}]}, True),
+        ({"jobs": [GPU]}, False),
+        ({"jobs": None}, False),
+        ({}, False),
+        (SPOT, False),
+    ],
+)
+def test_at_a_boot_only_a_job_that_was_given_out_refuses(facts: dict[str, Any], refused: bool) -> None:
+    assert (at_boot(facts) is not None) is refused
+
+
+@pytest.mark.parametrize(
+    ("facts", "status"), [(SPOT, "FAIL"), (SOON, "FAIL"), (STOP, "FAIL"), (FAR, "WARN"), (REBALANCE, "WARN")]
+)
+def test_a_node_is_drained_for_its_end_and_not_for_what_is_weeks_off(facts: dict[str, Any], status: str) -> None:
+    request = Request()
+    said = notice(facts, expected(facts, request), request)
+    assert said.status == status
+    assert ("fab node-reboot" in said.why) is (facts["metadata"]["notice"]["action"] == "system-reboot")

@@ -1,0 +1,50 @@
+"""What a session over a real sshd gives up on by itself: answers without end, and a stop that nobody closes it for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node_setup.faults import NO_ANSWER, STOPPED, Fault
+from node_setup.known_hosts import KnownHosts
+from node_setup.session import LONGEST_ANSWER, Session
+from node_setup.transport import Deadline, Limits, Ways
+from tests.node_setup.local_sshd import Sshd
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def ways(tmp_path: Path) -> Iterator[Ways]:
+    made = Ways(KnownHosts(str(tmp_path / "known")), Limits(retries=0))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def session(machine: Sshd, ways: Ways) -> Session:
+    return ways.connect(machine.node, Deadline(10))
+
+
+@pytest.mark.parametrize("output", ["/dev/stdout", "/dev/stderr"])
+def test_an_answer_without_end_is_given_up(session: Session, output: str) -> None:
+    with pytest.raises(Fault) as caught:
+        session.execute("exec cat /dev/zero" + (" >&2" if output.endswith("err") else ""), b"", 60)
+    assert (caught.value.kind, caught.value.why) == (NO_ANSWER, f"it says more than {LONGEST_ANSWER >> 20} MiB")
+
+
+def test_as_much_as_an_answer_may_be_is_taken(session: Session) -> None:
+    assert len(session.execute(f"head -c {LONGEST_ANSWER} /dev/zero", b"", 60).out) == LONGEST_ANSWER
+
+
+def test_whoever_listens_sees_the_stop_by_himself(session: Session, ways: Ways) -> None:
+    # Not ways.stop(), which closes the connection as well: one that is being made is closed by nobody.
+    threading.Timer(0.3, ways.stopped.set).start()
+    began = time.monotonic()
+    with pytest.raises(Fault) as caught:
+        session.execute("sleep 30", b"", 8)
+    assert (caught.value.kind, time.monotonic() - began < 3) == (STOPPED, True)

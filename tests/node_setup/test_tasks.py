@@ -1,0 +1,317 @@
+"""`fab node-…` as a user calls it: what is wrong costs one line and an exit code, and no host is ever guessed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fabric import Config, Connection
+from fabric.main import make_program
+
+from node_setup import pack
+from node_setup.agent import catalog
+from node_setup.flags import Flags
+from node_setup.hosts import FleetError
+from node_setup.options import DEFAULTS, SECTION, Options, options
+from node_setup.requests import Wanted, wanted
+from node_setup.running import packed, prepare
+from tests.node_setup.local_sshd import free_port
+
+ROOT = Path(__file__).parents[2]
+FAB = [sys.executable, "-m", "fabric"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """No cluster, no configuration and no keys of whoever runs the tests."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LUSTRAIN_", "FABRIC_", "SSH_"))}
+    return {**kept, "HOME": str(tmp_path)}
+
+
+def fab(environment: Mapping[str, str], *words: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [*FAB, *words], cwd=ROOT, env=dict(environment), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def called(words: list[str]) -> object:
+    """The exit code of `fab` in this process, which spares its start; what it prints is captured as ever."""
+    with pytest.raises(SystemExit) as ended:
+        make_program().run(["fab", *words])
+    return ended.value.code
+
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["node-tune"], 3, "there is no Cluster to take nodes from; fix: give --cluster FILE"),
+        (
+            ["node-tune", "--nodes", NOBODY, "--profile", "gpu"],
+            1,
+            "--profile = 'gpu': no such profile; allowed: efa-gpu",
+        ),
+        (
+            ["node-tune", "--nodes", NOBODY, "--only", "sysctl.vm.max_map_cuont"],
+            1,
+            "--only = 'sysctl.vm.max_map_cuont'",
+        ),
+        (
+            ["node-tune", "--nodes", NOBODY, "--skip", "gpu.perzistence"],
+            1,
+            "--skip = 'gpu.perzistence': no such setting",
+        ),
+        (
+            ["node-tune", "--nodes", NOBODY, "--set", "sysctl.vm.max_map_count=5"],
+            1,
+            "--set sysctl.vm.max_map_count = '5'",
+        ),
+        (["node-tune", "--nodes", NOBODY, "--key", __file__], 1, "is no private key; allowed: OpenSSH's format or PEM"),
+        (["node-tune", "--nodes", NOBODY, "--set", "gpu.persistence"], 1, "names no value; allowed: ID=VALUE"),
+        (
+            ["node-tune", "--nodes", NOBODY, "--set", "gpu.persistence=on", "--skip", "gpu.persistence"],
+            1,
+            "--set = 'gpu.persistence=on': contradicts gpu.persistence=off",
+        ),
+        (["node-tune", "--nodes", NOBODY, "--limit", "0"], 1, "--limit = '0': is no number in range"),
+        (["node-tune", "--nodes", NOBODY, "--fail-percent", "101"], 1, "--fail-percent = '101'"),
+        (["node-tune", "--nodes", NOBODY, "--timeout", "soon"], 1, "--timeout = 'soon': wrong value; allowed: seconds"),
+        (["node-tune", "--nodes", NOBODY, "--key", "/no/key"], 1, "--key = '/no/key': No such file or directory"),
+        (["node-tune", "--nodes", NOBODY, "--strict-host-keys"], 1, "there is no such file, and --strict-host-keys"),
+        (["node-tune", "--cluster", "/no/cluster.json"], 1, "--cluster = '/no/cluster.json': No such file"),
+        (["-H", NOBODY, "node-tune", "--local"], 1, "-H and --nodes, --hosts-file or --local name different nodes"),
+        (["node-verify", "--nodes", NOBODY, "--tier", "slow"], 1, "--tier = 'slow': unknown; allowed: facts, fast"),
+        (["node-reboot", "--local"], 1, "this machine cannot wait for its own reboot"),
+    ],
+)
+def test_a_mistake_is_one_line_and_no_node_is_asked(
+    words: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("LUSTRAIN_CLUSTER", raising=False)
+    status = called(words)
+    out, err = capsys.readouterr()
+    assert (status, out, len(err.strip().splitlines())) == (code, "", 1), err
+    assert said in err
+
+
+def test_a_mistake_is_told_as_json_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("LUSTRAIN_CLUSTER", raising=False)
+    assert called(["node-verify", "--json", "--nodes", NOBODY, "--tier", "slow"]) == 1
+    out, err = capsys.readouterr()
+    lines = ["--tier = 'slow': unknown; allowed: facts, fast"]
+    assert json.loads(out) == {"version": 1, "command": "node-verify", "exit": 1, "error": lines}
+    assert err.splitlines() == lines
+
+
+def test_hosts_of_fabrics_own_flag_are_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FABRIC_NODE_SETUP_RETRIES", "0")
+    monkeypatch.delenv("LUSTRAIN_CLUSTER", raising=False)
+    assert called(["-H", f"{NOBODY},me@127.0.0.2:1", "node-tune", "--json"]) == 3
+    said = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["outcome"]) for one in said["nodes"]] == [
+        ("127.0.0.1:1", "unreachable"),
+        ("127.0.0.2:1", "unreachable"),
+    ]
+    assert called(["-H", f"{NOBODY},{NOBODY}", "node-facts"]) == 1
+    assert "is named twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("hosts", "flags", "found"),
+    [
+        (["me@n1:2222"], {}, [("n1", "me", 2222)]),
+        (["n1", "n2"], {"user": "ubuntu"}, [("n1", "ubuntu", None), ("n2", "ubuntu", None)]),
+        (["me@n1", "n2:2222"], {}, [("n1", "me", None), ("n2:2222", None, 2222)]),
+        (["me@n1", "n2"], {"user": "ubuntu"}, [("n1", "ubuntu", None), ("n2", "ubuntu", None)]),
+    ],
+)
+def test_each_host_is_reached_as_it_was_named(
+    hosts: list[str], flags: dict[str, str], found: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LUSTRAIN_CLUSTER", raising=False)
+    config = Config(overrides={"load_ssh_configs": False})
+    connections = tuple(Connection(one, config=config) for one in hosts)
+    run = prepare(connections[0], Flags(**flags, connections=connections), Wanted())
+    assert [(one.name, one.route.user, one.route.port) for one in run.inventory.nodes] == found
+
+
+def test_ctrl_c_before_any_node_is_asked_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def stopped(*words: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("node_setup.running.checked", stopped)
+    assert called(["node-facts", "--nodes", NOBODY]) == 1
+    assert capsys.readouterr().err == "stopped by Ctrl-C before any node was asked\n"
+    monkeypatch.setattr("node_setup.tasks.prepare", stopped)
+    assert called(["node-facts", "--nodes", NOBODY]) == 1
+    assert capsys.readouterr().err == "stopped by Ctrl-C\n"
+
+
+def test_who_may_not_write_the_checkout_packs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "BUILD", Path("/proc/nobody/may/write/here"))
+    with pytest.raises(FleetError, match="cannot be packed"):
+        packed(here=True)
+
+    def read_only(target: Path) -> str:
+        if not target.is_relative_to(tmp_path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(target))
+        return packs(target)
+
+    packs = pack.pack
+    monkeypatch.setattr(pack, "pack", read_only)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ours = packed(here=True)
+    assert (Path(ours.path).read_bytes() == ours.content, Path(ours.path).is_relative_to(tmp_path)) == (True, True)
+
+
+@pytest.mark.slow
+def test_a_wrong_value_in_the_environment_is_one_line_and_a_flag_goes_before_it(environment: dict[str, str]) -> None:
+    environment["FABRIC_NODE_SETUP_MAX_PARALLEL"] = "many"
+    status, _, err = fab(environment, "node-facts", "--nodes", NOBODY)
+    assert (status, err.strip()) == (
+        1,
+        "node_setup.max_parallel = 'many': wrong value; allowed: 0..1000; 0 is 32, or 10 over SSM",
+    )
+    environment["FABRIC_NODE_SETUP_RETRIES"] = "0"
+    assert fab(environment, "node-facts", "--nodes", NOBODY, "--max-parallel", "2")[0] == 3
+
+
+@pytest.mark.slow
+def test_a_node_that_is_not_there_is_in_the_report_and_the_exit_code(environment: dict[str, str]) -> None:
+    environment["FABRIC_NODE_SETUP_RETRIES"] = "0"
+    status, out, _ = fab(environment, "node-tune", "--check", "--nodes", NOBODY)
+    assert (status, "unreachable: connection refused; fix: check that the machine runs" in out) == (3, True)
+    status, out, err = fab(environment, "-H", NOBODY, "node-facts", "--json")
+    said = json.loads(out)
+    assert (status, said["exit"], said["nodes"][0]["outcome"], err) == (3, 3, "unreachable", "")
+
+
+@pytest.mark.slow
+def test_this_machine_is_looked_at_without_root_and_without_a_change(environment: dict[str, str]) -> None:
+    watched = [Path("/var/lib/lustrain"), Path("/etc/lustrain"), Path("/etc/sysctl.d/90-lustrain.conf")]
+    before = [one.exists() for one in watched]
+    status, out, _ = fab(environment, "node-facts", "--local", "--json")
+    said = json.loads(out)
+    assert (status, said["nodes"][0]["result"]["kernel"]["release"]) == (0, os.uname().release)
+    assert said["nodes"][0]["round_trips"] == 1
+    status, out, _ = fab(environment, "--dry", "node-tune", "--local", "--json")
+    said = json.loads(out)
+    assert (said["check"], said["exit"]) == (True, status)
+    statuses = {row["status"] for row in said["nodes"][0]["result"]["rows"]}
+    assert "changed" not in statuses
+    assert [one.exists() for one in watched] == before
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_at_once_with_a_report(environment: dict[str, str]) -> None:
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        nodes = f"127.0.0.1:{mute.getsockname()[1]},127.0.0.1:{free_port()}"
+        command = [*FAB, "node-facts", "--json", "--serial", "1", "--nodes", nodes]
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        mute.accept()
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        out, err = process.communicate(timeout=30)
+    assert time.monotonic() - began < 8
+    assert process.returncode == 1, err
+    assert [one["outcome"] for one in json.loads(out)["nodes"]] == ["stopped", "not begun"]
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_every_task_is_listed_with_what_its_exit_codes_mean(environment: dict[str, str]) -> None:
+    out = fab(environment, "--list", "--list-format=json")[1]
+    tasks = {one["name"]: one["help"] for one in json.loads(out)["tasks"]}
+    for name in ("node-facts", "node-tune", "node-verify", "node-reboot"):
+        assert "Exit code" in tasks[name]
+    shown = fab(environment, "--help", "node-tune")[1]
+    for flag in (
+        "--check",
+        "--limit",
+        "--serial",
+        "--fail-percent",
+        "--only",
+        "--set",
+        "--nodes",
+        "--strict-host-keys",
+    ):
+        assert flag in shown
+
+
+def test_what_is_configured_stands_where_no_flag_does() -> None:
+    assert options({}, {}) == Options()
+    assert options({"max_parallel": "3", "strict_host_keys": "yes"}, {"max_parallel": None}) == Options(
+        max_parallel=3, strict_host_keys=True
+    )
+    assert options({"max_parallel": 3, "connect_s": 4}, {"max_parallel": "5"}) == Options(max_parallel=5, connect_s=4)
+    assert set(DEFAULTS[SECTION]) == set(vars(Options()))
+
+
+@pytest.mark.parametrize(
+    ("configured", "said"),
+    [
+        ({"max_paralel": 3}, "did you mean max_parallel?"),
+        ({"retries": -1}, "node_setup.retries = -1: wrong value; allowed: 0..20"),
+        ({"retries": True}, "node_setup.retries = True: wrong value"),
+        ({"connect_s": 0}, "node_setup.connect_s = 0: wrong value"),
+        ({"strict_host_keys": "perhaps"}, "allowed: true, false"),
+        ({"python": ""}, "a program's name or path"),
+    ],
+)
+def test_a_wrong_value_in_fabric_yaml_is_one_line(configured: dict[str, Any], said: str) -> None:
+    with pytest.raises(FleetError) as caught:
+        options(configured, {})
+    assert (len(caught.value.problems), said in caught.value.problems[0]) == (1, True), caught.value.problems
+
+
+def test_nodes_at_once_follow_the_way_to_them() -> None:
+    assert (Options().parallel(ssm=False), Options().parallel(ssm=True)) == (32, 10)
+    assert Options(max_parallel=64).parallel(ssm=True) == 64
+
+
+def test_flags_of_a_tune_come_together() -> None:
+    found = wanted(["sysctl.*,limit.memlock"], ["gpu.persistence"], ["a.b=x=y", "a.b=x=y"], "cpu", force=True)
+    assert (found.only, found.overrides) == (("sysctl.*", "limit.memlock"), {"gpu.persistence": "off", "a.b": "x=y"})
+    every = {one.id for one in catalog.load() if one.id.startswith("gpu.")}
+    assert set(wanted([], ["gpu.*"], [], None).overrides) == every > {"gpu.persistence"}
+    assert (found.profile, found.force, found.allow_reboot) == ("cpu", True, False)

@@ -1,0 +1,375 @@
+"""Connections to a real sshd on loopback: every way in which they fail is one line, in time, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fabric import Config
+
+from node_setup.faults import HOST_KEY, LOGIN, LOST, STOPPED, TIMEOUT, UNREACHABLE, Fault
+from node_setup.hosts import FleetError, Node, Route
+from node_setup.inventory import Source, inventory
+from node_setup.known_hosts import KnownHosts
+from node_setup.transport import Deadline, Limits, Ways
+from tests.conftest import require
+from tests.node_setup.local_sshd import Sshd, can_run, free_port, make_key
+from tests.processes import alive, wait_until
+
+pytestmark = pytest.mark.slow
+
+QUICK = Limits(connect_s=2, login_s=2, channel_s=2, retries=0, first_pause_s=0.05)
+RELAY = """
+import os, socket, sys, threading
+peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+def copy():
+    while piece := os.read(0, 65536):
+        peer.sendall(piece)
+    peer.shutdown(socket.SHUT_WR)
+threading.Thread(target=copy, daemon=True).start()
+while piece := peer.recv(65536):
+    os.write(1, piece)
+"""
+"""Stands for `aws ssm start-session`: its input and output are the connection. It leaves out the session's protocol."""
+
+
+@pytest.fixture
+def ways(tmp_path: Path) -> Iterator[Ways]:
+    made = Ways(KnownHosts(str(tmp_path / "known")), QUICK)
+    yield made
+    made.stop()
+
+
+def refused(ways: Ways, node: Node, seconds: float = 10) -> Fault:
+    with pytest.raises(Fault) as caught:
+        ways.close(ways.connect(node, Deadline(seconds)))
+    return caught.value
+
+
+def proxied(machine: Sshd, *command: str) -> Node:
+    return replace(machine.node, route=replace(machine.node.route, proxy=command))
+
+
+def zombies() -> list[str]:
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [pid for pid in children if not alive(int(pid))]
+
+
+def test_input_goes_there_and_output_status_and_errors_come_back(machine: Sshd, ways: Ways) -> None:
+    session = ways.connect(machine.node, Deadline(10))
+    big = bytes(range(256)) * 4096
+    answer = session.execute("cat; echo trouble >&2; exit 3", big, 20)
+    assert (answer.status, answer.out, answer.err) == (3, big, b"trouble\n")
+    assert session.execute("echo again", b"", 5).out == b"again\n"
+
+
+def test_much_on_both_outputs_is_no_deadlock(machine: Sshd, ways: Ways) -> None:
+    session = ways.connect(machine.node, Deadline(10))
+    answer = session.execute("head -c 4000000 /dev/zero >&2; head -c 4000000 /dev/zero", b"", 30)
+    assert (len(answer.out), len(answer.err)) == (4_000_000, 4_000_000)
+
+
+def test_a_command_that_does_not_read_its_input_still_tells_its_status(machine: Sshd, ways: Ways) -> None:
+    session = ways.connect(machine.node, Deadline(10))
+    assert session.execute("exit 96", bytes(6_000_000), 10).status == 96
+
+
+def test_what_a_command_leaves_running_does_not_hold_it_up(machine: Sshd, ways: Ways) -> None:
+    session = ways.connect(machine.node, Deadline(10))
+    began = time.monotonic()
+    assert session.execute("sleep 20 & echo done", b"", 15).out == b"done\n"
+    assert time.monotonic() - began < 5
+
+
+def test_a_hanging_command_ends_in_time_here_and_there(machine: Sshd, ways: Ways, tmp_path: Path) -> None:
+    session = ways.connect(machine.node, Deadline(10))
+    mark = tmp_path / "pid"
+    answer = session.execute(f"exec timeout -k 1 1 sh -c 'echo $$ >{mark}; sleep 60'", b"", 5)
+    assert answer.status == 124
+    assert not alive(int(mark.read_text()))
+    began = time.monotonic()
+    with pytest.raises(Fault) as caught:
+        session.execute("sleep 5", b"", 1)
+    assert caught.value.kind == TIMEOUT
+    assert time.monotonic() - began < 2.5
+
+
+def test_a_command_that_a_signal_ends_has_status_minus_one(machine: Sshd, ways: Ways) -> None:
+    assert ways.connect(machine.node, Deadline(10)).execute("kill -9 $$", b"", 5).status == -1
+
+
+def test_a_connection_that_breaks_is_lost_and_no_timeout(machine: Sshd, ways: Ways) -> None:
+    session = ways.connect(machine.node, Deadline(10))
+    threading.Timer(0.5, machine.cut).start()
+    began = time.monotonic()
+    with pytest.raises(Fault) as caught:
+        session.execute("sleep 30", b"", 20)
+    assert caught.value.kind == LOST
+    assert time.monotonic() - began < 5
+
+
+def test_stopping_ends_what_waits(machine: Sshd, ways: Ways) -> None:
+    session = ways.connect(machine.node, Deadline(10))
+    threading.Timer(0.5, ways.stop).start()
+    with pytest.raises(Fault) as caught:
+        session.execute("sleep 30", b"", 20)
+    assert caught.value.kind == STOPPED
+    assert refused(ways, machine.node).kind == STOPPED
+
+
+def test_a_new_host_key_is_recorded_and_a_changed_one_refused(tmp_path: Path) -> None:
+    require(can_run(), "needs sshd and ssh-keygen (openssh-server)")
+    server = Sshd(tmp_path / "one")
+    server.start()
+    try:
+        file = tmp_path / "new" / "known"
+        ways = Ways(KnownHosts(str(file)), QUICK)
+        ways.close(ways.connect(server.node, Deadline(10)))
+        assert file.read_text().startswith(f"[127.0.0.1]:{server.port} ssh-ed25519 ")
+        assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        strict = Ways(KnownHosts(str(file), strict=True), QUICK)
+        strict.close(strict.connect(server.node, Deadline(10)))
+        server.new_host_key()
+        for known in (file, file):
+            fault = refused(Ways(KnownHosts(str(known)), QUICK), server.node)
+            assert fault.kind == HOST_KEY
+            assert "has changed" in fault.why
+            assert f"ssh-keygen -R '[127.0.0.1]:{server.port}' -f {file}" in fault.fix
+        assert len(file.read_text().splitlines()) == 1
+    finally:
+        server.stop()
+
+
+def test_strict_host_keys_refuse_an_unknown_machine(machine: Sshd, tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match="there is no such file"):
+        KnownHosts(str(tmp_path / "none"), strict=True)
+    (tmp_path / "empty").touch()
+    fault = refused(Ways(KnownHosts(str(tmp_path / "empty"), strict=True), QUICK), machine.node)
+    assert (fault.kind, "SHA256:" in fault.why) == (HOST_KEY, True)
+    assert (tmp_path / "empty").read_text() == ""
+
+
+def test_a_replaced_instance_at_an_old_address_is_another_machine(tmp_path: Path) -> None:
+    require(can_run(), "needs sshd and ssh-keygen (openssh-server)")
+    server = Sshd(tmp_path / "one")
+    server.start()
+    try:
+        ways = Ways(KnownHosts(str(tmp_path / "known")), QUICK)
+        ways.close(ways.connect(replace(server.node, instance_id="i-1"), Deadline(10)))
+        server.new_host_key()
+        ways.close(ways.connect(replace(server.node, instance_id="i-2"), Deadline(10)))
+        assert refused(ways, replace(server.node, instance_id="i-1")).kind == HOST_KEY
+        names = [line.split()[0] for line in (tmp_path / "known").read_text().splitlines()]
+        assert names == ["i-1", "i-2"]
+    finally:
+        server.stop()
+
+
+def test_a_wrong_key_is_told_as_such(machine: Sshd, ways: Ways, tmp_path: Path) -> None:
+    other = make_key(tmp_path / "other")
+    for key, said in ((other, "no key of ours"), (tmp_path / "missing", "No such file"), (tmp_path, "s a directory")):
+        fault = refused(ways, replace(machine.node, route=replace(machine.node.route, key=str(key))))
+        assert (fault.kind, said in fault.why) == (LOGIN, True), fault
+
+
+def test_a_locked_key_asks_for_nothing(machine: Sshd, ways: Ways, tmp_path: Path) -> None:
+    key = tmp_path / "locked"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(key)], check=True)
+    fault = refused(ways, replace(machine.node, route=replace(machine.node.route, key=str(key))))
+    assert (fault.kind, "passphrase" in fault.why) == (LOGIN, True)
+
+
+def test_nobody_listening_is_unreachable_and_tried_again(ways: Ways) -> None:
+    node = Node("gone", "127.0.0.1", route=Route("root", free_port()))
+    fault = refused(ways, node)
+    assert (fault.kind, fault.passing, "connection" in fault.why) == (UNREACHABLE, True, True)
+    began = time.monotonic()
+    patient = Ways(ways.known_hosts, replace(QUICK, retries=2, first_pause_s=0.3))
+    assert refused(patient, node).kind == UNREACHABLE
+    assert 0.45 < time.monotonic() - began < 3
+
+
+def test_a_machine_that_comes_up_in_between_is_reached(tmp_path: Path, ways: Ways) -> None:
+    require(can_run(), "needs sshd and ssh-keygen (openssh-server)")
+    server = Sshd(tmp_path / "late")
+    threading.Timer(0.6, server.start).start()
+    try:
+        patient = Ways(ways.known_hosts, replace(QUICK, retries=5, first_pause_s=0.4))
+        patient.close(patient.connect(server.node, Deadline(15)))
+    finally:
+        server.stop()
+
+
+def test_a_machine_that_accepts_and_says_nothing_costs_the_time_limit(ways: Ways) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        node = Node("mute", "127.0.0.1", route=Route("root", silent.getsockname()[1]))
+        began = time.monotonic()
+        fault = refused(ways, node)
+        assert (fault.kind, "did not answer" in fault.why) == (UNREACHABLE, True), fault
+        assert time.monotonic() - began < 4
+
+
+def test_a_frozen_sshd_costs_the_time_limit(tmp_path: Path, ways: Ways) -> None:
+    require(can_run(), "needs sshd and ssh-keygen (openssh-server)")
+    server = Sshd(tmp_path / "frozen")
+    server.start()
+    server.freeze()
+    try:
+        began = time.monotonic()
+        assert refused(ways, server.node).kind == UNREACHABLE
+        assert time.monotonic() - began < 5
+    finally:
+        server.thaw()
+        server.stop()
+
+
+def test_a_program_is_the_connection_and_is_gone_afterwards(machine: Sshd, ways: Ways, tmp_path: Path) -> None:
+    node = proxied(machine, sys.executable, "-c", RELAY, str(machine.port))
+    session = ways.connect(replace(node, address="i-0123", instance_id="i-0123"), Deadline(10))
+    answer = session.execute("cat", bytes(3_000_000), 20)
+    assert len(answer.out) == 3_000_000
+    pid = session.proxy._process.pid  # type: ignore[attr-defined]
+    assert alive(pid)
+    ways.close(session)
+    assert not alive(pid)
+    assert zombies() == []
+
+
+def test_a_program_that_hangs_is_ended_with_all_it_started(machine: Sshd, ways: Ways, tmp_path: Path) -> None:
+    mark = tmp_path / "pids"
+    script = f"trap '' TERM; (trap '' TERM; echo $$ >>{mark}; sleep 60) & echo $! >>{mark}; wait"
+    began = time.monotonic()
+    assert refused(ways, proxied(machine, "sh", "-c", script)).kind == UNREACHABLE
+    assert time.monotonic() - began < 15
+    # SIGKILL was sent to all of them; the one that is not our child dies when the kernel comes to it.
+    wait_until(lambda: not any(alive(int(pid)) for pid in mark.read_text().split()))
+    assert zombies() == []
+
+
+def test_what_the_program_complains_of_is_the_reason(machine: Sshd, ways: Ways) -> None:
+    said = "An error occurred (TargetNotConnected) when calling StartSession: i-1 is not connected."
+    fault = refused(ways, proxied(machine, "sh", "-c", f"echo '{said}' >&2; exit 254"))
+    assert (fault.kind, fault.why) == (UNREACHABLE, f"sh: {said}")
+    missing = refused(ways, proxied(machine, "no-such-program"))
+    assert (missing.passing, missing.why) == (False, "no-such-program is not on PATH")
+
+
+def test_nodes_behind_a_jump_host_share_its_connection(machine: Sshd, tmp_path: Path, ways: Ways) -> None:
+    jump = f"{machine.node.route.user}@127.0.0.1:{machine.port}"
+    behind = replace(machine.node, route=replace(machine.node.route, jump=jump))
+    before = len(machine.sessions())
+    sessions = [ways.connect(replace(behind, name=f"n{i}"), Deadline(10)) for i in range(3)]
+    assert [one.execute("echo there", b"", 5).out for one in sessions] == [b"there\n"] * 3
+    assert len(machine.sessions()) - before == 4
+    gone = refused(ways, replace(behind, route=replace(behind.route, jump=f"127.0.0.1:{free_port()}")))
+    assert (gone.kind, gone.why.startswith("jump host 127.0.0.1:")) == (UNREACHABLE, True)
+    nobody = replace(behind, route=replace(behind.route, port=free_port()))
+    assert refused(ways, nobody).kind == UNREACHABLE
+
+
+def test_no_thread_and_no_socket_stays_after_a_failed_connection(machine: Sshd, ways: Ways) -> None:
+    def sockets() -> int:
+        count = 0
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+        return count
+
+    before = sockets()
+    for _ in range(5):
+        refused(ways, replace(machine.node, route=replace(machine.node.route, user="nobody-of-that-name")))
+        refused(ways, proxied(machine, "sleep", "60"), seconds=1)
+    time.sleep(0.5)
+    assert sockets() == before
+
+
+AWS = """#!/bin/sh
+echo "$@" >>"$0.log"
+exec {python} -c '{relay}' {port}
+"""
+"""Stands for the AWS CLI with the session-manager plugin: a session is a connection to one sshd. It asks no AWS."""
+
+
+def test_a_node_behind_ssm_is_reached_by_its_target(
+    machine: Sshd, ways: Ways, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "aws"
+    program.write_text(AWS.format(python=sys.executable, relay=RELAY.replace("'", '"'), port=machine.port))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    described = {
+        "name": "c", "backend": "hyperpod-slurm", "region": "us-west-2", "nodes": {"hyperpod_cluster": "pod"},
+        "reach": {"via": "ssm", "user": machine.node.route.user, "key": str(machine.key),
+                  "ssm_target": "sagemaker-cluster:abc_{group}-{instance_id}"},
+        "groups": {"train": {"type": "p5.48xlarge", "count": 1}}, "runs_uri": "s3://b/", "capacity": {"mode": "spot"},
+    }  # fmt: skip
+    (tmp_path / "cluster.json").write_text(json.dumps(described))
+    found = inventory(Source(cluster=str(tmp_path / "cluster.json")), lambda service: OneNode())
+    session = ways.connect(found.nodes[0], Deadline(10))
+    assert session.execute("echo there", b"", 5).out == b"there\n"
+    ways.close(session)
+    assert (tmp_path / "aws.log").read_text() == (
+        "ssm start-session --target sagemaker-cluster:abc_train-i-7 --document-name AWS-StartSSHSession "
+        "--parameters portNumber=22 --region us-west-2\n"
+    )
+    assert (tmp_path / "known").read_text().startswith("i-7 ssh-ed25519 ")
+    assert zombies() == []
+
+
+class OneNode:
+    """Stands for SageMaker, with one running node."""
+
+    def get_paginator(self, name: str) -> OneNode:
+        return self
+
+    def paginate(self, **request: str) -> list[dict[str, object]]:
+        node = {"InstanceGroupName": "train", "InstanceId": "i-7", "InstanceType": "ml.p5.48xlarge"}
+        return [{"ClusterNodeSummaries": [node | {"InstanceStatus": {"Status": "Running"}}]}]
+
+
+def test_the_users_ssh_configuration_holds_but_for_host_keys(machine: Sshd, tmp_path: Path) -> None:
+    own = {"HostName": "127.0.0.1", "Port": machine.port, "User": machine.node.route.user, "IdentityFile": machine.key}
+    relay = tmp_path / "relay.py"
+    relay.write_text(RELAY)
+    gate = f"{machine.node.route.user}@127.0.0.1:{machine.port}"
+    ways_in = {
+        "plain": {},
+        "relayed": {"ProxyCommand": f"{sys.executable} {relay} %p"},
+        "behind": {"ProxyJump": gate},
+        "far": {"ProxyJump": f"{gate},{gate}"},
+    }
+    text = ""
+    for name, more in ways_in.items():
+        text += f"Host {name}\n" + "".join(f"  {key} {value}\n" for key, value in {**own, **more}.items())
+    text += f"Host 127.0.0.1\n  IdentityFile {machine.key}\n"
+    (tmp_path / "config").write_text(text)
+    known = tmp_path / "known"
+    made = Ways(KnownHosts(str(known)), QUICK, Config(runtime_ssh_path=str(tmp_path / "config")))
+    for name in ways_in:
+        session = made.connect(Node(name, name), Deadline(10))
+        assert session.execute("echo there", b"", 5).out == b"there\n", name
+        made.close(session)
+    made.stop()
+    assert sorted({line.split()[0] for line in known.read_text().splitlines()}) == [
+        f"[127.0.0.1]:{machine.port}", "behind", "far", "plain", "relayed",
+    ]  # fmt: skip
+    wrong = known.read_text().replace("plain ssh", "x ssh") + f"plain ssh-ed25519 {other_key(tmp_path)}\n"
+    known.write_text(wrong)
+    changed = Ways(KnownHosts(str(known)), QUICK, Config(runtime_ssh_path=str(tmp_path / "config")))
+    assert refused(changed, Node("plain", "plain")).kind == HOST_KEY
+
+
+def other_key(folder: Path) -> str:
+    return make_key(folder / "another").with_suffix(".pub").read_text().split()[1]

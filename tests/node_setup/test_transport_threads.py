@@ -1,0 +1,43 @@
+"""Connections to many nodes are made at one moment, by a thread each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fabric import Config
+
+from node_setup.faults import Fault
+from node_setup.hosts import Node, Route
+from node_setup.known_hosts import KnownHosts
+from node_setup.transport import Deadline, Limits, Ways
+from tests.node_setup.local_sshd import free_port
+
+THREADS, EACH = 8, 40
+
+
+@pytest.fixture
+def impatient_threads() -> Iterator[None]:
+    """Threads take turns as often as they can, as on a machine with much else to do."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("impatient_threads")
+def test_a_connection_in_the_making_disturbs_no_other(tmp_path: Path) -> None:
+    ways = Ways(KnownHosts(str(tmp_path / "known")), Limits(retries=0), Config())
+    node = Node("node", "127.0.0.1", route=Route(user="root", port=free_port()))
+
+    def connect(_: int) -> None:
+        for _ in range(EACH):
+            with pytest.raises(Fault, match="connection refused"):
+                ways.connect(node, Deadline(60))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(connect, range(THREADS)))

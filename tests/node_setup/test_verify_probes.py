@@ -1,0 +1,220 @@
+"""The write probe: on a real folder, on one that refuses, and on one that never answers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node_setup.agent import lock
+from node_setup.agent.host import Done, Host
+from node_setup.agent.model import Request
+from node_setup.agent.verify import probes
+from node_setup.agent.verify.expected import expected
+from node_setup.agent.verify.lustre import transport
+from node_setup.agent.verify.result import Result
+from tests.conftest import require
+from tests.node_setup.machines import DOCUMENT, facts_of, recorded
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Stands where Lustre would be mounted; it takes direct I/O as Lustre does."""
+    place = tmp_path / "fsx"
+    place.mkdir()
+    try:
+        os.close(os.open(place / "try", os.O_CREAT | os.O_WRONLY | os.O_DIRECT, 0o600))
+        taken = True
+    except OSError:
+        taken = False
+    require(taken, "the temporary folder's file system takes no direct I/O")
+    (place / "try").unlink()
+    return place
+
+
+def probe(folder: Path, tmp_path: Path) -> Result:
+    return probes._write(Host(str(tmp_path / "root")), str(folder), "ip-10-1-0-17")
+
+
+def test_a_file_is_written_read_back_and_deleted(folder: Path, tmp_path: Path) -> None:
+    said = probe(folder, tmp_path)
+    assert said.status in ("OK", "WARN"), said
+    assert list(folder.iterdir()) == []
+
+
+def test_a_node_leaves_the_files_of_others_alone(folder: Path, tmp_path: Path) -> None:
+    (folder / ".lustrain-verify-ip-10-1-0-18").write_text("of another node's probe")
+    assert probe(folder, tmp_path).status in ("OK", "WARN")
+    assert [one.name for one in folder.iterdir()] == [".lustrain-verify-ip-10-1-0-18"]
+
+
+def test_a_folder_that_is_not_there_fails_with_what_dd_said(tmp_path: Path) -> None:
+    said = probe(tmp_path / "away", tmp_path)
+    assert said.status == "FAIL"
+    assert said.why.startswith("write failed: dd: failed to open")
+    assert "No such file or directory" in said.why
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which the probe's file never answers: a pipe that nobody reads blocks whoever opens it."""
+    pipe = tmp_path / ".lustrain-verify-ip-10-1-0-17"
+    os.mkfifo(pipe)
+    yield tmp_path
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    deadline = time.monotonic() + 20
+    while "failed" not in (tmp_path / "root" / probes.ANSWER.lstrip("/")).read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.close(reader)
+
+
+@pytest.mark.slow
+def test_a_file_system_that_never_answers_is_reported_in_time_and_probed_only_once(
+    stuck: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "SECONDS", 1.0)
+    started = time.monotonic()
+    first = probe(stuck, stuck)
+    assert time.monotonic() - started < 10
+    assert (first.status, first.why) == ("FAIL", "writing did not end within 1 s: Lustre does not answer")
+    second = probe(stuck, stuck)
+    assert second.status == "FAIL"
+    assert re.match(rf"a probe started before still hangs \(pid {os.getpid()} since ", second.why)
+
+
+@pytest.mark.slow
+def test_probes_at_once_wait_for_each_other_and_find_a_healthy_node_healthy(folder: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        said = list(pool.map(lambda _: probe(folder, tmp_path), range(4)))
+    assert {one.status for one in said} <= {"OK", "WARN"}, said
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_node_whose_probes_only_queue_is_not_drained(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two others have the lock one after the other, each for less than a probe may take."""
+    monkeypatch.setattr(probes, "SECONDS", 1.0)
+    host, note = Host(str(tmp_path / "root")), tmp_path / "root" / probes.LOCK.lstrip("/")
+    with lock.held(host, 0.0, probes.LOCK):
+        second = threading.Timer(0.5, note.write_text, ["pid 7 since later\n"])
+        second.start()
+        said = probe(folder, tmp_path)
+        second.join()
+    assert (said.status, said.why) == ("UNKNOWN", "not tried: other probes of this node took the 1 s")
+
+
+def test_other_bytes_than_were_written_are_a_failure(tmp_path: Path) -> None:
+    """The real script, with a `dd` that gives back one byte less than it reads."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "dd").write_text('#!/bin/sh\ncase $1 in if=*) head -c -1 "${1#if=}";; *) cat >"${1#of=}";; esac\n')
+    (programs / "dd").chmod(0o755)
+    answer, file = tmp_path / "answer", tmp_path / "file"
+    command = ["sh", "-c", probes.SCRIPT, "sh", "node", str(answer), str(file), "1"]
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    assert subprocess.run(command, env=environment, check=False, timeout=60).returncode == 1
+    assert answer.read_text().splitlines() == ["wrote", "failed compare"]
+    assert not file.exists()
+
+
+def test_a_host_that_refuses_its_own_folder_is_unknown_not_broken(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("a file in the place of a folder")
+    assert probe(folder, tmp_path).status == "UNKNOWN"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "why"),
+    [
+        ("wrote\nread\ndone\n", "OK", "64 MiB written, read back and deleted"),
+        ("wrote\nfailed compare\n", "FAIL", "compare failed: other bytes came back"),
+        (
+            "dd: error writing '/fsx/x': No space left on device\nfailed write\n",
+            "FAIL",
+            "write failed: dd: error writing",
+        ),
+        ("wrote\n", "FAIL", "reading did not end"),
+        ("", "FAIL", "writing did not end"),
+    ],
+)
+def test_what_the_probe_said_last_decides(said: str, status: str, why: str) -> None:
+    result = probes.judge(said, 0.5)
+    assert result.status == status
+    assert result.why.startswith(why)
+
+
+def test_a_file_system_that_crawls_is_told() -> None:
+    assert probes.judge("done\n", 20.0).status == "WARN"
+
+
+def nets(efa: int, tcp: int, recv: int | None = None) -> list[Any]:
+    half = [efa // 2, efa - efa // 2]
+    return [
+        {"net": "lo", "nids": [{"send": 9, "recv": 9}]},
+        {"net": "tcp", "nids": [{"send": tcp, "recv": tcp}]},
+        {"net": "efa", "nids": [{"send": one, "recv": one if recv is None else recv} for one in half]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("after", "over_efa", "status"),
+    [
+        (nets(200, 10), True, "OK"),
+        (nets(101, 10), True, "OK"),
+        (nets(100, 200), True, "FAIL"),
+        (nets(100, 10), True, "UNKNOWN"),
+        (nets(100, 200), False, "OK"),
+        (nets(200, 10), False, "FAIL"),
+        (None, True, "UNKNOWN"),
+    ],
+)
+def test_the_network_that_carried_the_io_is_told_by_sums_over_all_interfaces(
+    after: list[Any] | None, over_efa: bool, status: str
+) -> None:
+    assert transport(nets(100, 10), after, over_efa).status == status
+
+
+def test_a_network_that_only_sends_carries_nothing() -> None:
+    assert transport(nets(100, 10, recv=5), nets(200, 10, recv=5), True).status != "OK"
+
+
+class Answering(Host):
+    """Lets the probe run for real and answers `lnetctl` with recorded output whose counters then grow."""
+
+    def __init__(self, root: str, grown: str) -> None:
+        super().__init__(root)
+        self.answers = [recorded("lnetctl_net_show_v.txt"), grown]
+
+    def run(self, command: Any, timeout: float = 10.0, stdin: str = "") -> Done:
+        if command[0] == "lnetctl":
+            return Done(0, self.answers.pop(0), "")
+        return super().run(command, timeout, stdin)
+
+
+def test_a_probe_of_a_mounted_file_system_tells_of_both_the_file_and_the_network(folder: Path, tmp_path: Path) -> None:
+    document = {**DOCUMENT, "lustre": {**DOCUMENT["lustre"], "path": str(folder)}}
+    facts = facts_of("p5")
+    facts["lustre"]["mounts"][0]["target"] = str(folder)
+    request = Request(document=document)
+    grown = recorded("lnetctl_net_show_v.txt").replace("_count: ", "_count: 1")
+    said = probes.write_probe(Answering(str(tmp_path / "root"), grown), facts, expected(facts, request), request)
+    assert [result.check for result in said] == ["lustre-write", "lustre-transport"]
+    assert said[0].status in ("OK", "WARN")
+
+
+def test_what_is_not_mounted_is_not_written_to(tmp_path: Path) -> None:
+    facts = facts_of("p5")
+    facts["lustre"]["mounts"] = []
+    request = Request(document=DOCUMENT)
+    (said,) = probes.write_probe(Host(str(tmp_path)), facts, expected(facts, request), request)
+    assert said.status == "UNKNOWN"
+    assert list(tmp_path.iterdir()) == []
