@@ -1,0 +1,114 @@
+"""One function that builds an image, by whichever backend there is: unless told, nothing leaves unchecked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from images import engine, versions
+from images.backend import Backend
+from images.bake import OLDEST, Bake
+from images.engine_api import EngineApi
+from images.problems import ImageError
+from images.records import Built, Context, Output, Plan, Step
+from images.watch import Noting, Watch
+from infra.problems import problem
+
+BACKENDS = (Bake.name, EngineApi.name)
+LEAST_FREE = 1 << 30
+"""Bytes that even a build with everything cached may take."""
+_COPIES = 3
+"""A layer lies in its build stage, in the image, and compressed beside that."""
+_LOST = ("parent snapshot", "does not exist")
+_TRIES = 3
+
+
+def choose(name: str | None = None, environment: Mapping[str, str] | None = None) -> Backend:
+    """The backend of that name, else buildx where it answers, else sdk. ImageError in one line for an unknown name, and
+    for an engine that is absent, too old, without BuildKit or not ours to use."""
+    if name not in (None, *BACKENDS):
+        raise ImageError(problem("backend", name, "unknown", allowed=", ".join(BACKENDS)), 2)
+    engine.facts(environment)
+    bake = Bake(environment)
+    if name == EngineApi.name:
+        return EngineApi(environment)
+    version = bake.version()
+    if name is None and (version is None or version < OLDEST):
+        return EngineApi(environment)
+    return bake
+
+
+def build(
+    plan: Plan,
+    context: Context,
+    backend: Backend,
+    *,
+    output: Output,
+    verify: bool = True,
+    watch: Watch,
+    environment: Mapping[str, str] | None = None,
+) -> Built:
+    """Build the plan's target, after its `-verify` stage went through; the answer has the steps of both.
+
+    ImageError, before anything is built, where the backend cannot do what the plan asks or the engine's disk is too full.
+    """
+    if why := backend.cannot(plan, output):
+        raise ImageError(why, 2)
+    if why := no_room(plan.target, engine.facts(environment), environment):
+        raise ImageError(why)
+    if not verify:
+        return _built(backend, plan, context, plan.target, output, watch)
+    checked = _built(backend, plan, context, f"{plan.target}-verify", Output.CHECK, watch)
+    # What was just checked is what leaves, and is not made a second time.
+    from_cache = replace(plan, no_cache=False, cache_from=() if plan.no_cache else plan.cache_from)
+    built = _built(backend, from_cache, context, plan.target, output, watch)
+    return replace(built, steps=_joined(checked.steps, built.steps), seconds=round(checked.seconds + built.seconds, 3))
+
+
+def no_room(target: str, found: engine.Engine, environment: Mapping[str, str] | None = None) -> str | None:
+    """One line when the engine's disk has less free than building `target` takes; what its cache holds is not taken again."""
+    free = found.free_bytes()
+    if free is None:
+        return None
+    budget = versions.load().budgets.get(target, 0) * _COPIES << 20
+    if free >= max(budget, LEAST_FREE):
+        return None
+    needed = max(budget - engine.cached_bytes(environment), LEAST_FREE)
+    if free >= needed:
+        return None
+    why = f"the engine's disk at {found.root} has {_gib(free)} free, and building {target} takes about {_gib(needed)}"
+    return f"{why}; fix: docker image prune -a and docker builder prune, or another data-root in daemon.json"
+
+
+def _built(backend: Backend, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
+    """What the backend makes; tried again where the engine lost a snapshot while it unpacked what was built, a race in engines
+    with containerd's store: https://github.com/moby/buildkit/issues/6521. The answer has the steps of every try."""
+    began, before, tried = time.monotonic(), list[Step](), 0
+    while True:
+        tried += 1
+        noting = Noting(watch)
+        try:
+            built = backend.build(plan, context, target, output, noting)
+        except ImageError as error:
+            if tried == _TRIES or not all(sign in error.problems[0] for sign in _LOST):
+                raise
+            before += [step for step in noting.ended_steps if not step.error]
+            lost = f"{target}: the engine lost a snapshot that it was unpacking on; building again ({tried} of {_TRIES - 1})"
+            watch.ended(Step(lost, time.monotonic() - began, False, error.problems[0]))
+        else:
+            if tried == 1:
+                return built
+            steps, seconds = _joined(tuple(before), built.steps), round(time.monotonic() - began, 3)
+            return replace(built, steps=steps, seconds=seconds)
+
+
+def _joined(checked: tuple[Step, ...], built: tuple[Step, ...]) -> tuple[Step, ...]:
+    """What the check ran, then what only the image needed or had to do again."""
+    seen = {step.name for step in checked}
+    again = (step for step in built if step.name not in seen or not (step.cached or step.stage == "internal"))
+    return (*checked, *again)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

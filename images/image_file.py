@@ -1,0 +1,155 @@
+"""`image.json`: written whole or not at all, and read strictly, for what a cluster runs hangs on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from images.problems import ImageError
+from images.records import GitState, Record
+from infra.cluster import like
+from infra.problems import plain, problem, problems_of
+
+VERSION = 1
+MAKE = "fab image-build --push"
+_DIGEST = "sha256:[0-9a-f]{64}"
+
+
+def _has_no_digest(ref: str) -> str:
+    if "@" in ref:
+        raise ValueError(
+            "is not a reference with a tag; allowed: like registry/repository:tag, the digest has a key of its own"
+        )
+    return ref
+
+
+Digest = Annotated[str, like(_DIGEST, "a digest", "sha256:… with 64 hexadecimal digits")]
+Text = Annotated[str, like(r"\S(.*\S)?", "text", "cpu")]
+Ref = Annotated[str, like(r"\S+", "a reference", "registry/repository:tag"), AfterValidator(_has_no_digest)]
+Commit = Annotated[str, like("[0-9a-f]{40}([0-9a-f]{24})?", "a commit", "40 hexadecimal digits")]
+
+
+class _Strict(BaseModel):
+    """Base of both tables: unknown keys and values of other types are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class _Git(_Strict):
+    commit: Commit | None
+    dirty: bool
+    changed: list[str] = []
+
+
+class _File(_Strict):
+    version: Literal[1]
+    ref: Ref
+    digest: Digest
+    target: Text
+    platforms: Annotated[list[Text], Field(min_length=1)]
+    versions: dict[str, str]
+    git: _Git
+    content: Annotated[str, like("(sha256:)?[0-9a-f]{64}", "a content hash", "sha256:… with 64 hexadecimal digits")]
+    inputs: dict[str, dict[str, str]]
+
+
+def read(path: Path) -> Record:
+    """The record in `path`; ImageError with one line a problem, exit code 2."""
+    try:
+        table = json.loads(path.read_bytes(), object_pairs_hook=_once, parse_constant=_no_number)
+    except FileNotFoundError:
+        raise ImageError(problem(path.name, str(path), "no image was built here yet", fix=MAKE), 2) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ImageError(plain(f"{path}: cannot be read: {error}; fix: {MAKE}"), 2) from None
+    if not isinstance(table, dict):
+        raise ImageError(
+            problem(path.name, table, "not an object", allowed="what `fab image-build` writes", fix=MAKE), 2
+        )
+    if table.get("version") != VERSION or isinstance(table.get("version"), bool):
+        why = "a version of this file that is not known here"
+        fix = f"{MAKE}, or the Lustrain that wrote it"
+        raise ImageError(problem(f"{path.name}: version", table.get("version"), why, allowed=str(VERSION), fix=fix), 2)
+    return _record(_checked(table, path.name))
+
+
+def write(path: Path, record: Record) -> None:
+    """Put `record` in `path`: after a crash there is the old file or the new one.
+
+    ImageError, exit code 2, for a record that `read` would refuse; exit code 1 where the disk does not take it.
+    """
+    text = json.dumps(_checked(as_json(record), path.name).model_dump(), indent=2, ensure_ascii=True) + "\n"
+    temporary = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.encode("ascii"))
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        temporary = None
+        _sync(path.parent)
+    except OSError as error:
+        raise ImageError(
+            problem(path.name, str(path), f"cannot be written: {error.strerror}", fix="make room there")
+        ) from None
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    """What is in the file."""
+    git = {"commit": record.git.commit, "dirty": record.git.dirty, "changed": list(record.git.changed)}
+    return {
+        "version": VERSION,
+        "ref": record.ref,
+        "digest": record.digest,
+        "target": record.target,
+        "platforms": list(record.platforms),
+        "versions": dict(record.versions),
+        "git": git,
+        "content": record.content,
+        "inputs": {layer: dict(found) for layer, found in record.inputs.items()},
+    }
+
+
+def _checked(table: Mapping[str, Any], name: str) -> _File:
+    try:
+        return _File.model_validate(table)
+    except ValidationError as error:
+        raise ImageError([f"{name}: {line}" for line in problems_of(error, _File)], 2) from None
+
+
+def _record(file: _File) -> Record:
+    git = GitState(file.git.commit, file.git.dirty, tuple(file.git.changed))
+    rest = file.model_dump(exclude={"version", "git", "platforms"})
+    return Record(**rest, git=git, platforms=tuple(file.platforms))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise ValueError(f"the key {twice!r} is there twice")
+    return table
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

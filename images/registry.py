@@ -1,0 +1,245 @@
+"""A registry, as far as images need it: manifests, blobs and tags, each byte checked against the digest that names it.
+
+https://distribution.github.io/distribution/spec/api/ ; who we are and how often we ask is in `images.transport`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import requests
+from urllib3.exceptions import HTTPError
+
+from images import credentials as known
+from images.credentials import Credentials
+from images.patience import Patience
+from images.problems import ImageError
+from images.references import Reference, is_digest, parse
+from images.transport import Transport, reason
+from infra.problems import problem
+
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
+OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+OCI_INDEX = "application/vnd.oci.image.index.v1+json"
+ACCEPTED = ", ".join((DOCKER_MANIFEST, DOCKER_LIST, OCI_MANIFEST, OCI_INDEX))
+LONGEST_MANIFEST = 4 << 20
+"""Bytes; https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-manifests"""
+LONGEST_CONFIG = 16 << 20
+CHUNK = 1 << 20
+
+
+class Manifest(NamedTuple):
+    """What a registry holds under a tag or digest, the bytes as they are."""
+
+    digest: str
+    """Computed from the bytes."""
+    media_type: str
+    body: bytes
+
+
+class Blob:
+    """A blob as it comes; at its end its digest has been checked. A connection that breaks is picked up where it broke."""
+
+    def __init__(self, transport: Transport, reference: Reference, digest: str) -> None:
+        self._transport = transport
+        self._reference = reference
+        self._path = f"/v2/{reference.repository}/blobs/{digest}"
+        self._hash = hashlib.new(digest.partition(":")[0])
+        self._digest = digest
+        self._at = 0
+        self._broken = 0
+        self._answer = self._open()
+        length = self._answer.headers.get("Content-Length", "")
+        self.size = int(length) if length.isdecimal() else None
+        """Bytes, as the registry says; None where it does not."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes, empty at the end. ImageError where they are not what the digest names."""
+        while True:
+            why = "the answer ended early"
+            try:
+                piece: bytes = self._answer.raw.read(size if size >= 0 else None, decode_content=False)
+            except (HTTPError, OSError) as error:
+                why, piece = reason(error), b""
+                broken = True
+            else:
+                broken = not piece and size != 0 and self.size is not None and self._at < self.size
+            if broken:
+                self._again(why)
+                continue
+            self._hash.update(piece)
+            self._at += len(piece)
+            if (not piece and size != 0) or size < 0:
+                self._check()
+            return piece
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(lambda: self.read(CHUNK), b"")
+
+    def close(self) -> None:
+        self._answer.close()
+
+    def __enter__(self) -> Blob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> requests.Response:
+        headers = {"Range": f"bytes={self._at}-"} if self._at else {}
+        scope = f"{self._reference.repository}:pull"
+        answer = self._transport.ask("GET", self._path, scope=scope, headers=headers, good=(200, 206))
+        if self._at and answer.status_code == 200:
+            # It knows no ranges: what we have comes again.
+            left = self._at
+            while left and (piece := answer.raw.read(min(left, CHUNK), decode_content=False)):
+                left -= len(piece)
+        return answer
+
+    def _again(self, why: str) -> None:
+        self._broken += 1
+        self._answer.close()
+        if self._broken >= self._transport.patience.tries:
+            said = f"{self._at} of {self.size} bytes came in {self._broken} tries: {why}"
+            fix = "see whether the registry's storage still has the blob; if not, push the image again"
+            raise ImageError(problem(f"{self._reference.name} blob", self._digest, said, fix=fix))
+        self._transport.wait(self._broken, None, why)
+        try:
+            self._answer = self._open()
+        except (HTTPError, OSError):
+            # The same as one more break, seen and counted when it is read.
+            return
+
+    def _check(self) -> None:
+        found = f"{self._digest.partition(':')[0]}:{self._hash.hexdigest()}"
+        if found != self._digest:
+            why = "the bytes that came have another digest: damaged in the registry or on the way"
+            fix = "push the image again"
+            raise ImageError(problem(f"{self._reference.name} blob", found, why, allowed=self._digest, fix=fix))
+
+
+class Registry:
+    """A client of one registry. `ca` is a PEM file; credentials are asked for again when they are refused or end."""
+
+    def __init__(
+        self, host: str, credentials: Credentials | None, ca: Path | None = None, patience: Patience | None = None
+    ) -> None:
+        self.host = host
+        self.transport = Transport(host, credentials, ca, patience)
+
+    def manifest(self, ref: str | Reference) -> Manifest:
+        """The manifest or index of a reference; its digest is that of the bytes, and the one that was asked for."""
+        reference = self._ours(ref)
+        scope = f"{reference.repository}:pull"
+        path = f"/v2/{reference.repository}/manifests/{reference.wanted}"
+        answer = self.transport.ask("GET", path, scope=scope, headers={"Accept": ACCEPTED})
+        body = self._whole(answer, LONGEST_MANIFEST, f"{reference} manifest")
+        told = answer.headers.get("Docker-Content-Digest", "")
+        asked = reference.digest or (told if is_digest(told) else None)
+        found = digest_like(body, asked)
+        for one in filter(None, (reference.digest, told)):
+            if one.partition(":")[0] == found.partition(":")[0] and one != found:
+                why = "the manifest that came is not the one that was asked for: the registry or a proxy changes it"
+                fix = "push the image again, and see who stands between"
+                raise ImageError(problem(f"{reference} digest", found, why, allowed=one, fix=fix))
+        kind = answer.headers.get("Content-Type", "").partition(";")[0].strip()
+        return Manifest(found, kind, body)
+
+    def digest_of(self, ref: str | Reference) -> str | None:
+        """What a tag stands for now; None where there is none."""
+        reference = self._ours(ref)
+        scope = f"{reference.repository}:pull"
+        path = f"/v2/{reference.repository}/manifests/{reference.wanted}"
+        with self.transport.ask("HEAD", path, scope=scope, headers={"Accept": ACCEPTED}, good=(200, 404)) as answer:
+            if answer.status_code == 404:
+                return None
+            told = answer.headers.get("Docker-Content-Digest", "")
+        if not is_digest(told):
+            return self.manifest(reference).digest
+        if reference.digest and told != reference.digest:
+            why = "the registry names another digest than the one that it was asked for"
+            raise ImageError(problem(f"{reference} digest", told, why, allowed=reference.digest))
+        return told
+
+    def blob(self, ref: str | Reference, digest: str) -> Blob:
+        """A blob of a reference's repository."""
+        if not is_digest(digest):
+            raise ImageError(problem("blob", digest, "no digest", allowed="sha256: and 64 hexadecimal digits"), 2)
+        return Blob(self.transport, self._ours(ref), digest)
+
+    def config_digest(self, ref: str | Reference) -> str:
+        """The digest of an image's configuration; ImageError where the reference is an index of several images."""
+        described = _object(f"{ref} manifest", self.manifest(ref).body).get("config")
+        digest = described.get("digest") if isinstance(described, dict) else None
+        if not isinstance(digest, str):
+            why = "has no configuration: an index of several images, or no image"
+            raise ImageError(problem("image", str(ref), why, fix="name one of its images by digest"), 2)
+        return digest
+
+    def config(self, ref: str | Reference) -> Mapping[str, Any]:
+        """The configuration of one image, https://github.com/opencontainers/image-spec/blob/main/config.md"""
+        with self.blob(ref, self.config_digest(ref)) as blob:
+            if (blob.size or 0) > LONGEST_CONFIG:
+                raise ImageError(problem(f"{ref} configuration", blob.size, "too long", allowed=f"{LONGEST_CONFIG} B"))
+            return _object(f"{ref} configuration", blob.read())
+
+    def put_manifest(self, ref: str | Reference, body: bytes, media_type: str) -> str:
+        """Put a manifest under a tag or its digest; returns the digest of the bytes, which the registry confirmed."""
+        reference = self._ours(ref)
+        path = f"/v2/{reference.repository}/manifests/{reference.wanted}"
+        headers = {"Content-Type": media_type}
+        scope = f"{reference.repository}:push"
+        with self.transport.ask("PUT", path, scope=scope, headers=headers, body=body, good=(200, 201)) as answer:
+            told = answer.headers.get("Docker-Content-Digest", "")
+        found = digest_like(body, told if is_digest(told) else None)
+        if told and told != found:
+            why = "the registry took the manifest under another digest: it or a proxy changes it"
+            raise ImageError(problem(f"{reference} digest", told, why, allowed=found))
+        return found
+
+    def _ours(self, ref: str | Reference) -> Reference:
+        reference = parse(ref) if isinstance(ref, str) else ref
+        if reference.registry != self.host:
+            raise ImageError(problem("image", str(ref), "of another registry", allowed=f"{self.host}/…"), 2)
+        return reference
+
+    def _whole(self, answer: requests.Response, longest: int, name: str) -> bytes:
+        with answer:
+            try:
+                body: bytes = answer.raw.read(longest + 1, decode_content=True)
+            except (HTTPError, OSError) as error:
+                raise ImageError(
+                    problem("registry", self.host, f"{name} did not come whole: {reason(error)}")
+                ) from None
+        if len(body) > longest:
+            raise ImageError(problem("registry", self.host, f"{name} is longer than {longest} bytes"))
+        return body
+
+
+def connect(ref: str | Reference, ca: Path | None = None, patience: Patience | None = None) -> Registry:
+    """The registry of a reference, with the credentials that this user has for it."""
+    reference = parse(ref) if isinstance(ref, str) else ref
+    return Registry(reference.registry, known.for_registry(reference.registry), ca, patience)
+
+
+def digest_like(body: bytes, like: str | None = None) -> str:
+    """The digest of these bytes, by the same algorithm as another one, else by sha256."""
+    kind = like.partition(":")[0] if like else "sha256"
+    return f"{kind}:{hashlib.new(kind, body).hexdigest()}"
+
+
+def _object(name: str, body: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ImageError(
+            problem(name, body[:40], "no JSON object: the registry or a proxy answers with something else")
+        )
+    return found

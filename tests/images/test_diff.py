@@ -1,0 +1,75 @@
+"""What a node would pull: by digest, each layer once, with the instruction that made it."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from images.diff import amount, as_json, diff, lines
+from images.records import Image, Layer
+from tests.images.tars import sha256
+
+
+def made(*names: str, ref: str = "r/x:1", **sizes: int) -> Image:
+    layers = tuple(
+        Layer(
+            sha256(name.encode()), sizes.get(name, 1000), sha256(name.split("~")[0].encode()), f"COPY {name} # buildkit"
+        )
+        for name in names
+    )
+    return Image(ref, sha256(repr(names).encode()), "linux/amd64", layers, {})
+
+
+def test_the_same_image_is_nothing_to_pull() -> None:
+    found = diff(made("base", "code"), made("base", "code"))
+    assert found.same
+    assert lines(found) == [f"nothing to pull: both are {found.b.digest}"]
+    assert as_json(found)["pull_bytes"] == 0
+
+
+def test_another_configuration_alone_pulls_no_layer() -> None:
+    found = diff(made("base", "code"), made("code", "base"))
+    assert (found.same, found.bytes) == (False, 0)
+    assert "nothing to pull but the configuration" in lines(found)[0]
+
+
+def test_a_code_change_pulls_its_layer_and_says_which_instruction_it_was() -> None:
+    found = diff(made("base", "torch", "code1"), made("base", "torch", "code2", torch=998_000, code2=1000))
+    assert [one.created_by for one in found.pulled] == ["COPY code2 # buildkit"]
+    told = lines(found)
+    assert told[0].endswith("COPY code2")
+    assert told[1] == "1 of 3 layers to pull, 1.0 kB of 1.0 MB (0.1 %)"
+
+
+def test_the_same_files_compressed_anew_are_pulled_and_said_to_be() -> None:
+    found = diff(made("base"), made("base~again"))
+    assert found.bytes == 1000
+    assert lines(found)[0].endswith("(same files, compressed anew)")
+    assert [one["recompressed"] for one in as_json(found)["pull"]] == [True]
+
+
+def test_instructions_of_strangers_stay_on_their_line() -> None:
+    odd = Image(
+        "r/x:1", sha256(b""), "linux/amd64", (Layer(sha256(b"l"), 5, sha256(b"t"), "RUN a\n\x1b[2Jb " + "x" * 500),), {}
+    )
+    (line, _) = lines(diff(made(), odd))
+    assert line.isprintable()
+    assert len(line) < 120
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=8), st.lists(st.sampled_from("abcdef"), max_size=8))
+def test_what_is_pulled_and_kept_is_the_whole_image_each_layer_once(one: list[str], other: list[str]) -> None:
+    a, b = made(*one), made(*other)
+    found = diff(a, b)
+    pulled, kept = [x.digest for x in found.pulled], [x.digest for x in found.kept]
+    assert sorted(pulled + kept) == sorted({x.digest for x in b.layers})
+    assert set(kept) == {x.digest for x in a.layers} & {x.digest for x in b.layers}
+    assert found.bytes == 1000 * len(pulled)
+    assert json.loads(json.dumps(as_json(found)))["pull_bytes"] == found.bytes
+
+
+def test_amounts_read_as_people_say_them() -> None:
+    told = [amount(size) for size in (0, 999, 1000, 99_949, 186_240, 999_400, 1_500_000, 302_000_000, 2_700_000_000)]
+    assert told == ["0 B", "999 B", "1.0 kB", "99.9 kB", "186 kB", "999 kB", "1.5 MB", "302 MB", "2.7 GB"]

@@ -1,0 +1,128 @@
+"""How far a build is: sparse plain lines off a terminal, the running steps on one, and silence is told and bounded."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from images.problems import ImageError
+from images.progress import Live
+from images.records import Step
+from images.silence import heard
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_off_a_terminal_slow_and_failed_steps_have_a_line_and_others_none() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with Live("build cpu", stream=stream, clock=clock) as live:
+        for name, seconds, error in (
+            ("[a 1/3] FROM b", 0.1, None),
+            ("[a 2/3] RUN c", 2.5, None),
+            ("[a 3/3] RUN d", 0.2, "no"),
+        ):
+            live.started(name)
+            live.ended(Step(name, seconds, False, error))
+    assert stream.getvalue().splitlines() == [
+        "build cpu: 2.5 s: [a 2/3] RUN c",
+        "build cpu: failed after 0.2 s: [a 3/3] RUN d",
+    ]
+
+
+def test_in_between_a_line_comes_now_and_then_with_what_runs_and_the_rate() -> None:
+    stream, clock = io.StringIO(), Clock()
+    live = Live("build cpu", stream=stream, clock=clock, interval_s=10)
+    live.started("[torch 1/1] RUN install")
+    live.ended(Step("[a 1/1] COPY x", 0.0, True))
+    live.moved("sha256:1", 0, 200_000_000)
+    for second in range(1, 61):
+        clock.now = float(second)
+        live.moved("sha256:1", 1_000_000 * second, 200_000_000)
+        live.log("[torch 1/1] RUN install", f"got\r\nwheel {second}\n")
+    lines = stream.getvalue().splitlines()
+    # After 10, 20 and 40 s: less and less often while no step ends.
+    assert [line.partition(" for ")[2].partition(",")[0] for line in lines] == ["10 s", "30 s"]
+    assert lines[0] == (
+        "build cpu: 1 step done (1 cached), [torch 1/1] RUN install for 10 s, wheel 9, 10.0 of 200.0 MB, 1.0 MB/s"
+    )
+
+
+def test_a_short_build_is_silent_and_a_long_one_has_a_last_line() -> None:
+    for seconds, expected in ((5.0, ""), (12.0, "x: 0 steps done in 12 s\n")):
+        stream, clock = io.StringIO(), Clock()
+        with Live("x", stream=stream, clock=clock):
+            clock.now = seconds
+        assert stream.getvalue() == expected
+
+
+def test_a_step_that_is_cached_after_its_check_counts_once_and_as_what_it_was() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with Live("x", stream=stream, clock=clock) as live:
+        for cached in (False, True):
+            live.ended(Step("[a 1/1] RUN b", 1.0, cached))
+        clock.now = 12.0
+    assert stream.getvalue() == "x: 1 step done in 12 s\n"
+
+
+def test_what_a_build_says_cannot_move_the_cursor() -> None:
+    stream, clock = io.StringIO(), Clock()
+    live = Live("x", stream=stream, clock=clock)
+    live.started("[a] RUN b")
+    clock.now = 11.0
+    live.log("[a] RUN b", "\x1b[2Jgone\n")
+    assert "\x1b" not in stream.getvalue()
+    assert "gone" in stream.getvalue()
+
+
+def test_on_a_terminal_the_running_steps_are_shown() -> None:
+    read, write = pty.openpty()
+    with os.fdopen(write, "w") as terminal, Live("build cpu", stream=terminal) as live:
+        live.started("[torch 1/1] RUN install")
+        live.log("[torch 1/1] RUN install", "wheel 7\n")
+        live.ended(Step("[a 1/1] RUN [bold]x", 3.0, False))
+        time.sleep(0.5)
+        shown = os.read(read, 100_000).decode(errors="replace")
+    os.close(read)
+    assert "[torch 1/1] RUN install" in shown
+    assert "wheel 7" in shown
+    assert "build cpu: 3.0 s: [a 1/1] RUN [bold]x" in shown
+
+
+def test_what_comes_is_passed_on_in_order_and_an_error_of_the_source_is_raised() -> None:
+    def source() -> Iterator[int]:
+        yield from range(3)
+        raise ValueError("broken")
+
+    got: list[int] = []
+    with pytest.raises(ValueError, match="broken"):
+        got.extend(heard(source(), lambda seconds: None))
+    assert got == [0, 1, 2]
+    assert list(heard([], lambda seconds: None)) == []
+
+
+def test_silence_is_told_less_and_less_often_and_ends() -> None:
+    never, told = threading.Event(), []
+
+    def source() -> Iterator[int]:
+        yield 1
+        never.wait(20)
+
+    got: list[int] = []
+    with pytest.raises(ImageError, match="said nothing") as caught:
+        got.extend(heard(source(), told.append, first_pause_s=0.05, limit_s=0.5))
+    never.set()
+    assert got == [1]
+    assert told == pytest.approx([0.05, 0.1, 0.2, 0.4])
+    assert "fix:" in caught.value.problems[0]

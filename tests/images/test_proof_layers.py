@@ -1,0 +1,73 @@
+"""What a change costs: a code change one small layer, a dependency its layer, a base patch the system's; torch stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rehearsal.lab.engine import Engine
+from tests.images.workshop import TORCH, Made, Workshop, change_code, change_pin
+
+pytestmark = pytest.mark.slow
+
+LARGEST_CHANGE = 200_000
+UNCHANGED = {"tools", "torch-cpu", "app", "system"}
+"""Stages that a change of the code leaves alone."""
+
+
+def pulled(old: Made, new: Made) -> dict[str, int]:
+    """Layers that a node which has the old image must pull, by digest, with their size in bytes."""
+    there = {layer.digest for layer in old.image.layers}
+    return {layer.digest: layer.size for layer in new.image.layers if layer.digest not in there}
+
+
+def test_a_code_change_is_one_small_layer(workshop: Workshop, cpu_image: Made) -> None:
+    root = workshop.checkout()
+    change_code(root)
+    changed = workshop.make(root)
+    difference = pulled(cpu_image, changed)
+    assert list(difference) == [changed.layer("code").digest]
+    assert 0 < difference[changed.layer("code").digest] <= LARGEST_CHANGE
+    assert len(changed.image.layers) == len(cpu_image.image.layers)
+    assert "code" in changed.ran
+    assert not changed.ran & UNCHANGED
+
+
+def test_no_change_is_nothing_to_pull_from_another_checkout(workshop: Workshop, cpu_image: Made) -> None:
+    root = workshop.checkout()
+    for path in root.rglob("*.py"):
+        # Neither a checkout's times nor its umask are in the image.
+        path.touch()
+        path.chmod(path.stat().st_mode & 0o700)
+    again = workshop.make(root)
+    assert again.image.digest == cpu_image.image.digest
+    assert again.planned.ref == cpu_image.planned.ref
+    assert not again.ran & {*UNCHANGED, "code"}
+
+
+def test_another_pin_of_a_dependency_leaves_torch_as_it_is(workshop: Workshop, cpu_image: Made, tmp_path: Path) -> None:
+    root = workshop.checkout()
+    change_pin(root, "tomli-w", "1.1.0", tmp_path)
+    bumped = workshop.make(root)
+    assert list(pulled(cpu_image, bumped)) == [bumped.layer("app").digest]
+    kept = (*TORCH, "code", "system")
+    assert bumped.diff_ids(*kept) == cpu_image.diff_ids(*kept)
+    assert "app" in bumped.ran
+    assert "torch-cpu" not in bumped.ran
+
+
+def test_a_patched_base_leaves_torch_dependencies_and_code_as_they_are(
+    workshop: Workshop, cpu_image: Made, engine: Engine, tmp_path: Path
+) -> None:
+    (tmp_path / "Dockerfile").write_text(f"FROM {workshop.base}\nRUN echo patched >/etc/patched\n")
+    tag = f"{workshop.registry.host}/base/patched:1"
+    engine.docker("buildx", "build", "--quiet", "--provenance=false", "--push", "-t", tag, tmp_path)
+    engine.docker("pull", "--quiet", tag)
+    patched = engine.docker("image", "inspect", "--format", "{{index .RepoDigests 0}}", tag).stdout.strip()
+    moved = workshop.make(cpu_image.root, base=patched)
+    kept = (*TORCH, "app", "code")
+    assert moved.diff_ids(*kept) == cpu_image.diff_ids(*kept)
+    assert not {moved.layer(name).digest for name in kept} & set(pulled(cpu_image, moved))
+    assert "system" in moved.ran
+    assert not moved.ran & {"tools", "torch-cpu", "app", "code"}

@@ -1,0 +1,44 @@
+"""The same code gives the same image, whoever builds it and however often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from images.content import content_of
+from rehearsal.lab.buildkit import BuildKit
+from rehearsal.lab.engine import Engine
+from tests.images.workshop import Made, Workshop, change_code
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def by_sdk(workshop: Workshop, cpu_image: Made) -> Made:
+    """By the other backend, with nothing from the cache."""
+    return workshop.make(cpu_image.root, backend="sdk", no_cache=True)
+
+
+def test_both_backends_and_a_second_build_without_cache_give_the_same_content(cpu_image: Made, by_sdk: Made) -> None:
+    assert {"tools", "torch-cpu", "app", "code", "system"} <= by_sdk.ran
+    assert content_of(by_sdk.image) == content_of(cpu_image.image)
+
+
+def test_they_give_the_same_layers_to_the_last_bit(cpu_image: Made, by_sdk: Made) -> None:
+    assert [layer.diff_id for layer in by_sdk.image.layers] == [layer.diff_id for layer in cpu_image.image.layers]
+
+
+def test_another_builder_gives_the_same_digest_so_that_one_tag_will_do(
+    workshop: Workshop, cpu_image: Made, tmp_path: Path
+) -> None:
+    with Engine(tmp_path) as other, BuildKit(other) as builder:
+        again = workshop.make(cpu_image.root, environment=builder.environment)
+    assert {"tools", "torch-cpu", "app", "code", "system"} <= again.ran
+    assert again.image.digest == cpu_image.image.digest
+
+
+def test_other_code_is_other_content(workshop: Workshop, cpu_image: Made) -> None:
+    root = workshop.checkout()
+    change_code(root)
+    assert content_of(workshop.make(root).image) != content_of(cpu_image.image)

@@ -1,0 +1,123 @@
+"""Nothing that building was told in confidence, and nothing that lay beside the context, is in the image."""
+
+from __future__ import annotations
+
+import ast
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+
+from images import registry
+from rehearsal.lab.base import ROOT
+from rehearsal.lab.engine import Engine
+from tests.images.workshop import CANARY, Made, Workshop, change_code
+
+pytestmark = pytest.mark.slow
+
+BESIDE = "canary-that-lay-beside-8341"
+ALLOWED = ("trainer",)
+NOT_SHIPPED = ("infra", "images", "node_setup", "rehearsal", "pulumi", "moto", "fabric", "invoke", "docker", "pytest")
+
+
+def contains(made: Made, *texts: str, beyond: Made | None = None) -> set[tuple[str, str]]:
+    """Which texts are in which layers: over the whole tar, so names and file contents alike. Layers that are those of an
+    image made before the text was anywhere are not read."""
+    source, found = registry.connect(made.ref), set()
+    before_it = {layer.digest for layer in beyond.image.layers} if beyond else set()
+    for layer in made.image.layers:
+        if layer.digest in before_it:
+            continue
+        unpack, before = zlib.decompressobj(wbits=31), b""
+        for chunk in source.blob(made.ref, layer.digest):
+            data = before + unpack.decompress(chunk)
+            found |= {(layer.created_by, text) for text in texts if text.encode() in data}
+            before = data[-200:]
+        # Read to the end: a second gzip member would have gone unseen.
+        assert unpack.eof
+        assert not unpack.unused_data
+    return found
+
+
+@pytest.fixture(scope="module")
+def planted(workshop: Workshop) -> Made:
+    root = workshop.checkout()
+    change_code(root)
+    for path in (
+        "secret.txt",
+        "images/secret.txt",
+        "images/site/secret.txt",
+        "trainer/launch/slurm.py",
+        "infra/keys.py",
+    ):
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_text(f"key = '{BESIDE}'\n")
+    return workshop.make(root)
+
+
+def test_a_build_secret_is_in_no_layer_and_not_in_the_history(workshop: Workshop, cpu_image: Made) -> None:
+    assert CANARY in cpu_image.planned.plan.secrets["netrc"].read_text()
+    # Were the search blind, it would find nothing whatever there is.
+    assert {text for _, text in contains(cpu_image, CANARY, "BestModelNeverSeen", "def hold_notices")} == {
+        "def hold_notices"
+    }
+    assert CANARY not in json.dumps(cpu_image.image.config)
+
+
+def test_a_file_beside_the_context_is_in_no_layer(cpu_image: Made, planted: Made) -> None:
+    assert not contains(planted, BESIDE, "secret.txt", beyond=cpu_image)
+    assert BESIDE not in json.dumps(planted.image.config)
+
+
+def test_a_layer_that_does_hold_it_is_found(workshop: Workshop, cpu_image: Made) -> None:
+    root = workshop.checkout()
+    (root / "trainer" / "schedule.py").write_text(f"KEY = '{BESIDE}'\n")
+    found = contains(workshop.make(root), BESIDE, beyond=cpu_image)
+    assert [step for step, _ in found if "/layers/code/" in step]
+
+
+def test_only_the_trainer_is_in_the_image(engine: Engine, cpu_image: Made) -> None:
+    script = (
+        "import importlib.util, json, os, pkgutil, trainer, trainer.launch\n"
+        "names = {one.name for one in pkgutil.walk_packages(trainer.__path__, 'trainer.')}\n"
+        f"there = [one for one in {NOT_SHIPPED!r} if importlib.util.find_spec(one)]\n"
+        "launch = sorted(one.name for one in pkgutil.iter_modules(trainer.launch.__path__))\n"
+        "torch = importlib.util.find_spec('torch').submodule_search_locations[0]\n"
+        "unread = sorted({'include', 'test'} & set(os.listdir(torch)))\n"
+        "print(json.dumps([sorted(names), there, launch, unread]))"
+    )
+    said = engine.docker("run", "--rm", "--network", "none", "--read-only", cpu_image.ref, "python3", "-c", script)
+    names, there, launch, unread = json.loads(said.stdout)
+    here = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in Path(ROOT / "trainer").rglob("*.py")
+    }
+    assert not there
+    # C++ headers, for which this target has no compiler, and torch's own tests.
+    assert not unread
+    assert launch == ["local"]
+    assert set(names) == {one for one in here if one != "trainer" and not one.startswith("trainer.launch.")} | {
+        "trainer.launch.local"
+    }
+
+
+def test_every_module_of_the_trainer_can_be_imported_there(engine: Engine, cpu_image: Made) -> None:
+    script = (
+        "import importlib, pkgutil, trainer\n"
+        "names = [one.name for one in pkgutil.walk_packages(trainer.__path__, 'trainer.')]\n"
+        "missing = {}\n"
+        "for name in names:\n"
+        "    if name.endswith('.__main__'):\n"
+        "        continue\n"
+        "    try:\n"
+        "        importlib.import_module(name)\n"
+        "    except Exception as error:\n"
+        "        missing[name] = getattr(error.__cause__ or error, 'name', str(error))\n"
+        "print(missing)"
+    )
+    said = engine.docker(
+        "run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", cpu_image.ref, "python3", "-c", script
+    )
+    # The optional extras of the trainer, which say so themselves.
+    assert set(ast.literal_eval(said.stdout).values()) <= {"PIL"}

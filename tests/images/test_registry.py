@@ -1,0 +1,391 @@
+"""What a registry says is checked, who we are is told to nobody else, and every refusal is one line with its way out."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from images.credentials import Credentials
+from images.patience import Patience, asked
+from images.problems import ImageError
+from images.registry import DOCKER_MANIFEST, Registry
+from rehearsal.lab import registry as lab
+from rehearsal.lab.engine import why_not
+from tests.conftest import require
+from tests.images.scripted import Asked, Said, Scripted, scripted
+from tests.images.seeds import digest_of, put_blob, put_image
+from tests.lab.faulty_proxy import Answer, Cut, FaultyProxy, Reset, Swap
+
+SECRET = "correct horse battery"
+QUICK = Patience(tries=3, first_s=0.01, longest_s=0.05)
+MANIFEST = b'{"schemaVersion": 2, "config": {"digest": "sha256:0"}}'
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Iterator[lab.Registry]:
+    require(why_not() is None, str(why_not()))
+    with lab.Registry(tmp_path / "closed", users={"ann": SECRET}, tls=True) as running:
+        yield running
+
+
+def client(
+    registry: lab.Registry | Scripted | str, credentials: Credentials | None = None, ca: Path | None = None
+) -> Registry:
+    return Registry(registry if isinstance(registry, str) else registry.host, credentials, ca, QUICK)
+
+
+def line_of(caught: pytest.ExceptionInfo[ImageError]) -> str:
+    (line,) = caught.value.problems
+    assert "\n" not in line
+    assert SECRET not in line
+    assert base64.b64encode(f"ann:{SECRET}".encode()).decode() not in line
+    return line
+
+
+def test_what_is_in_a_real_registry_is_read_back(registry: lab.Registry) -> None:
+    layer = b"x" * 3_000_000
+    digest = put_image(registry, "team/a", "1", layer, {"Labels": {"a": "b"}})
+    there, ref = client(registry), f"{registry.host}/team/a:1"
+    manifest = there.manifest(ref)
+    assert (manifest.digest, manifest.media_type) == (digest, DOCKER_MANIFEST)
+    assert there.digest_of(ref) == digest
+    assert there.manifest(f"{registry.host}/team/a@{digest}").body == manifest.body
+    assert there.config(ref)["Labels"] == {"a": "b"}
+    with there.blob(ref, digest_of(layer)) as blob:
+        assert blob.size == len(layer)
+        assert b"".join(blob) == layer
+    assert there.blob(ref, digest_of(layer)).read() == layer
+
+
+def test_a_tag_that_is_not_there_has_no_digest_and_no_manifest(registry: lab.Registry) -> None:
+    put_image(registry, "team/a")
+    there = client(registry)
+    assert there.digest_of(f"{registry.host}/team/a:2") is None
+    assert there.digest_of(f"{registry.host}/team/never:1") is None
+    with pytest.raises(ImageError) as caught:
+        there.manifest(f"{registry.host}/team/a:2")
+    assert "see the spelling" in line_of(caught)
+    with pytest.raises(ImageError, match="of another registry") as caught:
+        there.manifest("ghcr.io/team/a:1")
+    assert caught.value.exit_code == 2
+
+
+def test_a_manifest_is_put_under_a_tag_and_confirmed(registry: lab.Registry) -> None:
+    digest = put_image(registry, "team/a")
+    there, ref = client(registry), f"{registry.host}/team/a:1"
+    manifest = there.manifest(ref)
+    assert there.put_manifest(f"{registry.host}/team/a:again", manifest.body, manifest.media_type) == digest
+    assert there.digest_of(f"{registry.host}/team/a:again") == digest
+
+
+def test_a_password_opens_a_registry_with_tls_and_no_other_does(closed: lab.Registry) -> None:
+    put_image(closed, "team/a")
+    ref = f"{closed.host}/team/a:1"
+    assert client(closed, Credentials("ann", SECRET), closed.ca).digest_of(ref)
+    with pytest.raises(ImageError) as caught:
+        client(closed, Credentials("ann", "wrong"), closed.ca).digest_of(ref)
+    assert "does not take the credentials of user 'ann'" in line_of(caught)
+    with pytest.raises(ImageError) as caught:
+        client(closed, None, closed.ca).digest_of(ref)
+    assert line_of(caught).endswith(f"docker login {closed.host}")
+
+
+def test_a_certificate_of_an_unknown_ca_is_refused_at_once_and_never_gone_around(
+    closed: lab.Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    begun = time.monotonic()
+    with pytest.raises(ImageError) as caught:
+        client(closed, Credentials("ann", SECRET)).digest_of(f"{closed.host}/team/a:1")
+    assert "of no CA that is known here" in line_of(caught)
+    assert time.monotonic() - begun < 5
+    assert not [one for one in closed.requests() if "team" in one[1]]
+    monkeypatch.setenv("SSL_CERT_FILE", str(closed.ca))
+    assert client(closed, Credentials("ann", SECRET)).digest_of(f"{closed.host}/team/a:1") is None
+
+
+@pytest.mark.parametrize("text", [None, "no certificate"])
+def test_a_ca_that_is_none_is_told_before_anything_is_asked(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "ca.crt"
+    if text:
+        file.write_text(text)
+    with pytest.raises(ImageError, match=r"--ca = .*no file with certificates") as caught:
+        client("127.0.0.1:1", ca=file)
+    assert caught.value.exit_code == 2
+
+
+def test_a_password_that_changed_under_way_is_asked_for_once_more(closed: lab.Registry) -> None:
+    put_image(closed, "team/a")
+    ref, asked_again = f"{closed.host}/team/a:1", []
+
+    def source() -> Credentials:
+        asked_again.append(1)
+        return Credentials("ann", "new one", source=source)
+
+    there = client(closed, Credentials("ann", SECRET, source=source), closed.ca)
+    assert there.digest_of(ref)
+    closed.set_users({"ann": "new one"})
+    assert there.digest_of(ref)
+    assert asked_again == [1]
+    closed.set_users({"ann": "newer still"})
+    with pytest.raises(ImageError, match="does not take"):
+        there.digest_of(ref)
+    assert asked_again == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "told"),
+    [
+        (socket.EAI_NONAME, "Name or service not known", "in 3 tries: its name is not known here"),
+        (socket.EAI_AGAIN, "Temporary failure in name resolution", "in 6 tries: no answer from the name service"),
+    ],
+)
+def test_a_name_that_is_nobodys_is_told_sooner_than_one_that_cannot_be_looked_up(
+    monkeypatch: pytest.MonkeyPatch, error: int, said: str, told: str
+) -> None:
+    def nobody(*_: object, **__: object) -> NoReturn:
+        raise socket.gaierror(error, said)
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    asking = Registry("registry.invalid", None, None, Patience(tries=6, first_s=0.01, longest_s=0.05))
+    with pytest.raises(ImageError) as caught:
+        asking.manifest("registry.invalid/team/a:1")
+    assert told in line_of(caught)
+
+
+def test_a_registry_that_is_gone_is_one_line_after_bounded_tries(
+    registry: lab.Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry.kill()
+    with caplog.at_level(logging.WARNING), pytest.raises(ImageError) as caught:
+        client(registry).digest_of(f"{registry.host}/a:1")
+    assert "no usable answer in 3 tries: connection refused" in line_of(caught)
+    assert len(caplog.records) == 1
+
+
+def test_a_registry_that_comes_back_is_asked_again(registry: lab.Registry) -> None:
+    digest = put_image(registry, "a")
+    with FaultyProxy(registry.url) as proxy:
+        host = proxy.endpoint.removeprefix("http://")
+        there, ref = client(host), f"{host}/a:1"
+        assert there.digest_of(ref) == digest
+        proxy.inject(Reset(), times=1, key="/manifests/")
+        proxy.inject(Answer(503), times=1, key="/manifests/")
+        assert there.digest_of(ref) == digest
+        assert proxy.did == {"Reset": 1, "Answer": 1}
+
+
+def test_a_blob_that_breaks_off_goes_on_where_it_broke(registry: lab.Registry) -> None:
+    layer = bytes(range(256)) * 20_000
+    digest = put_blob(registry, "a", layer)
+    with FaultyProxy(registry.url) as proxy:
+        host = proxy.endpoint.removeprefix("http://")
+        proxy.inject(Cut(0.5), times=2, key="/blobs/")
+        assert b"".join(client(host).blob(f"{host}/a", digest)) == layer
+        assert proxy.did["Cut"] == 2
+    sizes = [size for _, path, status, size in registry.answers() if digest in path and status in (200, 206)]
+    assert sizes == [len(layer), len(layer) // 2, len(layer) // 4]
+
+
+def test_a_blob_that_never_comes_whole_is_one_line(registry: lab.Registry) -> None:
+    digest = put_blob(registry, "a", b"x" * 100_000)
+    with FaultyProxy(registry.url) as proxy:
+        host = proxy.endpoint.removeprefix("http://")
+        proxy.inject(Cut(0.0), key="/blobs/")
+        with pytest.raises(ImageError) as caught:
+            client(host).blob(f"{host}/a", digest).read()
+    assert "0 of 100000 bytes came in 3 tries" in line_of(caught)
+
+
+@pytest.mark.parametrize("size", [-1, 7, 1 << 20])
+def test_a_bit_that_flips_on_the_way_is_seen(registry: lab.Registry, size: int) -> None:
+    digest = put_blob(registry, "a", b"x" * 1000)
+    with FaultyProxy(registry.url) as proxy:
+        host = proxy.endpoint.removeprefix("http://")
+        proxy.inject(Swap(1), key="/blobs/")
+        blob = client(host).blob(f"{host}/a", digest)
+        with pytest.raises(ImageError, match="another digest"):
+            list(iter(lambda: blob.read(size), b""))
+
+
+def test_a_manifest_is_what_was_asked_for_or_is_refused() -> None:
+    other = digest_of(b"something else")
+    lies = {"Content-Type": DOCKER_MANIFEST, "Docker-Content-Digest": other}
+    with scripted(lambda asked: Said(200, MANIFEST, lies)) as fake:
+        for ref in (f"{fake.host}/a:1", f"{fake.host}/a@{other}"):
+            with pytest.raises(ImageError, match="not the one that was asked for"):
+                client(fake).manifest(ref)
+        with pytest.raises(ImageError, match="took the manifest under another digest"):
+            client(fake).put_manifest(f"{fake.host}/a:1", MANIFEST, DOCKER_MANIFEST)
+    with scripted(lambda asked: Said(200, MANIFEST, {"Content-Type": DOCKER_MANIFEST})) as fake:
+        assert client(fake).digest_of(f"{fake.host}/a:1") == digest_of(MANIFEST)
+
+
+def test_no_document_at_all_is_one_line() -> None:
+    with (
+        scripted(lambda asked: Said(200, b"<html>", {"Content-Type": "text/html"})) as fake,
+        pytest.raises(ImageError, match="no JSON object"),
+    ):
+        client(fake).config(f"{fake.host}/a:1")
+
+
+def test_a_busy_registry_is_given_the_time_it_asks_for() -> None:
+    times: list[float] = []
+
+    def busy(asked: Asked) -> Said:
+        times.append(time.monotonic())
+        return Said(429, headers={"Retry-After": "1"}) if len(times) == 1 else Said(200, MANIFEST)
+
+    with scripted(busy) as fake:
+        client(fake).manifest(f"{fake.host}/a:1")
+    assert times[1] - times[0] >= 1
+
+
+def test_no_registry_makes_us_wait_longer_than_a_minute() -> None:
+    patience = Patience(tries=3, first_s=1, longest_s=8)
+    assert patience.pause(1, 86_400) == 60
+    assert all(0.5 <= patience.pause(1) <= 1 and 4 <= patience.pause(9) <= 8 for _ in range(100))
+    assert len({patience.pause(4) for _ in range(10)}) > 1
+    assert [asked({"Retry-After": text}) for text in ("7", "", "soon", "Thu, 01 Jan 2026 00:00:00 GMT")] == [
+        7,
+        None,
+        None,
+        0,
+    ]
+
+
+def test_a_busy_registry_that_stays_so_is_one_line() -> None:
+    with scripted(lambda asked: Said(429, b'{"errors": [{"code": "TOOMANYREQUESTS", "message": "slow"}]}')) as fake:
+        with pytest.raises(ImageError) as caught:
+            client(fake).manifest(f"{fake.host}/a:1")
+        assert len(fake.asked) == 3
+    assert "in 3 tries: 429 TOOMANYREQUESTS slow" in line_of(caught)
+
+
+def test_a_redirect_to_another_host_is_followed_without_telling_it_who_we_are() -> None:
+    body = b"a blob"
+    with scripted(lambda asked: Said(200, body), "127.0.0.2") as storage:
+
+        def sends_there(asked: Asked) -> Said:
+            if "Authorization" not in asked.headers:
+                return Said(401, headers={"WWW-Authenticate": 'Basic realm="x"'})
+            return Said(307, headers={"Location": f"http://{storage.host}/store?signature=1"})
+
+        with scripted(sends_there) as fake:
+            blob = client(fake, Credentials("ann", SECRET)).blob(f"{fake.host}/a", digest_of(body))
+            assert blob.read() == body
+    assert "Authorization" in fake.asked[-1].headers
+    assert ["Authorization" in one.headers for one in storage.asked] == [False]
+
+
+@pytest.mark.parametrize(
+    ("place", "why"), [("http://192.0.2.1/blob", "which is no TLS"), ("ftp://x/y", "no TLS"), ("/again", "redirects")]
+)
+def test_a_redirect_that_leaves_tls_or_never_ends_is_refused(place: str, why: str) -> None:
+    with (
+        scripted(lambda asked: Said(307, headers={"Location": place})) as fake,
+        pytest.raises(ImageError, match=why),
+    ):
+        client(fake).blob(f"{fake.host}/a", digest_of(b""))
+
+
+def test_other_hosts_are_asked_with_tls_only(monkeypatch: pytest.MonkeyPatch, only_loopback: list[str]) -> None:
+    with pytest.raises(AssertionError, match=r"192\.0\.2\.1"):
+        client("192.0.2.1:5000").digest_of("192.0.2.1:5000/a:1")
+    assert client("192.0.2.1:5000").transport._base() == "https://192.0.2.1:5000"
+    only_loopback.clear()
+
+
+def bearer(realm: str, script: list[Said]) -> Said:
+    challenge = f'Bearer realm="{realm}",service="reg",scope="repository:a:pull,push"'
+    return script.pop(0) if script else Said(401, headers={"WWW-Authenticate": challenge})
+
+
+def test_a_token_is_fetched_for_what_the_registry_asks_and_used_until_it_ends() -> None:
+    given = iter(["one", "two"])
+    with scripted(lambda asked: Said(200, json.dumps({"token": next(given)}).encode()), "127.0.0.2") as tokens:
+        good = {"Bearer one"}
+
+        def guarded(asked: Asked) -> Said:
+            if asked.headers.get("Authorization") in good:
+                return Said(200, MANIFEST)
+            return bearer(f"http://{tokens.host}/token", [])
+
+        with scripted(guarded) as fake:
+            there, ref = client(fake, Credentials("ann", SECRET)), f"{fake.host}/a:1"
+            there.manifest(ref)
+            there.manifest(ref)
+            assert [one.path for one in tokens.asked] == ["/token?service=reg&scope=repository%3Aa%3Apull%2Cpush"]
+            assert tokens.asked[0].headers["Authorization"].startswith("Basic ")
+            good.clear()
+            good.add("Bearer two")
+            there.manifest(ref)
+    assert len(tokens.asked) == 2
+
+
+def test_an_anonymous_token_that_ended_is_fetched_again() -> None:
+    given = iter(["one", "two"])
+    with scripted(lambda asked: Said(200, json.dumps({"access_token": next(given)}).encode())) as tokens:
+        good = ["Bearer one"]
+
+        def guarded(asked: Asked) -> Said:
+            known = asked.headers.get("Authorization") == good[0]
+            return Said(200, MANIFEST) if known else bearer(f"http://{tokens.host}/token", [])
+
+        with scripted(guarded) as fake:
+            there, ref = client(fake), f"{fake.host}/a:1"
+            there.manifest(ref)
+            good[0] = "Bearer two"
+            there.manifest(ref)
+            good[0] = "Bearer never"
+    assert "Authorization" not in tokens.asked[0].headers
+
+
+def test_an_identity_token_is_exchanged_and_never_sent_to_the_registry() -> None:
+    with scripted(lambda asked: Said(200, b'{"access_token": "short"}')) as tokens:
+
+        def guarded(asked: Asked) -> Said:
+            known = asked.headers.get("Authorization") == "Bearer short"
+            return Said(200, MANIFEST) if known else bearer(f"http://{tokens.host}/token", [])
+
+        with scripted(guarded) as fake:
+            client(fake, Credentials("", "", SECRET)).manifest(f"{fake.host}/a:1")
+    assert (tokens.asked[0].method, b"grant_type=refresh_token" in tokens.asked[0].body) == ("POST", True)
+    assert SECRET not in str([dict(one.headers) for one in fake.asked])
+
+
+@pytest.mark.parametrize("answer", [Said(401), Said(200, b"no json"), Said(200, b"{}")])
+def test_a_token_service_that_refuses_is_one_line(answer: Said) -> None:
+    with (
+        scripted(lambda asked: answer) as tokens,
+        scripted(lambda asked: bearer(f"http://{tokens.host}/token", [])) as fake,
+        pytest.raises(ImageError) as caught,
+    ):
+        client(fake, Credentials("ann", SECRET)).manifest(f"{fake.host}/a:1")
+    assert "does not take the credentials of user 'ann'" in line_of(caught)
+    assert len(fake.asked) == 1
+
+
+def test_a_token_service_without_tls_elsewhere_is_told_nothing() -> None:
+    with scripted(lambda asked: bearer("http://192.0.2.1/token", [])) as fake, pytest.raises(ImageError) as caught:
+        client(fake, Credentials("ann", SECRET)).manifest(f"{fake.host}/a:1")
+    assert "http://192.0.2.1, which is no TLS" in line_of(caught)
+
+
+def test_what_may_not_be_done_is_told_in_the_registry_s_words_without_secrets() -> None:
+    words = f"denied for {SECRET}, see https://s3/x?X-Amz-Signature=abc"
+    body = json.dumps({"errors": [{"code": "DENIED", "message": words}]}).encode()
+    with scripted(lambda asked: Said(403, body)) as fake, pytest.raises(ImageError) as caught:
+        client(fake, Credentials("ann", SECRET)).manifest(f"{fake.host}/a:1")
+    line = line_of(caught)
+    assert "DENIED denied for ***" in line
+    assert "abc" not in line
+    assert "fix: ask for the right" in line

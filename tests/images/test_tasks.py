@@ -1,0 +1,125 @@
+"""The tasks as a user calls them: what they refuse in one line, and one image from plan to push and what is told of it then."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from images import image_file, making, tasks, why
+from images.problems import ImageError
+from images.records import Output
+from images.watch import Silent
+from tests.images.workshop import Made, Workshop, change_code
+
+ROOT = Path(__file__).parents[2]
+Fab = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def fab(tmp_path: Path) -> Fab:
+    def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if name != "LUSTRAIN_CLUSTER"} | more
+        command = [sys.executable, "-m", "fabric", *words]
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+
+    return run
+
+
+@pytest.mark.slow
+def test_every_task_explains_itself_and_its_flags(fab: Fab) -> None:
+    for task in tasks.TASKS:
+        said = fab("--help", task.name.replace("_", "-"))
+        assert (said.returncode, "Options:" in said.stdout) == (0, True), task.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("image-build", "--push"), "there is nowhere to push to; fix: "),
+        (("image-push",), "there is nowhere to push to; fix: "),
+        (
+            ("image-verify", "--image-file", "nothing.json"),
+            "nothing.json = 'nothing.json': no image was built here yet; fix: ",
+        ),
+        (
+            ("image-scan", "--image-file", "nothing.json"),
+            "nothing.json = 'nothing.json': no image was built here yet; fix: ",
+        ),
+        (("image-verify", "--max-age", "9" * 5000), "--max-age = "),
+        (("image-verify", "--image-file", "x" * 300), "x" * 300),
+        (("image-plan", "--target", "tpu"), "target = 'tpu': unknown; allowed: "),
+        (("image-plan", "--arg", "EFA"), "--arg = 'EFA': has no value; allowed: NAME=VALUE"),
+        (("image-plan", "--cluster", "nowhere.json"), "--cluster = 'nowhere.json': No such file"),
+        (("image-plan", "--suffix", "a b"), "--suffix = 'a b': is no end of a tag"),
+        (("image-build", "--backend", "kaniko"), "backend = 'kaniko': unknown; allowed: buildx, sdk"),
+        (
+            ("image-build", "--repository", "r.example/a", "--push", "--image-file", "no/such/image.json"),
+            "--image-file = ",
+        ),
+        (("image-diff", "127.0.0.1:1/a:1", "not a name"), "image = 'not a name'"),
+        (("image-merge", "--repository", "127.0.0.1:1/a"), "digests = []: nothing to join"),
+        (("image-scan", "--ref", "ghcr.io/a/b@sha256:" + "1" * 64), ""),
+    ],
+)
+def test_a_mistake_is_one_line_and_no_traceback(fab: Fab, words: tuple[str, ...], line: str) -> None:
+    said = fab(*words, DOCKER_HOST="unix:///nowhere/docker.sock") if words[0] != "image-build" else fab(*words)
+    assert said.returncode in (1, 2), said.stdout
+    assert "Traceback" not in said.stderr
+    assert said.stderr.startswith(line)
+
+
+@pytest.mark.slow
+def test_a_plan_needs_no_engine_and_is_json_where_asked(fab: Fab) -> None:
+    said = fab("image-plan", "--json", DOCKER_HOST="unix:///nowhere/docker.sock")
+    found = json.loads(said.stdout)
+    assert found["ref"].startswith("lustrain/trainer:cpu-torch")
+    assert [one["layer"] for one in found["rebuilds"]["rebuild"]][-2:] == ["code", "image"]
+
+
+@pytest.mark.slow
+def test_an_image_goes_from_its_plan_to_a_registry_and_into_the_record(
+    workshop: Workshop, cpu_image: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in workshop.engine.environment.items():
+        monkeypatch.setenv(name, value)
+    root = workshop.checkout()
+    change_code(root)
+    file = tmp_path / "image.json"
+    wish = making.Wish(
+        repository=f"{workshop.registry.host}/flow/trainer",
+        base=workshop.base,
+        tools=workshop.base,
+        arguments={"TORCH_CPU_LINKS": ""},
+        verify=False,
+        root=root,
+    )
+    made = making.build(wish, file, Silent(), Output.PUSH)
+    assert made.record is not None
+    assert image_file.read(file) == made.record
+    assert made.record.digest == made.built.digest
+    with making.planned(wish, file) as planned:
+        assert why.lines(planned.rebuilds) == ["nothing changed: every step comes from the cache"]
+    # Again: the same image is there already, and the record is the same.
+    assert making.build(wish, file, Silent(), Output.PUSH).record == made.record
+    # By way of the engine.
+    making.build(wish, file, Silent(), Output.LOAD)
+    assert making.push_built(wish, file, Silent()).content == made.record.content
+    # A record of one target is not written over by another's.
+    with (
+        pytest.raises(ImageError, match="records an image for cpu"),
+        making.planned(making.Wish("cuda", repository=wish.repository), file, pushing=True),
+    ):
+        pass
+    # Other code under the same tag is another image.
+    change_code(root)
+    with making.planned(wish, file) as planned:
+        assert [one.layer for one in planned.rebuilds] == ["code"]
