@@ -27,6 +27,8 @@ BENCHES = {
     "bench_compression": "Compressing checkpoints",
     "bench_plan": "Planning a cluster",
     "bench_preview": "Previewing a cluster under the engine",
+    "bench_nodes": "Tuning nodes",
+    "bench_images": "Building images",
 }
 HEAD = """# Results
 

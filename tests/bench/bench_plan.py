@@ -172,7 +172,7 @@ def plan(wanted: ClusterSpec) -> list[object]:
         mirrors,
         overlaps(mirrors),
         buckets(wanted, PLACE),
-        bundle(),
+        bundle(wanted),
         channel(wanted, PLACE),
         watch,
         dashboard(watch, {}),
