@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 SETUP  := $(VENV)/.set-up
 
-.PHONY: setup rehearse test unit lint bench torture clean
+.PHONY: setup rehearse test unit lint bench torture image-cuda clean
 .NOTPARALLEL:
 
 setup: $(SETUP)
@@ -34,6 +34,14 @@ bench: setup
 
 torture: setup
 	@$(BIN)/pytest -q -m torture tests/torture
+
+# 2.7 GB of wheels and 20 GB of disk. BASE=image:tag builds on a base of your own; without EFA where its installer is out of
+# reach.
+image-cuda: setup
+	@url=$$($(BIN)/python -c 'from images import versions; print(versions.load().efa.url)'); \
+	set -- $(if $(BASE),--base $(BASE) --tools $(BASE) --unpinned); \
+	$(BIN)/python images/scripts/fetch.py --there "$$url" || set -- "$$@" --arg EFA_VERSION=; \
+	$(BIN)/fab image-build --target cuda "$$@"
 
 clean:
 	rm -rf $(VENV) rehearsal/report.png rehearsal/report.md .pytest_cache .mypy_cache .ruff_cache

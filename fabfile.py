@@ -2,7 +2,10 @@
 
 from invoke.collection import Collection
 
+from images import tasks as image_tasks
 from infra import tasks as infra_tasks
+from node_setup import tasks as node_tasks
+from node_setup.options import DEFAULTS
 from rehearsal import tasks as rehearsal_tasks
 
 namespace = Collection()
@@ -11,3 +14,6 @@ namespace.add_task(infra_tasks.explain_change)
 namespace.add_task(infra_tasks.deployer_policy)
 namespace.add_task(infra_tasks.aws_local)
 namespace.add_task(rehearsal_tasks.rehearse)
+for one in (*image_tasks.TASKS, *node_tasks.TASKS):
+    namespace.add_task(one)
+namespace.configure(dict(DEFAULTS))

@@ -1,8 +1,8 @@
-"""The journey as one script: cluster → tokens in S3 → training → notice → node lost → resume → proof → teardown.
+"""The journey as one script: cluster → nodes → tokens in S3 → training → image → notice → node lost → resume → proof → end.
 
 Real here: the Pulumi engine and its AWS provider where there is a CLI, the trainer, its ranks and writer processes, signals,
 gloo between the ranks, the protocols of AWS over HTTP and of the instance metadata. Emulated: the AWS behind the endpoints
-(infra.local), and the nodes, which are processes of this machine.
+(infra.local), and the nodes: namespaces of this machine while they are set up (rehearsal.nodes), processes of it in training.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from infra.cluster import Cluster
 from infra.local.aws import LocalAws
 from infra.local.metadata import LocalMetadata
 from infra.preflight.offline import OFFLINE
-from rehearsal import proof
+from rehearsal import images, nodes, proof
 from rehearsal.channel import notice_arrived, role_credentials
 from rehearsal.corpus import standard_library_sources
 from rehearsal.proof import Promise
@@ -105,13 +105,12 @@ class Journey:
         print(f"   {said['outcome']}  ({seconds:.0f} s)", flush=True)
         self.stages.append(Stage(name, real, emulated, seconds, said["outcome"]))
 
+    def sets(self, name: str) -> dict[str, str]:
+        """What the run of that name adds to the config."""
+        return {"run.uri": self.run_uri(name), "task.data": self.data_uri, "train.steps": str(self.steps)}
+
     def train(self, name: str, ranks: int) -> LocalJob:
-        sets = {
-            "run.uri": self.run_uri(name),
-            "task.data": self.data_uri,
-            "train.steps": str(self.steps),
-        }
-        words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+        words = [word for key, value in self.sets(name).items() for word in ("--set", f"{key}={value}")]
         return LocalJob(["train", str(CONFIG), *words], ranks, self.environment)
 
 
@@ -129,8 +128,10 @@ def travel(steps: int, seed: int, picture: Path) -> Journey:
         os.environ.update(endpoints)
         journey = Journey(steps, random.Random(seed), Path(name), environment, aws, metadata)
         bring_up(journey)
+        set_up_nodes(journey)
         tokenize(journey)
         reference(journey)
+        in_a_container(journey)
         notice_at = interrupted_by_notice(journey)
         killed(journey, notice_at)
         copy_run(journey, "interrupted", "other-world")
@@ -158,6 +159,19 @@ def bring_up(journey: Journey) -> None:
             journey.promise("a second preview changes nothing", found.settled, found.outcome)
 
 
+def set_up_nodes(journey: Journey) -> None:
+    """Nodes are tuned over SSH, one is replaced and tunes itself, all are judged; without root this machine is looked at."""
+    with nodes.scenes(journey.folder / "nodes") as scenes:
+        play(journey, scenes)
+
+
+def play(journey: Journey, scenes: Iterable[nodes.Scene]) -> None:
+    for scene in scenes:
+        with journey.stage(scene.name, real=scene.real, emulated=scene.emulated) as said:
+            said["outcome"], promises = scene.play()
+            journey.promises += promises
+
+
 def tokenize(journey: Journey) -> None:
     with journey.stage("text to token shards in S3", real="tokenizer, S3 protocol", emulated="S3") as said:
         listing = journey.folder / "sources.txt"
@@ -181,6 +195,22 @@ def reference(journey: Journey) -> None:
         journey.promise(
             "the reference exits 0 with all steps", code == EXIT_DONE and len(seen) == journey.steps, f"exit {code}"
         )
+
+
+def in_a_container(journey: Journey) -> None:
+    """The image is built and pushed, and the reference's first steps are trained in it; without an engine it is planned."""
+    run = images.Run(
+        config=CONFIG,
+        sets=journey.sets("container"),
+        ranks=RANKS,
+        environment={name: value for name, value in journey.environment.items() if name.startswith(("AWS_", "OMP_"))},
+        store=journey.store("container"),
+        reference=read_steps(journey.store("reference")),
+        tolerance=TOLERANCE,
+        notice_s=NOTICE_S,
+    )
+    with images.scenes(journey.folder / "images", run) as scenes:
+        play(journey, scenes)
 
 
 def interrupted_by_notice(journey: Journey) -> int:

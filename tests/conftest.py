@@ -1,4 +1,4 @@
-"""What holds for every test: no network but loopback, no account but a dummy one, and one way to be optional."""
+"""What holds for every test: no network but loopback and our own labs', no account but a dummy one, one way to be optional."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from infra.local.aws import client_environment
+from rehearsal.lab import network
 
-pytest_plugins = ["tests.lab.servers", "tests.infra.stacks"]
+# How long one example takes says how busy the machine is, not whether the code is right.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+
+pytest_plugins = ["tests.lab.servers", "tests.lab.nodes", "tests.lab.engines", "tests.infra.stacks"]
 
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
@@ -93,4 +99,5 @@ def _is_local(host: object) -> bool:
         address = ipaddress.ip_address(str(host).partition("%")[0])
     except ValueError:
         return False
-    return address.is_loopback or address.is_unspecified
+    # Nodes of a lab that this process runs now are namespaces of this machine, and lead nowhere else.
+    return address.is_loopback or address.is_unspecified or any(address in subnet for subnet in network.live())

@@ -1,0 +1,216 @@
+"""The journey's image: built by BuildKit, pushed to a registry, and trained in by its digest until `docker stop`.
+
+Real here, where there is a container engine or this process may start one: the builder, the engine, the registry's protocol,
+the packages, the container. Emulated: the registry's owner, and the base image, which is made of Debian's packages instead of
+being pulled. Elsewhere the plan is printed: what would be built, from what.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from images import diff, making, registry, remote, telling, why
+from images.engine import facts
+from images.making import Wish
+from images.problems import ImageError
+from images.progress import Live
+from images.records import Image, Output
+from rehearsal.lab.base import ROOT, checkout, push_base
+from rehearsal.lab.container import Container, docker
+from rehearsal.lab.engine import Engine, reachable, why_not
+from rehearsal.lab.registry import Registry
+from rehearsal.nodes import Scene
+from rehearsal.proof import Promise, Records
+from trainer.checkpoint.lease import committed
+from trainer.checkpoint.verify import verify_checkpoint
+from trainer.errors import EXIT_REQUEUE
+from trainer.metrics.reader import read_steps
+from trainer.storage import ObjectStore
+
+TARGET = "cpu"
+REPOSITORY = "rehearsal/trainer"
+BACKEND = "buildx"
+STOP_AT = 12
+"""Enough steps to compare, one checkpoint among them; the rest of the run is trained outside."""
+PATIENCE_S = 180.0
+BUILT = "BuildKit, builder, verify.py, Debian's and Python's packages, registry protocol"
+RAN = "container engine, read-only, no root; ranks, gloo; SIGTERM to process 1, exit code"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is trained in the container: a run whose losses another one has already had."""
+
+    config: Path
+    sets: Mapping[str, str]
+    ranks: int
+    environment: Mapping[str, str]
+    """Of its S3 clients."""
+    store: ObjectStore
+    reference: Records
+    tolerance: float
+    """Allowed relative difference of a loss."""
+    notice_s: float
+
+
+@dataclass
+class Yard:
+    """Where it is built: the environment of an engine's clients, a registry, a base image, a copy of the code."""
+
+    environment: dict[str, str]
+    registry: Registry
+    base: str
+    folder: Path
+    image: Image | None = None
+
+
+@contextmanager
+def scenes(folder: Path, run: Run) -> Iterator[list[Scene]]:
+    """What can be played on this machine; the engine, if it is ours, ends with the context."""
+    folder.mkdir()
+    own = reachable() is None
+    reason = _why_not(own)
+    if reason is not None:
+        name = "the plan of the trainer's image"
+        yield [Scene(name, "versions, locks, plan", "no engine to build with", lambda: show_plan(folder, reason))]
+        return
+    with ExitStack() as running:
+        yard = running.enter_context(_yard(folder, own))
+        where = "engine of its own" if own else "this user's engine"
+        emulated = f"registry on loopback, base by mmdebstrap ({where})"
+        yield [
+            Scene("the trainer's image: built, checked, pushed", BUILT, emulated, lambda: build(yard)),
+            Scene(
+                f"{run.ranks} ranks in a container of that digest, until docker stop",
+                RAN,
+                "S3",
+                lambda: train(yard, run),
+            ),
+        ]
+
+
+def build(yard: Yard) -> tuple[str, list[Promise]]:
+    """As `fab image-build --push` does; the registry, asked afterwards, has to hold what the builder said."""
+    wish = wished(checkout(yard.folder / "code"), f"{yard.registry.host}/{REPOSITORY}", yard.base)
+    try:
+        with Live(TARGET) as watch:
+            made = making.build(wish, yard.folder / "image.json", watch, Output.PUSH, yard.environment)
+        yard.image = remote.image(registry.connect(made.planned.ref), made.planned.ref)
+    except ImageError as error:
+        return f"failed: {error.problems[0]}", [Promise("the trainer's image can be built", False, error.problems[0])]
+    image = yard.image
+    size = f"{diff.amount(image.size)} in {len(image.layers)} layers"
+    checked = any(step.stage == f"{TARGET}-verify" and not step.error for step in made.built.steps)
+    claim = "the registry holds the image that was built and checked, by its digest"
+    return f"{image.digest[:19]}…, {size}, in {made.built.seconds:.0f} s", [
+        Promise(claim, checked and made.built.digest == image.digest, f"{image.digest[:19]}…, {size}")
+    ]
+
+
+def train(yard: Yard, run: Run) -> tuple[str, list[Promise]]:
+    """The run in a container, stopped as a scheduler does it; then what it logged beside the run outside."""
+    claim = "training in the container gives the losses it gives outside"
+    if yard.image is None:
+        return "there is no image", [Promise(claim, False, "there is no image")]
+    words = ["python3", "-m", "trainer.launch.local", "--nproc", str(run.ranks), "--", "train", "/config.toml"]
+    words += [word for key, value in run.sets.items() for word in ("--set", f"{key}={value}")]
+    ref = f"{yard.registry.host}/{REPOSITORY}@{yard.image.digest}"
+    container = Container(
+        ref, words, environment=yard.environment, inside=run.environment, files={run.config: "/config.toml"}
+    )
+    try:
+        _wait_for_step(container, run.store, STOP_AT)
+        began = time.monotonic()
+        code = container.stop()
+        took = time.monotonic() - began
+        if code != EXIT_REQUEUE:
+            print(container.said()[-2000:], flush=True)
+    finally:
+        container.remove()
+    seen, saved = read_steps(run.store), committed(run.store)
+    whole = bool(saved) and verify_checkpoint(run.store, saved[-1]).ok
+    figure = f"exit {code} after {took:.1f} of {run.notice_s:.0f} s, {len(saved)} checkpoints"
+    stopped = "docker stop ends in a committed checkpoint and exit 85, in time"
+    kept = code == EXIT_REQUEUE and whole and took < run.notice_s
+    at = f"step {saved[-1].step} committed" if saved else "nothing committed"
+    return f"exit {code} {took:.1f} s after docker stop at step {len(seen)}, {at}", [
+        same_losses(claim, run.reference, seen, run.tolerance),
+        Promise(stopped, kept, figure),
+    ]
+
+
+def same_losses(claim: str, reference: Records, seen: Records, tolerance: float) -> Promise:
+    """Every loss of the steps that were trained in the container, beside the same step's outside."""
+    expected = {record["step"]: float(record["loss"]) for record in reference}
+    pairs = [(float(record["loss"]), expected.get(record["step"], float("nan"))) for record in seen]
+    largest = max((abs(one / other - 1) for one, other in pairs), default=float("inf"))
+    equal = sum(one == other for one, other in pairs)
+    # A loss that the reference has not is no number, which no comparison finds small.
+    kept = bool(pairs) and all(abs(one / other - 1) <= tolerance for one, other in pairs)
+    figure = f"{equal} of {len(pairs)} steps bit-identical, largest relative difference {largest:.1e}"
+    return Promise(claim, kept, figure)
+
+
+def show_plan(folder: Path, reason: str) -> tuple[str, list[Promise]]:
+    """Print what would be built here, were there an engine."""
+    with making.planned(wished(ROOT, f"localhost/{REPOSITORY}", None), folder / "image.json") as planned:
+        print("   would build " + "\n   ".join(telling.plan_lines(planned)), flush=True)
+        for layer, inputs in planned.context.inputs.items():
+            print(f"   layer {layer}: from {len(inputs)} files and arguments", flush=True)
+        layers, tag = len(set(planned.context.inputs) - set(why.NEVER_PULLED)), planned.ref.rpartition(":")[2]
+    promises = []
+    if os.environ.get("LUSTRAIN_REQUIRE") == "all":
+        promises.append(Promise("an image can be built here (LUSTRAIN_REQUIRE=all)", False, reason))
+    return f"{reason}; planned: {layers} layers of {tag}", promises
+
+
+def wished(root: Path, repository: str, base: str | None) -> Wish:
+    """The image of the code at `root`; `base` takes the place of the images that would be pulled, and no index of torch's
+    is asked then."""
+    own = {"TORCH_CPU_LINKS": ""} if base else {}
+    return Wish(TARGET, repository=repository, base=base, tools=base, arguments=own, backend=BACKEND, root=root)
+
+
+@contextmanager
+def _yard(folder: Path, own: bool) -> Iterator[Yard]:
+    print("\n   an engine, a registry and a base image for the next stages", flush=True)
+    with ExitStack() as running:
+        for name in ("engine", "registry"):
+            (folder / name).mkdir()
+        environment = reachable() or {}
+        if own:
+            environment = running.enter_context(Engine(folder / "engine")).environment
+        shop = running.enter_context(Registry(folder / "registry"))
+        base = push_base(environment, shop.host)
+        running.callback(docker, environment, "image", "rm", "--force", base)
+        yield Yard(environment, shop, base, folder)
+
+
+def _why_not(own: bool) -> str | None:
+    """What keeps this machine from building: one line, or None."""
+    if own:
+        return why_not()
+    missing = [name for name in ("docker-registry", "mmdebstrap") if not shutil.which(name)]
+    if missing:
+        return f"this user's engine answers, but there is no {' and no '.join(missing)}; fix: apt-get install them"
+    try:
+        found = facts(reachable())
+    except ImageError as error:
+        return error.problems[0]
+    return None if found.local else f"this user's engine at {found.host} is not on this machine"
+
+
+def _wait_for_step(container: Container, store: ObjectStore, step: int) -> None:
+    """Return when the run has logged `step`, when the container ended, or after PATIENCE_S; promises then show which."""
+    end = time.monotonic() + PATIENCE_S
+    while container.running() and time.monotonic() < end:
+        seen = read_steps(store)
+        if seen and seen[-1]["step"] >= step:
+            return
+        time.sleep(0.3)

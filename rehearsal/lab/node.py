@@ -1,0 +1,320 @@
+"""One node of a lab: switched on and off, looked into, and broken in the ways in which machines break."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from infra.local.metadata import LocalMetadata
+from rehearsal.lab.ground import PATH, Ground, first_child
+from rehearsal.lab.hardware import KINDS
+from rehearsal.lab.metadata import NodeMetadata
+
+DISK_BYTES = 32 * 2**30
+"""Of one node. It is memory, and only what is written to it takes any."""
+BOOT_SECONDS = 30.0
+
+_INIT = Path(__file__).with_name("node_init.sh")
+
+
+class Node:
+    """One machine of a lab. What its programs find of hardware is `kind`, a name in `hardware.KINDS`."""
+
+    def __init__(self, ground: Ground, index: int, kind: str, metadata: bool = False) -> None:
+        self._ground = ground
+        self._index = index
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pid = 0
+        self._metadata: NodeMetadata | None = None
+        self._wants_metadata = metadata
+        self.kind = kind
+        self.name = f"node{index}"
+        self.address = ground.subnet.address(index)
+        self.boots = 0
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The node's PID 1 as this process sees it. RuntimeError while the node is off."""
+        if not self.running:
+            raise RuntimeError(f"{self.name} is off")
+        return self._pid
+
+    @property
+    def key(self) -> str:
+        """The private key that root and every user of `add_user` let in."""
+        return self._ground.key
+
+    def boot(self) -> Node:
+        """Power on; returns when sshd answers and the boot sequence is over. RuntimeError with the log if it does not."""
+        with self._lock:
+            if self.running:
+                raise RuntimeError(f"{self.name} is on")
+            self._start()
+            self._connect()
+            if self._metadata is not None:
+                self._metadata.move(self._pid)
+            elif self._wants_metadata and KINDS[self.kind].type:
+                self.metadata()
+            self._wait_for_boot()
+            self.boots += 1
+        return self
+
+    def reboot(self) -> Node:
+        """End every process, with the chance to end well, and boot again; connections are closed, as by a real shutdown."""
+        with self._lock:
+            self.exec("sh", "-c", "kill -TERM -1; sleep 0.05; kill -KILL -1", check=False)
+            self._off()
+            return self.boot()
+
+    def crash(self) -> None:
+        """Power off at once. The link goes first, so that no peer hears of it."""
+        with self._lock:
+            self.link(False)
+            self._off()
+
+    def replace(self) -> Node:
+        """Another machine in this one's place, as after a failure: a new disk, a new host key, the same name and address."""
+        with self._lock:
+            if self.running:
+                self.crash()
+            folder = f"{self._ground.subnet.folder}/disks/{self.name}"
+            self._ground.run("umount", folder)
+            self._ground.run("rmdir", folder)
+            return self.boot()
+
+    def link(self, up: bool) -> None:
+        """Plug or unplug the network cable."""
+        self._ground.run("ip", "link", "set", self.name, "up" if up else "down")
+
+    def exec(
+        self, *command: str, check: bool = True, stdin: str = "", timeout: float = 60.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program on the node as root, not through its sshd. RuntimeError where it fails and `check` is set."""
+        done = subprocess.run(
+            ["nsenter", "-t", str(self.pid), "-a", "--", *command],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env={"PATH": PATH, "HOME": "/root"},
+            timeout=timeout,
+            check=False,
+        )
+        if check and done.returncode:
+            raise RuntimeError(f"{self.name}: {' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+        return done
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start a program on the node that outlives this call; it ends with the node at the latest."""
+        return subprocess.Popen(
+            ["nsenter", "-t", str(self.pid), "-a", "--", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=self._ground.log,
+            stderr=self._ground.log,
+            env={"PATH": PATH, "HOME": "/root"},
+        )
+
+    def read(self, path: str) -> str:
+        return self.exec("cat", path).stdout
+
+    def exists(self, path: str) -> bool:
+        return self.exec("test", "-e", path, check=False).returncode == 0
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        script = 'mkdir -p "$(dirname "$1")" && cat >"$1" && chmod "$2" "$1"'
+        self.exec("sh", "-c", script, "write", path, f"{mode:o}", stdin=text)
+
+    def tree(self, *folders: str) -> dict[str, tuple[str, str]]:
+        """Mode and content's SHA-256 (a link's target, nothing for a folder) of all that is in the folders, by path."""
+        script = (
+            'find "$@" \\( -type d -printf "%m  %p\\0" \\) -o \\( -type l -printf "%m %l %p\\0" \\) 2>/dev/null;'
+            'find "$@" -type f -printf "%m %p\\0" 2>/dev/null | while IFS= read -r -d "" line; do '
+            'sum=$(sha256sum <"${line#* }"); printf "%s %s %s\\0" "${line%% *}" "${sum%% *}" "${line#* }"; done'
+        )
+        rows = self.exec("bash", "-c", script, "tree", *folders).stdout.split("\0")[:-1]
+        parts = (row.split(" ", 2) for row in rows)
+        return {path: (mode, content) for mode, content, path in parts}
+
+    def calls(self, program: str) -> list[str]:
+        """The command lines with which a stand-in program was called since the node booted."""
+        text = self.exec("cat", f"/run/simulated/calls/{program}", check=False).stdout
+        return text.splitlines()
+
+    def set_hardware(self, kind: str) -> None:
+        """Make the node of something else. It boots again if it is on; files that its image brought stay as they are."""
+        self._ground.lay_out(kind)
+        self.kind = kind
+        if self.running:
+            self.reboot()
+
+    def use_python(self, interpreter: Path | str) -> None:
+        """Make this the node's `python3`, for everybody but the programs that stand in for hardware."""
+        shown = self.exec("test", "-x", str(interpreter), check=False).returncode == 0
+        if not shown:
+            raise RuntimeError(f"{self.name} does not see {interpreter}; fix: hand its folder to Lab(folders=…)")
+        self.exec("ln", "-sfn", str(interpreter), "/usr/local/bin/python3")
+
+    def read_only_etc(self, read_only: bool = True) -> None:
+        """Until the next boot, as where an image mounts it so or its file system went read-only after an error."""
+        if self.exec("mountpoint", "-q", "/etc", check=False).returncode:
+            self.exec("/usr/bin/mount", "--bind", "/etc", "/etc")
+        self.exec("/usr/bin/mount", "-o", f"remount,bind,{'ro' if read_only else 'rw'}", "/etc")
+
+    def fill_disk(self) -> None:
+        """No byte is free any more: the disk becomes just as large as what is on it."""
+        used = os.statvfs(self._disk)
+        self._resize((used.f_blocks - used.f_bfree) * used.f_frsize)
+
+    def free_disk(self) -> None:
+        self._resize(DISK_BYTES)
+
+    def add_user(self, name: str, sudo: str = "none") -> None:
+        """A real user whom the lab's key lets in. `sudo` is none, password (which nobody knows) or free."""
+        rules = {"none": "", "password": f"{name} ALL=(ALL) ALL\n", "free": f"{name} ALL=(ALL) NOPASSWD: ALL\n"}
+        self.exec("useradd", "--create-home", "--shell", "/bin/bash", "--password", "*", name)
+        home = f"/home/{name}/.ssh"
+        self.write(f"{home}/authorized_keys", (self._ground.path / "key.pub").read_text(), 0o600)
+        self.exec("chown", "-R", f"{name}:{name}", home)
+        if rules[sudo]:
+            self.write(f"/etc/sudoers.d/{name}", rules[sudo], 0o440)
+
+    def host_key(self) -> str | None:
+        """The public key of the node's sshd; None before its first boot."""
+        public = self._disk / "upper/etc/ssh/lab_host_key.pub"
+        return public.read_text().strip() if public.exists() else None
+
+    def hang(self, program: str) -> None:
+        """From now on the program never returns, whatever it is asked."""
+        self.exec("rm", "-f", f"/usr/local/sbin/{program}")
+        script = f"#!/bin/sh\ntouch /run/simulated/hangs.{program}\nexec sleep infinity\n"
+        self.write(f"/usr/local/sbin/{program}", script, 0o755)
+
+    def wait_until_hung(self, program: str, seconds: float = 60.0) -> None:
+        """Returns once somebody has called a program that hangs. TimeoutError."""
+        end = time.monotonic() + seconds
+        while not self.exists(f"/run/simulated/hangs.{program}"):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{self.name}: nobody called {program} within {seconds:g} s")
+            time.sleep(0.05)
+
+    def unhang(self, program: str) -> None:
+        self.exec("rm", "-f", f"/usr/local/sbin/{program}")
+
+    def freeze(self, frozen: bool = True) -> None:
+        """Stop sshd and all its sessions where they are: connections are taken by the kernel and never answered."""
+        self.exec("pkill", f"-{'STOP' if frozen else 'CONT'}", "-x", "sshd", check=False)
+
+    def metadata(self) -> LocalMetadata:
+        """The node's own instance metadata at 169.254.169.254, from now on; without it, that address refuses connections."""
+        if self._metadata is None:
+            identity = {
+                "instance-id": f"i-{self._index:017x}",
+                "instance-type": KINDS[self.kind].type,
+                "instance-life-cycle": "on-demand",
+                "local-ipv4": self.address,
+            }
+            self._metadata = NodeMetadata(self.pid, identity)
+        return self._metadata.server
+
+    def run_job(self, job: int) -> subprocess.Popen[bytes]:
+        """A process that Slurm would have titled as the batch step of a job: nothing but its name is Slurm's."""
+        self.exec("cp", "--update", "/usr/bin/sleep", "/run/simulated/slurmstepd")
+        title = f"slurmstepd: [{job}.batch]"
+        return self.start("bash", "-c", f"exec -a '{title}' /run/simulated/slurmstepd infinity")
+
+    def end_job(self, job: int) -> None:
+        self.exec("pkill", "-KILL", "-f", f"^slurmstepd: .{job}.batch")
+
+    @property
+    def _disk(self) -> Path:
+        return self._ground.path / "disks" / self.name
+
+    def _resize(self, size: int) -> None:
+        self._ground.run("mount", "-o", f"remount,size={size}", f"{self._ground.subnet.folder}/disks/{self.name}")
+
+    def _start(self) -> None:
+        ground = self._ground
+        if not self._disk.exists():
+            folder = f"{ground.subnet.folder}/disks/{self.name}"
+            self._disk.mkdir()
+            ground.run("mount", "-t", "tmpfs", "-o", f"mode=755,size={DISK_BYTES}", "disk", folder)
+        namespaces = ["unshare", "-numipC", "--fork", "--kill-child"]
+        arguments = ["node", self.name, str(ground.subnet.folder), self.address, ground.subnet.bridge, self.kind]
+        # Under nohup the signal by which a restart shows would be ignored by all that is started here.
+        heard = ["env", "--default-signal=HUP"]
+        self._process = subprocess.Popen(
+            [*heard, *ground.enter, *namespaces, "sh", "-c", _INIT.read_text(), *arguments],
+            env={"PATH": PATH},
+            stdin=subprocess.DEVNULL,
+            stdout=ground.log,
+            stderr=ground.log,
+        )
+        # nsenter forks to be in the lab's PID namespace, unshare to be in the node's.
+        self._pid = first_child(first_child(self._process.pid))
+
+    def _connect(self) -> None:
+        mac = f"02:77:00:00:{self._index >> 8:02x}:{self._index & 255:02x}"
+        peer = ["type", "veth", "peer", "name", "eth0", "address", mac, "netns", _pid_inside(self._pid)]
+        self._ground.run("ip", "link", "add", "name", self.name, "up", "master", "bridge", *peer)
+
+    def _wait_for_boot(self) -> None:
+        assert self._process is not None
+        end = time.monotonic() + BOOT_SECONDS
+        booted = Path(f"/proc/{self._pid}/root/run/simulated/booted")
+        while not (booted.exists() and _speaks_ssh(self.address)):
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{self.name} did not boot: {self._ground.said()}")
+            time.sleep(0.005)
+
+    def _off(self) -> None:
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+        if self._metadata is not None:
+            self._metadata.unplug()
+        # The kernel takes the pair of links away with the node's network, but when it pleases.
+        self._ground.run("ip", "link", "del", self.name, check=False)
+
+    def forget_metadata(self) -> None:
+        if self._metadata is not None:
+            self._metadata.stop()
+            self._metadata = None
+
+    def restart_if_asked(self) -> bool:
+        """Boot again after the node's own reboot(2), which ends its PID 1 with SIGHUP (pid_namespaces(7))."""
+        with self._lock:
+            process = self._process
+            if process is None or process.poll() is None:
+                return False
+            asked = process.returncode in (-signal.SIGHUP, 128 + signal.SIGHUP)
+            self._off()
+            if asked:
+                self.boot()
+            return asked
+
+
+def _speaks_ssh(address: str) -> bool:
+    try:
+        with socket.create_connection((address, 22), 0.5) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def _pid_inside(pid: int) -> str:
+    """The process' number in the lab's PID namespace."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line.split()[2] for line in lines if line.startswith("NSpid:"))

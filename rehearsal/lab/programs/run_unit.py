@@ -1,0 +1,184 @@
+"""Starting and stopping what a unit file names, for the stand-in of systemctl."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from .unit import Unit
+
+State = dict[str, Any]
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_LOG = "/run/simulated/units.log"
+_LIMITS = {
+    "LimitMEMLOCK": (resource.RLIMIT_MEMLOCK, "Max locked memory"),
+    "LimitNOFILE": (resource.RLIMIT_NOFILE, "Max open files"),
+    "LimitSTACK": (resource.RLIMIT_STACK, "Max stack size"),
+    "LimitNPROC": (resource.RLIMIT_NPROC, "Max processes"),
+}
+_START_SECONDS = 90.0
+_NO_EXEC, _TIMED_OUT = 203, 124
+
+
+def start(unit: Unit) -> State:
+    for path in unit.all("Unit.ConditionPathExists"):
+        if os.path.exists(path.lstrip("!")) == path.startswith("!"):
+            return _state("inactive", "dead")
+    if unit.name.endswith(".mount"):
+        return _mount(unit)
+    if unit.name.endswith(".automount"):
+        # The real one mounts when somebody looks.
+        other = f"{unit.name.removesuffix('.automount')}.mount"
+        subprocess.run(["systemctl", "start", other], env={"PATH": _PATH}, check=False)
+        return _state("active", "waiting")
+    if not unit.name.endswith(".service"):
+        return _state("active", "active")
+    if unit.one("Service.Type") == "oneshot":
+        return _oneshot(unit)
+    return _daemon(unit)
+
+
+def stop(unit: Unit, state: State) -> None:
+    if unit.name.endswith(".mount"):
+        subprocess.run(["umount", unit.one("Mount.Where")], env={"PATH": _PATH}, check=False)
+        return
+    for command in unit.all("Service.ExecStop"):
+        _run(unit, command)
+    if state["pid"]:
+        _end(int(state["pid"]))
+
+
+def _end(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGTERM)
+        for _ in range(200):
+            os.kill(pid, 0)
+            time.sleep(0.005)
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _state(active: str, sub: str, result: str = "success", pid: int = 0, status: int = 0) -> State:
+    return {"active": active, "sub": sub, "result": result, "pid": pid, "status": status}
+
+
+def _mount(unit: Unit) -> State:
+    where = unit.one("Mount.Where")
+    Path(where).mkdir(parents=True, exist_ok=True)
+    command = ["mount", unit.one("Mount.What"), where]
+    if unit.one("Mount.Type"):
+        command += ["-t", unit.one("Mount.Type")]
+    if unit.one("Mount.Options"):
+        command += ["-o", unit.one("Mount.Options")]
+    with open(_LOG, "ab") as log:
+        done = subprocess.run(command, env={"PATH": _PATH}, stdout=log, stderr=log, check=False)
+    return _state("active", "mounted") if done.returncode == 0 else _state("failed", "failed", "exit-code")
+
+
+def _oneshot(unit: Unit) -> State:
+    for command in unit.all("Service.ExecStartPre") + unit.all("Service.ExecStart"):
+        status = _run(unit, command)
+        if status and not command.startswith("-"):
+            return _state("failed", "failed", "timeout" if status == _TIMED_OUT else "exit-code", status=status)
+    if unit.flag("Service.RemainAfterExit"):
+        return _state("active", "exited")
+    return _state("inactive", "dead")
+
+
+def _run(unit: Unit, command: str) -> int:
+    seconds = _seconds(unit.one("Service.TimeoutStartSec"))
+    with open(_LOG, "ab") as log:
+        try:
+            done = subprocess.run(
+                shlex.split(command.lstrip("-@:+!")),
+                env=_environment(unit),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                timeout=seconds,
+                preexec_fn=lambda: _set_limits(unit),
+                check=False,
+            )
+        except OSError:
+            return _NO_EXEC
+        except subprocess.TimeoutExpired:
+            return _TIMED_OUT
+    return done.returncode
+
+
+def _seconds(text: str) -> float | None:
+    if text in ("infinity", "0"):
+        return None
+    match = re.fullmatch(r"(\d+)(s|min)?", text)
+    return int(match[1]) * (60 if match[2] == "min" else 1) if match else _START_SECONDS
+
+
+def _daemon(unit: Unit) -> State:
+    with open(_LOG, "ab") as log:
+        try:
+            process = subprocess.Popen(
+                shlex.split(unit.one("Service.ExecStart").lstrip("-@:+!")),
+                env=_environment(unit),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: _set_limits(unit),
+            )
+        except OSError:
+            return _state("failed", "failed", "exit-code", status=_NO_EXEC)
+    _show_limits(unit, process.pid)
+    return _state("active", "running", pid=process.pid)
+
+
+def _environment(unit: Unit) -> dict[str, str]:
+    pairs = (word.partition("=")[::2] for line in unit.all("Service.Environment") for word in shlex.split(line))
+    return {"PATH": _PATH, "LANG": "C.UTF-8", **dict(pairs)}
+
+
+def _wanted(unit: Unit) -> dict[str, tuple[int, int]]:
+    """Soft and hard limit by key of the unit file."""
+    found = {}
+    for key in _LIMITS:
+        text = unit.one(f"Service.{key}")
+        if text:
+            soft, _, hard = text.partition(":")
+            found[key] = (_limit(soft), _limit(hard or soft))
+    return found
+
+
+def _limit(text: str) -> int:
+    factor = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}.get(text[-1:], 1)
+    return resource.RLIM_INFINITY if text == "infinity" else int(text.rstrip("KMGT")) * factor
+
+
+def _set_limits(unit: Unit) -> None:
+    for key, pair in _wanted(unit).items():
+        try:
+            resource.setrlimit(_LIMITS[key][0], pair)
+        except (PermissionError, ValueError):
+            # The machine lacks the right to raise it: `_show_limits` says what would be in force.
+            continue
+
+
+def _show_limits(unit: Unit, pid: int) -> None:
+    """Where a limit could not be set, a file over the process' /proc entry shows what systemd would have set."""
+    path = Path(f"/proc/{pid}/limits")
+    text = shown = path.read_text()
+    for key, pair in _wanted(unit).items():
+        title = _LIMITS[key][1]
+        values = ["unlimited" if one == resource.RLIM_INFINITY else str(one) for one in pair]
+        row = f"{title:<26}{values[0]:<21}{values[1]:<21}"
+        shown = re.sub(rf"^{title} .{{{68 - len(title) - 1}}}", row, shown, flags=re.MULTILINE)
+    if shown != text:
+        file = Path(f"/run/simulated/limits.{pid}")
+        file.write_text(shown)
+        subprocess.run(["/usr/bin/mount", "--bind", str(file), str(path)], check=True)

@@ -1,0 +1,54 @@
+"""What stand-in programs remember, as JSON files under a lock."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+VOLATILE = Path("/run/simulated")
+LASTING = Path("/var/lib/simulated")
+
+
+class Refusal(Exception):
+    """What the real program would complain of, and its exit status."""
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def refuse(message: str, status: int = 1) -> NoReturn:
+    raise Refusal(message, status)
+
+
+def hardware() -> dict[str, Any]:
+    """The fields of `rehearsal.lab.hardware.Hardware`, as the node's disk image has them."""
+    found: dict[str, Any] = json.loads((LASTING / "hardware.json").read_text())
+    return found
+
+
+def peek(name: str, folder: Path = VOLATILE) -> dict[str, Any]:
+    """The state without a right to change it."""
+    try:
+        found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+@contextmanager
+def change(name: str, folder: Path = VOLATILE) -> Iterator[dict[str, Any]]:
+    """The state, written back when the block ends without an error; one program at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{name}.lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        state = peek(name, folder)
+        yield state
+        temporary = folder / f".{name}.{os.getpid()}"
+        temporary.write_text(json.dumps(state, indent=1))
+        temporary.replace(folder / f"{name}.json")

@@ -1,0 +1,263 @@
+"""The journey's nodes: three are tuned over SSH, one is lost and its blank successor tunes itself, all are judged.
+
+Real here, where this process is root: sshd and SSH, `fab` and the agent as an operator and a first boot call them, every
+file, the sysctls that belong to a network namespace. Simulated: the hardware and what drives it (`lab.hardware.LEFT_OUT`).
+Without root the agent only looks at this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from posixpath import dirname
+from typing import Any
+
+from infra.cluster import node_document, to_json
+from infra.plan.bundle import AGENT, DOCUMENT, FOLDER, gathered
+from node_setup.agent import owned
+from node_setup.agent.model import CHANGE, CHANGED, FAILED
+from node_setup.agent.verify.result import OK, SKIP
+from node_setup.pack import archive
+from rehearsal.lab.cluster import GROUP, MOUNT, cluster_of
+from rehearsal.lab.hardware import KINDS
+from rehearsal.lab.node import Node
+from rehearsal.lab.nodes import Lab, why_not
+from rehearsal.proof import Promise
+
+ROOT = Path(__file__).parents[1]
+NODES, KIND = 3, "p5"
+REAL = "sshd, SSH, fab, agent, files, network sysctls"
+SIMULATED = f"{KINDS[KIND].type} with GPUs, EFA and NVMe; Lustre, systemd, other sysctls"
+OURS = (*owned.PATHS, owned.AGENT)
+FOLDERS = tuple(sorted({dirname(path) for path in OURS}))
+"""A file is compared together with all its neighbours."""
+BUNDLE = "/opt/lustrain/bundle"
+FIRST_BOOT = ("env", "LUSTRAIN_FLUSH_SECONDS=0", "bash", "-c", 'source "$1/node.sh" && boot "$2" ec2', "boot")
+"""What user data runs, once the bundle is there (infra/plan/first_boot.sh). Nobody carries the log of a failure away here."""
+
+Tree = dict[str, tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A stage that is still to be played: `play` gives its outcome and its promises."""
+
+    name: str
+    real: str
+    emulated: str
+    play: Callable[[], tuple[str, list[Promise]]]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one `fab` task came to: its exit status, and by node's name what its agent said, or why it said nothing."""
+
+    status: int
+    seconds: float
+    nodes: Mapping[str, Mapping[str, Any]]
+
+    def settings(self, node: str, status: str) -> set[str]:
+        return {row["setting"] for row in self.nodes[node].get("rows", ()) if row["status"] == status}
+
+    def total(self, status: str) -> int:
+        return sum(len(self.settings(node, status)) for node in self.nodes)
+
+    def verdicts(self, node: str) -> dict[str, str]:
+        """Status by check."""
+        return {one["check"]: one["status"] for one in self.nodes[node].get("results", ())}
+
+    @property
+    def ready(self) -> list[str]:
+        return [name for name, result in self.nodes.items() if result.get("ready")]
+
+    def __str__(self) -> str:
+        silent = [f"{name}: {result['why']}" for name, result in self.nodes.items() if "why" in result]
+        failed = [f"{name}: {one}" for name in self.nodes for one in sorted(self.settings(name, FAILED))]
+        return "; ".join([f"exit {self.status} after {self.seconds:.1f} s", *silent, *failed])
+
+
+@contextmanager
+def scenes(folder: Path) -> Iterator[list[Scene]]:
+    """What can be played on this machine; the nodes end with the context."""
+    folder.mkdir()
+    reason = why_not()
+    if reason is not None:
+        name = "facts and plan of this machine by the packed agent"
+        yield [Scene(name, "fab, agent, facts", "no nodes to tune", lambda: look_here(folder, reason))]
+        return
+    with Lab(NODES, KIND, metadata=True) as lab:
+        fleet = Fleet(lab, folder)
+        yield [
+            Scene(f"fab node-tune of {NODES} nodes, twice", REAL, SIMULATED, fleet.tune),
+            Scene("a node is lost; the blank one in its place tunes itself", REAL, SIMULATED, fleet.replace),
+            Scene("fab node-verify, and again once a node has lost its Lustre", REAL, SIMULATED, fleet.verify),
+        ]
+
+
+class Fleet:
+    """The lab's nodes as an operator has them: a Cluster in a file, and recorded host keys."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab = lab
+        self.folder = folder
+        self.cluster = cluster_of(lab)
+        self.file = folder / "cluster.json"
+        self.file.write_text(json.dumps(to_json(self.cluster)))
+        for node in lab.nodes:
+            tell_group(node)
+
+    def tune(self) -> tuple[str, list[Promise]]:
+        """The first pass changes nodes, the second finds nothing left."""
+        first = self.fab("node-tune")
+        changed = [len(first.settings(name, CHANGED)) for name in first.nodes]
+        tuned = self.trees()
+        second = self.fab("node-tune")
+        left = second.total(CHANGED)
+        untouched = self.trees() == tuned
+        amount = "–".join(map(str, sorted({min(changed), max(changed)})))
+        files = "no file is another" if untouched else "files are others"
+        return f"{amount} settings changed on each of {len(changed)} nodes; in the second pass {left}", [
+            Promise(
+                "node-tune brings every node to its wanted state", not first.status and min(changed) > 0, str(first)
+            ),
+            Promise(
+                "node-tune: a second pass changes nothing",
+                not second.status and not left and untouched,
+                f"{second}, {files}",
+            ),
+        ]
+
+    def replace(self) -> tuple[str, list[Promise]]:
+        """A new disk, a new host key; what user data gives a node is there, and its first boot runs. Then it boots again."""
+        node, like = self.lab.nodes[-1], self.lab.nodes[0]
+        node.replace()
+        had = [path for path in OURS if node.exists(path)]
+        tell_group(node)
+        self.lay_bundle(node)
+        print(f"   {node.name} is blank; its first boot runs", flush=True)
+        booted = node.exec(*FIRST_BOOT, BUNDLE, f"{BUNDLE}/{AGENT}", check=False)
+        own, theirs = tree(node), tree(like)
+        differ = sorted(path for path in own.keys() | theirs.keys() if own.get(path) != theirs.get(path))
+        node.reboot()
+        check = self.fab("node-tune", "--check")
+        ended = f"its first boot ends with {booted.returncode}"
+        return f"{node.name}: {ended}; after a reboot {check.total(CHANGE)} settings are to change", [
+            Promise(
+                "a replaced node ends byte-identical to a tuned one, with nobody at a keyboard",
+                not booted.returncode and not differ and not had and owned.AGENT in own,
+                f"differ: {', '.join(differ)}" if differ else f"{len(own)} files, links and folders",
+            ),
+            Promise("node-tune --check finds nothing to do on it, also after a reboot", not check.status, str(check)),
+        ]
+
+    def verify(self) -> tuple[str, list[Promise]]:
+        """All nodes are judged; then one of them loses its file system, and has to be told from the others."""
+        before = self.fab("node-verify")
+        checks = before.verdicts(self.lab.nodes[-1].name)
+        amiss = [f"{check} {status}" for check, status in checks.items() if status not in (OK, SKIP)]
+        lost = self.lab.nodes[1]
+        print(f"   {lost.name} loses {MOUNT}", flush=True)
+        lost.exec("umount", MOUNT, check=False)
+        after = self.fab("node-verify")
+        out = sorted(set(before.ready) - set(after.ready))
+        said = f"{len(before.ready)} of {len(before.nodes)} ready"
+        unlike = ", ".join(amiss) or "nothing"
+        return f"{said}; of {len(checks)} checks not passed: {unlike}; without {MOUNT} not ready: {', '.join(out)}", [
+            Promise(
+                "node-verify finds every node ready, the replaced one too",
+                not before.status and len(before.ready) == len(self.lab.nodes),
+                f"{said}, {before}",
+            ),
+            Promise(
+                "node-verify tells the node that lost its Lustre from the others",
+                out == [lost.name],
+                str(after.nodes[lost.name].get("drain")),
+            ),
+        ]
+
+    def fab(self, task: str, *flags: str) -> Said:
+        known = self.folder / "known_hosts"
+        known.write_text(Path(self.lab.known_hosts).read_text())
+        way = ["--cluster", str(self.file), "--known-hosts", str(known), "--strict-host-keys"]
+        began = time.monotonic()
+        status, report = fab(self.folder, task, *way, *flags)
+        names = {node.address: node.name for node in self.lab.nodes}
+        nodes = {names[one["address"]]: one["result"] or {"why": one["why"]} for one in report["nodes"]}
+        return Said(status, time.monotonic() - began, nodes)
+
+    def trees(self) -> list[Tree]:
+        return [tree(node) for node in self.lab.nodes]
+
+    def lay_bundle(self, node: Node) -> None:
+        """What a node has after `aws s3 cp --recursive` of its cluster's lifecycle bundle."""
+        document = json.dumps(node_document(self.cluster), sort_keys=True, indent=1) + "\n"
+        bundle = gathered(FOLDER, generated={AGENT: archive(), DOCUMENT: document.encode("ascii")})
+        folder = Path(f"/proc/{node.pid}/root{BUNDLE}")
+        folder.mkdir(parents=True)
+        for file in bundle.files:
+            (folder / file.path).write_bytes(file.content)
+
+
+def look_here(folder: Path, reason: str) -> tuple[str, list[Promise]]:
+    """Facts and plan of this machine, as anybody may ask for them."""
+    before = seen()
+    _, facts = fab(folder, "node-facts", "--local")
+    status, plan = fab(folder, "node-tune", "--check", "--local")
+    rows = plan["nodes"][0]["result"]["rows"]
+    would = len({row["setting"] for row in rows if row["status"] == CHANGE})
+    cpus = facts["nodes"][0]["result"]["cpu"]["count"]
+    promises = [
+        Promise(
+            "looking at this machine changes nothing of it",
+            status in (0, 2) and seen() == before,
+            f"exit {status}, {would} of {len(rows)} rows would change",
+        )
+    ]
+    if os.environ.get("LUSTRAIN_REQUIRE") == "all":
+        promises.append(Promise("nodes can be rehearsed here (LUSTRAIN_REQUIRE=all)", False, reason))
+    return f"{reason}; {cpus} CPUs, {would} settings would change, none was", promises
+
+
+def fab(folder: Path, task: str, *flags: str) -> tuple[int, dict[str, Any]]:
+    """One task's exit status and report; its progress goes where ours does. Nothing of the caller's home is read or written.
+
+    RuntimeError where it had no report to give; what it said instead is on stderr.
+    """
+    command = [sys.executable, "-m", "fabric", task, *flags, "--json"]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    if not done.stdout.startswith("{"):
+        raise RuntimeError(f"fab {task} ended with {done.returncode} and no report")
+    return done.returncode, json.loads(done.stdout)
+
+
+def tell_group(node: Node) -> None:
+    """As user data does at a first boot."""
+    node.write("/etc/lustrain/node.json", json.dumps({"group": GROUP}) + "\n")
+
+
+def tree(node: Node) -> Tree:
+    """All that tuning left on a node, except for its report, which holds times."""
+    found = node.tree(*FOLDERS)
+    found.pop(owned.REPORT, None)
+    return found
+
+
+def seen() -> dict[str, tuple[int, int] | None]:
+    """What anybody can see of our files on this machine: size and time of the last change."""
+
+    def look(path: str) -> tuple[int, int] | None:
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        return found.st_size, found.st_mtime_ns
+
+    return {path: look(path) for path in (*OURS, owned.REPORT, owned.LOCK)}
