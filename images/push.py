@@ -41,6 +41,8 @@ _MISSING = ("name unknown", "name_unknown", "repositorynotfound", "repository do
 # Engines with containerd's store keep the registry's words to themselves and tell the status only.
 _MISSING_STATUS = re.compile(r"POST request to \S+/blobs/uploads/\S*: 404")
 _TAG_STATUS = re.compile(r"PUT request to \S+/manifests/\S+: 4(?:00|05|09)")
+# Ports, names of repositories, digests and ids would be taken for statuses and for what they are called.
+_NO_WORDS = re.compile(r"https?://[^\s\"]+|(?:\.\w+|\]|localhost):\d+|[0-9a-f]{12,}")
 _UNTRUSTED = ("x509:", "certificate")
 _FULL = ("no space left", "disk quota")
 _PASSING = (
@@ -273,6 +275,5 @@ def _no_engine(error: Exception) -> ImageError:
 
 
 def _any(signs: Iterable[str], said: str) -> bool:
-    # Digests and ids would be taken for numbers of statuses.
-    words = re.sub(r"[0-9a-f]{12,}", "", said.lower())
-    return any(sign in words for sign in signs)
+    words = _NO_WORDS.sub("", said.lower())
+    return any(re.search(rf"\b{sign}\b", words) if sign.isdigit() else sign in words for sign in signs)

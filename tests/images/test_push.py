@@ -227,7 +227,8 @@ def test_who_may_not_come_in_is_told_before_anything_is_pushed(
 def test_an_engine_that_does_not_trust_the_registry_is_one_line(tmp_path: Path, engine: Engine) -> None:
     address = engine.address
     with lab.Registry(tmp_path / "registry", users={"ann": "right"}, tls=True, address=address) as registry:
-        ref = build(engine, tmp_path / "image", f"{registry.host}/a:1", 1000)
+        # A name like this, or a port like 57403, is not the refusal that it looks like.
+        ref = build(engine, tmp_path / "image", f"{registry.host}/denied/403:1", 1000)
         there = to(registry, Credentials("ann", "right"))
         with pytest.raises(ImageError, match="does not trust the registry") as caught:
             push(ref, client_of(engine), to=there)
