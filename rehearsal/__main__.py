@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.steps < FEWEST_STEPS:
         parser.error(f"--steps = {args.steps}: too few for two interruptions; allowed: >= {FEWEST_STEPS}")
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
-    print(f"rehearsal with seed {seed}: three to six minutes on two cores", flush=True)
+    print(f"rehearsal with seed {seed}: three to eight minutes on two cores", flush=True)
     picture = REPORT.with_suffix(".png")
     journey = travel(args.steps, seed, picture)
     show(journey.stages, journey.promises)
