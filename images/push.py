@@ -45,33 +45,13 @@ _TAG_STATUS = re.compile(r"PUT request to \S+/manifests/\S+: 4(?:00|05|09)")
 _NO_WORDS = re.compile(r"https?://[^\s\"]+|(?:\.\w+|\]|localhost):\d+|[0-9a-f]{12,}")
 _UNTRUSTED = ("x509:", "certificate")
 _FULL = ("no space left", "disk quota")
+# fmt: off
 _PASSING = (
-    *(
-        "refused",
-        "reset",
-        "eof",
-        "broken pipe",
-        "timeout",
-        "timed out",
-        "unreachable",
-        "no route",
-        "closed",
-        "server error",
-    ),
-    *(
-        "500",
-        "502",
-        "503",
-        "504",
-        "429",
-        "too many requests",
-        "toomanyrequests",
-        "unavailable",
-        "canceled",
-        "unknown blob",
-    ),
-    *("blob upload", "short write", "no such host", "temporary failure"),
+    "refused", "reset", "eof", "broken pipe", "timeout", "timed out", "unreachable", "no route", "closed",
+    "server error", "500", "502", "503", "504", "429", "too many requests", "toomanyrequests", "unavailable",
+    "canceled", "unknown blob", "blob upload", "short write", "no such host", "temporary failure",
 )
+# fmt: on
 
 
 class _PushFailed(Exception):
