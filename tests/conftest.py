@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import os
+
+# Before anything imports torch: a pool of threads in every rank of every test fights for the same cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import signal
 import socket
 from collections.abc import Callable, Iterator

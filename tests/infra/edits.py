@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,15 @@ from infra.plan.place import Place
 FOLDER = Path(__file__).parents[2] / "infra"
 STACKS = sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in FOLDER.glob("Pulumi.*.yaml"))
 ACCOUNT = "123456789012"
-GONE = object()
+
+
+class Removal(Enum):
+    """An edit that is no value; an enum, so that a test's id spells its name and is the same in every process."""
+
+    GONE = "gone"
+
+
+GONE = Removal.GONE
 """As a value in an edit: remove the key."""
 
 
