@@ -88,8 +88,8 @@ class Engine:
         self._write_project()
         self.environment["PYTHONPATH"] = str(program.parent)
 
-    def up(self) -> str:
-        return self("up", "--yes", "--skip-preview", "--suppress-outputs")
+    def up(self, *more: str) -> str:
+        return self("up", "--yes", "--skip-preview", "--suppress-outputs", *more)
 
     def steps(self) -> dict[str, str]:
         """What an update would do, without doing it: the operation for each resource's name, those that stay left out."""

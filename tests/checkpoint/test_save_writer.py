@@ -97,6 +97,7 @@ def niceness(pid: int) -> set[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compression", "urgent", "expected"),
     [("planes-zstd", False, True), ("planes-zstd", True, False), ("none", False, False)],

@@ -40,6 +40,7 @@ def test_any_split_over_ranks_and_calls_gives_the_same_order(seed: int, size: in
     assert ((whole >= 0) & (whole < size)).all()
 
 
+@pytest.mark.slow
 @given(seed=seeds, size=st.integers(1, 50), start=st.integers(0, 500), count=st.integers(0, 200))
 def test_positions_may_straddle_epochs(seed: int, size: int, start: int, count: int) -> None:
     one_by_one = [int(sample_ids(seed, start + i, 1, size)[0]) for i in range(count)]
@@ -55,6 +56,7 @@ def test_other_seeds_and_other_epochs_give_another_order(seed: int, other: int, 
         assert not np.array_equal(first, sample_ids(other, epoch * size, size, size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_tiny_sets_take_every_possible_order_about_equally_often(size: int) -> None:
     orders: dict[tuple[int, ...], int] = {}

@@ -330,6 +330,7 @@ def test_a_folder_given_for_unfinished_state_keeps_what_else_lies_there(tmp_path
     assert files(tmp_path / "work") == {"mine": b"precious"}
 
 
+@pytest.mark.slow
 def test_a_set_without_held_out_documents_says_so(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     done = run_tokenize(tmp_path / "a.txt", "--out", tmp_path / "set", "--tokenizer", "bytes")

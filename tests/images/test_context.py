@@ -157,6 +157,7 @@ def test_what_is_made_on_what_comes_from_the_dockerfile(root: Path) -> None:
     assert below("gaudi") == tools | {"app": ["on base", "on tools"], "init": ["on tools"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "layer"),
     [
@@ -222,6 +223,7 @@ def test_a_file_that_became_executable_is_a_change(root: Path) -> None:
     assert staged(root, "after").inputs["code"] != before["code"]
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(umask=st.sampled_from([0o000, 0o022, 0o077]), when=st.integers(0, 2**31), order=st.randoms())
 def test_every_checkout_of_the_same_code_stages_the_same_folder(

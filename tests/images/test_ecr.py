@@ -57,6 +57,7 @@ def test_the_region_is_in_the_name_of_an_ecr_and_of_nothing_else(host: str, regi
     assert ecr.region_of(host) == region
 
 
+@pytest.mark.slow
 def test_the_token_is_a_password_for_twelve_hours(aws: LocalAws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws.endpoint)
     found = for_registry(HOST)
@@ -85,6 +86,7 @@ def test_without_aws_a_docker_login_is_taken(nobody: pytest.MonkeyPatch, tmp_pat
     assert found.for_engine() == {"username": "AWS", "password": "token"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -116,6 +118,7 @@ def test_an_answer_without_a_token_is_one_line(monkeypatch: pytest.MonkeyPatch, 
             for_registry(HOST)
 
 
+@pytest.mark.slow
 def test_a_missing_repository_is_told_with_the_command_that_makes_it() -> None:
     assert "aws ecr create-repository --region us-east-1 --repository-name team/a" in ecr.missing(HOST, "team/a")
 

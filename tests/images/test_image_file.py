@@ -68,6 +68,7 @@ def refusal(path: Path) -> str:
     return line
 
 
+@pytest.mark.slow
 @given(record=records)
 def test_any_record_comes_back_as_it_was(record: Record, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("record") / "image.json"

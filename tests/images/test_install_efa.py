@@ -98,6 +98,7 @@ def installation(tmp_path: Path) -> Installation:
     return Installation(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "flags"),
     [

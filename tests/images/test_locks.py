@@ -173,6 +173,7 @@ _PINS = st.lists(
 _INPUTS = st.lists(st.from_regex(r"[a-z]{1,8}(>=[0-9.]{1,4},<[0-9]{1,3})?", fullmatch=True), max_size=4).map(tuple)
 
 
+@pytest.mark.slow
 @given(st.builds(Lock, _INPUTS, _PINS))
 def test_a_lock_that_is_written_is_read_as_it_was(one: Lock) -> None:
     assert lock.parse(one.text(), "x.lock") == one

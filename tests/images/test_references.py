@@ -41,6 +41,7 @@ def test_any_text_is_a_reference_or_one_line(text: str) -> None:
     assert told.exit_code == 2
 
 
+@pytest.mark.slow
 @given(_REGISTRIES.filter(lambda one: one != "Upper"), _REPOSITORIES)
 def test_the_registry_is_the_one_that_docker_s_own_library_finds(registry: str, path: str) -> None:
     assert docker.auth.resolve_repository_name(f"{registry}/{path}") == (registry, path)

@@ -338,6 +338,7 @@ _ALLOWED = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(_FINDINGS, _ALLOWED, st.sampled_from(SEVERITIES[:5]))
 def test_every_finding_is_counted_once_and_nothing_severe_slips_through(
     findings: list[Finding], allowed: list[Allowed], threshold: str

@@ -130,6 +130,7 @@ def test_the_layer_app_takes_nothing_of_an_accelerator(tmp_path: Path) -> None:
     assert "locks/torch" in done.stderr
 
 
+@pytest.mark.slow
 def test_bytecode_is_the_same_twice_and_names_the_place_in_the_image(tmp_path: Path) -> None:
     """torch here is a module that imports another; which of the real one's modules are imported is left out."""
     sums = []

@@ -20,6 +20,7 @@ from infra.local.engine import PROGRAM, Engine, engine_missing
 from tests.conftest import require
 
 EXAMPLES = sorted(path.name.split(".")[1] for path in PROGRAM.glob("Pulumi.*.yaml"))
+PACK = PROGRAM / "policy"
 AT_ONCE = 3
 """Each holds an engine and a provider of some 300 MB, and most of the time waits for FSx."""
 
@@ -43,6 +44,8 @@ class Live:
     engine: Engine
     cluster: Cluster
     aws: LocalAws
+    said: str
+    """What the engine printed when it came up, the policy pack's verdict among it."""
     retired: bool = False
 
     @property
@@ -72,8 +75,8 @@ def lives(engine_aws: LocalAws, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
     def bring_up(stack: str, folder: Path) -> Live:
         engine = Engine(folder, stack, engine_aws.environment)
-        engine.up()
-        return Live(stack, engine, parse(engine.outputs()["cluster"]), engine_aws)
+        said = engine.up("--policy-pack", str(PACK))
+        return Live(stack, engine, parse(engine.outputs()["cluster"]), engine_aws, said)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         coming: dict[str, Future[Live]] = {

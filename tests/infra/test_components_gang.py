@@ -126,6 +126,7 @@ def golden(request: pytest.FixtureRequest) -> tuple[str, Path]:
     return stack, GOLDEN / f"ec2-{stack.removeprefix('ec2-')}.json"
 
 
+@pytest.mark.slow
 def test_the_provider_is_asked_for_what_was_reviewed(golden: tuple[str, Path]) -> None:
     stack, path = golden
     monitor, _ = build(stack)

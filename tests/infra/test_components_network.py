@@ -131,6 +131,7 @@ def test_a_closed_network_has_no_way_out_and_an_interface_in_the_compute_subnet_
         assert one["privateDnsEnabled"] is True
 
 
+@pytest.mark.slow
 def test_the_way_to_s3_out_of_a_closed_network_is_the_prefix_list_of_its_region() -> None:
     monitor, _ = run(whole(spec_of(network={"closed": True})))
     out = monitor.of("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule")["demo-cluster-egress-tcp-443-s3"]

@@ -10,6 +10,7 @@ from tests.infra.local_network import Network, client, refusal
 ZONES = {"us-east-1": ["use1-az4"], "us-east-2": ["use2-az1", "use2-az2"], "us-west-2": ["usw2-az2", "usw2-az3"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("region", "zone_id"), [(region, one) for region, zones in ZONES.items() for one in zones])
 def test_subnets_go_where_a_zone_id_of_their_region_says(aws: LocalAws, region: str, zone_id: str) -> None:
     ec2 = client(aws, "ec2", region)

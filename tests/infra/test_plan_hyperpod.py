@@ -97,6 +97,7 @@ def model_errors(state: State) -> str:
     return str(ParamValidator().validate(state, operation.input_shape).generate_report())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_schema_and_the_model_allow_the_state(stack: str) -> None:
     state = state_of(stack)
@@ -184,6 +185,7 @@ def test_only_groups_with_accelerators_are_checked_deeply() -> None:
     assert "OnStartDeepHealthChecks" not in group_of(with_group(SLURM, 2, deep_health_checks=[]), "train")
 
 
+@pytest.mark.slow
 def test_slurm_nodes_mount_lustre_and_homes_by_the_service_and_eks_nodes_mount_none() -> None:
     refs = refs_of(SLURM)
     home = HomeMount("fs-0fedcba9876543210.fsx.us-west-2.amazonaws.com", "/home")

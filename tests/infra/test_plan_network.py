@@ -121,6 +121,7 @@ def test_blocks_that_make_trouble_later_are_warned_of(cidr: str, said: str) -> N
     assert all(said in one.message for one in found)
 
 
+@pytest.mark.slow
 @given(specs())
 def test_the_fix_for_a_compute_subnet_that_does_not_fit_is_the_largest_that_does(spec: ClusterSpec) -> None:
     found = [one for one in cidr_problems(spec) if one.path == "network.compute_prefix"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from infra.plan.place import Place
 from infra.preflight.explain import explain, refused
 from infra.preflight.offline import run_offline
 from tests.infra.edits import STACKS, edited
+
+pytestmark = pytest.mark.slow
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 PLACES = st.sampled_from([None, Place("us-east-1", "123456789012"), Place("cn-north-1", "123456789012", "aws-cn")])

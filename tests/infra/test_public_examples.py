@@ -95,6 +95,7 @@ def schema_errors(example: dict[str, Any]) -> list[str]:
     return [match.message for match in lint(json.dumps(template), config=ManualArgs(regions=[place.region]))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", RIGHT, ids=lambda example: example["about"])
 def test_what_is_right_passes_and_gives_a_legal_state(example: dict[str, Any]) -> None:
     findings = run_offline(spec_of(example), place_of(example))

@@ -19,7 +19,7 @@ from infra.plan.storage import efa_wanted, lustre
 from infra.preflight.offline import run_offline
 from tests.infra.stacks import EXAMPLES, Live, example, region_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stacks")]
 Lives = Callable[[str], Live]
 ACCOUNT = "123456789012"
 
@@ -35,6 +35,13 @@ def place_of(stack: str) -> Place:
 @pytest.mark.parametrize("stack", EXAMPLES)
 def test_preflight_has_no_objection(stack: str) -> None:
     assert [one.line() for one in run_offline(example(stack), place_of(stack)) if one.level == "error"] == []
+
+
+@pytest.mark.parametrize("stack", EXAMPLES)
+def test_the_policy_pack_has_no_objection(lives: Lives, stack: str) -> None:
+    said = lives(stack).said
+    assert "lustrain@v" in said, "the pack was loaded"
+    assert "POL-" not in said
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)

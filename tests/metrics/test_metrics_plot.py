@@ -160,6 +160,7 @@ def test_an_impossible_output_is_one_line_and_exit_code_2(
     assert why in said
 
 
+@pytest.mark.slow
 def test_the_kinds_that_are_allowed_are_those_of_the_help(
     run: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

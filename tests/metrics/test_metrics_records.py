@@ -41,6 +41,7 @@ def test_every_single_precision_loss_reads_back_to_the_same_bits(number: float) 
     assert struct.pack("<f", decode(encode({"loss": number}))["loss"]) == struct.pack("<f", number)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), values))
 def test_every_record_reads_back_as_it_was(record: dict[str, Any]) -> None:
     line = encode(record)

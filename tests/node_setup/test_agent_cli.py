@@ -69,6 +69,7 @@ def test_another_agent_ends_with_96_and_says_and_does_nothing(command: str, agen
     assert (done.returncode, done.stdout, done.stderr) == (96, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "stdin", "line"),
     [
@@ -119,6 +120,7 @@ def test_help_names_every_command_and_every_status(agent: Path) -> None:
     assert run(agent).returncode == 1
 
 
+@pytest.mark.slow
 def test_an_ordinary_user_may_look_and_is_told_that_tuning_needs_root(agent: Path) -> None:
     require(os.geteuid() == 0, "root, to become an ordinary user")
     require(os.access("/usr/bin/python3", os.X_OK), "/usr/bin/python3")
@@ -221,6 +223,7 @@ def _wait_until_reading(pid: int) -> None:
     pytest.fail("the agent does not read its standard input")
 
 
+@pytest.mark.slow
 def test_compiled_modules_are_used_by_the_agent_and_the_python_that_they_are_of(agent: Path, tmp_path: Path) -> None:
     require(os.geteuid() == 0, "root, for a /run of its own")
     copy = tmp_path / "agent.pyz"

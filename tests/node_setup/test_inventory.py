@@ -217,6 +217,7 @@ def test_a_target_that_is_no_format_is_one_line_before_aws_is_asked(
     assert (code, f"reach.ssm_target = {form!r}: {why}" in line, "\n" in line) == (1, True, False), line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["cluster", "hosts_file"])
 def test_a_cluster_with_too_many_levels_is_one_line(flag: str, tmp_path: Path) -> None:
     file = tmp_path / "deep.json"

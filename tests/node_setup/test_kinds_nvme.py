@@ -330,6 +330,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_the_real_mkfs_takes_a_blank_image_once_and_refuses_it_then(tmp_path: Path) -> None:
     mkfs = shutil.which("mkfs.xfs", path="/usr/sbin:/sbin:/usr/bin:/bin")
     require(mkfs is not None, "no mkfs.xfs")

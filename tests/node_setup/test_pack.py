@@ -122,6 +122,7 @@ def test_every_packed_source_is_python_3_9() -> None:
             ast.parse(source, name, feature_version=(3, 9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_facts_plan_and_verify_run_under_every_python(version: str, agent: Path) -> None:
     program = python(version)
@@ -140,6 +141,7 @@ def test_facts_plan_and_verify_run_under_every_python(version: str, agent: Path)
     assert json.loads(verify.stdout)["results"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_plan_loads_and_runs_every_kind_under_every_python(version: str, agent: Path) -> None:
     code = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,8 @@ from node_setup.agent.kinds.owned_lines import parse
 from node_setup.agent.model import CHANGE, OK, REBOOT, RUNTIME, Remark, Request
 from node_setup.agent.plan import Plan, plan, rows
 from tests.node_setup.plain_node import after, bare
+
+pytestmark = pytest.mark.slow
 
 PLAIN = (
     "sysctl",

@@ -123,6 +123,7 @@ PARTS = ["rows", "errors", "lint", "results", "reboot", "unplanned", "boot", "re
          "efa", "lustre", "memory", "profile", "refused", "group", "instance", "os", "kernel", "cpu", "drain"]  # fmt: skip
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(["facts", "plan", "verify"]),
     st.sampled_from([0, 1, 2, 4]),

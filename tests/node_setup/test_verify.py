@@ -348,6 +348,7 @@ def with_fact(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
     return facts
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(PATHS), st.sampled_from([None, "", 0, [], {}, "N/A"]))
 def test_facts_of_any_form_end_in_results_and_never_in_a_traceback(path: tuple[Any, ...], value: Any) -> None:
@@ -359,6 +360,7 @@ ALWAYS_THERE = {("lustre", "mounts", 0, "target")}
 """What no collector leaves open."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", sorted({path[0] for path in PATHS}))
 def test_a_fact_that_could_not_be_read_drains_no_node(section: str) -> None:
     for path in PATHS:

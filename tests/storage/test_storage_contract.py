@@ -120,6 +120,7 @@ def usable(key: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.lists(SEGMENT, min_size=1, max_size=3).map("/".join).filter(usable))
 def test_any_key_that_is_accepted_comes_back_unchanged(store: ObjectStore, key: str) -> None:
@@ -310,6 +311,7 @@ def test_a_reader_sees_the_old_object_or_the_new_one(store: ObjectStore) -> None
         replaced.result()
 
 
+@pytest.mark.slow
 def test_the_clock_of_the_store_dates_its_objects(store: ObjectStore) -> None:
     before = store.now()
     store.put("k", b"x")

@@ -114,6 +114,7 @@ def test_the_clock_of_a_server_that_is_off_is_used_all_the_same(
         assert 3590 < store.now() - here < 3620
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -150,6 +151,7 @@ def test_a_wrong_number_of_attempts_is_refused(monkeypatch: pytest.MonkeyPatch, 
     assert "AWS_MAX_ATTEMPTS" in said(lambda: open_store("s3://bucket/run"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

@@ -240,6 +240,7 @@ def test_a_full_or_read_only_disk_is_named_and_loses_nothing(tmp_path: Path) -> 
     assert result["whole"] is True
 
 
+@pytest.mark.slow
 def test_a_large_object_is_read_by_several_threads(tmp_path: Path) -> None:
     body = os.urandom(64 << 20)
     (tmp_path / "data").write_bytes(body)

@@ -70,6 +70,7 @@ def endpoint(
         yield proxy.endpoint
 
 
+@pytest.mark.slow
 def test_objects_travel_over_https_to_a_trusted_server(
     endpoint: str, moto_s3: S3Place, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_without_gradients_nothing_is_recomputed_or_different() -> None:
         assert torch.equal(plain(IDS[:, :-1]), wrapped(IDS[:, :-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["none", "selective", "full"])
 def test_parameter_names_stay_as_they_are(kind: Kind) -> None:
     plain, wrapped = (llama.build(SHAPE, length=16, seed=0) for _ in range(2))

@@ -128,6 +128,7 @@ def test_blocks_names_and_cost_belong_to_the_model(task: LanguageModel) -> None:
     assert task.flops_per_token(model) == 6 * parameters + 12 * 4 * 128 * 32
 
 
+@pytest.mark.slow
 def test_a_repeated_text_is_learned(task: LanguageModel) -> None:
     model = task.build_model()
     optimizer = make_optimizer(model, OptimizerConfig(lr=3e-3))

@@ -107,6 +107,7 @@ TOML_VALUES: st.SearchStrategy[Any] = st.recursive(
 KEYS = st.sampled_from([*Config.model_fields, "recorded", "other"]) | st.text(max_size=5)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.dictionaries(KEYS, TOML_VALUES | st.dictionaries(st.text(max_size=8), TOML_VALUES, max_size=4), max_size=5))
 def test_no_table_whatever_gives_anything_but_lines(

@@ -96,6 +96,7 @@ def bits(records: list[dict[str, Any]]) -> list[bytes]:
     return [struct.pack("<qddd", r["step"], r["loss"], r["grad_norm"], r["lr"]) for r in records]
 
 
+@pytest.mark.slow
 def test_every_step_leaves_one_whole_record(config: Path, tmp_path: Path) -> None:
     assert train(config) == 0
     records = steps_of(tmp_path / "run")
