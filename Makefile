@@ -3,6 +3,11 @@ VENV   := .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 SETUP  := $(VENV)/.set-up
+CORES  := $(shell getconf _NPROCESSORS_ONLN)
+# Many tests wait for an engine, a node or a file system; two processes a core keep the cores busy.
+JOBS   ?= $(shell expr 2 \* $(CORES))
+# Outside of the clone: another clone on this machine checks what has changed only.
+export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lustrain/mypy
 
 .PHONY: setup rehearse test unit lint bench torture image-cuda clean
 .NOTPARALLEL:
@@ -16,11 +21,15 @@ $(SETUP): pyproject.toml .ci/constraints.txt .ci/set-up
 rehearse: setup
 	@$(BIN)/python -m rehearsal
 
-test: lint
-	@$(BIN)/pytest -q -m "not torture"
+# Lint runs beside the tests, and is printed after them.
+test: setup
+	@said=$$(mktemp); make --no-print-directory lint >"$$said" 2>&1 & lint=$$!; failed=; \
+	$(BIN)/pytest -q -m "not torture" -n $(JOBS) || failed="tests"; \
+	wait $$lint || failed="$$failed lint"; cat "$$said"; rm -f "$$said"; \
+	[ -z "$$failed" ] || { echo "failed: $$failed" >&2; exit 1; }
 
 unit: setup
-	@$(BIN)/pytest -q -m "not slow and not torture"
+	@$(BIN)/pytest -q -m "not slow and not torture" -n $(CORES)
 
 lint: setup
 	@$(BIN)/ruff format --check --quiet .
