@@ -1,0 +1,40 @@
+"""No promise loses its test: every test that docs/promises.md and the README name is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+
+
+def names_in(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+@pytest.mark.parametrize("page", ["docs/promises.md", "README.md"])
+def test_every_test_that_is_named_exists(page: str) -> None:
+    named = NAMED.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert named, "the page names tests"
+    gone = [path for path, _ in named if not (ROOT / path).exists()]
+    gone += [
+        f"{path}::{test}" for path, test in named if test and path not in gone and test not in names_in(ROOT / path)
+    ]
+    assert gone == []
+
+
+def test_every_row_of_a_promise_names_what_keeps_it() -> None:
+    rows = [
+        line for line in (ROOT / "docs/promises.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")
+    ]
+    bare = [
+        row
+        for row in rows
+        if not row.startswith("| promise ") and not NAMED.search(row) and "`make rehearse`" not in row
+    ]
+    assert bare == []
