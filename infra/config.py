@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from infra.catalog.kubernetes import NEWEST
 from infra.cluster import Tuning, like
 from infra.problems import InfraError, problems_of
 
@@ -319,7 +320,11 @@ class Slurm(Section):
 
 
 class Eks(Section):
-    version: Annotated[str, like(r"1\.\d{2}", "a Kubernetes version", "1.34")] = "1.34"
+    version: Annotated[str, like(r"1\.\d{2}", "a Kubernetes version", NEWEST)] = NEWEST
+    """Default: the newest that both EKS and HyperPod are known to take (`infra.catalog.kubernetes`)."""
+    upgrade_policy: Literal["STANDARD", "EXTENDED"] = "STANDARD"
+    """At the end of standard support EKS upgrades the control plane by itself (`STANDARD`), or lets it stay for a year at six
+    times the price (`EXTENDED`)."""
     tiered_memory_percent: Annotated[int, Field(ge=20, le=100)] | None = None
     """Tiered checkpoint storage: share of a node's memory."""
     public_endpoint: bool = False

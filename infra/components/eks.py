@@ -35,6 +35,7 @@ class EksCluster(pulumi.ComponentResource):
             f"{name}-cluster",
             name=plan.name,
             version=plan.version,
+            upgrade_policy=aws.eks.ClusterUpgradePolicyArgs(support_type=plan.upgrade_policy),
             role_arn=role_arns[plan.role],
             access_config=aws.eks.ClusterAccessConfigArgs(
                 authentication_mode=plan.authentication_mode,

@@ -62,6 +62,7 @@ class PodIdentity:
 class EksPlan:
     name: str
     version: str
+    upgrade_policy: Literal["STANDARD", "EXTENDED"]
     role: str
     public_endpoint: bool
     log_types: tuple[str, ...]
@@ -88,6 +89,7 @@ def eks_plan(spec: ClusterSpec, place: Place) -> EksPlan:
     return EksPlan(
         name=spec.name,
         version=spec.eks.version,
+        upgrade_policy=spec.eks.upgrade_policy,
         role="eks-cluster",
         public_endpoint=spec.eks.public_endpoint,
         log_types=LOG_TYPES,

@@ -180,7 +180,7 @@ def _kubernetes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     elif after > before:
         message = "the control plane goes first, nodes follow by `aws sagemaker update-cluster-software`, re-imaged"
         yield Change(here, Effect.REIMAGES, message, "root disks, when you update the nodes", "save what lies there")
-    for key in ("tiered_memory_percent", "public_endpoint"):
+    for key in ("tiered_memory_percent", "public_endpoint", "upgrade_policy"):
         if getattr(old.eks, key) != getattr(new.eks, key):
             yield Change(f"eks.{key}", Effect.IN_PLACE, "is changed on the running cluster")
     if old.access.admin_roles != new.access.admin_roles:

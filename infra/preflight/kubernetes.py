@@ -7,29 +7,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, date
 
+from infra.catalog.kubernetes import (
+    CALENDAR,
+    EXTENDED_USD_HOUR,
+    HYPERPOD,
+    NEWEST,
+    NOTICE,
+    STANDARD_USD_HOUR,
+    VERSIONS,
+    successor,
+)
+from infra.catalog.kubernetes import Version as Known
 from infra.config import ClusterSpec
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, groups
 
 VPC = "https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"
-HYPERPOD = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-prerequisites.html"
 NODE_LABELS = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterKubernetesConfig.html"
 ACCESS = "https://docs.aws.amazon.com/eks/latest/userguide/access-entries.html"
 ENDPOINT = "https://docs.aws.amazon.com/eks/latest/userguide/cluster-endpoint.html"
-SUPPORTED = ("1.28", "1.29", "1.30", "1.31", "1.32", "1.33", "1.34")
-"""Kubernetes versions that HyperPod's page names (HYPERPOD)."""
-STANDARD_SUPPORT_ENDS = {
-    "1.28": date(2024, 11, 26),
-    "1.29": date(2025, 3, 23),
-    "1.30": date(2025, 7, 23),
-    "1.31": date(2025, 11, 26),
-    "1.32": date(2026, 3, 23),
-    "1.33": date(2026, 7, 29),
-    "1.34": date(2026, 12, 2),
-    "1.35": date(2027, 3, 27),
-}
-"""Last days of EKS's standard support, as https://endoflife.date/amazon-eks had them in February 2026 from CALENDAR."""
-CALENDAR = "https://docs.aws.amazon.com/eks/latest/userguide/kubernetes-versions.html"
 MOST = 50
 """Labels, and taints, of one HyperPod group (NODE_LABELS)."""
 RESERVED = ("kubernetes.io", "k8s.io", "sagemaker.amazonaws.com")
@@ -72,11 +68,10 @@ class Version(OfflineRule):
     source = HYPERPOD
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.backend == "hyperpod-eks" and spec.eks.version not in SUPPORTED:
-            message = f"HyperPod names {SUPPORTED[0]} to {SUPPORTED[-1]}, not {spec.eks.version}"
-            yield self.finding(
-                "eks.version", message, f"set {SUPPORTED[-1]}, or suppress this when AWS supports it now"
-            )
+        taken = [one.name for one in VERSIONS.values() if one.hyperpod]
+        if spec.backend == "hyperpod-eks" and spec.eks.version not in taken:
+            message = f"HyperPod names {taken[0]} to {taken[-1]}, not {spec.eks.version}"
+            yield self.finding("eks.version", message, f"set {NEWEST}, or suppress this when AWS supports it now")
 
 
 class Labels(OfflineRule):
@@ -159,22 +154,68 @@ class OnlySpot(OfflineRule):
             yield self.finding("groups", message, "add a small on-demand group, e.g. two m5.2xlarge")
 
 
-class StandardSupport(OfflineRule):
+class InSupport(OfflineRule):
     code = "EKS-010"
-    level = "warning"
-    checks = "The Kubernetes version is in standard support: extended support costs six times as much."
+    checks = "The Kubernetes version is in support: in extended support only with upgrade_policy EXTENDED."
     source = CALENDAR
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        ends = STANDARD_SUPPORT_ENDS.get(spec.eks.version)
-        if spec.backend != "hyperpod-eks" or ends is None or context.now is None:
-            return
-        today = context.now.astimezone(UTC).date()
-        if ends < today:
-            newer = [one for one in SUPPORTED if STANDARD_SUPPORT_ENDS.get(one, today) >= today]
-            fix = f"set {newer[-1]}" if newer else "set a newer one when HyperPod takes it (EKS-003 knows none)"
-            message = f"standard support of {spec.eks.version} ended on {ends}: the control plane is 0.60 USD an hour, not 0.10"
-            yield self.finding("eks.version", message, fix)
+        for known, today in _dated(spec, context):
+            if today >= known.extended_ends:
+                message = (
+                    f"all support of {known.name} ended on {known.extended_ends}: EKS makes no control plane of it any more, "
+                    "and upgrades by itself those that there are"
+                )
+                yield self.finding("eks.version", message, _newer(today))
+            elif today >= known.standard_ends and spec.eks.upgrade_policy == "STANDARD":
+                message = (
+                    f"standard support of {known.name} ended on {known.standard_ends}: with upgrade_policy STANDARD EKS "
+                    "upgrades the control plane by itself, and no update goes back"
+                )
+                fix = f"{_newer(today)}, or upgrade_policy: EXTENDED ({_price()}, until {known.extended_ends})"
+                yield self.finding("eks.version", message, fix)
+
+
+class SupportEnds(OfflineRule):
+    code = "EKS-020"
+    level = "warning"
+    checks = f"The Kubernetes version is in standard support, for {NOTICE.days} days at least."
+    source = CALENDAR
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for known, today in _dated(spec, context):
+            extended = spec.eks.upgrade_policy == "EXTENDED"
+            left = (known.standard_ends - today).days
+            if 0 < left <= NOTICE.days:
+                then = f"costs {_price()}" if extended else "is upgraded by EKS by itself"
+                message = f"standard support of {known.name} ends on {known.standard_ends}, in {left} days"
+                yield self.finding("eks.version", f"{message}; the control plane then {then}", _newer(today))
+            elif left <= 0 and extended and today < known.extended_ends:
+                message = (
+                    f"standard support of {known.name} ended on {known.standard_ends}: the control plane costs {_price()}, "
+                    f"until EKS upgrades it on {known.extended_ends}"
+                )
+                yield self.finding("eks.version", message, _newer(today))
+
+
+HOURS_A_MONTH = 730
+
+
+def _price() -> str:
+    more = (EXTENDED_USD_HOUR - STANDARD_USD_HOUR) * HOURS_A_MONTH
+    return f"{EXTENDED_USD_HOUR:.2f} USD an hour, not {STANDARD_USD_HOUR:.2f}: {more:.0f} USD a month more"
+
+
+def _dated(spec: ClusterSpec, context: Context) -> Iterator[tuple[Known, date]]:
+    """The version and today in UTC, where both are known."""
+    known = VERSIONS.get(spec.eks.version)
+    if spec.backend == "hyperpod-eks" and known and context.now:
+        yield known, context.now.astimezone(UTC).date()
+
+
+def _newer(today: date) -> str:
+    newer = successor(today)
+    return f"set {newer}" if newer else "set a newer one when HyperPod takes it (EKS-003 knows none)"
 
 
 def _wrong(key: str, value: str) -> Iterator[str]:
@@ -197,5 +238,6 @@ RULES = (
     Administrators(),
     PublicEndpoint(),
     OnlySpot(),
-    StandardSupport(),
+    InSupport(),
+    SupportEnds(),
 )

@@ -125,7 +125,8 @@ def test_the_same_wish_is_the_same_text_whatever_the_order_of_its_keys() -> None
 def test_the_control_plane_is_as_planned() -> None:
     made, values = run(lambda: eks_program(plan_of()))
     sent = made.properties("eks-cluster")
-    assert (sent["name"], sent["version"], sent["roleArn"]) == ("vision-g6e", "1.34", ROLES["eks-cluster"])
+    assert (sent["name"], sent["version"], sent["roleArn"]) == ("vision-g6e", "1.35", ROLES["eks-cluster"])
+    assert sent["upgradePolicy"] == {"supportType": "STANDARD"}
     assert sent["accessConfig"] == {"authenticationMode": "API", "bootstrapClusterCreatorAdminPermissions": False}
     assert sent["vpcConfig"] == {
         "subnetIds": ["subnet-a", "subnet-b"],

@@ -29,7 +29,7 @@ def test_the_version_is_the_users_and_the_endpoint_private_unless_asked() -> Non
     plan = plan_of()
     assert (plan.name, plan.version, plan.public_endpoint, plan.authentication_mode) == (
         "vision-g6e",
-        "1.34",
+        "1.35",
         False,
         "API",
     )

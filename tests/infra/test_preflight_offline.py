@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
 from infra.catalog.instances import Card, Instance, instance
+from infra.catalog.offerings import offerings
 from infra.plan.place import Place
 from infra.preflight import instances
 from infra.preflight.finding import Finding
 from infra.preflight.offline import ABOUT_SUPPRESSIONS, LAST_OFFLINE, OFFLINE, run_offline
 from infra.preflight.rule import Context
-from tests.infra.edits import GONE, STACKS, place, spec_of
-from tests.infra.mistakes import EKS, MISTAKES, NOW, SPOT, Mistake
+from tests.infra.edits import ACCOUNT, GONE, STACKS, place, spec_of
+from tests.infra.mistakes import EKS, MISTAKES, NOW, RESERVED, SPOT, Mistake
 
 
 def found(mistake: Mistake) -> list[Finding]:
@@ -97,20 +99,93 @@ def test_a_budget_is_refused_where_aws_has_none(partition: str, refused: bool) -
 
 
 @pytest.mark.parametrize(
-    ("version", "today", "fix"),
+    ("version", "policy", "last_second", "then"),
     [
-        ("1.33", datetime(2026, 7, 29, 23, tzinfo=UTC), None),
-        ("1.33", datetime(2026, 7, 30, tzinfo=UTC), "set 1.34"),
-        ("1.34", datetime(2026, 12, 2, tzinfo=UTC), None),
-        ("1.34", datetime(2026, 12, 3, tzinfo=UTC), "when HyperPod takes it"),
+        ("1.34", "STANDARD", "2026-09-02", "EKS-020 warning, in 90 days, upgraded by EKS, set 1.35"),
+        ("1.34", "EXTENDED", "2026-09-02", "EKS-020 warning, in 90 days, 0.60 USD an hour, 365 USD a month, set 1.35"),
+        ("1.34", "STANDARD", "2026-12-01", "EKS-010 error, ended on 2026-12-02, set 1.35, upgrade_policy: EXTENDED"),
+        ("1.34", "EXTENDED", "2026-12-01", "EKS-020 warning, ended on 2026-12-02, 365 USD a month, on 2027-12-02"),
+        (
+            "1.34",
+            "EXTENDED",
+            "2027-12-01",
+            "EKS-010 error, all support of 1.34 ended on 2027-12-02, makes no control plane",
+        ),
+        ("1.35", "STANDARD", "2027-03-26", "EKS-010 error, ended on 2027-03-27, when HyperPod takes it"),
     ],
 )
-def test_a_kubernetes_version_is_warned_of_from_the_day_after_its_standard_support(
-    version: str, today: datetime, fix: str | None
+def test_from_the_day_on_which_support_of_a_kubernetes_version_ends_more_is_said(
+    version: str, policy: str, last_second: str, then: str
 ) -> None:
-    found = list(OFFLINE["EKS-010"].check(spec_of(EKS, {"eks.version": version}), Context(now=today)))
-    assert [finding.level for finding in found] == (["warning"] if fix else [])
-    assert all(fix is not None and fix in finding.fix for finding in found)
+    """The day begins in UTC, wherever one sits: https://docs.aws.amazon.com/eks/latest/userguide/kubernetes-versions.html."""
+    spec = spec_of(EKS, {"eks.version": version, "eks.upgrade_policy": policy})
+
+    def said(now: datetime) -> list[str]:
+        return [one.line() for code in ("EKS-010", "EKS-020") for one in OFFLINE[code].check(spec, Context(now=now))]
+
+    before = datetime.fromisoformat(f"{last_second}T23:59:59+00:00")
+    after = (before + timedelta(seconds=1)).astimezone(timezone(timedelta(hours=-8)))
+    (line,) = said(after)
+    assert [word for word in then.split(", ") if word not in line] == [], line
+    assert line not in said(before)
+
+
+def test_a_newer_version_than_the_calendar_is_left_to_hyperpods_list() -> None:
+    found = run_offline(spec_of(EKS, {"eks.version": "1.41"}), place(EKS), NOW)
+    assert [(one.code, one.level) for one in found] == [("EKS-003", "error")]
+
+
+@pytest.mark.parametrize(
+    ("stack", "edits", "fix"),
+    [
+        (RESERVED, {"zone_id": "usw2-az3"}, "take usw2-az1 or usw2-az2, or ask AWS: fab preflight --online"),
+        (
+            SPOT,
+            {"groups.0.instance_type": "trn2.48xlarge"},
+            "take a region that had it, such as ap-south-2 and us-east-2",
+        ),
+    ],
+)
+def test_a_type_that_a_dated_list_does_not_have_in_the_zone_is_a_warning_with_its_date(
+    stack: str, edits: dict[str, str], fix: str
+) -> None:
+    (hit,) = [one for one in run_offline(spec_of(stack, edits), place(stack), NOW) if one.code == "EC2-020"]
+    assert hit.level == "warning"
+    assert offerings().date in hit.message
+    assert fix in hit.fix
+
+
+@pytest.mark.parametrize(
+    ("edits", "at"),
+    [
+        ({"zone_id": "use1-bos1-az1"}, Place("us-east-1", ACCOUNT)),
+        ({"zone_id": "euw1-az4"}, Place("eu-west-1", ACCOUNT)),
+        ({"zone_id": "mxc1-az1"}, Place("mx-central-1", ACCOUNT)),
+        ({"zone_id": "cnnw1-az9"}, Place("cn-northwest-1", ACCOUNT, "aws-cn")),
+        ({"zone_id": "use1-az3", "groups.0.instance_type": "m5.2xlarge"}, Place("us-east-1", ACCOUNT)),
+        (
+            {
+                "zone_id": "use1-az3",
+                "groups.0.capacity": {"mode": "reservation", "reservation": "cr-01234567", "zone_id": "use1-az3"},
+            },
+            Place("us-east-1", ACCOUNT),
+        ),
+    ],
+    ids=["Local Zone", "zone of old accounts", "region not asked", "region without a list", "plain type", "reserved"],
+)
+def test_nothing_is_said_where_the_lists_know_nothing_or_the_user_knows_better(
+    edits: dict[str, Any], at: Place
+) -> None:
+    found = {one.code for one in run_offline(spec_of(SPOT, edits), at, NOW)}
+    assert not found & {"NET-020", "EC2-020"}
+
+
+def test_an_image_of_ones_own_ends_the_questions_about_the_default_one() -> None:
+    edits = {"groups.0.instance_type": "hpc7a.96xlarge", "network.closed": True}
+    (hit,) = [one for one in run_offline(spec_of(SPOT, edits), place(SPOT), NOW) if one.code == "EC2-021"]
+    assert "the AWS CLI, EFA's driver, the NFS client and the Lustre client" in hit.message
+    mine = {**edits, "groups.0.image_id": "ami-0123456789abcdef0"}
+    assert not {one.code for one in run_offline(spec_of(SPOT, mine), place(SPOT), NOW)} & {"EC2-021", "EC2-022"}
 
 
 def test_without_a_place_the_rules_about_places_are_silent_and_that_is_said() -> None:

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from botocore.exceptions import ClientError
 
 from infra.config import ClusterSpec
-from infra.preflight.finding import Finding
+from infra.preflight.finding import Finding, Level
 from infra.preflight.online.asking import Aws, OnlineRule, code_of
 from infra.preflight.rule import Context
 
 
 class Version(OnlineRule):
     code = "EKS-101"
-    checks = "EKS has the Kubernetes version, in standard support."
+    checks = "EKS has the Kubernetes version, in standard support, or with upgrade_policy EXTENDED in extended support."
     source = "https://docs.aws.amazon.com/eks/latest/userguide/kubernetes-versions.html"
     permission = "eks:DescribeClusterVersions"
 
@@ -30,7 +30,8 @@ class Version(OnlineRule):
             yield self.finding("eks.version", f"EKS has no {spec.eks.version}", f"choose one of {', '.join(known)}")
         elif status == "EXTENDED_SUPPORT":
             message = f"{spec.eks.version} is in extended support, at six times the price of a control plane"
-            yield self.finding("eks.version", message, "choose a newer version", level="warning")
+            level: Level = "warning" if spec.eks.upgrade_policy == "EXTENDED" else "error"
+            yield self.finding("eks.version", message, "choose a newer version", level=level)
 
 
 class AdminRoles(OnlineRule):

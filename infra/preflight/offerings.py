@@ -1,0 +1,119 @@
+"""What AWS offers where, by dated lists: zones, instance types in them, HyperPod, control planes.
+
+A list that is older than AWS's last opening must not stop anybody for good: every error here can be suppressed, what may
+have been opened since is a warning, and what a list does not hold is not spoken of. `--online` has the last word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from infra.catalog.offerings import missing_in, offerings
+from infra.catalog.regions import (
+    HYPERPOD,
+    HYPERPOD_SOURCE,
+    REGIONS,
+    WITHOUT_EKS,
+    WITHOUT_EKS_SOURCE,
+    ZONES,
+    ZONES_DATE,
+    ZONES_SOURCE,
+)
+from infra.config import ClusterSpec, Group
+from infra.preflight.finding import Finding
+from infra.preflight.network import elsewhere
+from infra.preflight.rule import Context, OfflineRule, groups, known_groups, listed
+
+OFFERED = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html"
+FEW = 5
+"""Regions that a fix names at most."""
+_AVAILABILITY_ZONE = re.compile(r"[a-z]+\d-az\d+")
+"""And no Local Zone (`use1-bos1-az1`), of which there is no list."""
+
+
+class ZoneThere(OfflineRule):
+    code = "NET-020"
+    checks = "Zone ids are ones that the region has."
+    source = ZONES_SOURCE
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        there = ZONES.get(context.region or "", ())
+        for path, zone in _zones(spec):
+            wrong = _AVAILABILITY_ZONE.fullmatch(zone) and not elsewhere(zone, context.region) and zone not in there
+            if there and wrong:
+                message = f"{context.region} has no zone {zone} by AWS's list of {ZONES_DATE}"
+                yield self.finding(path, message, f"choose one of {listed(there)}, or suppress this where it is newer")
+
+
+class TypeInZone(OfflineRule):
+    code = "EC2-020"
+    level = "warning"
+    checks = "The zone offers the instance type, where that has EFA or accelerators."
+    source = OFFERED
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group, _ in known_groups(spec):
+            others = missing_in(group.ec2_type, spec.zone_id)
+            if others is None or _has_machines_there(group, spec):
+                continue
+            near = [zone for zone in sorted(others) if _prefix(zone) == _prefix(spec.zone_id)]
+            message = f"{group.ec2_type} was not offered in {spec.zone_id}"
+            message += f" on {offerings().date}" if near else f", nor elsewhere in its region, on {offerings().date}"
+            fix = f"take {' or '.join(near)}" if near else f"take a region that had it, such as {_regions(others)}"
+            yield self.finding(f"{path}.instance_type", message, f"{fix}, or ask AWS: fab preflight --online")
+
+
+class HyperPodInRegion(OfflineRule):
+    code = "HYP-020"
+    checks = "The region has HyperPod."
+    source = HYPERPOD_SOURCE
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        known = context.region in REGIONS and context.partition == "aws"
+        if spec.hyperpod and known and context.region not in HYPERPOD:
+            message = f"HyperPod is not offered in {context.region} by AWS's list of {ZONES_DATE}"
+            fix = f"take {' or '.join(sorted(HYPERPOD))}, or backend: ec2, or suppress this where it is there since"
+            yield self.finding("backend", message, fix)
+
+
+class ControlPlaneZone(OfflineRule):
+    code = "EKS-021"
+    checks = "The control plane has no subnet in a zone where EKS takes none."
+    source = WITHOUT_EKS_SOURCE
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.backend != "hyperpod-eks" or spec.network.existing:
+            return
+        for path, zone in (("zone_id", spec.zone_id), ("network.second_zone_id", spec.network.second_zone_id)):
+            if zone in WITHOUT_EKS:
+                yield self.finding(path, f"EKS makes no control plane with a subnet in {zone}", "take another zone")
+
+
+def _zones(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    """Every zone id that a spec names, with its path."""
+    yield "zone_id", spec.zone_id
+    if spec.network.second_zone_id:
+        yield "network.second_zone_id", spec.network.second_zone_id
+    for path, group in groups(spec):
+        if group.capacity.zone_id:
+            yield f"{path}.capacity.zone_id", group.capacity.zone_id
+
+
+def _has_machines_there(group: Group, spec: ClusterSpec) -> bool:
+    """Whether the user has bought machines of the group in the zone, and knows better than a list."""
+    has = group.capacity
+    return bool(has.reservation or has.training_plan) and has.zone_id == spec.zone_id
+
+
+def _prefix(zone_id: str) -> str:
+    return zone_id.rpartition("-az")[0]
+
+
+def _regions(zones: Iterable[str]) -> str:
+    prefixes = {_prefix(zone) for zone in zones}
+    found = [region for region, there in ZONES.items() if _prefix(there[0]) in prefixes]
+    return listed(found[:FEW])
+
+
+RULES = (ZoneThere(), TypeInZone(), HyperPodInRegion(), ControlPlaneZone())

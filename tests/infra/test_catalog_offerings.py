@@ -1,0 +1,86 @@
+"""The dated lists of what AWS offers where and until when: they are what their sources say, and they agree with each other."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import moto.ec2
+import pytest
+
+from infra.catalog import refresh_offerings
+from infra.catalog.instances import snapshot
+from infra.catalog.kubernetes import NEWEST, VERSIONS
+from infra.catalog.offerings import OFFERINGS, missing_in, offerings
+from infra.catalog.refresh_offerings import render
+from infra.catalog.regions import HYPERPOD, REGIONS, WITHOUT_EKS, ZONES
+from infra.config import Eks
+from infra.preflight.network import zone_prefix
+
+DUMPS = Path(moto.ec2.__file__).parent / "resources/instance_type_offerings/availability-zone-id"
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, list[dict[str, Any]]]:
+    """By region; moto ships dumps of DescribeInstanceTypeOfferings."""
+    return {dump.name.partition(".")[0]: json.loads(gzip.decompress(dump.read_bytes())) for dump in DUMPS.iterdir()}
+
+
+def test_the_offerings_are_what_their_source_says(answers: dict[str, list[dict[str, Any]]]) -> None:
+    every = [one for region in sorted(answers) for one in answers[region]]
+    assert render(every, offerings().source, offerings().date) == OFFERINGS.read_text(encoding="utf-8")
+
+
+def test_the_refresh_takes_what_the_command_line_of_aws_prints(
+    answers: dict[str, list[dict[str, Any]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = [tmp_path / f"{region}.json" for region in ("us-west-1", "us-west-2")]
+    for file in files:
+        file.write_text(json.dumps({"InstanceTypeOfferings": answers[file.stem]}))
+    monkeypatch.setattr(refresh_offerings, "OFFERINGS", tmp_path / "new.jsonl")
+    assert refresh_offerings.main([*map(str, files), "--source", "me", "--date", "2027-01-01"]) == 0
+    head, *rows = map(json.loads, (tmp_path / "new.jsonl").read_text().splitlines())
+    assert (head["source"], head["date"]) == ("me", "2027-01-01")
+    assert head["asked"] == [f"usw1-az{n}" for n in (1, 3)] + [f"usw2-az{n}" for n in (1, 2, 3, 4)]
+    assert {"types": ["p6-b300.48xlarge"], "zones": ["usw2-az1", "usw2-az2"]} in rows
+    assert "2 regions" in capsys.readouterr().out
+
+
+def test_each_type_with_efa_is_somewhere_and_all_zones_that_were_asked_are_known() -> None:
+    assert {kind.name for kind in snapshot().types.values() if kind.efa} <= offerings().zones.keys()
+    assert offerings().asked <= {zone for zones in ZONES.values() for zone in zones}
+
+
+def test_a_zone_that_was_not_asked_is_unknown_and_not_without_the_type() -> None:
+    assert missing_in("p6-b300.48xlarge", "usw2-az3") == offerings().zones["p6-b300.48xlarge"]
+    assert missing_in("p6-b300.48xlarge", "usw2-az2") is None
+    assert missing_in("p6-b300.48xlarge", "cnn1-az1") is None
+    assert missing_in("m5.2xlarge", "usw2-az3") is None
+
+
+def test_zones_carry_their_regions_prefix_and_every_list_is_of_known_regions() -> None:
+    assert ZONES.keys() <= REGIONS
+    assert ZONES.keys() >= HYPERPOD
+    assert {zone for zones in ZONES.values() for zone in zones} >= WITHOUT_EKS
+    for region, zones in ZONES.items():
+        assert zones
+        assert all(zone.startswith(f"{zone_prefix(region)}-az") for zone in zones), region
+
+
+def test_support_of_a_kubernetes_version_ends_after_its_predecessors_and_extended_support_a_year_later() -> None:
+    found = list(VERSIONS.values())
+    for older, newer in pairwise(found):
+        assert int(newer.name[2:]) == int(older.name[2:]) + 1
+        assert older.standard_ends < newer.standard_ends
+    assert all(one.extended_ends == one.standard_ends.replace(year=one.standard_ends.year + 1) for one in found)
+
+
+def test_the_newest_version_that_eks_and_hyperpod_take_is_the_default() -> None:
+    assert Eks().version == NEWEST == "1.35"
+    assert Eks().upgrade_policy == "STANDARD"
