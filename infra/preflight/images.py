@@ -59,7 +59,7 @@ def _lacking(spec: ClusterSpec) -> Iterator[tuple[str, Group, str, list[str]]]:
 
 
 def _lacks(spec: ClusterSpec, facts: Instance, family: str) -> Iterator[str]:
-    """By `infra.plan.gang.IMAGES`; what infra/plan/first_boot.sh fetches where it can, except for EFA's driver."""
+    """By `infra.plan.gang.IMAGES`. infra/plan/first_boot.sh fetches all of it in an open network, except for EFA's driver."""
     if family == "ubuntu":
         yield "the AWS CLI"
         if facts.efa:

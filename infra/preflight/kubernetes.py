@@ -9,6 +9,7 @@ from datetime import UTC, date
 
 from infra.catalog.kubernetes import (
     CALENDAR,
+    DATE,
     EXTENDED_USD_HOUR,
     HYPERPOD,
     NEWEST,
@@ -70,8 +71,10 @@ class Version(OfflineRule):
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         taken = [one.name for one in VERSIONS.values() if one.hyperpod]
         if spec.backend == "hyperpod-eks" and spec.eks.version not in taken:
-            message = f"HyperPod names {taken[0]} to {taken[-1]}, not {spec.eks.version}"
-            yield self.finding("eks.version", message, f"set {NEWEST}, or suppress this when AWS supports it now")
+            message = f"HyperPod's page of {DATE[:4]} names {taken[0]} to {taken[-1]}, not {spec.eks.version}"
+            older = int(spec.eks.version[2:]) < int(taken[0][2:])
+            fix = f"set {NEWEST}" if older else f"set {NEWEST}, or suppress this when HyperPod takes it now"
+            yield self.finding("eks.version", message, fix)
 
 
 class Labels(OfflineRule):
@@ -187,9 +190,10 @@ class SupportEnds(OfflineRule):
             extended = spec.eks.upgrade_policy == "EXTENDED"
             left = (known.standard_ends - today).days
             if 0 < left <= NOTICE.days:
-                then = f"costs {_price()}" if extended else "is upgraded by EKS by itself"
-                message = f"standard support of {known.name} ends on {known.standard_ends}, in {left} days"
-                yield self.finding("eks.version", f"{message}; the control plane then {then}", _newer(today))
+                then = f"the control plane then costs {_price()}"
+                message = f"standard support of {known.name} ends on {known.standard_ends}, in {left} days: "
+                message += then if extended else "EKS then upgrades the control plane by itself"
+                yield self.finding("eks.version", message, _newer(today))
             elif left <= 0 and extended and today < known.extended_ends:
                 message = (
                     f"standard support of {known.name} ended on {known.standard_ends}: the control plane costs {_price()}, "
