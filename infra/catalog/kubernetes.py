@@ -11,10 +11,10 @@ from datetime import date, timedelta
 CALENDAR = "https://docs.aws.amazon.com/eks/latest/userguide/kubernetes-versions.html"
 HYPERPOD = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-prerequisites.html"
 DATE = "2026-09-29"
-"""When the newest copy of CALENDAR that the table is from was made. HYPERPOD's copy is younger than 1.35 (2026-01-28) and
-older than this day.
+"""When CALENDAR was last read for this table, by others: 1.29 to 1.34 are from AWS's own source of the page, 1.28, 1.35 and
+1.36 from what endoflife.date and dated notes of others quote from it. HYPERPOD was read in 2026, after 1.35 came (2026-01-28).
 
-Unconfirmed: whether EKS has 1.37 by now (Kubernetes released it on 2026-08-26; no copy of CALENDAR names it), and whether
+Unconfirmed: whether EKS has 1.37 by now (Kubernetes released it on 2026-08-26; nothing that was read names it), and whether
 HyperPod takes 1.36, which EKS has since 2026-06-02: its page ends at 1.35. `fab preflight --online` asks EKS; nothing but
 CreateCluster asks HyperPod."""
 STANDARD_USD_HOUR, EXTENDED_USD_HOUR = 0.10, 0.60
