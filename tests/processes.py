@@ -1,4 +1,4 @@
-"""Whether a process runs, and waiting for it."""
+"""What processes run, and waiting for what they bring about."""
 
 from __future__ import annotations
 
@@ -13,6 +13,24 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def children_of(pid: int) -> list[int]:
+    """Direct children of a process, over all its threads; none when it is gone."""
+    found: list[int] = []
+    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, listing.read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def wait_until(holds: Callable[[], object], seconds: float = 60) -> None:

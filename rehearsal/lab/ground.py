@@ -147,12 +147,14 @@ class Ground:
 
 
 def first_child(pid: int, seconds: float = 5.0) -> int:
-    """The first child of a process, once it has one."""
+    """The first child of a process, once it has one; RuntimeError where the process ends or takes longer."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         if children:
             return int(children[0])
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            raise RuntimeError(f"process {pid} ended and started no other")
         time.sleep(0.002)
     raise RuntimeError(f"process {pid} started no other within {seconds:g} s")
 

@@ -14,7 +14,9 @@ import threading
 from pathlib import Path
 from typing import IO
 
-SUBNETS = 250
+NUMBERS = range(250)
+LOCKS = Path("/run/lustrain")
+"""The same for every process of this machine, whatever its TMPDIR; a lab needs root anyway."""
 _CLONE_NEWNET = 0x40000000
 _live: set[ipaddress.IPv4Network] = set()
 
@@ -25,23 +27,34 @@ def live() -> frozenset[ipaddress.IPv4Network]:
 
 
 class Subnet:
-    """10.77.k.0/24, ours for as long as this process holds the lock of k. RuntimeError where all are taken."""
+    """10.77.k.0/24, ours for as long as this process holds the lock of k. RuntimeError where all are taken.
+
+    Links belong to the machine, so the locks do as well: a lab with another TMPDIR takes another number. A link of that name
+    that no lock tells of belongs to somebody whose locks are not seen from here, and its number is left alone.
+    """
 
     def __init__(self) -> None:
-        for number in range(SUBNETS):
-            lock = _locked(Path(tempfile.gettempdir()) / f".lustrain-lab-{number}.lock")
-            if lock is not None:
+        LOCKS.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in NUMBERS:
+            lock = _locked(LOCKS / f"{number}.lock")
+            if lock is None:
+                continue
+            lock.seek(0)
+            # The lock was free, so whoever wrote this is dead; its namespaces, mounts and processes went with it.
+            left = lock.read()
+            self.link = f"lustrain{number}"
+            if left or not self._linked:
                 break
+            lock.close()
         else:
-            raise RuntimeError(f"all {SUBNETS} lab subnets are in use; fix: end other labs")
+            raise RuntimeError(f"all {len(NUMBERS)} lab subnets are in use; fix: end other labs")
         self._lock = lock
         self.prefix = f"10.77.{number}"
         self.network = ipaddress.IPv4Network(f"{self.prefix}.0/24")
-        self.link = f"lustrain{number}"
-        self.folder = Path(tempfile.gettempdir()) / f"lustrain-lab-{number}"
-        # The lock was free, so whoever made these is dead; its namespaces, mounts and processes went with it.
-        self._sweep()
-        self.folder.mkdir(mode=0o755)
+        self._sweep(left)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"lustrain-lab-{number}-"))
+        self.folder.chmod(0o755)
+        self._note(str(self.folder))
         _live.add(self.network)
 
     @property
@@ -59,13 +72,25 @@ class Subnet:
 
     def release(self) -> None:
         _live.discard(self.network)
-        self._sweep()
+        self._sweep(str(self.folder))
+        self._note("")
         self._lock.close()
 
-    def _sweep(self) -> None:
-        if Path("/sys/class/net", self.link).exists():
+    @property
+    def _linked(self) -> bool:
+        return Path("/sys/class/net", self.link).exists()
+
+    def _sweep(self, folder: str) -> None:
+        if self._linked:
             subprocess.run(["ip", "link", "del", self.link], capture_output=True, check=False)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _note(self, folder: str) -> None:
+        """For whoever takes the lock next: what to remove."""
+        self._lock.truncate(0)
+        self._lock.write(folder)
+        self._lock.flush()
 
 
 def listen_within(pid: int, address: tuple[str, int]) -> socket.socket:
@@ -97,7 +122,7 @@ def _enter_network(pid: int) -> None:
 
 
 def _locked(path: Path) -> IO[str] | None:
-    file = path.open("a")
+    file = path.open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

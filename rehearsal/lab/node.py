@@ -31,6 +31,7 @@ class Node:
         self._index = index
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._started: list[subprocess.Popen[bytes]] = []
         self._pid = 0
         self._metadata: NodeMetadata | None = None
         self._wants_metadata = metadata
@@ -116,13 +117,15 @@ class Node:
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a program on the node that outlives this call; it ends with the node at the latest."""
-        return subprocess.Popen(
+        started = subprocess.Popen(
             ["nsenter", "-t", str(self.pid), "-a", "--", *command],
             stdin=subprocess.DEVNULL,
             stdout=self._ground.log,
             stderr=self._ground.log,
             env={"PATH": PATH, "HOME": "/root"},
         )
+        self._started.append(started)
+        return started
 
     def read(self, path: str) -> str:
         return self.exec("cat", path).stdout
@@ -288,7 +291,11 @@ class Node:
         # The kernel takes the pair of links away with the node's network, but when it pleases.
         self._ground.run("ip", "link", "del", self.name, check=False)
 
-    def forget_metadata(self) -> None:
+    def forget(self) -> None:
+        """Once the lab has ended: take in what is left of the node's processes, and end its metadata."""
+        for process in (*self._started, self._process):
+            if process is not None:
+                process.wait()
         if self._metadata is not None:
             self._metadata.stop()
             self._metadata = None

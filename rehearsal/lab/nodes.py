@@ -110,8 +110,10 @@ class Lab:
             return
         self._ended.set()
         self._ground.clear()
+        if self._watcher is not None:
+            self._watcher.join()
         for node in self.nodes:
-            node.forget_metadata()
+            node.forget()
 
     def said(self) -> str:
         """The end of what the lab's processes printed."""
@@ -122,6 +124,6 @@ class Lab:
             for node in self.nodes:
                 try:
                     node.restart_if_asked()
-                except RuntimeError:
+                except (RuntimeError, OSError):
                     if not self._ended.is_set():
                         raise

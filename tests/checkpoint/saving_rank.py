@@ -1,7 +1,7 @@
-"""One rank of a job that does nothing but save: `python -m tests.checkpoint.saving_rank RANK WORLD PORT URI STEPS`.
+"""One rank of a job that does nothing but save: `python -m tests.checkpoint.saving_rank PORT URI STEPS`, with torchrun's RANK.
 
 Prints one line per outcome. After each save the tensors are overwritten with the next step's, as training would.
-`--die-at STEP` kills the rank right after that save began.
+`--dies RANK STEP` kills that rank right after that save began.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from trainer.storage import open_store
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("rank", "world", "port"):
-        parser.add_argument(name, type=int)
+    parser.add_argument("port", type=int)
     parser.add_argument("uri")
     parser.add_argument("steps", type=int)
-    parser.add_argument("--die-at", type=int)
+    parser.add_argument("--dies", type=int, nargs=2)
     parser.add_argument("--vote-timeout", type=float, default=PATIENCE_S)
     args = parser.parse_args()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     board = TCPStore("127.0.0.1", args.port, timeout=timedelta(seconds=PATIENCE_S))
-    store, votes = open_store(args.uri), StoreVotes(board, args.world)
+    store, votes = open_store(args.uri), StoreVotes(board, world)
     lease = None
-    if args.rank == 0:
+    if rank == 0:
         lease = Lease.take(store, "rank 0 of this test")
         lease.settle(None)
         votes.post("generation", 0, {"generation": lease.generation})
     saver = Checkpointer(
         store,
         votes,
-        rank=args.rank,
-        world_size=args.world,
+        rank=rank,
+        world_size=world,
         generation=votes.gather("generation", PATIENCE_S, ranks=[0])[0]["generation"],
         lease=lease,
         options=CheckpointConfig(vote_timeout_s=args.vote_timeout),
@@ -52,8 +52,8 @@ def main() -> None:
     for step in range(1, args.steps + 1):
         for name, tensor in sample_tensors(step).items():
             shared[name].copy_(tensor)
-        saver.save(step, shared, own_tensors(args.rank), {"step": step}, {})
-        if step == args.die_at:
+        saver.save(step, shared, own_tensors(rank), {"step": step}, {})
+        if args.dies == [rank, step]:
             os.kill(os.getpid(), signal.SIGKILL)
         for outcome in saver.wait(PATIENCE_S):
             print(outcome.step, outcome.committed, outcome.detail, flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from tests.checkpoint.test_read_prune import put_lease
 from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
+from tests.fork_server import ForkServer
 from trainer.checkpoint.dcp_reader import LustrainReader
 from trainer.checkpoint.layout import ManifestId
 from trainer.errors import UserError
@@ -92,7 +91,6 @@ def test_ranks_that_found_different_newest_checkpoints_do_not_mix_them(store: Lo
 
 
 def _load_sharded(rank: int, world: int, uri: str, folder: str) -> None:
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
     expected = model_of(20)
@@ -106,13 +104,10 @@ def _load_sharded(rank: int, world: int, uri: str, folder: str) -> None:
         assert isinstance(tensor, DTensor)
         assert torch.equal(tensor.full_tensor(), expected[name]), name
     dist.barrier()
-    # gloo's threads have been seen to abort a process that ends ("terminate called without an active exception"), which
-    # would say nothing of the reader: all has been compared here.
-    os._exit(0)
 
 
 @pytest.mark.slow
 def test_sharded_tensors_of_two_processes_are_filled_from_the_parts_of_three_ranks(
-    store: LocalStore, tmp_path: Path
+    fork_server: ForkServer, store: LocalStore, tmp_path: Path
 ) -> None:
-    mp.spawn(_load_sharded, args=(2, store.uri, str(tmp_path)), nprocs=2)
+    fork_server.call(_load_sharded, 2, 2, store.uri, str(tmp_path))

@@ -37,6 +37,7 @@ from tests.checkpoint.written import (
     write_checkpoint,
     write_part,
 )
+from tests.fork_server import ForkServer
 from trainer.checkpoint.layout import attempt_name
 from trainer.checkpoint.load import load_latest
 from trainer.checkpoint.records import BLOCK_BYTES, Manifest, decode_manifest
@@ -198,13 +199,15 @@ def _load_in_process(rank: int, port: int, views: list[str], folder: str) -> Non
 
 
 @pytest.mark.slow
-def test_two_processes_agree_on_the_older_checkpoint_when_one_finds_damage(tmp_path: Path) -> None:
+def test_two_processes_agree_on_the_older_checkpoint_when_one_finds_damage(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
     views = [str(tmp_path / f"view{rank}") for rank in range(2)]
     for view in views:
         manifest = two_checkpoints(LocalStore(view))
     flip_bit(LocalStore(views[1]), manifest.parts[0].data_key, 100)
     board = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    torch.multiprocessing.spawn(_load_in_process, args=(board.port, views, str(tmp_path)), nprocs=2)
+    fork_server.call(_load_in_process, 2, board.port, views, str(tmp_path))
     for rank in range(2):
         assert (tmp_path / f"rank{rank}").read_text().startswith(f"10 {NEW.key}: found by rank 1: rank 0, ")
 

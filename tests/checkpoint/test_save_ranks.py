@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from tests.checkpoint.saving import PATIENCE_S, assert_holds, manifests_of, own_tensors, sample_tensors
+from tests.fork_server import ForkServer
 from tests.lab.servers import S3Place
 from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.parts import read_manifest
@@ -25,23 +25,13 @@ def board() -> TCPStore:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def run_ranks(world: int, board: TCPStore, uri: str, steps: int, *, options: dict[int, list[str]]) -> list[list[str]]:
-    """What each rank printed, line by line."""
-    command = [sys.executable, "-m", "tests.checkpoint.saving_rank"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(world), str(board.port), uri, str(steps), *options.get(rank, [])],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        return [rank.communicate(timeout=4 * PATIENCE_S)[0].splitlines() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+def save(
+    server: ForkServer, world: int, board: TCPStore, uri: str, steps: int, *options: str
+) -> tuple[list[list[str]], list[int]]:
+    """What each rank printed, line by line, and how it ended."""
+    job = server.start([str(board.port), uri, str(steps), *options], world, module="tests.checkpoint.saving_rank")
+    codes = job.wait(4 * PATIENCE_S)
+    return [rank.said().splitlines() for rank in job.ranks], codes
 
 
 def everything(step: int, world: int) -> dict[str, Tensor]:
@@ -50,10 +40,11 @@ def everything(step: int, world: int) -> dict[str, Tensor]:
 
 
 def test_ranks_store_the_shared_state_once_between_them_and_all_learn_of_the_commit(
-    board: TCPStore, tmp_path: Path
+    fork_server: ForkServer, board: TCPStore, tmp_path: Path
 ) -> None:
     uri = str(tmp_path / "run")
-    said = run_ranks(3, board, uri, 3, options={})
+    said, codes = save(fork_server, 3, board, uri, 3)
+    assert codes == [0, 0, 0], said
     assert said == [[f"{step} True committed" for step in (1, 2, 3)]] * 3
     store = open_store(uri)
     for step in (1, 2, 3):
@@ -65,11 +56,11 @@ def test_ranks_store_the_shared_state_once_between_them_and_all_learn_of_the_com
 
 
 def test_a_rank_that_dies_in_a_save_costs_that_checkpoint_and_the_one_before_it_stays(
-    board: TCPStore, tmp_path: Path
+    fork_server: ForkServer, board: TCPStore, tmp_path: Path
 ) -> None:
     uri = str(tmp_path / "run")
-    options = {0: ["--vote-timeout", "3"], 1: ["--die-at", "2"]}
-    first, second = run_ranks(2, board, uri, 2, options=options)
+    (first, second), codes = save(fork_server, 2, board, uri, 2, "--vote-timeout", "3", "--dies", "1", "2")
+    assert codes == [0, -signal.SIGKILL], first
     assert first[0] == second[0] == "1 True committed"
     assert len(second) == 1
     assert first[1].startswith("2 False no word from rank 1")
@@ -78,8 +69,9 @@ def test_a_rank_that_dies_in_a_save_costs_that_checkpoint_and_the_one_before_it_
     assert_holds(store, ManifestId(1, 1), everything(1, 2))
 
 
-def test_ranks_save_to_s3(board: TCPStore, s3: S3Place) -> None:
-    said = run_ranks(2, board, s3.uri(), 2, options={})
+def test_ranks_save_to_s3(fork_server: ForkServer, board: TCPStore, s3: S3Place) -> None:
+    said, codes = save(fork_server, 2, board, s3.uri(), 2)
+    assert codes == [0, 0], said
     assert said == [["1 True committed", "2 True committed"]] * 2
     for step in (1, 2):
         assert_holds(open_store(s3.uri()), ManifestId(1, step), everything(step, 2))

@@ -1,4 +1,4 @@
-"""One fork server and one small token set for all fault tests."""
+"""One small token set for all fault tests, and what starts trainings of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture.fork_server import ForkServer, Job
+from tests.fork_server import ForkServer, Job
 from tests.torture.small_run import history, train_words, write_config
 from trainer.__main__ import main
 from trainer.storage import open_store
@@ -62,15 +62,6 @@ def small_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         words = ["tokenize", str(text), "--out", str(folder / "tokens"), "--tokenizer", "bytes", "--val-fraction", "0"]
         assert main(words) == 0
     return write_config(folder / "config.toml", folder / "tokens")
-
-
-@pytest.fixture(scope="session")
-def fork_server(tmp_path_factory: pytest.TempPathFactory, loopback_guard: object) -> Iterator[ForkServer]:
-    server = ForkServer(tmp_path_factory.mktemp("ranks"))
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from tests.torture.fork_server import ForkServer, Job
+from tests.fork_server import ForkServer, Job
 from tests.torture.small_run import (
     EVERY_STEPS,
     attempts_stored,

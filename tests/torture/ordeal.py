@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.fork_server import POLL_S, ForkServer, Job
 from tests.torture import inquest
-from tests.torture.fork_server import POLL_S, ForkServer, Job
 from tests.torture.inquest import Death, Findings, Standing
 from tests.torture.small_run import began_at, saves_begun, train_words
 from trainer.storage import ObjectStore, open_store

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import PATIENCE_S, POLL_S
 from tests.lab.faulty_proxy import Delay, FaultyProxy
 from tests.lab.servers import S3Place
 from tests.torture.conftest import REFERENCE_STEPS, Bench
-from tests.torture.fork_server import PATIENCE_S, POLL_S
 from tests.torture.inquest import nobody_left_behind
 from tests.torture.small_run import assert_same_training, attempts_stored, newest_step, own_records
 from trainer.storage import ObjectStore, open_store

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import ForkServer
 from tests.lab.servers import S3Place
-from tests.torture.fork_server import ForkServer
 from tests.torture.ordeal import VICTIMS, Ordeal
 
 Say = Callable[[str], None]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.fork_server import ForkServer
 from tests.trainer.ranks import run_ranks
 from trainer import parallel
 from trainer.config import OptimizerConfig, ParallelConfig
@@ -70,9 +71,9 @@ def gradients(world: parallel.World, options: list[dict[str, Any]]) -> list[dict
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_accumulated_gradients_of_any_world_are_those_of_one_process(world_size: int) -> None:
+def test_accumulated_gradients_of_any_world_are_those_of_one_process(fork_server: ForkServer, world_size: int) -> None:
     (expected,) = gradients(parallel.join(ParallelConfig(device="cpu"), {}), [{}])
-    for of_rank in run_ranks(world_size, gradients, OPTIONS):
+    for of_rank in run_ranks(fork_server, world_size, gradients, OPTIONS):
         for option, found in zip(OPTIONS, of_rank, strict=True):
             assert found.keys() == expected.keys()
             for name, gradient in expected.items():
@@ -98,9 +99,9 @@ def count_exchanges(world: parallel.World) -> list[int]:
 
 
 @pytest.mark.slow
-def test_gradients_are_exchanged_once_per_step_and_not_per_micro_batch() -> None:
+def test_gradients_are_exchanged_once_per_step_and_not_per_micro_batch(fork_server: ForkServer) -> None:
     size = sum(p.numel() for p in llama.build(SHAPE, length=16, seed=0).parameters())
-    for exchanged in run_ranks(2, count_exchanges):
+    for exchanged in run_ranks(fork_server, 2, count_exchanges):
         assert sum(exchanged) == size
 
 
@@ -130,9 +131,9 @@ def train_with_hooks(world: parallel.World, hooks: list[str]) -> dict[str, tuple
 
 
 @pytest.mark.slow
-def test_every_communication_hook_trains_and_keeps_the_ranks_alike() -> None:
+def test_every_communication_hook_trains_and_keeps_the_ranks_alike(fork_server: ForkServer) -> None:
     hooks = ["none", "fp16", "powersgd"]  # bf16 needs NCCL
-    first, second = run_ranks(2, train_with_hooks, hooks)
+    first, second = run_ranks(fork_server, 2, train_with_hooks, hooks)
     for hook in hooks:
         losses, weights = first[hook]
         assert losses[-1] < 0.93 * losses[0], hook
@@ -165,8 +166,8 @@ def interrupted(world: parallel.World, settle: bool) -> tuple[list[float], list[
 
 
 @pytest.mark.slow
-def test_a_resumed_run_of_three_ranks_has_the_same_loss_bits_because_buckets_are_settled() -> None:
-    for whole, resumed, same in run_ranks(3, interrupted, True):
+def test_a_resumed_run_of_three_ranks_has_the_same_loss_bits_because_buckets_are_settled(fork_server: ForkServer) -> None:
+    for whole, resumed, same in run_ranks(fork_server, 3, interrupted, True):
         assert resumed == whole[3:]
         assert same
 
@@ -180,8 +181,8 @@ def statistics(world: parallel.World) -> str:
 
 
 @pytest.mark.slow
-def test_models_whose_buffers_learn_from_the_batch_are_refused_on_several_ranks() -> None:
-    for message in run_ranks(2, statistics):
+def test_models_whose_buffers_learn_from_the_batch_are_refused_on_several_ranks(fork_server: ForkServer) -> None:
+    for message in run_ranks(fork_server, 2, statistics):
         assert "batch normalisation" in message
 
 

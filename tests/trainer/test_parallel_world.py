@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.fork_server import ForkServer
 from tests.trainer.ranks import rank_environment, run_ranks
 from trainer import parallel
 from trainer.config import ParallelConfig
@@ -67,7 +68,7 @@ def exchange(world: parallel.World) -> Any:
 
 
 @pytest.mark.slow
-def test_ranks_sum_in_double_precision_and_share_a_store() -> None:
-    for sums, seen in run_ranks(2, exchange):
+def test_ranks_sum_in_double_precision_and_share_a_store(fork_server: ForkServer) -> None:
+    for sums, seen in run_ranks(fork_server, 2, exchange):
         assert sums == [2.0**41 + 1, 1.0, 1.0], "fp32 would lose the 1"
         assert seen == [b"0", b"1"]

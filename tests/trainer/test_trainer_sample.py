@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.fork_server import ForkServer
 from tests.trainer.token_sets import write_token_set
 from trainer.__main__ import main
 from trainer.checkpoint.layout import ATTEMPTS, LEASE, MANIFESTS
@@ -26,7 +24,7 @@ BYTES = build(TokenizerSpec("bytes"))
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model, trained by the real command until it knows the verse."""
     folder = tmp_path_factory.mktemp("sample")
     tokens = write_token_set(folder / "tokens", {"train": VERSE.encode() * 200, "val": VERSE.encode() * 10})
@@ -52,8 +50,8 @@ warmup_steps = 10
 every_steps = 75
 """
     )
-    environ = {**os.environ, "LUSTRAIN_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-m", "trainer", "train", str(config)], check=True, env=environ, timeout=300)
+    job = fork_server.start(["train", str(config)], 1, {"LUSTRAIN_CACHE": str(folder / "cache")})
+    assert job.wait(300) == [0], job.said()
     return folder / "run"
 
 

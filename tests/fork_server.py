@@ -1,32 +1,29 @@
 """Ranks without the seconds that importing torch takes: a process that has imported it forks one child for each.
 
-`python -m tests.torture.fork_server` reads one JSON request per line and answers with lines of JSON; `ForkServer` is the
-client. The server never runs a torch operation itself, so its children begin as a fresh `python -m trainer` would. It adopts
-what its children leave behind (PR_SET_CHILD_SUBREAPER), so a process that outlives its rank cannot hide.
+`ForkServer` is the client of `tests.fork_process`. A child behaves as a fresh `python -m MODULE` that `trainer.launch.local`
+started, but for two things: modules that the server holds are imported already, and it ends by _exit(2) once threads and exit
+handlers are done, so destructors of libraries do not run.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from tests.fork_process import ready
+from tests.processes import children_of, command_line
 from trainer.launch.local import rank_environment
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -34,14 +31,6 @@ ENVIRONMENT = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 """One thread per rank, since ranks share the cores; and what `trainer.__main__` sets before it imports torch."""
-IMPORTED = (
-    "trainer.train",
-    "trainer.tasks.language_model",
-    "trainer.storage.s3",
-    "trainer.storage.crt",
-    "torch._dynamo",
-)
-"""torch imports the last of them itself, seconds long, when the first optimizer is made."""
 PATIENCE_S = 60.0
 POLL_S = 0.002
 
@@ -117,19 +106,25 @@ class ForkServer:
         self._ranks: dict[int, Rank] = {}
         self._pending = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.torture.fork_server"],
+            [sys.executable, "-m", "tests.fork_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **ENVIRONMENT},
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[1],
             bufsize=0,
         )
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._answer("ready")
 
-    def start(self, arguments: Sequence[str], nproc: int, environment: Mapping[str, str] | None = None) -> Job:
-        """`python -m trainer ARGUMENTS` on `nproc` ranks that meet at a free loopback port."""
+    def start(
+        self,
+        arguments: Sequence[str],
+        nproc: int,
+        environment: Mapping[str, str] | None = None,
+        module: str = "trainer",
+    ) -> Job:
+        """`python -m MODULE ARGUMENTS` on `nproc` ranks that meet at a free loopback port."""
         assert self._process.stdin is not None
         self._count += 1
         logs = [self._folder / f"{self._count:05d}-{rank}.log" for rank in range(nproc)]
@@ -140,7 +135,9 @@ class ForkServer:
             log.touch()
         base = {**os.environ, **(environment or {}), **ENVIRONMENT}
         request = {
+            "module": module,
             "arguments": list(arguments),
+            "folder": os.getcwd(),
             "ranks": [[rank_environment(rank, nproc, port, base), str(log)] for rank, log in enumerate(logs)],
         }
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -148,6 +145,19 @@ class ForkServer:
         ranks = [Rank(pid, log) for pid, log in zip(pids, logs, strict=True)]
         self._ranks.update({rank.pid: rank for rank in ranks})
         return Job(self, ranks)
+
+    def call(self, work: Callable[..., Any], nproc: int, *args: Any) -> list[Any]:
+        """`work(rank, *args)` on every rank at once; its results by rank. `work` is a function of a module.
+
+        AssertionError with what the ranks said where one of them raises.
+        """
+        import torch
+
+        with tempfile.TemporaryDirectory(dir=self._folder) as name:
+            torch.save((work, args), f"{name}/call")
+            job = self.start([name, *sys.path], nproc, module="tests.fork_call")
+            assert set(job.wait(4 * PATIENCE_S)) == {0}, job.said()
+            return [torch.load(f"{name}/{rank}", weights_only=False) for rank in range(nproc)]
 
     def listen(self, wait_s: float = 0.0) -> None:
         """Note the ranks that have ended, waiting up to `wait_s` for news."""
@@ -184,7 +194,7 @@ class ForkServer:
     def _lines(self, wait_s: float, until: str = "") -> list[tuple[str, Any]]:
         assert self._process.stdout is not None
         out = self._process.stdout
-        if b"\n" not in self._pending and _ready([out.fileno()], wait_s):
+        if b"\n" not in self._pending and ready([out.fileno()], wait_s):
             some = out.read(1 << 16)
             assert some, "the fork server has ended"
             self._pending += some
@@ -192,109 +202,6 @@ class ForkServer:
         return [tuple(json.loads(line)) for line in whole]
 
 
-def children_of(pid: int) -> list[int]:
-    """Direct children of a process, over all its threads; none when it is gone."""
-    found: list[int] = []
-    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += map(int, listing.read_text().split())
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
-
-
-def command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
 def writers_of(pid: int) -> list[int]:
     """The checkpoint writers of one rank."""
     return [child for child in children_of(pid) if "trainer.checkpoint.writer" in command_line(child)]
-
-
-def serve() -> None:
-    """Fork as asked, report what ends, until standard input closes."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    for name in IMPORTED:
-        importlib.import_module(name)
-
-    wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    # Unbuffered: what is left in a buffer would not make `poll` return.
-    requests = open(0, "rb", buffering=0)  # noqa: SIM115
-    _say("ready", None)
-    while True:
-        readable = _ready([requests.fileno(), wake], None)
-        if wake in readable:
-            os.read(wake, 1 << 12)
-            _reap()
-        if requests.fileno() in readable:
-            line = requests.readline()
-            if not line:
-                return
-            request = json.loads(line)
-            _say("started", [_fork(request["arguments"], *rank) for rank in request["ranks"]])
-
-
-def _ready(descriptors: Sequence[int], wait_s: float | None) -> list[int]:
-    """Not select(2): it takes no descriptor over 1023, and a long test session may have more."""
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    return [found for found, _ in poll.poll(None if wait_s is None else wait_s * 1000)]
-
-
-def _reap() -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if not pid:
-            return
-        _say("ended", [pid, os.waitstatus_to_exitcode(status)])
-
-
-def _fork(arguments: list[str], environment: dict[str, str], log: str) -> int:
-    pid = os.fork()
-    return pid or _be_rank(arguments, environment, log)
-
-
-def _be_rank(arguments: list[str], environment: dict[str, str], log: str) -> NoReturn:
-    code = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        with open(log, "wb") as out, open(os.devnull, "rb") as empty:
-            os.dup2(empty.fileno(), 0)
-            os.dup2(out.fileno(), 1)
-            os.dup2(out.fileno(), 2)
-        os.environ.clear()
-        os.environ.update(environment)
-        from trainer.__main__ import main
-
-        code = main(arguments)
-    except BaseException:  # noqa: BLE001
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _say(kind: str, value: Any) -> None:
-    os.write(1, json.dumps([kind, value]).encode() + b"\n")
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value)
-
-
-if __name__ == "__main__":
-    serve()
