@@ -23,7 +23,14 @@ from rehearsal.lab import network
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-pytest_plugins = ["tests.lab.servers", "tests.lab.nodes", "tests.lab.engines", "tests.lab.ranks", "tests.infra.stacks"]
+pytest_plugins = [
+    "tests.seeds",
+    "tests.lab.servers",
+    "tests.lab.nodes",
+    "tests.lab.engines",
+    "tests.lab.ranks",
+    "tests.infra.stacks",
+]
 
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 

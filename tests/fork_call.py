@@ -1,4 +1,4 @@
-"""One rank of `ForkServer.call`: `python -m tests.fork_call FOLDER PATH…` does what the folder says, and leaves the result there.
+"""One rank of `ForkServer.call`: `python -m tests.fork_call FOLDER PATH…` does what the folder says and leaves the result.
 
 The paths are the caller's `sys.path`: pytest puts folders of tests into it.
 """

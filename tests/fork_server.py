@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fork_process import ready
-from tests.processes import children_of, command_line
+from tests.processes import children_of, command_line, pending, wait_until
 from trainer.launch.local import rank_environment
 
 ENVIRONMENT = {
@@ -65,6 +65,11 @@ class Job:
         for at, rank in enumerate(self.ranks):
             if rank.code is None and (ranks is None or at in ranks):
                 os.kill(rank.pid, number)
+
+    def tell(self, number: int) -> None:
+        """Signal all ranks, and return once each has taken it: the next one is another and not the same."""
+        self.send(number)
+        wait_until(lambda: not any(pending(rank.pid, number) for rank in self.ranks if rank.code is None))
 
     def wait(self, timeout: float = PATIENCE_S) -> list[int]:
         """All exit codes by rank; AssertionError with what the ranks said when they take longer."""

@@ -33,6 +33,16 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def pending(pid: int, number: int) -> bool:
+    """Whether a process has been sent a signal that it has not taken yet; False once it is gone."""
+    try:
+        rows = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    masks = [int(row.split()[1], 16) for row in rows if row.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
 def wait_until(holds: Callable[[], object], seconds: float = 60) -> None:
     """Until something holds; AssertionError where it does not come about."""
     end = time.monotonic() + seconds

@@ -66,7 +66,9 @@ def test_a_forked_rank_sees_and_ends_as_a_started_one(
         ).returncode
     assert forked == [started]
     rank = job.ranks[0]
-    said, expected = (text.replace(str(path), "LOG") for text, path in ((rank.said(), rank.log), (log.read_text(), log)))
+    said, expected = (
+        text.replace(str(path), "LOG") for text, path in ((rank.said(), rank.log), (log.read_text(), log))
+    )
     if "Traceback" in expected:
         said, expected = (text.strip().splitlines()[-1] for text in (said, expected))
     assert said == expected

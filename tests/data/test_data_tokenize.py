@@ -6,7 +6,6 @@ import importlib.util
 import itertools
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -32,6 +31,7 @@ from tests.data.making import (
     stream,
     write_lines,
 )
+from tests.seeds import chance
 from trainer.data.documents import Reading, Tally, is_held_out, read_documents
 from trainer.data.inputs import find_sources, plan_chunks
 from trainer.data.shards import TokenSet
@@ -87,17 +87,14 @@ def test_a_job_that_dies_anywhere_goes_on_to_identical_bytes(
 ) -> None:
     options = ("--tokenizer", "train:600", "--shard-mib", 1, "--workers", 2, "--val-fraction", 0.05)
     made(corpus, "--out", tmp_path / "whole", *options)
-    out, chooser = tmp_path / "killed", random.Random(death)
+    out, moments = tmp_path / "killed", chance(f"deaths of tokenize {death}")
     killed = 0
     for _ in range(40):
         process = subprocess.Popen(
             command(corpus, "--out", out, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        deadline = time.monotonic() + chooser.uniform(0.1, 0.6)
-        seen = len(list((out / ".tokenize").glob("chunk-*.json")))
-        while process.poll() is None and len(list((out / ".tokenize").glob("chunk-*.json"))) <= seen:
-            time.sleep(0.005)
-        while process.poll() is None and time.monotonic() < deadline:
+        wanted = len(list((out / ".tokenize").glob("chunk-*.json"))) + moments.randrange(1, 3)
+        while process.poll() is None and len(list((out / ".tokenize").glob("chunk-*.json"))) < wanted:
             time.sleep(0.005)
         process.send_signal(death)
         result, errors = process.communicate(timeout=60)

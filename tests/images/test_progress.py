@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pty
+import select
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -92,12 +92,12 @@ def test_on_a_terminal_the_running_steps_are_shown() -> None:
         live.started("[torch 1/1] RUN install")
         live.log("[torch 1/1] RUN install", "wheel 7\n")
         live.ended(Step("[a 1/1] RUN [bold]x", 3.0, False))
-        time.sleep(0.5)
-        shown = os.read(read, 100_000).decode(errors="replace")
+        wanted = ("[torch 1/1] RUN install", "wheel 7", "build cpu: 3.0 s: [a 1/1] RUN [bold]x")
+        shown = ""
+        while not all(text in shown for text in wanted):
+            assert select.select([read], [], [], 20)[0], shown
+            shown += os.read(read, 100_000).decode(errors="replace")
     os.close(read)
-    assert "[torch 1/1] RUN install" in shown
-    assert "wheel 7" in shown
-    assert "build cpu: 3.0 s: [a 1/1] RUN [bold]x" in shown
 
 
 def test_what_comes_is_passed_on_in_order_and_an_error_of_the_source_is_raised() -> None:

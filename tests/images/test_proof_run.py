@@ -16,7 +16,8 @@ from rehearsal.lab.container import Container
 from rehearsal.lab.engine import Engine
 from rehearsal.lab.registry import Registry
 from tests.images.workshop import Made
-from trainer.checkpoint.lease import committed
+from tests.processes import wait_until
+from trainer.checkpoint.lease import committed, read_lease
 from trainer.checkpoint.verify import verify_checkpoint
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.launch.local import LocalJob
@@ -113,13 +114,17 @@ def test_it_trains_stops_with_a_checkpoint_when_docker_says_so_and_goes_on_elsew
     assert verify_checkpoint(store, committed(store)[-1]).ok
 
 
-@pytest.mark.parametrize("after_s", [0.5, 2.0])
-def test_a_stop_during_the_start_ends_in_85_as_well_and_in_no_kill(start: Start, after_s: float) -> None:
-    run = f"early-{after_s:g}"
-    container = start(run, steps=10_000)
-    time.sleep(after_s)
+@pytest.mark.parametrize("until", ["ranks-run", "run-is-theirs"])
+def test_a_stop_during_the_start_ends_in_85_as_well_and_in_no_kill(
+    start: Start, delivered: tuple[Engine, str], until: str
+) -> None:
+    container, store = start(until, steps=10_000), open_store(f"s3://proof/{until}")
+    if until == "ranks-run":
+        # A headline, the launcher and its two ranks.
+        wait_until(lambda: len(delivered[0].docker("top", container.id).stdout.splitlines()) >= 4)
+    else:
+        wait_until(lambda: read_lease(store))
     assert container.stop() == EXIT_REQUEUE, container.said()
-    store = open_store(f"s3://proof/{run}")
     assert verify_checkpoint(store, committed(store)[-1]).ok
 
 

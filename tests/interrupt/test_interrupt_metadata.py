@@ -17,6 +17,7 @@ from infra.local.metadata import LocalMetadata
 from trainer.config import InterruptConfig
 from trainer.interrupt import Notice, Watch
 from trainer.interrupt.metadata import LIFECYCLE_PATH, SPOT_PATH, TOKEN_PATH, Metadata, endpoint
+from trainer.interrupt.signals import SignalFlag
 
 HOUR = 3600.0
 
@@ -270,6 +271,24 @@ def test_the_endpoint_follows_the_variables_of_the_sdks() -> None:
     assert endpoint({"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:9/"}) == "http://127.0.0.1:9"
 
 
+@pytest.fixture
+def polls(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Released whenever a watch has asked all its sources."""
+    asked, wait = threading.Semaphore(0), SignalFlag.wait
+
+    def counted(flag: SignalFlag, timeout_s: float) -> None:
+        asked.release()
+        wait(flag, timeout_s)
+
+    monkeypatch.setattr(SignalFlag, "wait", counted)
+    return asked
+
+
+def three_polls(polls: threading.Semaphore) -> None:
+    for _ in range(3):
+        assert polls.acquire(timeout=10)
+
+
 def wait_for(watch: Watch, within_s: float = 10.0) -> Notice | None:
     ends = time.monotonic() + within_s
     while watch.notice() is None and time.monotonic() < ends:
@@ -304,13 +323,13 @@ def test_a_stop_file_without_a_deadline_gives_way_to_a_spot_notice_with_one(imds
 
 
 def test_only_local_rank_0_asks_the_service_and_only_rank_0_looks_for_the_stop_file(
-    imds: LocalMetadata, tmp_path: Any
+    imds: LocalMetadata, tmp_path: Any, polls: threading.Semaphore
 ) -> None:
     (tmp_path / "STOP").touch()
     imds.spot_notice()
     config = InterruptConfig(metadata=True, poll_s=0.01, stop_uri=str(tmp_path / "STOP"))
     with Watch(config, rank=9, local_rank=1, environ=imds.environment) as watch:
-        time.sleep(0.2)
+        three_polls(polls)
         assert watch.notice() is None
     assert not imds.requests
     with Watch(config, rank=8, local_rank=0, environ=imds.environment) as watch:
@@ -319,7 +338,7 @@ def test_only_local_rank_0_asks_the_service_and_only_rank_0_looks_for_the_stop_f
     assert notice.source == "spot"
 
 
-def test_without_the_option_no_service_is_asked(imds: LocalMetadata) -> None:
+def test_without_the_option_no_service_is_asked(imds: LocalMetadata, polls: threading.Semaphore) -> None:
     with Watch(InterruptConfig(poll_s=0.01), environ=imds.environment):
-        time.sleep(0.1)
+        three_polls(polls)
     assert not imds.requests

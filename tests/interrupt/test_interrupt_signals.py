@@ -9,8 +9,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+
+from tests.processes import pending, wait_until
 
 HEAD = """
 import os, select, signal, sys, time
@@ -79,7 +82,7 @@ watch.close()
         assert line(process) == "saving"
         for sent in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
             process.send_signal(sent)
-            time.sleep(0.05)
+            wait_until(lambda number=sent: not pending(process.pid, number))
         assert process.stdin is not None
         process.stdin.write("saved\n")
         process.stdin.flush()
@@ -123,7 +126,8 @@ left = watch.notice().remaining(time.monotonic())
 say(left < 99.6)
 """
     with child(body) as process:
-        time.sleep(0.1)
+        # clock_nanosleep(2), which nanosleep(3) calls, on x86-64 and on arm64.
+        wait_until(lambda: Path(f"/proc/{process.pid}/syscall").read_text().split()[0] in ("230", "115"))
         os.kill(process.pid, signal.SIGTERM)
         assert line(process) == "True"
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lab.servers import S3Place
+from tests.processes import wait_until
 from trainer.metrics import RunLog
 from trainer.metrics.reader import attempts, read_events, read_steps
 from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store
@@ -316,7 +317,7 @@ def kill_while_logging(uri: str) -> None:
     child = subprocess.Popen([sys.executable, "-c", KILLED, uri], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "flushed\n"
-    time.sleep(0.3)
+    wait_until(lambda: len(steps_of(open_store(uri))) > 150)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     child.stdout.close()

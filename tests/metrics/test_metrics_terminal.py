@@ -100,7 +100,7 @@ for step in range(1, 101):
     sink.step(record(step))
     if step == 50:
         sink.event("notice", {"source": "spot [2 min]"})
-        time.sleep(0.3)
+        sys.stdin.readline()
 sink.close()
 """
 
@@ -110,9 +110,13 @@ def test_on_a_terminal_there_is_one_bar_with_the_events_above_it() -> None:
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
     environ.pop("NO_COLOR", None)
     child = subprocess.Popen(
-        [sys.executable, "-c", ON_A_TERMINAL, str(Path(__file__).parent)], stdout=follower, env=environ
+        [sys.executable, "-c", ON_A_TERMINAL, str(Path(__file__).parent)],
+        stdin=subprocess.PIPE,
+        stdout=follower,
+        env=environ,
     )
     os.close(follower)
+    assert child.stdin is not None
     shown = b""
     while True:
         try:
@@ -122,6 +126,8 @@ def test_on_a_terminal_there_is_one_bar_with_the_events_above_it() -> None:
         if not chunk:
             break
         shown += chunk
+        if b"step 50/100" in shown and not child.stdin.closed:
+            child.stdin.close()
     os.close(leader)
     assert child.wait(10) == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from node_setup.agent import owned
 from node_setup.agent.apply import sweep
 from node_setup.agent.host import Host
 from node_setup.agent.lock import BusyError, NoLockError, held
+from tests.seeds import chance
 
 KILLS = 120
 LINES = 2000
@@ -28,6 +28,7 @@ print("up", flush=True)
 while True:
     number += 1
     for path in (owned.SYSCTL, owned.TUNING, owned.SLURMD):
+        print("writes", flush=True)
         host.write(path, f"{number}\\n" * int(sys.argv[2]))
 """
 _HOLDER = """
@@ -58,12 +59,13 @@ def _said(child: subprocess.Popen[str]) -> str:
 
 @pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_whole_files_and_the_next_apply_tidies_up(tmp_path: Path) -> None:
-    host, chance, left = Host(str(tmp_path)), random.Random(5), 0
+    host, moments, left = Host(str(tmp_path)), chance("kills of a writer"), 0
     paths = (owned.SYSCTL, owned.TUNING, owned.SLURMD)
     for _ in range(KILLS):
         child = _child(_WRITER, str(tmp_path), str(LINES))
         assert _said(child) == "up"
-        time.sleep(chance.random() * 0.01)
+        for _ in range(moments.randrange(10)):
+            _said(child)
         _kill(child)
         for path in paths:
             text = host.read(path)

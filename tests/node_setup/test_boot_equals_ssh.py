@@ -102,11 +102,15 @@ class Fleet:
 
 def same(one: Node, other: Node) -> None:
     """Fails with what differs between two nodes; a folder that a file of ours had been in may stay behind empty."""
-    trees = [_without_empty_folders(files(node, "/etc", "/var/lib/lustrain")) for node in (one, other)]
-    paths = {*trees[0], *trees[1]} - set(OWN)
-    assert {path for path in paths if trees[0].get(path) != trees[1].get(path)} == set()
+    assert (
+        differing(*(_without_empty_folders(files(node, "/etc", "/var/lib/lustrain")) for node in (one, other))) == set()
+    )
     assert sysctls(one, *KEYS) == sysctls(other, *KEYS)
     assert simulated(one) == simulated(other)
+
+
+def differing(some: Files, others: Files) -> set[str]:
+    return {path for path in {*some, *others} - set(OWN) if some.get(path) != others.get(path)}
 
 
 def _without_empty_folders(tree: Files) -> Files:
@@ -139,6 +143,7 @@ def test_a_node_that_boots_by_itself_ends_as_one_tuned_over_ssh_and_both_stay_so
     for node in (tuned, booted):
         node.reboot()
         assert fleet.tune(node, "--check") == 0
+    assert not differing(files(booted, "/etc", "/var/lib/lustrain"), before)
     same(tuned, booted)
 
 

@@ -247,11 +247,11 @@ def test_ctrl_c_ends_it_at_once_with_a_report(environment: dict[str, str]) -> No
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        mute.accept()
-        time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
-        began = time.monotonic()
-        out, err = process.communicate(timeout=30)
+        with mute.accept()[0] as connection:
+            assert connection.recv(4) == b"SSH-", "it has said who it is, and waits to hear the same"
+            process.send_signal(signal.SIGINT)
+            began = time.monotonic()
+            out, err = process.communicate(timeout=30)
     assert time.monotonic() - began < 8
     assert process.returncode == 1, err
     assert [one["outcome"] for one in json.loads(out)["nodes"]] == ["stopped", "not begun"]

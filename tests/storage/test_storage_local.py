@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from awscrt.checksums import crc64nvme
 
 from tests.conftest import require
+from tests.seeds import chance
 from trainer.errors import UserError
 from trainer.storage import ObjectMissingError, StorageError, open_store
 from trainer.storage.folder import STALE_SECONDS, Folder
@@ -153,8 +153,11 @@ os.write(fd, body)
 print("ready", flush=True)
 i = 0
 while True:
+    print(i, flush=True)
     store.put_file(f"attempts/{i % 3}/rank", f"/proc/self/fd/{fd}", len(body), crc64nvme(body))
+    print(i, flush=True)
     store.put(f"manifests/{i}.json", body[:1000], if_absent=True)
+    print(i, flush=True)
     store.delete(f"manifests/{i}.json")
     i += 1
 """
@@ -162,14 +165,15 @@ while True:
 
 @pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_whole_objects_only(tmp_path: Path) -> None:
-    chance = random.Random(1)
+    moments = chance("kills in a folder")
     body = bytes(range(256)) * 8192
     found = 0
     for _ in range(12):
         process = run_python(PUT_FOREVER, str(tmp_path))
         assert process.stdout
-        process.stdout.readline()
-        time.sleep(chance.uniform(0, 0.15))
+        # It says when it begins a call, and the kill comes while that is under way.
+        for _ in range(moments.randrange(2, 40)):
+            process.stdout.readline()
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()

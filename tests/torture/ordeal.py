@@ -1,14 +1,13 @@
 """Trainings that are killed again and again, and what must hold after every single kill.
 
-Two ranks train small runs. Each round a seeded generator picks a victim (one rank, all ranks, a writer process) and a moment:
+Two ranks train small runs. Each round `tests.seeds` picks a victim (one rank, all ranks, a writer process) and a moment:
 anywhere in the attempt's life, or just when a save has begun. A run that is done is compared with the uninterrupted one of
-the same seed, and the next begins with another. The seed repeats victims and moments, not the machine's scheduling.
+the same seed, and the next begins with another.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.fork_server import POLL_S, ForkServer, Job
+from tests.seeds import chance
 from tests.torture import inquest
 from tests.torture.inquest import Death, Findings, Standing
 from tests.torture.small_run import began_at, saves_begun, train_words
@@ -68,7 +68,7 @@ class Tally:
 class Ordeal:
     """Kills until `kills` are used up, then lets the last run finish.
 
-    Runs take `seeds` training seeds in turn, so that a reference serves several of them; `seed` is the torturer's own.
+    Runs take `seeds` training seeds in turn, so that a reference serves several of them.
     """
 
     def __init__(
@@ -79,7 +79,6 @@ class Ordeal:
         *,
         steps: int,
         seeds: int,
-        seed: int,
         say: Callable[[str], None],
         sets: Mapping[str, object] | None = None,
     ) -> None:
@@ -87,7 +86,7 @@ class Ordeal:
         self._server, self._config, self._root, self._say = server, config, root, say
         self._steps, self._seeds = steps, seeds
         self._sets = {"train.steps": steps, **(sets or {})}
-        self._rng = random.Random(seed)
+        self._rng = chance(f"ordeal {sorted(self._sets)} {steps}")
         self._began = self._said = time.monotonic()
         self._life_s = 0.0
         """The longest that an attempt is left alone; follows the machine's speed, so that most get some steps done."""

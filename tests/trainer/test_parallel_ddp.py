@@ -166,7 +166,9 @@ def interrupted(world: parallel.World, settle: bool) -> tuple[list[float], list[
 
 
 @pytest.mark.slow
-def test_a_resumed_run_of_three_ranks_has_the_same_loss_bits_because_buckets_are_settled(fork_server: ForkServer) -> None:
+def test_a_resumed_run_of_three_ranks_has_the_same_loss_bits_because_buckets_are_settled(
+    fork_server: ForkServer,
+) -> None:
     for whole, resumed, same in run_ranks(fork_server, 3, interrupted, True):
         assert resumed == whole[3:]
         assert same
