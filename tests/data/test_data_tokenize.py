@@ -93,7 +93,7 @@ def test_a_job_that_dies_anywhere_goes_on_to_identical_bytes(
         process = subprocess.Popen(
             command(corpus, "--out", out, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        wanted = len(list((out / ".tokenize").glob("chunk-*.json"))) + moments.randrange(1, 3)
+        wanted = len(list((out / ".tokenize").glob("chunk-*.json"))) + moments.randrange(1, 4)
         while process.poll() is None and len(list((out / ".tokenize").glob("chunk-*.json"))) < wanted:
             time.sleep(0.005)
         process.send_signal(death)

@@ -3,11 +3,11 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.processes import children_of, wait_until
 from trainer.checkpoint.lease import committed
 from trainer.errors import EXIT_REQUEUE, UserError
 from trainer.launch.local import job_exit_code, main, rank_environment
@@ -45,10 +45,8 @@ def test_no_ranks_is_a_mistake_in_one_line() -> None:
         main(["--nproc", "0", "--", "train", "x.toml"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("delay_s", [0.3, 1.0])
-def test_a_notice_while_the_ranks_still_load_torch_ends_in_a_checkpoint_and_85(tmp_path: Path, delay_s: float) -> None:
-    """`docker stop` of a container that has just begun; a rank that dies of it looks like a failure to every launcher."""
+@pytest.fixture
+def endless(tmp_path: Path) -> Path:
     config = tmp_path / "config.toml"
     config.write_text(
         f"""
@@ -68,10 +66,30 @@ device = "cpu"
 metadata = false
 """
     )
-    command = [sys.executable, "-m", "trainer.launch.local", "--nproc", "2", "--", "train", str(config)]
-    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    time.sleep(delay_s)
+    return config
+
+
+def ends_with_a_checkpoint(job: subprocess.Popen[str], run: Path) -> None:
     job.send_signal(signal.SIGTERM)
     said = job.communicate(timeout=60)[1]
     assert job.returncode == EXIT_REQUEUE, said
-    assert committed(open_store(f"{tmp_path}/run")), said
+    assert committed(open_store(str(run))), said
+
+
+@pytest.mark.slow
+def test_a_notice_to_the_launcher_before_any_rank_listens_ends_in_a_checkpoint_and_85(
+    tmp_path: Path, endless: Path
+) -> None:
+    """`docker stop` of a container that has just begun; a rank that dies of it looks like a failure to every launcher."""
+    command = [sys.executable, "-m", "trainer.launch.local", "--nproc", "2", "--", "train", str(endless)]
+    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: children_of(job.pid))
+    ends_with_a_checkpoint(job, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_notice_while_a_rank_still_loads_torch_ends_in_a_checkpoint_and_85(tmp_path: Path, endless: Path) -> None:
+    """Under a launcher that passes signals on and holds none, as torchrun."""
+    job = subprocess.Popen([sys.executable, "-m", "trainer", "train", str(endless)], stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: "/libtorch" in Path(f"/proc/{job.pid}/maps").read_text())
+    ends_with_a_checkpoint(job, tmp_path / "run")

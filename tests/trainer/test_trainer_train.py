@@ -16,7 +16,7 @@ from trainer.metrics.reader import read_events, read_steps
 from trainer.storage import open_store
 
 STEPS = 12
-LONG = ("train.steps=400", "train.micro_batch=1", "eval.every=0", "checkpoint.every_steps=100")
+LONG = ("train.steps=120", "train.micro_batch=1", "eval.every=0", "checkpoint.every_steps=20")
 """Long enough that the stop file is seen before the end."""
 
 
@@ -117,7 +117,7 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_exits_85_and_0(config: Path, tmp_
     assert train(config, *LONG) == 85
     stop_once_saved.join()
     stopped_at = steps_of(tmp_path / "run")[-1]["step"]
-    assert 1 <= stopped_at < 400
+    assert 1 <= stopped_at < 120
     assert events_of(tmp_path / "run", "stopped")[-1]["exit_code"] == 85
     assert train(config, *LONG) == 2
     (tmp_path / "stop").unlink()
