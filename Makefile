@@ -42,7 +42,7 @@ bench: setup
 	@$(BIN)/python -m tests.bench
 
 torture: setup
-	@$(BIN)/pytest -q -m torture tests/torture tests/node_setup
+	@$(BIN)/pytest -q -m torture tests/torture tests/node_setup tests/lab
 
 # 2.7 GB of wheels and 20 GB of disk. BASE=image:tag builds on a base of your own; without EFA where its installer is out of
 # reach.

@@ -28,6 +28,8 @@ from tests.node_setup.lab_state import Files, files
 from tests.processes import wait_until
 from tests.seeds import chance
 
+pytestmark = pytest.mark.slow
+
 SIDE = 2
 """Nodes whose agent is killed in one round, and as many others whose fab is."""
 FOLDERS = sorted({str(PurePosixPath(path).parent) for path in (*owned.PATHS, owned.AGENT)})
@@ -239,7 +241,6 @@ def kill_again_and_again(lab: Lab, folder: Path, kills: int) -> None:
     assert ordeal.undone["fab"] >= kills // 10, found
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_killed_26_times_no_file_is_half_and_the_next_run_ends_as_an_undisturbed_one(
     lab: StartLab, tmp_path: Path
@@ -263,7 +264,6 @@ esac
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "arguments", "off", "shown", "new"),
     [
