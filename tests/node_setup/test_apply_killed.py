@@ -17,7 +17,7 @@ from node_setup.agent.host import Host
 from node_setup.agent.lock import BusyError, NoLockError, held
 from tests.seeds import chance
 
-KILLS = 120
+KILLS = 40
 LINES = 2000
 _WRITER = """
 import sys
