@@ -45,7 +45,6 @@ def test_a_mistake_stops_the_update_in_lines_and_nothing_is_made(
 @pytest.mark.slow
 def test_a_stack_without_a_cluster_is_told_where_to_begin(engine_aws: LocalAws, tmp_path: Path) -> None:
     engine = Engine(tmp_path / "pulumi", "rehearsal", engine_aws.environment)
-    del engine.config["config"]["lustrain:cluster"]
     engine.config_file.write_text("config:\n  aws:region: us-east-1\n", encoding="utf-8")
     with pytest.raises(EngineError) as refused:
         engine.up()
