@@ -26,7 +26,7 @@ from pydantic import (
 
 from infra.catalog.kubernetes import NEWEST
 from infra.cluster import Tuning, like
-from infra.problems import InfraError, problems_of
+from infra.problems import A_TIME, InfraError, problems_of
 
 KEY = "lustrain:cluster"
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -56,10 +56,7 @@ def _time(value: object) -> object:
         return f"{go[1]}T{go[2]}{go[3]}:{go[4]}"
     if isinstance(value, datetime) or (isinstance(value, str) and _ISO_TIME.fullmatch(value)):
         return value
-    raise ValueError(f"is not a time; {TIME_FORM}")
-
-
-TIME_FORM = 'allowed: a time with its zone, in quotes, like "2027-03-01T11:30:00Z"'
+    raise ValueError(f"is not a time; allowed: {A_TIME}")
 
 
 def _at_least_one(value: tuple[Any, ...]) -> tuple[Any, ...]:
