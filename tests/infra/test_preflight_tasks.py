@@ -78,7 +78,7 @@ def test_a_stack_that_cannot_be_read_hides_no_other(
 
 def test_what_is_planned_comes_with_the_rule_that_decided_it_unless_it_cannot_be() -> None:
     done = fab("preflight", "--stack", "hyperpod-slurm-p5")
-    planned = "Lustre: 9,600 GiB at 1000 MB/s per TiB, 9,600 MB/s in all, with EFA: capacity comes in steps of 2400 GiB"
+    planned = "Lustre: 9,600 GiB at 1000 MB/s per TiB, 9,600 MB/s in all, with EFA: EFA at 1000 MB/s/TiB comes in steps of 4800"
     assert planned in done.stdout
     assert "train: 4 x p5.48xlarge, training-plan, EFA interfaces: 32 each" in done.stdout
 
