@@ -103,6 +103,10 @@ class Aws:
         return cast("SQSClient", self._client("sqs"))
 
     @property
+    def ssm(self) -> Any:
+        return self._client("ssm")
+
+    @property
     def sts(self) -> STSClient:
         return cast("STSClient", self._client("sts"))
 

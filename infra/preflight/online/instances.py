@@ -174,6 +174,26 @@ class Image(OnlineRule):
                 yield self.finding(f"{path}.image_id", message, "take an image of the type's architecture")
 
 
+class DefaultImage(OnlineRule):
+    code = "EC2-107"
+    checks = "AWS names an image for each group that names none."
+    source = "https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html"
+    permission = "ssm:GetParameter"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        for path, group, facts in known_groups(spec):
+            if spec.backend != "ec2" or group.image_id or facts.architecture not in CANONICAL:
+                continue
+            parameter = image(group, facts).parameter
+            try:
+                aws.ssm.get_parameter(Name=str(parameter))
+            except ClientError as error:
+                if code_of(error) != "ParameterNotFound":
+                    raise
+                message = f"AWS names no image for {group.ec2_type} in {aws.region}: there is no {parameter}"
+                yield self.finding(f"{path}.image_id", message, "set it to an image of yours")
+
+
 class KeyPair(OnlineRule):
     code = "EC2-106"
     checks = "The SSH key pair is there."
@@ -267,4 +287,4 @@ def _quotas(aws: Aws, service: str) -> list[Any]:
     )
 
 
-RULES = (Offered(), VcpuQuota(), ClusterQuota(), DryRun(), Facts(), Image(), KeyPair())
+RULES = (Offered(), VcpuQuota(), ClusterQuota(), DryRun(), Facts(), Image(), DefaultImage(), KeyPair())
