@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.model import OperationModel
 from botocore.parsers import ResponseParserError
 
 from infra.config import ClusterSpec
@@ -32,6 +34,33 @@ if TYPE_CHECKING:
 PATIENCE = Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 3, "mode": "standard"})
 """Seconds for one question; ours: a preflight that hangs is not asked again."""
 DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedException", "403"})
+
+
+_PAGE = re.compile(r"<\s*(!doctype|html|head|body|title)\b", re.IGNORECASE)
+
+
+class NotAwsError(BotoCoreError):
+    """A page for people came where AWS answers in XML or JSON: a proxy's, a portal's, or a load balancer's."""
+
+    fmt = (
+        "an HTML page (status {status_code}) came in place of an answer to {operation}: something else than AWS answers"
+    )
+
+
+def _no_pages(response_dict: Mapping[str, Any], operation_model: OperationModel, **_: Any) -> None:
+    """Hook of botocore: its parsers take a page for an empty answer, or hand it on as the message of an error.
+
+    A page with a status of 500 and more is left to botocore, which asks again.
+    """
+    status, kind = response_dict["status_code"], str(response_dict["headers"].get("content-type", ""))
+    body = bytes(response_dict["body"] or b"")[:2000].decode("latin-1")
+    if status < 500 and (kind.startswith("text/html") or _PAGE.search(body)):
+        raise NotAwsError(status_code=status, operation=operation_model.name)
+
+
+def without_page(text: str) -> str:
+    """What AWS said, or in place of a page that it is one."""
+    return "an HTML page, so that something else than AWS answers" if _PAGE.search(text) else text
 
 
 class Aws:
@@ -59,7 +88,10 @@ class Aws:
         # A boto3 session is not for several threads at once, a client is.
         with self._lock:
             if service not in self._clients:
-                self._clients[service] = self._make(service, **({"config": PATIENCE} if self._configured else {}))
+                client = self._make(service, **({"config": PATIENCE} if self._configured else {}))
+                if self._configured:
+                    client.meta.events.register("before-parse", _no_pages)
+                self._clients[service] = client
             return self._clients[service]
 
     @property
@@ -122,6 +154,7 @@ class OnlineRule(Rule):
         """What is wrong; may raise botocore's errors, which `ask` turns into an unknown."""
 
     def unknown(self, path: str, why: str, fix: str) -> Finding:
+        why = without_page(why)
         short = why if len(why) <= LONGEST_VALUE else why[:LONGEST_VALUE] + "…"
         return self.finding(path, f"could not be checked: {short}", fix, level="unknown")
 
@@ -137,7 +170,7 @@ class OnlineRule(Rule):
             return [
                 self.unknown(
                     WHOLE,
-                    f"AWS answers {code}: {said}",
+                    f"AWS answers {code}: {without_page(said)}",
                     f"try again, or look in the console; the question is {self.permission}",
                 )
             ]

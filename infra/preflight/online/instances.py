@@ -15,7 +15,7 @@ from infra.config import ClusterSpec, Group
 from infra.plan.capacity import market
 from infra.plan.gang import CANONICAL, image
 from infra.preflight.finding import Finding, Level
-from infra.preflight.online.asking import DENIED, Aws, OnlineRule, code_of
+from infra.preflight.online.asking import DENIED, Aws, OnlineRule, code_of, without_page
 from infra.preflight.rule import Context, groups, known_groups
 
 QUOTAS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-quotas.html"
@@ -116,7 +116,7 @@ class DryRun(OnlineRule):
 
     def _answer(self, path: str, group: Group, error: ClientError) -> Iterator[Finding]:
         code = code_of(error)
-        said = str(error.response.get("Error", {}).get("Message", ""))
+        said = without_page(str(error.response.get("Error", {}).get("Message", "")))
         if code == "DryRunOperation":
             return
         if code in DENIED or code in UNDECIDED:
