@@ -13,7 +13,7 @@ from infra.local.engine import Engine, EngineError
 from rehearsal import provision
 from tests.infra.stacks import EXAMPLES, example
 
-FORTY = {"name": "train", "instance_type": "g6e.8xlarge", "count": 40, "capacity": {"mode": "spot"}}
+OTHER_IMAGE = {"name": "train", "instance_type": "g6e.8xlarge", "count": 2, "image_id": "ami-0123456789abcdef0"}
 
 
 @pytest.mark.slow
@@ -23,11 +23,11 @@ FORTY = {"name": "train", "instance_type": "g6e.8xlarge", "count": 40, "capacity
         ({"grups": []}, "lustrain:cluster.grups = []: unknown key; fix: did you mean groups?"),
         ({"zone_id": "usw2-az1"}, "error: zone_id: "),
         (
-            {"network": {"cidr": "10.0.0.0/27", "compute_prefix": 28}, "groups": [FORTY]},
-            "error: network.compute_prefix: ",
+            {"groups": [OTHER_IMAGE]},
+            "image_id of group train = 'ami-0123456789abcdef0': this image cannot be looked up: ",
         ),
     ],
-    ids=["unknown key", "zone of another region", "too few addresses"],
+    ids=["unknown key", "zone of another region", "image that is not there"],
 )
 def test_a_mistake_stops_the_update_in_lines_and_nothing_is_made(
     engine_aws: LocalAws, tmp_path: Path, edit: dict[str, object], line: str
