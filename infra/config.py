@@ -140,8 +140,8 @@ class Capacity(Section):
     placement_group: str | None = None
     """`reservation` only: name of the cluster placement group that the reservation was made in."""
     ends_at: Time | None = None
-    """When the reservation, block or plan ends (ISO 8601 with zone, in quotes); set the trainer's `interrupt.deadline` to it, nothing
-    hands it over. With `create` the reservation is made to end then."""
+    """When the reservation, block or plan ends (ISO 8601 with zone, in quotes); set the trainer's `interrupt.deadline` to it,
+    nothing hands it over. With `create` the reservation is made to end then."""
 
 
 class Taint(Section):
