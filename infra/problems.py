@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,19 @@ class InfraError(Exception):
 def plain(text: str) -> str:
     """One line that every terminal takes: control characters, line ends and lone surrogates are escaped."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+_PAGE = re.compile(r"<\s*(!doctype|html|head|body|title)\b", re.IGNORECASE)
+
+
+def is_page(text: str) -> bool:
+    """Whether this is a page for people, which a proxy, a portal or a load balancer sends in place of AWS's answer."""
+    return _PAGE.search(text) is not None
+
+
+def without_page(text: str) -> str:
+    """What AWS said, or in place of a page that it is one."""
+    return "an HTML page, so that something else than AWS answers" if is_page(text) else text
 
 
 def problem(path: str, value: object, why: str, *, allowed: str = "", fix: str = "") -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pulumi_aws as aws
 
 from infra.plan.gang import Image
-from infra.problems import InfraError, problem
+from infra.problems import InfraError, problem, without_page
 
 LONGEST_WORD_OF_AWS = 300
 """The provider's own account of a failure fills a screen, its cause comes first."""
@@ -35,4 +35,4 @@ def look_up(group: str, image: Image) -> FoundImage:
 
 def refusal(error: Exception) -> str:
     """What the provider said, on one line and as long as a person reads."""
-    return " ".join(str(error).split())[:LONGEST_WORD_OF_AWS]
+    return without_page(" ".join(str(error).split()))[:LONGEST_WORD_OF_AWS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +16,7 @@ from botocore.parsers import ResponseParserError
 from infra.config import ClusterSpec
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, Rule
-from infra.problems import LONGEST_VALUE
+from infra.problems import LONGEST_VALUE, is_page, without_page
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -36,9 +35,6 @@ PATIENCE = Config(connect_timeout=3, read_timeout=10, retries={"total_max_attemp
 DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedException", "403"})
 
 
-_PAGE = re.compile(r"<\s*(!doctype|html|head|body|title)\b", re.IGNORECASE)
-
-
 class NotAwsError(BotoCoreError):
     """A page for people came where AWS answers in XML or JSON: a proxy's, a portal's, or a load balancer's."""
 
@@ -54,13 +50,8 @@ def _no_pages(response_dict: Mapping[str, Any], operation_model: OperationModel,
     """
     status, kind = response_dict["status_code"], str(response_dict["headers"].get("content-type", ""))
     body = bytes(response_dict["body"] or b"")[:2000].decode("latin-1")
-    if status < 500 and (kind.startswith("text/html") or _PAGE.search(body)):
+    if status < 500 and (kind.startswith("text/html") or is_page(body)):
         raise NotAwsError(status_code=status, operation=operation_model.name)
-
-
-def without_page(text: str) -> str:
-    """What AWS said, or in place of a page that it is one."""
-    return "an HTML page, so that something else than AWS answers" if _PAGE.search(text) else text
 
 
 class Aws:

@@ -15,8 +15,9 @@ from infra.config import ClusterSpec, Group
 from infra.plan.capacity import market
 from infra.plan.gang import CANONICAL, image
 from infra.preflight.finding import Finding, Level
-from infra.preflight.online.asking import DENIED, Aws, OnlineRule, code_of, without_page
+from infra.preflight.online.asking import DENIED, Aws, OnlineRule, code_of
 from infra.preflight.rule import Context, groups, known_groups
+from infra.problems import without_page
 
 QUOTAS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-quotas.html"
 ERRORS = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
