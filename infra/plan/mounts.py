@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-OF_THE_SYSTEM = "the operating system"
+OF_THE_SYSTEM = "the operating system's"
 OWNERS = {
     **dict.fromkeys(
         (
@@ -24,19 +24,19 @@ OWNERS = {
         OF_THE_SYSTEM,
     ),
     **dict.fromkeys(("sys", "tmp", "usr", "var"), OF_THE_SYSTEM),
-    "snap": "snapd, which runs the SSM agent on Ubuntu",
-    "scratch": "a link to the local disk, which every node makes at boot",
-    "opt/amazon": "EFA and Open MPI",
-    "opt/amazon-cloudwatch-agent": "the CloudWatch agent",
-    "opt/aws": "AWS's own programs, Neuron's too",
-    "opt/cni": "Kubernetes",
-    "opt/containerd": "containerd",
-    "opt/habanalabs": "Gaudi's software",
-    "opt/ml": "HyperPod, which keeps the node's configuration there",
-    "opt/nvidia": "NVIDIA's software",
-    "opt/sagemaker": "HyperPod, which mounts the group's EBS volume there",
-    "opt/slurm": "Slurm",
-    "mnt/k8s-disks": "the local NVMe of EKS' images",
+    "snap": "snapd's, from which Ubuntu runs the SSM agent",
+    "scratch": "the link to the local disk that every node makes at boot",
+    "opt/amazon": "where EFA and Open MPI are",
+    "opt/amazon-cloudwatch-agent": "the CloudWatch agent's",
+    "opt/aws": "where AWS's own programs are, Neuron's too",
+    "opt/cni": "Kubernetes'",
+    "opt/containerd": "containerd's",
+    "opt/habanalabs": "where Gaudi's software is",
+    "opt/ml": "where HyperPod keeps the node's configuration",
+    "opt/nvidia": "where NVIDIA's software is",
+    "opt/sagemaker": "where HyperPod mounts the group's EBS volume",
+    "opt/slurm": "Slurm's",
+    "mnt/k8s-disks": "where EKS' images mount the local NVMe",
 }
 """Folders that belong to somebody else: a mount on or in one hides what a node needs to run. Those of AWS's images:
 https://docs.aws.amazon.com/dlami/latest/devguide/ and
@@ -53,7 +53,7 @@ def mount_problem(path: str) -> str:
         return "goes through . or .."
     for folder in (parts[0], "/".join(parts[:2])):
         if folder in OWNERS:
-            return f"would hide or lie in /{folder}, which belongs to {OWNERS[folder]}"
+            return f"would hide or lie in /{folder}, which is {OWNERS[folder]}"
     if parts[0] in OPEN_FOLDERS and len(parts) == 1:
         return f"would hide what lies in /{parts[0]}"
     return ""
