@@ -4,26 +4,8 @@ from __future__ import annotations
 
 OF_THE_SYSTEM = "the operating system's"
 OWNERS = {
-    **dict.fromkeys(
-        (
-            "bin",
-            "boot",
-            "dev",
-            "etc",
-            "home",
-            "lib",
-            "lib32",
-            "lib64",
-            "libx32",
-            "media",
-            "proc",
-            "root",
-            "run",
-            "sbin",
-        ),
-        OF_THE_SYSTEM,
-    ),
-    **dict.fromkeys(("sys", "tmp", "usr", "var"), OF_THE_SYSTEM),
+    **dict.fromkeys(("bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32"), OF_THE_SYSTEM),
+    **dict.fromkeys(("media", "proc", "root", "run", "sbin", "sys", "tmp", "usr", "var"), OF_THE_SYSTEM),
     "snap": "snapd's, from which Ubuntu runs the SSM agent",
     "scratch": "the link to the local disk that every node makes at boot",
     "opt/amazon": "where EFA and Open MPI are",
