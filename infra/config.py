@@ -13,11 +13,20 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 
 from infra.catalog.kubernetes import NEWEST
 from infra.cluster import Tuning, like
-from infra.problems import InfraError, problems_of
+from infra.problems import A_TIME, InfraError, problems_of
 
 KEY = "lustrain:cluster"
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -33,6 +42,21 @@ NicPolicy = Literal["addresses", "bandwidth"]
 
 def _id(prefix: str, what: str) -> AfterValidator:
     return like(rf"{prefix}-[0-9a-f]{{8,17}}", f"the id of {what}", f"{prefix}-0123456789abcdef0")
+
+
+_GO_TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?) ([+-]\d\d)(\d\d)(?: [A-Za-z0-9+-]+)?", re.ASCII)
+"""How Go prints a time (https://pkg.go.dev/time#Time.String): `pulumi stack init` and `pulumi config set` rewrite the whole
+file, and a time without quotes becomes text of this form."""
+_ISO_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d.*", re.ASCII)
+
+
+def _time(value: object) -> object:
+    """Text in ISO 8601, also where it comes in Go's spelling; a number would be taken for seconds since 1970."""
+    if isinstance(value, str) and (go := _GO_TIME.fullmatch(value)):
+        return f"{go[1]}T{go[2]}{go[3]}:{go[4]}"
+    if isinstance(value, datetime) or (isinstance(value, str) and _ISO_TIME.fullmatch(value)):
+        return value
+    raise ValueError(f"is not a time; allowed: {A_TIME}")
 
 
 def _at_least_one(value: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -69,6 +93,7 @@ PlanArn = Annotated[
         "arn:aws:sagemaker:us-west-2:123456789012:training-plan/mine",
     ),
 ]
+Time = Annotated[AwareDatetime, BeforeValidator(_time)]
 SubnetId = Annotated[str, _id("subnet", "a subnet")]
 
 
@@ -114,9 +139,9 @@ class Capacity(Section):
     """How many instances it holds, if you know."""
     placement_group: str | None = None
     """`reservation` only: name of the cluster placement group that the reservation was made in."""
-    ends_at: AwareDatetime | None = None
-    """When the reservation, block or plan ends (ISO 8601 with zone); set the trainer's `interrupt.deadline` to it, nothing
-    hands it over. With `create` the reservation is made to end then."""
+    ends_at: Time | None = None
+    """When the reservation, block or plan ends (ISO 8601 with zone, in quotes); set the trainer's `interrupt.deadline` to it,
+    nothing hands it over. With `create` the reservation is made to end then."""
 
 
 class Taint(Section):
@@ -353,7 +378,7 @@ class ClusterSpec(Section):
     eks: Eks = Eks()
     tuning: Tuning = Tuning()
     budget: Budget | None = None
-    job_ends_at: AwareDatetime | None = None
+    job_ends_at: Time | None = None
     """When the training should be done, if you know: compared with the end of a capacity block."""
     runs_uri: str | None = None
     """Where runs go; default: `runs_prefix` in the checkpoints bucket."""

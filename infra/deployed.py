@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,10 +29,21 @@ def outputs(stack: str, needed: str, instead: str) -> dict[str, Any]:
         raise InfraError(
             f"pulumi is not on PATH; fix: install it (https://www.pulumi.com/docs/install), or give {instead}"
         )
+    if not logged_in():
+        raise InfraError(
+            f"there is no login to Pulumi's state, so the {needed} of {stack} cannot be read; fix: `pulumi login` "
+            f"(or pulumi login s3://…, or --local), `pulumi up` once if that was not done yet, or give {instead}"
+        )
     command = ["pulumi", "stack", "output", "--json", "--stack", stack, "--cwd", str(PROGRAM)]
     try:
         done = subprocess.run(
-            [*command, "--non-interactive"], capture_output=True, text=True, timeout=PULUMI_WAITS_S, check=False
+            [*command, "--non-interactive"],
+            # The look for a newer version asks the network, and nobody reads its answer here.
+            env={**os.environ, "PULUMI_SKIP_UPDATE_CHECK": "1"},
+            capture_output=True,
+            text=True,
+            timeout=PULUMI_WAITS_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise InfraError(f"pulumi did not answer within {PULUMI_WAITS_S} s; fix: try `{' '.join(command)}`") from None
@@ -46,6 +59,36 @@ def outputs(stack: str, needed: str, instead: str) -> dict[str, Any]:
     if not isinstance(found, dict) or needed not in found:
         raise InfraError(f"stack {stack} has no output `{needed}`; fix: `pulumi up` once, or give {instead}")
     return found
+
+
+def logged_in() -> bool:
+    """Whether Pulumi knows where its state is, told without running it: it may ask the network before it says no.
+
+    The places are those of https://www.pulumi.com/docs/iac/cli/environment-variables/ and `pulumi login`'s own file. A file
+    that cannot be read is left to Pulumi, which says what is wrong with it.
+    """
+    if os.environ.get("PULUMI_BACKEND_URL") or os.environ.get("PULUMI_ACCESS_TOKEN"):
+        return True
+    if re.search(r"^backend:", (PROGRAM / "Pulumi.yaml").read_text(encoding="utf-8"), re.MULTILINE):
+        return True
+    try:
+        found = json.loads((_credentials() / "credentials.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True
+    return not isinstance(found, dict) or bool(found.get("current"))
+
+
+def _credentials() -> Path:
+    """The folder; Pulumi goes by the user's entry in passwd, and by $HOME only where there is none."""
+    if named := os.environ.get("PULUMI_CREDENTIALS_PATH") or os.environ.get("PULUMI_HOME"):
+        return Path(named)
+    try:
+        home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        home = Path.home()
+    return home / ".pulumi"
 
 
 def cluster(path: str | None, stack: str | None) -> Cluster | None:

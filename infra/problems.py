@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,12 +27,26 @@ def plain(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
+_PAGE = re.compile(r"<\s*(!doctype|html|head|body|title)\b", re.IGNORECASE)
+
+
+def is_page(text: str) -> bool:
+    """Whether this is a page for people, which a proxy, a portal or a load balancer sends in place of AWS's answer."""
+    return _PAGE.search(text) is not None
+
+
+def without_page(text: str) -> str:
+    """What AWS said, or in place of a page that it is one."""
+    return "an HTML page, so that something else than AWS answers" if is_page(text) else text
+
+
 def problem(path: str, value: object, why: str, *, allowed: str = "", fix: str = "") -> str:
     """One line; what is not printable in foreign text is escaped, long values are cut."""
     try:
         shown = repr(value)
-    except RecursionError:
-        shown = f"a {type(value).__name__} with too many levels"
+    except (RecursionError, ValueError):
+        # Python prints no whole number of more than 4,300 digits.
+        shown = f"a {type(value).__name__} that is too large to show"
     if len(shown) > LONGEST_VALUE:
         shown = shown[:LONGEST_VALUE] + "…"
     ends = [f"allowed: {allowed}" if allowed else "", f"fix: {fix}" if fix else ""]
@@ -53,17 +68,47 @@ def _line(item: Any, model: type[BaseModel], prefix: str) -> str:
         return problem(path, item["input"], "unknown key", fix=_meant(model, item["loc"]))
     if kind == "value_error":
         return problem(path, item["input"], str(context["error"]))
-    why = "wrong type" if kind.endswith("_type") else "not allowed"
-    allowed = _allowed(kind, context)
-    return problem(path, item["input"], why, allowed=allowed or item["msg"][0].lower() + item["msg"][1:])
+    why = "wrong type" if kind.endswith(("_type", "_parsing", "_from_float")) else "not allowed"
+    return problem(path, item["input"], why, allowed=_allowed(kind, context))
+
+
+A_TIME = 'a time with its zone, in quotes, like "2027-03-01T11:30:00Z"'
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a number that is not infinite",
+    "bool": "true or false",
+    "string": "text, in quotes where it looks like a number, a date or true",
+    "tuple": "a list, like [a, b]",
+    "list": "a list, like [a, b]",
+    "model": "a table of keys",
+    "mapping": "a table of keys",
+    "dict": "a table of keys",
+    "invalid": "keys that are text",
+    "datetime": A_TIME,
+    "timezone": A_TIME,
+}
+"""What pydantic's kinds of errors come to, by the first word of the kind; its own messages speak of Python's types."""
+OTHERWISE = "another value, as the examples in infra/Pulumi.*.yaml show"
 
 
 def _allowed(kind: str, context: Mapping[str, Any]) -> str:
     if kind == "literal_error":
         return str(context["expected"])
+    if kind in ("too_short", "too_long"):
+        return _counted(context, "items")
+    if kind in ("string_too_short", "string_too_long"):
+        return _counted(context, "characters")
     bounds = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
     bounded = ", ".join(f"{sign} {context[name]}" for name, sign in bounds.items() if name in context)
-    return bounded or (f"text like {context['pattern']}" if "pattern" in context else "")
+    return bounded or _WORDS.get(kind.partition("_")[0], OTHERWISE)
+
+
+def _counted(context: Mapping[str, Any], what: str) -> str:
+    """Of `too_long` and `too_short`; the former comes with both bounds where there are both."""
+    if "max_length" in context:
+        return f"{context['max_length']} {what} at most"
+    return f"{context['min_length']} {what} or more"
 
 
 def _meant(model: type[BaseModel], location: Sequence[int | str]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pulumi
 import pulumi_aws as aws
 
+from infra.components.lookup import FoundImage
 from infra.plan.gang import (
     GONE_WITHIN,
     HOP_LIMIT,
@@ -17,7 +18,6 @@ from infra.plan.gang import (
     SUSPENDED,
     TAGGED,
     GangPlan,
-    Image,
     Interface,
 )
 from infra.plan.user_data import encoded
@@ -34,6 +34,7 @@ class Gang(pulumi.ComponentResource):
         name: str,
         plan: GangPlan,
         *,
+        image: FoundImage,
         subnet_id: pulumi.Input[str],
         security_group_id: pulumi.Input[str],
         instance_profile_arn: pulumi.Input[str],
@@ -45,13 +46,12 @@ class Gang(pulumi.ComponentResource):
         super().__init__("lustrain:infra:Gang", name, None, opts)
         self._name = name
         self._plan = plan
-        image_id, root_device = self._image(plan.image)
         # The image that was looked up first stays: see Image.
         kept = [] if plan.image.id else ["image_id"]
         template = aws.ec2.LaunchTemplate(
             f"{name}-{plan.image.family}",
             description=plan.description,
-            image_id=image_id,
+            image_id=image.id,
             instance_type=plan.instance_type,
             key_name=plan.key_name,
             iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=instance_profile_arn),
@@ -62,7 +62,7 @@ class Gang(pulumi.ComponentResource):
                 http_put_response_hop_limit=HOP_LIMIT,
                 instance_metadata_tags="enabled",
             ),
-            block_device_mappings=[_root(root_device, plan.root_volume_gib)],
+            block_device_mappings=[_root(image.root_device, plan.root_volume_gib)],
             cpu_options=self._cpu(),
             instance_market_options=self._market(),
             capacity_reservation_specification=self._reservation(reservation_id),
@@ -134,15 +134,6 @@ class Gang(pulumi.ComponentResource):
                 opts=pulumi.ResourceOptions(parent=self),
             )
         return group
-
-    def _image(self, image: Image) -> tuple[pulumi.Input[str], pulumi.Input[str]]:
-        """Id and root device; what the plan leaves open is asked for."""
-        lookup = pulumi.InvokeOutputOptions(parent=self)
-        only = aws.ec2.GetAmiFilterArgs(name="image-id", values=[image.id or ""])
-        return (
-            image.id or aws.ssm.get_parameter_output(name=image.parameter, opts=lookup).value,
-            image.root_device or aws.ec2.get_ami_output(filters=[only], opts=lookup).root_device_name,
-        )
 
     def _cpu(self) -> aws.ec2.LaunchTemplateCpuOptionsArgs | None:
         cpu = self._plan.cpu

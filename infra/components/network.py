@@ -121,7 +121,7 @@ class Network(pulumi.ComponentResource):
         return table
 
     def _flow_logs(self, plan: FlowLogPlan, vpc: aws.ec2.Vpc) -> None:
-        roles = Roles(f"{self._name}-flow-logs", (plan.role,), opts=self._opts())
+        roles = Roles(self._name, (plan.role,), opts=self._opts())
         group = aws.cloudwatch.LogGroup(
             f"{self._name}-flow-logs", name=plan.log_group, retention_in_days=plan.days, opts=self._opts()
         )

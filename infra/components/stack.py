@@ -17,6 +17,7 @@ from infra.components.eks import EksCluster, NodeAddons
 from infra.components.foundation import Foundation
 from infra.components.gang import Gang
 from infra.components.hyperpod import HyperPod
+from infra.components.lookup import FoundImage, look_up, refusal
 from infra.components.observability import Observability
 from infra.components.tagging import tag_everything
 from infra.config import ClusterSpec, Group, parse
@@ -36,8 +37,6 @@ from infra.preflight.rule import Context
 from infra.problems import InfraError
 
 Text = pulumi.Output[str]
-LONGEST_WORD_OF_AWS = 300
-"""The provider's own account of a failure fills a screen, its cause comes first."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,8 @@ def current_place() -> Place:
         region = aws.get_region().region or aws.config.region
         account = aws.get_caller_identity().account_id
     except Exception as error:  # noqa: BLE001 - the SDK raises nothing narrower when the provider cannot ask
-        said = " ".join(str(error).split())
         fix = "log in (aws sso login), or set AWS_PROFILE and aws:region, then try `aws sts get-caller-identity`"
-        raise InfraError(f"AWS cannot be asked: {said[:LONGEST_WORD_OF_AWS]}; fix: {fix}") from None
+        raise InfraError(f"AWS cannot be asked: {refusal(error)}; fix: {fix}") from None
     if not region:
         raise InfraError("aws:region is missing: it has no default; fix: pulumi config set aws:region us-east-1")
     return Place(region, account, partition)
@@ -95,8 +93,11 @@ def current_place() -> Place:
 
 def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
     """Declare everything; of the outputs `cluster` is the contract (infra/cluster.py)."""
+    images = (
+        {plan.group: look_up(plan.group, plan.image) for plan in gangs(spec, place)} if spec.backend == "ec2" else {}
+    )
     base = Foundation(spec, place)
-    nodes = _gangs(spec, place, base) if spec.backend == "ec2" else _hyperpod(spec, place, base)
+    nodes = _gangs(spec, place, base, images) if spec.backend == "ec2" else _hyperpod(spec, place, base)
     watch = Observability(
         spec.name,
         observability(spec, place),
@@ -125,7 +126,7 @@ def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
     return outputs
 
 
-def _gangs(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
+def _gangs(spec: ClusterSpec, place: Place, base: Foundation, images: Mapping[str, FoundImage]) -> Nodes:
     reserved = {one.group: Reservation(f"{spec.name}-{one.group}", one) for one in reservations(spec)}
     later = {
         "lustre_dns": base.lustre.dns_name if base.lustre else "",
@@ -144,6 +145,7 @@ def _gangs(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
         gang = Gang(
             plan.name,
             plan,
+            image=images[plan.group],
             subnet_id=base.network.compute_subnet_id,
             security_group_id=base.security.ids["cluster"],
             instance_profile_arn=base.roles.instance_profile_arn or "",

@@ -28,7 +28,7 @@ class EngineError(RuntimeError):
 
 
 class Engine:
-    """One stack: `stack` names Pulumi.<stack>.yaml of `program`; the method `change` edits what it says of the cluster.
+    """One stack: Pulumi.<stack>.yaml of `program`, copied as it is and set up by the commands that README.md shows.
 
     `environment` points at the embedded AWS. Nothing of the user's Pulumi home or state is read or written.
     """
@@ -44,12 +44,8 @@ class Engine:
         project["runtime"]["options"]["virtualenv"] = sys.prefix
         self._project = project
         self._write_project()
-        self.config_file = folder / f"Pulumi.{stack}.yaml"
-        self.config = yaml.safe_load((program / f"Pulumi.{stack}.yaml").read_text(encoding="utf-8"))
-        # The provider retries for minutes what an emulation does not implement.
-        self.config["config"]["aws:maxRetries"] = 2
-        self._write()
-        region = self.config["config"]["aws:region"]
+        self.config_file = Path(shutil.copy(program / f"Pulumi.{stack}.yaml", folder))
+        region = self._config()["config"]["aws:region"]
         self.environment = {
             **os.environ,
             **environment,
@@ -66,6 +62,8 @@ class Engine:
             "NO_COLOR": "1",
         }
         self("stack", "init", stack)
+        # The provider retries for minutes what an emulation does not implement.
+        self("config", "set", "aws:maxRetries", "2")
 
     def __call__(self, *words: str) -> str:
         """What the command printed; EngineError when it failed or took too long."""
@@ -73,14 +71,15 @@ class Engine:
         return done.stdout + done.stderr
 
     def change(self, spec: Mapping[str, Any]) -> None:
-        """Replace what stands under lustrain:cluster."""
-        self.config["config"][KEY] = dict(spec)
-        self._write()
+        """Replace what stands under lustrain:cluster, as somebody does who edits the file that the engine has rewritten."""
+        config = self._config()
+        config["config"][KEY] = dict(spec)
+        self.config_file.write_text(yaml.safe_dump(config), encoding="utf-8")
 
     @property
     def spec(self) -> dict[str, Any]:
         """A copy of what stands under lustrain:cluster, to edit and give to `change`."""
-        return json.loads(json.dumps(self.config["config"][KEY], default=str))  # type: ignore[no-any-return]
+        return json.loads(json.dumps(self._config()["config"][KEY], default=str))  # type: ignore[no-any-return]
 
     def use(self, program: Path) -> None:
         """From now on run another program: a copy of this package in which a test has changed something."""
@@ -123,12 +122,9 @@ class Engine:
     def _write_project(self) -> None:
         (self.folder / "Pulumi.yaml").write_text(yaml.safe_dump(self._project), encoding="utf-8")
 
-    def _write(self) -> None:
-        # The engine adds the salt of the stack's secrets to the file; losing it would lose the stack.
-        if self.config_file.exists():
-            there = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
-            self.config |= {"encryptionsalt": there["encryptionsalt"]} if "encryptionsalt" in there else {}
-        self.config_file.write_text(yaml.safe_dump(self.config), encoding="utf-8")
+    def _config(self) -> dict[str, Any]:
+        """What stands in the stack's file now, the salt of its secrets too."""
+        return yaml.safe_load(self.config_file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def engine_missing() -> str:

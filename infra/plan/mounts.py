@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-SYSTEM_FOLDERS = frozenset(
-    {
-        "bin",
-        "boot",
-        "dev",
-        "etc",
-        "home",
-        "lib",
-        "lib32",
-        "lib64",
-        "proc",
-        "root",
-        "run",
-        "sbin",
-        "sys",
-        "tmp",
-        "usr",
-        "var",
-    }
-)
+OF_THE_SYSTEM = "the operating system's"
+OWNERS = {
+    **dict.fromkeys(("bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32"), OF_THE_SYSTEM),
+    **dict.fromkeys(("media", "proc", "root", "run", "sbin", "sys", "tmp", "usr", "var"), OF_THE_SYSTEM),
+    "snap": "snapd's, from which Ubuntu runs the SSM agent",
+    "scratch": "the link to the local disk that every node makes at boot",
+    "opt/amazon": "where EFA and Open MPI are",
+    "opt/amazon-cloudwatch-agent": "the CloudWatch agent's",
+    "opt/aws": "where AWS's own programs are, Neuron's too",
+    "opt/cni": "Kubernetes'",
+    "opt/containerd": "containerd's",
+    "opt/habanalabs": "where Gaudi's software is",
+    "opt/ml": "where HyperPod keeps the node's configuration",
+    "opt/nvidia": "where NVIDIA's software is",
+    "opt/sagemaker": "where HyperPod mounts the group's EBS volume",
+    "opt/slurm": "Slurm's",
+    "mnt/k8s-disks": "where EKS' images mount the local NVMe",
+}
+"""Folders that belong to somebody else: a mount on or in one hides what a node needs to run. Those of AWS's images:
+https://docs.aws.amazon.com/dlami/latest/devguide/ and
+https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-ref.html; of HyperPod's lifecycle scripts
+https://github.com/awslabs/awsome-distributed-ai/tree/main/1.architectures/5.sagemaker-hyperpod."""
 OPEN_FOLDERS = frozenset({"mnt", "opt", "srv"})
-"""A mount on or in the former hides what a node needs to run; in the latter, only one on the folder itself."""
+"""Whose other subfolders are free; only a mount on the folder itself hides something."""
 
 
 def mount_problem(path: str) -> str:
@@ -31,6 +33,9 @@ def mount_problem(path: str) -> str:
     parts = path.strip("/").split("/")
     if "." in parts or ".." in parts:
         return "goes through . or .."
-    if parts[0] in SYSTEM_FOLDERS or (parts[0] in OPEN_FOLDERS and len(parts) == 1):
-        return f"would hide or lie in /{parts[0]}, which belongs to the operating system"
+    for folder in (parts[0], "/".join(parts[:2])):
+        if folder in OWNERS:
+            return f"would hide or lie in /{folder}, which is {OWNERS[folder]}"
+    if parts[0] in OPEN_FOLDERS and len(parts) == 1:
+        return f"would hide what lies in /{parts[0]}"
     return ""

@@ -207,6 +207,8 @@ def _binding(wish: Lustre, efa: bool, capacity_gib: int, per_tib: int) -> str:
         return (
             f"{wanted_mb_s / 1000:g} GB/s take {capacity_gib} GiB even at {PER_TIB_MB_S[-1]} MB/s/TiB, the highest rate"
         )
+    if efa:
+        return f"EFA at {per_tib} MB/s/TiB comes in steps of {EFA_STEP_GIB[per_tib]} GiB, and the wish is {wanted_gib:g} GiB"
     if capacity_gib > SMALLEST_GIB:
         return f"capacity comes in steps of {STEP_GIB} GiB, and the wish is {wanted_gib:g} GiB"
     return f"{SMALLEST_GIB} GiB is the smallest file system there is"

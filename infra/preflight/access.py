@@ -53,6 +53,7 @@ class KeyAlias(OfflineRule):
     code = "IAM-003"
     checks = "FSx's KMS key is no alias: where the alias points to later, the file system would be replaced."
     source = "https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html"
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         key = spec.storage.lustre.kms_key if spec.storage.lustre else None
@@ -99,6 +100,7 @@ class LoginUser(OfflineRule):
     code = "IAM-006"
     checks = "The login user is a Linux user's name, and not root."
     source = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/managing-users.html"
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         user = spec.access.user

@@ -63,6 +63,7 @@ class RunsExported(OfflineRule):
     code = "DRA-004"
     checks = "Runs do not lie where an association exports to: trainer and FSx would write the same keys."
     source = f"{LUSTRE_GUIDE}/autoexport-data-repo-dra.html"
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         uri = runs_uri(spec, context.place)
@@ -92,6 +93,7 @@ class Archived(OfflineRule):
     code = "DRA-006"
     checks = "No linked prefix holds objects that a lifecycle rule moves to Glacier."
     source = f"{LUSTRE_GUIDE}/releasing-files.html"
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         clashing = archived_over(spec, context.place)
@@ -164,6 +166,21 @@ class KeyOfBucket(OfflineRule):
             yield self.finding("buckets.kms_key", message, fix)
 
 
+class MountRepeated(OfflineRule):
+    code = "DRA-011"
+    level = "warning"
+    checks = "An association's folder is counted from the file system's root, without the path that nodes mount it at."
+    source = CREATE
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        mount = spec.storage.lustre.mount_path if spec.storage.lustre else ""
+        for index, plan in enumerate(associations(spec, context.place)):
+            if f"{plan.path}/".startswith(f"{mount}/"):
+                message = f"{plan.path} begins with the mount path: on nodes that is {mount}{plan.path}"
+                inner = plan.path.removeprefix(mount) or "/data"
+                yield self.finding(_key(index, "path"), message, f"write {inner}, which nodes see at {mount}{inner}")
+
+
 RULES = (
     TooMany(),
     PathsOverlap(),
@@ -175,4 +192,5 @@ RULES = (
     OnceOnly(),
     BothWays(),
     KeyOfBucket(),
+    MountRepeated(),
 )

@@ -46,6 +46,7 @@ class LifecycleBucket(OfflineRule):
     code = "S3-002"
     checks = "HyperPod's lifecycle bucket is called sagemaker-…: its managed policy reads no other."
     source = LIFECYCLE_BUCKET
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         name = spec.buckets.lifecycle
@@ -119,6 +120,7 @@ class RunsExpire(OfflineRule):
     code = "S3-007"
     checks = "Runs do not lie where a lifecycle rule deletes or archives objects."
     source = "https://docs.aws.amazon.com/AmazonS3/latest/userguide/intro-lifecycle-rules.html"
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         for one in violations(spec, context.place):

@@ -150,6 +150,7 @@ class EndsBeforeJob(OfflineRule):
     code = "CAP-009"
     checks = "Capacity lasts until the job's end; a block's machines go 30 minutes before it, and saving takes time."
     source = BLOCKS
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         for path, group in groups(spec):
@@ -211,6 +212,7 @@ class HeadOnSpot(OfflineRule):
     code = "CAP-014"
     checks = "Controller and login machines are not spot: their end ends the Slurm cluster."
     source = SPOT
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         for path, group in groups(spec):

@@ -11,7 +11,7 @@ from infra.config import ClusterSpec
 from infra.plan.gang import untaggable
 from infra.plan.place import tags
 from infra.preflight.finding import Finding
-from infra.preflight.rule import Context, OfflineRule, groups, listed
+from infra.preflight.rule import Context, OfflineRule, groups, known_groups, listed
 
 TAGS = "https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html"
 OURS = "infra/config.py"
@@ -74,15 +74,23 @@ class Workers(OfflineRule):
 class EmptyGroup(OfflineRule):
     code = "CFG-003"
     level = "warning"
-    checks = "A group has machines."
+    checks = "A group has machines, and the message says what is left without it."
     source = OURS
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        workers = sum(group.count for group in spec.workers)
+        chips = sum(
+            group.count * one.count
+            for _, group, facts in known_groups(spec)
+            if group.role == "worker"
+            for one in facts.accelerators
+        )
         for path, group in groups(spec):
             if group.count == 0:
-                yield self.finding(
-                    f"{path}.count", f"group {group.name} has no machines", "set 1 or more, or remove the group"
+                message = (
+                    f"group {group.name} has 0 machines: the cluster has {workers} workers with {chips} accelerators"
                 )
+                yield self.finding(f"{path}.count", message, "set 1 or more, or remove the group")
 
 
 class MinCount(OfflineRule):

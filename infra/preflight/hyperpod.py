@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from infra.config import ClusterSpec
+from infra.plan.endpoints import ALWAYS, BY_BACKEND
 from infra.preflight.finding import Finding
 from infra.preflight.hyperpod_types import OFFERED, SOURCE
-from infra.preflight.rule import Context, OfflineRule, groups, known_groups
+from infra.preflight.rule import Context, OfflineRule, groups, known_groups, listed
 
 SLURM = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-ref.html#sagemaker-hyperpod-ref-slurm-configuration"
 CREATE = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateCluster.html"
@@ -141,6 +142,7 @@ class PartitionName(OfflineRule):
     code = "HYP-009"
     checks = "No Slurm partition is called default, which slurm.conf reads as settings for all."
     source = "https://slurm.schedmd.com/slurm.conf.html"
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         if spec.backend != "hyperpod-slurm":
@@ -198,6 +200,22 @@ class Elsewhere(OfflineRule):
             yield self.finding("backend", message, "ask AWS, or choose backend: ec2")
 
 
+class ClosedSlurm(OfflineRule):
+    code = "HYP-013"
+    level = "warning"
+    checks = "A HyperPod cluster with Slurm has a way to the internet: AWS shows a closed network for EKS only."
+    source = "https://github.com/awslabs/awsome-distributed-ai/pull/939"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.backend == "hyperpod-slurm" and spec.network.closed:
+            services = listed((*ALWAYS, *BY_BACKEND[spec.backend], "s3"))
+            message = (
+                f"nodes reach {services} through endpoints and nothing else: AWS shows HyperPod's Slurm with NAT only"
+            )
+            fix = "bring up one node and read its log before the rest comes, then suppress this; or remove closed"
+            yield self.finding("network.closed", message, fix)
+
+
 RULES = (
     Controller(),
     Logins(),
@@ -211,4 +229,5 @@ RULES = (
     HeadPartition(),
     Elsewhere(),
     MixedPartition(),
+    ClosedSlurm(),
 )

@@ -152,6 +152,7 @@ class Layout(OfflineRule):
         "The planned interfaces are what the type's network cards take: all its EFA, never more on a card than fit."
     )
     source = EFA
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         for path, group, facts in known_groups(spec):

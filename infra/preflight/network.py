@@ -130,6 +130,7 @@ class NoWayOut(OfflineRule):
     code = "NET-007"
     checks = "Nodes reach AWS's services: through NAT, or through the endpoints of a closed network."
     source = NAT
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         network = spec.network
@@ -198,6 +199,7 @@ class ClosedRegistry(OfflineRule):
     code = "NET-012"
     checks = "A closed network pulls images from ECR of its region: nothing else is reached."
     source = "https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html"
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         url = spec.repository.existing

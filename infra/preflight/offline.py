@@ -42,6 +42,13 @@ class NotSuppressible(Rule):
     source = "infra/config.py"
 
 
+class RefusedAnyway(Rule):
+    code = "CFG-092"
+    level = "warning"
+    checks = "No suppression silences what AWS refuses all the same."
+    source = "infra/preflight/rule.py"
+
+
 LAST_OFFLINE = 100
 """In each family the rules that ask AWS have numbers above this."""
 _FAMILIES: tuple[Sequence[OfflineRule], ...] = (
@@ -62,7 +69,9 @@ _FAMILIES: tuple[Sequence[OfflineRule], ...] = (
     tuning.RULES,
 )
 OFFLINE: Mapping[str, OfflineRule] = {rule.code: rule for family in _FAMILIES for rule in family}
-ABOUT_SUPPRESSIONS: Mapping[str, Rule] = {rule.code: rule for rule in (NothingSuppressed(), NotSuppressible())}
+ABOUT_SUPPRESSIONS: Mapping[str, Rule] = {
+    rule.code: rule for rule in (NothingSuppressed(), NotSuppressible(), RefusedAnyway())
+}
 
 
 def run_offline(spec: ClusterSpec, place: Place | None, now: datetime | None = None) -> list[Finding]:
@@ -90,7 +99,7 @@ def settle(spec: ClusterSpec, found: Iterable[Finding], asked: Mapping[str, Rule
     `asked` are the rules that looked; a suppression of an online rule that nobody asked is neither used nor unused.
     """
     findings = list(dict.fromkeys(found))
-    codes = {finding.code for finding in findings}
+    codes = {finding.code: finding for finding in reversed(findings)}
     silenced = {one.code for one in spec.suppress if one.code in asked and not asked[one.code].essential}
     kept = [finding for finding in findings if finding.code not in silenced]
     for index, one in enumerate(spec.suppress):
@@ -98,9 +107,10 @@ def settle(spec: ClusterSpec, found: Iterable[Finding], asked: Mapping[str, Rule
     return sorted(kept, key=lambda finding: ("error", "unknown", "warning").index(finding.level))
 
 
-def _about(path: str, code: str, found: set[str], asked: Mapping[str, Rule]) -> Iterable[Finding]:
+def _about(path: str, code: str, found: Mapping[str, Finding], asked: Mapping[str, Rule]) -> Iterable[Finding]:
+    """`found` has the first finding of each code."""
     rule = asked.get(code)
-    wrong, unused = ABOUT_SUPPRESSIONS["CFG-091"], ABOUT_SUPPRESSIONS["CFG-090"]
+    unused, wrong, refused = (ABOUT_SUPPRESSIONS[about] for about in ("CFG-090", "CFG-091", "CFG-092"))
     if rule is None:
         if int(code[-3:]) <= LAST_OFFLINE:
             yield wrong.finding(path, f"{code} is no rule", "see `fab preflight --list`")
@@ -108,3 +118,8 @@ def _about(path: str, code: str, found: set[str], asked: Mapping[str, Rule]) -> 
         yield wrong.finding(path, f"{code} cannot be suppressed: no plan can be built on that", "remove it")
     elif code not in found:
         yield unused.finding(path, f"{code} finds nothing here", "remove it")
+    elif rule.refused_by_aws and found[code].level == "error":
+        message = (
+            f"{code} is silenced, and AWS refuses the update all the same: {found[code].path}: {found[code].message}"
+        )
+        yield refused.finding(path, message, "mend the key; keep this only if AWS takes it by now")

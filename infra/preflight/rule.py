@@ -50,7 +50,8 @@ class Rule(ABC):
     """One check: `code` is stable, `checks` says in a sentence what must hold, `source` where AWS says so.
 
     An `essential` finding cannot be suppressed: no plan can be built on such a spec. Every other one can, with a reason,
-    since what is known here about AWS is dated and AWS moves.
+    since what is known here about AWS is dated and AWS moves; where AWS would refuse the update all the same, that is told.
+    A `judgement` is ours: AWS takes what breaks the rule, and the harm comes later.
     """
 
     code: ClassVar[str]
@@ -59,6 +60,12 @@ class Rule(ABC):
     source: ClassVar[str]
     essential: ClassVar[bool] = False
     online: ClassVar[bool] = False
+    judgement: ClassVar[bool] = False
+
+    @property
+    def refused_by_aws(self) -> bool:
+        """Whether AWS itself says no to what breaks this rule, as far as its source is AWS's own."""
+        return self.level == "error" and self.source.startswith("https://") and not self.judgement
 
     def finding(self, path: str, message: str, fix: str, *, level: Level | None = None, source: str = "") -> Finding:
         return Finding(self.code, level or self.level, path, message, fix, source or self.source)

@@ -106,6 +106,7 @@ class MountPath(_LustreRule):
     code = "FSX-008"
     checks = "Lustre is not mounted over the operating system."
     source = f"{LUSTRE_GUIDE}/mount-fs-auto-mount-onreboot.html"
+    judgement = True
     keys = ("mount_path",)
 
 
@@ -113,6 +114,7 @@ class HomePath(OfflineRule):
     code = "FSX-009"
     checks = "Homes are mounted at /home or outside the operating system's folders."
     source = home.SOURCE
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         for one in _home_alone(spec):
@@ -124,6 +126,7 @@ class Mounts(OfflineRule):
     code = "FSX-010"
     checks = "No mount lies inside another one, nor over the local NVMe."
     source = "https://github.com/aws/aws-parallelcluster (OverlappingMountDirValidator)"
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         alone = _home_alone(spec)
@@ -152,6 +155,7 @@ class EfaWithoutNodes(OfflineRule):
     code = "FSX-011"
     checks = "An EFA-enabled Lustre has nodes with EFA."
     source = f"{LUSTRE_GUIDE}/efa-file-systems.html"
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         wish = spec.storage.lustre
@@ -191,6 +195,7 @@ class WithExisting(OfflineRule):
     code = "FSX-012"
     checks = "Nothing else is asked of an existing Lustre: it is used as it is."
     source = f"{LUSTRE_GUIDE}/getting-started.html"
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         for one in _beside_existing(spec):
@@ -201,6 +206,7 @@ class ExistingName(OfflineRule):
     code = "FSX-013"
     checks = "The DNS name of an existing Lustre is that of its id and of this region."
     source = f"{LUSTRE_GUIDE}/mounting-ec2-instance.html"
+    judgement = True
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         existing = spec.storage.lustre.existing if spec.storage.lustre else None

@@ -217,6 +217,9 @@ CASES = [
         edits=IMAGE,
     ),
     Case("EC2-105", SPOT, [("ec2", "describe_images", "InvalidAMIID.NotFound")], "groups.0.image_id", edits=IMAGE),
+    Case("EC2-107", SPOT, [("ssm", "get_parameter", {"Parameter": {"Value": "ami-0123456789abcdef0"}})]),
+    Case("EC2-107", SPOT, [("ssm", "get_parameter", "ParameterNotFound")], "groups.0.image_id"),
+    Case("EC2-107", SPOT, [], edits=IMAGE),
     Case(
         "EC2-106",
         SPOT,

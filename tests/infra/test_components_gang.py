@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pulumi
 import pytest
 import yaml
@@ -20,10 +21,13 @@ from pulumi.runtime.mocks import MockMonitor
 
 from infra.components.capacity import Reservation
 from infra.components.gang import Gang
+from infra.components.lookup import look_up
+from infra.components.stack import build as build_cluster
 from infra.config import KEY, ClusterSpec, parse
 from infra.plan.capacity import ReservationPlan, reservations
 from infra.plan.gang import gangs
 from infra.plan.place import Place
+from infra.problems import InfraError
 from tests.infra.registered import run_on
 
 PROGRAM = Path(__file__).parents[2] / "infra"
@@ -61,8 +65,8 @@ class Service(Mocks):
 class Registered(MockMonitor):
     """Keeps each request of the program by the resource's type."""
 
-    def __init__(self) -> None:
-        self.service = Service()
+    def __init__(self, service: Service | None = None) -> None:
+        self.service = service or Service()
         super().__init__(self.service)
         self.requests: list[Any] = []
 
@@ -100,6 +104,7 @@ def build(stack: str, **train: Any) -> tuple[Registered, dict[str, Any]]:
         made = Gang(
             plan.group,
             plan,
+            image=look_up(plan.group, plan.image),
             subnet_id="subnet-compute",
             security_group_id="sg-cluster",
             instance_profile_arn="arn:aws:iam::123456789012:instance-profile/node",
@@ -175,6 +180,36 @@ def test_the_root_volume_of_a_named_image_is_the_images_root() -> None:
     monitor, _ = build("rehearsal")
     assert monitor.properties(TEMPLATE)["blockDeviceMappings"][0]["deviceName"] == "/dev/sda1"
     assert [token for token, _ in monitor.service.asked] == ["aws:ssm/getParameter:getParameter"]
+
+
+@pytest.mark.parametrize("image_id", [None, "ami-0123456789abcdef0"])
+def test_an_image_that_cannot_be_looked_up_stops_the_program_in_one_line_before_anything_is_declared(
+    image_id: str | None,
+) -> None:
+    class RefusalError(grpc.RpcError):
+        """As the engine hands on what a provider says."""
+
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.UNKNOWN
+
+        def details(self) -> str:
+            return "invoking it: 1 error occurred:\n\t* reading it: not found\n\n"
+
+    class Refusing(Service):
+        def call(self, args: MockCallArgs) -> dict[str, Any]:
+            if args.token in ("aws:ssm/getParameter:getParameter", "aws:ec2/getAmi:getAmi"):
+                raise RefusalError
+            return super().call(args)
+
+    spec, place = example("rehearsal", **({"image_id": image_id} if image_id else {}))
+    monitor = Registered(Refusing())
+    with pytest.raises(InfraError) as caught:
+        run_on(monitor, monitor.service, lambda: build_cluster(spec, place))
+    (line,) = caught.value.problems
+    assert line.startswith(f"image_id of group train = '{image_id or '/aws/service/'}")
+    assert "1 error occurred: * reading it: not found; fix: name an image of the region" in line
+    assert line.isprintable()
+    assert monitor.requests == []
 
 
 def test_spot_lies_in_a_placement_group_of_its_own_and_reserved_capacity_in_none() -> None:

@@ -182,7 +182,7 @@ def test_flow_logs_wait_for_their_roles_rights() -> None:
     assert (group["name"], group["retentionInDays"]) == ("/lustrain/demo/flow-logs", 30)
     (log,) = monitor.of("aws:ec2/flowLog:FlowLog").values()
     assert (log["vpcId"], log["trafficType"]) == ("demo-vpc-id", "ALL")
-    assert "demo-flow-logs-flow-logs" in monitor.waits_for("aws:ec2/flowLog:FlowLog", "demo-flow-logs")
+    assert "demo-flow-logs" in monitor.waits_for("aws:ec2/flowLog:FlowLog", "demo-flow-logs")
     assert not run(whole(spec_of()))[0].of("aws:ec2/flowLog:FlowLog")
 
 

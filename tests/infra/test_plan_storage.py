@@ -91,7 +91,8 @@ SMALLEST = "1200 GiB is the smallest file system there is"
         (None, 5, False, (7200, 1000), "5 GB/s take 7200 GiB even at 1000 MB/s/TiB, the highest rate"),
         (7.2, 2, True, (9600, 500), "EFA at 500 MB/s/TiB comes in steps of 9600 GiB"),
         (1, None, True, (4800, 1000), "EFA at 1000 MB/s/TiB comes in steps of 4800 GiB"),
-        (19.2, 4.8, True, (19200, 250), "capacity comes in steps of 2400 GiB, and the wish is 19200 GiB"),
+        (19.2, 4.8, True, (19200, 250), "EFA at 250 MB/s/TiB comes in steps of 19200 GiB, and the wish is 19200 GiB"),
+        (9.6, 9.6, True, (9600, 1000), "EFA at 1000 MB/s/TiB comes in steps of 4800 GiB, and the wish is 9600 GiB"),
         (4.8, 9.6, True, (9600, 1000), "9.6 GB/s take 9600 GiB even at 1000 MB/s/TiB, the highest rate"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -77,6 +78,88 @@ def test_all_mistakes_are_told_at_once_errors_first() -> None:
 def test_a_suppressed_finding_is_silent_and_the_suppression_is_not_complained_about() -> None:
     suppress = [{"code": "BUD-001", "reason": "the department watches the bill"}]
     assert run_offline(spec_of(SPOT, {"budget": GONE, "suppress": suppress}), place(SPOT), NOW) == []
+
+
+def test_a_silenced_rule_that_aws_holds_to_is_told_with_what_aws_refuses() -> None:
+    """With the suppression of each mistake in turn: its own line is gone, and it is told where AWS would say no."""
+    reason = "we know better"
+    for mistake in MISTAKES:
+        rule = OFFLINE.get(mistake.code)
+        if rule is None or rule.essential:
+            continue
+        suppress = [{"code": mistake.code, "reason": reason}]
+        before, after = found(mistake), found(replace(mistake, edits={**mistake.edits, "suppress": suppress}))
+        assert not [finding for finding in after if finding.code == mistake.code]
+        (silenced, *_) = [finding for finding in before if finding.code == mistake.code]
+        told = [finding.line() for finding in after if finding.code == "CFG-092"]
+        if silenced.level == "error" and not rule.judgement and rule.source.startswith("https://"):
+            assert len(told) == 1, mistake
+            assert (
+                f"warning: suppress.0: {mistake.code} is silenced, and AWS refuses the update all the same" in told[0]
+            )
+            assert silenced.message in told[0]
+        else:
+            assert told == [], mistake
+
+
+@pytest.mark.parametrize("code", ["CFG-005", "FSX-008", "NET-007", "S3-005", "BUD-004"])
+def test_what_only_we_refuse_is_silent_once_it_is_suppressed(code: str) -> None:
+    mistake = next(mistake for mistake in MISTAKES if mistake.code == code)
+    suppress = [{"code": code, "reason": "we know better"}]
+    codes = {finding.code for finding in found(replace(mistake, edits={**mistake.edits, "suppress": suppress}))}
+    assert not {code, "CFG-092"} & codes
+
+
+MOUNTS = {
+    "/snap": "snapd",
+    "/snap/fsx": "snapd",
+    "/opt/sagemaker": "HyperPod",
+    "/opt/sagemaker/fsx": "HyperPod",
+    "/opt/amazon": "EFA",
+    "/opt/amazon/efa": "EFA",
+    "/opt/slurm": "Slurm",
+    "/scratch": "every node makes",
+    "/scratch/fsx": "every node makes",
+    "/usr/local/fsx": "the operating system",
+    "/var": "the operating system",
+    "/opt": "what lies in /opt",
+    "/opt/fsx": "",
+    "/opt/amazonia": "",
+    "/mnt/fsx": "",
+    "/snapshots": "",
+    "/scratch2": "",
+    "/data/var": "",
+}
+
+
+def test_a_file_system_is_mounted_where_it_hides_nothing_that_a_node_needs() -> None:
+    for path, whose in MOUNTS.items():
+        for key, code in (("storage.lustre", "FSX-008"), ("storage.home", "FSX-009")):
+            spec = spec_of(SPOT, {f"{key}.mount_path": path})
+            hits = [one.message for one in OFFLINE[code].check(spec, Context())]
+            assert [whose in message for message in hits] == ([True] if whose else []), (code, path, hits)
+
+
+@pytest.mark.parametrize(("path", "told"), [("/fsxdata", False), ("/data/fsx", False), ("/fsx/a/b", True)])
+def test_only_a_folder_that_begins_with_the_mount_path_repeats_it(path: str, told: bool) -> None:
+    hits = OFFLINE["DRA-011"].check(spec_of(SPOT, {"storage.lustre.associations.0.path": path}), Context())
+    assert [f"/fsx{path}" in one.message and "write /a/b," in one.fix for one in hits] == ([True] if told else [])
+
+
+@pytest.mark.parametrize(("mode", "day"), [("on-demand", 3037.44), ("spot", 303.744), ("capacity-block", 1518.72)])
+def test_a_budget_below_a_days_cost_is_told_with_both_figures(mode: str, day: float) -> None:
+    """Two machines of eight H200 each: 16 * 7.91 * 24 USD a day on demand."""
+    edits = {"groups.0.capacity.mode": mode, "groups.0.instance_type": "p5en.48xlarge", "groups.0.count": 2}
+    enough = OFFLINE["BUD-004"].check(spec_of(SPOT, {**edits, "budget.monthly_usd": day}), Context())
+    assert list(enough) == []
+    (hit,) = OFFLINE["BUD-004"].check(spec_of(SPOT, {**edits, "budget.monthly_usd": day - 1}), Context())
+    assert f"16 accelerators cost {day:,.0f} USD a day or more, the month's budget is {day - 1:,.0f}" == hit.message
+
+
+def test_an_empty_group_is_told_with_what_is_left() -> None:
+    edits = {"groups.1": {"name": "more", "instance_type": "g6e.48xlarge", "count": 0}}
+    (hit,) = OFFLINE["CFG-003"].check(spec_of(SPOT, edits), Context())
+    assert hit.message == "group more has 0 machines: the cluster has 8 workers with 64 accelerators"
 
 
 def test_what_no_plan_can_be_built_on_cannot_be_suppressed() -> None:

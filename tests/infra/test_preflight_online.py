@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import boto3
 import pytest
-from botocore.exceptions import EndpointConnectionError, NoCredentialsError, ReadTimeoutError
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ReadTimeoutError
 from botocore.stub import Stubber
 
 from infra.catalog.instances import instance
@@ -23,7 +24,7 @@ from infra.preflight.online.instances import quota_of
 from infra.preflight.online.running import ONLINE, ask_all, run_all, whoami
 from infra.preflight.rule import Context
 from infra.problems import InfraError
-from tests.infra.answers import CASES, EKS, NOW, SLURM, SPOT, Answer, Case
+from tests.infra.answers import BUCKETS, CASES, CONTROL, EKS, IMAGE, LUSTRE, NOW, SLURM, SPOT, Answer, Case
 from tests.infra.edits import ACCOUNT, place, spec_of
 
 
@@ -129,6 +130,55 @@ def test_a_refused_question_is_unknown(code: str, answer: str) -> None:
     assert found
     if code != "EC2-103" or answer == "UnauthorizedOperation":
         assert {finding.level for finding in found} == {"unknown"}
+
+
+PAGE = b"<!DOCTYPE html>\n<html><head><title>Portal</title></head><body>Log in &amp; pay</body></html>"
+
+
+class Portal(BaseHTTPRequestHandler):
+    """Answers every question with a page for people, as a proxy does that wants a log-in."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(PAGE)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(PAGE)
+
+    do_POST = do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the test's stderr."""
+
+
+@pytest.fixture
+def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Portal) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        yield
+        server.shutdown()
+
+
+def test_a_page_in_place_of_an_answer_is_told_in_a_line_and_never_printed(portal: None) -> None:
+    with pytest.raises(
+        InfraError, match=r"an HTML page \(status 200\) came in place of an answer to GetCallerId"
+    ) as caught:
+        run_all(spec_of(SPOT, {}), Aws("us-east-1"), NOW)
+    assert len(caught.value.problems) == 1
+    for stack, edits in ((SPOT, {**LUSTRE, **IMAGE, **BUCKETS}), (EKS, CONTROL)):
+        found = ask_all(spec_of(stack, edits), context(stack), Aws("us-east-1"))
+        assert not [one.line() for one in found if "<" in one.line() or "Portal" in one.line()]
+        assert {one.level for one in found} == {"unknown"}
+
+
+@pytest.mark.parametrize("code", ["NET-101", "EC2-103"])
+def test_a_page_as_the_message_of_an_error_is_not_printed(code: str) -> None:
+    error = ClientError({"Error": {"Code": "503", "Message": PAGE.decode()}}, "Any")
+    found = ONLINE[code].ask(spec_of(SPOT, {}), context(SPOT), broken(error))
+    assert found
+    assert all("an HTML page" in one.line() and "<" not in one.line() for one in found)
 
 
 def test_missing_permission_names_the_permission() -> None:

@@ -16,6 +16,7 @@ import yaml
 from invoke.context import Context as Invocation
 from invoke.exceptions import Exit
 
+from infra import deployed as deployment
 from infra import tasks
 from infra.config import parse
 from infra.plan.bundle import bundle
@@ -34,6 +35,7 @@ HOUSE = Path(__file__).parents[2]
 def fab(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("fab")), *words]
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PULUMI_"))}
+    clean["PULUMI_BACKEND_URL"] = "file://~"
     return subprocess.run(
         command, cwd=HOUSE, env={**clean, **environment}, capture_output=True, text=True, timeout=120, check=False
     )
@@ -76,7 +78,7 @@ def test_a_stack_that_cannot_be_read_hides_no_other(
 
 def test_what_is_planned_comes_with_the_rule_that_decided_it_unless_it_cannot_be() -> None:
     done = fab("preflight", "--stack", "hyperpod-slurm-p5")
-    planned = "Lustre: 9,600 GiB at 1000 MB/s per TiB, 9,600 MB/s in all, with EFA: capacity comes in steps of 2400 GiB"
+    planned = "Lustre: 9,600 GiB at 1000 MB/s per TiB, 9,600 MB/s in all, with EFA: EFA at 1000 MB/s/TiB comes in steps of 4800"
     assert planned in done.stdout
     assert "train: 4 x p5.48xlarge, training-plan, EFA interfaces: 32 each" in done.stdout
 
@@ -124,6 +126,43 @@ def test_without_pulumi_what_is_deployed_cannot_be_told() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("pulumi is not on PATH; fix: ")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
+def test_without_a_login_pulumi_is_not_even_run(tmp_path: Path) -> None:
+    path = deployed(tmp_path, {"spec": config("rehearsal")["lustrain:cluster"]})
+    done = fab("explain-change", "--stack", "rehearsal", PATH=path, PULUMI_BACKEND_URL="", PULUMI_HOME=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("there is no login to Pulumi's state, ")
+    assert "fix: `pulumi login` " in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "credentials", "there"),
+    [
+        ({}, None, False),
+        ({}, '{"current": "", "accounts": {"file://~": {}}}', False),
+        ({}, '{"current": "s3://state"}', True),
+        ({}, "{", True),
+        ({"PULUMI_ACCESS_TOKEN": "x"}, None, True),
+        ({"PULUMI_BACKEND_URL": "s3://state"}, None, True),
+    ],
+)
+def test_a_login_is_where_pulumi_looks_for_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    credentials: str | None,
+    there: bool,
+) -> None:
+    for name in [name for name in os.environ if name.startswith("PULUMI_")]:
+        monkeypatch.delenv(name)
+    for name, value in {"PULUMI_HOME": str(tmp_path), **environment}.items():
+        monkeypatch.setenv(name, value)
+    if credentials:
+        (tmp_path / "credentials.json").write_text(credentials, encoding="utf-8")
+    assert deployment.logged_in() is there
 
 
 @pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")

@@ -13,7 +13,7 @@ from infra.local.engine import Engine, EngineError
 from rehearsal import provision
 from tests.infra.stacks import EXAMPLES, example
 
-FORTY = {"name": "train", "instance_type": "g6e.8xlarge", "count": 40, "capacity": {"mode": "spot"}}
+OTHER_IMAGE = {"name": "train", "instance_type": "g6e.8xlarge", "count": 2, "image_id": "ami-0123456789abcdef0"}
 
 
 @pytest.mark.slow
@@ -23,11 +23,11 @@ FORTY = {"name": "train", "instance_type": "g6e.8xlarge", "count": 40, "capacity
         ({"grups": []}, "lustrain:cluster.grups = []: unknown key; fix: did you mean groups?"),
         ({"zone_id": "usw2-az1"}, "error: zone_id: "),
         (
-            {"network": {"cidr": "10.0.0.0/27", "compute_prefix": 28}, "groups": [FORTY]},
-            "error: network.compute_prefix: ",
+            {"groups": [OTHER_IMAGE]},
+            "image_id of group train = 'ami-0123456789abcdef0': this image cannot be looked up: ",
         ),
     ],
-    ids=["unknown key", "zone of another region", "too few addresses"],
+    ids=["unknown key", "zone of another region", "image that is not there"],
 )
 def test_a_mistake_stops_the_update_in_lines_and_nothing_is_made(
     engine_aws: LocalAws, tmp_path: Path, edit: dict[str, object], line: str
@@ -45,7 +45,6 @@ def test_a_mistake_stops_the_update_in_lines_and_nothing_is_made(
 @pytest.mark.slow
 def test_a_stack_without_a_cluster_is_told_where_to_begin(engine_aws: LocalAws, tmp_path: Path) -> None:
     engine = Engine(tmp_path / "pulumi", "rehearsal", engine_aws.environment)
-    del engine.config["config"]["lustrain:cluster"]
     engine.config_file.write_text("config:\n  aws:region: us-east-1\n", encoding="utf-8")
     with pytest.raises(EngineError) as refused:
         engine.up()

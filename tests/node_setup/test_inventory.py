@@ -258,6 +258,7 @@ def test_a_stack_gives_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     program.chmod(0o755)
     (tmp_path / "pulumi.json").write_text(json.dumps({"cluster": described()}))
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("PULUMI_BACKEND_URL", f"file://{tmp_path}")
     assert names(inventory(Source(stack="dev"))) == ["n1", "n2"]
     assert "stack output --json --stack dev" in (tmp_path / "pulumi.log").read_text()
     assert said(Source(stack="gone")) == (

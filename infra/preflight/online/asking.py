@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.model import OperationModel
 from botocore.parsers import ResponseParserError
 
 from infra.config import ClusterSpec
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, Rule
-from infra.problems import LONGEST_VALUE
+from infra.problems import LONGEST_VALUE, is_page, without_page
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -32,6 +33,25 @@ if TYPE_CHECKING:
 PATIENCE = Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 3, "mode": "standard"})
 """Seconds for one question; ours: a preflight that hangs is not asked again."""
 DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedException", "403"})
+
+
+class NotAwsError(BotoCoreError):
+    """A page for people came where AWS answers in XML or JSON: a proxy's, a portal's, or a load balancer's."""
+
+    fmt = (
+        "an HTML page (status {status_code}) came in place of an answer to {operation}: something else than AWS answers"
+    )
+
+
+def _no_pages(response_dict: Mapping[str, Any], operation_model: OperationModel, **_: Any) -> None:
+    """Hook of botocore: its parsers take a page for an empty answer, or hand it on as the message of an error.
+
+    A page with a status of 500 and more is left to botocore, which asks again.
+    """
+    status, kind = response_dict["status_code"], str(response_dict["headers"].get("content-type", ""))
+    body = bytes(response_dict["body"] or b"")[:2000].decode("latin-1")
+    if status < 500 and (kind.startswith("text/html") or is_page(body)):
+        raise NotAwsError(status_code=status, operation=operation_model.name)
 
 
 class Aws:
@@ -59,7 +79,10 @@ class Aws:
         # A boto3 session is not for several threads at once, a client is.
         with self._lock:
             if service not in self._clients:
-                self._clients[service] = self._make(service, **({"config": PATIENCE} if self._configured else {}))
+                client = self._make(service, **({"config": PATIENCE} if self._configured else {}))
+                if self._configured:
+                    client.meta.events.register("before-parse", _no_pages)
+                self._clients[service] = client
             return self._clients[service]
 
     @property
@@ -103,6 +126,10 @@ class Aws:
         return cast("SQSClient", self._client("sqs"))
 
     @property
+    def ssm(self) -> Any:
+        return self._client("ssm")
+
+    @property
     def sts(self) -> STSClient:
         return cast("STSClient", self._client("sts"))
 
@@ -118,6 +145,7 @@ class OnlineRule(Rule):
         """What is wrong; may raise botocore's errors, which `ask` turns into an unknown."""
 
     def unknown(self, path: str, why: str, fix: str) -> Finding:
+        why = without_page(why)
         short = why if len(why) <= LONGEST_VALUE else why[:LONGEST_VALUE] + "…"
         return self.finding(path, f"could not be checked: {short}", fix, level="unknown")
 
@@ -133,7 +161,7 @@ class OnlineRule(Rule):
             return [
                 self.unknown(
                     WHOLE,
-                    f"AWS answers {code}: {said}",
+                    f"AWS answers {code}: {without_page(said)}",
                     f"try again, or look in the console; the question is {self.permission}",
                 )
             ]

@@ -17,6 +17,7 @@ from infra.plan.gang import CANONICAL, image
 from infra.preflight.finding import Finding, Level
 from infra.preflight.online.asking import DENIED, Aws, OnlineRule, code_of
 from infra.preflight.rule import Context, groups, known_groups
+from infra.problems import without_page
 
 QUOTAS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-quotas.html"
 ERRORS = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
@@ -116,7 +117,7 @@ class DryRun(OnlineRule):
 
     def _answer(self, path: str, group: Group, error: ClientError) -> Iterator[Finding]:
         code = code_of(error)
-        said = str(error.response.get("Error", {}).get("Message", ""))
+        said = without_page(str(error.response.get("Error", {}).get("Message", "")))
         if code == "DryRunOperation":
             return
         if code in DENIED or code in UNDECIDED:
@@ -172,6 +173,26 @@ class Image(OnlineRule):
             elif images[0].get("Architecture") != facts.architecture:
                 message = f"{group.image_id} is {images[0].get('Architecture')}, {group.ec2_type} {facts.architecture}"
                 yield self.finding(f"{path}.image_id", message, "take an image of the type's architecture")
+
+
+class DefaultImage(OnlineRule):
+    code = "EC2-107"
+    checks = "AWS names an image for each group that names none."
+    source = "https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html"
+    permission = "ssm:GetParameter"
+
+    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
+        for path, group, facts in known_groups(spec):
+            if spec.backend != "ec2" or group.image_id or facts.architecture not in CANONICAL:
+                continue
+            parameter = image(group, facts).parameter
+            try:
+                aws.ssm.get_parameter(Name=str(parameter))
+            except ClientError as error:
+                if code_of(error) != "ParameterNotFound":
+                    raise
+                message = f"AWS names no image for {group.ec2_type} in {aws.region}: there is no {parameter}"
+                yield self.finding(f"{path}.image_id", message, "set it to an image of yours")
 
 
 class KeyPair(OnlineRule):
@@ -267,4 +288,4 @@ def _quotas(aws: Aws, service: str) -> list[Any]:
     )
 
 
-RULES = (Offered(), VcpuQuota(), ClusterQuota(), DryRun(), Facts(), Image(), KeyPair())
+RULES = (Offered(), VcpuQuota(), ClusterQuota(), DryRun(), Facts(), Image(), DefaultImage(), KeyPair())

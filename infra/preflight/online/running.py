@@ -14,7 +14,7 @@ from infra.plan.place import Place
 from infra.preflight.finding import Finding
 from infra.preflight.offline import ABOUT_SUPPRESSIONS, OFFLINE, check_offline, settle
 from infra.preflight.online import access, capacity, instances, leftovers, network, storage
-from infra.preflight.online.asking import WHOLE, Aws, OnlineRule, code_of
+from infra.preflight.online.asking import WHOLE, Aws, NotAwsError, OnlineRule, code_of
 from infra.preflight.rule import Context
 from infra.problems import InfraError
 
@@ -49,6 +49,9 @@ def whoami(aws: Aws) -> Place | None:
         raise InfraError(_refused(error)) from None
     except (ConnectionError, HTTPClientError, ResponseParserError):
         return None
+    except NotAwsError as error:
+        fix = "look at the proxy, at AWS_ENDPOINT_URL and at endpoint_url of the profile"
+        raise InfraError(f"AWS cannot be asked: {error}; fix: {fix}") from None
     except NoRegionError:
         raise InfraError("no region: fix: set aws:region in Pulumi.<stack>.yaml") from None
     except BotoCoreError as error:
