@@ -27,7 +27,7 @@ DOCUMENT: dict[str, Any] = {
     "cluster": "llm",
     "backend": "hyperpod-slurm",
     "groups": {
-        "train": {"type": "p5.48xlarge", "role": "worker", "gpus": 8, "efa": 32, "nvme": 8},
+        "train": {"type": "p5.48xlarge", "role": "worker", "gpus": 8, "efa": 32, "nvme": 8, "lustre_efa": 2},
         "login": {"type": "c7i.4xlarge", "role": "login", "gpus": 0, "efa": 0, "nvme": 0},
     },
     "lustre": {

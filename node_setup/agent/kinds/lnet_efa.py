@@ -16,7 +16,6 @@ from node_setup.agent.kinds.unit import no_systemd
 from node_setup.agent.model import (
     FAILED,
     OK,
-    REBOOT,
     RUNTIME,
     UNKNOWN,
     Facts,
@@ -32,10 +31,10 @@ PEER_CREDITS = "32"
 """Messages in flight to one server over one interface, as the page of AWS has it."""
 ADD_SECONDS = 60.0
 """Of one interface: 9 s in a transcript of a g6e.24xlarge (tests/node_setup/recorded/ORIGINS.md, the wsi-cloud one)."""
-MOUNTED_BEFORE = (
-    "LNet has EFA, but knows the file servers over TCP only, as where Lustre was mounted first; "
-    "fix: fab node-reboot, or umount and mount while no job runs"
-)
+ON_TCP, ANEW = "mounted over TCP", "mounted anew, over EFA; while it is in use: fab node-reboot"
+UMOUNT_SECONDS, MOUNT_SECONDS = 60.0, 150.0
+KEPT = ("ro", "noatime", "relatime", "flock", "localflock", "user_xattr", "nosuid", "nodev", "noexec")
+"""Mount options that mean the same to mount(8) as in /proc/mounts, where others stand that it does not take."""
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
@@ -45,7 +44,7 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     planned = dropped(owned.LNET_UNIT, chosen, facts, request, (before,), (after,))
     for setting in chosen:
         if setting.id in selected:
-            planned += _plan_one(setting, facts)
+            planned += _plan_one(setting, facts, request)
     return planned
 
 
@@ -76,55 +75,68 @@ def interfaces(facts: Facts, net: str) -> list[str]:
 
 
 def servers_without_efa(facts: Facts) -> bool:
-    """Whether a file system is mounted and LNet knows no server by an EFA address; False where nobody could look.
+    """Whether LNet knows no server by an EFA address, as where Lustre was mounted before LNet had EFA; False where nobody
+    could look.
 
     Some peers of an FSx file system have none, its management server among them, so that one with EFA is enough.
     """
-    lustre = facts.get("lustre") or {}
-    peers = lustre.get("peers")
-    if not lustre.get("mounts") or not peers:
-        return False
-    return not any(nid.endswith(f"@{EFA}") for peer in peers for nid in peer["nids"])
+    peers = (facts.get("lustre") or {}).get("peers")
+    return bool(peers) and not any(nid.endswith(f"@{EFA}") for peer in peers for nid in peer["nids"])
 
 
-def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
+def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | Remark]:
     lustre: Mapping[str, Any] = facts.get("lustre") or {}
     if not lustre.get("lnetctl"):
         why = "there is no lnetctl on this node, so Lustre goes over TCP; fix: an image with the Lustre client and its tools"
         return [Remark(setting.id, FAILED, why)]
     if lustre.get("nets") is None and _lnet_is_loaded(facts):
         return [Remark(setting.id, UNKNOWN, "the networks of LNet could not be read")]
-    kept = _persisted(setting, facts)
-    return [*_runtime(setting, facts), *([] if kept is None else [kept])]
+    kept, network = _persisted(setting, facts), _network(setting, facts, request)
+    return [network, *([] if kept is None else [kept])]
 
 
-def _runtime(setting: Setting, facts: Facts) -> list[Step | Remark]:
+def _network(setting: Setting, facts: Facts, request: Request) -> Step | Remark:
+    """One step for interfaces and mount: where EFA's module does not load, nothing is unmounted for it."""
     there, devices = interfaces(facts, EFA), [str(one["name"]) for one in facts["efa"]["devices"]]
     wanted = min(int(setting.value), len(devices))
     missing = _spread([one for one in devices if one not in there], wanted - len(there))
-    preferred = facts["lustre"].get("preferred")
-    shown, asked = _shown(there, preferred), f"{wanted} EFA interfaces, preferred to TCP"
-    if not missing and (EFA in (preferred or ()) or preferred is None):
-        if servers_without_efa(facts):
-            return [Remark(setting.id, REBOOT, MOUNTED_BEFORE, shown, asked)]
-        return [Remark(setting.id, OK, "in LNet", shown, asked)]
+    preferred, anew = facts["lustre"].get("preferred"), _mount_anew(facts, request)
+    complete = not missing and (preferred is None or EFA in preferred)
+    shown = _shown(there, preferred) + (f", {ON_TCP}" if anew else "")
+    asked = f"{wanted} EFA interfaces, preferred" + (f", {ANEW}" if anew else "")
+    if complete and not anew:
+        return Remark(setting.id, OK, "LNet has them", shown, asked)
     tcp = interfaces(facts, TCP)
     interface = tcp[0] if tcp else facts["lustre"].get("interface")
     if interface is None:
-        return [Remark(setting.id, FAILED, "this node has no default route, and LNet no network to put EFA beside")]
-    commands = [*_load(facts, str(interface)), *([] if tcp else [_add(TCP, str(interface))])]
+        return Remark(setting.id, FAILED, "this node has no default route, and LNet no network to put EFA beside")
+    commands = [] if complete else _commands(str(interface), bool(tcp), missing, EFA in (preferred or ()))
+    return Step(setting.id, RUNTIME, "LNet", shown, asked, (*commands, *anew))
+
+
+def _commands(interface: str, has_tcp: bool, missing: Sequence[str], is_preferred: bool) -> list[Run]:
+    """EFA's module first: where it does not load, LNet is left as it was, and Lustre mounts over TCP."""
+    commands = [Run(("modprobe", "kefalnd", f"ipif_name={interface}"))]
+    if not has_tcp:
+        commands += [Run(("modprobe", "ksocklnd")), Run(("lnetctl", "lnet", "configure")), _add(TCP, interface)]
     commands += [_add(EFA, one, "--peer-credits", PEER_CREDITS) for one in missing]
     commands.append(Run(("lnetctl", "set", "discovery", "1")))
-    if EFA not in (preferred or ()):
-        commands.append(Run(("lnetctl", "udsp", "add", "--src", EFA, "--priority", "0")))
-    return [Step(setting.id, RUNTIME, "LNet", shown, asked, tuple(commands))]
+    return commands if is_preferred else [*commands, Run(("lnetctl", "udsp", "add", "--src", EFA, "--priority", "0"))]
 
 
-def _load(facts: Facts, interface: str) -> list[Run]:
-    """EFA's module first: where it does not load, LNet is left as it was, and Lustre mounts over TCP."""
-    kefalnd = Run(("modprobe", "kefalnd", f"ipif_name={interface}"))
-    rest = (("modprobe", "ksocklnd"), ("lnetctl", "lnet", "configure"))
-    return [kefalnd, *([] if interfaces(facts, TCP) else [Run(command) for command in rest])]
+def _mount_anew(facts: Facts, request: Request) -> tuple[Run, ...]:
+    """Empty where Lustre is not mounted, or over EFA. What is mounted before LNet has EFA stays on TCP, and HyperPod mounts
+    before anything of ours runs. The kernel refuses a plain umount while anything there is in use, and no job runs where
+    settings are applied."""
+    path = (request.document.get("lustre") or {}).get("path")
+    here = [one for one in facts.get("mounts") or () if one["target"] == path and one["fstype"] == "lustre"]
+    if not here or (interfaces(facts, EFA) and not servers_without_efa(facts)):
+        return ()
+    options = ",".join([one for one in here[-1]["options"] if one in KEPT] + ["_netdev"])
+    return (
+        Run(("umount", str(path)), UMOUNT_SECONDS),
+        Run(("mount", "-t", "lustre", "-o", options, str(here[-1]["source"]), str(path)), MOUNT_SECONDS),
+    )
 
 
 def _add(net: str, interface: str, *more: str) -> Run:

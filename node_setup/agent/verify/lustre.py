@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from node_setup.agent.kinds.lnet_efa import MOUNTED_BEFORE, servers_without_efa
+from node_setup.agent.kinds.lnet_efa import servers_without_efa
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import Expected
 from node_setup.agent.verify.result import FAIL, NONE, OK, SKIP, UNKNOWN, WARN, Result, known, unread
@@ -81,7 +81,8 @@ def network(facts: Facts, want: Expected, request: Request) -> Result:
         why = "LNet has fewer EFA interfaces than this type gives to Lustre; fix: fab node-tune"
         return Result(check, FAIL, why, NONE, str(len(efa)), str(wanted))
     if servers_without_efa(facts):
-        return Result(check, FAIL, MOUNTED_BEFORE)
+        why = "LNet has EFA, but knows the servers over TCP only, as where Lustre was mounted first; fix: fab node-tune"
+        return Result(check, FAIL, why)
     return Result(check, OK, f"{len(efa)} EFA interfaces", found=str(len(efa)))
 
 
