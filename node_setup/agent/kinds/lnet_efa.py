@@ -80,8 +80,9 @@ def servers_without_efa(facts: Facts) -> bool:
 
     Some peers of an FSx file system have none, its management server among them, so that one with EFA is enough.
     """
-    peers = (facts.get("lustre") or {}).get("peers")
-    return bool(peers) and not any(nid.endswith(f"@{EFA}") for peer in peers for nid in peer["nids"])
+    peers = (facts.get("lustre") or {}).get("peers") or ()
+    nids = [nid for peer in peers for nid in peer["nids"]]
+    return bool(nids) and not any(nid.endswith(f"@{EFA}") for nid in nids)
 
 
 def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | Remark]:
