@@ -68,6 +68,9 @@ def _in_order(names: list[str]) -> list[str]:
             return
         unit = load(name)
         before = unit.words("Unit.After") + unit.words("Unit.Requires") + earlier.get(name, [])
+        if name.endswith("mount"):
+            # As systemd orders mounts of network file systems; here an automount mounts as soon as it starts.
+            before += earlier.get("remote-fs-pre.target", [])
         for path_wanted in unit.words("Unit.RequiresMountsFor"):
             before.append(path_wanted.strip("/").replace("-", "\\x2d").replace("/", "-") + ".mount")
         for other in before:
