@@ -228,7 +228,9 @@ def _newer(today: date) -> str:
 class SmallVolume(OfflineRule):
     code = "EKS-030"
     level = "warning"
-    checks = "Images and pods of a node without instance store have more room on the group's volume than on the root disk."
+    checks = (
+        "Images and pods of a node without instance store have more room on the group's volume than on the root disk."
+    )
     source = ROOT_DISK
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:

@@ -31,7 +31,7 @@ PEER_CREDITS = "32"
 """Messages in flight to one server over one interface, as the page of AWS has it."""
 ADD_SECONDS = 60.0
 """Of one interface: 9 s in a transcript of a g6e.24xlarge (tests/node_setup/recorded/ORIGINS.md, the wsi-cloud one)."""
-ON_TCP, ANEW = "mounted over TCP", "mounted anew, over EFA; while it is in use: fab node-reboot"
+ON_TCP, ANEW = "mounted over TCP", "mounted anew over EFA (where it is in use: fab node-reboot)"
 UMOUNT_SECONDS, MOUNT_SECONDS = 60.0, 150.0
 KEPT = ("ro", "noatime", "relatime", "flock", "localflock", "user_xattr", "nosuid", "nodev", "noexec")
 """Mount options that mean the same to mount(8) as in /proc/mounts, where others stand that it does not take."""
