@@ -119,6 +119,8 @@ class NodeGroup(Section):
     accelerator: str | None = None
     efa: Annotated[int, Field(ge=0)] = 0
     nvme: Annotated[int, Field(ge=0)] = 0
+    lustre_efa: Annotated[int, Field(ge=0)] = 0
+    """EFA interfaces of a node that LNet gets; 0 is Lustre over TCP."""
 
 
 class Stripe(Section):
@@ -271,7 +273,7 @@ def described(
     """
     if backend == "hyperpod-eks":
         lustre = None
-    known = {"type", "role", "gpus", "efa", "nvme"}
+    known = {"type", "role", "gpus", "efa", "nvme", "lustre_efa"}
     shown = {"path", "efa", "throughput_mb_s", "stripes"}
     mounted_by_agent = lustre if backend == "machines" else None
     return {

@@ -57,8 +57,7 @@ scratch_disk() {
 
 # /scratch is the same path on all nodes. A full root volume stops a node, so there is none of it on the root volume.
 make_scratch() {
-  local backend="$1" disk
-  disk="$(scratch_disk "$backend")"
+  local disk="$1"
   if [[ -z "$disk" ]]; then
     say "WARNING: no local disk besides the root volume is mounted: this node has no /scratch"
     return
@@ -105,14 +104,18 @@ leave() {
 }
 
 boot() {
-  local agent="$1" backend="$2"
+  local agent="$1" backend="$2" disk
   mkdir -p "$(dirname "$log")"
   trap 'leave $?' EXIT
   {
     say "begin, $backend"
     # The agent first: it mounts the instance store where the image does not.
     run_agent "$agent"
-    make_scratch "$backend"
+    disk="$(scratch_disk "$backend")"
+    make_scratch "$disk"
+    if [[ "$backend" == eks ]]; then
+      bash "$(dirname "$agent")/container_data.sh" "${disk#"$root"}"
+    fi
     say "end"
   } 2>&1 | tee -a "$log"
 }

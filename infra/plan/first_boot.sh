@@ -112,7 +112,7 @@ After=network-online.target
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-TimeoutStartSec=90min
+TimeoutStartSec=100min
 ExecStart=/usr/local/sbin/lustrain-boot
 
 [Install]
@@ -142,40 +142,14 @@ lustre_client() {
   DEBIAN_FRONTEND=noninteractive apt-get install -qy "lustre-client-modules-$(uname -r)"
 }
 
-efa_devices() {
-  local device
-  for device in "$root"/sys/class/infiniband/*; do
-    if [[ "$(readlink -f "$device/device/driver")" == */efa ]]; then
-      basename "$device"
-    fi
-  done
+# Before anything loads Lustre: what is mounted over TCP stays there. The agent knows how, here and at every later boot.
+lnet_over_efa() {
+  retry 2 300 python3 "$agent" lnet >/dev/null
 }
 
-over_efa() {
-  [[ "$(lnetctl net show --net efa)" == *@efa* ]]
-}
-
-# Modules and LNet before the mount: _netdev in fstab orders neither.
-lustre_network() {
-  local interface devices count n
-  interface="$(ip -o -4 route show to default | awk '{print $5; exit}')"
+# The client's own network is up before the mount: _netdev in fstab does not order it.
+lustre_modules() {
   modprobe lnet
-  if ((lustre_efa > 0)) && modprobe kefalnd "ipif_name=$interface"; then
-    modprobe ksocklnd
-    lnetctl lnet configure
-    if [[ "$(lnetctl net show --net tcp)" != *@tcp* ]]; then
-      lnetctl net add --net tcp --if "$interface"
-    fi
-    if ! over_efa; then
-      mapfile -t devices < <(efa_devices)
-      count=$((lustre_efa < ${#devices[@]} ? lustre_efa : ${#devices[@]}))
-      for ((n = 0; n < count; n++)); do
-        lnetctl net add --net efa --if "${devices[n * ${#devices[@]} / count]}" --peer-credits 32
-      done
-      lnetctl set discovery 1
-      lnetctl udsp add --src efa --priority 0
-    fi
-  fi
   modprobe lustre
 }
 
@@ -187,12 +161,13 @@ lustre() {
     printf '%s' "$lustre_options" >"$root/etc/modprobe.d/lustrain-lustre.conf"
   fi
   retry 5 300 lustre_client
-  begin_step "Lustre network"
-  retry 5 120 lustre_network
-  if ((lustre_efa > 0)) && ! over_efa; then
-    say "WARNING: LNet has no EFA interface: Lustre goes over TCP"
+  begin_step "Lustre over EFA"
+  if ((lustre_efa > 0)) && ! lnet_over_efa; then
+    say "WARNING: LNet has no EFA network: Lustre goes over TCP"
     remark=" lustre-over-tcp"
   fi
+  begin_step "Lustre network"
+  retry 5 120 lustre_modules
   begin_step "mount of $lustre_path"
   mkdir -p "$root$lustre_path"
   if ! mountpoint -q "$root$lustre_path"; then
@@ -226,13 +201,16 @@ fetch_bundle() {
   retry 10 120 aws s3 cp --recursive --only-show-errors "$bundle_uri" "$bundle"
 }
 
-# The bundle's own steps are those of every backend: the node agent, then scratch on local disks.
-from_bundle() {
+lifecycle_bundle() {
   begin_step "lifecycle bundle"
   if first || [[ ! -f "$agent" || ! -f "$bundle/node.sh" ]]; then
     fetch_bundle
     agent="$bundle/node_setup.pyz"
   fi
+}
+
+# The bundle's own steps are those of every backend: the node agent, then scratch on local disks.
+from_bundle() {
   # The agent may wait for a mount, and installs what is missing; node.sh ends it before this does.
   begin_step "node agent and scratch" $((2 * patience))
   export LUSTRAIN_WAIT_SECONDS="${LUSTRAIN_WAIT_SECONDS:-30}"
@@ -249,6 +227,9 @@ say "begin"
 begin_step "facts"
 facts
 at_every_boot
+if [[ -n "$bundle_uri" ]]; then
+  lifecycle_bundle
+fi
 if [[ -n "$lustre_dns" ]]; then
   lustre
 fi

@@ -9,6 +9,7 @@ from infra.catalog.instances import instance
 from infra.cluster import FileSystem, NodeGroup, described
 from infra.config import ClusterSpec, Group
 from infra.plan.clients import stripes
+from infra.plan.lnet import lustre_interfaces
 from infra.plan.storage import lustre_plan
 
 NOT_YET = {"id": "", "dns_name": "", "mount_name": ""}
@@ -17,11 +18,11 @@ NOT_YET = {"id": "", "dns_name": "", "mount_name": ""}
 
 def node_document(spec: ClusterSpec) -> dict[str, Any]:
     """`infra.cluster.node_document` of the cluster that this spec will become."""
-    groups = {group.name: node_group(group) for group in spec.groups}
+    groups = {group.name: node_group(spec, group) for group in spec.groups}
     return described(spec.name, spec.backend, groups, file_system(spec, NOT_YET), spec.tuning)
 
 
-def node_group(group: Group) -> NodeGroup:
+def node_group(spec: ClusterSpec, group: Group) -> NodeGroup:
     kind = instance(group.ec2_type)
     accelerators = kind.accelerators if kind else ()
     return NodeGroup(
@@ -32,6 +33,7 @@ def node_group(group: Group) -> NodeGroup:
         accelerator=accelerators[0].name if accelerators else None,
         efa=kind.efa if kind else 0,
         nvme=kind.nvme_count if kind else 0,
+        lustre_efa=lustre_interfaces(spec, group),
     )
 
 

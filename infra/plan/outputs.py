@@ -52,7 +52,7 @@ def cluster(spec: ClusterSpec, place: Place, made: Made) -> Cluster:
             user=spec.access.user,
             ssm_target=ssm_target(made.hyperpod_id) if made.hyperpod_id else "{instance_id}",
         ),
-        groups={group.name: node_group(group) for group in spec.groups},
+        groups={group.name: node_group(spec, group) for group in spec.groups},
         tuning=spec.tuning,
         lustre=file_system(spec, made.lustre) if made.lustre else None,
         home=HomeSystem(path=spec.storage.home.mount_path, **made.home) if spec.storage.home and made.home else None,

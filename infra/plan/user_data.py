@@ -12,39 +12,17 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from infra.catalog.instances import Instance, instance
+from infra.catalog.instances import instance
 from infra.config import ClusterSpec, Group
 from infra.plan.clients import module_options
+from infra.plan.lnet import lustre_interfaces
 from infra.plan.nodes import node_document
 from infra.plan.place import Place, runs_uri
-from infra.plan.storage import efa_wanted
 from infra.problems import InfraError, problem
 
 BODY = Path(__file__).with_name("first_boot.sh")
 MAX_BYTES = 16 * 1024
 """EC2's limit before base64 (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html); ours is on the base64."""
-EFA_CONNECTIONS = 1024
-"""EFA interfaces of all clients that one file system takes
-(https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html)."""
-LUSTRE_EFA = {
-    "p6-b300.48xlarge": 16,
-    "p6e-gb200.36xlarge": 8,
-    "p6-b200.48xlarge": 8,
-    "p5en.48xlarge": 8,
-    "p5e.48xlarge": 8,
-    "p5.48xlarge": 8,
-}
-"""EFA interfaces that AWS gives to Lustre by default; 2 on other types with several cards, 1 with one (same page)."""
-WITHOUT_LUSTRE_EFA = ("trn2.", "trn2u.")
-"""The same page excludes this family."""
-
-
-def lustre_interfaces(spec: ClusterSpec, group: Group) -> int:
-    """EFA interfaces of a node of `group` that Lustre uses: AWS's number for the type, fewer where all the cluster's nodes
-    would open more connections than a file system takes; 0 where the type has none, or there is none left."""
-    wanted = _lustre_default(instance(group.ec2_type))
-    nodes = sum(other.count for other in spec.workers if _lustre_default(instance(other.ec2_type)))
-    return min(wanted, EFA_CONNECTIONS // max(nodes, 1))
 
 
 def facts(
@@ -97,7 +75,7 @@ def user_data(
         f"lustre_dns={shlex.quote(lustre_dns)}",
         f"lustre_mount={shlex.quote(lustre_mount_name)}",
         f"lustre_path={shlex.quote(wish.mount_path if wish else '')}",
-        f"lustre_efa={lustre_interfaces(spec, group) if efa_wanted(spec) else 0}",
+        f"lustre_efa={lustre_interfaces(spec, group)}",
         f"lustre_options={shlex.quote(options)}",
         f"home_dns={shlex.quote(home_dns)}",
         f"home_path={shlex.quote(home.mount_path if home else '')}",
@@ -120,9 +98,3 @@ def _check(text: str) -> None:
     if (size := len(encoded(text))) > MAX_BYTES:
         fix = "carry what is large in the lifecycle bundle"
         raise InfraError(problem("user data", size, "bytes are too many", allowed=f"<= {MAX_BYTES}", fix=fix))
-
-
-def _lustre_default(kind: Instance | None) -> int:
-    if kind is None or not kind.efa or kind.name.startswith(WITHOUT_LUSTRE_EFA):
-        return 0
-    return LUSTRE_EFA.get(kind.name, 2 if len(kind.cards) > 1 else 1)

@@ -21,12 +21,15 @@ from infra.catalog.kubernetes import (
 from infra.catalog.kubernetes import Version as Known
 from infra.config import ClusterSpec
 from infra.preflight.finding import Finding
-from infra.preflight.rule import Context, OfflineRule, groups
+from infra.preflight.rule import Context, OfflineRule, groups, known_groups
 
 VPC = "https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"
 NODE_LABELS = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterKubernetesConfig.html"
 ACCESS = "https://docs.aws.amazon.com/eks/latest/userguide/access-entries.html"
 ENDPOINT = "https://docs.aws.amazon.com/eks/latest/userguide/cluster-endpoint.html"
+ROOT_DISK = "https://github.com/awslabs/awsome-distributed-ai/issues/187"
+ROOT_DISK_GB = 100
+"""Of a HyperPod node, whatever the group asks for (ROOT_DISK)."""
 MOST = 50
 """Labels, and taints, of one HyperPod group (NODE_LABELS)."""
 RESERVED = ("kubernetes.io", "k8s.io", "sagemaker.amazonaws.com")
@@ -222,6 +225,24 @@ def _newer(today: date) -> str:
     return f"set {newer}" if newer else "set a newer one when HyperPod takes it (EKS-003 knows none)"
 
 
+class SmallVolume(OfflineRule):
+    code = "EKS-030"
+    level = "warning"
+    checks = (
+        "Images and pods of a node without instance store have more room on the group's volume than on the root disk."
+    )
+    source = ROOT_DISK
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group, facts in known_groups(spec):
+            if spec.backend == "hyperpod-eks" and not facts.nvme_count and group.root_volume_gib <= ROOT_DISK_GB:
+                message = (
+                    f"{group.root_volume_gib} GiB for images, pods and /scratch, as {group.ec2_type} has no instance store: "
+                    f"no more than the root disk of {ROOT_DISK_GB} GB, which they fill"
+                )
+                yield self.finding(f"{path}.root_volume_gib", message, "set 500, the default, or more")
+
+
 def _wrong(key: str, value: str) -> Iterator[str]:
     prefix, slash, name = key.rpartition("/")
     if not _NAME.fullmatch(name) or (slash and not _PREFIX.fullmatch(prefix)):
@@ -244,4 +265,5 @@ RULES = (
     OnlySpot(),
     InSupport(),
     SupportEnds(),
+    SmallVolume(),
 )

@@ -8,9 +8,9 @@ from infra.catalog.instances import instance
 from infra.config import ClusterSpec
 from infra.plan import home
 from infra.plan.associations import nested
+from infra.plan.lnet import EFA_CONNECTIONS, WITHOUT_LUSTRE_EFA, lustre_interfaces
 from infra.plan.place import host
 from infra.plan.storage import API, LUSTRE_GUIDE, Violation, efa_wanted, violations
-from infra.plan.user_data import EFA_CONNECTIONS, WITHOUT_LUSTRE_EFA, lustre_interfaces
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, known_groups
 
@@ -174,7 +174,7 @@ class EfaUnused(OfflineRule):
     source = f"{LUSTRE_GUIDE}/configure-efa-clients.html"
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.backend != "ec2" or not efa_wanted(spec):
+        if not efa_wanted(spec):
             return
         for path, group, facts in known_groups(spec):
             if not facts.efa or lustre_interfaces(spec, group):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from node_setup.agent import owned
@@ -24,6 +25,8 @@ MOUNT_WAIT_S = 300.0
 """For a mount that others make. Ours: nobody promises that HyperPod has mounted before it runs a lifecycle script, and a node
 that leaves for a mount which is seconds late is replaced by one that is late as well."""
 LOOKS_EVERY_S, SAYS_EVERY_S = 2.0, 30.0
+LNET = "lustre.efa"
+"""The setting without which Lustre is mounted over TCP."""
 BESIDE = "tuning.json"
 """The node document's name in a bundle, in the folder of the packed agent."""
 
@@ -41,6 +44,15 @@ def boot(host: Host, identity: Identity, log: Log, mount_wait_s: float = MOUNT_W
     if path is not None and mounted_in_time(host, path, mount_wait_s, log):
         result, _ = tune(host, request, identity, WAIT_S, log, at_boot)
     return result, judge(result, log)
+
+
+def lnet(host: Host, identity: Identity, log: Log) -> tuple[dict[str, Any], int]:
+    """Bring up Lustre's network over EFA and no more, by what is written on this node: what has to be before any mount."""
+    request, where = found(host, identity)
+    log(f"wanted: {where}")
+    result, code = tune(host, replace(request, only=(LNET,)), identity, WAIT_S, log, at_boot)
+    judge(result, log)
+    return result, code
 
 
 def late(result: Mapping[str, Any], request: Request) -> str | None:

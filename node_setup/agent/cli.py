@@ -24,7 +24,7 @@ STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 WAIT_S = 5.0
 USAGE = """usage: agent.pyz COMMAND [--sha HEX] [--request FILE] [--wait SECONDS] [--mount-wait SECONDS]
                          [--tier NAME]
-commands: facts plan tune verify boot reboot-check version
+commands: facts plan tune verify boot lnet reboot-check version
   --sha HEX        end with status 96, doing nothing, unless this is the agent with that SHA-256
   --request FILE   JSON object with what is wanted; - is standard input; without it, what lies on the node
   --wait SECONDS   how long tune waits for another agent on this node to end (5)
@@ -151,6 +151,13 @@ def _boot(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
     return answer
 
 
+def _lnet(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
+    from node_setup.agent import boot
+
+    _require_root("lnet")
+    return boot.lnet(Host(), identity, _log)
+
+
 def _reboot_check(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
     """What tells one boot from the next, and whether something speaks against a reboot now."""
     from node_setup.agent.facts import collect
@@ -179,6 +186,7 @@ COMMANDS: dict[str, Callable[[Asked, Identity], tuple[dict[str, Any], int]]] = {
     "tune": _tune,
     "verify": _verify,
     "boot": _boot,
+    "lnet": _lnet,
     "reboot-check": _reboot_check,
     "version": _version,
 }

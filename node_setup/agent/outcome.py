@@ -66,9 +66,15 @@ def fallen(before: Facts, after: Facts) -> dict[str, str]:
 
 def followed(step: Step, before: Plan) -> bool:
     """Whether what was done made this step possible, such as a parameter of a client that had not been mounted: its setting
-    did not apply before. Another step of a setting that was examined before is nothing that the plan had said."""
+    did not apply before, or a mount that was made anew lost it. Another step of a setting that was examined before is nothing
+    that the plan had said."""
     examined = {one.setting for one in before.steps} | {one.setting for one in before.remarks if one.status == OK}
-    return step.setting not in examined
+    lost = _runs(step, "lctl") and any(_runs(one, "umount") for one in before.steps)
+    return lost or step.setting not in examined
+
+
+def _runs(step: Step, program: str) -> bool:
+    return any(isinstance(action, Run) and action.command[0] == program for action in step.actions)
 
 
 def unplanned(done: Done, after: Plan) -> list[str]:

@@ -19,6 +19,7 @@ KERNEL_ARGUMENTS = "/etc/lustrain/kernel-arguments"
 
 PERSISTENCED = "/etc/systemd/system/nvidia-persistenced.service.d/90-lustrain.conf"
 CLOCKS_UNIT = "/etc/systemd/system/lustrain-gpu-clocks.service"
+LNET_UNIT = "/etc/systemd/system/lustrain-lnet.service"
 BOOT_UNIT = "/etc/systemd/system/lustrain-tune.service"
 TUNING = "/etc/lustrain/tuning.json"
 """The node document and this node's group, as the boot unit reads them."""
@@ -44,6 +45,7 @@ PATHS = (
     KERNEL_ARGUMENTS,
     PERSISTENCED,
     CLOCKS_UNIT,
+    LNET_UNIT,
     BOOT_UNIT,
     TUNING,
     OWED,

@@ -23,6 +23,7 @@ def cluster_of(lab: Lab, settings: Mapping[str, str] | None = None) -> Cluster:
         dns_name="fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com",
         mount_name="xeo3rbev",
         path=MOUNT,
+        efa=kind.efa > 0,
         stripes=(stripe,),
     )
     group = NodeGroup(
@@ -31,6 +32,7 @@ def cluster_of(lab: Lab, settings: Mapping[str, str] | None = None) -> Cluster:
         gpus=kind.gpus or kind.gaudis,
         efa=kind.efa,
         nvme=kind.disks,
+        lustre_efa=min(8, kind.efa) if kind.lustre else 0,
     )
     return Cluster(
         name="lab",

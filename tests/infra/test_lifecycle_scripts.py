@@ -1,8 +1,8 @@
 """The scripts that a HyperPod node runs: they parse, shellcheck has nothing to say, and they do what they promise.
 
-They run here for real, over a folder that stands for the node's root, with `mountpoint` replaced by one that reads a list,
-`systemctl` by one that knows one unit or none, and the agent by a few lines: what the real one does to a node is shown on
-nodes of its own in tests/lab.
+They run here for real, over a folder that stands for the node's root. Replaced are `mountpoint` by one that reads a list,
+`systemctl` by one that knows one unit or none, `mount` by one that only writes down what was asked, and the agent by a few
+lines: what the real one does to a node is shown on nodes of its own in tests/lab.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ ENTRIES = [ON_INIT, ON_CREATE, EC2]
 LOG = "var/log/provision/provisioning.log"
 TOOLS = ("bash", "chmod", "date", "dirname", "grep", "ln", "mkdir", "sync", "tee")
 """What the scripts use of the system."""
+SYSTEMCTL = """#!/bin/bash
+case "$1" in cat | is-active) [[ "$*" == "$KNOWN" ]] ;; *) echo "$*" >>"$ASKED" ;; esac
+"""
 
 
 class Node:
@@ -41,9 +44,14 @@ class Node:
         self.commands.mkdir()
         self.command("mountpoint", '#!/bin/bash\n[[ -e "$2/.mounted" ]]\n')
         self.command("sleep", f'#!/bin/bash\necho "$1" >>{folder}/waits\n')
-        self.command("systemctl", "#!/bin/bash\nexit 1\n")
+        self.command("systemctl", SYSTEMCTL)
+        self.command("mount", '#!/bin/bash\necho "$*" >>"$MOUNTS"\n[[ "$1" != --bind ]] || touch "$3/.mounted"\n')
         self.path = f"{self.commands}:{os.environ['PATH']}"
         self.waited = folder / "waits"
+        self.mounts = folder / "mounts"
+        self.asked = folder / "asked"
+        self.known = ""
+        """A question to systemctl, of whether a unit is there or runs, that it answers by yes."""
         self.agent_seconds = "900"
         self.root.mkdir()
         self.agent("")
@@ -59,7 +67,7 @@ class Node:
 
     def image_mounts(self) -> None:
         """The image has the service that gathers the instance store."""
-        self.command("systemctl", '#!/bin/bash\n[[ "$*" == "cat dlami-nvme.service" ]]\n')
+        self.known = "cat dlami-nvme.service"
 
     @property
     def waits(self) -> list[str]:
@@ -80,6 +88,9 @@ class Node:
             "LUSTRAIN_ROOT": str(self.root),
             "LUSTRAIN_WAIT_SECONDS": "10",
             "LUSTRAIN_AGENT_SECONDS": self.agent_seconds,
+            "MOUNTS": str(self.mounts),
+            "ASKED": str(self.asked),
+            "KNOWN": self.known,
         }
         command = ["bash", str(self.bundle / entry)]
         if entry == EC2:
@@ -171,7 +182,7 @@ def test_scratch_is_on_what_the_agent_has_just_mounted(node: Node) -> None:
     assert node.scratch == Path("opt/dlami/nvme/scratch")
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("entry", [ON_INIT, EC2])
 def test_the_root_volume_never_becomes_scratch(node: Node, entry: str) -> None:
     assert node.boot(entry).returncode == 0
     assert "this node has no /scratch" in node.log
@@ -217,6 +228,7 @@ def test_the_agent_that_is_packed_is_started_with_what_it_takes(node: Node, entr
     (packed,) = (file for file in bundle(spec_of("rehearsal", {})).files if file.path == AGENT)
     (node.bundle / AGENT).write_bytes(packed.content)
     node.command("python3", '#!/bin/bash\necho "python3 $*" >&2\n')
+    node.mount("opt/sagemaker")
     assert node.boot(entry).returncode == 0
     assert f"python3 {node.bundle / AGENT} boot\n" in node.log
 
@@ -244,3 +256,97 @@ def test_a_failing_agent_fails_the_node_with_its_words_in_the_log(node: Node) ->
     assert "no GPU 3" in node.log
     assert "failed with 1" in node.log
     assert node.waits == ["60"]
+
+
+def on_eks(node: Node) -> Node:
+    """An image of EKS brings a pause container along, and HyperPod mounts the group's volume."""
+    pause = node.root / "var/lib/containerd/content/pause"
+    pause.parent.mkdir(parents=True)
+    pause.write_text("image", encoding="utf-8")
+    node.mount("opt/sagemaker")
+    return node
+
+
+def test_on_eks_containerd_and_kubelet_lie_on_the_groups_volume_now_and_at_every_boot(node: Node) -> None:
+    on_eks(node)
+    done = node.boot(ON_CREATE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    disk = node.root / "opt/sagemaker/lustrain"
+    bound = [line.split()[1:] for line in node.mounts.read_text().splitlines() if line.startswith("--bind")]
+    assert bound == [[str(disk / name), str(node.root / "var/lib" / name)] for name in ("containerd", "kubelet")]
+    assert (disk / "containerd/content/pause").read_text() == "image"
+    assert "/var/lib/kubelet is on /opt/sagemaker" in node.log
+    unit = (node.root / "etc/systemd/system/lustrain-container-data.service").read_text()
+    assert "\nBefore=containerd.service kubelet.service\n" in unit
+    assert "\nRequiredBy=containerd.service kubelet.service\n" in unit
+    assert "\nExecStart=/usr/local/sbin/lustrain-container-data /opt/sagemaker\n" in unit
+    assert os.access(node.root / "usr/local/sbin/lustrain-container-data", os.X_OK)
+    assert "enable lustrain-container-data.service" in node.asked.read_text().splitlines()
+
+
+def test_on_eks_the_instance_store_is_taken_where_there_is_one(node: Node) -> None:
+    on_eks(node).instance_store()
+    node.mount("opt/dlami/nvme")
+    assert node.boot(ON_CREATE).returncode == 0
+    assert (node.root / "opt/dlami/nvme/lustrain/containerd/content/pause").exists()
+    assert not (node.root / "opt/sagemaker/lustrain").exists()
+
+
+def test_on_eks_a_second_run_mounts_nothing_and_a_reboot_keeps_what_lies_on_the_disk(node: Node) -> None:
+    on_eks(node).boot(ON_CREATE)
+    first = node.mounts.read_text()
+    assert node.boot(ON_CREATE).returncode == 0
+    assert node.mounts.read_text() == first
+    pulled = node.root / "opt/sagemaker/lustrain/containerd/content/pulled"
+    pulled.write_text("image", encoding="utf-8")
+    (node.root / "var/lib/containerd/.mounted").unlink()
+    assert node.boot(ON_CREATE).returncode == 0
+    assert pulled.exists()
+
+
+def test_on_eks_what_another_root_disk_left_on_the_volume_goes(node: Node) -> None:
+    """HyperPod updates a node's software by another root disk; the group's volume stays."""
+    left = on_eks(node).root / "opt/sagemaker/lustrain/kubelet/cpu_manager_state"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    assert node.boot(ON_CREATE).returncode == 0
+    assert not left.exists()
+
+
+def test_on_eks_a_containerd_that_runs_is_stopped_meanwhile(node: Node) -> None:
+    on_eks(node).known = "is-active --quiet containerd.service"
+    assert node.boot(ON_CREATE).returncode == 0
+    asked = node.asked.read_text().splitlines()
+    assert asked.index("stop containerd.service") < asked.index("start containerd.service")
+    assert not [one for one in asked if one.endswith((" kubelet.service",))]
+
+
+def test_on_eks_a_node_without_a_disk_fails_in_one_line(node: Node) -> None:
+    assert node.boot(ON_CREATE).returncode == 1
+    (line,) = [line for line in node.log.splitlines() if "would fill the root disk of 100 GB" in line]
+    assert "fix: see why neither the group's EBS volume (/opt/sagemaker) nor instance store is there" in line
+    assert not node.mounts.exists()
+
+
+def test_on_eks_the_mounts_are_real_and_those_of_pods_are_not_seen_twice(node: Node) -> None:
+    """With the real mount(8), in a mount namespace of its own: what is written to the folder lies on the disk."""
+    require(os.geteuid() == 0, "needs root, for mounts in a namespace")
+    on_eks(node)
+    for name in ("mount", "mountpoint"):
+        (node.commands / name).unlink()
+    script = """
+    mount -t tmpfs disk "$LUSTRAIN_ROOT/opt/sagemaker" && mount --make-shared "$LUSTRAIN_ROOT/opt/sagemaker"
+    for run in first second; do bash "$0" /opt/sagemaker || exit 1; done
+    touch "$LUSTRAIN_ROOT/var/lib/kubelet/written"
+    mkdir "$LUSTRAIN_ROOT/var/lib/kubelet/pod" && mount -t tmpfs pod "$LUSTRAIN_ROOT/var/lib/kubelet/pod"
+    ls "$LUSTRAIN_ROOT/opt/sagemaker/lustrain/kubelet" "$LUSTRAIN_ROOT/var/lib/containerd/content"
+    grep -c " pod " /proc/self/mountinfo
+    """
+    environment = {"PATH": node.path, "LUSTRAIN_ROOT": str(node.root), "LUSTRAIN_WAIT_SECONDS": "0"}
+    environment |= {"ASKED": str(node.asked), "KNOWN": ""}
+    command = ["unshare", "--mount", "bash", "-c", script, str(node.bundle / "container_data.sh")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("is on /opt/sagemaker") == 2
+    assert {"written", "pod", "pause"} <= set(done.stdout.split())
+    assert done.stdout.splitlines()[-1] == "1"

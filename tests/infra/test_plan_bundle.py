@@ -42,7 +42,7 @@ def test_our_own_bundle_holds_both_entries_the_agent_and_what_it_has_to_know(sta
     spec = spec_of(stack, {})
     ours = bundle(spec)
     files = {file.path: file for file in ours.files}
-    assert {ON_INIT, ON_CREATE, "node.sh", AGENT, DOCUMENT} == set(files)
+    assert {ON_INIT, ON_CREATE, "node.sh", "container_data.sh", AGENT, DOCUMENT} == set(files)
     assert ours.prefix == f"lifecycle/{ours.sha}"
     assert {name for name, file in files.items() if file.source is None} == {AGENT, DOCUMENT}
     assert all(file.source.is_relative_to(FOLDER) for file in ours.files if file.source)

@@ -33,7 +33,7 @@ def test_who_logs_in_and_who_schedules_is_no_worker() -> None:
         group("door", "ml.c5.2xlarge", "login"),
     )
     roles = {"train": "worker", "head": "controller", "door": "login"}
-    assert {one.name: node_group(one).role for one in found.groups} == roles
+    assert {one.name: node_group(found, one).role for one in found.groups} == roles
     assert {name: told["role"] for name, told in node_document(found)["groups"].items()} == roles
 
 
@@ -52,5 +52,6 @@ def test_only_gpus_count_as_gpus_and_an_accelerator_has_its_own_name(
     kind: str, gpus: int, accelerator: str | None, efa: int, nvme: int
 ) -> None:
     head = group("head", "ml.c5.2xlarge", "controller")
-    told = node_group(spec(head, group("train", f"ml.{kind}")).groups[1])
+    found = spec(head, group("train", f"ml.{kind}"))
+    told = node_group(found, found.groups[1])
     assert (told.type, told.gpus, told.accelerator, told.efa, told.nvme) == (kind, gpus, accelerator, efa, nvme)

@@ -77,7 +77,9 @@ def test_the_node_document_says_what_a_node_needs_and_nothing_else() -> None:
         "version": 1,
         "cluster": "spot-g6e",
         "backend": "ec2",
-        "groups": {"train": {"type": "g6e.48xlarge", "role": "worker", "gpus": 8, "efa": 4, "nvme": 4}},
+        "groups": {
+            "train": {"type": "g6e.48xlarge", "role": "worker", "gpus": 8, "efa": 4, "nvme": 4, "lustre_efa": 0}
+        },
         "lustre": {
             "path": "/fsx",
             "efa": False,

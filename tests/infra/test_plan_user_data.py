@@ -21,7 +21,7 @@ from infra.config import ClusterSpec, parse
 from infra.plan.clients import expected
 from infra.plan.nodes import node_document
 from infra.plan.place import Place
-from infra.plan.user_data import MAX_BYTES, encoded, lustre_interfaces, user_data
+from infra.plan.user_data import MAX_BYTES, encoded, user_data
 from infra.problems import InfraError
 from node_setup.agent import catalog
 from node_setup.agent.model import Request
@@ -63,14 +63,12 @@ class Node:
 
     COMMANDS = (
         "modprobe",
-        "lnetctl",
         "mount",
         "umount",
         "mountpoint",
         "systemctl",
         "apt-get",
         "aws",
-        "ip",
         "snap",
     )
 
@@ -115,22 +113,13 @@ class Node:
     def outcome(self) -> str:
         return (self.root / "var/lib/lustrain/boot").read_text().strip()
 
-    def add_efa(self, count: int) -> None:
-        driver = self.root / "drivers/efa"
-        driver.mkdir(parents=True)
-        for number in range(count):
-            device = self.root / f"sys/class/infiniband/rdmap{number:02d}s0/device"
-            device.mkdir(parents=True)
-            (device / "driver").symlink_to(driver)
-
 
 NOT_MOUNTED = "exit 1"
-DEFAULT_ROUTE = "echo 'default via 10.0.0.1 dev ens32 proto dhcp'"
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    return Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE})
+    return Node(tmp_path, {"mountpoint": NOT_MOUNTED})
 
 
 def test_it_is_plain_ascii_and_fits_ec2_with_everything_on() -> None:
@@ -198,14 +187,14 @@ def test_a_small_node_has_no_file_of_module_options(node: Node) -> None:
 
 def test_a_mount_that_fails_at_first_is_tried_again(tmp_path: Path) -> None:
     twice = 'n=$(grep -c "^mount -t lustre" "$CALLS"); ((n > 2))'
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "mount": twice})
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "mount": twice})
     assert node.boot(script(over_tcp(), **LUSTRE)) == 0
     assert len([call for call in node.calls if call.startswith("mount ")]) == 3
     assert node.outcome == "ready"
 
 
 def test_a_mount_that_never_succeeds_is_a_failed_boot_that_names_its_step(tmp_path: Path) -> None:
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "mount": "exit 32"})
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "mount": "exit 32"})
     assert node.boot(script(over_tcp(), **LUSTRE)) != 0
     assert node.outcome == "failed mount of /fsx"
 
@@ -215,7 +204,7 @@ DEAF = "trap '' TERM; while :; do sleep 1; done"
 
 
 def test_a_mount_that_hangs_is_ended_and_the_boot_fails_in_the_steps_time(tmp_path: Path) -> None:
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "mount": DEAF})
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "mount": DEAF})
     node.environment["LUSTRAIN_STEP_SECONDS"] = "2"
     began = time.monotonic()
     assert node.boot(script(over_tcp(), **LUSTRE)) == 124
@@ -229,7 +218,7 @@ def test_a_mount_that_hangs_is_ended_and_the_boot_fails_in_the_steps_time(tmp_pa
 
 
 def test_a_step_that_fails_slowly_ends_with_its_time_and_not_with_its_tries(tmp_path: Path) -> None:
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "mount": "sleep 0.5; exit 32"})
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "mount": "sleep 0.5; exit 32"})
     node.environment["LUSTRAIN_STEP_SECONDS"] = "3"
     assert node.boot(script(over_tcp(), **LUSTRE)) == 124
     assert 2 <= len([call for call in node.calls if call.startswith("mount ")]) <= 8
@@ -238,7 +227,7 @@ def test_a_step_that_fails_slowly_ends_with_its_time_and_not_with_its_tries(tmp_
 
 def test_a_function_that_hangs_inside_of_a_step_is_ended_too(tmp_path: Path) -> None:
     hangs = '[[ "$1" != lnet ]] || { ' + DEAF + "; }"
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "modprobe": hangs})
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "modprobe": hangs})
     node.environment["LUSTRAIN_STEP_SECONDS"] = "2"
     assert node.boot(script(over_tcp(), **LUSTRE)) == 124
     assert node.outcome == "failed Lustre network"
@@ -254,7 +243,7 @@ def test_systemd_ends_a_boot_only_after_all_its_steps_had_their_time(node: Node)
 
 
 def test_a_boot_that_systemd_ends_is_a_failed_one(tmp_path: Path) -> None:
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "mount": "sleep 60"})
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "mount": "sleep 60"})
     part = node.root / "part-001"
     part.write_text(script(over_tcp(), **LUSTRE))
     boot = subprocess.Popen(["bash", part], env=node.environment)
@@ -273,7 +262,7 @@ def test_a_boot_that_systemd_ends_is_a_failed_one(tmp_path: Path) -> None:
 def test_a_failed_boot_is_counted_and_stays_what_it_was_where_nobody_counts(
     tmp_path: Path, answer: str, said: str
 ) -> None:
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "mount": "exit 32", "aws": answer})
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "mount": "exit 32", "aws": answer})
     assert node.boot(script(over_tcp(), **LUSTRE)) == 1
     assert [call for call in node.calls if call.startswith("aws ")] == [
         "aws cloudwatch put-metric-data --namespace Lustrain --metric-name FirstBootFailed "
@@ -290,33 +279,37 @@ def test_a_boot_that_went_well_is_not_counted(node: Node) -> None:
 
 def test_a_module_that_does_not_load_is_not_passed_over(tmp_path: Path) -> None:
     refuses = '[[ "$*" != lnet ]]'
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "modprobe": refuses})
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "modprobe": refuses})
     assert node.boot(script(over_tcp(), **LUSTRE)) != 0
     assert node.outcome == "failed Lustre network"
     assert not [call for call in node.calls if call.startswith("mount ")]
 
 
-def test_efa_devices_are_spread_over_the_node_and_lnet_prefers_them(tmp_path: Path) -> None:
-    shows_added = (
-        'if [[ "$*" == "net show --net efa" ]]; then grep "net add --net efa" "$CALLS" | sed "s/.*/- nid: 1@efa/"; fi'
-    )
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "lnetctl": shows_added})
-    node.add_efa(32)
-    assert node.boot(script(**LUSTRE)) == 0
-    added = [call.split()[6] for call in node.calls if call.startswith("lnetctl net add --net efa")]
-    assert added == [f"rdmap{number:02d}s0" for number in range(0, 32, 4)]
-    assert "modprobe kefalnd ipif_name=ens32" in node.calls
-    order = [
-        node.first(start) for start in ("modprobe kefalnd", "lnetctl net add --net efa", "modprobe lustre", "mount ")
-    ]
+AGENT_SAYS = """here="${*: -1}"
+printf 'boot() { :; }\n' >"$here/node.sh"
+echo 'import os, sys; open(os.environ["CALLS"], "a").write(f"agent {sys.argv[1]}\\n"); sys.exit(int(os.environ["ENDS"]))' \
+  >"$here/node_setup.pyz"
+"""
+"""An `aws s3 cp` of a bundle whose agent writes down what it is asked for and ends as $ENDS says."""
+
+
+@pytest.mark.parametrize(("ends", "outcome"), [("0", "ready"), ("1", "ready lustre-over-tcp")])
+def test_the_bundles_agent_brings_lnet_up_over_efa_before_anything_mounts(
+    tmp_path: Path, ends: str, outcome: str
+) -> None:
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "aws": AGENT_SAYS})
+    node.environment["ENDS"] = ends
+    assert node.boot(script(**LUSTRE, bundle_uri="s3://b/lifecycle/abc")) == 0
+    order = [node.first(start) for start in ("aws s3 cp", "agent lnet", "modprobe lustre", "mount -t lustre")]
     assert order == sorted(order)
+    assert node.outcome == outcome
+
+
+def test_where_lustre_takes_no_efa_lnet_is_left_to_the_client(tmp_path: Path) -> None:
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "aws": AGENT_SAYS})
+    assert node.boot(script(over_tcp(), **LUSTRE, bundle_uri="s3://b/lifecycle/abc")) == 0
+    assert not [call for call in node.calls if call.startswith("agent")]
     assert node.outcome == "ready"
-
-
-def test_lustre_over_tcp_where_efa_was_wanted_is_said(tmp_path: Path) -> None:
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "modprobe": '[[ "$1" != kefalnd ]]'})
-    assert node.boot(script(**LUSTRE)) == 0
-    assert node.outcome == "ready lustre-over-tcp"
 
 
 def test_home_keeps_what_the_image_has_there(node: Node) -> None:
@@ -339,7 +332,7 @@ touch "$here/node_setup.pyz"
 
 
 def test_the_bundle_is_fetched_and_its_agent_run(tmp_path: Path) -> None:
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "aws": FETCH})
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "aws": FETCH})
     assert node.boot(script(bundle_uri="s3://b/lifecycle/abc")) == 0
     ran = f"boot {node.root}/opt/lustrain/bundle/node_setup.pyz ec2"
     assert node.first("aws s3 cp --recursive --only-show-errors s3://b/lifecycle/abc") < node.first(ran)
@@ -347,7 +340,7 @@ def test_the_bundle_is_fetched_and_its_agent_run(tmp_path: Path) -> None:
 
 def test_a_later_boot_goes_by_what_the_node_was_told_since_and_asks_nobody(tmp_path: Path) -> None:
     """The first boot's script and bundle are of the day when the machine was made; `fab node-tune` may have come since."""
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "aws": FETCH})
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "aws": FETCH})
     assert node.boot(script(over_tcp(), **LUSTRE, bundle_uri="s3://b/lifecycle/abc")) == 0
     options = node.root / MODPROBE.lstrip("/")
     for path, text in ((options, "options ptlrpc ptlrpcd_per_cpt_max=64\n"), (node.root / AGENT.lstrip("/"), "newer")):
@@ -362,7 +355,7 @@ def test_a_later_boot_goes_by_what_the_node_was_told_since_and_asks_nobody(tmp_p
 
 
 def test_a_later_boot_of_a_node_that_never_got_its_agent_fetches_the_bundle_again(tmp_path: Path) -> None:
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "ip": DEFAULT_ROUTE, "aws": FETCH})
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "aws": FETCH})
     assert node.boot(script(bundle_uri="s3://b/lifecycle/abc")) == 0
     assert node.reboot() == 0
     assert [call.split()[0] for call in node.calls if call.startswith(("boot", "aws"))] == ["aws", "boot"] * 2
@@ -393,7 +386,7 @@ def test_the_real_bundle_has_what_the_script_calls() -> None:
 
 
 def test_a_second_run_mounts_nothing_again_and_a_reboot_runs_it(tmp_path: Path) -> None:
-    node = Node(tmp_path, {"ip": DEFAULT_ROUTE})
+    node = Node(tmp_path)
     text = script(over_tcp(), **LUSTRE, **HOME)
     assert node.boot(text) == 0
     assert node.boot(text) == 0
@@ -404,24 +397,3 @@ def test_a_second_run_mounts_nothing_again_and_a_reboot_runs_it(tmp_path: Path) 
         in (node.root / "etc/systemd/system/lustrain-boot.service").read_text()
     )
     assert "systemctl enable lustrain-boot.service" in node.calls
-
-
-@pytest.mark.parametrize(
-    ("kind", "count", "interfaces"),
-    [
-        ("p5.48xlarge", 4, 8),
-        ("p5.48xlarge", 128, 8),
-        ("p5.48xlarge", 200, 5),
-        ("p5.48xlarge", 2000, 0),
-        ("p6-b300.48xlarge", 2, 16),
-        ("g6e.48xlarge", 8, 2),
-        ("g6e.8xlarge", 8, 1),
-        ("trn2.48xlarge", 4, 0),
-        ("m5.large", 4, 0),
-    ],
-)
-def test_lustre_takes_awss_number_of_efa_interfaces_within_what_the_file_system_takes(
-    kind: str, count: int, interfaces: int
-) -> None:
-    wanted = spec(kind, count)
-    assert lustre_interfaces(wanted, wanted.workers[0]) == interfaces

@@ -27,7 +27,7 @@ DOCUMENT: dict[str, Any] = {
     "cluster": "llm",
     "backend": "hyperpod-slurm",
     "groups": {
-        "train": {"type": "p5.48xlarge", "role": "worker", "gpus": 8, "efa": 32, "nvme": 8},
+        "train": {"type": "p5.48xlarge", "role": "worker", "gpus": 8, "efa": 32, "nvme": 8, "lustre_efa": 2},
         "login": {"type": "c7i.4xlarge", "role": "login", "gpus": 0, "efa": 0, "nvme": 0},
     },
     "lustre": {
@@ -220,6 +220,9 @@ def _lustre(machine: Machine) -> None:
     )
     machine.programs[("lctl", "get_param")] = Done(0, untuned, "")
     machine.programs[("lnetctl",)] = Done(0, recorded("lnetctl_net_show_v.txt"), "")
+    machine.programs[("lnetctl", "peer", "show")] = Done(0, recorded("lnetctl_peer_show.txt"), "")
+    machine.programs[("lnetctl", "udsp", "show")] = Done(0, recorded("lnetctl_udsp_show.txt"), "")
+    machine.files["/proc/net/route"] = recorded("proc_net_route.txt")
     machine.programs[("lfs", "df")] = Done(0, recorded("lfs_df.txt").replace("/mnt/demo", "/fsx"), "")
     machine.programs[("lfs", "getstripe")] = Done(0, recorded("lfs_getstripe_pfl.txt"), "")
     machine.programs[("find",)] = Done(1, "", "find: '/fsx/checkpoints': No such file or directory")

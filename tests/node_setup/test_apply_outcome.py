@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node_setup.agent.apply import key
-from node_setup.agent.model import PERSISTED, RUNTIME, Remark, Setting, Step
+from node_setup.agent.model import PERSISTED, RUNTIME, Remark, Run, Setting, Step
 from node_setup.agent.outcome import Done, applied, followed, reboots, unplanned
 from node_setup.agent.plan import Plan
 
@@ -32,6 +32,14 @@ def judged(done: Done, after: Plan) -> list[tuple[str, str, str]]:
 
 
 OK = Remark("a", "ok", "as wanted")
+
+
+def test_parameters_that_a_mount_lost_as_it_was_made_anew_are_set_again_and_nothing_else_is() -> None:
+    mount = replace(step("a"), actions=(Run(("umount", "/fsx")), Run(("mount", "/fsx"))))
+    lost = replace(step("b"), actions=(Run(("lctl", "set_param", "osc.*.max_rpcs_in_flight=32")),))
+    before = plan(mount, Remark("b", "ok", "as wanted"), Remark("c", "ok", "as wanted"))
+    assert [followed(one, before) for one in (lost, step("c"))] == [True, False]
+    assert not followed(lost, plan(step("a"), Remark("b", "ok", "as wanted")))
 
 
 @pytest.mark.parametrize(

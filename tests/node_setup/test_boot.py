@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from node_setup.agent import owned
-from node_setup.agent.boot import boot, found, judge
+from node_setup.agent.boot import boot, found, judge, lnet
 from node_setup.agent.identity import Identity
 from node_setup.agent.kinds.agent import BOOT_UNIT, UNIT
 from node_setup.agent.kinds.agent import plan as plan_agent
@@ -21,7 +21,7 @@ from node_setup.agent.tune import tune
 from tests.conftest import require
 from tests.node_setup.agents import BareHost
 
-DOCUMENT = {
+DOCUMENT: dict[str, Any] = {
     "version": 1,
     "cluster": "llm",
     "backend": "ec2",
@@ -94,6 +94,23 @@ def test_what_lies_beside_the_agent_comes_before_what_the_node_kept(tmp_path: Pa
     request, where = found(host, bundle(tmp_path / "new", text(DOCUMENT)))
     assert (request.document["cluster"], where) == ("llm", str(tmp_path / "new/tuning.json"))
     assert found(host, Identity())[0].document["cluster"] == "old"
+
+
+@pytest.mark.parametrize(("interfaces", "status"), [(8, 1), (0, 0)])
+def test_before_the_mount_only_lustres_network_is_looked_after(tmp_path: Path, interfaces: int, status: int) -> None:
+    """This node has an EFA device and no lnetctl: where the cluster gives Lustre interfaces, the caller hears that it goes over
+    TCP; nothing else is touched either way."""
+    host = machine(tmp_path / "node")
+    vendor = tmp_path / "node/sys/class/infiniband/rdmap0s6/device/vendor"
+    vendor.parent.mkdir(parents=True)
+    vendor.write_text("0x1d0f\n")
+    before = state(tmp_path / "node")
+    group = {**DOCUMENT["groups"]["train"], "efa": 1, "lustre_efa": interfaces}
+    lines: list[str] = []
+    identity = bundle(tmp_path / "bundle", text({**DOCUMENT, "groups": {"train": group}}))
+    assert lnet(host, identity, lines.append)[1] == status
+    assert any("there is no lnetctl" in line for line in lines) == bool(status)
+    assert state(tmp_path / "node") == before
 
 
 def test_a_node_without_a_document_is_tuned_by_its_facts(tmp_path: Path) -> None:

@@ -45,6 +45,11 @@ def test_networks_without_counters_have_none_rather_than_zero() -> None:
     ]
 
 
+def test_of_several_default_routes_the_one_with_the_lowest_metric_counts() -> None:
+    assert lustre.default_interface(recorded("proc_net_route.txt")) == "ens32"
+    assert lustre.default_interface(recorded("proc_net_route.txt").splitlines()[0]) is None
+
+
 def test_parameters_come_under_the_pattern_that_asked_for_them_with_all_instances() -> None:
     values = lustre.parse_parameters(recorded("lctl_get_param.txt"))
     found = lustre.by_pattern(("osc.*OST*.max_rpcs_in_flight", "mdc.*.max_rpcs_in_flight", "llite.*.nothing"), values)

@@ -137,7 +137,7 @@ def test_on_machines_the_mount_is_a_unit_of_ours_and_then_stays_as_it_is() -> No
         "Type=lustre",
         "Options=noatime,flock,_netdev",
         "Wants=network-online.target",
-        "After=network-online.target configure-efa-fsx-lustre-client.service",
+        "After=network-online.target configure-efa-fsx-lustre-client.service lustrain-lnet.service",
     ):
         assert line in unit.splitlines()
     assert commands(said) == [

@@ -136,6 +136,13 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("lustre-mount", lambda f: f["lustre"].update(mounts=None), "UNKNOWN", "NONE"),
     ("lustre-network", lambda f: f["lustre"].update(nets=[{"net": "tcp", "nids": []}]), "FAIL", "NONE"),
     ("lustre-network", lambda f: f["lustre"].update(nets=None), "UNKNOWN", "NONE"),
+    ("lustre-network", lambda f: f["lustre"]["nets"][2]["nids"].pop(), "FAIL", "NONE"),
+    (
+        "lustre-network",
+        lambda f: f["lustre"].update(peers=[{"primary": "10.0.0.9@tcp", "nids": ["10.0.0.9@tcp"]}]),
+        "FAIL",
+        "NONE",
+    ),
     ("lustre-targets", lambda f: f["lustre"]["osts"].update(fullest_percent=99), "FAIL", "NONE"),
     ("lustre-targets", lambda f: f["lustre"]["osts"].update(fullest_percent=91), "WARN", "NONE"),
     ("lustre-targets", lambda f: f["lustre"].update(osts=None), "UNKNOWN", "NONE"),
@@ -202,6 +209,16 @@ def test_an_unknown_machine_that_someone_counted_by_hand_is_known() -> None:
 def test_a_group_that_the_cluster_has_not_is_unknown() -> None:
     said = results(p5(), Request(document=DOCUMENT, group="other"))["instance-type"]
     assert (said.status, said.why) == ("UNKNOWN", "the cluster has no group other; it has train, login")
+
+
+def test_on_eks_a_node_without_lustre_has_its_lnet_judged_all_the_same() -> None:
+    document = copy.deepcopy(DOCUMENT) | {"backend": "hyperpod-eks", "lustre": None}
+    facts = p5()
+    assert results(facts, Request(document=document))["lustre-network"].status == "OK"
+    facts["lustre"]["nets"] = [{"net": "tcp", "nids": []}]
+    assert results(facts, Request(document=document))["lustre-network"].status == "FAIL"
+    document["groups"]["train"]["lustre_efa"] = 0
+    assert results(facts, Request(document=document))["lustre-network"].status == "SKIP"
 
 
 def test_a_cluster_may_attach_fewer_efa_devices_but_no_fewer_gpus() -> None:

@@ -23,8 +23,10 @@ blocks [{name, path, model, bytes, instance_store, scheduler, schedulers, fstype
   through arrays and logical volumes; arrays [{name, path, level,
   members, fstype, holders, mountpoints, blank}]
 mounts [{source, target, fstype, options}]
-lustre {client: version of the loaded one, loaded, lctl, lfs, mounts [{target, source, dns, mount_name, options}],
+lustre {client: version of the loaded one, loaded, lctl, lfs, lnetctl, mounts [{target, source, dns, mount_name, options}],
   parameters {pattern: {name: value}}, nets: None | [{net, nids [{nid, interface, status, send, recv, drop}]}], aws_configured,
+  peers: None where nothing is mounted, else [{primary, nids}], preferred: networks that a policy puts first,
+  interface: that of the default route,
   stripes {path: {exists, empty, layout, error}}, osts: None | {count, fullest_percent, inactive}}
   layout {count, size, offset, pattern, pool, components [{start, end, count, size, offset, pattern, pool}]}, bytes; of a
   composite layout the outer values are the last component's; paths that no Lustre mount holds are not in stripes

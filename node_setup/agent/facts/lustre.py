@@ -16,7 +16,21 @@ from node_setup.agent.host import TIMED_OUT
 
 EMPTY: dict[str, Any] = {
     "lustre": {
-        **dict.fromkeys(("client", "loaded", "lctl", "lfs", "nets", "aws_configured", "osts")),
+        **dict.fromkeys(
+            (
+                "client",
+                "loaded",
+                "lctl",
+                "lfs",
+                "lnetctl",
+                "nets",
+                "peers",
+                "preferred",
+                "interface",
+                "aws_configured",
+                "osts",
+            )
+        ),
         "mounts": [],
         "parameters": {},
         "stripes": {},
@@ -25,19 +39,24 @@ EMPTY: dict[str, Any] = {
 AWS_UNIT = "configure-efa-fsx-lustre-client.service"
 """The unit that AWS's script for Lustre over EFA installs."""
 _ANSWER_SECONDS = 10.0
+_NO_NETWORKS = "Network is down"
+"""lnetctl's words where the module is loaded and nothing is configured (ENETDOWN)."""
 _NO_ANSWER = {"exists": None, "empty": None, "layout": None, "error": "the file system did not answer"}
 
 
 def collect(scene: Scene) -> dict[str, Any]:
     mounts = _mounts(scene)
-    lctl, lfs = (scene.host.which(name) is not None for name in ("lctl", "lfs"))
+    lctl, lfs, lnetctl = (scene.host.which(name) is not None for name in ("lctl", "lfs", "lnetctl"))
     loaded = "lustre" in scene.loaded or scene.host.exists("/sys/fs/lustre/version") or bool(mounts)
     paths = [path for path in scene.wanted.stripe_paths if any(_holds(one, path) for one in mounts)]
     calls: dict[str, Callable[[], Any]] = {}
     if lctl and loaded:
         calls["lustre.parameters"] = lambda: _parameters(scene)
-    if loaded and scene.host.which("lnetctl"):
+    if lnetctl and (loaded or "lnet" in scene.loaded):
         calls["lustre.nets"] = lambda: _nets(scene)
+        calls["lustre.preferred"] = lambda: _asked(scene, "preferred", ["lnetctl", "udsp", "show"], parse_udsp)
+    if lnetctl and mounts:
+        calls["lustre.peers"] = lambda: _asked(scene, "peers", ["lnetctl", "peer", "show"], parse_peers)
     if lfs and mounts:
         calls["lustre.osts"] = lambda: _osts(scene, mounts[0].target)
     for path in paths:
@@ -49,9 +68,13 @@ def collect(scene: Scene) -> dict[str, Any]:
             "loaded": loaded,
             "lctl": lctl,
             "lfs": lfs,
+            "lnetctl": lnetctl,
             "mounts": [_mount(one) for one in mounts],
             "parameters": found.get("lustre.parameters", {}),
             "nets": found.get("lustre.nets"),
+            "peers": found.get("lustre.peers"),
+            "preferred": found.get("lustre.preferred"),
+            "interface": default_interface(scene.host.read("/proc/net/route") or ""),
             "aws_configured": _aws_configured(scene),
             "stripes": {path: found[f"lustre.stripes.{path}"] or _NO_ANSWER for path in paths},
             "osts": found.get("lustre.osts"),
@@ -144,8 +167,18 @@ def by_pattern(patterns: tuple[str, ...], values: dict[str, str]) -> dict[str, d
 
 
 def _nets(scene: Scene) -> list[dict[str, Any]] | None:
-    text = scene.ask("lustre.nets", ["lnetctl", "net", "show", "-v"], _ANSWER_SECONDS)
-    return None if text is None else parse_nets(text)
+    done = scene.host.run(["lnetctl", "net", "show", "-v"], _ANSWER_SECONDS)
+    if not done.ok and _NO_NETWORKS in done.out + done.err:
+        return []
+    if not done.ok:
+        scene.fault("lustre.nets", f"lnetctl: {done.said}")
+        return None
+    return parse_nets(done.out)
+
+
+def _asked(scene: Scene, fact: str, command: list[str], parse: Callable[[str], list[Any]]) -> list[Any] | None:
+    text = scene.ask(f"lustre.{fact}", command, _ANSWER_SECONDS)
+    return None if text is None else parse(text)
 
 
 def parse_nets(text: str) -> list[dict[str, Any]]:
@@ -172,6 +205,35 @@ def parse_nets(text: str) -> list[dict[str, Any]]:
         elif section == "statistics" and key in ("send_count", "recv_count", "drop_count") and nid:
             nid[key.partition("_")[0]] = integer(value)
     return nets
+
+
+def parse_peers(text: str) -> list[dict[str, Any]]:
+    """`lnetctl peer show`: every node that LNet has talked to, and all addresses that it has told of itself."""
+    peers: list[dict[str, Any]] = []
+    for line in text.splitlines():
+        key, _, value = line.strip().lstrip("- ").partition(":")
+        if key == "primary nid":
+            peers.append({"primary": value.strip(), "nids": []})
+        elif key == "nid" and peers:
+            peers[-1]["nids"].append(value.strip())
+    return peers
+
+
+def parse_udsp(text: str) -> list[str]:
+    """`lnetctl udsp show`: local networks that a selection policy prefers to others."""
+    return re.findall(r"^[ \t]*src:[ \t]*(?!NA\b)(\S+)[ \t]*$", text, re.MULTILINE)
+
+
+def default_interface(text: str) -> str | None:
+    """Of /proc/net/route, the interface of the default route with the lowest metric; None without one."""
+    rows = [line.split() for line in text.splitlines()[1:]]
+    found = [
+        (number, row[0])
+        for row in rows
+        if len(row) > 7 and row[1] == row[7] == "00000000"
+        if (number := integer(row[6])) is not None
+    ]
+    return min(found, default=(0, None))[1]
 
 
 def _osts(scene: Scene, target: str) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ KINDS = {
     "scratch": "scratch",
     "gpu-persistence": "gpu_persistence",
     "gpu-clocks": "gpu_clocks",
+    "lnet-efa": "lnet_efa",
     "lustre-mount": "lustre_mount",
     "lustre-stripe": "lustre_stripe",
     "lustre-parameter": "lustre_parameter",
@@ -30,8 +31,8 @@ KINDS = {
     "owed": "owed",
     "observe": "observe",
 }
-"""Module by name, in the order in which they are planned and applied: a module's options before it is loaded, a mount before
-its directories' stripes and its client's parameters."""
+"""Module by name, in the order in which they are planned and applied: a module's options before it is loaded, Lustre's network
+before its mount, that before its directories' stripes and its client's parameters."""
 
 
 class Planner(Protocol):

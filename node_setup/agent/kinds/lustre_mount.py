@@ -28,7 +28,7 @@ from node_setup.agent.model import (
 
 FSTAB = "/etc/fstab"
 EFA_SERVICE = "configure-efa-fsx-lustre-client.service"
-"""AWS's own set-up of LNet over EFA: mounted before it, Lustre would go over TCP
+"""AWS's own set-up of LNet over EFA, in the place of ours: mounted before either, Lustre would go over TCP
 (https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html). Only `After=`: where it fails, TCP will do."""
 MOUNT_SECONDS = 150.0
 """Of `systemctl start`, beyond the 90 s that systemd gives a mount by itself."""
@@ -97,7 +97,7 @@ def mount_unit(wish: Wish) -> str:
     return f"""{owned.HEADER}[Unit]
 Description=Lustre at {wish.path}
 Wants=network-online.target
-After=network-online.target {EFA_SERVICE}
+After=network-online.target {EFA_SERVICE} {owned_unit.name(owned.LNET_UNIT)}
 
 [Mount]
 What={wish.source}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from node_setup.agent.kinds.lnet_efa import servers_without_efa
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import Expected
 from node_setup.agent.verify.result import FAIL, NONE, OK, SKIP, UNKNOWN, WARN, Result, known, unread
 
+EKS = "hyperpod-eks"
 FULL_PERCENT, NEARLY_FULL_PERCENT = 98, 90
 """A target at 90 % slows writes down, a full one refuses them. Every node sees the same, so only what stops jobs fails."""
 
@@ -61,23 +63,48 @@ def _is_address(server: str) -> bool:
 
 
 def network(facts: Facts, want: Expected, request: Request) -> Result:
-    """Where the cluster's file system takes EFA, LNet has an EFA network whose every interface is up."""
-    lustre = request.document.get("lustre") or {}
-    if not lustre.get("efa") or not want.efa:
-        why = "over TCP: " + ("no EFA here" if lustre.get("efa") else "the file system takes no EFA")
-        return Result("lustre-network", SKIP, why if lustre else "the cluster has no Lustre")
+    """Where the cluster's file system takes EFA, LNet has as many EFA interfaces as the group gives to Lustre, all of them up,
+    and knows the servers of what is mounted by their EFA addresses. On EKS pods mount, over the node's LNet."""
+    check, wanted = "lustre-network", efa_interfaces(request, want)
+    if not wanted:
+        return Result(check, SKIP, _why_tcp(request, want))
     nets = known(facts, "lustre", "nets")
     if nets is None:
-        return unread("lustre-network", facts, "lustre.nets", "LNet's networks")
+        return unread(check, facts, "lustre.nets", "LNet's networks")
     efa = [nid for net in nets if str(net["net"]).startswith("efa") for nid in net["nids"]]
     if not efa:
-        return Result(
-            "lustre-network", FAIL, "LNet has no EFA network: I/O goes over TCP; fix: run AWS's set-up, remount"
-        )
+        return Result(check, FAIL, "LNet has no EFA network: I/O goes over TCP; fix: fab node-tune")
     down = [str(nid["nid"]) for nid in efa if nid.get("status") not in (None, "up")]
     if down:
-        return Result("lustre-network", FAIL, f"EFA interfaces of LNet are down: {', '.join(down)}")
-    return Result("lustre-network", OK, f"{len(efa)} EFA interfaces", found=str(len(efa)))
+        return Result(check, FAIL, f"EFA interfaces of LNet are down: {', '.join(down)}")
+    if len(efa) < wanted:
+        why = "LNet has fewer EFA interfaces than this type gives to Lustre; fix: fab node-tune"
+        return Result(check, FAIL, why, NONE, str(len(efa)), str(wanted))
+    if servers_without_efa(facts):
+        why = "LNet has EFA, but knows the servers over TCP only, as where Lustre was mounted first; fix: fab node-tune"
+        return Result(check, FAIL, why)
+    return Result(check, OK, f"{len(efa)} EFA interfaces", found=str(len(efa)))
+
+
+def efa_interfaces(request: Request, want: Expected) -> int:
+    """How many EFA interfaces LNet needs at least. A node document of an older cluster gives no number: one then."""
+    group = (request.document.get("groups") or {}).get(want.group) or {}
+    if "lustre_efa" in group:
+        return min(int(group["lustre_efa"]), want.efa if want.efa is not None else int(group["lustre_efa"]))
+    return int(bool(known(request.document, "lustre", "efa") and want.efa))
+
+
+def _why_tcp(request: Request, want: Expected) -> str:
+    lustre = request.document.get("lustre")
+    if not lustre:
+        return "the cluster has no Lustre" if request.document.get("backend") != EKS else "pods mount Lustre over TCP"
+    if not lustre.get("efa"):
+        return "over TCP: the file system takes no EFA"
+    return (
+        "over TCP: no EFA here"
+        if not want.efa
+        else "over TCP: this group gets none of the file system's EFA connections"
+    )
 
 
 def targets(facts: Facts, want: Expected, request: Request) -> Result:

@@ -54,8 +54,7 @@ def write_probe(host: Host, facts: Facts, want: Expected, request: Request) -> l
     written = _write(host, str(path), str(known(facts, "host", "name") or "node"))
     if written.status not in (OK, WARN):
         return [written]
-    over_efa = bool(known(request.document, "lustre", "efa")) and bool(want.efa)
-    return [written, lustre.transport(before, _nets(host), over_efa)]
+    return [written, lustre.transport(before, _nets(host), lustre.efa_interfaces(request, want) > 0)]
 
 
 def _write(host: Host, path: str, name: str) -> Result:

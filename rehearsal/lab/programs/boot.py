@@ -55,14 +55,22 @@ def _wanted() -> list[str]:
 
 
 def _in_order(names: list[str]) -> list[str]:
-    """Each after what its After= names, as far as that is wanted; a circle is cut where it is met."""
+    """Each after what its After= names and what names it in Before=, as far as that is wanted; a circle is cut where it is
+    met."""
     done: dict[str, None] = {}
+    earlier: dict[str, list[str]] = {}
+    for name in names:
+        for other in load(name).words("Unit.Before"):
+            earlier.setdefault(other, []).append(name)
 
     def visit(name: str, path: frozenset[str]) -> None:
         if name in done or name in path:
             return
         unit = load(name)
-        before = unit.words("Unit.After") + unit.words("Unit.Requires")
+        before = unit.words("Unit.After") + unit.words("Unit.Requires") + earlier.get(name, [])
+        if name.endswith("mount"):
+            # As systemd orders mounts of network file systems; here an automount mounts as soon as it starts.
+            before += earlier.get("remote-fs-pre.target", [])
         for path_wanted in unit.words("Unit.RequiresMountsFor"):
             before.append(path_wanted.strip("/").replace("-", "\\x2d").replace("/", "-") + ".mount")
         for other in before:

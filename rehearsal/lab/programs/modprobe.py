@@ -20,13 +20,20 @@ _PARAMETERS = {
     "ksocklnd": {"credits": "256", "peer_credits": "8", "nscheds": "0", "conns_per_peer": "0"},
     "ptlrpc": {"ptlrpcd_per_cpt_max": "8", "max_ptlrpcds": "0"},
     "lustre": {},
+    "kefalnd": {"ipif_name": ""},
     "nvidia_uvm": {},
     "gdrdrv": {},
     "efa": {},
     "tcp_bbr": {},
 }
-_NEEDS = {"lustre": ["ptlrpc", "ksocklnd"], "ptlrpc": ["lnet"], "ksocklnd": ["lnet"], "lnet": ["libcfs"]}
-_LUSTRE = ("libcfs", "lnet", "ksocklnd", "ptlrpc", "lustre")
+_NEEDS = {
+    "lustre": ["ptlrpc", "ksocklnd"],
+    "ptlrpc": ["lnet"],
+    "ksocklnd": ["lnet"],
+    "kefalnd": ["lnet"],
+    "lnet": ["libcfs"],
+}
+_LUSTRE = ("libcfs", "lnet", "ksocklnd", "kefalnd", "ptlrpc", "lustre")
 
 
 def main(arguments: Sequence[str]) -> int:

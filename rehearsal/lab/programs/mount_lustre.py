@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import modprobe, mounts
+from . import lnetctl, modprobe, mounts
 from .state import change, hardware, refuse
 
 _SOURCE = re.compile(r"[\w.-]+@(tcp|efa)\d*(:[\w.-]+@(tcp|efa)\d*)*:/(?P<name>\w+)(/[\w./-]*)?")
@@ -56,6 +56,7 @@ def attach(source: str, target: str, options: str) -> None:
         + [one for one in kept if one not in ("rw", "ro")]
         + ["checksum", "nouser_xattr", "lruresize", "lazystatfs"]
     )
+    lnetctl.mounted()
     with change("mounts") as state:
         # The real one hands the kernel the servers' addresses, and the kernel shows those.
         state[target] = {"source": f"{_SERVER}@tcp:/{match['name']}", "type": "lustre", "options": ",".join(shown)}

@@ -1,0 +1,136 @@
+"""LNet over EFA: facts in, commands and a unit out. That the commands do it is shown on the lab's nodes, with stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from node_setup.agent import owned
+from node_setup.agent.catalog import load
+from node_setup.agent.facts.lustre import parse_nets, parse_peers, parse_udsp
+from node_setup.agent.kinds import lnet_efa
+from node_setup.agent.model import Remark, Request, Step, Write
+from node_setup.agent.plan import plan as whole
+from tests.node_setup.kinds_facts import commands, machine, plan, remark, steps
+from tests.node_setup.recorded_host import recorded
+
+DEVICES = [{"name": f"rdmap{number:02d}s0", "driver": "efa"} for number in range(32)]
+EFA_NET = {"net": "efa", "nids": [{"nid": f"1.0.0.{n}@efa", "interface": f"rdmap{n * 4:02d}s0"} for n in range(8)]}
+TCP_NET = {"net": "tcp", "nids": [{"nid": "10.0.0.1@tcp", "interface": "ens65"}]}
+OVER_EFA, OVER_TCP = ["10.0.0.9@tcp", "1.9.71.0@efa"], ["10.0.0.9@tcp"]
+DOCUMENT = {"backend": "hyperpod-slurm", "lustre": {"path": "/fsx", "efa": True}}
+MOUNT = {
+    "source": "10.0.0.9@tcp:/xeo3rbev",
+    "target": "/fsx",
+    "fstype": "lustre",
+    "options": ["rw", "noatime", "seclabel", "flock", "lazystatfs", "encrypt"],
+}
+UNIT = {"content": lnet_efa.lnet_unit(), "mode": "0644"}
+
+
+def node(
+    nets: Sequence[Any] | None = (), *, preferred: Sequence[str] = (), peers: Sequence[str] | None = None, **lustre: Any
+) -> dict[str, Any]:
+    """A p5; `peers` are the addresses of the one server of what is mounted at /fsx, None where nothing is."""
+    found: dict[str, Any] = {"nets": nets, "preferred": list(preferred), "interface": "ens32", "lnetctl": True}
+    found.update(peers=peers and [{"primary": peers[0], "nids": list(peers)}], **lustre)
+    facts = machine(lustre=found, efa={"devices": DEVICES}, mounts=[MOUNT] if peers else [])
+    facts["files"][owned.LNET_UNIT] = UNIT
+    facts["services"]["lustrain-lnet.service"] = {"load": "loaded", "active": "active", "enabled": "enabled"}
+    return facts
+
+
+def said(facts: dict[str, Any]) -> list[Step | Remark]:
+    return plan("lustre.efa", facts, DOCUMENT, value="8")
+
+
+def test_before_the_mount_tcp_and_every_fourth_device_of_32_come_up_and_efa_is_preferred() -> None:
+    assert commands(said(node(nets=None))) == [
+        "modprobe kefalnd ipif_name=ens32",
+        "modprobe ksocklnd",
+        "lnetctl lnet configure",
+        "lnetctl net add --net tcp --if ens32",
+        *(f"lnetctl net add --net efa --if rdmap{number:02d}s0 --peer-credits 32" for number in range(0, 32, 4)),
+        "lnetctl set discovery 1",
+        "lnetctl udsp add --src efa --priority 0",
+    ]
+
+
+def test_what_the_service_mounted_over_tcp_is_mounted_anew_once_efa_is_beside_it() -> None:
+    done = commands(said(node([TCP_NET], peers=OVER_TCP)))
+    assert done[0] == "modprobe kefalnd ipif_name=ens65"
+    assert not [one for one in done if "--net tcp" in one]
+    assert done[-2:] == ["umount /fsx", "mount -t lustre -o noatime,flock,_netdev 10.0.0.9@tcp:/xeo3rbev /fsx"]
+
+
+def test_where_only_the_mount_was_too_early_only_that_is_done_again() -> None:
+    done = commands(said(node([TCP_NET, EFA_NET], preferred=["efa"], peers=OVER_TCP)))
+    assert [one.split()[0] for one in done] == ["umount", "mount"]
+
+
+@pytest.mark.parametrize("peers", [None, OVER_EFA])
+def test_a_node_that_has_it_is_left_alone(peers: Sequence[str] | None) -> None:
+    assert remark(said(node([TCP_NET, EFA_NET], preferred=["efa"], peers=peers))).status == "ok"
+
+
+def test_a_killed_apply_goes_on_where_it_ended() -> None:
+    half = {"net": "efa", "nids": EFA_NET["nids"][:6]}
+    done = commands(said(node([TCP_NET, half])))
+    assert len([one for one in done if "--net efa" in one]) == 2
+    assert done[-1] == "lnetctl udsp add --src efa --priority 0"
+    assert not [one for one in done if "tcp" in one]
+
+
+def test_the_unit_is_there_at_every_boot_before_all_that_mounts_and_not_beside_that_of_aws() -> None:
+    facts = node([TCP_NET, EFA_NET], preferred=["efa"])
+    facts["files"][owned.LNET_UNIT] = None
+    (step,) = steps(said(facts))
+    (unit,) = (action.content for action in step.actions if isinstance(action, Write))
+    assert "systemctl enable lustrain-lnet.service" in commands([step])
+    (before,) = (line for line in unit.splitlines() if line.startswith("Before="))
+    assert {"remote-fs-pre.target", "kubelet.service", "lustrain-boot.service"} <= set(before[7:].split())
+    facts["lustre"]["aws_configured"] = True
+    assert remark(said(facts)).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "why"),
+    [
+        (node(lnetctl=False), "failed", "no lnetctl"),
+        (node(interface=None), "failed", "no default route"),
+        (node(nets=None) | {"modules": {"loaded": ["lnet"]}}, "unknown", "could not be read"),
+    ],
+)
+def test_what_cannot_be_done_is_said(facts: dict[str, Any], status: str, why: str) -> None:
+    found = remark(said(facts))
+    assert (found.status, why in found.why) == (status, True)
+
+
+@pytest.mark.parametrize(
+    ("entry", "devices", "applies"), [(8, DEVICES, True), (0, DEVICES, False), (None, DEVICES, False), (8, [], False)]
+)
+def test_it_applies_where_the_cluster_gives_the_group_interfaces_and_the_node_has_devices(
+    entry: int | None, devices: list[Any], applies: bool
+) -> None:
+    """Also on EKS, where a node has Lustre nowhere: pods mount it over the node's LNet."""
+    group = {"type": "p5.48xlarge"} | ({} if entry is None else {"lustre_efa": entry})
+    request = Request({"backend": "hyperpod-eks", "lustre": None, "groups": {"train": group}}, "train", "efa-gpu")
+    facts = node() | {"efa": {"devices": devices}}
+    facts["files"][owned.LNET_UNIT] = None
+    made = whole([one for one in load() if one.id == "lustre.efa"], facts, request)
+    assert bool(made.steps) == applies
+    assert len([one for one in commands(made.steps) if "--net efa" in one]) == (8 if applies else 0)
+
+
+def test_recorded_outputs_of_lnetctl_are_read() -> None:
+    """A server of FSx with an EFA address among peers without; the same client before it had mounted anything."""
+    assert parse_peers(recorded("lnetctl_peer_show.txt"))[0]["nids"] == ["10.1.1.203@tcp", "1.203.71.0@efa"]
+    after, before = (
+        {"lustre": {"peers": parse_peers(recorded(f"lnetctl_peer_show{kind}.txt"))}} for kind in ("", "_tcp")
+    )
+    assert (lnet_efa.servers_without_efa(after), lnet_efa.servers_without_efa(before)) == (False, True)
+    assert parse_udsp(recorded("lnetctl_udsp_show.txt")) == ["efa"]
+    nets = {"lustre": {"nets": parse_nets(recorded("lnetctl_net_show.txt"))}}
+    assert lnet_efa.interfaces(nets, "efa") == ["efa_0"]
