@@ -65,7 +65,8 @@ class Network(Section):
     """No way to the internet: no NAT, interface endpoints for what nodes need."""
     flow_logs: bool = False
     s3_buckets: tuple[str, ...] = ()
-    """Further buckets that nodes read, through the S3 gateway endpoint: it refuses those that nobody named."""
+    """Further buckets that the nodes' role may read. With `closed` the S3 gateway endpoint refuses those that nobody named;
+    in an open network nodes also reach buckets that are public or come as presigned URLs."""
     nic_policy: NicPolicy = "addresses"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from infra.config import ClusterSpec
+from infra.config import ClusterSpec, Network
 from infra.plan.endpoints import aws_buckets, s3_policy
 from infra.plan.network import NetworkPlan, addresses_needed, cidr_problems, network, usable
 from infra.plan.place import Place, bucket_names
@@ -231,9 +231,12 @@ def test_endpoints_have_the_name_of_their_partition(place: Place, s3: str, ec2: 
 
 @pytest.mark.parametrize("place", PLACES)
 @given(spec=specs())
-def test_the_gateway_lets_through_to_the_clusters_buckets_and_reads_of_awss_own(
-    place: Place, spec: ClusterSpec
-) -> None:
+def test_the_gateway_lets_all_of_s3_through_unless_the_network_is_closed(place: Place, spec: ClusterSpec) -> None:
+    """quay.io, Docker Hub, public data sets and presigned URLs of the region are S3 as well."""
+    if not spec.network.closed:
+        everything = {"Sid": "Everything", "Effect": "Allow", "Action": ["*"], "Resource": ["*"], "Principal": "*"}
+        assert s3_policy(spec, place)["Statement"] == [everything]
+        spec = spec.model_copy(update={"network": Network(closed=True)})
     own, foreign = s3_policy(spec, place)["Statement"]
     names = bucket_names(spec, place)
     wanted = {names.data, names.checkpoints, names.lifecycle}
@@ -248,7 +251,7 @@ def test_the_gateway_lets_through_to_the_clusters_buckets_and_reads_of_awss_own(
 
 
 def test_buckets_that_the_spec_names_pass_the_gateway_for_reading() -> None:
-    spec = spec_of(network={"s3_buckets": ["open-corpus"]})
+    spec = spec_of(network={"closed": True, "s3_buckets": ["open-corpus"]})
     found = {one["Sid"]: one for one in s3_policy(spec, AWS)["Statement"]}["NamedBuckets"]
     assert found["Action"] == ["s3:GetObject", "s3:ListBucket"]
     assert sorted(found["Resource"]) == ["arn:aws:s3:::open-corpus", "arn:aws:s3:::open-corpus/*"]
