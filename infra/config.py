@@ -167,6 +167,9 @@ class Budget(Section):
 
 class Alarms(Section):
     emails: tuple[str, ...] = ()
+    unread_notices: bool = False
+    """Mail when a notice lies in the interruption queue for 10 minutes. Set it when something of yours reads the queue: nothing
+    that is shipped does yet, and EC2's notices there are those of the whole account."""
     lustre_free_fraction: Fraction = 0.15
     nat_gb_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 50.0
 
