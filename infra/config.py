@@ -201,8 +201,34 @@ class Access(Section):
     """`hyperpod-eks`: roles that become cluster administrators."""
 
 
+class AccountingDatabase(Section):
+    """A MySQL database of yours for Slurm's accounting: in RDS or the like, reached from the cluster's security group. HyperPod
+    neither makes it nor backs it up
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-external-accounting-db-slurm.html)."""
+
+    endpoint: Annotated[
+        str,
+        Field(max_length=255),
+        like(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", "a host's name", "slurm.abc123.us-east-1.rds.amazonaws.com"),
+    ]
+    secret_arn: Annotated[
+        str,
+        like(
+            r"arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:.+",
+            "the ARN of a secret",
+            "arn:aws:secretsmanager:us-east-1:123456789012:secret:slurm-AbCdEf",
+        ),
+    ]
+    """Holds `username` and `password` of a user who may make the schema."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 3306
+    name: Annotated[str, like(r"[A-Za-z0-9$_]{1,64}", "a schema's name", "slurm_acct_db")] | None = None
+    """Default: HyperPod's, with the cluster's id in it; clusters that share a history name one."""
+
+
 class Slurm(Section):
     config_strategy: Literal["Managed", "Merge", "Overwrite"] = "Managed"
+    accounting: AccountingDatabase | None = None
+    """Default: a MariaDB on the controller, whose records end with that machine. Once set it can never be removed."""
 
 
 class Eks(Section):

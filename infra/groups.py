@@ -13,6 +13,8 @@ from infra.section import Name, Positive, Section, ZoneId, id_of
 CapacityMode = Literal["on-demand", "spot", "reservation", "capacity-block", "training-plan"]
 GroupRole = Literal["worker", "controller", "login"]
 DeepCheck = Literal["InstanceStress", "InstanceConnectivity"]
+Patching = Literal["WhenIdle", "WhenAllIdle"]
+"""Those of AWS::SageMaker::Cluster; the API also has DrainFirst, which Cloud Control's schema refuses."""
 PlanArn = Annotated[
     str,
     like(
@@ -64,9 +66,16 @@ class Group(Section):
     role: GroupRole = "worker"
     capacity: Capacity = Capacity()
     image_id: Annotated[str, id_of("ami", "an image")] | None = None
-    """EC2: the AMI; default: AWS's deep-learning base AMI for the type's architecture, as its SSM parameter resolves."""
+    """The AMI. EC2's default: AWS's deep-learning base AMI for the type's architecture, as its SSM parameter resolves.
+    HyperPod's: its own newest; another is its public AMI, or one built on that: unencrypted, of this account, one volume."""
     root_volume_gib: Annotated[int, Field(ge=100, le=16384)] = 500
     """EC2: the root disk. HyperPod fixes that one's size; there it is the EBS volume beside it, mounted at /opt/sagemaker."""
+    volume_kms_key: str | None = None
+    """ARN of the KMS key of a node's EBS volumes, the root disk too; default: EBS's own key of the account. With HyperPod it
+    cannot be changed later (https://docs.aws.amazon.com/sagemaker/latest/dg/smcluster-cmk.html)."""
+    auto_patch: Patching | None = None
+    """HyperPod: security patches of its AMI are put on, which replaces root disks: on each node once it is idle, or when all
+    are. Default: never; you run `aws sagemaker update-cluster-software`."""
     threads_per_core: Literal[1, 2] = 1
     partition: Name | None = None
     """Slurm partition; default: the group's name."""

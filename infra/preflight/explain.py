@@ -132,6 +132,10 @@ def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Gro
         return Change(path, Effect.REPLACES_CLUSTER, message, "the Slurm cluster's state", "make a second stack")
     if key in HARMLESS:
         return Change(path, Effect.IN_PLACE, message)
+    if key == "auto_patch":
+        return Change(path, Effect.REIMAGES, message, "root disks, when a patch comes", "save what lies there")
+    if key == "volume_kms_key" and spec.hyperpod:
+        return Change(path, Effect.IMPOSSIBLE, message, "", "add a group with the other key, then remove this one")
     if spec.backend == "ec2":
         fix = "let the job save, then end the old machines: the gang comes back whole with the new template"
         return Change(path, Effect.NEW_NODES, f"{message}; running machines keep the old launch template", "", fix)
@@ -163,6 +167,21 @@ def _end(spec: ClusterSpec, path: str, before: Group, after: Group) -> Change:
         return Change(path, Effect.IN_PLACE, message)
     fix = "stop the job by hand in time, or let it save and end the old machines"
     return Change(path, Effect.NEW_NODES, f"{message}; running machines keep the end that they were told", "", fix)
+
+
+def _accounting(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    before, after = old.slurm.accounting, new.slurm.accounting
+    if before == after:
+        return
+    here = "slurm.accounting"
+    if after is None:
+        message = "HyperPod does not go back to the database on the controller"
+        yield Change(here, Effect.IMPOSSIBLE, message, "", "keep it, or make a second stack")
+    else:
+        was = before.endpoint if before else "the controller's own database"
+        yield Change(
+            here, Effect.IN_PLACE, f"{was} becomes {after.endpoint}; records so far are not known to move with it"
+        )
 
 
 def _kubernetes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
@@ -215,6 +234,7 @@ _TOLD = (
     "network.existing.compute_subnet_id",
     "storage",
     "eks",
+    "slurm.accounting",
     "tuning",
     "access.admin_roles",
     "runs_uri",
@@ -238,6 +258,7 @@ _LOOKS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
     associations,
     home,
     _groups,
+    _accounting,
     _kubernetes,
     objects,
     _tuning,

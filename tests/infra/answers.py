@@ -29,6 +29,8 @@ PLAN_ENDS = datetime(2027, 3, 1, 11, 30, tzinfo=UTC)
 REPOSITORY = {"repository.existing": "123456789012.dkr.ecr.us-east-1.amazonaws.com/train"}
 BUCKETS = {"buckets": {"data": "one", "checkpoints": "two", "lifecycle": "three"}}
 IMAGE = {"groups.0.image_id": "ami-0123456789abcdef0"}
+BUILT = {"Architecture": "x86_64", "OwnerId": "123456789012", "BlockDeviceMappings": [{"Ebs": {"Encrypted": False}}]}
+"""An image that was built on HyperPod's own."""
 
 Answer = tuple[str, str, dict[str, Any] | str]
 """Service, method, and what it answers; text is an error's code."""
@@ -217,6 +219,16 @@ CASES = [
         edits=IMAGE,
     ),
     Case("EC2-105", SPOT, [("ec2", "describe_images", "InvalidAMIID.NotFound")], "groups.0.image_id", edits=IMAGE),
+    *(
+        Case("EC2-105", SLURM, [("ec2", "describe_images", {"Images": [{**BUILT, **more}]})], path, edits=IMAGE)
+        for path, more in (
+            ("", {}),
+            ("", {"OwnerId": "763104351884", "Public": True}),
+            ("groups.0.image_id", {"OwnerId": "763104351884"}),
+            ("groups.0.image_id", {"BlockDeviceMappings": [{"Ebs": {"Encrypted": True}}]}),
+            ("groups.0.image_id", {"BlockDeviceMappings": [{"Ebs": {}}, {"Ebs": {}}]}),
+        )
+    ),
     Case(
         "EC2-106",
         SPOT,

@@ -177,6 +177,14 @@ def test_the_root_volume_of_a_named_image_is_the_images_root() -> None:
     assert [token for token, _ in monitor.service.asked] == ["aws:ssm/getParameter:getParameter"]
 
 
+def test_a_key_of_the_users_encrypts_the_root_volume() -> None:
+    key = "arn:aws:kms:us-east-1:123456789012:key/01234567-89ab-cdef-0123-456789abcdef"
+    monitor, _ = build("rehearsal", volume_kms_key=key)
+    assert monitor.properties(TEMPLATE)["blockDeviceMappings"][0]["ebs"]["kmsKeyId"] == key
+    monitor, _ = build("rehearsal")
+    assert "kmsKeyId" not in monitor.properties(TEMPLATE)["blockDeviceMappings"][0]["ebs"]
+
+
 def test_spot_lies_in_a_placement_group_of_its_own_and_reserved_capacity_in_none() -> None:
     monitor, _ = build("ec2-spot-g6e")
     assert monitor.properties(PLACEMENT)["strategy"] == "cluster"
