@@ -85,7 +85,9 @@ def object_exists(call: Call, bucket: str, key: str) -> bool:
 def key_usable(call: Call, key: str) -> bool:
     """Whether a KMS key of the account, named by id, ARN or alias, is there and enabled."""
     backend = kms_backends[call.account][call.region]
-    found = backend.keys.get(backend.any_id_to_key_id(key))
+    name = backend.get_alias_name(key)
+    id_ = backend.get_key_id_from_alias(name) if name.startswith("alias/") else backend.get_key_id(name)
+    found = backend.keys.get(id_) if id_ else None
     return found is not None and bool(found.enabled)
 
 
