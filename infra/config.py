@@ -49,6 +49,8 @@ class ExistingNetwork(Section):
     """Private, in the cluster's zone."""
     control_subnet_ids: tuple[SubnetId, ...] = ()
     """`hyperpod-eks`: two or more, in different zones."""
+    zone_subnet_ids: Mapping[ZoneId, SubnetId] = {}
+    """Private subnets for groups that name another zone than the cluster's, by zone id."""
     compute_cidr: str | None = None
     """Lets preflight count addresses without asking AWS."""
 
@@ -56,7 +58,7 @@ class ExistingNetwork(Section):
 class Network(Section):
     cidr: str = "10.0.0.0/16"
     compute_prefix: Annotated[int, Field(ge=16, le=28)] = 18
-    """Length of the compute subnet's prefix: /18 has 16,379 usable addresses."""
+    """Length of the compute subnet's prefix, in each zone: /18 has 16,379 usable addresses."""
     second_zone_id: ZoneId | None = None
     """`hyperpod-eks`: the control plane needs subnets in two zones."""
     existing: ExistingNetwork | None = None
@@ -276,6 +278,15 @@ class ClusterSpec(Section):
     @property
     def workers(self) -> tuple[Group, ...]:
         return tuple(group for group in self.groups if group.role == "worker")
+
+    def zone_of(self, group: Group) -> str:
+        return group.zone_id or self.zone_id
+
+    @property
+    def other_zones(self) -> tuple[str, ...]:
+        """Zones of groups that are not in the cluster's, in the order of the groups."""
+        zones = dict.fromkeys(self.zone_of(group) for group in self.groups)
+        return tuple(zone for zone in zones if zone != self.zone_id)
 
     @property
     def hyperpod(self) -> bool:

@@ -36,7 +36,7 @@ class Capacity(Section):
     """`reservation` only: make a targeted one for `count` instances. It is billed from then on, protected and retained."""
     training_plan: PlanArn | None = None
     zone_id: ZoneId | None = None
-    """Where the reservation, block or plan lies, if you know: compared with `zone_id` before anything is made."""
+    """Where the reservation, block or plan lies, if you know: compared with the group's zone before anything is made."""
     size: Positive | None = None
     """How many instances it holds, if you know."""
     placement_group: str | None = None
@@ -64,6 +64,9 @@ class Group(Section):
     """HyperPod: go on with this many when not all come. EC2: none; an Auto Scaling group keeps, and bills, what it got while
     it tries for the rest, and an alarm tells when some are missing for long."""
     role: GroupRole = "worker"
+    zone_id: ZoneId | None = None
+    """Another zone than the cluster's: a subnet is made there (HyperPod's `OverrideVpcConfig`). File systems stay in the
+    cluster's zone, and EFA never leaves one: machines that train together share a zone."""
     capacity: Capacity = Capacity()
     image_id: Annotated[str, id_of("ami", "an image")] | None = None
     """The AMI. EC2's default: AWS's deep-learning base AMI for the type's architecture, as its SSM parameter resolves.

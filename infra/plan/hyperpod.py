@@ -10,7 +10,7 @@ each desired state against that schema and against CreateCluster's model. Slurm 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from infra.catalog.instances import instance
@@ -43,7 +43,8 @@ class HomeMount:
 class Refs:
     """What other resources tell the cluster; Any, since the values may be Outputs.
 
-    `lifecycle_uri` is the folder of one bundle, `eks_cluster_arn` is for `hyperpod-eks` only.
+    `lifecycle_uri` is the folder of one bundle, `eks_cluster_arn` is for `hyperpod-eks` only, `zone_subnet_ids` has the
+    subnets of groups in other zones than the cluster's, by zone id.
     """
 
     role_arn: Any
@@ -53,6 +54,7 @@ class Refs:
     lustre: Mount | None = None
     home: HomeMount | None = None
     eks_cluster_arn: Any = None
+    zone_subnet_ids: Mapping[str, Any] = field(default_factory=dict)
 
 
 def desired_state(spec: ClusterSpec, place: Place, refs: Refs) -> dict[str, Any]:
@@ -123,10 +125,19 @@ def instance_group(spec: ClusterSpec, group: Group, refs: Refs) -> dict[str, Any
                 "OnCreate" if eks else "OnInitComplete": entry(spec),
             },
             "InstanceStorageConfigs": storage(spec, group, refs),
+            "OverrideVpcConfig": elsewhere(spec, group, refs),
             "TrainingPlanArn": group.capacity.training_plan if group.capacity.mode == "training-plan" else None,
             "CapacityRequirements": {"Spot": {}} if group.capacity.mode == "spot" else None,
         }
     )
+
+
+def elsewhere(spec: ClusterSpec, group: Group, refs: Refs) -> dict[str, Any] | None:
+    """Where a group lies that is not in the cluster's zone."""
+    zone = spec.zone_of(group)
+    if zone == spec.zone_id:
+        return None
+    return {"SecurityGroupIds": refs.security_group_ids, "Subnets": [refs.zone_subnet_ids[zone]]}
 
 
 def entry(spec: ClusterSpec) -> str:

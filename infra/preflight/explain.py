@@ -8,12 +8,14 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-operate-c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Network
 
 from pydantic import BaseModel
 
 from infra.config import ClusterSpec, Group
 from infra.plan import hyperpod
+from infra.plan.network import cidr_problems, in_zone, layout
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_storage import associations, file_system, home, objects
 
@@ -74,9 +76,25 @@ def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
                 path, Effect.REPLACES_FILE_SYSTEM, message, "all that lies in Lustre or homes and is not in S3", instead
             )
         yield Change(path, Effect.REPLACES_CLUSTER, message, "every node with its local disks and jobs", instead)
+    for zone, subnet in _zone_subnets(old).items():
+        if not moved and subnet != (there := _zone_subnets(new).get(zone, subnet)):
+            message = f"the subnet of its nodes in {zone} would go from {subnet} to {there} under them"
+            yield Change(
+                "groups", Effect.IMPOSSIBLE, message, "", "keep the order of groups and put new ones at the end"
+            )
     if before.second_zone_id and before.second_zone_id != after.second_zone_id and new.backend == "hyperpod-eks":
         message = "the control plane's second subnet is made anew, which an EKS cluster takes in the VPC it has"
         yield Change("network.second_zone_id", Effect.IN_PLACE, message)
+
+
+def _zone_subnets(spec: ClusterSpec) -> Mapping[str, object]:
+    """The subnet of each zone that only groups name; empty where the description has none that AWS would take."""
+    if spec.network.existing:
+        return spec.network.existing.zone_subnet_ids
+    if any(one.level == "error" for one in cidr_problems(spec)):
+        return {}
+    cidrs = layout(spec, IPv4Network(spec.network.cidr), spec.network.compute_prefix) or {}
+    return {zone: cidrs[in_zone(zone)] for zone in spec.other_zones}
 
 
 def _groups(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:

@@ -84,6 +84,16 @@ MISTAKES = [
     Mistake("NET-007", SPOT, {"network.nat": False}, "network.nat"),
     Mistake("NET-008", BLOCK, {"network.nat": True}, "network.nat"),
     Mistake("NET-009", SPOT, {"network.existing": EXISTING, "network.cidr": "10.1.0.0/16"}, "network.cidr"),
+    Mistake("NET-001", SLURM, {"groups.2.zone_id": "use1-az2"}, "groups.2.zone_id"),
+    Mistake("NET-015", SPOT, {"network.existing": EXISTING, "groups.0.zone_id": "use1-az2"}, "groups.0.zone_id"),
+    Mistake(
+        "NET-016",
+        SLURM,
+        {"groups.3": group(instance_type="p5.48xlarge", partition="train", zone_id="usw2-az3")},
+        "groups.3.zone_id",
+    ),
+    Mistake("NET-016", SPOT, {"groups.1": group(zone_id="use1-az2")}, "groups.1.zone_id"),
+    Mistake("NET-017", SPOT, {"groups.0.zone_id": "use1-az2"}, "groups.0.zone_id"),
     Mistake("NET-010", SPOT, {"network.existing": EXISTING, "network.closed": True}, "network.closed"),
     Mistake(
         "NET-011",

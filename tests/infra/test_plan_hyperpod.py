@@ -215,6 +215,17 @@ def test_capacity_comes_from_where_the_group_says() -> None:
     assert not {"CapacityRequirements", "TrainingPlanArn"} & set(system)
 
 
+def test_a_group_in_another_zone_lies_in_the_subnet_there() -> None:
+    groups = copy.deepcopy(config_of(SLURM)["lustrain:cluster"]["groups"])
+    groups[1]["zone_id"] = "usw2-az3"
+    refs = Refs(**{**vars(refs_of(SLURM)), "zone_subnet_ids": {"usw2-az3": "subnet-0fedcba9876543210"}})
+    state = desired_state(spec_of(SLURM, groups=groups), place_of(SLURM), refs)
+    override = {"SecurityGroupIds": ["sg-0123456789abcdef0"], "Subnets": ["subnet-0fedcba9876543210"]}
+    assert [group.get("OverrideVpcConfig") for group in state["InstanceGroups"]] == [None, override, None]
+    assert state["VpcConfig"]["Subnets"] == ["subnet-0123456789abcdef0"]
+    assert (schema_errors(state, "us-west-2"), model_errors(state)) == ([], "")
+
+
 KEY = "arn:aws:kms:us-west-2:123456789012:key/01234567-89ab-cdef-0123-456789abcdef"
 
 

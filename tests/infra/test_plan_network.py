@@ -78,6 +78,28 @@ def test_turning_nat_off_moves_no_subnet() -> None:
     assert off == {key: cidr for key, cidr in on.items() if key != "public"}
 
 
+def test_a_group_in_another_zone_has_a_subnet_there_and_moves_none_of_the_others() -> None:
+    def train(name: str, zone: str | None) -> dict[str, Any]:
+        return {"name": name, "instance_type": "g6e.48xlarge", "count": 2, "zone_id": zone}
+
+    alone = network(spec_of("hyperpod-eks"), AWS)
+    groups = [train("a", None), train("b", "use2-az3")]
+    two = network(spec_of("hyperpod-eks", groups=groups), AWS)
+    three = network(spec_of("hyperpod-eks", groups=[*groups, train("c", "use2-az2"), train("d", "use2-az3")]), AWS)
+    assert subnets_of(alone).items() < subnets_of(two).items() < subnets_of(three).items()
+    zones = {one.key: one.zone_id for one in three.subnets if one.key.startswith("compute")}
+    assert zones == {"compute": "use2-az1", "compute-use2-az3": "use2-az3", "compute-use2-az2": "use2-az2"}
+    assert ways(three)["compute-use2-az3"] == "nat"
+
+
+def test_addresses_are_counted_in_the_zone_where_they_are_taken() -> None:
+    def group(name: str, count: int, zone: str | None = None) -> dict[str, Any]:
+        return {"name": name, "instance_type": "p5.48xlarge", "count": count, "zone_id": zone}
+
+    spec = spec_of("hyperpod-slurm", groups=[group("a", 1), group("b", 3, "use2-az3")], storage={"home": {}})
+    assert (addresses_needed(spec) - 2, addresses_needed(spec, "use2-az3")) == (32, 96)
+
+
 def test_the_control_plane_of_eks_gets_subnets_in_two_zones_with_the_addresses_it_wants() -> None:
     plan = network(spec_of("hyperpod-eks"), AWS)
     control = [subnet for subnet in plan.subnets if subnet.key.startswith("control-")]

@@ -125,6 +125,19 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
 ]
 
 
+def test_zones_in_another_order_would_move_subnets_under_their_nodes() -> None:
+    def cluster(*zones: str) -> Any:
+        more = {"instance_type": "g6e.8xlarge", "count": 1}
+        return spec_of(
+            SPOT, {f"groups.{n}": {**more, "name": zone, "zone_id": zone} for n, zone in enumerate(zones, 1)}
+        )
+
+    before = cluster("use1-az2", "use1-az5")
+    assert Effect.IMPOSSIBLE not in {one.effect for one in explain(before, cluster("use1-az2", "use1-az5", "use1-az6"))}
+    assert Effect.IMPOSSIBLE in {one.effect for one in explain(before, cluster("use1-az5", "use1-az2"))}
+    assert Effect.IMPOSSIBLE in {one.effect for one in explain(before, cluster("use1-az5"))}
+
+
 def test_an_accounting_database_is_for_good() -> None:
     there = spec_of(SLURM, {"slurm.accounting": DATABASE})
     (change,) = explain(there, spec_of(SLURM, {}))

@@ -40,8 +40,8 @@ class Offered(OnlineRule):
                 zones[one["InstanceType"]].add(one["Location"])
         for path, group, _ in known_groups(spec):
             found = zones[group.ec2_type]
-            if spec.zone_id not in found:
-                message = f"{group.ec2_type} is not offered in {spec.zone_id}"
+            if (zone := spec.zone_of(group)) not in found:
+                message = f"{group.ec2_type} is not offered in {zone}"
                 fix = f"take {' or '.join(sorted(found))}" if found else f"take another type: none in {aws.region}"
                 # HyperPod's machines lie in AWS's own account; what EC2 offers there is a sign, no more.
                 level: Level = "warning" if spec.hyperpod else "error"
@@ -244,8 +244,8 @@ def launch(spec: ClusterSpec, group: Group) -> dict[str, Any]:
         "MaxCount": group.count,
         "ImageId": picture.id or f"resolve:ssm:{picture.parameter}",
     }
-    if spec.network.existing:
-        found["SubnetId"] = spec.network.existing.compute_subnet_id
+    if existing := spec.network.existing:
+        found["SubnetId"] = existing.zone_subnet_ids.get(spec.zone_of(group), existing.compute_subnet_id)
     if wanted.type:
         found["InstanceMarketOptions"] = {"MarketType": wanted.type}
     if wanted.reservation:
