@@ -88,10 +88,8 @@ def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
 
 
 def _zone_subnets(spec: ClusterSpec) -> Mapping[str, object]:
-    """The subnet of each zone that only groups name; empty where the description has none that AWS would take."""
-    if spec.network.existing:
-        return spec.network.existing.zone_subnet_ids
-    if any(one.level == "error" for one in cidr_problems(spec)):
+    """The subnet that is made in each zone that only groups name; empty where AWS would refuse the ranges."""
+    if spec.network.existing or any(one.level == "error" for one in cidr_problems(spec)):
         return {}
     cidrs = layout(spec, IPv4Network(spec.network.cidr), spec.network.compute_prefix) or {}
     return {zone: cidrs[in_zone(zone)] for zone in spec.other_zones}
@@ -267,6 +265,7 @@ _TOLD = (
 _EFFECTS = {
     "access.ssh_key": Effect.NEW_NODES,
     "network.nic_policy": Effect.NEW_NODES,
+    "network.existing.zone_subnet_ids": Effect.REPLACES_NODES,
     "buckets.kms_key": Effect.NEW_NODES,
 }
 _LOOKS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
