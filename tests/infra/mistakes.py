@@ -110,6 +110,8 @@ MISTAKES = [
     ),
     Mistake("NET-013", EKS, {"network.closed": True}, "network.closed"),
     Mistake("NET-014", SPOT, {"network.compute_prefix": 27}, "network.compute_prefix"),
+    Mistake("NET-020", SLURM, {"groups.2.zone_id": "usw2-az9"}, "groups.2.zone_id"),
+    Mistake("EC2-020", SPOT, {"groups.0.zone_id": "use1-az3"}, "groups.0.instance_type"),
     Mistake("NET-020", SPOT, {"zone_id": "use1-az9"}, "zone_id"),
     Mistake("NET-020", EKS, {"network.second_zone_id": "use2-az4"}, "network.second_zone_id"),
     Mistake("NET-020", BLOCK, {"groups.0.capacity.zone_id": "use2-az7"}, "groups.0.capacity.zone_id"),
