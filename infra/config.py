@@ -8,55 +8,31 @@ rule says so where one has none.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-)
+from pydantic import AfterValidator, Field, ValidationError
 
 from infra.catalog.kubernetes import NEWEST
 from infra.cluster import Tuning, like
-from infra.problems import A_TIME, InfraError, problems_of
+from infra.groups import Capacity as Capacity
+from infra.groups import CapacityMode as CapacityMode
+from infra.groups import Group as Group
+from infra.groups import GroupRole as GroupRole
+from infra.problems import InfraError, problems_of
+from infra.section import Name, Positive, Section, Time, ZoneId, id_of
 
 KEY = "lustrain:cluster"
-UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, Unicode's two line ends, and halves of surrogate pairs."""
 
 Backend = Literal["hyperpod-slurm", "hyperpod-eks", "ec2"]
-CapacityMode = Literal["on-demand", "spot", "reservation", "capacity-block", "training-plan"]
-GroupRole = Literal["worker", "controller", "login"]
-DeepCheck = Literal["InstanceStress", "InstanceConnectivity"]
 DraEvent = Literal["NEW", "CHANGED", "DELETED"]
 NicPolicy = Literal["addresses", "bandwidth"]
-
-
-def _id(prefix: str, what: str) -> AfterValidator:
-    return like(rf"{prefix}-[0-9a-f]{{8,17}}", f"the id of {what}", f"{prefix}-0123456789abcdef0")
-
-
-_GO_TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?) ([+-]\d\d)(\d\d)(?: [A-Za-z0-9+-]+)?", re.ASCII)
-"""How Go prints a time (https://pkg.go.dev/time#Time.String): `pulumi stack init` and `pulumi config set` rewrite the whole
-file, and a time without quotes becomes text of this form."""
-_ISO_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d.*", re.ASCII)
-
-
-def _time(value: object) -> object:
-    """Text in ISO 8601, also where it comes in Go's spelling; a number would be taken for seconds since 1970."""
-    if isinstance(value, str) and (go := _GO_TIME.fullmatch(value)):
-        return f"{go[1]}T{go[2]}{go[3]}:{go[4]}"
-    if isinstance(value, datetime) or (isinstance(value, str) and _ISO_TIME.fullmatch(value)):
-        return value
-    raise ValueError(f"is not a time; allowed: {A_TIME}")
+Days = Annotated[int, Field(ge=1, le=3650)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+AbsolutePath = Annotated[str, like(r"(/(\.\.?|[A-Za-z0-9_][A-Za-z0-9._-]*))+", "a plain absolute path", "/fsx")]
+"""As the Cluster's, but for `..`: that has rules of preflight, which say why."""
+SubnetId = Annotated[str, id_of("subnet", "a subnet")]
 
 
 def _at_least_one(value: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -65,133 +41,16 @@ def _at_least_one(value: tuple[Any, ...]) -> tuple[Any, ...]:
     return value
 
 
-Name = Annotated[
-    str,
-    Field(max_length=40),
-    like(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", "a name", "llm-p5 (small letters, digits, single dashes inside)"),
-]
-"""Fits HyperPod's `[a-zA-Z0-9](-*[a-zA-Z0-9])*`, at most 63, and a bucket's rules with what we add before and after it."""
-ZoneId = Annotated[
-    str,
-    like(
-        r"[a-z]{3,4}\d-([a-z0-9]+-)?az\d+",
-        "a zone id (us-east-1a is a zone name, another one in each account)",
-        "use1-az4",
-    ),
-]
-"""The zone's id, the same in every account."""
-Positive = Annotated[int, Field(gt=0)]
-Days = Annotated[int, Field(ge=1, le=3650)]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
-AbsolutePath = Annotated[str, like(r"(/(\.\.?|[A-Za-z0-9_][A-Za-z0-9._-]*))+", "a plain absolute path", "/fsx")]
-"""As the Cluster's, but for `..`: that has rules of preflight, which say why."""
-PlanArn = Annotated[
-    str,
-    like(
-        r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:training-plan/.+",
-        "the ARN of a training plan",
-        "arn:aws:sagemaker:us-west-2:123456789012:training-plan/mine",
-    ),
-]
-Time = Annotated[AwareDatetime, BeforeValidator(_time)]
-SubnetId = Annotated[str, _id("subnet", "a subnet")]
-
-
-class Section(BaseModel):
-    """Base of every table: unknown keys are errors, nothing changes after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _printable(cls, value: Any, info: Any) -> Any:
-        """No name, path or text of AWS has control characters, and a lone surrogate can be neither printed nor sent."""
-        table = "Mapping" in str(cls.model_fields[info.field_name].annotation) and isinstance(value, Mapping)
-        items = [*value, *value.values()] if table else value if isinstance(value, list | tuple) else [value]
-        for item in items:
-            if isinstance(item, str) and (found := UNPRINTABLE.search(item)):
-                raise ValueError(f"holds {found[0]!r}, which is not printable; fix: remove it")
-        return value
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_numbers_from_truth(cls, value: Any, info: Any) -> Any:
-        """YAML's `count: yes` is a mistake; pydantic would take it as 1."""
-        field = cls.model_fields[info.field_name]
-        if isinstance(value, bool) and "bool" not in str(field.annotation):
-            raise ValueError("true/false is not a value here")
-        return value
-
-
-class Capacity(Section):
-    """Where a group's machines come from."""
-
-    mode: CapacityMode = "on-demand"
-    reservation: Annotated[str, _id("cr", "a capacity reservation")] | None = None
-    """Id of an EC2 capacity reservation or capacity block. A block is bought by hand: paid at once and never refunded, and
-    the AWS provider forgets that it paid (https://github.com/hashicorp/terraform-provider-aws/issues/46829)."""
-    create: bool = False
-    """`reservation` only: make a targeted one for `count` instances. It is billed from then on, protected and retained."""
-    training_plan: PlanArn | None = None
-    zone_id: ZoneId | None = None
-    """Where the reservation, block or plan lies, if you know: compared with `zone_id` before anything is made."""
-    size: Positive | None = None
-    """How many instances it holds, if you know."""
-    placement_group: str | None = None
-    """`reservation` only: name of the cluster placement group that the reservation was made in."""
-    ends_at: Time | None = None
-    """When the reservation, block or plan ends (ISO 8601 with zone, in quotes); set the trainer's `interrupt.deadline` to it,
-    nothing hands it over. With `create` the reservation is made to end then."""
-
-
-class Taint(Section):
-    key: str
-    value: str = ""
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
-
-
-class Group(Section):
-    """Machines of one kind; with `ec2` and `hyperpod-eks` all are workers."""
-
-    name: Name
-    instance_type: Annotated[str, like(r"(ml\.)?[a-z0-9-]+\.[a-z0-9-]+", "an instance type", "p5.48xlarge")]
-    """EC2's name (`p5.48xlarge`); HyperPod's `ml.` is added where it belongs."""
-    count: Annotated[int, Field(ge=0, le=6758)]
-    """HyperPod's upper limit, from its API model."""
-    min_count: Annotated[int, Field(ge=0)] | None = None
-    """HyperPod: go on with this many when not all come. EC2: none; an Auto Scaling group keeps, and bills, what it got while
-    it tries for the rest, and an alarm tells when some are missing for long."""
-    role: GroupRole = "worker"
-    capacity: Capacity = Capacity()
-    image_id: Annotated[str, _id("ami", "an image")] | None = None
-    """EC2: the AMI; default: AWS's deep-learning base AMI for the type's architecture, as its SSM parameter resolves."""
-    root_volume_gib: Annotated[int, Field(ge=100, le=16384)] = 500
-    """EC2: the root disk. HyperPod fixes that one's size; there it is the EBS volume beside it, mounted at /opt/sagemaker."""
-    threads_per_core: Literal[1, 2] = 1
-    partition: Name | None = None
-    """Slurm partition; default: the group's name."""
-    deep_health_checks: tuple[DeepCheck, ...] = ("InstanceStress", "InstanceConnectivity")
-    """HyperPod, groups with accelerators: run before a node joins."""
-    labels: Mapping[str, str] = {}
-    taints: tuple[Taint, ...] = ()
-
-    @property
-    def ec2_type(self) -> str:
-        return self.instance_type.removeprefix("ml.")
-
-    @property
-    def hyperpod_type(self) -> str:
-        return f"ml.{self.ec2_type}"
-
-
 class ExistingNetwork(Section):
     """A network that is there already; nothing in it is changed."""
 
-    vpc_id: Annotated[str, _id("vpc", "a VPC")]
+    vpc_id: Annotated[str, id_of("vpc", "a VPC")]
     compute_subnet_id: SubnetId
     """Private, in the cluster's zone."""
     control_subnet_ids: tuple[SubnetId, ...] = ()
     """`hyperpod-eks`: two or more, in different zones."""
+    zone_subnet_ids: Mapping[ZoneId, SubnetId] = {}
+    """Private subnets for groups that name another zone than the cluster's, by zone id."""
     compute_cidr: str | None = None
     """Lets preflight count addresses without asking AWS."""
 
@@ -199,7 +58,7 @@ class ExistingNetwork(Section):
 class Network(Section):
     cidr: str = "10.0.0.0/16"
     compute_prefix: Annotated[int, Field(ge=16, le=28)] = 18
-    """Length of the compute subnet's prefix: /18 has 16,379 usable addresses."""
+    """Length of the compute subnet's prefix, in each zone: /18 has 16,379 usable addresses."""
     second_zone_id: ZoneId | None = None
     """`hyperpod-eks`: the control plane needs subnets in two zones."""
     existing: ExistingNetwork | None = None
@@ -208,7 +67,8 @@ class Network(Section):
     """No way to the internet: no NAT, interface endpoints for what nodes need."""
     flow_logs: bool = False
     s3_buckets: tuple[str, ...] = ()
-    """Further buckets that nodes read, through the S3 gateway endpoint: it refuses those that nobody named."""
+    """Further buckets that the nodes' role may read. With `closed` the S3 gateway endpoint refuses those that nobody named;
+    in an open network nodes also reach buckets that are public or come as presigned URLs."""
     nic_policy: NicPolicy = "addresses"
 
 
@@ -226,10 +86,10 @@ class Association(Section):
 
 
 class ExistingLustre(Section):
-    id: Annotated[str, _id("fs", "a file system")]
+    id: Annotated[str, id_of("fs", "a file system")]
     dns_name: str
     mount_name: Annotated[str, like(r"[A-Za-z0-9_-]{1,8}", "a mount name", "fsx or abcd1234")]
-    security_group_id: Annotated[str, _id("sg", "a security group")]
+    security_group_id: Annotated[str, id_of("sg", "a security group")]
     efa: bool = False
 
 
@@ -309,6 +169,9 @@ class Budget(Section):
 
 class Alarms(Section):
     emails: tuple[str, ...] = ()
+    unread_notices: bool = False
+    """Mail when a notice lies in the interruption queue for 10 minutes. Set it when something of yours reads the queue: nothing
+    that is shipped does yet, and EC2's notices there are those of the whole account."""
     lustre_free_fraction: Fraction = 0.15
     nat_gb_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 50.0
 
@@ -340,8 +203,34 @@ class Access(Section):
     """`hyperpod-eks`: roles that become cluster administrators."""
 
 
+class AccountingDatabase(Section):
+    """A MySQL database of yours for Slurm's accounting: in RDS or the like, reached from the cluster's security group. HyperPod
+    neither makes it nor backs it up
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-external-accounting-db-slurm.html)."""
+
+    endpoint: Annotated[
+        str,
+        Field(max_length=255),
+        like(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", "a host's name", "slurm.abc123.us-east-1.rds.amazonaws.com"),
+    ]
+    secret_arn: Annotated[
+        str,
+        like(
+            r"arn:aws[a-z-]*:secretsmanager:[a-z0-9-]+:\d{12}:secret:.+",
+            "the ARN of a secret",
+            "arn:aws:secretsmanager:us-east-1:123456789012:secret:slurm-AbCdEf",
+        ),
+    ]
+    """Holds `username` and `password` of a user who may make the schema."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 3306
+    name: Annotated[str, like(r"[A-Za-z0-9$_]{1,64}", "a schema's name", "slurm_acct_db")] | None = None
+    """Default: HyperPod's, with the cluster's id in it; clusters that share a history name one."""
+
+
 class Slurm(Section):
     config_strategy: Literal["Managed", "Merge", "Overwrite"] = "Managed"
+    accounting: AccountingDatabase | None = None
+    """Default: a MariaDB on the controller, whose records end with that machine. Once set it can never be removed."""
 
 
 class Eks(Section):
@@ -389,6 +278,15 @@ class ClusterSpec(Section):
     @property
     def workers(self) -> tuple[Group, ...]:
         return tuple(group for group in self.groups if group.role == "worker")
+
+    def zone_of(self, group: Group) -> str:
+        return group.zone_id or self.zone_id
+
+    @property
+    def other_zones(self) -> tuple[str, ...]:
+        """Zones of groups that are not in the cluster's, in the order of the groups."""
+        zones = dict.fromkeys(self.zone_of(group) for group in self.groups)
+        return tuple(zone for zone in zones if zone != self.zone_id)
 
     @property
     def hyperpod(self) -> bool:

@@ -62,7 +62,7 @@ class Gang(pulumi.ComponentResource):
                 http_put_response_hop_limit=HOP_LIMIT,
                 instance_metadata_tags="enabled",
             ),
-            block_device_mappings=[_root(image.root_device, plan.root_volume_gib)],
+            block_device_mappings=[_root(image.root_device, plan)],
             cpu_options=self._cpu(),
             instance_market_options=self._market(),
             capacity_reservation_specification=self._reservation(reservation_id),
@@ -185,15 +185,16 @@ def _interface(one: Interface, security_group_id: pulumi.Input[str]) -> aws.ec2.
     )
 
 
-def _root(device: pulumi.Input[str], gib: int) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
+def _root(device: pulumi.Input[str], plan: GangPlan) -> aws.ec2.LaunchTemplateBlockDeviceMappingArgs:
     return aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
         device_name=device,
         ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
             volume_type="gp3",
-            volume_size=gib,
+            volume_size=plan.root_volume_gib,
             iops=ROOT_IOPS,
             throughput=ROOT_MB_S,
             encrypted="true",
+            kms_key_id=plan.volume_kms_key,
             delete_on_termination="true",
         ),
     )

@@ -9,15 +9,17 @@ import pulumi_aws as aws
 
 from infra.components.roles import Roles
 from infra.config import ExistingNetwork
-from infra.plan.network import FlowLogPlan, NetworkPlan, RouteTablePlan
+from infra.plan.network import FlowLogPlan, NetworkPlan, RouteTablePlan, in_zone
 from infra.plan.security import EVERYWHERE
 
 
 class Network(pulumi.ComponentResource):
-    """`nat_gateway_id` is None where nothing leaves through a NAT; `route_table_ids` is empty for an existing network."""
+    """`nat_gateway_id` is None where nothing leaves through a NAT; `route_table_ids` is empty for an existing network.
+    `zone_subnet_ids` has the compute subnets of zones that are not the cluster's, by zone id."""
 
     vpc_id: pulumi.Output[str]
     compute_subnet_id: pulumi.Output[str]
+    zone_subnet_ids: dict[str, pulumi.Output[str]]
     control_subnet_ids: list[pulumi.Output[str]]
     nat_gateway_id: pulumi.Output[str] | None
     route_table_ids: list[pulumi.Output[str]]
@@ -33,6 +35,7 @@ class Network(pulumi.ComponentResource):
             {
                 "vpc_id": self.vpc_id,
                 "compute_subnet_id": self.compute_subnet_id,
+                "zone_subnet_ids": self.zone_subnet_ids,
                 "control_subnet_ids": self.control_subnet_ids,
                 "nat_gateway_id": self.nat_gateway_id,
                 "route_table_ids": self.route_table_ids,
@@ -42,6 +45,7 @@ class Network(pulumi.ComponentResource):
     def _pass_on(self, existing: ExistingNetwork) -> None:
         self.vpc_id = pulumi.Output.from_input(existing.vpc_id)
         self.compute_subnet_id = pulumi.Output.from_input(existing.compute_subnet_id)
+        self.zone_subnet_ids = {zone: pulumi.Output.from_input(one) for zone, one in existing.zone_subnet_ids.items()}
         self.control_subnet_ids = [pulumi.Output.from_input(one) for one in existing.control_subnet_ids]
         self.nat_gateway_id = None
         self.route_table_ids = []
@@ -74,6 +78,9 @@ class Network(pulumi.ComponentResource):
             self._flow_logs(plan.flow_logs, vpc)
         self.vpc_id = vpc.id
         self.compute_subnet_id = subnets["compute"].id
+        self.zone_subnet_ids = {
+            one.zone_id: subnets[one.key].id for one in plan.subnets if one.key == in_zone(one.zone_id)
+        }
         self.control_subnet_ids = [subnet.id for key, subnet in subnets.items() if key.startswith("control-")]
         self.nat_gateway_id = nat.id if nat else None
         self.route_table_ids = [table.id for table in tables]

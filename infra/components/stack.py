@@ -146,7 +146,7 @@ def _gangs(spec: ClusterSpec, place: Place, base: Foundation, images: Mapping[st
             plan.name,
             plan,
             image=images[plan.group],
-            subnet_id=base.network.compute_subnet_id,
+            subnet_id=base.network.zone_subnet_ids.get(spec.zone_of(group), base.network.compute_subnet_id),
             security_group_id=base.security.ids["cluster"],
             instance_profile_arn=base.roles.instance_profile_arn or "",
             user_data=pulumi.Output.all(**later).apply(script),
@@ -165,6 +165,7 @@ def _hyperpod(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
         subnet_id=base.network.compute_subnet_id,
         security_group_ids=[base.security.ids["cluster"]],
         lifecycle_uri=base.bundle.uri,
+        zone_subnet_ids=base.network.zone_subnet_ids,
         lustre=Mount(base.lustre.dns_name, base.lustre.mount_name, lustre.mount_path)
         if base.lustre and lustre
         else None,

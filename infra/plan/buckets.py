@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from infra.config import ClusterSpec
-from infra.plan.documents import Document, document, tls_only
+from infra.plan.documents import Document, account_only, document, tls_only
 from infra.plan.place import Place, bucket_names, runs_uri
 from infra.plan.storage import Violation
 
@@ -53,7 +53,8 @@ class Rule:
 class BucketPlan:
     """One bucket; with `existing` it is the user's, used as it is and never changed.
 
-    All are private, owned by the account whoever writes, encrypted (`kms_key`, else S3's own keys), and refuse plain HTTP.
+    All are private, owned by the account whoever writes, encrypted (`kms_key`, else S3's own keys), and refuse plain HTTP and
+    other accounts. They are not bound to the VPC's endpoint: a laptop and CI of this account reach them too.
     """
 
     key: BucketKey
@@ -107,6 +108,7 @@ def violations(spec: ClusterSpec, place: Place) -> tuple[Violation, ...]:
 
 def _bucket(spec: ClusterSpec, place: Place, key: BucketKey, name: str, rules: tuple[Rule, ...]) -> BucketPlan:
     existing = getattr(spec.buckets, key) is not None
+    whole = [place.bucket_arn(name), place.bucket_arn(name, "*")]
     return BucketPlan(
         key=key,
         name=name,
@@ -114,7 +116,7 @@ def _bucket(spec: ClusterSpec, place: Place, key: BucketKey, name: str, rules: t
         versioned=key == "lifecycle",
         kms_key=spec.buckets.kms_key,
         rules=() if existing else rules,
-        policy=document([tls_only("s3:*", [place.bucket_arn(name), place.bucket_arn(name, "*")])]),
+        policy=document([tls_only("s3:*", whole), account_only(place.account, "s3:*", whole)]),
     )
 
 

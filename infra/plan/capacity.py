@@ -132,7 +132,7 @@ def reservations(spec: ClusterSpec) -> tuple[ReservationPlan, ...]:
             group=group.name,
             instance_type=group.ec2_type,
             count=group.count,
-            zone_id=spec.zone_id,
+            zone_id=spec.zone_of(group),
             ends_at=timestamp(group.capacity.ends_at) if group.capacity.ends_at else None,
         )
         for group in spec.workers

@@ -44,6 +44,22 @@ def tls_only(actions: str, resources: str | Sequence[str]) -> Statement:
     }
 
 
+def account_only(account: str, actions: str, resources: Sequence[str]) -> Statement:
+    """One statement that denies every principal of another account, whatever somebody allows later; services that act for
+    themselves have none (https://github.com/aws-samples/data-perimeter-policy-examples)."""
+    return {
+        "Sid": "AccountOnly",
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": actions,
+        "Resource": list(resources),
+        "Condition": {
+            "StringNotEquals": {"aws:PrincipalAccount": account},
+            "Bool": {"aws:PrincipalIsAWSService": "false"},
+        },
+    }
+
+
 def trust(
     service: str,
     *,

@@ -38,7 +38,8 @@ def interface_services(spec: ClusterSpec) -> tuple[str, ...]:
     if spec.network.existing is not None or not spec.network.closed:
         return ()
     prometheus = ("aps-workspaces",) if spec.observability.prometheus else ()
-    return (*ALWAYS, *BY_BACKEND[spec.backend], *prometheus)
+    secrets = ("secretsmanager",) if spec.backend == "hyperpod-slurm" and spec.slurm.accounting else ()
+    return (*ALWAYS, *BY_BACKEND[spec.backend], *prometheus, *secrets)
 
 
 def endpoints(spec: ClusterSpec, place: Place) -> tuple[EndpointPlan, ...]:
@@ -50,13 +51,20 @@ def endpoints(spec: ClusterSpec, place: Place) -> tuple[EndpointPlan, ...]:
 
 
 def s3_policy(spec: ClusterSpec, place: Place) -> Document:
-    """What may pass the gateway: the cluster's own buckets, those that the spec names (`network.s3_buckets`), and public ones
-    that nodes install from and pull images from.
+    """What may pass the gateway. Every request from the VPC to S3 in this region does, also where there is a NAT gateway, and
+    one that the policy does not name answers AccessDenied.
 
-    Every request from the VPC to S3 in this region passes it, also where there is a NAT gateway: a bucket that is missing
-    here answers AccessDenied. Who may do what in the cluster's buckets is said by roles; this keeps data from being
-    carried off to other buckets with foreign credentials.
+    An open network lets all pass: the layers of quay.io and Docker Hub, public data sets and presigned URLs lie in buckets
+    that nobody can list, and data could leave through NAT anyway. What the policy of a closed one prevents there, data
+    carried off to foreign buckets with foreign credentials, no bucket policy of ours can; who may touch the cluster's own
+    buckets is said by roles and by their policies. Full access is spelled out, since the provider keeps the old policy of a
+    network that was closed before.
+
+    A closed one admits the cluster's own buckets, those that the spec names (`network.s3_buckets`), and public ones that
+    nodes install from and pull images from.
     """
+    if not spec.network.closed:
+        return document([allow("Everything", ["*"], "*", Principal="*")])
     names = bucket_names(spec, place)
     runs = location(runs_uri(spec, place))
     buckets = {names.data, names.checkpoints, names.lifecycle, *([runs.bucket] if runs else [])}

@@ -1,12 +1,14 @@
 """The interruption channel: which notices of AWS reach a cluster's queue, and which of them people get by mail.
 
-EventBridge matches what stands in an event, and notices of EC2 name an instance, never its tags or its group: a rule for
-spot warnings passes those of the whole account. A reader therefore compares `detail.instance-id` with the nodes that it
-knows and throws the others away. Notices of Auto Scaling, of capacity blocks and of HyperPod name the group, the
-reservation or the cluster; those rules pass this cluster's only.
+EventBridge matches what stands in an event. Notices of Auto Scaling, of the end of a capacity block and of HyperPod name the
+group, the reservation or the cluster; those rules pass this cluster's only. Those of EC2 about one instance (spot,
+rebalance, an interrupted reservation) name that instance and its ARN, never its tags or its group, and no rule can know
+the ids of nodes to come: they pass for the whole account, as do scheduled changes of AWS Health. A reader compares
+`detail.instance-id` with the nodes that it knows and deletes the others.
 
 A queue hands each message to one reader. It is meant for one watcher a cluster, which tells the nodes; nodes also hear
-of their own end from the instance metadata.
+of their own end from the instance metadata. Nothing that is shipped reads it yet: what nobody takes ends after an hour,
+and nobody is mailed about it unless `alarms.unread_notices` says that there is a reader.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from infra.plan.place import Place
 
 RETENTION_SECONDS = 3600
 """A notice of the last hour may still be worth acting on (a capacity block says its end 40 minutes before); an older one
-is about a machine that is gone, and a watcher that starts next day must not stop a healthy run for it."""
+is about a machine that is gone, and a watcher that starts next day must not stop a healthy run for it. A queue that nobody
+reads does not fill either."""
 DEAD_LETTER_SECONDS = 14 * 24 * 3600
 """The longest that SQS keeps a message: time to find out why it was not read
 (https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/quotas-messages.html)."""

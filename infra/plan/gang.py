@@ -119,6 +119,7 @@ class GangPlan:
     interfaces: tuple[Interface, ...]
     cpu: Cpu | None
     root_volume_gib: int
+    volume_kms_key: str | None
     market: Market
     key_name: str | None
     tags: Mapping[str, str]
@@ -163,6 +164,7 @@ def _gang(spec: ClusterSpec, place: Place, group: Group, kind: Instance) -> Gang
         interfaces=interfaces(nics(kind, spec.network.nic_policy)),
         cpu=cpu(group, kind),
         root_volume_gib=group.root_volume_gib,
+        volume_kms_key=group.volume_kms_key,
         market=market(group),
         key_name=spec.access.ssh_key,
         tags={**tags(spec), "Name": name, "lustrain:group": group.name},

@@ -10,11 +10,11 @@ each desired state against that schema and against CreateCluster's model. Slurm 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from infra.catalog.instances import instance
-from infra.config import ClusterSpec, Group, GroupRole
+from infra.config import AccountingDatabase, ClusterSpec, Group, GroupRole
 from infra.plan.bundle import ON_CREATE, ON_INIT
 from infra.plan.place import Place, tags
 
@@ -43,7 +43,8 @@ class HomeMount:
 class Refs:
     """What other resources tell the cluster; Any, since the values may be Outputs.
 
-    `lifecycle_uri` is the folder of one bundle, `eks_cluster_arn` is for `hyperpod-eks` only.
+    `lifecycle_uri` is the folder of one bundle, `eks_cluster_arn` is for `hyperpod-eks` only, `zone_subnet_ids` has the
+    subnets of groups in other zones than the cluster's, by zone id.
     """
 
     role_arn: Any
@@ -53,6 +54,7 @@ class Refs:
     lustre: Mount | None = None
     home: HomeMount | None = None
     eks_cluster_arn: Any = None
+    zone_subnet_ids: Mapping[str, Any] = field(default_factory=dict)
 
 
 def desired_state(spec: ClusterSpec, place: Place, refs: Refs) -> dict[str, Any]:
@@ -74,7 +76,25 @@ def desired_state(spec: ClusterSpec, place: Place, refs: Refs) -> dict[str, Any]
 def orchestrator(spec: ClusterSpec, refs: Refs) -> dict[str, Any]:
     if spec.backend == "hyperpod-eks":
         return {"Eks": {"ClusterArn": refs.eks_cluster_arn}}
-    return {"Slurm": {"SlurmConfigStrategy": spec.slurm.config_strategy}}
+    return {
+        "Slurm": _present(
+            {"SlurmConfigStrategy": spec.slurm.config_strategy, "AccountingDatabase": accounting(spec.slurm.accounting)}
+        )
+    }
+
+
+def accounting(database: AccountingDatabase | None) -> dict[str, Any] | None:
+    """Needs `NodeProvisioningMode` Continuous, which every cluster of ours has, and an AMI from after 2026-08-30."""
+    if database is None:
+        return None
+    return _present(
+        {
+            "Endpoint": database.endpoint,
+            "Port": database.port,
+            "Name": database.name,
+            "SecretArn": database.secret_arn,
+        }
+    )
 
 
 def tiered_storage(spec: ClusterSpec) -> dict[str, Any] | None:
@@ -94,6 +114,8 @@ def instance_group(spec: ClusterSpec, group: Group, refs: Refs) -> dict[str, Any
             "InstanceCount": group.count,
             "MinInstanceCount": group.min_count,
             "ThreadsPerCore": group.threads_per_core,
+            "ImageId": group.image_id,
+            "AutoPatchConfig": {"PatchingStrategy": group.auto_patch} if group.auto_patch else None,
             "ExecutionRole": refs.role_arn,
             "SlurmConfig": None if eks else slurm(group),
             "KubernetesConfig": kubernetes(group) if eks else None,
@@ -103,10 +125,19 @@ def instance_group(spec: ClusterSpec, group: Group, refs: Refs) -> dict[str, Any
                 "OnCreate" if eks else "OnInitComplete": entry(spec),
             },
             "InstanceStorageConfigs": storage(spec, group, refs),
+            "OverrideVpcConfig": elsewhere(spec, group, refs),
             "TrainingPlanArn": group.capacity.training_plan if group.capacity.mode == "training-plan" else None,
             "CapacityRequirements": {"Spot": {}} if group.capacity.mode == "spot" else None,
         }
     )
+
+
+def elsewhere(spec: ClusterSpec, group: Group, refs: Refs) -> dict[str, Any] | None:
+    """Where a group lies that is not in the cluster's zone."""
+    zone = spec.zone_of(group)
+    if zone == spec.zone_id:
+        return None
+    return {"SecurityGroupIds": refs.security_group_ids, "Subnets": [refs.zone_subnet_ids[zone]]}
 
 
 def entry(spec: ClusterSpec) -> str:
@@ -136,8 +167,13 @@ def deep_checks(group: Group) -> tuple[str, ...]:
 
 def storage(spec: ClusterSpec, group: Group, refs: Refs) -> list[dict[str, Any]]:
     """The group's EBS volume (on /opt/sagemaker) and, with Slurm, the file systems, which the service mounts before our
-    script runs; pods on EKS get theirs from the CSI driver."""
-    found: list[dict[str, Any]] = [{"EbsVolumeConfig": {"VolumeSizeInGB": group.root_volume_gib}}]
+    script runs; pods on EKS get theirs from the CSI driver. The root disk is spoken of only to give it a key."""
+    key = group.volume_kms_key
+    found: list[dict[str, Any]] = [
+        {"EbsVolumeConfig": _present({"VolumeSizeInGB": group.root_volume_gib, "VolumeKmsKeyId": key})}
+    ]
+    if key:
+        found.insert(0, {"EbsVolumeConfig": {"RootVolume": True, "VolumeKmsKeyId": key}})
     if spec.backend == "hyperpod-eks":
         return found
     if refs.lustre:

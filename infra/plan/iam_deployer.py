@@ -239,6 +239,11 @@ def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
             arn, condition = key_resource(key, place)
             actions = ["kms:DescribeKey", "kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"]
             yield allow(sid, actions, arn, condition)
+    # HyperPod makes its grant, and Auto Scaling tries a template, with the rights of whoever makes the group.
+    if keys := sorted({group.volume_kms_key for group in spec.groups if group.volume_kms_key}):
+        tried = ["kms:Decrypt", "kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo"]
+        made = ["kms:DescribeKey", "kms:CreateGrant"]
+        yield allow("VolumeKeys", made if spec.hyperpod else [*made, *tried], keys)
 
 
 def _gang(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
@@ -272,6 +277,12 @@ def _hyperpod(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     plans = {one.capacity.training_plan for one in spec.groups if one.capacity.training_plan}
     arns = [place.arn("sagemaker", "cluster/*"), *plans]
     yield allow("Clusters", _named_actions("sagemaker", clusters), arns)
+    if any(one.image_id for one in spec.groups):
+        # HyperPod shares an image of the user's with the account that its machines are in
+        # (https://docs.aws.amazon.com/sagemaker/latest/dg/hyperpod-custom-ami-cluster-management.html).
+        yield allow("ImagesLook", ["ec2:DescribeImages", "ec2:DescribeSnapshots"], "*")
+        arns = [place.arn("ec2", f"{kind}/*", account="") for kind in ("image", "snapshot")]
+        yield allow("ImagesShare", ["ec2:ModifyImageAttribute", "ec2:ModifySnapshotAttribute"], arns)
     if plans:
         yield allow("TrainingPlans", ["sagemaker:DescribeTrainingPlan"], sorted(plans))
 

@@ -22,7 +22,7 @@ def node_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
     found = [*_s3(spec, place), *_kms(spec, place), *_common(spec, place)]
     if spec.backend == "ec2":
         return [*found, *_ec2(spec, place)]
-    found += _hyperpod(place)
+    found += [*_hyperpod(place), *_volume_keys(spec), *_accounting(spec)]
     return [*found, *_hyperpod_eks(spec, place)] if spec.backend == "hyperpod-eks" else found
 
 
@@ -124,6 +124,19 @@ def _hyperpod(place: Place) -> Iterator[Statement]:
     yield allow("EniTag", ["ec2:CreateTags"], interface)
     kinds = ("NetworkInterfaces", "Vpcs", "DhcpOptions", "Subnets", "SecurityGroups")
     yield allow("VpcLook", [f"ec2:Describe{kind}" for kind in kinds], "*")
+
+
+def _accounting(spec: ClusterSpec) -> Iterator[Statement]:
+    """The controller's slurmdbd logs into a database of the user's; AWS's page names no other role that could read it."""
+    if spec.backend == "hyperpod-slurm" and spec.slurm.accounting:
+        yield allow("AccountingSecret", ["secretsmanager:GetSecretValue"], spec.slurm.accounting.secret_arn)
+
+
+def _volume_keys(spec: ClusterSpec) -> Iterator[Statement]:
+    """HyperPod encrypts volumes with the rights of the nodes' role
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/smcluster-cmk.html); EC2 with those of Auto Scaling, see IAM-007."""
+    if keys := sorted({group.volume_kms_key for group in spec.groups if group.volume_kms_key}):
+        yield allow("VolumeKeys", ["kms:CreateGrant", "kms:DescribeKey"], keys)
 
 
 def _hyperpod_eks(spec: ClusterSpec, place: Place) -> Iterator[Statement]:

@@ -1,8 +1,8 @@
 """The VPC of a cluster as data: subnets, routes, endpoints and flow logs, and how many addresses its nodes take.
 
 All nodes and file systems lie in one private subnet of one zone: EFA does not leave a zone, and traffic between zones is
-billed. Zones are named by id, which means the same place in every account, so that it compares with the zone of a
-reservation or a training plan.
+billed. A group that names another zone has a subnet of the same size there. Zones are named by id, which means the same
+place in every account, so that it compares with the zone of a reservation or a training plan.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CidrProblem:
 
 @dataclass(frozen=True)
 class SubnetPlan:
-    """`key` is public, compute, control-0 or control-1."""
+    """`key` is public, compute, control-0, control-1, or compute-<zone id> for groups in another zone than the cluster's."""
 
     key: str
     cidr: str
@@ -126,7 +126,8 @@ def has_nat(spec: ClusterSpec) -> bool:
 def layout(spec: ClusterSpec, vpc: IPv4Network, compute_prefix: int) -> Mapping[str, IPv4Network] | None:
     """The subnets by key, disjoint, the largest first; None when `vpc` is too small for them.
 
-    The public one has its place also where there is no NAT, so that turning NAT on or off moves no other subnet.
+    The public one has its place also where there is no NAT, so that turning NAT on or off moves no other subnet. Those of
+    further zones come last, in the order of the groups: a group that is added at the end moves nothing.
     """
     prefixes = {"compute": compute_prefix, "public": _within(vpc, PUBLIC_PREFIX, 2)}
     if spec.backend == "hyperpod-eks":
@@ -138,7 +139,19 @@ def layout(spec: ClusterSpec, vpc: IPv4Network, compute_prefix: int) -> Mapping[
             return None
         found[key] = IPv4Network((start, prefix))
         start += size
+    size = 1 << (32 - compute_prefix)
+    for zone in spec.other_zones:
+        start = -(-start // size) * size
+        if start + size - 1 > int(vpc.broadcast_address):
+            return None
+        found[in_zone(zone)] = IPv4Network((start, compute_prefix))
+        start += size
     return found
+
+
+def in_zone(zone_id: str) -> str:
+    """Key of the subnet of groups in a zone that is not the cluster's."""
+    return f"compute-{zone_id}"
 
 
 def usable(cidr: str) -> int:
@@ -151,14 +164,18 @@ def cidr_problems(spec: ClusterSpec) -> tuple[CidrProblem, ...]:
     return tuple(_cidr_problems(spec))
 
 
-def addresses_needed(spec: ClusterSpec) -> int:
-    """Addresses of the compute subnet that the cluster takes when all nodes run, at most.
+def addresses_needed(spec: ClusterSpec, zone_id: str | None = None) -> int:
+    """Addresses of a zone's compute subnet that the cluster takes when all nodes run, at most; None: the cluster's zone.
 
     A node of the `ec2` backend takes those of its launch template's interfaces; HyperPod's takes one for each network
     card, since HyperPod decides on the interfaces, and with EKS those that the VPC CNI holds ready for pods. File
-    systems and interface endpoints come on top; the NAT gateway and the control plane of EKS lie in other subnets.
+    systems and interface endpoints come on top, in the cluster's zone; the NAT gateway and the control plane of EKS lie
+    in other subnets.
     """
-    nodes = sum(group.count * _addresses_of_node(spec, group) for group in spec.groups)
+    there = [group for group in spec.groups if spec.zone_of(group) == (zone_id or spec.zone_id)]
+    nodes = sum(group.count * _addresses_of_node(spec, group) for group in there)
+    if zone_id not in (None, spec.zone_id):
+        return nodes
     home = HOME_ADDRESSES if spec.storage.home else 0
     return nodes + _addresses_of_lustre(spec) + home + len(interface_services(spec))
 
@@ -199,6 +216,7 @@ def _subnets(spec: ClusterSpec) -> tuple[SubnetPlan, ...]:
         zones["public"] = spec.zone_id
     if spec.backend == "hyperpod-eks":
         zones |= {"control-0": spec.zone_id, "control-1": _second_zone(spec)}
+    zones |= {in_zone(zone): zone for zone in spec.other_zones}
     return tuple(SubnetPlan(key, str(cidrs[key]), zone) for key, zone in zones.items())
 
 

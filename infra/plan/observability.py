@@ -103,7 +103,7 @@ def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
         *(_gang_alarm(spec, group) for group in spec.groups if not spec.hyperpod),
         *([] if spec.hyperpod else [_boot_alarm(spec)]),
         *_nat_alarms(spec),
-        _queue_alarm(spec, groups),
+        *([_queue_alarm(spec, groups)] if spec.alarms.unread_notices else []),
     )
     names = bucket_names(spec, place)
     return ObservabilityPlan(
@@ -236,7 +236,8 @@ def _nat_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
 
 
 def _queue_alarm(spec: ClusterSpec, groups: tuple[str, ...]) -> Alarm:
-    """Rules of EC2 pass the notices of the whole account, also while this cluster has no node and so no watcher: silent then.
+    """For a queue that somebody reads. Rules of EC2 pass the notices of the whole account, also while this cluster has no node
+    and so no watcher: silent then.
 
     More groups than an alarm can count, or nodes of HyperPod, which have no such count: the age alone.
     """
@@ -260,7 +261,7 @@ def _queue_alarm(spec: ClusterSpec, groups: tuple[str, ...]) -> Alarm:
         name=f"{spec.name}-notices-unread",
         subject="queue",
         description=(
-            f"A notice has lain in the interruption queue for {UNREAD_MINUTES} minutes: no watcher reads it{foreign}"
+            f"A notice has lain in the interruption queue for {UNREAD_MINUTES} minutes: its reader has stopped{foreign}"
         ),
         metrics=(Metric("age", "AWS/SQS", "ApproximateAgeOfOldestMessage", "Maximum", "QueueName"), *nodes),
         expression=f"IF({there} > 0, age / 60, 0)" if nodes else "age / 60",

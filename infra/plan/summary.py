@@ -14,7 +14,8 @@ def summary(spec: ClusterSpec) -> tuple[str, ...]:
     """One line for each group, the addresses, and the Lustre file system where there is one."""
     found = lustre_plan(spec)
     addresses = f"{addresses_needed(spec)} addresses of the compute subnet"
-    return (*_groups(spec), addresses, *([_lustre(found)] if found else []))
+    others = [f"{addresses_needed(spec, zone)} addresses of the subnet in {zone}" for zone in spec.other_zones]
+    return (*_groups(spec), addresses, *others, *([_lustre(found)] if found else []))
 
 
 def _groups(spec: ClusterSpec) -> Iterator[str]:

@@ -35,7 +35,7 @@ def facts(
         "cluster": spec.name,
         "backend": spec.backend,
         "region": place.region,
-        "zone_id": spec.zone_id,
+        "zone_id": spec.zone_of(group),
         "group": group.name,
         "instance_type": group.ec2_type,
         "efa": kind.efa if kind else 0,

@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.plan.gang import HOP_LIMIT
 from infra.plan.place import COST_TAG
-from infra.policy.declared import UNKNOWN, Resource, allowed, is_true, is_unknown, parsed, tables, texts
+from infra.policy.declared import UNKNOWN, Resource, allowed, any_resource, is_true, is_unknown, parsed, tables, texts
 
 WIDE = {4: 8, 6: 16}
 """Public ranges with a shorter prefix are the world, whole or in pieces; ours: nobody owns as much."""
@@ -192,22 +192,6 @@ def _desired_state_keys(resource: Resource) -> set[Any]:
     return {COST_TAG} if is_unknown(state) else {row.get("Key") for row in tables(parsed(state).get("Tags"))}
 
 
-def open_endpoint(resource: Resource) -> Iterator[str]:
-    service, policy = resource.at("serviceName"), resource.at("policy")
-    if resource.type != ENDPOINT or not isinstance(service, str) or not service.endswith(".s3") or is_unknown(policy):
-        return
-    if policy is None:
-        yield "has no policy: every bucket of every account can be reached, which is how data leaves"
-    for statement in allowed(policy):
-        everything = {"*", "s3:*"} & set(texts(statement.get("Action")))
-        if everything and _any_resource(statement) and not statement.get("Condition"):
-            yield "allows everything on every bucket of every account, which is how data leaves"
-
-
-def _any_resource(statement: Mapping[str, Any]) -> bool:
-    return any(one == "*" or one.endswith(":::*") for one in texts(statement.get("Resource")))
-
-
 def unprotected_purchase(resource: Resource) -> Iterator[str]:
     if resource.type in (BLOCK, RESERVATION) and not resource.protect:
         yield "is paid for and not protected: a replacement buys a second one"
@@ -268,7 +252,7 @@ def _wide_actions(document: Any) -> Iterator[str]:
         actions = texts(statement.get("Action"))
         if {"*", "*:*"} & set(actions) or "NotAction" in statement:
             yield "allows every action"
-        elif _any_resource(statement) and (wide := [action for action in actions if action.endswith(":*")]):
+        elif any_resource(statement) and (wide := [action for action in actions if action.endswith(":*")]):
             yield f"allows {', '.join(wide)} on every resource"
 
 

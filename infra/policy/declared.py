@@ -87,3 +87,8 @@ def allowed(document: Any) -> list[Mapping[str, Any]]:
     statements = parsed(document).get("Statement")
     listed = statements if isinstance(statements, list) else [statements]
     return [one for one in tables(listed) if one.get("Effect") == "Allow"]
+
+
+def any_resource(statement: Mapping[str, Any]) -> bool:
+    """Whether a statement is about all resources, or all buckets."""
+    return any(one == "*" or one.endswith(":::*") for one in texts(statement.get("Resource")))

@@ -9,11 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from infra.policy.checks import BUCKETS, CLOUD_CONTROL, LAUNCH_TEMPLATE, LUSTRE, RESERVATION, SECURITY_GROUP
-from infra.policy.declared import Resource, is_true, is_unknown
+from infra.policy.checks import (
+    BUCKETS,
+    CLOUD_CONTROL,
+    ENDPOINT,
+    LAUNCH_TEMPLATE,
+    LUSTRE,
+    RESERVATION,
+    SECURITY_GROUP,
+)
+from infra.policy.declared import Resource, allowed, any_resource, is_true, is_unknown, texts
 
 Blame = tuple[Resource, str]
 
+VPC = "aws:ec2/vpc:Vpc"
+INTERNET_GATEWAYS = (
+    "aws:ec2/internetGateway:InternetGateway",
+    "aws:ec2/internetGatewayAttachment:InternetGatewayAttachment",
+)
 PLACEMENT_GROUP = "aws:ec2/placementGroup:PlacementGroup"
 LIFECYCLES = (
     "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration",
@@ -81,6 +94,28 @@ def _of_bucket(companion: Resource, bucket: Resource) -> bool:
     name = bucket.at("bucket")
     named = not is_unknown(name) and name is not None and companion.at("bucket") == name
     return named or companion.made_from("bucket", bucket)
+
+
+def leaks(resources: Sequence[Resource]) -> Iterator[Blame]:
+    """A network without an internet gateway is meant to keep data in, and an endpoint for all of S3 is a way out of it. With a
+    gateway the endpoint is no more open than the network, and a list of buckets breaks pulls from public registries."""
+    for vpc in (one for one in resources if one.type == VPC):
+        if any(one.type in INTERNET_GATEWAYS and one.made_from("vpcId", vpc) for one in resources):
+            continue
+        for endpoint in (one for one in resources if one.type == ENDPOINT and one.made_from("vpcId", vpc)):
+            yield from ((endpoint, found) for found in _open_to_s3(endpoint))
+
+
+def _open_to_s3(endpoint: Resource) -> Iterator[str]:
+    service, policy = endpoint.at("serviceName"), endpoint.at("policy")
+    if not isinstance(service, str) or not service.endswith(".s3") or is_unknown(policy):
+        return
+    if policy is None:
+        yield "has no policy: from a network without another way out, data leaves to any bucket"
+    for statement in allowed(policy):
+        everything = {"*", "s3:*"} & set(texts(statement.get("Action")))
+        if everything and any_resource(statement) and not statement.get("Condition"):
+            yield "allows everything on every bucket: from a network without another way out, data leaves through it"
 
 
 def deaf_groups(resources: Sequence[Resource]) -> Iterator[Blame]:

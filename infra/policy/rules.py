@@ -94,13 +94,6 @@ RESOURCE_RULES: tuple[Rule, ...] = (
         checks.untagged,
     ),
     Rule(
-        "POL-008",
-        "an S3 endpoint for all of S3",
-        "give it a policy that names the buckets",
-        "https://docs.aws.amazon.com/AmazonS3/latest/userguide/example-bucket-policies-vpc-endpoint.html",
-        checks.open_endpoint,
-    ),
-    Rule(
         "POL-009",
         "a purchase that is not protected",
         "protect=True, retain_on_delete=True",
@@ -167,6 +160,13 @@ STACK_RULES: tuple[StackRule, ...] = (
         "no placement group, except the one that the reservation itself was made in",
         f"{_EC2}/capacity-blocks-how.html",
         relations.grouped_reservations,
+    ),
+    StackRule(
+        "POL-008",
+        "an S3 endpoint for all of S3 in a network without an internet gateway",
+        "give it a policy that names the buckets",
+        "https://docs.aws.amazon.com/AmazonS3/latest/userguide/example-bucket-policies-vpc-endpoint.html",
+        relations.leaks,
     ),
     StackRule(
         "POL-010",

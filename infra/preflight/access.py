@@ -7,10 +7,19 @@ from collections.abc import Iterable, Iterator
 
 from infra.config import ClusterSpec
 from infra.preflight.finding import Finding
-from infra.preflight.rule import Context, OfflineRule
+from infra.preflight.rule import Context, OfflineRule, groups
 
 ARNS = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference-arns.html"
 KEYS = "https://docs.aws.amazon.com/kms/latest/developerguide/concepts.html#key-id"
+GRANTS = "https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html"
+SCALING_ROLE = "autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
+SPOT_ROLE = "spot.amazonaws.com/AWSServiceRoleForEC2Spot"
+"""Spot instances are launched under a role of their own
+(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html)."""
+GRANTED = (
+    "Encrypt Decrypt ReEncryptFrom ReEncryptTo GenerateDataKey GenerateDataKeyWithoutPlaintext DescribeKey CreateGrant"
+)
+"""What a grant must hold (GRANTS)."""
 _KEY = re.compile(
     r"arn:(?P<partition>aws[a-z-]*):kms:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):"
     r"(?:key/(?:mrk-)?[0-9a-f-]{32,36}|alias/[A-Za-z0-9/_-]+)"
@@ -22,6 +31,13 @@ def _keys(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
         yield "storage.lustre.kms_key", spec.storage.lustre.kms_key
     if spec.buckets.kms_key:
         yield "buckets.kms_key", spec.buckets.kms_key
+    yield from _volume_keys(spec)
+
+
+def _volume_keys(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    for path, group in groups(spec):
+        if group.volume_kms_key:
+            yield f"{path}.volume_kms_key", group.volume_kms_key
 
 
 class KeyForm(OfflineRule):
@@ -51,7 +67,7 @@ class KeyRegion(OfflineRule):
 
 class KeyAlias(OfflineRule):
     code = "IAM-003"
-    checks = "FSx's KMS key is no alias: where the alias points to later, the file system would be replaced."
+    checks = "Keys of file systems and volumes are no aliases: where an alias points to later, what it encrypts stays behind."
     source = "https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html"
     judgement = True
 
@@ -62,6 +78,28 @@ class KeyAlias(OfflineRule):
             yield self.finding(
                 "storage.lustre.kms_key", f"{key} is an alias, and the key of a file system is for good", fix
             )
+        for path, key in _volume_keys(spec):
+            if ":alias/" in key:
+                message = f"{key} is an alias, and roles and grants are given for a key"
+                yield self.finding(path, message, "write the ARN of the key that it names")
+
+
+class KeyOfAutoScaling(OfflineRule):
+    code = "IAM-007"
+    level = "warning"
+    checks = "On EC2, Auto Scaling may use the KMS key of the volumes: it launches nodes under a role of its own."
+    source = GRANTS
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        if spec.backend != "ec2":
+            return
+        for path, group in groups(spec):
+            if key := group.volume_kms_key:
+                who = SPOT_ROLE if group.capacity.mode == "spot" else SCALING_ROLE
+                role = context.place.arn("iam", f"role/aws-service-role/{who}", region="")
+                message = f"nodes end at launch unless {who.rpartition('/')[2]} may use {key}"
+                made = f"aws kms create-grant --key-id {key} --grantee-principal {role} --operations {GRANTED}"
+                yield self.finding(f"{path}.volume_kms_key", message, f"{made}; then suppress this")
 
 
 class Partition(OfflineRule):
@@ -72,7 +110,8 @@ class Partition(OfflineRule):
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         plans = [(f"groups.{i}.capacity.training_plan", g.capacity.training_plan) for i, g in enumerate(spec.groups)]
         roles = [(f"access.admin_roles.{i}", arn) for i, arn in enumerate(spec.access.admin_roles)]
-        for path, arn in [*plans, *roles, *_keys(spec)]:
+        secrets = [("slurm.accounting.secret_arn", one.secret_arn)] if (one := spec.slurm.accounting) else []
+        for path, arn in [*plans, *roles, *secrets, *_keys(spec)]:
             partition = arn.split(":")[1] if arn and arn.startswith("arn:") else None
             if context.partition and partition and partition != context.partition:
                 message = f"the ARN is of partition {partition}, the cluster of {context.partition}"
@@ -110,4 +149,4 @@ class LoginUser(OfflineRule):
             )
 
 
-RULES = (KeyForm(), KeyRegion(), KeyAlias(), Partition(), SessionRole(), LoginUser())
+RULES = (KeyForm(), KeyRegion(), KeyAlias(), Partition(), SessionRole(), LoginUser(), KeyOfAutoScaling())

@@ -71,16 +71,18 @@ class KeysOfMode(_CapacityRule):
 
 class ZoneOfCapacity(OfflineRule):
     code = "CAP-004"
-    checks = "A reservation, block or plan lies in the cluster's zone."
+    checks = "A reservation, block or plan lies in the group's zone, which is the cluster's unless it names another."
     source = RESERVATIONS
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         for path, group in groups(spec):
             zone = group.capacity.zone_id
-            if zone and zone != spec.zone_id:
-                message = f"the capacity lies in {zone}, the cluster in {spec.zone_id}: its machines would never come"
+            mine = spec.zone_of(group)
+            if zone and zone != mine:
+                whose = "group" if group.zone_id else "cluster"
+                message = f"the capacity lies in {zone}, the {whose} in {mine}: its machines would never come"
                 yield self.finding(
-                    f"{path}.capacity.zone_id", message, f"set zone_id: {zone}, or use capacity in {spec.zone_id}"
+                    f"{path}.capacity.zone_id", message, f"set zone_id: {zone}, or use capacity in {mine}"
                 )
 
 

@@ -24,7 +24,7 @@ ONLY_WITH_GROUP: dict[str, tuple[str, ...]] = {
     "partition": ("hyperpod-slurm",),
     "labels": ("hyperpod-eks",),
     "taints": ("hyperpod-eks",),
-    "image_id": ("ec2",),
+    "auto_patch": ("hyperpod-slurm", "hyperpod-eks"),
     "deep_health_checks": ("hyperpod-slurm", "hyperpod-eks"),
 }
 """Keys of a group that only some backends look at."""
@@ -122,7 +122,9 @@ class GangMinCount(OfflineRule):
 class KeyOfOtherBackend(OfflineRule):
     code = "CFG-006"
     level = "warning"
-    checks = "A group's keys have a meaning with the backend (partition, labels, taints, image_id, deep_health_checks)."
+    checks = (
+        "A group's keys have a meaning with the backend (partition, labels, taints, auto_patch, deep_health_checks)."
+    )
     source = OURS
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:

@@ -8,12 +8,14 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-operate-c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Network
 
 from pydantic import BaseModel
 
 from infra.config import ClusterSpec, Group
 from infra.plan import hyperpod
+from infra.plan.network import cidr_problems, in_zone, layout
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_storage import associations, file_system, home, objects
 
@@ -74,9 +76,23 @@ def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
                 path, Effect.REPLACES_FILE_SYSTEM, message, "all that lies in Lustre or homes and is not in S3", instead
             )
         yield Change(path, Effect.REPLACES_CLUSTER, message, "every node with its local disks and jobs", instead)
+    for zone, subnet in _zone_subnets(old).items():
+        if not moved and subnet != (there := _zone_subnets(new).get(zone, subnet)):
+            message = f"the subnet of its nodes in {zone} would go from {subnet} to {there} under them"
+            yield Change(
+                "groups", Effect.IMPOSSIBLE, message, "", "keep the order of groups and put new ones at the end"
+            )
     if before.second_zone_id and before.second_zone_id != after.second_zone_id and new.backend == "hyperpod-eks":
         message = "the control plane's second subnet is made anew, which an EKS cluster takes in the VPC it has"
         yield Change("network.second_zone_id", Effect.IN_PLACE, message)
+
+
+def _zone_subnets(spec: ClusterSpec) -> Mapping[str, object]:
+    """The subnet that is made in each zone that only groups name; empty where AWS would refuse the ranges."""
+    if spec.network.existing or any(one.level == "error" for one in cidr_problems(spec)):
+        return {}
+    cidrs = layout(spec, IPv4Network(spec.network.cidr), spec.network.compute_prefix) or {}
+    return {zone: cidrs[in_zone(zone)] for zone in spec.other_zones}
 
 
 def _groups(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
@@ -132,6 +148,10 @@ def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Gro
         return Change(path, Effect.REPLACES_CLUSTER, message, "the Slurm cluster's state", "make a second stack")
     if key in HARMLESS:
         return Change(path, Effect.IN_PLACE, message)
+    if key == "auto_patch":
+        return Change(path, Effect.REIMAGES, message, "root disks, when a patch comes", "save what lies there")
+    if key == "volume_kms_key" and spec.hyperpod:
+        return Change(path, Effect.IMPOSSIBLE, message, "", "add a group with the other key, then remove this one")
     if spec.backend == "ec2":
         fix = "let the job save, then end the old machines: the gang comes back whole with the new template"
         return Change(path, Effect.NEW_NODES, f"{message}; running machines keep the old launch template", "", fix)
@@ -163,6 +183,21 @@ def _end(spec: ClusterSpec, path: str, before: Group, after: Group) -> Change:
         return Change(path, Effect.IN_PLACE, message)
     fix = "stop the job by hand in time, or let it save and end the old machines"
     return Change(path, Effect.NEW_NODES, f"{message}; running machines keep the end that they were told", "", fix)
+
+
+def _accounting(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    before, after = old.slurm.accounting, new.slurm.accounting
+    if before == after:
+        return
+    here = "slurm.accounting"
+    if after is None:
+        message = "HyperPod does not go back to the database on the controller"
+        yield Change(here, Effect.IMPOSSIBLE, message, "", "keep it, or make a second stack")
+    else:
+        was = before.endpoint if before else "the controller's own database"
+        yield Change(
+            here, Effect.IN_PLACE, f"{was} becomes {after.endpoint}; records so far are not known to move with it"
+        )
 
 
 def _kubernetes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
@@ -215,6 +250,7 @@ _TOLD = (
     "network.existing.compute_subnet_id",
     "storage",
     "eks",
+    "slurm.accounting",
     "tuning",
     "access.admin_roles",
     "runs_uri",
@@ -229,6 +265,7 @@ _TOLD = (
 _EFFECTS = {
     "access.ssh_key": Effect.NEW_NODES,
     "network.nic_policy": Effect.NEW_NODES,
+    "network.existing.zone_subnet_ids": Effect.REPLACES_NODES,
     "buckets.kms_key": Effect.NEW_NODES,
 }
 _LOOKS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
@@ -238,6 +275,7 @@ _LOOKS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
     associations,
     home,
     _groups,
+    _accounting,
     _kubernetes,
     objects,
     _tuning,

@@ -13,6 +13,7 @@ from infra.preflight.rule import Context, OfflineRule, groups, known_groups, lis
 
 SLURM = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-ref.html#sagemaker-hyperpod-ref-slurm-configuration"
 CREATE = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateCluster.html"
+ACCOUNTING = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-external-accounting-db-slurm.html"
 DEEP_CHECKS = (
     "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-resiliency-slurm-deep-health-checks.html"
 )
@@ -216,6 +217,38 @@ class ClosedSlurm(OfflineRule):
             yield self.finding("network.closed", message, fix)
 
 
+class PatchedImage(OfflineRule):
+    code = "HYP-015"
+    level = "warning"
+    checks = "A group with an image of its own is not patched by HyperPod, whose patches are versions of its own image."
+    source = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterAutoPatchConfig.html"
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        for path, group in groups(spec):
+            if spec.hyperpod and group.auto_patch and group.image_id:
+                message = f"patches are versions of HyperPod's own image, and the group runs {group.image_id}"
+                yield self.finding(
+                    f"{path}.auto_patch", message, "remove it, and name a patched image_id when you have one"
+                )
+
+
+class SecretElsewhere(OfflineRule):
+    code = "HYP-014"
+    level = "warning"
+    checks = "The secret of Slurm's accounting database is of the cluster's region."
+    source = ACCOUNTING
+
+    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
+        database = spec.slurm.accounting
+        if spec.backend != "hyperpod-slurm" or database is None or context.region is None:
+            return
+        if (there := database.secret_arn.split(":")[3]) != context.region:
+            message = f"the secret is in {there}, and the controller reads it in {context.region}"
+            yield self.finding(
+                "slurm.accounting.secret_arn", message, f"replicate it to {context.region} and name that one"
+            )
+
+
 RULES = (
     Controller(),
     Logins(),
@@ -230,4 +263,6 @@ RULES = (
     Elsewhere(),
     MixedPartition(),
     ClosedSlurm(),
+    PatchedImage(),
+    SecretElsewhere(),
 )

@@ -11,7 +11,7 @@ from infra.plan.endpoints import ALWAYS, BY_BACKEND
 from infra.plan.network import RESERVED, SHORTEST_PREFIX, VPC_BLOCKS, addresses_needed, cidr_problems, usable
 from infra.plan.place import host
 from infra.preflight.finding import Finding
-from infra.preflight.rule import Context, OfflineRule, listed
+from infra.preflight.rule import Context, OfflineRule, groups, listed
 
 ZONES = "https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html"
 SUBNETS = "https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html"
@@ -50,7 +50,7 @@ def _of_other_region(zone_id: str, context: Context) -> str:
 
 class ZoneOfRegion(OfflineRule):
     code = "NET-001"
-    checks = "The zone is one of the region."
+    checks = "The zone is one of the region, and so are those of groups."
     source = ZONES
     essential = True
 
@@ -58,6 +58,9 @@ class ZoneOfRegion(OfflineRule):
         if elsewhere(spec.zone_id, context.region):
             message = _of_other_region(spec.zone_id, context)
             yield self.finding("zone_id", message, "change it, or aws:region")
+        for path, group in groups(spec):
+            if group.zone_id and elsewhere(group.zone_id, context.region):
+                yield self.finding(f"{path}.zone_id", _of_other_region(group.zone_id, context), "change it")
 
 
 class SecondZoneOfRegion(OfflineRule):
@@ -106,7 +109,7 @@ class EnoughAddresses(OfflineRule):
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         path, cidr = _compute_range(spec)
-        needed = addresses_needed(spec)
+        needed = _most_addresses(spec)
         if cidr and usable(cidr) < needed:
             # A prefix shorter than any VPC's would not help.
             prefix = 32 - math.ceil(math.log2(needed + RESERVED))
@@ -238,10 +241,16 @@ class SpareAddresses(OfflineRule):
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         path, cidr = _compute_range(spec)
-        needed = addresses_needed(spec)
+        needed = _most_addresses(spec)
         if cidr and needed <= usable(cidr) < 2 * needed:
             message = f"{usable(cidr)} usable addresses, the cluster takes {needed}: replacing all nodes at once fails"
             yield self.finding(path, message, "take a larger subnet")
+
+
+def _most_addresses(spec: ClusterSpec) -> int:
+    """What the fullest compute subnet must hold: they all have one size. Of an existing network one is known by its size."""
+    zones = () if spec.network.existing else spec.other_zones
+    return max(addresses_needed(spec, zone) for zone in (spec.zone_id, *zones))
 
 
 def _compute_range(spec: ClusterSpec) -> tuple[str, str | None]:

@@ -54,11 +54,12 @@ class TypeInZone(OfflineRule):
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         for path, group, _ in known_groups(spec):
-            others = missing_in(group.ec2_type, spec.zone_id)
+            mine = spec.zone_of(group)
+            others = missing_in(group.ec2_type, mine)
             if others is None or _has_machines_there(group, spec):
                 continue
-            near = [zone for zone in sorted(others) if _prefix(zone) == _prefix(spec.zone_id)]
-            message = f"{group.ec2_type} was not offered in {spec.zone_id}"
+            near = [zone for zone in sorted(others) if _prefix(zone) == _prefix(mine)]
+            message = f"{group.ec2_type} was not offered in {mine}"
             message += f" on {offerings().date}" if near else f", nor elsewhere in its region, on {offerings().date}"
             fix = f"take {' or '.join(near)}" if near else f"take a region that had it, such as {_regions(others)}"
             yield self.finding(f"{path}.instance_type", message, f"{fix}, or ask AWS: fab preflight --online")
@@ -96,6 +97,8 @@ def _zones(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
     if spec.network.second_zone_id:
         yield "network.second_zone_id", spec.network.second_zone_id
     for path, group in groups(spec):
+        if group.zone_id:
+            yield f"{path}.zone_id", group.zone_id
         if group.capacity.zone_id:
             yield f"{path}.capacity.zone_id", group.capacity.zone_id
 
@@ -103,7 +106,7 @@ def _zones(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
 def _has_machines_there(group: Group, spec: ClusterSpec) -> bool:
     """Whether the user has bought machines of the group in the zone, and knows better than a list."""
     has = group.capacity
-    return bool(has.reservation or has.training_plan) and has.zone_id == spec.zone_id
+    return bool(has.reservation or has.training_plan) and has.zone_id == spec.zone_of(group)
 
 
 def _prefix(zone_id: str) -> str:

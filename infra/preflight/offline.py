@@ -23,6 +23,7 @@ from infra.preflight import (
     spending,
     storage,
     tuning,
+    zones,
 )
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, Rule
@@ -56,6 +57,7 @@ _FAMILIES: tuple[Sequence[OfflineRule], ...] = (
     region.RULES,
     network.RULES,
     offerings.RULES,
+    zones.RULES,
     capacity.RULES,
     instances.RULES,
     images.RULES,

@@ -18,6 +18,7 @@ VPC, SUBNET, OTHER, GROUP = (
 )
 EXISTING: dict[str, Any] = {"network.existing": {"vpc_id": VPC, "compute_subnet_id": SUBNET}}
 CONTROL: dict[str, Any] = {"network.existing": {**EXISTING["network.existing"], "control_subnet_ids": [SUBNET, OTHER]}}
+ZONAL: dict[str, Any] = {"network.existing": {**EXISTING["network.existing"], "zone_subnet_ids": {"use1-az2": SUBNET}}}
 FS = "fs-0123456789abcdef0"
 DNS = f"{FS}.fsx.us-east-1.amazonaws.com"
 LUSTRE: dict[str, Any] = {
@@ -29,6 +30,8 @@ PLAN_ENDS = datetime(2027, 3, 1, 11, 30, tzinfo=UTC)
 REPOSITORY = {"repository.existing": "123456789012.dkr.ecr.us-east-1.amazonaws.com/train"}
 BUCKETS = {"buckets": {"data": "one", "checkpoints": "two", "lifecycle": "three"}}
 IMAGE = {"groups.0.image_id": "ami-0123456789abcdef0"}
+BUILT = {"Architecture": "x86_64", "OwnerId": "123456789012", "BlockDeviceMappings": [{"Ebs": {"Encrypted": False}}]}
+"""An image that was built on HyperPod's own."""
 
 Answer = tuple[str, str, dict[str, Any] | str]
 """Service, method, and what it answers; text is an error's code."""
@@ -220,6 +223,16 @@ CASES = [
     Case("EC2-107", SPOT, [("ssm", "get_parameter", {"Parameter": {"Value": "ami-0123456789abcdef0"}})]),
     Case("EC2-107", SPOT, [("ssm", "get_parameter", "ParameterNotFound")], "groups.0.image_id"),
     Case("EC2-107", SPOT, [], edits=IMAGE),
+    *(
+        Case("EC2-105", SLURM, [("ec2", "describe_images", {"Images": [{**BUILT, **more}]})], path, edits=IMAGE)
+        for path, more in (
+            ("", {}),
+            ("", {"OwnerId": "763104351884", "Public": True}),
+            ("groups.0.image_id", {"OwnerId": "763104351884"}),
+            ("groups.0.image_id", {"BlockDeviceMappings": [{"Ebs": {"Encrypted": True}}]}),
+            ("groups.0.image_id", {"BlockDeviceMappings": [{"Ebs": {}}, {"Ebs": {}}]}),
+        )
+    ),
     Case(
         "EC2-106",
         SPOT,
@@ -243,6 +256,7 @@ CASES = [
         RESERVATION_KEY,
     ),
     Case("CAP-102", BLOCK, [reservation()]),
+    Case("CAP-102", BLOCK, [reservation(AvailabilityZoneId="use2-az1")], edits={"groups.0.zone_id": "use2-az1"}),
     Case("CAP-102", BLOCK, [reservation(AvailabilityZoneId="use2-az1")], RESERVATION_KEY),
     Case("CAP-102", BLOCK, [reservation(InstanceType="p5.48xlarge")], RESERVATION_KEY),
     Case("CAP-102", BLOCK, [reservation(InstancePlatform="Windows")], RESERVATION_KEY),
@@ -276,7 +290,9 @@ CASES = [
     Case("NET-101", SPOT, [zone("use1-az1")], "zone_id"),
     Case("NET-101", SPOT, [zone("use1-az4", State="impaired")], "zone_id"),
     Case("NET-101", SPOT, [zone("use1-az4", OptInStatus="not-opted-in")], "zone_id"),
+    Case("NET-101", SPOT, [zone("use1-az4")], "groups.0.zone_id", edits={"groups.0.zone_id": "use1-az9"}),
     Case("NET-102", SPOT, [subnet()], edits=EXISTING),
+    Case("NET-102", SPOT, [subnet()], "network.existing.zone_subnet_ids.use1-az2", edits=ZONAL),
     Case("NET-102", SPOT, [subnet(VpcId="vpc-0fedcba9876543210")], COMPUTE, edits=EXISTING),
     Case("NET-102", SPOT, [subnet(AvailabilityZoneId="use1-az1")], COMPUTE, edits=EXISTING),
     Case("NET-102", SPOT, [("ec2", "describe_subnets", "InvalidSubnetID.NotFound")], COMPUTE, edits=EXISTING),

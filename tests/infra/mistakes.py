@@ -16,6 +16,11 @@ EXISTING = {"vpc_id": "vpc-0123456789abcdef0", "compute_subnet_id": "subnet-0123
 LUSTRE = {"id": "fs-0123456789abcdef0", "mount_name": "fsx", "security_group_id": "sg-0123456789abcdef0"}
 US_EAST_1_DNS = "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/01234567-89ab-cdef-0123-456789abcdef"
+ALIAS = "arn:aws:kms:us-west-2:123456789012:alias/mine"
+DATABASE = {
+    "endpoint": "db.example.com",
+    "secret_arn": "arn:aws:secretsmanager:us-east-1:123456789012:secret:slurm-AbCdEf",
+}
 GOVERNMENT = Place("us-gov-west-1", "123456789012", "aws-us-gov")
 LINK = {"path": "/text", "bucket": "data", "prefix": "text"}
 
@@ -47,7 +52,7 @@ MISTAKES = [
     Mistake("CFG-006", SPOT, {"groups.0.partition": "p"}, "groups.0.partition"),
     Mistake("CFG-006", SLURM, {"groups.2.labels": {"a": "b"}}, "groups.2.labels"),
     Mistake("CFG-006", SLURM, {"groups.2.taints": [{"key": "a"}]}, "groups.2.taints"),
-    Mistake("CFG-006", SLURM, {"groups.2.image_id": "ami-0123456789abcdef0"}, "groups.2.image_id"),
+    Mistake("CFG-006", SPOT, {"groups.0.auto_patch": "WhenIdle"}, "groups.0.auto_patch"),
     Mistake("CFG-006", SPOT, {"groups.0.deep_health_checks": ["InstanceStress"]}, "groups.0.deep_health_checks"),
     Mistake("CFG-007", SPOT, {"slurm.config_strategy": "Merge"}, "slurm"),
     Mistake("CFG-007", SLURM, {"access.ssh_key": "mine"}, "access.ssh_key"),
@@ -79,6 +84,16 @@ MISTAKES = [
     Mistake("NET-007", SPOT, {"network.nat": False}, "network.nat"),
     Mistake("NET-008", BLOCK, {"network.nat": True}, "network.nat"),
     Mistake("NET-009", SPOT, {"network.existing": EXISTING, "network.cidr": "10.1.0.0/16"}, "network.cidr"),
+    Mistake("NET-001", SLURM, {"groups.2.zone_id": "use1-az2"}, "groups.2.zone_id"),
+    Mistake("NET-015", SPOT, {"network.existing": EXISTING, "groups.0.zone_id": "use1-az2"}, "groups.0.zone_id"),
+    Mistake(
+        "NET-016",
+        SLURM,
+        {"groups.3": group(instance_type="p5.48xlarge", partition="train", zone_id="usw2-az3")},
+        "groups.3.zone_id",
+    ),
+    Mistake("NET-016", SPOT, {"groups.1": group(zone_id="use1-az2")}, "groups.1.zone_id"),
+    Mistake("NET-017", SPOT, {"groups.0.zone_id": "use1-az2"}, "groups.0.zone_id"),
     Mistake("NET-010", SPOT, {"network.existing": EXISTING, "network.closed": True}, "network.closed"),
     Mistake(
         "NET-011",
@@ -95,6 +110,8 @@ MISTAKES = [
     ),
     Mistake("NET-013", EKS, {"network.closed": True}, "network.closed"),
     Mistake("NET-014", SPOT, {"network.compute_prefix": 27}, "network.compute_prefix"),
+    Mistake("NET-020", SLURM, {"groups.2.zone_id": "usw2-az9"}, "groups.2.zone_id"),
+    Mistake("EC2-020", SPOT, {"groups.0.zone_id": "use1-az3"}, "groups.0.instance_type"),
     Mistake("NET-020", SPOT, {"zone_id": "use1-az9"}, "zone_id"),
     Mistake("NET-020", EKS, {"network.second_zone_id": "use2-az4"}, "network.second_zone_id"),
     Mistake("NET-020", BLOCK, {"groups.0.capacity.zone_id": "use2-az7"}, "groups.0.capacity.zone_id"),
@@ -186,9 +203,17 @@ MISTAKES = [
     Mistake("HYP-009", SLURM, {"groups.2.partition": "default"}, "groups.2.partition"),
     Mistake("HYP-010", SLURM, {"groups.1.partition": "login"}, "groups.1.partition"),
     Mistake("HYP-011", SLURM, {}, "backend", Place("cn-north-1", "123456789012", "aws-cn")),
+    Mistake(
+        "HYP-015",
+        SLURM,
+        {"groups.2.auto_patch": "WhenAllIdle", "groups.2.image_id": "ami-0123456789abcdef0"},
+        "groups.2.auto_patch",
+    ),
     Mistake("HYP-012", SLURM, {"groups.3": group(instance_type="m5.2xlarge", partition="train")}, "groups.3.partition"),
     Mistake("HYP-013", SLURM, {"network.closed": True}, "network.closed"),
     Mistake("HYP-020", SLURM, {"zone_id": "euw3-az1"}, "backend", Place("eu-west-3", "123456789012")),
+    Mistake("HYP-014", SLURM, {"slurm.accounting": DATABASE}, "slurm.accounting.secret_arn"),
+    Mistake("IAM-004", SLURM, {"slurm.accounting": DATABASE}, "slurm.accounting.secret_arn", GOVERNMENT),
     Mistake("EKS-001", EKS, {"network.second_zone_id": GONE}, "network.second_zone_id"),
     Mistake("EKS-001", EKS, {"network.existing": EXISTING}, "network.existing.control_subnet_ids"),
     Mistake("EKS-002", EKS, {"network.second_zone_id": "use2-az1"}, "network.second_zone_id"),
@@ -339,6 +364,9 @@ MISTAKES = [
     ),
     Mistake("DRA-010", SPOT, {"buckets.kms_key": KEY}, "buckets.kms_key"),
     Mistake("IAM-001", SPOT, {"buckets.kms_key": "alias/mine"}, "buckets.kms_key"),
+    Mistake("IAM-001", SLURM, {"groups.2.volume_kms_key": "1234abcd"}, "groups.2.volume_kms_key"),
+    Mistake("IAM-003", SLURM, {"groups.2.volume_kms_key": ALIAS}, "groups.2.volume_kms_key"),
+    Mistake("IAM-007", SPOT, {"groups.0.volume_kms_key": KEY}, "groups.0.volume_kms_key"),
     Mistake("IAM-002", BLOCK, {"buckets.kms_key": KEY}, "buckets.kms_key"),
     Mistake(
         "IAM-003",

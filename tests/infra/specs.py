@@ -18,8 +18,10 @@ PLACES = (AWS, CHINA, GOVERNMENT)
 TYPES = ("p5.48xlarge", "p6-b300.48xlarge", "g6e.48xlarge", "m5.2xlarge", "hpc6id.32xlarge")
 
 
-def spec_of(backend: str = "ec2", *, kind: str = "p5.48xlarge", count: int = 2, **sections: Any) -> ClusterSpec:
-    """A small cluster of one group; `hyperpod-eks` gets its second zone."""
+def spec_of(
+    backend: str = "ec2", *, kind: str = "p5.48xlarge", count: int = 2, zone: str | None = None, **sections: Any
+) -> ClusterSpec:
+    """A small cluster of one group, which may lie in a `zone` of its own; `hyperpod-eks` gets its second zone."""
     network = dict(sections.pop("network", {}))
     if backend == "hyperpod-eks" and "existing" not in network:
         network.setdefault("second_zone_id", "use2-az2")
@@ -28,7 +30,7 @@ def spec_of(backend: str = "ec2", *, kind: str = "p5.48xlarge", count: int = 2, 
             "name": "demo",
             "backend": backend,
             "zone_id": "use2-az1",
-            "groups": [{"name": "train", "instance_type": kind, "count": count}],
+            "groups": [{"name": "train", "instance_type": kind, "count": count, "zone_id": zone}],
             "network": network,
             **sections,
         }
@@ -83,6 +85,7 @@ def specs(draw: st.DrawFn) -> ClusterSpec:
         backend,
         kind=draw(st.sampled_from(TYPES)),
         count=draw(st.integers(0, 64)),
+        zone=draw(st.sampled_from([None, "use2-az3"])),
         network=draw(networks()),
         storage={"lustre": draw(LUSTRES), "home": draw(st.sampled_from([None, {}]))},
         observability={"prometheus": draw(st.booleans())},

@@ -212,6 +212,14 @@ def test_an_image_that_cannot_be_looked_up_stops_the_program_in_one_line_before_
     assert monitor.requests == []
 
 
+def test_a_key_of_the_users_encrypts_the_root_volume() -> None:
+    key = "arn:aws:kms:us-east-1:123456789012:key/01234567-89ab-cdef-0123-456789abcdef"
+    monitor, _ = build("rehearsal", volume_kms_key=key)
+    assert monitor.properties(TEMPLATE)["blockDeviceMappings"][0]["ebs"]["kmsKeyId"] == key
+    monitor, _ = build("rehearsal")
+    assert "kmsKeyId" not in monitor.properties(TEMPLATE)["blockDeviceMappings"][0]["ebs"]
+
+
 def test_spot_lies_in_a_placement_group_of_its_own_and_reserved_capacity_in_none() -> None:
     monitor, _ = build("ec2-spot-g6e")
     assert monitor.properties(PLACEMENT)["strategy"] == "cluster"

@@ -77,6 +77,7 @@ def whole(spec: ClusterSpec) -> Callable[[], Outputs]:
         return {
             "vpc": made.vpc_id,
             "compute": made.compute_subnet_id,
+            "zones": pulumi.Output.all(**made.zone_subnet_ids),
             "control": pulumi.Output.all(*made.control_subnet_ids),
             "nat": made.nat_gateway_id or nothing,
             "tables": pulumi.Output.all(*made.route_table_ids),
@@ -114,6 +115,14 @@ def test_an_open_network_leads_out_through_a_nat_gateway_that_waits_for_the_inte
         assert "demo-internet" in monitor.waits_for(kind, name)
     assert values["nat"] == "demo-nat-id"
     assert values["compute"] == "demo-compute-id"
+
+
+def test_groups_in_another_zone_find_their_subnet_made_or_existing() -> None:
+    monitor, values = run(whole(spec_of(zone="use2-az3")))
+    assert values["zones"] == {"use2-az3": "demo-compute-use2-az3-id"}
+    assert monitor.of("aws:ec2/subnet:Subnet")["demo-compute-use2-az3"]["availabilityZoneId"] == "use2-az3"
+    there = {**EXISTING, "zone_subnet_ids": {"use2-az3": "subnet-0fedcba9876543210"}}
+    assert run(whole(spec_of(zone="use2-az3", network={"existing": there})))[1]["zones"] == there["zone_subnet_ids"]
 
 
 def test_a_closed_network_has_no_way_out_and_an_interface_in_the_compute_subnet_for_each_service() -> None:

@@ -71,7 +71,7 @@ def test_no_alarm_watches_what_is_not_there() -> None:
     def names(there: bool) -> set[str]:
         return {inputs["name"] for kind, inputs in watched(spec(), there=there) if kind.endswith(":MetricAlarm")}
 
-    always = {"llm-train-incomplete", "llm-notices-unread", "llm-boot-failed"}
+    always = {"llm-train-incomplete", "llm-boot-failed"}
     assert names(True) == {"llm-lustre-full", "llm-nat-traffic"} | always
     assert names(False) == always
 

@@ -200,11 +200,57 @@ def test_a_wrong_cluster_is_refused(sagemaker: Any, request_of: Any, changes: di
             "VolumeKmsKeyId",
         ),
         ({"TrainingPlanArn": f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-plan/x"}, "not in us-west-2"),
+        (
+            {"InstanceStorageConfigs": [{"EbsVolumeConfig": {"VolumeSizeInGB": 9, "VolumeKmsKeyId": "alias/none"}}]},
+            "does not exist",
+        ),
+        ({"AutoPatchConfig": {"PatchingStrategy": "DrainFirst"}}, "needs orchestrator EKS"),
+        (
+            {"AutoPatchConfig": {"PatchingStrategy": "WhenIdle", "DrainPolicy": {"OnDrainTimeout": "Skip"}}},
+            "for DrainFirst only",
+        ),
     ],
 )
 def test_a_wrong_group_is_refused(sagemaker: Any, request_of: Any, changes: dict[str, Any], said: str) -> None:
     code, message = refusal(sagemaker.create_cluster, **workers_with(request_of(), **changes))
     assert (code, said in message) == ("ValidationException", True), message
+
+
+def test_image_key_patches_and_accounting_come_back_and_what_cannot_change_does_not(
+    aws: LocalAws, sagemaker: Any, request_of: Any
+) -> None:
+    key, other = (client(aws, "kms").create_key()["KeyMetadata"]["Arn"] for _ in range(2))
+
+    def volumes(arn: str) -> list[dict[str, Any]]:
+        secondary = {"VolumeSizeInGB": 500, "VolumeKmsKeyId": arn}
+        return [{"EbsVolumeConfig": {"RootVolume": True, "VolumeKmsKeyId": arn}}, {"EbsVolumeConfig": secondary}]
+
+    database = {"Endpoint": "db.example.com", "SecretArn": f"arn:aws:secretsmanager:us-west-2:{ACCOUNT}:secret:s-1"}
+    slurm = {"SlurmConfigStrategy": "Managed", "AccountingDatabase": database}
+    image, patches = "ami-0123456789abcdef0", {"PatchingStrategy": "WhenIdle"}
+    request = workers_with(
+        request_of(Orchestrator={"Slurm": slurm}),
+        InstanceStorageConfigs=volumes(key),
+        ImageId=image,
+        AutoPatchConfig=patches,
+    )
+    sagemaker.create_cluster(**request)
+    found = in_service(sagemaker, request["ClusterName"])
+    workers = found["InstanceGroups"][1]
+    assert found["Orchestrator"] == {"Slurm": slurm}
+    assert (workers["CurrentImageId"], workers["AutoPatchConfig"]) == (image, patches)
+    assert workers["InstanceStorageConfigs"] == volumes(key)
+    changed = {**request["InstanceGroups"][1], "InstanceStorageConfigs": volumes(other)}
+    for wish, said in (
+        ({"InstanceGroups": [changed]}, "KMS keys of instance group train cannot be changed"),
+        ({"Orchestrator": {"Slurm": {"SlurmConfigStrategy": "Managed"}}}, "cannot go back"),
+    ):
+        assert said in refusal(sagemaker.update_cluster, ClusterName=request["ClusterName"], **wish)[1]
+    without = request_of(NodeProvisioningMode=None)
+    assert (
+        "need NodeProvisioningMode Continuous"
+        in refusal(sagemaker.create_cluster, **workers_with(without, InstanceStorageConfigs=volumes(key)))[1]
+    )
 
 
 def test_a_role_of_another_service_cannot_run_nodes(aws: LocalAws, sagemaker: Any, request_of: Any) -> None:

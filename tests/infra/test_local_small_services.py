@@ -101,6 +101,18 @@ def test_a_policy_that_denies_plain_http_denies_nothing_here_and_one_without_con
     s3.put_bucket_policy(Bucket="kept", Policy=json.dumps({"Version": "2012-10-17", "Statement": [TLS_ONLY]}))
     s3.put_object(Bucket="kept", Key="a", Body=b"x")
     assert s3.get_object(Bucket="kept", Key="a")["Body"].read() == b"x"
+
+    def only(account: str) -> str:
+        other = {
+            "StringNotEquals": {"aws:PrincipalAccount": account},
+            "Bool": {"aws:PrincipalIsAWSService": "false"},
+        }
+        return json.dumps({"Version": "2012-10-17", "Statement": [{**TLS_ONLY, "Condition": other}]})
+
+    s3.put_bucket_policy(Bucket="kept", Policy=only(ACCOUNT))
+    s3.put_object(Bucket="kept", Key="a", Body=b"x")
+    s3.put_bucket_policy(Bucket="kept", Policy=only("210987654321"))
+    assert refusal(s3.put_object, Bucket="kept", Key="a", Body=b"x")[0] == "403"
     always = {name: value for name, value in TLS_ONLY.items() if name != "Condition"}
     s3.put_bucket_policy(Bucket="kept", Policy=json.dumps({"Version": "2012-10-17", "Statement": [always]}))
     assert refusal(s3.put_object, Bucket="kept", Key="a", Body=b"x")[0] == "403"

@@ -117,15 +117,19 @@ def test_runs_under_a_prefix_with_a_rule_are_found(more: dict[str, Any], paths: 
 
 
 @pytest.mark.parametrize("partition", ["aws", "aws-cn", "aws-us-gov"])
-def test_plain_http_is_denied_for_the_bucket_and_what_is_in_it(partition: str) -> None:
+def test_plain_http_and_other_accounts_are_denied_for_the_bucket_and_what_is_in_it(partition: str) -> None:
+    """Nothing asks for the VPC's endpoint: a laptop and CI of the account would be locked out."""
     place = Place("us-east-1", "123456789012", partition)
+    other = {
+        "StringNotEquals": {"aws:PrincipalAccount": "123456789012"},
+        "Bool": {"aws:PrincipalIsAWSService": "false"},
+    }
     for plan in buckets(spec(), place):
-        (statement,) = plan.policy["Statement"]
-        assert statement["Effect"] == "Deny"
-        assert statement["Principal"] == "*"
-        assert statement["Action"] == "s3:*"
-        assert statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
-        assert statement["Resource"] == [f"arn:{partition}:s3:::{plan.name}", f"arn:{partition}:s3:::{plan.name}/*"]
+        conditions = [{"Bool": {"aws:SecureTransport": "false"}}, other]
+        assert [statement["Condition"] for statement in plan.policy["Statement"]] == conditions
+        for statement in plan.policy["Statement"]:
+            assert (statement["Effect"], statement["Principal"], statement["Action"]) == ("Deny", "*", "s3:*")
+            assert statement["Resource"] == [f"arn:{partition}:s3:::{plan.name}", f"arn:{partition}:s3:::{plan.name}/*"]
 
 
 def test_a_key_of_the_users_encrypts_all_buckets() -> None:

@@ -215,6 +215,46 @@ def test_capacity_comes_from_where_the_group_says() -> None:
     assert not {"CapacityRequirements", "TrainingPlanArn"} & set(system)
 
 
+def test_a_group_in_another_zone_lies_in_the_subnet_there() -> None:
+    groups = copy.deepcopy(config_of(SLURM)["lustrain:cluster"]["groups"])
+    groups[1]["zone_id"] = "usw2-az3"
+    refs = Refs(**{**vars(refs_of(SLURM)), "zone_subnet_ids": {"usw2-az3": "subnet-0fedcba9876543210"}})
+    state = desired_state(spec_of(SLURM, groups=groups), place_of(SLURM), refs)
+    override = {"SecurityGroupIds": ["sg-0123456789abcdef0"], "Subnets": ["subnet-0fedcba9876543210"]}
+    assert [group.get("OverrideVpcConfig") for group in state["InstanceGroups"]] == [None, override, None]
+    assert state["VpcConfig"]["Subnets"] == ["subnet-0123456789abcdef0"]
+    assert (schema_errors(state, "us-west-2"), model_errors(state)) == ([], "")
+
+
+KEY = "arn:aws:kms:us-west-2:123456789012:key/01234567-89ab-cdef-0123-456789abcdef"
+
+
+def test_a_group_may_have_an_image_a_key_and_patches_of_its_own() -> None:
+    wished = {"image_id": "ami-0123456789abcdef0", "auto_patch": "WhenAllIdle", "volume_kms_key": KEY}
+    state = with_group(SLURM, 2, **wished)
+    train = group_of(state, "train")
+    assert (train["ImageId"], train["AutoPatchConfig"]) == (wished["image_id"], {"PatchingStrategy": "WhenAllIdle"})
+    assert [one["EbsVolumeConfig"] for one in train["InstanceStorageConfigs"][:2]] == [
+        {"RootVolume": True, "VolumeKmsKeyId": KEY},
+        {"VolumeSizeInGB": 500, "VolumeKmsKeyId": KEY},
+    ]
+    assert not {"ImageId", "AutoPatchConfig"} & set(group_of(state, "login"))
+    assert "RootVolume" not in json.dumps(group_of(state, "login"))
+    assert (schema_errors(state, "us-west-2"), model_errors(state)) == ([], "")
+
+
+def test_slurm_keeps_its_accounts_in_a_database_of_the_users_where_one_is_named() -> None:
+    secret = "arn:aws:secretsmanager:us-west-2:123456789012:secret:slurm-AbCdEf"
+    named = {"endpoint": "slurm.abc.us-west-2.rds.amazonaws.com", "secret_arn": secret}
+    state = state_of(SLURM, slurm={"accounting": named})
+    found = state["Orchestrator"]["Slurm"]["AccountingDatabase"]
+    assert found == {"Endpoint": named["endpoint"], "Port": 3306, "SecretArn": secret}
+    assert (schema_errors(state, "us-west-2"), model_errors(state)) == ([], "")
+    other = state_of(SLURM, slurm={"accounting": {**named, "name": "slurm_acct_db"}})
+    assert other["Orchestrator"]["Slurm"]["AccountingDatabase"]["Name"] == "slurm_acct_db"
+    assert "Slurm" not in state_of(EKS, slurm={"accounting": named})["Orchestrator"]
+
+
 def test_a_group_goes_on_with_fewer_only_where_it_says_so() -> None:
     assert group_of(state_of(EKS), "spot")["MinInstanceCount"] == 0
     assert "MinInstanceCount" not in group_of(state_of(EKS), "system")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from infra.config import ClusterSpec
-from infra.plan.endpoints import s3_policy
+from infra.plan.endpoints import interface_services, s3_policy
 from infra.plan.iam import RolePlan, flow_log_role, roles
 from infra.plan.iam_deployer import MANAGED_POLICY_CHARACTERS, deployer_policy, managed_policies
 from infra.plan.place import Place
@@ -248,6 +248,30 @@ def test_a_key_is_used_through_s3_only_and_only_where_there_is_one(key: str, res
     assert "BucketKey" not in node(spec_of(), CHINA)
 
 
+VOLUME_KEY = "arn:aws:kms:us-east-2:123456789012:key/01234567-89ab-cdef-0123-456789abcdef"
+KEYED = {"name": "train", "instance_type": "p5.48xlarge", "count": 2, "volume_kms_key": VOLUME_KEY}
+
+
+def test_hyperpod_encrypts_volumes_with_the_rights_of_the_node_role_and_of_whoever_deploys() -> None:
+    found = node(spec_of("hyperpod-slurm", groups=[KEYED]))["VolumeKeys"]
+    assert (found["Action"], found["Resource"]) == (["kms:CreateGrant", "kms:DescribeKey"], [VOLUME_KEY])
+    assert "VolumeKeys" not in node(spec_of(groups=[KEYED])), "EC2 launches under roles of AWS's own"
+    for backend in ("hyperpod-slurm", "ec2"):
+        policy = deployer_policy(spec_of(backend, groups=[KEYED]), AWS)["Statement"]
+        (deployer,) = [one for one in policy if one["Sid"] == "VolumeKeys"]
+        assert set(deployer["Action"]) >= {"kms:CreateGrant", "kms:DescribeKey"}
+        assert deployer["Resource"] == [VOLUME_KEY]
+
+
+def test_only_the_secret_of_slurms_database_is_read_and_only_where_there_is_one() -> None:
+    secret = "arn:aws:secretsmanager:us-east-2:123456789012:secret:slurm-AbCdEf"
+    named = {"slurm": {"accounting": {"endpoint": "db.example.com", "secret_arn": secret}}}
+    found = node(spec_of("hyperpod-slurm", **named))["AccountingSecret"]
+    assert (found["Action"], found["Resource"]) == (["secretsmanager:GetSecretValue"], [secret])
+    assert "AccountingSecret" not in node(spec_of("hyperpod-slurm"))
+    assert "secretsmanager" in interface_services(spec_of("hyperpod-slurm", network={"closed": True}, **named))
+
+
 def test_nodes_take_notices_from_their_clusters_queue() -> None:
     found = node(spec_of())["Interruptions"]
     assert found["Resource"] == ["arn:aws:sqs:us-east-2:123456789012:demo-interruptions"]
@@ -317,6 +341,8 @@ def test_the_deployer_gets_no_right_on_what_is_there_already() -> None:
 
 def test_buying_capacity_is_a_right_only_where_the_spec_buys() -> None:
     group = {"name": "train", "instance_type": "p5.48xlarge", "count": 2}
+    own = spec_of("hyperpod-slurm", groups=[{**group, "image_id": "ami-0123456789abcdef0"}])
+    assert "ImagesShare" in {one["Sid"] for one in deployer_policy(own, AWS)["Statement"]}
     reserving = spec_of(groups=[{**group, "capacity": {"mode": "reservation", "create": True}}])
     assert "CapacityReserve" in {one["Sid"] for one in deployer_policy(reserving, AWS)["Statement"]}
 

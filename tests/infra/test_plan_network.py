@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from infra.config import ClusterSpec
+from infra.config import ClusterSpec, Network
 from infra.plan.endpoints import aws_buckets, s3_policy
 from infra.plan.network import NetworkPlan, addresses_needed, cidr_problems, network, usable
 from infra.plan.place import Place, bucket_names
@@ -76,6 +76,28 @@ def test_turning_nat_off_moves_no_subnet() -> None:
     on = subnets_of(network(spec_of("hyperpod-eks"), AWS))
     off = subnets_of(network(spec_of("hyperpod-eks", network={"nat": False}), AWS))
     assert off == {key: cidr for key, cidr in on.items() if key != "public"}
+
+
+def test_a_group_in_another_zone_has_a_subnet_there_and_moves_none_of_the_others() -> None:
+    def train(name: str, zone: str | None) -> dict[str, Any]:
+        return {"name": name, "instance_type": "g6e.48xlarge", "count": 2, "zone_id": zone}
+
+    alone = network(spec_of("hyperpod-eks"), AWS)
+    groups = [train("a", None), train("b", "use2-az3")]
+    two = network(spec_of("hyperpod-eks", groups=groups), AWS)
+    three = network(spec_of("hyperpod-eks", groups=[*groups, train("c", "use2-az2"), train("d", "use2-az3")]), AWS)
+    assert subnets_of(alone).items() < subnets_of(two).items() < subnets_of(three).items()
+    zones = {one.key: one.zone_id for one in three.subnets if one.key.startswith("compute")}
+    assert zones == {"compute": "use2-az1", "compute-use2-az3": "use2-az3", "compute-use2-az2": "use2-az2"}
+    assert ways(three)["compute-use2-az3"] == "nat"
+
+
+def test_addresses_are_counted_in_the_zone_where_they_are_taken() -> None:
+    def group(name: str, count: int, zone: str | None = None) -> dict[str, Any]:
+        return {"name": name, "instance_type": "p5.48xlarge", "count": count, "zone_id": zone}
+
+    spec = spec_of("hyperpod-slurm", groups=[group("a", 1), group("b", 3, "use2-az3")], storage={"home": {}})
+    assert (addresses_needed(spec) - 2, addresses_needed(spec, "use2-az3")) == (32, 96)
 
 
 def test_the_control_plane_of_eks_gets_subnets_in_two_zones_with_the_addresses_it_wants() -> None:
@@ -231,9 +253,12 @@ def test_endpoints_have_the_name_of_their_partition(place: Place, s3: str, ec2: 
 
 @pytest.mark.parametrize("place", PLACES)
 @given(spec=specs())
-def test_the_gateway_lets_through_to_the_clusters_buckets_and_reads_of_awss_own(
-    place: Place, spec: ClusterSpec
-) -> None:
+def test_the_gateway_lets_all_of_s3_through_unless_the_network_is_closed(place: Place, spec: ClusterSpec) -> None:
+    """quay.io, Docker Hub, public data sets and presigned URLs of the region are S3 as well."""
+    if not spec.network.closed:
+        everything = {"Sid": "Everything", "Effect": "Allow", "Action": ["*"], "Resource": ["*"], "Principal": "*"}
+        assert s3_policy(spec, place)["Statement"] == [everything]
+        spec = spec.model_copy(update={"network": Network(closed=True)})
     own, foreign = s3_policy(spec, place)["Statement"]
     names = bucket_names(spec, place)
     wanted = {names.data, names.checkpoints, names.lifecycle}
@@ -248,7 +273,7 @@ def test_the_gateway_lets_through_to_the_clusters_buckets_and_reads_of_awss_own(
 
 
 def test_buckets_that_the_spec_names_pass_the_gateway_for_reading() -> None:
-    spec = spec_of(network={"s3_buckets": ["open-corpus"]})
+    spec = spec_of(network={"closed": True, "s3_buckets": ["open-corpus"]})
     found = {one["Sid"]: one for one in s3_policy(spec, AWS)["Statement"]}["NamedBuckets"]
     assert found["Action"] == ["s3:GetObject", "s3:ListBucket"]
     assert sorted(found["Resource"]) == ["arn:aws:s3:::open-corpus", "arn:aws:s3:::open-corpus/*"]

@@ -167,19 +167,29 @@ def test_no_alarm_on_a_nat_gateway_that_is_not_ours(network: dict[str, Any]) -> 
     assert alarm("nat", spec(network=network)) is None
 
 
-def test_a_notice_that_nobody_reads_fires() -> None:
-    unread = alarm("queue", spec())
+READ = {"alarms": {"unread_notices": True}}
+
+
+@pytest.mark.parametrize("backend", ["ec2", "hyperpod-slurm", "hyperpod-eks"])
+def test_nobody_is_mailed_about_unread_notices_where_nothing_reads_them(backend: str) -> None:
+    """HyperPod's states and the spot notices of the whole account lie in every queue from the first hour on."""
+    assert alarm("queue", spec(backend)) is None
+    assert alarm("queue", spec(backend, **READ)) is not None
+
+
+def test_a_notice_that_its_reader_left_fires() -> None:
+    unread = alarm("queue", spec(**READ))
     assert unread is not None
     assert fires(unread, age=601, nodes0=1)
     assert not fires(unread, age=599, nodes0=1)
 
 
 def test_notices_for_others_are_silent_while_this_cluster_has_no_node() -> None:
-    unread = alarm("queue", spec())
+    unread = alarm("queue", spec(**READ))
     assert unread is not None
     assert not fires(unread, age=3600, nodes0=0)
     assert unread.subjects == {"queue", "group:train"}
-    hyperpod = alarm("queue", spec("hyperpod-slurm"))
+    hyperpod = alarm("queue", spec("hyperpod-slurm", **READ))
     assert hyperpod is not None
     assert fires(hyperpod, age=601)
 
@@ -187,7 +197,7 @@ def test_notices_for_others_are_silent_while_this_cluster_has_no_node() -> None:
 @pytest.mark.parametrize(("groups", "metrics"), [(9, 10), (10, 1)])
 def test_no_alarm_has_more_metrics_than_cloudwatch_evaluates(groups: int, metrics: int) -> None:
     many = [{"name": f"g{number}", "instance_type": "g6e.48xlarge", "count": 1} for number in range(groups)]
-    unread = alarm("queue", spec(groups=many))
+    unread = alarm("queue", spec(groups=many, **READ))
     assert unread is not None
     assert len(unread.metrics) == metrics
     assert fires(unread, age=601, **{metric.id: 1 for metric in unread.metrics[1:]})

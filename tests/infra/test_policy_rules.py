@@ -39,9 +39,14 @@ def statement(**more: Any) -> str:
     return json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Resource": "*", **more}]})
 
 
+VPC = resource("ec2/vpc:Vpc")
+INTERNET = resource("ec2/internetGateway:InternetGateway", uses={"vpcId": (VPC,)})
+
+
 def endpoint(**props: Any) -> Resource:
     name = "com.amazonaws.us-east-1.s3"
-    return resource("ec2/vpcEndpoint:VpcEndpoint", props={"serviceName": name, "tags": TAGS, **props})
+    kind = "ec2/vpcEndpoint:VpcEndpoint"
+    return resource(kind, props={"serviceName": name, "tags": TAGS, **props}, uses={"vpcId": (VPC,)})
 
 
 def queue(**props: Any) -> Resource:
@@ -168,9 +173,9 @@ BAD: dict[str, list[list[Resource]]] = {
         *([resource(kind.removeprefix("aws:"), protect=True)] for kind in sorted(BILLED)),
     ],
     "POL-008": [
-        [endpoint()],
-        [endpoint(policy=statement(Action="*", Principal="*"))],
-        [endpoint(policy=statement(Action=["s3:*"], Principal="*", Resource=["arn:aws:s3:::*"]))],
+        [VPC, endpoint()],
+        [VPC, endpoint(policy=statement(Action="*", Principal="*"))],
+        [VPC, endpoint(policy=statement(Action=["s3:*"], Principal="*", Resource=["arn:aws:s3:::*"]))],
     ],
     "POL-009": [
         [resource("ec2/capacityBlockReservation:CapacityBlockReservation", props={"tags": TAGS})],
@@ -271,19 +276,23 @@ GOOD: dict[str, list[list[Resource]]] = {
         [resource("ec2/routeTable:RouteTable")],
     ],
     "POL-008": [
+        [VPC, INTERNET, endpoint(policy=statement(Action="*", Principal="*"))],
+        [endpoint(policy=statement(Action="*", Principal="*"))],
         [
+            VPC,
             endpoint(
                 policy=statement(Action="s3:*", Principal="*", Resource=["arn:aws:s3:::runs", "arn:aws:s3:::runs/*"])
-            )
+            ),
         ],
         [
+            VPC,
             endpoint(
                 policy=statement(
                     Action="*", Principal="*", Condition={"StringEquals": {"aws:ResourceAccount": "123456789012"}}
                 )
-            )
+            ),
         ],
-        [endpoint(serviceName="com.amazonaws.us-east-1.sts")],
+        [VPC, endpoint(serviceName="com.amazonaws.us-east-1.sts")],
     ],
     "POL-009": [
         [resource("ec2/capacityReservation:CapacityReservation", props={"tags": TAGS}, protect=True)],

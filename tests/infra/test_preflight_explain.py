@@ -11,6 +11,7 @@ from infra.config import parse
 from infra.preflight.change import Change, Effect
 from infra.preflight.explain import explain, refused
 from tests.infra.edits import GONE, STACKS, spec_of
+from tests.infra.mistakes import DATABASE
 
 SPOT, BLOCK, RESERVED = "ec2-spot-g6e", "ec2-capacity-block-p5en", "ec2-p6-b300-reservation"
 SLURM, EKS, REHEARSAL = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot", "rehearsal"
@@ -87,6 +88,10 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SPOT, {"groups.0.instance_type": "g6e.24xlarge"}, Effect.NEW_NODES, "groups (train).instance_type"),
     (SLURM, {"groups.2.instance_type": "p5en.48xlarge"}, Effect.REPLACES_NODES, "groups (train).instance_type"),
     (SLURM, {"groups.2.root_volume_gib": 800}, Effect.REPLACES_NODES, "groups (train).root_volume_gib"),
+    (SLURM, {"groups.2.auto_patch": "WhenIdle"}, Effect.REIMAGES, "groups (train).auto_patch"),
+    (SLURM, {"groups.2.volume_kms_key": "arn:key"}, Effect.IMPOSSIBLE, "groups (train).volume_kms_key"),
+    (SPOT, {"groups.0.volume_kms_key": "arn:key"}, Effect.NEW_NODES, "groups (train).volume_kms_key"),
+    (SLURM, {"slurm.accounting": DATABASE}, Effect.IN_PLACE, "slurm.accounting"),
     (SLURM, {"groups.1.role": "worker"}, Effect.REPLACES_CLUSTER, "groups (login).role"),
     (SLURM, {"groups.2.min_count": 2}, Effect.IN_PLACE, "groups (train).min_count"),
     (EKS, {"groups.1.taints": []}, Effect.IN_PLACE, "groups (spot).taints"),
@@ -118,6 +123,25 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SPOT, {"access.ssh_key": "mine"}, Effect.NEW_NODES, "access.ssh_key"),
     (SPOT, {"job_ends_at": "2027-01-01T00:00:00Z"}, Effect.IN_PLACE, "job_ends_at"),
 ]
+
+
+def test_zones_in_another_order_would_move_subnets_under_their_nodes() -> None:
+    def cluster(*zones: str) -> Any:
+        more = {"instance_type": "g6e.8xlarge", "count": 1}
+        return spec_of(
+            SPOT, {f"groups.{n}": {**more, "name": zone, "zone_id": zone} for n, zone in enumerate(zones, 1)}
+        )
+
+    before = cluster("use1-az2", "use1-az5")
+    assert Effect.IMPOSSIBLE not in {one.effect for one in explain(before, cluster("use1-az2", "use1-az5", "use1-az6"))}
+    assert Effect.IMPOSSIBLE in {one.effect for one in explain(before, cluster("use1-az5", "use1-az2"))}
+    assert Effect.IMPOSSIBLE in {one.effect for one in explain(before, cluster("use1-az5"))}
+
+
+def test_an_accounting_database_is_for_good() -> None:
+    there = spec_of(SLURM, {"slurm.accounting": DATABASE})
+    (change,) = explain(there, spec_of(SLURM, {}))
+    assert (change.effect, change.path) == (Effect.IMPOSSIBLE, "slurm.accounting")
 
 
 @pytest.mark.parametrize(("stack", "edits", "effect", "path"), CASES, ids=lambda value: str(value)[:60])

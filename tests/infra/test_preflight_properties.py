@@ -19,6 +19,7 @@ from infra.plan.place import Place
 from infra.preflight.explain import explain, refused
 from infra.preflight.offline import run_offline
 from tests.infra.edits import STACKS, edited
+from tests.infra.mistakes import DATABASE
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +53,10 @@ GROUP = st.fixed_dictionaries(
         "capacity": CAPACITY,
         "threads_per_core": st.sampled_from([1, 2]),
         "partition": st.just("default"),
+        "zone_id": st.sampled_from(["use1-az2", "use1-az5", "usw2-az2"]),
+        "image_id": st.just("ami-0123456789abcdef0"),
+        "volume_kms_key": TEXT | st.just("arn:aws:kms:us-east-1:123456789012:alias/a"),
+        "auto_patch": st.sampled_from(["WhenIdle", "WhenAllIdle"]),
         "labels": st.dictionaries(TEXT, TEXT, max_size=2),
         "taints": st.lists(st.fixed_dictionaries({"key": TEXT, "value": TEXT}), max_size=2),
         "deep_health_checks": st.just([]),
@@ -89,7 +94,11 @@ LUSTRE = st.fixed_dictionaries(
 )
 EXISTING = st.fixed_dictionaries(
     {"vpc_id": st.just("vpc-0123456789abcdef0"), "compute_subnet_id": st.just("subnet-0123456789abcdef0")},
-    optional={"control_subnet_ids": st.just(["subnet-01234567"] * 2), "compute_cidr": TEXT | st.just("10.0.0.0/24")},
+    optional={
+        "control_subnet_ids": st.just(["subnet-01234567"] * 2),
+        "compute_cidr": TEXT | st.just("10.0.0.0/24"),
+        "zone_subnet_ids": st.dictionaries(st.sampled_from(["use1-az2", "use1-az5"]), st.just("subnet-01234567")),
+    },
 )
 EDITS: Any = st.fixed_dictionaries(
     {},
@@ -110,6 +119,7 @@ EDITS: Any = st.fixed_dictionaries(
         "repository.existing": ADDRESS,
         "alarms.emails": st.lists(TEXT, max_size=3),
         "access.user": TEXT,
+        "slurm.accounting": st.just(DATABASE),
         "eks.version": st.sampled_from(["1.10", "1.34"]),
         "job_ends_at": TIMES,
         "runs_uri": TEXT | st.sampled_from(["s3://a/b/", "s3://a", "/fsx/runs", "s3://", "/"]),

@@ -18,9 +18,9 @@ from infra.local.additions import hyperpod_events, hyperpod_rules, world
 from infra.local.additions.serving import LOCK, Call, refuse, serve
 
 LEFT_OUT = (
-    "hyperpod: nodes are records; every group reaches its target at once, a training plan is taken at its word, health checks "
-    "find nothing; no account roots of EKS access entries, file systems of restricted groups, autoscaling, second image "
-    "version or pages of long listings"
+    "hyperpod: nodes are records; every group reaches its target at once, a training plan, an image and an accounting database "
+    "are taken at their word, health checks find nothing; no patches, account roots of EKS access entries, file systems of "
+    "restricted groups, autoscaling, second image version or pages of long listings"
 )
 SETTLING_SECONDS = 0.3
 IMAGE_RELEASE = "1.0.0"
@@ -212,6 +212,10 @@ def _described_group(found: Cluster, group: Mapping[str, Any]) -> dict[str, Any]
             shown[name] = {
                 f"{when}{part}": asked[part] for part in parts if part in asked for when in ("Current", "Desired")
             }
+    if "ImageId" in group:
+        shown |= dict.fromkeys(("CurrentImageId", "DesiredImageId"), group["ImageId"])
+    if "AutoPatchConfig" in group:
+        shown["AutoPatchConfig"] = {key: one for key, one in group["AutoPatchConfig"].items() if key != "PatchSchedule"}
     shown["CurrentImageReleaseVersion"] = shown.pop("ImageReleaseVersion", IMAGE_RELEASE)
     return shown
 

@@ -68,7 +68,7 @@ def _check_orchestrator(call: Call, cluster: Spec, groups: Sequence[Spec]) -> No
     if eks is not None:
         _check_eks(call, cluster, eks["ClusterArn"])
     continuous = cluster.get("NodeProvisioningMode") == "Continuous"
-    if (slurm or {}).get("AccountingDatabase") and not continuous:
+    if _accounting(cluster) and not continuous:
         _bad("AccountingDatabase is supported with NodeProvisioningMode Continuous only.")
     for group in groups:
         name = group["InstanceGroupName"]
@@ -130,6 +130,8 @@ def _check_group(call: Call, cluster: Spec, group: Spec) -> None:
         )
     _check_scripts(call, name, group.get("LifeCycleConfig"))
     _check_storage(name, group.get("InstanceStorageConfigs") or [], in_vpc=bool(cluster.get("VpcConfig")))
+    _check_keys(call, cluster, group)
+    _check_patching(cluster, name, group.get("AutoPatchConfig"))
 
 
 def _check_scripts(call: Call, name: str, config: Spec | None) -> None:
@@ -166,13 +168,52 @@ def _check_storage(name: str, configs: Sequence[Spec], *, in_vpc: bool) -> None:
         _bad(f"Instance group {name} takes one root and one secondary EbsVolumeConfig.")
 
 
+def _volume_keys(group: Spec) -> dict[bool, str]:
+    """The KMS keys of a group's volumes, by whether it is the root one."""
+    volumes = [one["EbsVolumeConfig"] for one in group.get("InstanceStorageConfigs") or [] if "EbsVolumeConfig" in one]
+    return {bool(one.get("RootVolume")): one["VolumeKmsKeyId"] for one in volumes if one.get("VolumeKmsKeyId")}
+
+
+def _check_keys(call: Call, cluster: Spec, group: Spec) -> None:
+    """https://docs.aws.amazon.com/sagemaker/latest/dg/smcluster-cmk.html"""
+    name = group["InstanceGroupName"]
+    for key in _volume_keys(group).values():
+        if cluster.get("NodeProvisioningMode") != "Continuous":
+            _bad(f"Customer managed keys of instance group {name} need NodeProvisioningMode Continuous.")
+        if not world.key_usable(call, key):
+            _bad(f"The KMS key {key} of instance group {name} does not exist or is not enabled.")
+
+
+def _check_patching(cluster: Spec, name: str, config: Spec | None) -> None:
+    """https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterAutoPatchConfig.html"""
+    if not config:
+        return
+    drains = config["PatchingStrategy"] == "DrainFirst"
+    batch = config.get("DeploymentConfig", {}).get("RollingUpdatePolicy", {}).get("MaximumBatchSize")
+    if drains and (not batch or "Eks" not in (cluster.get("Orchestrator") or {})):
+        _bad(f"DrainFirst of instance group {name} needs orchestrator EKS and a MaximumBatchSize.")
+    if config.get("DrainPolicy") and not drains:
+        _bad(f"DrainPolicy of instance group {name} is for DrainFirst only.")
+    if config.get("IdleWaitWindowInSeconds") is not None and drains:
+        _bad(f"IdleWaitWindowInSeconds of instance group {name} is not for DrainFirst.")
+
+
 def check_change(before: Spec, after: Spec) -> None:
-    """Refuse to change in place what makes a group what it is."""
+    """Refuse to change in place what makes a group or a cluster what it is."""
+    if _accounting(before) and not _accounting(after):
+        _bad("A cluster with an external accounting database cannot go back to the one on its controller.")
     groups = {group["InstanceGroupName"]: group for group in after.get("InstanceGroups") or []}
     for group in before.get("InstanceGroups") or []:
         now = groups.get(group["InstanceGroupName"])
         if now and group.get("InstanceType") != now.get("InstanceType"):
             _bad(f"The InstanceType of instance group {group['InstanceGroupName']} cannot be changed.")
+        if now and _volume_keys(group) != _volume_keys(now):
+            _bad(f"The KMS keys of instance group {group['InstanceGroupName']} cannot be changed.")
+
+
+def _accounting(cluster: Spec) -> Any:
+    """https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-external-accounting-db-slurm.html"""
+    return ((cluster.get("Orchestrator") or {}).get("Slurm") or {}).get("AccountingDatabase")
 
 
 def _bad(message: str) -> NoReturn:

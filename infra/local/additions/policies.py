@@ -19,6 +19,10 @@ _OPERATORS: dict[str, Callable[[str, str], bool]] = {
 }
 
 
+_NEGATED = {"StringNotEquals": "StringEquals", "StringNotLike": "StringLike", "ArnNotEquals": "ArnEquals"}
+"""Met where the other is not, also where the request brings no such key."""
+
+
 def allows(
     policy: Mapping[str, Any] | None, service: str, action: str, resource: str, context: Mapping[str, str]
 ) -> bool:
@@ -39,10 +43,11 @@ def met(statement: Mapping[str, Any], context: Mapping[str, str]) -> bool:
     """Whether the statement's conditions hold for a request with this context (keys as in policies, any case)."""
     known = {key.lower(): value for key, value in context.items()}
     for operator, tests in (statement.get("Condition") or {}).items():
-        compare = _OPERATORS.get(operator)
+        compare = _OPERATORS.get(_NEGATED.get(operator, operator))
         for key, wanted in tests.items():
             value = known.get(key.lower())
-            if compare is None or value is None or not any(compare(value, str(one)) for one in _many(wanted)):
+            fits = compare and value is not None and any(compare(value, str(one)) for one in _many(wanted))
+            if compare is None or bool(fits) == (operator in _NEGATED):
                 return False
     return True
 

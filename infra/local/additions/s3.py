@@ -1,7 +1,8 @@
 """S3: policies with conditions, lifecycle rules kept whole, and buckets with delete markers that can be emptied.
 
 The emulation is reached over plain HTTP on loopback, which stands for AWS's TLS: `aws:SecureTransport` counts as true, so a
-policy that denies plain HTTP denies nothing here. Statements with any other condition than those of `policies` do not apply.
+policy that denies plain HTTP denies nothing here. Whoever asks is somebody of the account and no service. Statements with
+any other condition than those of `policies` do not apply.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from infra.local.additions.policies import met
 from infra.local.additions.seams import around
 
 LEFT_OUT = (
-    "S3: plain HTTP counts as TLS in bucket policies, conditions are judged in part, lifecycle rules are kept and "
-    "never carried out"
+    "S3: plain HTTP counts as TLS in bucket policies and every caller as one of the account, conditions are judged in part, "
+    "lifecycle rules are kept and never carried out"
 )
-_CONTEXT = {"aws:SecureTransport": "true"}
+_CONTEXT = {"aws:SecureTransport": "true", "aws:PrincipalIsAWSService": "false"}
 
 
 @cache
@@ -35,11 +36,12 @@ def install() -> None:
             return PermissionResult.NEUTRAL
         policy = json.loads(self.policy)
         statements = policy["Statement"] if isinstance(policy["Statement"], list) else [policy["Statement"]]
+        context = {**_CONTEXT, "aws:PrincipalAccount": str(self.account_id)}
         # moto takes every condition for met by a denial.
         policy["Statement"] = [
             {name: value for name, value in one.items() if name != "Condition"}
             for one in statements
-            if met(one, _CONTEXT)
+            if met(one, context)
         ]
         return IAMPolicy(json.dumps(policy)).is_action_permitted(action, resource)
 

@@ -10,6 +10,7 @@ from typing import Any
 from moto.ec2.exceptions import InvalidSubnetIdError
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
+from moto.kms.models import kms_backends
 from moto.s3.models import s3_backends
 
 from infra.local.additions.serving import Call
@@ -79,6 +80,15 @@ def bucket_region(call: Call, name: str) -> str | None:
 def object_exists(call: Call, bucket: str, key: str) -> bool:
     found = s3_backends[call.account][call.partition].buckets.get(bucket)
     return found is not None and key in found.keys
+
+
+def key_usable(call: Call, key: str) -> bool:
+    """Whether a KMS key of the account, named by id, ARN or alias, is there and enabled."""
+    backend = kms_backends[call.account][call.region]
+    name = backend.get_alias_name(key)
+    id_ = backend.get_key_id_from_alias(name) if name.startswith("alias/") else backend.get_key_id(name)
+    found = backend.keys.get(id_) if id_ else None
+    return found is not None and bool(found.enabled)
 
 
 def role_trusts(call: Call, arn: str, service: str) -> bool:

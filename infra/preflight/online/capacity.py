@@ -65,8 +65,9 @@ class ReservationPlace(_ReservationRule):
         if there is None:
             return
         here, zone = f"{path}.reservation", there.get("AvailabilityZoneId")
-        if zone and zone != spec.zone_id:
-            yield self.finding(here, f"lies in {zone}, the cluster in {spec.zone_id}", f"set zone_id: {zone}")
+        if zone and zone != (mine := spec.zone_of(group)):
+            whose = "group" if group.zone_id else "cluster"
+            yield self.finding(here, f"lies in {zone}, the {whose} in {mine}", f"set zone_id: {zone}")
         if there["InstanceType"] != group.ec2_type:
             message = f"is for {there['InstanceType']}, the group is of {group.ec2_type}"
             yield self.finding(here, message, "make them equal")
@@ -148,7 +149,7 @@ class TrainingPlan(OnlineRule):
             yield self.finding(here, f"is for {listed(plan['TargetResources'])}", "use a plan for hyperpod-cluster")
         parts = plan.get("ReservedCapacitySummaries", [])
         zones = {one["AvailabilityZoneId"] for one in parts if one.get("AvailabilityZoneId")}
-        if zones and spec.zone_id not in zones:
+        if zones and spec.zone_of(group) not in zones:
             yield self.finding(here, f"lies in {listed(sorted(zones))}", f"set zone_id: {sorted(zones)[0]}")
         types = {one["InstanceType"] for one in parts if one.get("InstanceType")}
         if types and group.hyperpod_type not in types:
@@ -174,20 +175,21 @@ class SpotPrices(OnlineRule):
         if not spot:
             return
         types: list[Any] = sorted({group.ec2_type for _, group in spot})
-        prices: dict[str, list[float]] = defaultdict(list)
-        pages = aws.ec2.get_paginator("describe_spot_price_history").paginate(
-            InstanceTypes=types,
-            ProductDescriptions=["Linux/UNIX"],
-            AvailabilityZoneId=spec.zone_id,
-            StartTime=(context.now or datetime.now(UTC)) - timedelta(days=DAYS),
-        )
-        for page in pages:
-            for one in page["SpotPriceHistory"]:
-                prices[one["InstanceType"]].append(float(one["SpotPrice"]))
+        prices: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for zone in sorted({spec.zone_of(group) for _, group in spot}):
+            pages = aws.ec2.get_paginator("describe_spot_price_history").paginate(
+                InstanceTypes=types,
+                ProductDescriptions=["Linux/UNIX"],
+                AvailabilityZoneId=zone,
+                StartTime=(context.now or datetime.now(UTC)) - timedelta(days=DAYS),
+            )
+            for one in (one for page in pages for one in page["SpotPriceHistory"]):
+                prices[zone, one["InstanceType"]].append(float(one["SpotPrice"]))
         for path, group in spot:
-            found = prices[group.ec2_type]
+            zone = spec.zone_of(group)
+            found = prices[zone, group.ec2_type]
             if not found:
-                message = f"{group.ec2_type} had no spot price in {spec.zone_id} for {DAYS} days: it is not sold there"
+                message = f"{group.ec2_type} had no spot price in {zone} for {DAYS} days: it is not sold there"
                 yield self.finding(f"{path}.capacity.mode", message, "take another zone or mode")
             elif max(found) > WILD * min(found):
                 message = f"the price went from {min(found):g} to {max(found):g} USD an hour within {DAYS} days"
@@ -212,10 +214,11 @@ class SpotScore(OnlineRule):
                 RegionNames=[aws.region],
             )
             scores = {one["AvailabilityZoneId"]: one["Score"] for one in answer["SpotPlacementScores"]}
-            score = scores.get(spec.zone_id, 0)
+            zone = spec.zone_of(group)
+            score = scores.get(zone, 0)
             if score <= POOR_SCORE:
-                best = max(scores, key=lambda zone: scores[zone], default="")
-                message = f"{group.count} x {group.ec2_type} in {spec.zone_id} have a score of {score} of 10"
+                best = max(scores, key=lambda one: scores[one], default="")
+                message = f"{group.count} x {group.ec2_type} in {zone} have a score of {score} of 10"
                 better = best and scores[best] > max(score, POOR_SCORE)
                 fix = f"{best} has {scores[best]}" if better else "take fewer, another type, or a reservation"
                 yield self.finding(f"{path}.capacity.mode", message, fix)

@@ -20,6 +20,7 @@ from infra.preflight.rule import Context, groups, known_groups
 from infra.problems import without_page
 
 QUOTAS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-quotas.html"
+CUSTOM_IMAGE = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterInstanceGroupSpecification.html"
 ERRORS = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
 
 
@@ -40,8 +41,8 @@ class Offered(OnlineRule):
                 zones[one["InstanceType"]].add(one["Location"])
         for path, group, _ in known_groups(spec):
             found = zones[group.ec2_type]
-            if spec.zone_id not in found:
-                message = f"{group.ec2_type} is not offered in {spec.zone_id}"
+            if (zone := spec.zone_of(group)) not in found:
+                message = f"{group.ec2_type} is not offered in {zone}"
                 fix = f"take {' or '.join(sorted(found))}" if found else f"take another type: none in {aws.region}"
                 # HyperPod's machines lie in AWS's own account; what EC2 offers there is a sign, no more.
                 level: Level = "warning" if spec.hyperpod else "error"
@@ -153,13 +154,13 @@ class Facts(OnlineRule):
 
 class Image(OnlineRule):
     code = "EC2-105"
-    checks = "An image is there and of the type's architecture."
+    checks = "An image is there, of the type's architecture, and for HyperPod unencrypted, with one volume, yours or its own."
     source = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeImages.html"
     permission = "ec2:DescribeImages"
 
     def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
         for path, group, facts in known_groups(spec):
-            if spec.backend != "ec2" or not group.image_id:
+            if not group.image_id:
                 continue
             try:
                 images = aws.ec2.describe_images(ImageIds=[group.image_id])["Images"]
@@ -173,6 +174,22 @@ class Image(OnlineRule):
             elif images[0].get("Architecture") != facts.architecture:
                 message = f"{group.image_id} is {images[0].get('Architecture')}, {group.ec2_type} {facts.architecture}"
                 yield self.finding(f"{path}.image_id", message, "take an image of the type's architecture")
+            elif spec.hyperpod:
+                yield from self._for_hyperpod(path, group, images[0], context)
+
+    def _for_hyperpod(self, path: str, group: Group, there: Any, context: Context) -> Iterator[Finding]:
+        volumes = [one["Ebs"] for one in there.get("BlockDeviceMappings", []) if "Ebs" in one]
+        wrong = {
+            "is encrypted": any(one.get("Encrypted") for one in volumes),
+            f"has {len(volumes)} volumes": len(volumes) > 1,
+            f"is of account {there.get('OwnerId')}": not there.get("Public")
+            and context.account is not None
+            and there.get("OwnerId") not in (None, context.account),
+        }
+        for what in (what for what, is_so in wrong.items() if is_so):
+            message = f"{group.image_id} {what}, which HyperPod does not take"
+            fix = "copy it into this account, unencrypted and with its root volume alone"
+            yield self.finding(f"{path}.image_id", message, fix, source=CUSTOM_IMAGE)
 
 
 class DefaultImage(OnlineRule):
@@ -248,8 +265,8 @@ def launch(spec: ClusterSpec, group: Group) -> dict[str, Any]:
         "MaxCount": group.count,
         "ImageId": picture.id or f"resolve:ssm:{picture.parameter}",
     }
-    if spec.network.existing:
-        found["SubnetId"] = spec.network.existing.compute_subnet_id
+    if existing := spec.network.existing:
+        found["SubnetId"] = existing.zone_subnet_ids.get(spec.zone_of(group), existing.compute_subnet_id)
     if wanted.type:
         found["InstanceMarketOptions"] = {"MarketType": wanted.type}
     if wanted.reservation:

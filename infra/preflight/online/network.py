@@ -11,10 +11,11 @@ from infra.config import ClusterSpec
 from infra.plan.network import addresses_needed
 from infra.preflight.finding import Finding
 from infra.preflight.online.asking import Aws, OnlineRule, code_of
-from infra.preflight.rule import Context, known_groups, listed
+from infra.preflight.rule import Context, groups, known_groups, listed
 
 SUBNET = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Subnet.html"
 COMPUTE, CONTROL = "network.existing.compute_subnet_id", "network.existing.control_subnet_ids"
+ZONAL = "network.existing.zone_subnet_ids"
 
 
 class Zones(OnlineRule):
@@ -27,6 +28,7 @@ class Zones(OnlineRule):
         wanted = {"zone_id": spec.zone_id}
         if spec.network.second_zone_id:
             wanted["network.second_zone_id"] = spec.network.second_zone_id
+        wanted |= {f"{path}.zone_id": group.zone_id for path, group in groups(spec) if group.zone_id}
         zones = aws.ec2.describe_availability_zones(AllAvailabilityZones=True)["AvailabilityZones"]
         known = {str(one.get("ZoneId")): one for one in zones}
         for path, zone in wanted.items():
@@ -43,9 +45,7 @@ class Zones(OnlineRule):
 
 class Subnets(OnlineRule):
     code = "NET-102"
-    checks = (
-        "Existing subnets are there, of the VPC, the compute one in the cluster's zone, the control ones in two zones."
-    )
+    checks = "Existing subnets are there, of the VPC, the compute ones in their zones, the control ones in two."
     source = SUBNET
     permission = "ec2:DescribeSubnets"
 
@@ -55,9 +55,11 @@ class Subnets(OnlineRule):
             return
         compute = subnet(aws, existing.compute_subnet_id)
         control = {one: subnet(aws, one) for one in existing.control_subnet_ids}
+        zonal = {zone: subnet(aws, one) for zone, one in existing.zone_subnet_ids.items()}
         for path, named, there in [
             (COMPUTE, existing.compute_subnet_id, compute),
             *((CONTROL, *one) for one in control.items()),
+            *((f"{ZONAL}.{zone}", existing.zone_subnet_ids[zone], there) for zone, there in zonal.items()),
         ]:
             if there is None:
                 yield self.finding(path, f"{named} is not in this account and region", "correct it")
@@ -66,6 +68,9 @@ class Subnets(OnlineRule):
         if compute and compute["AvailabilityZoneId"] != spec.zone_id:
             zone = compute["AvailabilityZoneId"]
             yield self.finding(COMPUTE, f"lies in {zone}, the cluster in {spec.zone_id}", f"set zone_id: {zone}")
+        for zone, there in zonal.items():
+            if there and (lies := there["AvailabilityZoneId"]) != zone:
+                yield self.finding(f"{ZONAL}.{zone}", f"lies in {lies}", f"name it under {lies}, or another one here")
         zones = {there["AvailabilityZoneId"] for there in control.values() if there}
         if spec.backend == "hyperpod-eks" and control and len(zones) < 2:
             yield self.finding(CONTROL, f"all lie in {listed(zones)}; EKS needs two zones", "add one in another zone")

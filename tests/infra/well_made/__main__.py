@@ -22,7 +22,7 @@ spec = parse(
         "zone_id": "use1-az4",
         "groups": [{"name": "train", "instance_type": "g6e.8xlarge", "count": 2, "capacity": {"mode": "spot"}}],
         "storage": {"lustre": {"capacity_gib": 1200, "per_tib_mb_s": 250, "efa": False}},
-        "alarms": {"emails": ["ops@example.com"]},
+        "alarms": {"emails": ["ops@example.com"], "unread_notices": True},
         "budget": {"monthly_usd": 100, "emails": ["ops@example.com"]},
     }
 )

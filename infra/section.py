@@ -1,0 +1,80 @@
+"""Tables of the configuration: their base, and the spelling of values that several tables have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from infra.cluster import like
+from infra.problems import A_TIME
+
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, Unicode's two line ends, and halves of surrogate pairs."""
+
+
+def id_of(prefix: str, what: str) -> AfterValidator:
+    return like(rf"{prefix}-[0-9a-f]{{8,17}}", f"the id of {what}", f"{prefix}-0123456789abcdef0")
+
+
+Name = Annotated[
+    str,
+    Field(max_length=40),
+    like(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", "a name", "llm-p5 (small letters, digits, single dashes inside)"),
+]
+"""Fits HyperPod's `[a-zA-Z0-9](-*[a-zA-Z0-9])*`, at most 63, and a bucket's rules with what we add before and after it."""
+ZoneId = Annotated[
+    str,
+    like(
+        r"[a-z]{3,4}\d-([a-z0-9]+-)?az\d+",
+        "a zone id (us-east-1a is a zone name, another one in each account)",
+        "use1-az4",
+    ),
+]
+"""The zone's id, the same in every account."""
+Positive = Annotated[int, Field(gt=0)]
+_GO_TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?) ([+-]\d\d)(\d\d)(?: [A-Za-z0-9+-]+)?", re.ASCII)
+"""How Go prints a time (https://pkg.go.dev/time#Time.String): `pulumi stack init` and `pulumi config set` rewrite the whole
+file, and a time without quotes becomes text of this form."""
+_ISO_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d.*", re.ASCII)
+
+
+def _time(value: object) -> object:
+    """Text in ISO 8601, also where it comes in Go's spelling; a number would be taken for seconds since 1970."""
+    if isinstance(value, str) and (go := _GO_TIME.fullmatch(value)):
+        return f"{go[1]}T{go[2]}{go[3]}:{go[4]}"
+    if isinstance(value, datetime) or (isinstance(value, str) and _ISO_TIME.fullmatch(value)):
+        return value
+    raise ValueError(f"is not a time; allowed: {A_TIME}")
+
+
+Time = Annotated[AwareDatetime, BeforeValidator(_time)]
+
+
+class Section(BaseModel):
+    """Base of every table: unknown keys are errors, nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _printable(cls, value: Any, info: Any) -> Any:
+        """No name, path or text of AWS has control characters, and a lone surrogate can be neither printed nor sent."""
+        table = "Mapping" in str(cls.model_fields[info.field_name].annotation) and isinstance(value, Mapping)
+        items = [*value, *value.values()] if table else value if isinstance(value, list | tuple) else [value]
+        for item in items:
+            if isinstance(item, str) and (found := UNPRINTABLE.search(item)):
+                raise ValueError(f"holds {found[0]!r}, which is not printable; fix: remove it")
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_numbers_from_truth(cls, value: Any, info: Any) -> Any:
+        """YAML's `count: yes` is a mistake; pydantic would take it as 1."""
+        field = cls.model_fields[info.field_name]
+        if isinstance(value, bool) and "bool" not in str(field.annotation):
+            raise ValueError("true/false is not a value here")
+        return value
