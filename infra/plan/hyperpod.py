@@ -43,7 +43,7 @@ class HomeMount:
 class Refs:
     """What other resources tell the cluster; Any, since the values may be Outputs.
 
-    `lifecycle_uri` is the folder of one bundle, `eks_cluster_arn` is for `hyperpod-eks` only.
+    `lifecycle_uri` is the folder of one bundle; the last two are for `hyperpod-eks` only.
     """
 
     role_arn: Any
@@ -53,6 +53,8 @@ class Refs:
     lustre: Mount | None = None
     home: HomeMount | None = None
     eks_cluster_arn: Any = None
+    cluster_role_arn: Any = None
+    """Of the role with which HyperPod's Karpenter adds and removes nodes."""
 
 
 def desired_state(spec: ClusterSpec, place: Place, refs: Refs) -> dict[str, Any]:
@@ -65,6 +67,7 @@ def desired_state(spec: ClusterSpec, place: Place, refs: Refs) -> dict[str, Any]
             "Orchestrator": orchestrator(spec, refs),
             "VpcConfig": {"SecurityGroupIds": refs.security_group_ids, "Subnets": [refs.subnet_id]},
             "TieredStorageConfig": tiered_storage(spec),
+            **auto_scaling(spec, refs),
             "Tags": [{"Key": key, "Value": value} for key, value in sorted(tags(spec).items())],
             "InstanceGroups": [instance_group(spec, group, refs) for group in spec.groups],
         }
@@ -83,6 +86,16 @@ def tiered_storage(spec: ClusterSpec) -> dict[str, Any] | None:
     if spec.backend != "hyperpod-eks" or percent is None:
         return None
     return {"Mode": "Enable", "InstanceMemoryAllocationPercentage": percent}
+
+
+def auto_scaling(spec: ClusterSpec, refs: Refs) -> dict[str, Any]:
+    """HyperPod's managed Karpenter and its role, `hyperpod-eks` only; it needs continuous provisioning and node recovery
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-autoscaling.html)."""
+    if spec.backend != "hyperpod-eks" or spec.eks.karpenter is None:
+        return {}
+    if not spec.eks.karpenter:
+        return {"AutoScaling": {"Mode": "Disable"}}
+    return {"AutoScaling": {"Mode": "Enable", "AutoScalerType": "Karpenter"}, "ClusterRole": refs.cluster_role_arn}
 
 
 def instance_group(spec: ClusterSpec, group: Group, refs: Refs) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class EmptyGroup(OfflineRule):
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         for path, group in groups(spec):
-            if group.count == 0:
+            if group.count == 0 and not spec.eks.karpenter:
                 yield self.finding(
                     f"{path}.count", f"group {group.name} has no machines", "set 1 or more, or remove the group"
                 )

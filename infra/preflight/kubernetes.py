@@ -26,7 +26,6 @@ from infra.preflight.rule import Context, OfflineRule, groups
 VPC = "https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"
 NODE_LABELS = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterKubernetesConfig.html"
 ACCESS = "https://docs.aws.amazon.com/eks/latest/userguide/access-entries.html"
-ENDPOINT = "https://docs.aws.amazon.com/eks/latest/userguide/cluster-endpoint.html"
 MOST = 50
 """Labels, and taints, of one HyperPod group (NODE_LABELS)."""
 RESERVED = ("kubernetes.io", "k8s.io", "sagemaker.amazonaws.com")
@@ -133,18 +132,6 @@ class Administrators(OfflineRule):
             yield self.finding("access.admin_roles", message, "list the roles of your administrators")
 
 
-class PublicEndpoint(OfflineRule):
-    code = "EKS-008"
-    level = "warning"
-    checks = "The Kubernetes API is not on the internet."
-    source = ENDPOINT
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.backend == "hyperpod-eks" and spec.eks.public_endpoint:
-            message = "the Kubernetes API answers the whole internet"
-            yield self.finding("eks.public_endpoint", message, "remove it and reach the API through SSM or a VPN")
-
-
 class OnlySpot(OfflineRule):
     code = "EKS-009"
     level = "warning"
@@ -240,7 +227,6 @@ RULES = (
     Taints(),
     AllTainted(),
     Administrators(),
-    PublicEndpoint(),
     OnlySpot(),
     InSupport(),
     SupportEnds(),
