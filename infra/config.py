@@ -241,7 +241,14 @@ class Eks(Section):
     times the price (`EXTENDED`)."""
     tiered_memory_percent: Annotated[int, Field(ge=20, le=100)] | None = None
     """Tiered checkpoint storage: share of a node's memory."""
-    public_endpoint: bool = False
+    public_access_cidrs: tuple[str, ...] = ()
+    """IPv4 ranges on the internet from which helm and kubectl reach the Kubernetes API; empty: only from inside the VPC."""
+    karpenter: bool | None = None
+    """HyperPod's own Karpenter: adds and removes nodes as pods need them. `false` turns it off where it was on."""
+    task_governance: bool = False
+    """EKS add-on: queues, quotas and priorities for teams; it brings Kueue."""
+    training_operator: bool = False
+    """EKS add-on: restarts the failed processes of a job; it brings cert-manager, which it needs."""
 
 
 class Suppression(Section):

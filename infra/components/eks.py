@@ -46,7 +46,8 @@ class EksCluster(pulumi.ComponentResource):
                 subnet_ids=list(subnet_ids),
                 security_group_ids=list(security_group_ids),
                 endpoint_private_access=True,
-                endpoint_public_access=plan.public_endpoint,
+                endpoint_public_access=bool(plan.public_access_cidrs),
+                public_access_cidrs=list(plan.public_access_cidrs) or None,
             ),
             opts=pulumi.ResourceOptions(
                 parent=self,

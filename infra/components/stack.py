@@ -23,7 +23,7 @@ from infra.components.tagging import tag_everything
 from infra.config import ClusterSpec, Group, parse
 from infra.plan.budget import budget
 from infra.plan.capacity import reservations
-from infra.plan.eks import eks_plan
+from infra.plan.eks import KARPENTER_ROLE, eks_plan
 from infra.plan.gang import gangs
 from infra.plan.hyperpod import HomeMount, Mount, Refs, desired_state, protected
 from infra.plan.observability import observability
@@ -171,6 +171,7 @@ def _hyperpod(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
         else None,
         home=HomeMount(base.home.dns_name, home.mount_path) if base.home and home else None,
         eks_cluster_arn=eks.arn if eks else None,
+        cluster_role_arn=base.roles.arns.get(KARPENTER_ROLE),
     )
     made = HyperPod(
         spec.name,

@@ -17,12 +17,19 @@ LOG_TYPES = ("api", "audit", "authenticator")
 ADMIN_POLICY = "cluster-access-policy/AmazonEKSClusterAdminPolicy"
 """https://docs.aws.amazon.com/eks/latest/userguide/access-policy-permissions.html"""
 CSI_ROLE = "fsx-csi"
-CSI_NAMESPACE = "kube-system"
-CSI_SERVICE_ACCOUNT = "fsx-csi-controller-sa"
+OPERATOR_ROLE = "train-operator"
+KARPENTER_ROLE = "karpenter"
+GOVERNANCE = "amazon-sagemaker-hyperpod-taskgovernance"
+"""https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-operate-console-ui-governance-setup-task-governance.html;
+awsome-distributed-ai's Terraform module makes it as this does, without a role."""
+OPERATOR = "amazon-sagemaker-hyperpod-training-operator"
+"""https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-eks-operator-install.html: needs cert-manager, the Pod Identity
+agent and a role. cert-manager comes as EKS's add-on; the chart has one too, switched off."""
 CHART_REPOSITORY = "https://github.com/aws/sagemaker-hyperpod-cli.git"
 CHART_REVISION = "bb6a9f9534217c55a5806ae968e1dd8b285d4b8c"
 """Commit of the chart that AWS's own templates name (https://github.com/awslabs/awsome-distributed-ai/pull/1216); a chart
 that moves makes a cluster that cannot be made again."""
+CHART_FOLDER = "/tmp/sagemaker-hyperpod-cli"
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,8 @@ class EksPlan:
     version: str
     upgrade_policy: Literal["STANDARD", "EXTENDED"]
     role: str
-    public_endpoint: bool
+    public_access_cidrs: tuple[str, ...]
+    """Whom the public endpoint answers; there is none without them."""
     log_types: tuple[str, ...]
     access: tuple[AccessEntry, ...]
     addons: tuple[Addon, ...]
@@ -83,19 +91,17 @@ class EksPlan:
 
 
 def eks_plan(spec: ClusterSpec, place: Place) -> EksPlan:
-    """The control plane that `spec` asks for; the Lustre driver and its identity only where there is a Lustre system."""
-    lustre = spec.storage.lustre is not None
-    identity = PodIdentity(CSI_NAMESPACE, CSI_SERVICE_ACCOUNT, CSI_ROLE)
+    """The control plane that `spec` asks for."""
     return EksPlan(
         name=spec.name,
         version=spec.eks.version,
         upgrade_policy=spec.eks.upgrade_policy,
         role="eks-cluster",
-        public_endpoint=spec.eks.public_endpoint,
+        public_access_cidrs=tuple(dict.fromkeys(spec.eks.public_access_cidrs)),
         log_types=LOG_TYPES,
         access=access_entries(spec, place),
         addons=addons(spec),
-        pod_identities=(identity,) if lustre else (),
+        pod_identities=pod_identities(spec),
         creator_is_admin=not spec.access.admin_roles,
     )
 
@@ -111,28 +117,51 @@ def addons(spec: ClusterSpec) -> tuple[Addon, ...]:
     """In the order in which they are made. Until CoreDNS comes as an add-on, the copy that EKS brings with it answers."""
     first = (Addon("vpc-cni"), Addon("kube-proxy"), Addon("eks-pod-identity-agent"))
     network = tuple(addon.name for addon in first)
-    found = (*first, Addon("coredns", after=network, before_nodes=False))
-    if spec.storage.lustre is None:
-        return found
-    return (*found, Addon("aws-fsx-csi-driver", after=network, before_nodes=False))
+    found = [*first, Addon("coredns", after=network, before_nodes=False)]
+    if spec.storage.lustre:
+        found.append(Addon("aws-fsx-csi-driver", after=network, before_nodes=False))
+    if spec.eks.task_governance:
+        found.append(Addon(GOVERNANCE, after=("coredns",), before_nodes=False))
+    if spec.eks.training_operator:
+        found.append(Addon("cert-manager", after=("coredns",), before_nodes=False))
+        found.append(Addon(OPERATOR, after=("cert-manager",), before_nodes=False))
+    return tuple(found)
+
+
+def pod_identities(spec: ClusterSpec) -> tuple[PodIdentity, ...]:
+    """For the Lustre driver and the training operator, where they are asked for. They stand apart from their add-ons: inside
+    one they have failed (https://github.com/awslabs/awsome-distributed-ai/issues/1075)."""
+    driver = PodIdentity("kube-system", "fsx-csi-controller-sa", CSI_ROLE)
+    operator = PodIdentity("aws-hyperpod", "hp-training-operator-controller-manager", OPERATOR_ROLE)
+    return (*((driver,) if spec.storage.lustre else ()), *((operator,) if spec.eks.training_operator else ()))
 
 
 def helm_commands(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
-    """What to type the first time, line by line. HyperPod refuses an EKS cluster without its chart (health monitoring, device
-    plugins, training operators), so the chart goes between the control plane and the rest. Without `eks.public_endpoint`
-    type it where the VPC is reached.
+    """What to type in infra/ the first time, line by line. HyperPod refuses an EKS cluster without its chart (health
+    monitoring, device plugins, training operators), so the chart goes between the control plane and the rest.
 
+    The chart has no Chart.lock, so that `helm dependency build` would do the same as `update`, which AWS's page has. `--wait`
+    would wait for pods that have no node yet.
     https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-install-packages-using-helm-chart.html
     """
     if spec.backend != "hyperpod-eks":
         return ()
-    chart = "sagemaker-hyperpod-cli/helm_chart/HyperPodHelmChart"
+    chart = f"{CHART_FOLDER}/helm_chart/HyperPodHelmChart"
     return (
         "pulumi up --exclude '**lustrain:infra:HyperPod**' --exclude-dependents",
         f"aws eks update-kubeconfig --name {spec.name} --region {place.region}",
-        f"git clone {CHART_REPOSITORY}",
-        f"git -C sagemaker-hyperpod-cli checkout {CHART_REVISION}",
-        f"helm dependencies update {chart}",
+        "kubectl auth can-i create clusterroles",
+        f"git clone {CHART_REPOSITORY} {CHART_FOLDER}",
+        f"git -C {CHART_FOLDER} checkout {CHART_REVISION}",
+        f"helm dependency update {chart}",
         f"helm upgrade --install hyperpod-dependencies {chart} --namespace kube-system",
         "pulumi up",
     )
+
+
+def helm_place(spec: ClusterSpec) -> str:
+    """From where, and as whom, those commands work."""
+    ranges, roles = spec.eks.public_access_cidrs, spec.access.admin_roles
+    where = f"from an address in {', '.join(ranges)}" if ranges else "from a machine inside the VPC"
+    whom = f"as {' or '.join(roles)}" if roles else "with the credentials of the first `pulumi up`"
+    return f"{where}, {whom}"

@@ -55,6 +55,8 @@ class Refs:
     home: HomeMount | None = None
     eks_cluster_arn: Any = None
     zone_subnet_ids: Mapping[str, Any] = field(default_factory=dict)
+    cluster_role_arn: Any = None
+    """`hyperpod-eks` only: of the role with which HyperPod's Karpenter adds and removes nodes."""
 
 
 def desired_state(spec: ClusterSpec, place: Place, refs: Refs) -> dict[str, Any]:
@@ -67,6 +69,7 @@ def desired_state(spec: ClusterSpec, place: Place, refs: Refs) -> dict[str, Any]
             "Orchestrator": orchestrator(spec, refs),
             "VpcConfig": {"SecurityGroupIds": refs.security_group_ids, "Subnets": [refs.subnet_id]},
             "TieredStorageConfig": tiered_storage(spec),
+            **auto_scaling(spec, refs),
             "Tags": [{"Key": key, "Value": value} for key, value in sorted(tags(spec).items())],
             "InstanceGroups": [instance_group(spec, group, refs) for group in spec.groups],
         }
@@ -103,6 +106,16 @@ def tiered_storage(spec: ClusterSpec) -> dict[str, Any] | None:
     if spec.backend != "hyperpod-eks" or percent is None:
         return None
     return {"Mode": "Enable", "InstanceMemoryAllocationPercentage": percent}
+
+
+def auto_scaling(spec: ClusterSpec, refs: Refs) -> dict[str, Any]:
+    """HyperPod's managed Karpenter and its role, `hyperpod-eks` only; it needs continuous provisioning and node recovery
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-autoscaling.html)."""
+    if spec.backend != "hyperpod-eks" or spec.eks.karpenter is None:
+        return {}
+    if not spec.eks.karpenter:
+        return {"AutoScaling": {"Mode": "Disable"}}
+    return {"AutoScaling": {"Mode": "Enable", "AutoScalerType": "Karpenter"}, "ClusterRole": refs.cluster_role_arn}
 
 
 def instance_group(spec: ClusterSpec, group: Group, refs: Refs) -> dict[str, Any]:

@@ -8,11 +8,24 @@ stands where AWS's service authorization reference knows no narrower one
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from infra.config import ClusterSpec
 from infra.plan.documents import Document, allow, document, trust
+from infra.plan.eks import CSI_ROLE, KARPENTER_ROLE, OPERATOR_ROLE
 from infra.plan.iam_node import node_statements
-from infra.plan.place import Place
+from infra.plan.place import COST_TAG, Place
+
+GRANTED = (
+    "CreateGrant",
+    "Decrypt",
+    "DescribeKey",
+    "GenerateDataKeyWithoutPlaintext",
+    "ReEncryptFrom",
+    "ReEncryptTo",
+    "RetireGrant",
+)
+"""What a grant for the volumes of Karpenter's nodes may hold, as AWS's page of its role says."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +42,19 @@ class RolePlan:
 
 
 def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
-    """`node` always; with `hyperpod-eks` also `eks-cluster`, and `fsx-csi` where there is a Lustre file system."""
+    """`node` always; with `hyperpod-eks` also `eks-cluster` and one for each part that is asked for and needs one."""
     if spec.backend == "ec2":
         return (_ec2_node(spec, place),)
     if spec.backend == "hyperpod-slurm":
         return (_hyperpod_node(spec, place),)
-    driver = (_fsx_csi(spec, place),) if spec.storage.lustre else ()
-    return (_hyperpod_node(spec, place), _eks_cluster(spec, place), *driver)
+    found = [_hyperpod_node(spec, place), _eks_cluster(spec, place)]
+    if spec.storage.lustre:
+        found.append(_fsx_csi(spec, place))
+    if spec.eks.training_operator:
+        found.append(_train_operator(spec, place))
+    if spec.eks.karpenter:
+        found.append(_karpenter(spec, place))
+    return tuple(found)
 
 
 def role_path(spec: ClusterSpec) -> str:
@@ -102,16 +121,51 @@ def _eks_cluster(spec: ClusterSpec, place: Place) -> RolePlan:
 
 
 def _fsx_csi(spec: ClusterSpec, place: Place) -> RolePlan:
-    """The driver mounts the cluster's own file system and makes none, so that it only looks; pods get the role through
-    EKS Pod Identity (https://docs.aws.amazon.com/eks/latest/userguide/pod-id-role.html)."""
+    """The driver mounts the cluster's own file system and makes none, so that it only looks."""
+    policy = document([allow("FsxLook", ["fsx:DescribeFileSystems"], "*")])
+    return _of_pods(spec, place, CSI_ROLE, f"FSx CSI driver of {spec.name}", policy)
+
+
+def _train_operator(spec: ClusterSpec, place: Place) -> RolePlan:
+    """What AmazonSageMakerHyperPodTrainingOperatorAccess grants; that policy goes by a tag `SageMaker` of the HyperPod cluster,
+    this one by ours
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/security-iam-awsmanpol-AmazonSageMakerHyperPodTrainingOperatorAccess.html)."""
+    own = {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
+    policy = document([allow("NodesLook", ["sagemaker:DescribeClusterNode"], place.arn("sagemaker", "cluster/*"), own)])
+    return _of_pods(spec, place, OPERATOR_ROLE, f"HyperPod training operator of {spec.name}", policy)
+
+
+def _of_pods(spec: ClusterSpec, place: Place, key: str, description: str, policy: Document) -> RolePlan:
+    """Pods get the role through EKS Pod Identity (https://docs.aws.amazon.com/eks/latest/userguide/pod-id-role.html)."""
     condition = {
         "StringEquals": {"aws:SourceAccount": place.account},
         "ArnEquals": {"aws:SourceArn": place.arn("eks", f"cluster/{spec.name}")},
     }
+    trusted = trust("pods.eks", actions=("sts:AssumeRole", "sts:TagSession"), condition=condition)
+    return RolePlan(key, role_path(spec), description, trusted, policy)
+
+
+def _karpenter(spec: ClusterSpec, place: Place) -> RolePlan:
+    """HyperPod adds and removes nodes with it, and lets EBS use a customer's key for their volumes. AWS's page allows every
+    cluster of the account; the condition on our tag has not been tried on AWS
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-autoscaling-iam.html)."""
+    own = {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
+    through = {"StringEquals": {"kms:ViaService": f"sagemaker.{place.region}.{place.dns_suffix}"}}
+    grants: dict[str, dict[str, Any]] = {
+        **through,
+        "Bool": {"kms:GrantIsForAWSResource": "true"},
+        "ForAllValues:StringEquals": {"kms:GrantOperations": list(GRANTED)},
+    }
+    nodes = ["sagemaker:BatchAddClusterNodes", "sagemaker:BatchDeleteClusterNodes"]
+    statements = [
+        allow("Nodes", nodes, place.arn("sagemaker", "cluster/*"), own),
+        allow("VolumeKeyGrant", ["kms:CreateGrant"], place.arn("kms", "key/*"), grants),
+        allow("VolumeKeyLook", ["kms:DescribeKey"], place.arn("kms", "key/*"), through),
+    ]
     return RolePlan(
-        key="fsx-csi",
+        key=KARPENTER_ROLE,
         path=role_path(spec),
-        description=f"FSx CSI driver of {spec.name}",
-        trust=trust("pods.eks", actions=("sts:AssumeRole", "sts:TagSession"), condition=condition),
-        policy=document([allow("FsxLook", ["fsx:DescribeFileSystems"], "*")]),
+        description=f"Autoscaling of {spec.name}",
+        trust=trust("hyperpod.sagemaker"),
+        policy=document(statements),
     )

@@ -13,6 +13,8 @@ Direction = Literal["ingress", "egress"]
 PeerKind = Literal["group", "group-id", "cidr", "prefix-list"]
 
 EVERYWHERE = "0.0.0.0/0"
+WORLD = {4: 8, 6: 16}
+"""By IP version: public ranges with a shorter prefix are the world, whole or in pieces; ours: nobody owns as much."""
 EFA = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html"
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
 """LNET, both ways between servers and clients

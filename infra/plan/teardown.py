@@ -5,7 +5,7 @@ from __future__ import annotations
 from infra.config import ClusterSpec
 from infra.plan.budget import ACTIVATE
 from infra.plan.capacity import reservations
-from infra.plan.eks import helm_commands
+from infra.plan.eks import helm_commands, helm_place
 from infra.plan.hyperpod import protected
 from infra.plan.place import Place, bucket_names
 from infra.plan.repository import repository, url
@@ -14,6 +14,7 @@ CANCEL = (
     """for id in $(pulumi stack output reservations --json | tr '[]",' ' '); do """
     "aws ec2 cancel-capacity-reservation --capacity-reservation-id $id; done"
 )
+KARPENTER = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-autoscaling-nodeclass.html"
 
 
 def first_steps(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
@@ -29,7 +30,12 @@ def first_steps(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
     if spec.alarms.emails:
         lines.append(f"Confirm the subscription that SNS mailed to {', '.join(spec.alarms.emails)}")
     if commands := helm_commands(spec, place):
-        lines += ["Give Kubernetes what HyperPod needs there:", *(f"  {command}" for command in commands)]
+        lines.append(f"HyperPod wants its Helm chart before its nodes. Type in infra/, {helm_place(spec)}:")
+        lines += [f"  {command}" for command in commands]
+        if spec.eks.karpenter:
+            lines.append(
+                f"Karpenter brings nodes once you have applied a HyperpodNodeClass and a NodePool: {KARPENTER}"
+            )
     return tuple(lines)
 
 

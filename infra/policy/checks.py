@@ -8,10 +8,8 @@ from typing import Any
 
 from infra.plan.gang import HOP_LIMIT
 from infra.plan.place import COST_TAG
+from infra.plan.security import WORLD
 from infra.policy.declared import UNKNOWN, Resource, allowed, any_resource, is_true, is_unknown, parsed, tables, texts
-
-WIDE = {4: 8, 6: 16}
-"""Public ranges with a shorter prefix are the world, whole or in pieces; ours: nobody owns as much."""
 
 LAUNCH_TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
 INSTANCE = "aws:ec2/instance:Instance"
@@ -138,7 +136,7 @@ def _wide(text: str) -> bool:
         found = ip_network(text, strict=False)
     except ValueError:
         return False
-    return found.prefixlen < WIDE[found.version] and not found.is_private
+    return found.prefixlen < WORLD[found.version] and not found.is_private
 
 
 def _ranges(rule: Mapping[str, Any]) -> list[Any]:

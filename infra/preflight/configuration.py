@@ -86,7 +86,7 @@ class EmptyGroup(OfflineRule):
             for one in facts.accelerators
         )
         for path, group in groups(spec):
-            if group.count == 0:
+            if group.count == 0 and not spec.eks.karpenter:
                 message = (
                     f"group {group.name} has 0 machines: the cluster has {workers} workers with {chips} accelerators"
                 )

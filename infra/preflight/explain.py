@@ -215,11 +215,28 @@ def _kubernetes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     elif after > before:
         message = "the control plane goes first, nodes follow by `aws sagemaker update-cluster-software`, re-imaged"
         yield Change(here, Effect.REIMAGES, message, "root disks, when you update the nodes", "save what lies there")
-    for key in ("tiered_memory_percent", "public_endpoint", "upgrade_policy"):
+    for key in ("tiered_memory_percent", "public_access_cidrs", "upgrade_policy"):
         if getattr(old.eks, key) != getattr(new.eks, key):
             yield Change(f"eks.{key}", Effect.IN_PLACE, "is changed on the running cluster")
+    yield from _kubernetes_options(old, new)
     if old.access.admin_roles != new.access.admin_roles:
         yield Change("access.admin_roles", Effect.IN_PLACE, "access entries are made and removed")
+
+
+def _kubernetes_options(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
+    if old.eks.karpenter != new.eks.karpenter:
+        if new.eks.karpenter is None and old.eks.karpenter:
+            message = "without the key HyperPod is not told to stop: Karpenter may stay on, without its role"
+            yield Change("eks.karpenter", Effect.IN_PLACE, message, "", "set it to false")
+        else:
+            yield Change("eks.karpenter", Effect.IN_PLACE, "is changed on the running cluster")
+    for key, kept in (("task_governance", "queues and quotas"), ("training_operator", "jobs")):
+        before, after = getattr(old.eks, key), getattr(new.eks, key)
+        if after and not before:
+            yield Change(f"eks.{key}", Effect.IN_PLACE, "the add-on comes to the running cluster")
+        elif before and not after:
+            lost = f"its {kept} in Kubernetes"
+            yield Change(f"eks.{key}", Effect.IN_PLACE, "the add-on is removed", lost, "let the jobs end first")
 
 
 def _tuning(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:

@@ -26,7 +26,6 @@ from infra.preflight.rule import Context, OfflineRule, groups, known_groups
 VPC = "https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"
 NODE_LABELS = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterKubernetesConfig.html"
 ACCESS = "https://docs.aws.amazon.com/eks/latest/userguide/access-entries.html"
-ENDPOINT = "https://docs.aws.amazon.com/eks/latest/userguide/cluster-endpoint.html"
 ROOT_DISK = "https://github.com/awslabs/awsome-distributed-ai/issues/187"
 ROOT_DISK_GB = 100
 """Of a HyperPod node, whatever the group asks for (ROOT_DISK)."""
@@ -134,18 +133,6 @@ class Administrators(OfflineRule):
         if spec.backend == "hyperpod-eks" and not spec.access.admin_roles:
             message = "nobody but who runs `pulumi up` can reach the cluster with kubectl"
             yield self.finding("access.admin_roles", message, "list the roles of your administrators")
-
-
-class PublicEndpoint(OfflineRule):
-    code = "EKS-008"
-    level = "warning"
-    checks = "The Kubernetes API is not on the internet."
-    source = ENDPOINT
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.backend == "hyperpod-eks" and spec.eks.public_endpoint:
-            message = "the Kubernetes API answers the whole internet"
-            yield self.finding("eks.public_endpoint", message, "remove it and reach the API through SSM or a VPN")
 
 
 class OnlySpot(OfflineRule):
@@ -261,7 +248,6 @@ RULES = (
     Taints(),
     AllTainted(),
     Administrators(),
-    PublicEndpoint(),
     OnlySpot(),
     InSupport(),
     SupportEnds(),

@@ -11,6 +11,7 @@ from tests.infra.edits import GONE
 
 SPOT, BLOCK, RESERVED = "ec2-spot-g6e", "ec2-capacity-block-p5en", "ec2-p6-b300-reservation"
 SLURM, EKS = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot"
+CIDRS = "eks.public_access_cidrs"
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 EXISTING = {"vpc_id": "vpc-0123456789abcdef0", "compute_subnet_id": "subnet-0123456789abcdef0"}
 LUSTRE = {"id": "fs-0123456789abcdef0", "mount_name": "fsx", "security_group_id": "sg-0123456789abcdef0"}
@@ -224,7 +225,16 @@ MISTAKES = [
     Mistake("EKS-005", EKS, {"groups.1.taints": [{"key": "-a"}]}, "groups.1.taints.0"),
     Mistake("EKS-006", EKS, {"groups.0": GONE}, "groups"),
     Mistake("EKS-007", EKS, {"access.admin_roles": []}, "access.admin_roles"),
-    Mistake("EKS-008", EKS, {"eks.public_endpoint": True}, "eks.public_endpoint"),
+    Mistake("EKS-008", EKS, {CIDRS: ["203.0.113.7"]}, f"{CIDRS}.0"),
+    Mistake("EKS-008", EKS, {CIDRS: ["198.51.100.0/24", "10.1.0.0/16"]}, f"{CIDRS}.1"),
+    Mistake("EKS-008", EKS, {CIDRS: ["198.51.100.7/24"]}, f"{CIDRS}.0"),
+    Mistake("EKS-008", EKS, {CIDRS: [f"198.51.100.{i}/32" for i in range(41)]}, CIDRS),
+    Mistake("EKS-030", EKS, {CIDRS: ["0.0.0.0/0"]}, f"{CIDRS}.0"),
+    Mistake("EKS-031", EKS, {}, f"{CIDRS}.0"),
+    Mistake("EKS-032", EKS, {CIDRS: []}, CIDRS),
+    Mistake("EKS-033", EKS, {"eks.karpenter": True}, "eks.karpenter"),
+    Mistake("EKS-033", EKS, {"eks.karpenter": True, "groups.0.count": 0, "groups.1.count": 0}, "groups"),
+    Mistake("EKS-034", EKS, {"eks.training_operator": True, "eks.version": "1.34"}, "eks.training_operator"),
     Mistake("EKS-010", EKS, {"eks.version": "1.33"}, "eks.version"),
     Mistake("EKS-010", EKS, {"eks.version": "1.30", "eks.upgrade_policy": "EXTENDED"}, "eks.version"),
     Mistake("EKS-020", EKS, {"eks.version": "1.34"}, "eks.version"),

@@ -81,6 +81,7 @@ LUSTRES = st.sampled_from(
 @st.composite
 def specs(draw: st.DrawFn) -> ClusterSpec:
     backend = draw(st.sampled_from(["ec2", "hyperpod-slurm", "hyperpod-eks"]))
+    options = ("karpenter", "task_governance", "training_operator") if backend == "hyperpod-eks" else ()
     return spec_of(
         backend,
         kind=draw(st.sampled_from(TYPES)),
@@ -90,5 +91,6 @@ def specs(draw: st.DrawFn) -> ClusterSpec:
         storage={"lustre": draw(LUSTRES), "home": draw(st.sampled_from([None, {}]))},
         observability={"prometheus": draw(st.booleans())},
         buckets={"kms_key": draw(st.sampled_from([None, "alias/data", "1234abcd-12ab-34cd-56ef-1234567890ab"]))},
+        eks={option: draw(st.booleans()) for option in options},
         runs_uri=draw(st.sampled_from([None, "/fsx/runs/", "s3://team-runs/demo/", "s3://team-runs"])),
     )

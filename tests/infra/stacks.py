@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,8 +18,11 @@ from infra.config import KEY, ClusterSpec
 from infra.config import parse as parse_spec
 from infra.local.aws import LocalAws
 from infra.local.engine import PROGRAM, Engine, engine_missing
+from infra.plan.eks import helm_commands
+from infra.plan.place import Place
 from tests.conftest import require
 
+ACCOUNT = "123456789012"
 EXAMPLES = sorted(path.name.split(".")[1] for path in PROGRAM.glob("Pulumi.*.yaml"))
 PACK = PROGRAM / "policy"
 AT_ONCE = 3
@@ -46,6 +50,8 @@ class Live:
     aws: LocalAws
     said: str
     """What the engine printed when it came up, the policy pack's verdict among it."""
+    without_nodes: tuple[str, ...] = ()
+    """`hyperpod-eks`: types of what is there after the first of the printed steps, before Helm has run."""
     retired: bool = False
 
     @property
@@ -59,6 +65,15 @@ class Live:
     def of_type(self, kind: str) -> list[dict[str, Any]]:
         """Resources of a type in the stack's state."""
         return [one for one in self.engine.resources() if one["type"] == kind]
+
+
+def first_round(engine: Engine) -> tuple[str, ...]:
+    """Type the first of the steps that the stack prints; the types of what it made."""
+    first, *_ = helm_commands(parse_spec(engine.spec), Place(region_of(engine.stack), ACCOUNT))
+    _, *words = shlex.split(first)
+    engine(*words, "--yes", "--skip-preview", "--suppress-outputs")
+    assert first in engine.outputs()["firstSteps"], "whoever comes this far cannot read what is next"
+    return tuple(one["type"] for one in engine.resources())
 
 
 @pytest.fixture(scope="session")
@@ -75,8 +90,9 @@ def lives(engine_aws: LocalAws, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
     def bring_up(stack: str, folder: Path) -> Live:
         engine = Engine(folder, stack, engine_aws.environment)
+        without_nodes = first_round(engine) if example(stack).backend == "hyperpod-eks" else ()
         said = engine.up("--policy-pack", str(PACK))
-        return Live(stack, engine, parse(engine.outputs()["cluster"]), engine_aws, said)
+        return Live(stack, engine, parse(engine.outputs()["cluster"]), engine_aws, said, without_nodes)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         coming: dict[str, Future[Live]] = {

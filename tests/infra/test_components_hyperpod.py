@@ -25,7 +25,7 @@ from tests.infra.registered import Registered, run_on
 PROGRAM = Path(__file__).parents[2] / "infra"
 ARN = "arn:aws:sagemaker:us-east-2:123456789012:cluster/abcdefghijkl"
 EKS_ARN = "arn:aws:eks:us-east-2:123456789012:cluster/vision-g6e"
-ROLES = {"eks-cluster": "arn:aws:iam::123456789012:role/control", "fsx-csi": "arn:aws:iam::123456789012:role/csi"}
+ROLES = {key: f"arn:aws:iam::123456789012:role/{key}" for key in ("eks-cluster", "fsx-csi", "train-operator")}
 BUCKET = "sagemaker-vision-g6e"
 OURS = bundle(spec_of("hyperpod-eks-g6e-spot", {}))
 
@@ -132,8 +132,11 @@ def test_the_control_plane_is_as_planned() -> None:
         "subnetIds": ["subnet-a", "subnet-b"],
         "securityGroupIds": ["sg-a"],
         "endpointPrivateAccess": True,
-        "endpointPublicAccess": False,
+        "endpointPublicAccess": True,
+        "publicAccessCidrs": ["203.0.113.0/24"],
     }
+    private = run(lambda: eks_program(plan_of(eks={})))[0].properties("eks-cluster")["vpcConfig"]
+    assert (private["endpointPublicAccess"], "publicAccessCidrs" in private) == (False, False)
     assert (values["name"], values["arn"]) == ("vision-g6e", EKS_ARN)
     assert list(made.requests["eks-cluster"].ignoreChanges) == ["accessConfig.bootstrapClusterCreatorAdminPermissions"]
 
@@ -143,6 +146,13 @@ def test_an_administrator_gets_an_entry_and_then_its_policy() -> None:
     assert made.properties("eks-admin-0")["principalArn"] == "arn:aws:iam::123456789012:role/platform"
     assert made.properties("eks-admin-0-policy")["accessScope"] == {"type": "cluster"}
     assert "eks-admin-0" in made.waits_for("eks-admin-0-policy")
+
+
+def test_the_training_operator_waits_for_cert_manager_and_hyperpod_for_its_identity() -> None:
+    made, _ = run(lambda: eks_program(plan_of(eks={"training_operator": True})))
+    operator = "nodes-amazon-sagemaker-hyperpod-training-operator"
+    assert made.waits_for(operator) >= {"nodes-cert-manager", "hyperpod-cluster"}
+    assert "eks-train-operator" in made.waits_for("hyperpod-cluster")
 
 
 def test_add_ons_that_need_nodes_wait_for_hyperpod_and_hyperpod_for_the_others() -> None:

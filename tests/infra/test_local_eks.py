@@ -114,6 +114,12 @@ def test_a_cluster_comes_up_as_it_was_asked_for(eks: Any, request_of: Any, netwo
         ({"resourcesVpcConfig": {"securityGroupIds": ["sg-1"]}}, "security group ID 'sg-1' does not exist"),
         ({"resourcesVpcConfig": {"endpointPublicAccess": False, "endpointPrivateAccess": False}}, "cannot be false"),
         ({"roleArn": f"arn:aws:iam::{ACCOUNT}:role/nobody"}, "could not be assumed"),
+        ({"resourcesVpcConfig": {"publicAccessCidrs": ["10.0.0.0/8"]}}, "invalid in publicAccessCidrs: [10.0.0.0/8]"),
+        (
+            {"resourcesVpcConfig": {"publicAccessCidrs": ["8.8.8.8", "::/0"]}},
+            "invalid in publicAccessCidrs: [8.8.8.8, ::/0]",
+        ),
+        ({"resourcesVpcConfig": {"publicAccessCidrs": ["8.8.8.0/24"] * 41}}, "40 entries at most"),
         ({"version": "latest"}, "unsupported Kubernetes version"),
         ({"accessConfig": {"authenticationMode": "IAM"}}, "enum value set"),
         ({"name": "-dash"}, "'name' failed to satisfy constraint"),
@@ -281,8 +287,26 @@ def test_hyperpod_joins_a_cluster_that_the_api_opens_and_brings_the_nodes_that_a
     active(eks, closed["name"])
     shut = {**request, "Orchestrator": {"Eks": {"ClusterArn": arn}}}
     assert "authentication mode" in refusal(sagemaker.create_cluster, **shut)[1]
+    scaler = make_role(aws, "karpenter", "hyperpod.sagemaker.amazonaws.com")
+    scaling = {"AutoScaling": {"Mode": "Enable", "AutoScalerType": "Karpenter"}, "ClusterRole": scaler}
+    for wrong, said in (
+        ({"ClusterRole": None}, "ClusterRole is required"),
+        ({"ClusterRole": role}, "trust hyperpod.sagemaker.amazonaws.com"),
+        ({"NodeProvisioningMode": None}, "NodeProvisioningMode Continuous only"),
+        ({"NodeRecovery": "None"}, "NodeRecovery Automatic only"),
+    ):
+        asked = {name: value for name, value in {**request, **scaling, **wrong}.items() if value is not None}
+        groups = [{name: value for name, value in group.items() if name != "CapacityRequirements"}]
+        assert said in refusal(sagemaker.create_cluster, **{**asked, "InstanceGroups": groups})[1]
+    request |= scaling
     sagemaker.create_cluster(**request)
+    assert sagemaker.describe_cluster(ClusterName="on-eks")["ClusterRole"] == scaler
     assert addon_status(eks, plane, "coredns") == "ACTIVE"
+    operator = "amazon-sagemaker-hyperpod-training-operator"
+    eks.create_addon(clusterName=plane, addonName=operator)
+    assert addon_status(eks, plane, operator) == "DEGRADED"
+    eks.create_addon(clusterName=plane, addonName="cert-manager")
+    assert addon_status(eks, plane, operator) == "ACTIVE"
     node = sagemaker.list_cluster_nodes(ClusterName="on-eks")["ClusterNodeSummaries"][0]["InstanceId"]
     details = sagemaker.describe_cluster_node(ClusterName="on-eks", NodeId=node)["NodeDetails"]
     assert (details["CapacityType"], details["Placement"]["AvailabilityZoneId"]) == ("Spot", "use2-az1")

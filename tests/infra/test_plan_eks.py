@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from infra.config import ClusterSpec, parse
-from infra.plan.eks import EksPlan, eks_plan, helm_commands
+from infra.plan.eks import CHART_FOLDER, EksPlan, eks_plan, helm_commands, helm_place
 from infra.plan.place import Place
 
 STACK = Path(__file__).parents[2] / "infra" / "Pulumi.hyperpod-eks-g6e-spot.yaml"
@@ -26,14 +27,13 @@ def plan_of(**changes: Any) -> EksPlan:
 
 
 def test_the_version_is_the_users_and_the_endpoint_private_unless_asked() -> None:
-    plan = plan_of()
-    assert (plan.name, plan.version, plan.public_endpoint, plan.authentication_mode) == (
+    plan = plan_of(eks={})
+    assert (plan.name, plan.version, plan.public_access_cidrs, plan.authentication_mode) == (
         "vision-g6e",
         "1.35",
-        False,
+        (),
         "API",
     )
-    assert plan_of(eks={"public_endpoint": True}).public_endpoint
     assert {"api", "audit", "authenticator"} <= set(plan.log_types)
 
 
@@ -71,13 +71,71 @@ def test_the_lustre_driver_and_its_identity_come_with_lustre_only() -> None:
     ]
 
 
+def test_governance_and_operator_come_after_what_they_need_with_the_operators_identity() -> None:
+    plan = plan_of(eks={"task_governance": True, "training_operator": True})
+    names = [addon.name for addon in plan.addons_after_nodes]
+    assert names == [
+        "coredns",
+        "amazon-sagemaker-hyperpod-taskgovernance",
+        "cert-manager",
+        "amazon-sagemaker-hyperpod-training-operator",
+    ]
+    assert plan.addons[-1].after == ("cert-manager",)
+    assert [(one.namespace, one.service_account, one.role) for one in plan.pod_identities] == [
+        ("aws-hyperpod", "hp-training-operator-controller-manager", "train-operator")
+    ]
+
+
+PROGRAMS = {
+    "pulumi": """case "$*" in
+"up --exclude **lustrain:infra:HyperPod** --exclude-dependents") echo plane >>$MADE;;
+up) grep -q installed $MADE; echo nodes >>$MADE;;
+*) exit 2;; esac""",
+    "aws": """[ "$*" = "eks update-kubeconfig --name vision-g6e --region us-east-2" ]
+grep -q plane $MADE; echo entry >>$MADE""",
+    "kubectl": """[ "$1 $2" = "auth can-i" ]; grep -q entry $MADE; echo yes""",
+    "git": """if [ $1 = clone ]; then mkdir -p $3/helm_chart/HyperPodHelmChart; echo chart >>$MADE; exit; fi
+[ $1 = -C ]; cd $2; [ $3 = checkout ]; [ ${#4} = 40 ]; echo pinned >>$MADE""",
+    "helm": """grep -q pinned $MADE; grep -q entry $MADE
+case "$1 $2" in
+"dependency update") cd $3; echo fetched >>$MADE;;
+"upgrade --install") grep -q fetched $MADE; cd $4; [ "$5 $6" = "--namespace kube-system" ]; echo installed >>$MADE;;
+*) exit 2;; esac""",
+}
+
+
 def test_the_chart_goes_in_before_hyperpod_at_a_fixed_revision() -> None:
     commands = helm_commands(spec_of(), PLACE)
     assert "--exclude '**lustrain:infra:HyperPod**'" in commands[0]
-    assert commands[1] == "aws eks update-kubeconfig --name vision-g6e --region us-east-2"
+    assert "aws eks update-kubeconfig --name vision-g6e --region us-east-2" in commands
     assert any(" checkout " in command and len(command.split()[-1]) == 40 for command in commands)
     assert commands[-1] == "pulumi up"
-    assert sum(command.startswith("helm upgrade --install hyperpod-dependencies") for command in commands) == 1
+
+
+def test_the_first_steps_work_as_they_are_typed(tmp_path: Path) -> None:
+    """Each program is one that keeps AWS's order: it fails where what it needs is not there yet."""
+    (tmp_path / "bin").mkdir()
+    for name, body in PROGRAMS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh -e\n{body}", encoding="utf-8")
+        (tmp_path / "bin" / name).chmod(0o755)
+    # In a folder of this test's own instead of /tmp, which the commands name.
+    commands = [line.replace(CHART_FOLDER, str(tmp_path / "chart")) for line in helm_commands(spec_of(), PLACE)]
+    done = subprocess.run(
+        ["sh", "-e", "-c", "\n".join(commands)],
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "MADE": str(tmp_path / "made")},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    order = ["plane", "entry", "chart", "pinned", "fetched", "installed", "nodes"]
+    assert (tmp_path / "made").read_text(encoding="utf-8").split() == order
+
+
+def test_the_first_steps_say_from_where_and_as_whom() -> None:
+    assert helm_place(spec_of()) == f"from an address in 203.0.113.0/24, as {ADMIN}"
+    private = helm_place(spec_of(eks={}, access={}))
+    assert private == "from a machine inside the VPC, with the credentials of the first `pulumi up`"
 
 
 def test_other_backends_need_no_chart() -> None:

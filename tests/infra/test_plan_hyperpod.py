@@ -10,6 +10,7 @@ import copy
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ SCHEMAS = Path(cfnlint.__file__).with_name("data") / "schemas"
 GOLDEN = Path(__file__).with_name("golden")
 SLURM, EKS = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot"
 STACKS = [SLURM, EKS]
+KARPENTER = "arn:aws:iam::123456789012:role/lustrain/vision-g6e/karpenter"
 State = dict[str, Any]
 
 
@@ -103,6 +105,22 @@ def test_the_schema_and_the_model_allow_the_state(stack: str) -> None:
     state = state_of(stack)
     assert schema_errors(state, place_of(stack).region) == []
     assert model_errors(state) == ""
+
+
+@pytest.mark.parametrize(
+    ("karpenter", "wanted"),
+    [
+        (True, {"AutoScaling": {"Mode": "Enable", "AutoScalerType": "Karpenter"}, "ClusterRole": KARPENTER}),
+        (False, {"AutoScaling": {"Mode": "Disable"}}),
+        (None, {}),
+    ],
+)
+def test_karpenter_comes_with_its_role_and_is_told_to_stop(karpenter: bool | None, wanted: State) -> None:
+    refs = replace(refs_of(EKS), cluster_role_arn=KARPENTER)
+    state = desired_state(spec_of(EKS, eks={"karpenter": karpenter}), place_of(EKS), refs)
+    assert {key: value for key, value in state.items() if key in ("AutoScaling", "ClusterRole")} == wanted
+    assert (schema_errors(state, "us-east-2"), model_errors(state)) == ([], "")
+    assert "AutoScaling" not in state_of(SLURM, eks={"karpenter": True})
 
 
 @pytest.mark.parametrize("stack", STACKS)

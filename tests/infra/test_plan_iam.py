@@ -175,6 +175,26 @@ def test_the_driver_of_lustre_has_a_role_only_where_there_is_lustre() -> None:
     assert [role.key for role in roles(spec_of("hyperpod-eks"), AWS)] == ["node", "eks-cluster"]
 
 
+OPTIONS = {"karpenter": True, "task_governance": True, "training_operator": True}
+
+
+def test_karpenter_and_the_training_operator_act_on_this_clusters_nodes_only() -> None:
+    found = {role.key: role for role in roles(spec_of("hyperpod-eks", eks=OPTIONS), AWS)}
+    own = {"StringEquals": {"aws:ResourceTag/lustrain:cluster": "demo"}}
+    wanted = {
+        "karpenter": (["sagemaker:BatchAddClusterNodes", "sagemaker:BatchDeleteClusterNodes"], "hyperpod.sagemaker"),
+        "train-operator": (["sagemaker:DescribeClusterNode"], "pods.eks"),
+    }
+    assert set(found) == {"node", "eks-cluster", *wanted}
+    # The longest name of a cluster, with the dash and seven letters that Pulumi adds: IAM takes 64.
+    assert max(len(f"{'c' * 40}-{key}-0123456") for key in found) <= 64
+    for key, (actions, service) in wanted.items():
+        assert found[key].trust["Statement"][0]["Principal"] == {"Service": f"{service}.amazonaws.com"}
+        assert found[key].policy is not None
+        statement = found[key].policy["Statement"][0]
+        assert (statement["Action"], statement["Condition"]) == (actions, own)
+
+
 def test_only_ec2_nodes_take_their_role_through_an_instance_profile() -> None:
     profiles = {backend: [role.instance_profile for role in roles(spec_of(backend), AWS)] for backend in BACKENDS}
     assert profiles == {"ec2": [True], "hyperpod-slurm": [False], "hyperpod-eks": [False, False]}

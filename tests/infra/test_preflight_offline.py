@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from ipaddress import IPv4Network
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from infra.catalog.instances import Card, Instance, instance
 from infra.catalog.offerings import offerings
+from infra.config import Eks
 from infra.plan.place import Place
+from infra.policy.checks import open_to_the_world
+from infra.policy.declared import Resource
 from infra.preflight import instances
 from infra.preflight.finding import Finding
 from infra.preflight.offline import ABOUT_SUPPRESSIONS, LAST_OFFLINE, OFFLINE, run_offline
 from infra.preflight.rule import Context
+from infra.problems import InfraError
 from tests.infra.edits import ACCOUNT, GONE, STACKS, place, spec_of
 from tests.infra.mistakes import EKS, MISTAKES, NOW, RESERVED, SPOT, Mistake
 
@@ -35,8 +42,44 @@ def test_each_mistake_is_found_with_its_key_and_a_fix(mistake: Mistake) -> None:
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_no_rule_says_anything_about_an_example_stack(stack: str) -> None:
-    assert run_offline(spec_of(stack, {}), place(stack), NOW) == []
+def test_no_rule_says_anything_about_an_example_stack_but_that_its_example_addresses_must_go(stack: str) -> None:
+    said = [(one.code, one.level) for one in run_offline(spec_of(stack, {}), place(stack), NOW)]
+    assert said == ([("EKS-031", "warning")] if stack == EKS else [])
+
+
+EXAMPLE = spec_of(EKS, {})
+PREFIXES = st.integers(0, 32).flatmap(
+    lambda prefix: st.integers(0, 2**prefix - 1).map(lambda bits: IPv4Network((bits << (32 - prefix), prefix)))
+)
+
+
+@settings(deadline=None)
+@given(PREFIXES)
+@example(IPv4Network("0.0.0.0/0"))
+@example(IPv4Network("8.0.0.0/7"))
+def test_the_policy_pack_agrees_with_every_range_that_preflight_lets_reach_the_kubernetes_api(
+    block: IPv4Network,
+) -> None:
+    spec = EXAMPLE.model_copy(update={"eks": Eks(public_access_cidrs=(str(block),))})
+    refused = [one for code in ("EKS-008", "EKS-030") for one in OFFLINE[code].check(spec, Context())]
+    network = {"endpointPublicAccess": True, "publicAccessCidrs": [str(block)]}
+    declared = Resource("aws:eks/cluster:Cluster", {"vpcConfig": network})
+    assert refused or not list(open_to_the_world(declared))
+
+
+def test_what_eks_refuses_cannot_be_suppressed_nor_a_public_endpoint_asked_for_without_ranges() -> None:
+    suppress = [{"code": "EKS-008", "reason": "our office is in there"}]
+    findings = run_offline(
+        spec_of(EKS, {"eks.public_access_cidrs": ["10.0.0.0/8"], "suppress": suppress}), place(EKS), NOW
+    )
+    assert {"EKS-008", "CFG-091"} <= {finding.code for finding in findings}
+    with pytest.raises(InfraError, match=r"eks\.public_endpoint"):
+        spec_of(EKS, {"eks.public_endpoint": True})
+
+
+def test_a_group_that_karpenter_fills_starts_empty_and_nothing_is_said() -> None:
+    edits = {"eks.karpenter": True, "groups.1.count": 0, "eks.public_access_cidrs": ["52.95.4.7/32"]}
+    assert run_offline(spec_of(EKS, edits), place(EKS), NOW) == []
 
 
 def test_every_rule_has_a_mistake_here() -> None:
@@ -215,7 +258,7 @@ def test_from_the_day_on_which_support_of_a_kubernetes_version_ends_more_is_said
 
 def test_a_newer_version_than_the_calendar_is_left_to_hyperpods_list() -> None:
     found = run_offline(spec_of(EKS, {"eks.version": "1.41"}), place(EKS), NOW)
-    assert [(one.code, one.level) for one in found] == [("EKS-003", "error")]
+    assert [(one.code, one.level) for one in found if one.code != "EKS-031"] == [("EKS-003", "error")]
 
 
 @pytest.mark.parametrize(

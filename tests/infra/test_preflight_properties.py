@@ -121,6 +121,8 @@ EDITS: Any = st.fixed_dictionaries(
         "access.user": TEXT,
         "slurm.accounting": st.just(DATABASE),
         "eks.version": st.sampled_from(["1.10", "1.34"]),
+        "eks.public_access_cidrs": st.lists(TEXT | st.sampled_from(["0.0.0.0/0", "::/0", "8.8.8.8/32"]), max_size=3),
+        "eks.karpenter": st.sampled_from([None, True, False]),
         "job_ends_at": TIMES,
         "runs_uri": TEXT | st.sampled_from(["s3://a/b/", "s3://a", "/fsx/runs", "s3://", "/"]),
         "tuning": st.fixed_dictionaries(

@@ -17,11 +17,10 @@ from infra.plan.gang import gangs
 from infra.plan.place import Place
 from infra.plan.storage import efa_wanted, lustre
 from infra.preflight.offline import run_offline
-from tests.infra.stacks import EXAMPLES, Live, example, region_of
+from tests.infra.stacks import ACCOUNT, EXAMPLES, Live, example, region_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stacks")]
 Lives = Callable[[str], Live]
-ACCOUNT = "123456789012"
 
 EC2 = [stack for stack in EXAMPLES if example(stack).backend == "ec2"]
 HYPERPOD = [stack for stack in EXAMPLES if example(stack).hyperpod]
@@ -184,6 +183,19 @@ def test_hyperpod_runs_the_planned_groups(lives: Lives, stack: str) -> None:
     assert f"{prefix.rstrip('/')}/on_init.sh" in keys
     target = str(live.cluster.reach.ssm_target)
     assert target.startswith(f"sagemaker-cluster:{found['ClusterArn'].rpartition('/')[2]}_")
+
+
+@pytest.mark.parametrize("stack", [stack for stack in HYPERPOD if example(stack).backend == "hyperpod-eks"])
+def test_the_control_plane_comes_before_the_nodes_and_answers_the_named_ranges(lives: Lives, stack: str) -> None:
+    live = lives(stack)
+    assert "aws:eks/cluster:Cluster" in live.without_nodes
+    assert "aws:cloudcontrol/resource:Resource" not in live.without_nodes
+    assert len(live.of_type("aws:cloudcontrol/resource:Resource")) == 1
+    plane = live.client("eks").describe_cluster(name=live.cluster.kubernetes_cluster)["cluster"]["resourcesVpcConfig"]
+    assert (plane["endpointPublicAccess"], plane["publicAccessCidrs"]) == (
+        True,
+        list(live.spec.eks.public_access_cidrs),
+    )
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from ipaddress import IPv4Network
 from typing import Any, NoReturn
 from uuid import uuid4
 
@@ -30,6 +31,15 @@ DEFAULT_VERSION = "1.33"
 LOG_TYPES = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 CLOSED_ZONES = ("use1-az3", "usw1-az2", "cac1-az3")
 """https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"""
+EVERYONE = "0.0.0.0/0"
+MOST_RANGES = 40
+"""https://docs.aws.amazon.com/eks/latest/userguide/service-quotas.html"""
+RESERVED = (
+    *map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")),
+    *map(IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4")),
+)
+"""Private and otherwise not on the internet; ranges of documentation are taken, which nobody has tried on AWS
+(https://docs.aws.amazon.com/eks/latest/userguide/config-cluster-endpoint.html)."""
 MODES = ("CONFIG_MAP", "API_AND_CONFIG_MAP", "API")
 KEPT = {
     "upgradePolicy": {"supportType": "EXTENDED"},
@@ -219,7 +229,24 @@ def _check_network(call: Call, asked: Mapping[str, Any]) -> str:
             invalid(f"The security group ID '{group_id}' does not exist in VPC '{vpc}'")
     if asked.get("endpointPublicAccess") is False and not asked.get("endpointPrivateAccess"):
         invalid("Private and public endpoint access cannot be false")
+    _check_ranges(asked.get("publicAccessCidrs") or [])
     return vpc
+
+
+def _check_ranges(asked: Sequence[str]) -> None:
+    """EKS takes everyone, or blocks without addresses that it calls reserved and does not list."""
+    if wrong := [text for text in asked if text != EVERYONE and not _public(text)]:
+        invalid(f"The following CIDRs are invalid in publicAccessCidrs: [{', '.join(wrong)}]")
+    if len(asked) > MOST_RANGES:
+        invalid(f"publicAccessCidrs must have {MOST_RANGES} entries at most")
+
+
+def _public(text: str) -> bool:
+    try:
+        block = IPv4Network(text)
+    except ValueError:
+        return False
+    return "/" in text and not any(block.overlaps(one) for one in RESERVED)
 
 
 def _endpoints(asked: Mapping[str, Any]) -> dict[str, Any]:

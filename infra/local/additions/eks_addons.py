@@ -40,6 +40,10 @@ ON_SOME_NODE = (
 )
 
 
+NEEDS = {"amazon-sagemaker-hyperpod-training-operator": "cert-manager"}
+"""Without it the pods do not start (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-eks-operator-install.html)."""
+
+
 def install() -> None:
     serve(
         EKSResponse,
@@ -117,7 +121,9 @@ def _identities(call: Call, found: ControlPlane) -> list[str]:
 
 def _shown(call: Call, record: Mapping[str, Any]) -> dict[str, Any]:
     shown = {name: value for name, value in record.items() if name != "ready"}
-    lonely = record["addonName"] in ON_SOME_NODE and not _nodes(call, _plane(call))
+    plane, name = _plane(call), record["addonName"]
+    alone = name in NEEDS and NEEDS[name] not in plane.parts["addons"]
+    lonely = alone or (name in ON_SOME_NODE and not _nodes(call, plane))
     issue = {
         "code": "InsufficientNumberOfReplicas",
         "message": "The add-on is unhealthy because it doesn't have the desired number of replicas.",

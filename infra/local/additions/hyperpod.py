@@ -20,7 +20,7 @@ from infra.local.additions.serving import LOCK, Call, refuse, serve
 LEFT_OUT = (
     "hyperpod: nodes are records; every group reaches its target at once, a training plan, an image and an accounting database "
     "are taken at their word, health checks find nothing; no patches, account roots of EKS access entries, file systems of "
-    "restricted groups, autoscaling, second image version or pages of long listings"
+    "restricted groups, scaling by Karpenter, second image version or pages of long listings"
 )
 SETTLING_SECONDS = 0.3
 IMAGE_RELEASE = "1.0.0"

@@ -82,6 +82,23 @@ def _check_orchestrator(call: Call, cluster: Spec, groups: Sequence[Spec]) -> No
         _check_slurm(groups)
     if cluster.get("TieredStorageConfig") and eks is None:
         _bad("TieredStorageConfig is supported in clusters whose orchestrator is EKS only.")
+    if (cluster.get("AutoScaling") or {}).get("Mode") == "Enable":
+        _check_scaling(call, cluster, eks is not None)
+
+
+def _check_scaling(call: Call, cluster: Spec, on_eks: bool) -> None:
+    """https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-autoscaling.html"""
+    if not on_eks:
+        _bad("AutoScaling is supported in clusters whose orchestrator is EKS only.")
+    if cluster.get("NodeProvisioningMode") != "Continuous":
+        _bad("AutoScaling is supported with NodeProvisioningMode Continuous only.")
+    if cluster.get("NodeRecovery", "Automatic") != "Automatic":
+        _bad("AutoScaling is supported with NodeRecovery Automatic only.")
+    role = cluster.get("ClusterRole")
+    if not role:
+        _bad("ClusterRole is required when AutoScaling is enabled.")
+    if not world.role_trusts(call, role, "hyperpod.sagemaker.amazonaws.com"):
+        _bad(f"Could not assume role {role}: it must exist and trust hyperpod.sagemaker.amazonaws.com.")
 
 
 def _check_eks(call: Call, cluster: Spec, arn: str) -> None:

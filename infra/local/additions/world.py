@@ -94,7 +94,7 @@ def key_usable(call: Call, key: str) -> bool:
 def role_trusts(call: Call, arn: str, service: str) -> bool:
     """Whether a role of the account exists and names `service` among those that may assume it."""
     roles = iam_backends[call.account][call.partition].roles.values()
-    return any(role.arn == arn and service in (role.assume_role_policy_document or "") for role in roles)
+    return any(role.arn == arn and f'"{service}"' in (role.assume_role_policy_document or "") for role in roles)
 
 
 def _permissions(rules: Iterable[Any]) -> tuple[Permission, ...]:
