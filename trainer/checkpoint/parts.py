@@ -246,7 +246,7 @@ class PartReader:
     def _expect_stored_object(self) -> None:
         if self._tiers or not self.index.blocks:
             return
-        expect_data(self._places.run, self.part)
+        _on_second_look(lambda: expect_data(self._places.run, self.part))
 
     def _tier_has_it(self, tier: ObjectStore) -> bool:
         try:

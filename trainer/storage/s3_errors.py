@@ -22,6 +22,12 @@ _WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLo
 _BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "ServiceUnavailable", "InternalError"}
 
 
+class UnreadableAnswerError(boto.BotoCoreError):
+    """An answer came every time, and never one that could be read."""
+
+    fmt = "{operation}: {why}"
+
+
 @dataclass(frozen=True)
 class Place:
     """What an error line needs to know: the object or store meant, its bucket, where it was asked for and how often."""
@@ -57,6 +63,10 @@ def of_boto(error: Exception, place: Place) -> StorageError:
     if isinstance(error, boto.ProfileNotFound):
         fix = "check AWS_PROFILE and ~/.aws/config"
         return StorageError(problem(place.store, place.shown, f"no credentials ({error})", fix=fix))
+    if isinstance(error, UnreadableAnswerError):
+        why = f"the answers of {place.endpoint} cannot be read ({error}; {place.attempts} attempts)"
+        fix = "check the network between, or use an https endpoint, then try again"
+        return StorageError(problem("object", place.shown, why, fix=fix))
     if isinstance(error, boto.HTTPClientError | boto.ConnectionError):
         return StorageError(unreachable(str(error), place))
     return StorageError(problem(place.store, place.shown, " ".join(str(error).split())))
@@ -124,7 +134,7 @@ def server_time(headers: Mapping[str, str]) -> float | None:
     """Unix seconds in an answer's Date header, None where it has none that can be read."""
     try:
         return parsedate_to_datetime(headers.get("date", "")).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
