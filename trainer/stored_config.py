@@ -95,19 +95,22 @@ def check(store: ObjectStore, config: Config, fingerprint: Mapping[str, Any]) ->
 def record(
     store: ObjectStore, stored: StoredConfig | None, config: Config, fingerprint: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Store the configuration of the attempt that owns the run now; returns what changed as `path -> (before, after)`."""
+    """Store the configuration of the attempt that owns the run now; returns what changed as `path -> (before, after)`.
+
+    PreconditionError when another job has stored its own since `stored` was read.
+    """
+    differences: dict[str, tuple[Any, Any]] = {}
+    if stored is not None:
+        wanted = settings_of(config, fingerprint)
+        differences = {path: (stored.settings.get(path), wanted.get(path)) for path in changed(stored.settings, wanted)}
+        if not differences:
+            return {}
     body = to_toml(config, {"format": FORMAT, "lustrain": __version__, "fingerprint": dict(fingerprint)}).encode()
-    if stored is None:
-        try:
-            store.put(KEY, body, if_absent=True)
-        except PreconditionError:
-            if store.read(KEY)[0] != body:  # else an answer was lost, and the retry met its own success
-                raise
-        return {}
-    wanted = settings_of(config, fingerprint)
-    differences = {path: (stored.settings.get(path), wanted.get(path)) for path in changed(stored.settings, wanted)}
-    if differences:
-        store.put(KEY, body, if_match=stored.etag)
+    try:
+        store.put(KEY, body, if_absent=stored is None, if_match=stored.etag if stored else None)
+    except PreconditionError:
+        if store.read(KEY)[0] != body:  # else an answer was lost, and the retry met its own success
+            raise
     return differences
 
 

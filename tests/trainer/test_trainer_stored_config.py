@@ -9,6 +9,7 @@ from trainer import stored_config
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.storage import ObjectStore, PreconditionError, open_store
+from trainer.storage.local import LocalStore
 
 SHAPE = {"model": {"layers": 2, "width": 64}, "data": "89abcdef"}
 
@@ -71,6 +72,17 @@ def test_two_attempts_cannot_both_replace_the_config(store: ObjectStore) -> None
     stored_config.record(store, stored, config(train__steps=11), SHAPE)
     with pytest.raises(PreconditionError):
         stored_config.record(store, stored, config(train__steps=12), SHAPE)
+
+
+def test_a_replacement_whose_answer_was_lost_is_seen_as_the_own_success(store: ObjectStore) -> None:
+    class Stuttering(LocalStore):
+        def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
+            super().put(key, body, if_absent=if_absent, if_match=if_match)
+            raise PreconditionError("the retry met its own success")
+
+    wanted = config(train__steps=20)
+    stored = stored_config.check(store, wanted, SHAPE)
+    assert stored_config.record(Stuttering(store.uri), stored, wanted, SHAPE) == {"train.steps": (10, 20)}
 
 
 def test_a_run_of_a_newer_format_is_refused_in_one_line(store: ObjectStore) -> None:
