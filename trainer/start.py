@@ -6,6 +6,8 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,11 +19,12 @@ from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.lease import Lease, committed, live_manifests
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import Config
-from trainer.errors import UserError, problem
+from trainer.errors import EXIT_FAILURE, UserError, problem
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
 from trainer.parallel import World
-from trainer.storage import ObjectStore
+from trainer.storage import ObjectStore, PassingError, PreconditionError, RefusedError, StorageError, open_store
+from trainer.stored_config import StoredConfig
 from trainer.tasks import Task
 
 
@@ -38,6 +41,22 @@ class Claim:
     """Settings that differ from the attempt before: path to (before, after)."""
     lease: Lease | None = None
     """On rank 0 only."""
+
+
+@contextmanager
+def failures_of_the_store_are_no_mistakes(
+    kind: type[StorageError] = StorageError, *, but: tuple[type[StorageError], ...] = ()
+) -> Iterator[None]:
+    """A store that fails is a failure, after which a launcher may start the job again, and not a mistake in its settings.
+
+    Once a run is claimed that holds for all that may come; before, for less (`kind`, `but`): the settings may be wrong.
+    """
+    try:
+        yield
+    except StorageError as error:
+        if isinstance(error, kind) and not isinstance(error, but):
+            error.exit_code, error.everywhere = EXIT_FAILURE, True
+        raise
 
 
 def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
@@ -73,6 +92,7 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
 def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) -> None:
     """Open the Task's data on every rank; UserError when a rank cannot, or sees other data than rank 0."""
 
+    @failures_of_the_store_are_no_mistakes(PassingError)
     def work() -> Json:
         open_data(config, task)
         return task.fingerprint()
@@ -113,10 +133,23 @@ def open_data(config: Config, task: Task) -> None:
         raise UserError(lines)
 
 
+def open_run_alike(config: Config, world: World, votes: VoteBox) -> ObjectStore:
+    """The run's store, opened on every rank; UserError when a rank cannot."""
+    stores: list[ObjectStore] = []
+
+    @failures_of_the_store_are_no_mistakes(PassingError)
+    def work() -> None:
+        stores.append(open_store(config.run.uri, name="run.uri"))
+
+    together(votes, world.rank, "start/store", work)
+    return stores[0]
+
+
 def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: ObjectStore) -> Claim:
     """Take the run over on rank 0, unless its config forbids it; nothing is written before everything is checked."""
     leases: list[Lease] = []
 
+    @failures_of_the_store_are_no_mistakes(but=(RefusedError,))
     def take() -> Json:
         return _take(config, task, store, leases) if world.rank == 0 else {}
 
@@ -153,5 +186,16 @@ def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -
         "generation": lease.generation,
         "candidates": [[one.generation, one.step] for one in live_manifests(commits, lease.lineage, lease.generation)],
         "schedule_steps": steps,
-        "changes": stored_config.record(store, stored, resolved, fingerprint),
+        "changes": _record(store, stored, resolved, fingerprint, lease),
     }
+
+
+def _record(
+    store: ObjectStore, stored: StoredConfig | None, config: Config, fingerprint: Json, lease: Lease
+) -> dict[str, tuple[Any, Any]]:
+    try:
+        return stored_config.record(store, stored, config, fingerprint)
+    except PreconditionError:
+        # Only a newer job stores another configuration now; if there is none, what came between is for a person.
+        lease.check()
+        raise

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from trainer.checkpoint.load import Loaded, load_latest
 from trainer.checkpoint.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import Config
-from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_REQUEUE, LostRunError, UserError
+from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError, UserError
 from trainer.interrupt import Watch
 from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, Sinks, TensorBoardSink, TerminalSink
@@ -32,8 +31,15 @@ from trainer.metrics.relay import Relay, WarningsOnly
 from trainer.parallel import World
 from trainer.peers import lost_ranks_told, rank_0_last
 from trainer.saving import Saving, State
-from trainer.start import Claim, check_fit, claim_run, open_data_alike
-from trainer.storage import ObjectStore, StorageError, open_store
+from trainer.start import (
+    Claim,
+    check_fit,
+    claim_run,
+    failures_of_the_store_are_no_mistakes,
+    open_data_alike,
+    open_run_alike,
+)
+from trainer.storage import ObjectStore
 from trainer.tasks import Task, make_task, problems_in
 
 LOG_S = 10.0
@@ -81,8 +87,8 @@ def prepare(config: Config, task: Task, leaving: ExitStack) -> Training:
     together(votes, world.rank, "start/fit", lambda: check_fit(config, world, relay.event))
     open_data_alike(config, task, world, votes)
     leaving.callback(task.close)
-    together(votes, world.rank, "start/store", lambda: stores.append(open_store(config.run.uri, name="run.uri")))
-    store = stores[0]
+    store = open_run_alike(config, world, votes)
+    stores.append(store)
     claim = claim_run(config, task, world, votes, store)
     leaving.enter_context(failures_of_the_store_are_no_mistakes())
     config = with_schedule_of(config, claim)
@@ -94,16 +100,6 @@ def prepare(config: Config, task: Task, leaving: ExitStack) -> Training:
     training.saving = resume(training, store, votes, claim, log, leaving)
     relay.attach(sink_of(training, log))
     return training
-
-
-@contextmanager
-def failures_of_the_store_are_no_mistakes() -> Iterator[None]:
-    """Once a run is claimed its settings are right: a store that fails now is a failure, which a launcher may start again."""
-    try:
-        yield
-    except StorageError as error:
-        error.exit_code, error.everywhere = EXIT_FAILURE, True
-        raise
 
 
 def with_schedule_of(config: Config, claim: Claim) -> Config:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from tests.lab.faulty_proxy import Answer, Fault, FaultyProxy, Reset
 from tests.trainer.ranks import run_threads
 from trainer.agree import decide, together
 from trainer.checkpoint.history import read_history
@@ -21,7 +22,7 @@ from trainer.checkpoint.votes import StoreVotes
 from trainer.config import Config, TaskConfig
 from trainer.errors import UserError
 from trainer.parallel import World
-from trainer.start import claim_run, open_data_alike, require_alike
+from trainer.start import claim_run, open_data_alike, open_run_alike, require_alike
 from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
 from trainer.tasks import Task, make_task
@@ -158,7 +159,7 @@ def test_data_that_differ_are_named_by_rank_and_by_what_differs() -> None:
     assert len(many.value.problems) == 8
 
 
-def tiny_config(uri: Path, samples: int = 64) -> Config:
+def tiny_config(uri: Path | str, samples: int = 64) -> Config:
     return Config.model_validate(
         {
             "run": {"uri": str(uri)},
@@ -190,6 +191,48 @@ def test_ranks_that_opened_other_data_all_refuse_to_start(
     else:
         line = "task on rank 1: differs from rank 0 in data.samples, data.sum; fix: give every node the same data"
         assert [error.problems for error in said] == [[line]] * 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [(Answer(503), 1), (Reset(), 1), (Answer(403, "AccessDenied"), 2)],
+    ids=["busy", "gone", "refused"],
+)
+def test_a_store_that_fails_while_the_run_is_claimed_is_a_failure_and_one_that_refuses_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault, code: int
+) -> None:
+    """By these codes a launcher starts the job again, or asks a person."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+
+    def work(rank: int, votes: CountedVotes) -> Any:
+        config = tiny_config("s3://bucket/run")
+        task = tiny_task(config.task)
+        task.open(tmp_path)
+        return claim_run(config, task, world_of(rank, 2), votes, open_store(config.run.uri))
+
+    # Nothing is behind the proxy: a store opens also where a policy forbids to list it.
+    with FaultyProxy("http://127.0.0.1:9") as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        proxy.inject(Answer(403, "AccessDenied"), key="list-type")
+        proxy.inject(fault)
+        errors, _ = on_ranks(work)
+    assert [(error.exit_code, len(error.problems)) for error in errors] == [(code, 1)] * 2
+
+
+def test_a_store_that_is_busy_when_it_is_opened_is_a_failure_and_one_that_is_not_there_a_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+
+    def work(rank: int, votes: CountedVotes) -> Any:
+        return open_run_alike(tiny_config("s3://bucket/run"), world_of(rank, 2), votes)
+
+    with FaultyProxy("http://127.0.0.1:9") as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        proxy.inject(Answer(503))
+        busy, _ = on_ranks(work)
+    gone, _ = on_ranks(work)
+    assert [error.exit_code for error in (*busy, *gone)] == [1, 1, 2, 2]
 
 
 class OvertakenStore(LocalStore):
