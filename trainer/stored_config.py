@@ -8,12 +8,17 @@ global batch, the optimizer.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from awscrt.checksums import crc64nvme
+
 from trainer import __version__
+from trainer.checkpoint.parts import on_second_look
+from trainer.checkpoint.records import DamagedRecordError
 from trainer.config import RECORDED, Config, to_toml
 from trainer.errors import UserError, problem
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
@@ -22,6 +27,8 @@ FORMAT = 1
 KEY = "config.toml"
 IDENTITY = ("run.seed", "task.name", "train.global_batch", "optimizer", "fingerprint")
 """What a resume may not change: these keys, and everything below them."""
+_CHECKSUM = re.compile(rb'^record_crc64nvme = "([0-9a-f]{16})"\n', re.MULTILINE)
+"""One line of `[recorded]`: the checksum of all the other lines."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +41,23 @@ class StoredConfig:
 
 def read_stored(store: ObjectStore) -> StoredConfig | None:
     """The run's configuration, None for a run that has none yet; UserError for one written by a newer Lustrain or damaged."""
-    try:
+
+    def decoded() -> tuple[dict[str, Any], str]:
         raw, etag = store.read(KEY)
-    except ObjectMissingError:
-        return None
+        return decode(raw), etag
+
     where = f"{store.uri}/{KEY}"
     try:
-        table = tomllib.loads(raw.decode())
-    except ValueError as error:
-        raise UserError(problem(where, "…", f"is not TOML: {error}", fix="restore it from a copy")) from None
-    recorded = table.pop(RECORDED, {})
+        table, etag = on_second_look(decoded)
+    except ObjectMissingError:
+        return None
+    except DamagedRecordError as error:
+        fix = "restore it from a copy; if somebody changed it by hand, remove its line record_crc64nvme"
+        raise UserError(problem(where, "…", f"is damaged: {error}", fix=fix)) from None
+    recorded = recorded_in(table)
+    table.pop(RECORDED, None)
     version = recorded.get("format")
-    if not isinstance(version, int) or version > FORMAT:
+    if _is_newer(version):
         fix = "upgrade lustrain, or choose another run.uri"
         raise UserError(
             problem(
@@ -53,6 +65,34 @@ def read_stored(store: ObjectStore) -> StoredConfig | None:
             )
         )
     return StoredConfig(flatten({**table, "fingerprint": recorded.get("fingerprint", {})}), etag)
+
+
+def decode(raw: bytes) -> dict[str, Any]:
+    """The table in the file; DamagedRecordError when it is no TOML, or not what its checksum says."""
+    try:
+        table = tomllib.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise DamagedRecordError(f"not TOML: {error}") from error
+    said = _CHECKSUM.search(raw)
+    found = f"{crc64nvme(_CHECKSUM.sub(b'', raw)):016x}"
+    # A newer version may keep its checksum in another way, and is refused for being newer.
+    if said and said[1].decode() != found and not _is_newer(recorded_in(table).get("format")):
+        raise DamagedRecordError(f"checksum {found}, but the file says {said[1].decode()}")
+    return table
+
+
+def recorded_in(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The `[recorded]` table, empty where there is none."""
+    recorded = table.get(RECORDED)
+    return recorded if isinstance(recorded, dict) else {}
+
+
+def encode(config: Config, fingerprint: Mapping[str, Any]) -> bytes:
+    """The file as this version writes it."""
+    recorded = {"format": FORMAT, "lustrain": __version__, "fingerprint": dict(fingerprint)}
+    body = to_toml(config, recorded)
+    line = f'record_crc64nvme = "{crc64nvme(body.encode()):016x}"\n'
+    return body.replace(f"[{RECORDED}]\n", f"[{RECORDED}]\n{line}", 1).encode()
 
 
 def settings_of(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,13 +145,17 @@ def record(
         differences = {path: (stored.settings.get(path), wanted.get(path)) for path in changed(stored.settings, wanted)}
         if not differences:
             return {}
-    body = to_toml(config, {"format": FORMAT, "lustrain": __version__, "fingerprint": dict(fingerprint)}).encode()
+    body = encode(config, fingerprint)
     try:
         store.put(KEY, body, if_absent=stored is None, if_match=stored.etag if stored else None)
     except PreconditionError:
         if store.read(KEY)[0] != body:  # else an answer was lost, and the retry met its own success
             raise
     return differences
+
+
+def _is_newer(version: object) -> bool:
+    return not isinstance(version, int) or version > FORMAT
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainer import stored_config
 from trainer.config import Config
@@ -90,3 +92,40 @@ def test_a_run_of_a_newer_format_is_refused_in_one_line(store: ObjectStore) -> N
     store.put("config.toml", raw.replace(b"format = 1", b"format = 2"), if_match=etag)
     with pytest.raises(UserError, match="upgrade lustrain"):
         stored_config.check(store, config(), SHAPE)
+
+
+@given(position=st.integers(0, 10**6), bit=st.integers(0, 7))
+def test_one_flipped_bit_is_found_and_asked_for_twice_before_it_is_called_damage(position: int, bit: int) -> None:
+    raw = stored_config.encode(config(), SHAPE)
+    name = raw.index(b"record_crc64nvme")
+    harmed = bytearray(raw)
+    harmed[position % len(raw)] ^= 1 << bit
+    if name <= position % len(raw) < name + len('record_crc64nvme = "'):
+        return  # without its name the checksum is not found, and nothing else is harmed
+
+    class Wire(LocalStore):
+        def __init__(self, flips: int) -> None:
+            self.uri, self.flips = "run", flips
+
+        def read(self, key: str) -> tuple[bytes, str]:
+            self.flips -= 1
+            return (bytes(harmed) if self.flips >= 0 else raw), "etag"
+
+    whole = stored_config.read_stored(Wire(0))
+    assert whole is not None
+    assert stored_config.read_stored(Wire(1)) == whole
+    with pytest.raises(UserError, match=r"damaged|upgrade") as caught:
+        stored_config.read_stored(Wire(2))
+    assert len(caught.value.problems) == 1
+
+
+def test_a_config_without_a_checksum_is_read_as_before(store: ObjectStore) -> None:
+    raw, etag = store.read("config.toml")
+    lines = [line for line in raw.splitlines(keepends=True) if not line.startswith(b"record_crc64nvme")]
+    assert len(lines) == len(raw.splitlines()) - 1
+    before = stored_config.read_stored(store)
+    store.put("config.toml", b"".join(lines), if_match=etag)
+    after = stored_config.read_stored(store)
+    assert before is not None
+    assert after is not None
+    assert after.settings == before.settings
