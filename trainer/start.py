@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +17,7 @@ from trainer import parallel, precision, schedule, stored_config
 from trainer.agree import Json, together
 from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.lease import Lease, committed, live_manifests
+from trainer.checkpoint.load import Loaded, NoneWholeError, load_latest
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import Config
 from trainer.errors import EXIT_FAILURE, UserError, problem
@@ -26,6 +27,9 @@ from trainer.parallel import World
 from trainer.storage import ObjectStore, PassingError, PreconditionError, RefusedError, StorageError, open_store
 from trainer.stored_config import StoredConfig
 from trainer.tasks import Task
+
+Wanted = Callable[[str], bool]
+"""Which tensors, by name, a rank needs of a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,35 @@ def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: O
     said = together(votes, world.rank, "start/claim", take, lambda claims: claims[0])
     candidates = [ManifestId(generation, step) for generation, step in said["candidates"]]
     return Claim(said["generation"], candidates, said["schedule_steps"], said["changes"], leases[0] if leases else None)
+
+
+def load_claimed(
+    config: Config, world: World, votes: VoteBox, store: ObjectStore, claim: Claim, want: Wanted, on_event: OnEvent
+) -> Loaded | None:
+    """The newest checkpoint of the claimed run that is whole, None where it has none.
+
+    Exit code 86 where none is because a newer job owns the run by now and has pruned what this one was to read.
+    """
+    try:
+        return load_latest(
+            store,
+            votes,
+            rank=world.rank,
+            world_size=world.world_size,
+            candidates=claim.candidates,
+            tiers=config.checkpoint.tiers,
+            want=want,
+            on_event=on_event,
+        )
+    except NoneWholeError:
+
+        @failures_of_the_store_are_no_mistakes()
+        def still_ours() -> None:
+            if claim.lease is not None:
+                claim.lease.check()
+
+        together(votes, world.rank, "start/owner", still_ours)
+        raise
 
 
 def owner() -> str:

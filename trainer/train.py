@@ -19,7 +19,7 @@ from trainer.agree import Json, together
 from trainer.checkpoint.fence import Fence
 from trainer.checkpoint.interval import Interval
 from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.load import Loaded, load_latest
+from trainer.checkpoint.load import Loaded
 from trainer.checkpoint.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import Config
@@ -36,6 +36,7 @@ from trainer.start import (
     check_fit,
     claim_run,
     failures_of_the_store_are_no_mistakes,
+    load_claimed,
     open_data_alike,
     open_run_alike,
 )
@@ -141,16 +142,11 @@ def resume(
     config, world = training.config, training.world
     tensors = optim.model_tensors(training.model) | optim.optimizer_tensors(training.model, training.optimizer)
     mine = f"own/{world.rank}/"
-    loaded = load_latest(
-        store,
-        votes,
-        rank=world.rank,
-        world_size=world.world_size,
-        candidates=claim.candidates,
-        tiers=config.checkpoint.tiers,
-        want=lambda name: name in tensors or name.startswith(mine),
-        on_event=training.sink.event,
-    )
+
+    def want(name: str) -> bool:
+        return name in tensors or name.startswith(mine)
+
+    loaded = load_claimed(config, world, votes, store, claim, want, training.sink.event)
     parent = loaded.manifest.id if loaded else None
 
     @failures_of_the_store_are_no_mistakes()

@@ -20,9 +20,9 @@ from trainer.checkpoint.lease import Lease
 from trainer.checkpoint.load import load_latest
 from trainer.checkpoint.votes import StoreVotes
 from trainer.config import Config, TaskConfig
-from trainer.errors import UserError
+from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN, UserError
 from trainer.parallel import World
-from trainer.start import claim_run, open_data_alike, open_run_alike, require_alike
+from trainer.start import Claim, claim_run, load_claimed, open_data_alike, open_run_alike, require_alike
 from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
 from trainer.tasks import Task, make_task
@@ -272,3 +272,46 @@ def test_what_the_job_before_commits_until_the_run_is_taken_is_not_lost(tmp_path
     claims[0].lease.settle(claims[0].candidates[0])
     history = read_history(store)
     assert (history.live, history.dead) == ([late, early], [])
+
+
+@pytest.mark.parametrize(("overtaken", "code"), [(True, EXIT_LOST_RUN), (False, EXIT_CONFIG)])
+def test_checkpoints_that_a_newer_job_pruned_while_this_one_read_them_are_a_lost_run_and_no_damage(
+    tmp_path: Path, overtaken: bool, code: int
+) -> None:
+    config = tiny_config(tmp_path / "run")
+    store = open_store(config.run.uri)
+    candidates = [ManifestId(1, 20), ManifestId(1, 10)]
+    lease = Lease.take(store, "this job")
+    if overtaken:
+        Lease.take(store, "the newer job")
+
+    def work(rank: int, votes: CountedVotes) -> Any:
+        claim = Claim(lease.generation, candidates, 8, {}, lease if rank == 0 else None)
+        return load_claimed(config, world_of(rank, 2), votes, store, claim, lambda name: True, lambda *event: None)
+
+    errors, _ = on_ranks(work)
+    assert [error.exit_code for error in errors] == [code] * 2
+    assert all(("the newer job owns this run" in str(error)) == overtaken for error in errors)
+    assert all(("none verifies" in str(error)) != overtaken for error in errors)
+
+
+class ReplacedStore(LocalStore):
+    """A run that a newer job takes and records its settings in, just before this one records its own."""
+
+    def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
+        if key == "config.toml":
+            Lease.take(open_store(self.uri), "the newer job")
+            super().put(key, body + b"# other settings\n")
+        return super().put(key, body, if_absent=if_absent, if_match=if_match)
+
+
+def test_a_newer_job_that_stores_its_settings_first_owns_the_run(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "run")
+
+    def work(rank: int, votes: CountedVotes) -> Any:
+        task = tiny_task(config.task)
+        task.open(tmp_path)
+        return claim_run(config, task, world_of(rank, 1), votes, ReplacedStore(config.run.uri))
+
+    (error,), _ = on_ranks(work, 1)
+    assert error.exit_code == EXIT_LOST_RUN
