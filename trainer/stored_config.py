@@ -17,8 +17,6 @@ from typing import Any
 from awscrt.checksums import crc64nvme
 
 from trainer import __version__
-from trainer.checkpoint.parts import on_second_look
-from trainer.checkpoint.records import DamagedRecordError
 from trainer.config import RECORDED, Config, to_toml
 from trainer.errors import UserError, problem
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
@@ -29,6 +27,10 @@ IDENTITY = ("run.seed", "task.name", "train.global_batch", "optimizer", "fingerp
 """What a resume may not change: these keys, and everything below them."""
 _CHECKSUM = re.compile(rb'^record_crc64nvme = "([0-9a-f]{16})"\n', re.MULTILINE)
 """One line of `[recorded]`: the checksum of all the other lines."""
+
+
+class DamagedConfigError(UserError):
+    """The run's configuration is not what was stored."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,14 @@ class StoredConfig:
 def read_stored(store: ObjectStore) -> StoredConfig | None:
     """The run's configuration, None for a run that has none yet; UserError for one written by a newer Lustrain or damaged."""
 
-    def decoded() -> tuple[dict[str, Any], str]:
-        raw, etag = store.read(KEY)
-        return decode(raw), etag
-
     where = f"{store.uri}/{KEY}"
     try:
-        table, etag = on_second_look(decoded)
+        table, etag = _decoded(store)
     except ObjectMissingError:
         return None
-    except DamagedRecordError as error:
+    except ValueError as error:
         fix = "restore it from a copy; if somebody changed it by hand, remove its line record_crc64nvme"
-        raise UserError(problem(where, "…", f"is damaged: {error}", fix=fix)) from None
+        raise DamagedConfigError(problem(where, "…", f"is damaged: {error}", fix=fix)) from None
     recorded = recorded_in(table)
     table.pop(RECORDED, None)
     version = recorded.get("format")
@@ -68,16 +66,16 @@ def read_stored(store: ObjectStore) -> StoredConfig | None:
 
 
 def decode(raw: bytes) -> dict[str, Any]:
-    """The table in the file; DamagedRecordError when it is no TOML, or not what its checksum says."""
+    """The table in the file; ValueError when it is no TOML, or not what its checksum says."""
     try:
         table = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:
-        raise DamagedRecordError(f"not TOML: {error}") from error
+        raise ValueError(f"not TOML: {error}") from error
     said = _CHECKSUM.search(raw)
     found = f"{crc64nvme(_CHECKSUM.sub(b'', raw)):016x}"
     # A newer version may keep its checksum in another way, and is refused for being newer.
     if said and said[1].decode() != found and not _is_newer(recorded_in(table).get("format")):
-        raise DamagedRecordError(f"checksum {found}, but the file says {said[1].decode()}")
+        raise ValueError(f"checksum {found}, but the file says {said[1].decode()}")
     return table
 
 
@@ -152,6 +150,16 @@ def record(
         if store.read(KEY)[0] != body:  # else an answer was lost, and the retry met its own success
             raise
     return differences
+
+
+def _decoded(store: ObjectStore) -> tuple[dict[str, Any], str]:
+    """Table and etag, read twice where that is needed: without a store's checksums the wire may have lied."""
+    raw, etag = store.read(KEY)
+    try:
+        return decode(raw), etag
+    except ValueError:
+        raw, etag = store.read(KEY)
+        return decode(raw), etag
 
 
 def _is_newer(version: object) -> bool:

@@ -29,6 +29,7 @@ from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, Sinks, TensorBoardSink, TerminalSink
 from trainer.metrics.relay import Relay, WarningsOnly
 from trainer.parallel import World
+from trainer.parent import save_when_alone
 from trainer.peers import lost_ranks_told, rank_0_last
 from trainer.saving import Saving, State
 from trainer.start import (
@@ -61,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     task = make_task(config.task, seed=config.run.seed)
     with ExitStack() as leaving:
         training = prepare(config, task, leaving)
+        # Before this there was nothing to save, and a rank left alone could still have claimed the run from the next job.
+        save_when_alone(config.interrupt.signal_grace_s)
         return leave(training, train(training))
 
 

@@ -1,5 +1,6 @@
 """The local launcher hands on what a scheduler needs: one exit code that means something."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer.checkpoint.lease import committed
+from tests.processes import alive, wait_until
+from trainer.checkpoint.lease import committed, read_lease
 from trainer.errors import EXIT_REQUEUE, UserError
 from trainer.launch.local import job_exit_code, main, rank_environment
+from trainer.metrics.reader import read_events
 from trainer.storage import open_store
 
 
@@ -45,15 +48,92 @@ def test_no_ranks_is_a_mistake_in_one_line() -> None:
         main(["--nproc", "0", "--", "train", "x.toml"])
 
 
+CHILD = """
+import signal, sys, time
+from trainer import parent
+assert parent.end_with_launcher()
+signal.signal(signal.SIGTERM, lambda *_: print("told to stop", flush=True))
+if sys.argv[1] == "training":
+    parent.save_when_alone(0.1)
+print("listening", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+LAUNCHER = """
+import os, subprocess, sys, time
+environment = {**os.environ, "LUSTRAIN_LAUNCHER": str(os.getpid())}
+print(subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], env=environment).pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("phase", "last_words"), [("starting", ""), ("training", "told to stop\n")])
+def test_a_rank_left_alone_ends_and_first_hears_of_it_where_it_can_save(phase: str, last_words: str) -> None:
+    """This one does not stop when it is told to, as one that waits for a peer."""
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, CHILD, phase], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    rank = int(launcher.stdout.readline())
+    try:
+        assert launcher.stdout.readline() == "listening\n"
+        launcher.kill()
+        wait_until(lambda: not alive(rank))
+        assert launcher.stdout.read() == last_words
+    finally:
+        end([launcher.pid, rank])
+        launcher.communicate()
+
+
+@pytest.mark.parametrize("parent", [os.getppid(), os.getpid()], ids=["another", "this"])
+def test_a_rank_whose_launcher_was_gone_before_it_began_ends_at_once(parent: int) -> None:
+    environment = {**os.environ, "LUSTRAIN_LAUNCHER": str(parent)}
+    done = subprocess.run([sys.executable, "-m", "trainer", "--version"], env=environment, check=False)
+    assert done.returncode == (0 if parent == os.getpid() else 1)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("delay_s", [0.3, 1.0])
-def test_a_notice_while_the_ranks_still_load_torch_ends_in_a_checkpoint_and_85(tmp_path: Path, delay_s: float) -> None:
-    """`docker stop` of a container that has just begun; a rank that dies of it looks like a failure to every launcher."""
-    config = tmp_path / "config.toml"
+@pytest.mark.parametrize("phase", ["starting", "training"])
+def test_a_launcher_that_is_killed_takes_its_ranks_and_their_writers_with_it(tmp_path: Path, phase: str) -> None:
+    """Ranks that train save first; ranks that start must not claim the run, which the next job may own by then."""
+    launcher = subprocess.Popen(launch(tmp_path, "checkpoint.every_steps=50"))
+    store = open_store(f"{tmp_path}/run")
+    family: list[int] = []
+    try:
+        wait_until(lambda: len(descendants(launcher.pid)) >= 2)
+        if phase == "training":
+            wait_until(lambda: committed(store) or launcher.poll() is not None)
+        family = descendants(launcher.pid)
+        assert len(family) == (2 if phase == "starting" else 4), "ranks and writers"
+        launcher.kill()
+        launcher.wait()
+        wait_until(lambda: not any(map(alive, family)))
+    finally:
+        end([launcher.pid, *family])
+    if phase == "training":
+        assert [event["exit_code"] for event in read_events(store) if event["event"] == "stopped"] == [EXIT_REQUEUE]
+    else:
+        assert read_lease(store) is None
+
+
+def descendants(pid: int) -> list[int]:
+    """Children of the process, and theirs."""
+    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    threads = [task for child in children for task in Path(f"/proc/{child}/task").glob("*/children")]
+    return children + [int(word) for task in threads for word in task.read_text().split()]
+
+
+def end(pids: list[int]) -> None:
+    """What a test that failed has left running."""
+    for pid in filter(alive, pids):
+        os.kill(pid, signal.SIGKILL)
+
+
+def launch(folder: Path, *sets: str) -> list[str]:
+    """A command that trains two ranks until they are told to stop."""
+    config = folder / "config.toml"
     config.write_text(
         f"""
 [run]
-uri = "{tmp_path}/run"
+uri = "{folder}/run"
 [task]
 name = "tests.trainer.tiny_task:Tiny"
 [train]
@@ -68,8 +148,15 @@ device = "cpu"
 metadata = false
 """
     )
-    command = [sys.executable, "-m", "trainer.launch.local", "--nproc", "2", "--", "train", str(config)]
-    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    words = [word for one in sets for word in ("--set", one)]
+    return [sys.executable, "-m", "trainer.launch.local", "--nproc", "2", "--", "train", str(config), *words]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_s", [0.3, 1.0])
+def test_a_notice_while_the_ranks_still_load_torch_ends_in_a_checkpoint_and_85(tmp_path: Path, delay_s: float) -> None:
+    """`docker stop` of a container that has just begun; a rank that dies of it looks like a failure to every launcher."""
+    job = subprocess.Popen(launch(tmp_path), stderr=subprocess.PIPE, text=True)
     time.sleep(delay_s)
     job.send_signal(signal.SIGTERM)
     said = job.communicate(timeout=60)[1]
