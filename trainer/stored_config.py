@@ -25,8 +25,8 @@ FORMAT = 1
 KEY = "config.toml"
 IDENTITY = ("run.seed", "task.name", "train.global_batch", "optimizer", "fingerprint")
 """What a resume may not change: these keys, and everything below them."""
-_CHECKSUM = re.compile(rb'^record_crc64nvme = "([0-9a-f]{16})"\n', re.MULTILINE)
-"""One line of `[recorded]`: the checksum of all the other lines."""
+_CHECKSUM = re.compile(rb"^# record_crc64nvme ([0-9a-f]{16})\n", re.MULTILINE)
+"""The last line, a comment: the checksum of all that is before it."""
 
 
 class DamagedConfigError(UserError):
@@ -43,19 +43,18 @@ class StoredConfig:
 
 def read_stored(store: ObjectStore) -> StoredConfig | None:
     """The run's configuration, None for a run that has none yet; UserError for one written by a newer Lustrain or damaged."""
-
     where = f"{store.uri}/{KEY}"
     try:
         table, etag = _decoded(store)
     except ObjectMissingError:
         return None
     except ValueError as error:
-        fix = "restore it from a copy; if somebody changed it by hand, remove its line record_crc64nvme"
+        fix = "restore it from a copy; if somebody changed it by hand, remove the line record_crc64nvme"
         raise DamagedConfigError(problem(where, "…", f"is damaged: {error}", fix=fix)) from None
     recorded = recorded_in(table)
     table.pop(RECORDED, None)
     version = recorded.get("format")
-    if _is_newer(version):
+    if not isinstance(version, int) or version > FORMAT:
         fix = "upgrade lustrain, or choose another run.uri"
         raise UserError(
             problem(
@@ -65,7 +64,7 @@ def read_stored(store: ObjectStore) -> StoredConfig | None:
     return StoredConfig(flatten({**table, "fingerprint": recorded.get("fingerprint", {})}), etag)
 
 
-def decode(raw: bytes) -> dict[str, Any]:
+def decode(raw: bytes, *, on_second_look: bool = True) -> dict[str, Any]:
     """The table in the file; ValueError when it is no TOML, or not what its checksum says."""
     try:
         table = tomllib.loads(raw.decode())
@@ -73,8 +72,10 @@ def decode(raw: bytes) -> dict[str, Any]:
         raise ValueError(f"not TOML: {error}") from error
     said = _CHECKSUM.search(raw)
     found = f"{crc64nvme(_CHECKSUM.sub(b'', raw)):016x}"
+    version = recorded_in(table).get("format")
     # A newer version may keep its checksum in another way, and is refused for being newer.
-    if said and said[1].decode() != found and not _is_newer(recorded_in(table).get("format")):
+    newer = isinstance(version, int) and version > FORMAT
+    if said and said[1].decode() != found and not (newer and on_second_look):
         raise ValueError(f"checksum {found}, but the file says {said[1].decode()}")
     return table
 
@@ -88,9 +89,8 @@ def recorded_in(table: Mapping[str, Any]) -> dict[str, Any]:
 def encode(config: Config, fingerprint: Mapping[str, Any]) -> bytes:
     """The file as this version writes it."""
     recorded = {"format": FORMAT, "lustrain": __version__, "fingerprint": dict(fingerprint)}
-    body = to_toml(config, recorded)
-    line = f'record_crc64nvme = "{crc64nvme(body.encode()):016x}"\n'
-    return body.replace(f"[{RECORDED}]\n", f"[{RECORDED}]\n{line}", 1).encode()
+    body = to_toml(config, recorded).encode()
+    return body + f"# record_crc64nvme {crc64nvme(body):016x}\n".encode()
 
 
 def settings_of(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,14 +156,10 @@ def _decoded(store: ObjectStore) -> tuple[dict[str, Any], str]:
     """Table and etag, read twice where that is needed: without a store's checksums the wire may have lied."""
     raw, etag = store.read(KEY)
     try:
-        return decode(raw), etag
+        return decode(raw, on_second_look=False), etag
     except ValueError:
         raw, etag = store.read(KEY)
         return decode(raw), etag
-
-
-def _is_newer(version: object) -> bool:
-    return not isinstance(version, int) or version > FORMAT
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
