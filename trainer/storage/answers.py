@@ -33,9 +33,10 @@ class PatientClient(BaseClient):
     """
 
     def _make_api_call(self, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
-        for attempt in range(self.meta.config.retries["total_max_attempts"]):
+        attempts = self.meta.config.retries["total_max_attempts"]  # type: ignore[attr-defined]
+        for attempt in range(attempts):
             try:
-                answer: dict[str, Any] = super()._make_api_call(operation, parameters)
+                answer: dict[str, Any] = super()._make_api_call(operation, parameters)  # type: ignore[misc]
                 _expect_complete(operation, answer)
                 return answer
             except (BotoCoreError, ClientError):
