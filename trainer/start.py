@@ -24,7 +24,7 @@ from trainer.errors import EXIT_FAILURE, UserError, problem
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
 from trainer.parallel import World
-from trainer.storage import ObjectStore, PassingError, PreconditionError, RefusedError, StorageError, open_store
+from trainer.storage import ObjectStore, PassingError, PreconditionError, RefusedError, StorageError
 from trainer.stored_config import StoredConfig
 from trainer.tasks import Task
 
@@ -135,18 +135,6 @@ def open_data(config: Config, task: Task) -> None:
         lines.append(problem("eval.every", config.eval.every, why, allowed="0", fix="tokenize with --val-fraction"))
     if lines:
         raise UserError(lines)
-
-
-def open_run_alike(config: Config, world: World, votes: VoteBox) -> ObjectStore:
-    """The run's store, opened on every rank; UserError when a rank cannot."""
-    stores: list[ObjectStore] = []
-
-    @failures_of_the_store_are_no_mistakes(PassingError)
-    def work() -> None:
-        stores.append(open_store(config.run.uri, name="run.uri"))
-
-    together(votes, world.rank, "start/store", work)
-    return stores[0]
 
 
 def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: ObjectStore) -> Claim:

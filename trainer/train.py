@@ -39,9 +39,8 @@ from trainer.start import (
     failures_of_the_store_are_no_mistakes,
     load_claimed,
     open_data_alike,
-    open_run_alike,
 )
-from trainer.storage import ObjectStore
+from trainer.storage import ObjectStore, PassingError, open_store
 from trainer.tasks import Task, make_task, problems_in
 
 LOG_S = 10.0
@@ -91,8 +90,13 @@ def prepare(config: Config, task: Task, leaving: ExitStack) -> Training:
     together(votes, world.rank, "start/fit", lambda: check_fit(config, world, relay.event))
     open_data_alike(config, task, world, votes)
     leaving.callback(task.close)
-    store = open_run_alike(config, world, votes)
-    stores.append(store)
+
+    @failures_of_the_store_are_no_mistakes(PassingError)
+    def open_run() -> None:
+        stores.append(open_store(config.run.uri, name="run.uri"))
+
+    together(votes, world.rank, "start/store", open_run)
+    store = stores[0]
     claim = claim_run(config, task, world, votes, store)
     leaving.enter_context(failures_of_the_store_are_no_mistakes())
     config = with_schedule_of(config, claim)

@@ -22,7 +22,7 @@ from trainer.checkpoint.votes import StoreVotes
 from trainer.config import Config, TaskConfig
 from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN, UserError
 from trainer.parallel import World
-from trainer.start import Claim, claim_run, load_claimed, open_data_alike, open_run_alike, require_alike
+from trainer.start import Claim, claim_run, load_claimed, open_data_alike, require_alike
 from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
 from trainer.tasks import Task, make_task
@@ -217,22 +217,6 @@ def test_a_store_that_fails_while_the_run_is_claimed_is_a_failure_and_one_that_r
         proxy.inject(fault)
         errors, _ = on_ranks(work)
     assert [(error.exit_code, len(error.problems)) for error in errors] == [(code, 1)] * 2
-
-
-def test_a_store_that_is_busy_when_it_is_opened_is_a_failure_and_one_that_is_not_there_a_mistake(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-
-    def work(rank: int, votes: CountedVotes) -> Any:
-        return open_run_alike(tiny_config("s3://bucket/run"), world_of(rank, 2), votes)
-
-    with FaultyProxy("http://127.0.0.1:9") as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        proxy.inject(Answer(503))
-        busy, _ = on_ranks(work)
-    gone, _ = on_ranks(work)
-    assert [error.exit_code for error in (*busy, *gone)] == [1, 1, 2, 2]
 
 
 class OvertakenStore(LocalStore):
