@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from trainer import __version__
-from trainer.errors import UserError
+from trainer.errors import EXIT_FAILURE, UserError
+from trainer.parent import end_with_launcher
 
 COMMANDS = {
     "train": ("trainer.train", "train a model, or go on where the run stopped"),
@@ -57,5 +58,7 @@ def hold_notices(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    if not end_with_launcher():
+        sys.exit(EXIT_FAILURE)
     hold_notices(sys.argv[1:])
     sys.exit(main())

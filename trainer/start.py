@@ -6,6 +6,8 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,14 +17,19 @@ from trainer import parallel, precision, schedule, stored_config
 from trainer.agree import Json, together
 from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.lease import Lease, committed, live_manifests
+from trainer.checkpoint.load import Loaded, NoneWholeError, load_latest
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import Config
-from trainer.errors import UserError, problem
+from trainer.errors import EXIT_FAILURE, UserError, problem
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
 from trainer.parallel import World
-from trainer.storage import ObjectStore
+from trainer.storage import ObjectStore, PassingError, PreconditionError, RefusedError, StorageError
+from trainer.stored_config import StoredConfig
 from trainer.tasks import Task
+
+Wanted = Callable[[str], bool]
+"""Which tensors, by name, a rank needs of a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,22 @@ class Claim:
     """Settings that differ from the attempt before: path to (before, after)."""
     lease: Lease | None = None
     """On rank 0 only."""
+
+
+@contextmanager
+def failures_of_the_store_are_no_mistakes(
+    kind: type[StorageError] = StorageError, *, but: tuple[type[StorageError], ...] = ()
+) -> Iterator[None]:
+    """A store that fails is a failure, after which a launcher may start the job again, and not a mistake in its settings.
+
+    Once a run is claimed that holds for all that may come; before, for less (`kind`, `but`): the settings may be wrong.
+    """
+    try:
+        yield
+    except StorageError as error:
+        if isinstance(error, kind) and not isinstance(error, but):
+            error.exit_code, error.everywhere = EXIT_FAILURE, True
+        raise
 
 
 def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
@@ -73,6 +96,7 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
 def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) -> None:
     """Open the Task's data on every rank; UserError when a rank cannot, or sees other data than rank 0."""
 
+    @failures_of_the_store_are_no_mistakes(PassingError)
     def work() -> Json:
         open_data(config, task)
         return task.fingerprint()
@@ -117,12 +141,42 @@ def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: O
     """Take the run over on rank 0, unless its config forbids it; nothing is written before everything is checked."""
     leases: list[Lease] = []
 
+    @failures_of_the_store_are_no_mistakes(but=(RefusedError,))
     def take() -> Json:
         return _take(config, task, store, leases) if world.rank == 0 else {}
 
     said = together(votes, world.rank, "start/claim", take, lambda claims: claims[0])
     candidates = [ManifestId(generation, step) for generation, step in said["candidates"]]
     return Claim(said["generation"], candidates, said["schedule_steps"], said["changes"], leases[0] if leases else None)
+
+
+def load_claimed(
+    config: Config, world: World, votes: VoteBox, store: ObjectStore, claim: Claim, want: Wanted, on_event: OnEvent
+) -> Loaded | None:
+    """The newest checkpoint of the claimed run that is whole, None where it has none.
+
+    Exit code 86 where none is because a newer job owns the run by now and has pruned what this one was to read.
+    """
+    try:
+        return load_latest(
+            store,
+            votes,
+            rank=world.rank,
+            world_size=world.world_size,
+            candidates=claim.candidates,
+            tiers=config.checkpoint.tiers,
+            want=want,
+            on_event=on_event,
+        )
+    except NoneWholeError:
+
+        @failures_of_the_store_are_no_mistakes()
+        def still_ours() -> None:
+            if claim.lease is not None:
+                claim.lease.check()
+
+        together(votes, world.rank, "start/owner", still_ours)
+        raise
 
 
 def owner() -> str:
@@ -153,5 +207,16 @@ def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -
         "generation": lease.generation,
         "candidates": [[one.generation, one.step] for one in live_manifests(commits, lease.lineage, lease.generation)],
         "schedule_steps": steps,
-        "changes": stored_config.record(store, stored, resolved, fingerprint),
+        "changes": _record(store, stored, resolved, fingerprint, lease),
     }
+
+
+def _record(
+    store: ObjectStore, stored: StoredConfig | None, config: Config, fingerprint: Json, lease: Lease
+) -> dict[str, tuple[Any, Any]]:
+    try:
+        return stored_config.record(store, stored, config, fingerprint)
+    except PreconditionError:
+        # Only a newer job stores another configuration now; if there is none, what came between is for a person.
+        lease.check()
+        raise

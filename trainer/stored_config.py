@@ -8,10 +8,13 @@ global batch, the optimizer.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from awscrt.checksums import crc64nvme
 
 from trainer import __version__
 from trainer.config import RECORDED, Config, to_toml
@@ -22,6 +25,12 @@ FORMAT = 1
 KEY = "config.toml"
 IDENTITY = ("run.seed", "task.name", "train.global_batch", "optimizer", "fingerprint")
 """What a resume may not change: these keys, and everything below them."""
+_CHECKSUM = re.compile(rb"^# record_crc64nvme ([0-9a-f]{16})\n", re.MULTILINE)
+"""The last line, a comment: the checksum of all that is before it."""
+
+
+class DamagedConfigError(UserError):
+    """The run's configuration is not what was stored."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +43,16 @@ class StoredConfig:
 
 def read_stored(store: ObjectStore) -> StoredConfig | None:
     """The run's configuration, None for a run that has none yet; UserError for one written by a newer Lustrain or damaged."""
-    try:
-        raw, etag = store.read(KEY)
-    except ObjectMissingError:
-        return None
     where = f"{store.uri}/{KEY}"
     try:
-        table = tomllib.loads(raw.decode())
+        table, etag = _decoded(store)
+    except ObjectMissingError:
+        return None
     except ValueError as error:
-        raise UserError(problem(where, "…", f"is not TOML: {error}", fix="restore it from a copy")) from None
-    recorded = table.pop(RECORDED, {})
+        fix = "restore it from a copy; if somebody changed it by hand, remove the line record_crc64nvme"
+        raise DamagedConfigError(problem(where, "…", f"is damaged: {error}", fix=fix)) from None
+    recorded = recorded_in(table)
+    table.pop(RECORDED, None)
     version = recorded.get("format")
     if not isinstance(version, int) or version > FORMAT:
         fix = "upgrade lustrain, or choose another run.uri"
@@ -53,6 +62,35 @@ def read_stored(store: ObjectStore) -> StoredConfig | None:
             )
         )
     return StoredConfig(flatten({**table, "fingerprint": recorded.get("fingerprint", {})}), etag)
+
+
+def decode(raw: bytes, *, on_second_look: bool = True) -> dict[str, Any]:
+    """The table in the file; ValueError when it is no TOML, or not what its checksum says."""
+    try:
+        table = tomllib.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not TOML: {error}") from error
+    said = _CHECKSUM.search(raw)
+    found = f"{crc64nvme(_CHECKSUM.sub(b'', raw)):016x}"
+    version = recorded_in(table).get("format")
+    # A newer version may keep its checksum in another way, and is refused for being newer.
+    newer = isinstance(version, int) and version > FORMAT
+    if said and said[1].decode() != found and not (newer and on_second_look):
+        raise ValueError(f"checksum {found}, but the file says {said[1].decode()}")
+    return table
+
+
+def recorded_in(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The `[recorded]` table, empty where there is none."""
+    recorded = table.get(RECORDED)
+    return recorded if isinstance(recorded, dict) else {}
+
+
+def encode(config: Config, fingerprint: Mapping[str, Any]) -> bytes:
+    """The file as this version writes it."""
+    recorded = {"format": FORMAT, "lustrain": __version__, "fingerprint": dict(fingerprint)}
+    body = to_toml(config, recorded).encode()
+    return body + f"# record_crc64nvme {crc64nvme(body):016x}\n".encode()
 
 
 def settings_of(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,20 +133,33 @@ def check(store: ObjectStore, config: Config, fingerprint: Mapping[str, Any]) ->
 def record(
     store: ObjectStore, stored: StoredConfig | None, config: Config, fingerprint: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Store the configuration of the attempt that owns the run now; returns what changed as `path -> (before, after)`."""
-    body = to_toml(config, {"format": FORMAT, "lustrain": __version__, "fingerprint": dict(fingerprint)}).encode()
-    if stored is None:
-        try:
-            store.put(KEY, body, if_absent=True)
-        except PreconditionError:
-            if store.read(KEY)[0] != body:  # else an answer was lost, and the retry met its own success
-                raise
-        return {}
-    wanted = settings_of(config, fingerprint)
-    differences = {path: (stored.settings.get(path), wanted.get(path)) for path in changed(stored.settings, wanted)}
-    if differences:
-        store.put(KEY, body, if_match=stored.etag)
+    """Store the configuration of the attempt that owns the run now; returns what changed as `path -> (before, after)`.
+
+    PreconditionError when another job has stored its own since `stored` was read.
+    """
+    differences: dict[str, tuple[Any, Any]] = {}
+    if stored is not None:
+        wanted = settings_of(config, fingerprint)
+        differences = {path: (stored.settings.get(path), wanted.get(path)) for path in changed(stored.settings, wanted)}
+        if not differences:
+            return {}
+    body = encode(config, fingerprint)
+    try:
+        store.put(KEY, body, if_absent=stored is None, if_match=stored.etag if stored else None)
+    except PreconditionError:
+        if store.read(KEY)[0] != body:  # else an answer was lost, and the retry met its own success
+            raise
     return differences
+
+
+def _decoded(store: ObjectStore) -> tuple[dict[str, Any], str]:
+    """Table and etag, read twice where that is needed: without a store's checksums the wire may have lied."""
+    raw, etag = store.read(KEY)
+    try:
+        return decode(raw, on_second_look=False), etag
+    except ValueError:
+        raw, etag = store.read(KEY)
+        return decode(raw), etag
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,20 +19,28 @@ from trainer.agree import Json, together
 from trainer.checkpoint.fence import Fence
 from trainer.checkpoint.interval import Interval
 from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.load import Loaded, load_latest
+from trainer.checkpoint.load import Loaded
 from trainer.checkpoint.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import Config
-from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_REQUEUE, LostRunError, UserError
+from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError, UserError
 from trainer.interrupt import Watch
 from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, Sinks, TensorBoardSink, TerminalSink
 from trainer.metrics.relay import Relay, WarningsOnly
 from trainer.parallel import World
+from trainer.parent import save_when_alone
 from trainer.peers import lost_ranks_told, rank_0_last
 from trainer.saving import Saving, State
-from trainer.start import Claim, check_fit, claim_run, open_data_alike
-from trainer.storage import ObjectStore, StorageError, open_store
+from trainer.start import (
+    Claim,
+    check_fit,
+    claim_run,
+    failures_of_the_store_are_no_mistakes,
+    load_claimed,
+    open_data_alike,
+)
+from trainer.storage import ObjectStore, PassingError, open_store
 from trainer.tasks import Task, make_task, problems_in
 
 LOG_S = 10.0
@@ -54,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     task = make_task(config.task, seed=config.run.seed)
     with ExitStack() as leaving:
         training = prepare(config, task, leaving)
+        # Before this there was nothing to save, and a rank left alone could still have claimed the run from the next job.
+        save_when_alone(config.interrupt.signal_grace_s)
         return leave(training, train(training))
 
 
@@ -81,7 +90,12 @@ def prepare(config: Config, task: Task, leaving: ExitStack) -> Training:
     together(votes, world.rank, "start/fit", lambda: check_fit(config, world, relay.event))
     open_data_alike(config, task, world, votes)
     leaving.callback(task.close)
-    together(votes, world.rank, "start/store", lambda: stores.append(open_store(config.run.uri, name="run.uri")))
+
+    @failures_of_the_store_are_no_mistakes(PassingError)
+    def open_run() -> None:
+        stores.append(open_store(config.run.uri, name="run.uri"))
+
+    together(votes, world.rank, "start/store", open_run)
     store = stores[0]
     claim = claim_run(config, task, world, votes, store)
     leaving.enter_context(failures_of_the_store_are_no_mistakes())
@@ -94,16 +108,6 @@ def prepare(config: Config, task: Task, leaving: ExitStack) -> Training:
     training.saving = resume(training, store, votes, claim, log, leaving)
     relay.attach(sink_of(training, log))
     return training
-
-
-@contextmanager
-def failures_of_the_store_are_no_mistakes() -> Iterator[None]:
-    """Once a run is claimed its settings are right: a store that fails now is a failure, which a launcher may start again."""
-    try:
-        yield
-    except StorageError as error:
-        error.exit_code, error.everywhere = EXIT_FAILURE, True
-        raise
 
 
 def with_schedule_of(config: Config, claim: Claim) -> Config:
@@ -145,16 +149,11 @@ def resume(
     config, world = training.config, training.world
     tensors = optim.model_tensors(training.model) | optim.optimizer_tensors(training.model, training.optimizer)
     mine = f"own/{world.rank}/"
-    loaded = load_latest(
-        store,
-        votes,
-        rank=world.rank,
-        world_size=world.world_size,
-        candidates=claim.candidates,
-        tiers=config.checkpoint.tiers,
-        want=lambda name: name in tensors or name.startswith(mine),
-        on_event=training.sink.event,
-    )
+
+    def want(name: str) -> bool:
+        return name in tensors or name.startswith(mine)
+
+    loaded = load_claimed(config, world, votes, store, claim, want, training.sink.event)
     parent = loaded.manifest.id if loaded else None
 
     @failures_of_the_store_are_no_mistakes()

@@ -14,11 +14,16 @@ from safetensors.torch import load_file
 
 from tests.checkpoint.test_read_prune import manifests_of, put_lease, write_steps
 from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
+from trainer import stored_config
 from trainer.__main__ import main
+from trainer.checkpoint.audit import audit
+from trainer.checkpoint.history import read_history
 from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.parts import read_manifest
 from trainer.checkpoint.verify import verify_checkpoint
+from trainer.config import CheckpointConfig, Config
 from trainer.errors import EXIT_CONFIG
+from trainer.metrics.runlog import append_event
 from trainer.storage import ObjectStore, StorageError
 from trainer.storage.local import LocalStore
 
@@ -98,6 +103,78 @@ def test_verify_names_all_damage_of_a_checkpoint_and_not_only_the_first(store: L
     assert [("missing" in line) for line in problems] == [True, True]
     store.delete(manifest.id.key)
     assert "the manifest is missing" in verify_checkpoint(store, manifest.id).problems[0]
+
+
+@pytest.fixture
+def told(store: LocalStore) -> LocalStore:
+    """The same run with its config and log: every commit is told, and that an older step 15 was pruned."""
+    table = {"run": {"uri": "x"}, "task": {"name": "t"}, "train": {"steps": 9, "global_batch": 1, "micro_batch": 1}}
+    config = Config.model_validate({**table, "checkpoint": {"keep_last": 2}})
+    stored_config.record(store, None, config, {})
+    for generation, steps in ((1, (10, 15, 20, 30)), (3, (25,))):
+        for step in steps:
+            append_event(store, generation, "checkpoint_committed", {"step": step})
+    append_event(store, 1, "checkpoints_pruned", {"removed": [ManifestId(1, 15).key]})
+    for part in range(3):
+        store.put(f"metrics/000001-{part:05d}.jsonl", b'{"step":1,"loss":2.0}\n' * 3)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("harm", "named"),
+    [
+        (lambda store: flip_bit(store, "config.toml", 30), "/config.toml = '…': is damaged: "),
+        (lambda store: store.delete("config.toml"), "config.toml: missing"),
+        (lambda store: flip_bit(store, "metrics/000001-00002.jsonl", 0), "metrics/000001-00002.jsonl line 1: "),
+        (lambda store: flip_bit(store, "events/000003-00000.jsonl", 0), "events/000003-00000.jsonl line 1: "),
+        (lambda store: store.delete("metrics/000001-00001.jsonl"), "metrics/000001-00001.jsonl: missing"),
+        (lambda store: store.delete(ManifestId(3, 25).key), f"{ManifestId(3, 25).key}: the run recorded its commit"),
+    ],
+    ids=["config", "no config", "metrics", "events", "no metrics", "newest manifest"],
+)
+def test_verify_also_names_what_is_damaged_or_lost_beside_the_checkpoints(
+    told: LocalStore, call: Call, harm: Callable[[ObjectStore], object], named: str
+) -> None:
+    code, out, _ = call("verify", told.uri)
+    assert (code, "DAMAGED" in out) == (0, False), "an old commit that nobody has seen pruned is within the settings"
+    harm(told)
+    code, out, _ = call("verify", told.uri)
+    assert code == 1
+    assert out.count("DAMAGED") == 1
+    assert named in out.partition("config, metrics and events: DAMAGED\n")[2]
+    assert json.loads(call("verify", told.uri, "--json")[1])["ok"] is False
+
+
+def test_a_run_whose_every_manifest_was_deleted_is_not_taken_for_a_young_one(told: LocalStore, call: Call) -> None:
+    for manifest_id in manifests_of(told):
+        told.delete(manifest_id.key)
+    code, out, _ = call("verify", told.uri)
+    assert code == 1
+    assert out.count("the run recorded its commit") == 2, "as many as no pruning ever removes"
+
+
+def test_what_the_command_prunes_is_told_in_the_events_and_so_never_taken_for_lost(
+    told: LocalStore, call: Call
+) -> None:
+    raw, etag = told.read("config.toml")
+    lines = [line for line in raw.splitlines(keepends=True) if not line.startswith(b"# record_crc64nvme")]
+    told.put("config.toml", b"".join(lines).replace(b"keep_last = 2", b"keep_last = 9"), if_match=etag)
+    assert call("prune", told.uri, "--keep-last", "2", "--no-keep-best")[0] == 0
+    assert ManifestId(1, 10) not in manifests_of(told)
+    assert call("verify", told.uri)[0] == 0
+
+
+@pytest.mark.parametrize("wrong", ["metrics/000001-00000.jsonl", "config.toml"])
+def test_what_only_the_wire_damaged_is_read_again(told: LocalStore, wrong: str) -> None:
+    class Flaky(LocalStore):
+        flips = 1
+
+        def read(self, key: str) -> tuple[bytes, str]:
+            raw, etag = super().read(key)
+            self.flips, flipped = self.flips - (key == wrong), key == wrong and self.flips > 0
+            return (bytes([raw[0] ^ 1]) + raw[1:] if flipped else raw), etag
+
+    assert audit(Flaky(told.uri), read_history(told), CheckpointConfig) == []
 
 
 def test_verify_also_checks_that_boxes_make_whole_tensors(store: LocalStore) -> None:

@@ -12,6 +12,7 @@
 Faults: `Answer(status, code)` without asking the server; `Delay(seconds)` before asking it; `Reset()` of the connection
 before it is asked, or with `after=True` after it has answered; `Cut(fraction)` of the response's body, then the connection
 closes; `Swap(count)` flips one bit in each of `count` bytes of the response's body, or with `request=True` of the request's;
+`Swap(at=rb"...")` flips one in the last byte of what this regular expression finds in the body;
 `Skew(seconds)` moves the Date header of the answer, and with `refuse=True` answers 403 RequestTimeTooSkewed as S3 does when
 a clock is off.
 
@@ -75,10 +76,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class Swap:
-    """Flips one bit in each of `count` bytes, spread evenly over the body."""
+    """Flips one bit in each of `count` bytes, spread evenly over the body, or in one that `at` names."""
 
     count: int = 1
     request: bool = False
+    at: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -247,12 +249,12 @@ def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
             if isinstance(fault, Delay):
                 time.sleep(fault.seconds)
             if isinstance(fault, Swap) and fault.request:
-                body = _swapped(body, fault.count)
+                body = _swapped(body, fault)
             response = proxy.ask(self.command, self.path, self.headers.items(), body)
             if isinstance(fault, Reset):
                 return self.reset()
             if isinstance(fault, Swap) and not fault.request:
-                response.body = _swapped(response.body, fault.count)
+                response.body = _swapped(response.body, fault)
             if isinstance(fault, Skew):
                 response = _skewed(response, fault.seconds)
             if isinstance(fault, Cut):
@@ -306,8 +308,12 @@ def _skewed(response: _Response, seconds: float) -> _Response:
     return response
 
 
-def _swapped(body: bytes, count: int) -> bytes:
+def _swapped(body: bytes, fault: Swap) -> bytes:
     changed = bytearray(body)
-    for i in range(min(count, len(changed))):
-        changed[(2 * i + 1) * len(changed) // (2 * count)] ^= 0x10
+    if fault.at:
+        if found := re.search(fault.at, body):
+            changed[found.end() - 1] ^= 0x10
+        return bytes(changed)
+    for i in range(min(fault.count, len(changed))):
+        changed[(2 * i + 1) * len(changed) // (2 * fault.count)] ^= 0x10
     return bytes(changed)

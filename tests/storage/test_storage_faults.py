@@ -229,6 +229,20 @@ def test_bytes_of_a_record_that_change_on_the_way_down_are_asked_for_again(stric
         strict_lab.store.read("lease.json")
 
 
+@pytest.mark.parametrize("at", [rb"<LastModified>....-..-", rb"<Size>."], ids=["time", "size"])
+@pytest.mark.parametrize("lab", ["boto3"], indirect=True)
+def test_a_listing_that_cannot_be_parsed_is_asked_for_again_and_then_one_line(lab: Lab, at: bytes) -> None:
+    """It has no checksum: what the wire did to it shows when botocore reads it, as a plain ValueError."""
+    lab.store.put("lease.json", b"{}")
+    lab.proxy.inject(Swap(at=at), times=ATTEMPTS - 1)
+    assert [info.key for info in lab.store.list()] == ["lease.json"]
+    assert lab.proxy.did["Swap"] == ATTEMPTS - 1
+    lab.proxy.inject(Swap(at=at))
+    with pytest.raises(StorageError, match=f"cannot be read .*{ATTEMPTS} attempts") as caught:
+        list(lab.store.list())
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_under_random_faults_every_call_tells_the_truth(lab: Lab, source: str, body: bytes, seed: int) -> None:

@@ -20,6 +20,8 @@ from tests.torture.small_run import (
     own_records,
     weights,
 )
+from trainer.checkpoint.audit import audit
+from trainer.checkpoint.history import read_history
 from trainer.checkpoint.layout import attempt_commit
 from trainer.checkpoint.lease import read_lease
 from trainer.checkpoint.parts import read_manifest
@@ -150,7 +152,8 @@ def equal_to_reference(store: ObjectStore, reference: ObjectStore, steps: int) -
 
 
 def nothing_piles_up(store: ObjectStore, kills: int, kills_since_start: int) -> None:
-    """What kills left in a run is bounded by their number, and pruning removes it once it is old."""
+    """What kills left in a run is bounded by their number, and pruning removes it once it is old; nothing looks lost."""
+    assert audit(store, read_history(store), lambda: CheckpointConfig(keep_last=2)) == []
     ids = committed(store)
     named = {read_manifest(store, one).attempt for one in ids}
     orphans = attempts_stored(store) - named

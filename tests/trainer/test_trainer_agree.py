@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from tests.lab.faulty_proxy import Answer, Fault, FaultyProxy, Reset
 from tests.trainer.ranks import run_threads
 from trainer.agree import decide, together
 from trainer.checkpoint.history import read_history
@@ -19,9 +20,9 @@ from trainer.checkpoint.lease import Lease
 from trainer.checkpoint.load import load_latest
 from trainer.checkpoint.votes import StoreVotes
 from trainer.config import Config, TaskConfig
-from trainer.errors import UserError
+from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN, UserError
 from trainer.parallel import World
-from trainer.start import claim_run, open_data_alike, require_alike
+from trainer.start import Claim, claim_run, load_claimed, open_data_alike, require_alike
 from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
 from trainer.tasks import Task, make_task
@@ -158,7 +159,7 @@ def test_data_that_differ_are_named_by_rank_and_by_what_differs() -> None:
     assert len(many.value.problems) == 8
 
 
-def tiny_config(uri: Path, samples: int = 64) -> Config:
+def tiny_config(uri: Path | str, samples: int = 64) -> Config:
     return Config.model_validate(
         {
             "run": {"uri": str(uri)},
@@ -190,6 +191,32 @@ def test_ranks_that_opened_other_data_all_refuse_to_start(
     else:
         line = "task on rank 1: differs from rank 0 in data.samples, data.sum; fix: give every node the same data"
         assert [error.problems for error in said] == [[line]] * 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [(Answer(503), 1), (Reset(), 1), (Answer(403, "AccessDenied"), 2)],
+    ids=["busy", "gone", "refused"],
+)
+def test_a_store_that_fails_while_the_run_is_claimed_is_a_failure_and_one_that_refuses_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault, code: int
+) -> None:
+    """By these codes a launcher starts the job again, or asks a person."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+
+    def work(rank: int, votes: CountedVotes) -> Any:
+        config = tiny_config("s3://bucket/run")
+        task = tiny_task(config.task)
+        task.open(tmp_path)
+        return claim_run(config, task, world_of(rank, 2), votes, open_store(config.run.uri))
+
+    # Nothing is behind the proxy: a store opens also where a policy forbids to list it.
+    with FaultyProxy("http://127.0.0.1:9") as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        proxy.inject(Answer(403, "AccessDenied"), key="list-type")
+        proxy.inject(fault)
+        errors, _ = on_ranks(work)
+    assert [(error.exit_code, len(error.problems)) for error in errors] == [(code, 1)] * 2
 
 
 class OvertakenStore(LocalStore):
@@ -229,3 +256,46 @@ def test_what_the_job_before_commits_until_the_run_is_taken_is_not_lost(tmp_path
     claims[0].lease.settle(claims[0].candidates[0])
     history = read_history(store)
     assert (history.live, history.dead) == ([late, early], [])
+
+
+@pytest.mark.parametrize(("overtaken", "code"), [(True, EXIT_LOST_RUN), (False, EXIT_CONFIG)])
+def test_checkpoints_that_a_newer_job_pruned_while_this_one_read_them_are_a_lost_run_and_no_damage(
+    tmp_path: Path, overtaken: bool, code: int
+) -> None:
+    config = tiny_config(tmp_path / "run")
+    store = open_store(config.run.uri)
+    candidates = [ManifestId(1, 20), ManifestId(1, 10)]
+    lease = Lease.take(store, "this job")
+    if overtaken:
+        Lease.take(store, "the newer job")
+
+    def work(rank: int, votes: CountedVotes) -> Any:
+        claim = Claim(lease.generation, candidates, 8, {}, lease if rank == 0 else None)
+        return load_claimed(config, world_of(rank, 2), votes, store, claim, lambda name: True, lambda *event: None)
+
+    errors, _ = on_ranks(work)
+    assert [error.exit_code for error in errors] == [code] * 2
+    assert all(("the newer job owns this run" in str(error)) == overtaken for error in errors)
+    assert all(("none verifies" in str(error)) != overtaken for error in errors)
+
+
+class ReplacedStore(LocalStore):
+    """A run that a newer job takes and records its settings in, just before this one records its own."""
+
+    def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
+        if key == "config.toml":
+            Lease.take(open_store(self.uri), "the newer job")
+            super().put(key, body + b"# other settings\n")
+        return super().put(key, body, if_absent=if_absent, if_match=if_match)
+
+
+def test_a_newer_job_that_stores_its_settings_first_owns_the_run(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "run")
+
+    def work(rank: int, votes: CountedVotes) -> Any:
+        task = tiny_task(config.task)
+        task.open(tmp_path)
+        return claim_run(config, task, world_of(rank, 1), votes, ReplacedStore(config.run.uri))
+
+    (error,), _ = on_ranks(work, 1)
+    assert error.exit_code == EXIT_LOST_RUN

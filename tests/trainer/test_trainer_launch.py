@@ -1,5 +1,6 @@
 """The local launcher hands on what a scheduler needs: one exit code that means something."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -7,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import children_of, wait_until
-from trainer.checkpoint.lease import committed
+from tests.processes import alive, children_of, wait_until
+from trainer.checkpoint.lease import committed, read_lease
 from trainer.errors import EXIT_REQUEUE, UserError
 from trainer.launch.local import job_exit_code, main, rank_environment
+from trainer.metrics.reader import read_events
 from trainer.storage import open_store
 
 
@@ -45,13 +47,91 @@ def test_no_ranks_is_a_mistake_in_one_line() -> None:
         main(["--nproc", "0", "--", "train", "x.toml"])
 
 
-@pytest.fixture
-def endless(tmp_path: Path) -> Path:
-    config = tmp_path / "config.toml"
+CHILD = """
+import signal, sys, time
+from trainer import parent
+assert parent.end_with_launcher()
+signal.signal(signal.SIGTERM, lambda *_: print("told to stop", flush=True))
+if sys.argv[1] == "training":
+    parent.save_when_alone(0.1)
+print("listening", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+LAUNCHER = """
+import os, subprocess, sys, time
+environment = {**os.environ, "LUSTRAIN_LAUNCHER": str(os.getpid())}
+print(subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], env=environment).pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("phase", "last_words"), [("starting", ""), ("training", "told to stop\n")])
+def test_a_rank_left_alone_ends_and_first_hears_of_it_where_it_can_save(phase: str, last_words: str) -> None:
+    """This one does not stop when it is told to, as one that waits for a peer."""
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, CHILD, phase], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    rank = int(launcher.stdout.readline())
+    try:
+        assert launcher.stdout.readline() == "listening\n"
+        launcher.kill()
+        wait_until(lambda: not alive(rank))
+        assert launcher.stdout.read() == last_words
+    finally:
+        end([launcher.pid, rank])
+        launcher.communicate()
+
+
+@pytest.mark.parametrize("parent", [os.getppid(), os.getpid()], ids=["another", "this"])
+def test_a_rank_whose_launcher_was_gone_before_it_began_ends_at_once(parent: int) -> None:
+    environment = {**os.environ, "LUSTRAIN_LAUNCHER": str(parent)}
+    done = subprocess.run([sys.executable, "-m", "trainer", "--version"], env=environment, check=False)
+    assert done.returncode == (0 if parent == os.getpid() else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["starting", "training"])
+def test_a_launcher_that_is_killed_takes_its_ranks_and_their_writers_with_it(tmp_path: Path, phase: str) -> None:
+    """Ranks that train save first; ranks that start must not claim the run, which the next job may own by then."""
+    launcher = subprocess.Popen(launch(tmp_path, "checkpoint.every_steps=50"))
+    store = open_store(f"{tmp_path}/run")
+    family: list[int] = []
+    try:
+        wait_until(lambda: len(descendants(launcher.pid)) >= 2)
+        if phase == "training":
+            wait_until(lambda: committed(store) or launcher.poll() is not None)
+        family = descendants(launcher.pid)
+        assert len(family) == (2 if phase == "starting" else 4), "ranks and writers"
+        launcher.kill()
+        launcher.wait()
+        wait_until(lambda: not any(map(alive, family)))
+    finally:
+        end([launcher.pid, *family])
+    if phase == "training":
+        assert [event["exit_code"] for event in read_events(store) if event["event"] == "stopped"] == [EXIT_REQUEUE]
+    else:
+        assert read_lease(store) is None
+
+
+def descendants(pid: int) -> list[int]:
+    """Children of the process, and theirs."""
+    children = children_of(pid)
+    return children + [grandchild for child in children for grandchild in children_of(child)]
+
+
+def end(pids: list[int]) -> None:
+    """What a test that failed has left running."""
+    for pid in filter(alive, pids):
+        os.kill(pid, signal.SIGKILL)
+
+
+def endless(folder: Path) -> Path:
+    """Settings of a run in `folder` that trains until it is told to stop."""
+    config = folder / "config.toml"
     config.write_text(
         f"""
 [run]
-uri = "{tmp_path}/run"
+uri = "{folder}/run"
 [task]
 name = "tests.trainer.tiny_task:Tiny"
 [train]
@@ -69,6 +149,12 @@ metadata = false
     return config
 
 
+def launch(folder: Path, *sets: str) -> list[str]:
+    """A command that trains two ranks until they are told to stop."""
+    words = [word for one in sets for word in ("--set", one)]
+    return [sys.executable, "-m", "trainer.launch.local", "--nproc", "2", "--", "train", str(endless(folder)), *words]
+
+
 def ends_with_a_checkpoint(job: subprocess.Popen[str], run: Path) -> None:
     job.send_signal(signal.SIGTERM)
     said = job.communicate(timeout=60)[1]
@@ -77,19 +163,17 @@ def ends_with_a_checkpoint(job: subprocess.Popen[str], run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_notice_to_the_launcher_before_any_rank_listens_ends_in_a_checkpoint_and_85(
-    tmp_path: Path, endless: Path
-) -> None:
+def test_a_notice_to_the_launcher_before_any_rank_listens_ends_in_a_checkpoint_and_85(tmp_path: Path) -> None:
     """`docker stop` of a container that has just begun; a rank that dies of it looks like a failure to every launcher."""
-    command = [sys.executable, "-m", "trainer.launch.local", "--nproc", "2", "--", "train", str(endless)]
-    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(launch(tmp_path), stderr=subprocess.PIPE, text=True)
     wait_until(lambda: children_of(job.pid))
     ends_with_a_checkpoint(job, tmp_path / "run")
 
 
 @pytest.mark.slow
-def test_a_notice_while_a_rank_still_loads_torch_ends_in_a_checkpoint_and_85(tmp_path: Path, endless: Path) -> None:
+def test_a_notice_while_a_rank_still_loads_torch_ends_in_a_checkpoint_and_85(tmp_path: Path) -> None:
     """Under a launcher that passes signals on and holds none, as torchrun."""
-    job = subprocess.Popen([sys.executable, "-m", "trainer", "train", str(endless)], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "trainer", "train", str(endless(tmp_path))]
+    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: "/libtorch" in Path(f"/proc/{job.pid}/maps").read_text())
     ends_with_a_checkpoint(job, tmp_path / "run")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.lab.faulty_proxy import Answer, FaultyProxy
 from trainer import schedule
 from trainer.__main__ import main
 from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
@@ -203,29 +204,41 @@ class AwayStore(LocalStore):
 
 
 @pytest.mark.parametrize(
-    ("request_", "key", "code"),
+    ("request_", "key"),
     [
-        ("read", "config.toml", 2),
-        ("list", MANIFESTS, 2),
-        ("put", LEASE, 2),
-        ("settle", LEASE, 1),
+        ("read", "config.toml"),
+        ("list", MANIFESTS),
+        ("put", LEASE),
+        ("settle", LEASE),
     ],
 )
-def test_a_store_that_fails_is_a_mistake_before_the_run_is_claimed_and_a_failure_after_it(
+def test_a_store_that_fails_while_a_job_starts_is_a_failure_and_no_mistake(
     config: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     request_: str,
     key: str,
-    code: int,
 ) -> None:
     store: ObjectStore = AwayStore(str(tmp_path / "run"), request_, key)
     monkeypatch.setattr("trainer.train.open_store", lambda uri, **options: store)
-    assert train(config) == code
+    assert train(config) == 1
     said = capsys.readouterr().err
     assert "does not answer; fix: wait" in said
     assert "Traceback" not in said
+
+
+def test_a_store_that_is_busy_when_it_is_opened_is_a_failure_and_one_that_is_not_there_a_mistake(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with FaultyProxy("http://127.0.0.1:9") as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        proxy.inject(Answer(503))
+        assert train(config, "run.uri=s3://bucket/run") == 1
+    assert "still answers 503" in capsys.readouterr().err
+    assert train(config, "run.uri=s3://bucket/run") == 2
+    assert "cannot reach" in capsys.readouterr().err
 
 
 def test_a_last_state_that_the_store_does_not_take_is_a_failure(

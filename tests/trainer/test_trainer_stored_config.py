@@ -1,14 +1,18 @@
 """Resuming: what would make it another run is refused by name, anything else is accepted and recorded."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainer import stored_config
 from trainer.config import Config
 from trainer.errors import UserError
 from trainer.storage import ObjectStore, PreconditionError, open_store
+from trainer.storage.local import LocalStore
 
 SHAPE = {"model": {"layers": 2, "width": 64}, "data": "89abcdef"}
 
@@ -73,8 +77,55 @@ def test_two_attempts_cannot_both_replace_the_config(store: ObjectStore) -> None
         stored_config.record(store, stored, config(train__steps=12), SHAPE)
 
 
+def test_a_replacement_whose_answer_was_lost_is_seen_as_the_own_success(store: ObjectStore) -> None:
+    class Stuttering(LocalStore):
+        def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
+            super().put(key, body, if_absent=if_absent, if_match=if_match)
+            raise PreconditionError("the retry met its own success")
+
+    wanted = config(train__steps=20)
+    stored = stored_config.check(store, wanted, SHAPE)
+    assert stored_config.record(Stuttering(store.uri), stored, wanted, SHAPE) == {"train.steps": (10, 20)}
+
+
 def test_a_run_of_a_newer_format_is_refused_in_one_line(store: ObjectStore) -> None:
     raw, etag = store.read("config.toml")
     store.put("config.toml", raw.replace(b"format = 1", b"format = 2"), if_match=etag)
     with pytest.raises(UserError, match="upgrade lustrain"):
         stored_config.check(store, config(), SHAPE)
+
+
+class Wire(LocalStore):
+    """Delivers other bytes than are stored, the first `lies` times."""
+
+    def __init__(self, stored: bytes, harmed: bytes, lies: int) -> None:
+        self.uri, self.stored, self.harmed, self.lies = "run", stored, harmed, lies
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        self.lies -= 1
+        return (self.harmed if self.lies >= 0 else self.stored), "etag"
+
+
+@given(position=st.integers(0, 10**6), bit=st.integers(0, 7))
+def test_one_flipped_bit_never_passes_for_another_setting_and_is_asked_for_twice(position: int, bit: int) -> None:
+    raw = stored_config.encode(config(), SHAPE)
+    harmed = bytearray(raw)
+    harmed[position % len(raw)] ^= 1 << bit
+    whole = stored_config.read_stored(Wire(raw, raw, 0))
+    assert stored_config.read_stored(Wire(raw, bytes(harmed), 1)) == whole
+    in_checksum = position % len(raw) >= raw.index(b"# record_crc64nvme")
+    with suppress(UserError):
+        assert stored_config.read_stored(Wire(raw, bytes(harmed), 2)) == whole
+        assert in_checksum, "a damaged setting went unseen"
+
+
+def test_a_config_without_a_checksum_is_read_as_before(store: ObjectStore) -> None:
+    raw, etag = store.read("config.toml")
+    lines = [line for line in raw.splitlines(keepends=True) if not line.startswith(b"# record_crc64nvme")]
+    assert len(lines) == len(raw.splitlines()) - 1
+    before = stored_config.read_stored(store)
+    store.put("config.toml", b"".join(lines), if_match=etag)
+    after = stored_config.read_stored(store)
+    assert before is not None
+    assert after is not None
+    assert after.settings == before.settings

@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,14 +17,17 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from trainer.checkpoint.audit import audit
 from trainer.checkpoint.export import export
 from trainer.checkpoint.history import History, choose, read_history
 from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.parts import read_manifest
 from trainer.checkpoint.prune import PruneReport, metric_of, prune
-from trainer.checkpoint.verify import verify_checkpoint
+from trainer.checkpoint.verify import VerifyReport, verify_checkpoint
 from trainer.config import CheckpointConfig, TaskConfig, problems_of
 from trainer.errors import EXIT_DONE, UserError, problem
+from trainer.metrics.runlog import append_event
+from trainer.metrics.timeline import PRUNED
 from trainer.progress import BYTES, Progress, amount_text
 from trainer.storage import CorruptObjectError, ObjectStore, open_store
 from trainer.stored_config import KEY, read_stored
@@ -55,9 +59,14 @@ class Listed:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="what the run holds, newest first")
-    verify = actions.add_parser("verify", help="read and check every byte; exit 1 and the place when one is damaged")
+    verify = actions.add_parser(
+        "verify", help="read and check every byte; exit 1 and the place when one is damaged or lost"
+    )
     verify.add_argument(
-        "--step", type=int, metavar="N", help="only the checkpoint of this step (default: all live ones)"
+        "--step",
+        type=int,
+        metavar="N",
+        help="only the checkpoint of this step (default: all live ones, config and log)",
     )
     pruning = actions.add_parser("prune", help="remove what need not be kept", description=_PRUNE_HELP)
     pruning.add_argument("--dry-run", action="store_true", help="say what would go, remove nothing")
@@ -137,29 +146,41 @@ def _list(store: ObjectStore, args: argparse.Namespace) -> int:
 def _verify(store: ObjectStore, args: argparse.Namespace) -> int:
     history = read_history(store)
     wanted = history.live if args.step is None else [choose(history, store.uri, args.step)]
-    if not wanted:
+    beside = audit(store, history, lambda: keep_options(store, args)) if args.step is None else []
+    if not wanted and not beside:
         raise UserError(problem("RUN_URI", store.uri, "holds no checkpoint yet"))
     reports = []
     with Progress("verify", sum(_size(store, manifest_id) for manifest_id in wanted), BYTES) as progress:
         for manifest_id in wanted:
             reports.append(verify_checkpoint(store, manifest_id, progress.advance))
+    whole = all(report.ok for report in reports) and not beside
     if args.json:
         found = [{**asdict(report), "id": asdict(report.id), "ok": report.ok} for report in reports]
-        _print_json({"run": store.uri, "ok": all(report.ok for report in reports), "checkpoints": found})
+        _print_json({"run": store.uri, "ok": whole, "checkpoints": found, "beside": beside})
     else:
-        for report in reports:
-            verdict = "whole" if report.ok else "DAMAGED"
-            print(
-                f"step {report.id.step} (generation {report.id.generation}): {verdict}, {amount_text(report.bytes, BYTES)}"
-            )
-            for line in report.problems:
-                print(f"  {line}")
-    return EXIT_DONE if all(report.ok for report in reports) else EXIT_DAMAGED
+        print(verify_text(reports, beside))
+    return EXIT_DONE if whole else EXIT_DAMAGED
+
+
+def verify_text(reports: Sequence[VerifyReport], beside: Sequence[str]) -> str:
+    """What was found in lines for people; `beside` are problems of the run and not of one checkpoint."""
+    lines = []
+    for report in reports:
+        verdict = "whole" if report.ok else "DAMAGED"
+        size = amount_text(report.bytes, BYTES)
+        lines.append(f"step {report.id.step} (generation {report.id.generation}): {verdict}, {size}")
+        lines += [f"  {line}" for line in report.problems]
+    if beside:
+        lines += ["config, metrics and events: DAMAGED", *(f"  {line}" for line in beside)]
+    return "\n".join(lines)
 
 
 def _prune(store: ObjectStore, args: argparse.Namespace) -> int:
-    read_history(store)
+    history = read_history(store)
     report = prune(store, keep_options(store, args), dry_run=args.dry_run)
+    if report.removed_keys and not args.dry_run:
+        fields = {"removed": report.removed_keys, "bytes": report.bytes}
+        append_event(store, history.lease.generation, PRUNED, fields)
     if args.json:
         _print_json({"run": store.uri, "dry_run": args.dry_run, **asdict(report)})
     else:
@@ -173,7 +194,7 @@ def keep_options(store: ObjectStore, args: argparse.Namespace) -> CheckpointConf
     settings = stored.settings if stored else {}
     names = ("keep_last", "keep_every_steps", "keep_best")
     keep = {name: settings[f"checkpoint.{name}"] for name in names if f"checkpoint.{name}" in settings}
-    keep |= {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    keep |= {name: said for name in names if (said := getattr(args, name, None)) is not None}
     try:
         return CheckpointConfig(**keep)
     except ValidationError as error:

@@ -12,9 +12,11 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
+from trainer.checkpoint.parts import on_second_look
 from trainer.checkpoint.records import DamagedRecordError, NewerFormatError, decode_manifest, seal, unseal
 from trainer.errors import LostRunError, UserError, problem
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
@@ -206,12 +208,14 @@ def _put(store: ObjectStore, record: LeaseRecord, etag: str | None) -> str | Non
 
 
 def _read(store: ObjectStore) -> tuple[LeaseRecord, str] | None:
-    try:
+    def decoded() -> tuple[LeaseRecord, str]:
         raw, etag = store.read(LEASE)
+        return LeaseRecord.decode(raw), etag
+
+    try:
+        return on_second_look(decoded)
     except ObjectMissingError:
         return None
-    try:
-        return LeaseRecord.decode(raw), etag
     except DamagedRecordError as error:
         fix = f"put an earlier version of {LEASE} back, or remove it: the next job rebuilds it from the manifests"
         raise UserError(problem("run.uri", store.uri, f"its {LEASE} is damaged: {error}", fix=fix)) from error
@@ -231,11 +235,15 @@ def _from_objects(store: ObjectStore) -> tuple[int, tuple[Settlement, ...]]:
         manifest = ManifestId.of_key(info.key)
         if manifest and manifest.generation not in parents:
             try:
-                parents[manifest.generation] = decode_manifest(store.read(info.key)[0]).parent
+                parents[manifest.generation] = on_second_look(partial(_parent, store, info.key))
             except DamagedRecordError:
                 continue  # another manifest of this generation may still say it
     lineage = tuple(Settlement(generation, parents[generation]) for generation in sorted(parents))
     return max(used) + 1, lineage
+
+
+def _parent(store: ObjectStore, key: str) -> ManifestId | None:
+    return decode_manifest(store.read(key)[0]).parent
 
 
 def _settlement(item: dict[str, Any]) -> Settlement:

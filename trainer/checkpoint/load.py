@@ -31,6 +31,10 @@ VOTE_TIMEOUT_S = 3600.0
 """The slowest rank may have to read its whole share at a crowded file system's speed."""
 
 
+class NoneWholeError(UserError):
+    """There are candidates, and none of them verifies."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A checkpoint that verified on every rank; `skipped` has one line per newer candidate that did not."""
@@ -68,8 +72,8 @@ def load_latest(
 ) -> Loaded | None:
     """The newest of rank 0's `candidates` that every rank verified; None if there are none.
 
-    Candidates are given newest first; other ranks' are ignored. Called once per VoteBox, by every rank. UserError when
-    candidates exist but none is whole, or when one is of a newer format; StorageError when the store cannot be read;
+    Candidates are given newest first; other ranks' are ignored. Called once per VoteBox, by every rank. NoneWholeError when
+    candidates exist but none is whole, UserError when one is of a newer format; StorageError when the store cannot be read;
     VoteTimeout when a rank stays away for `timeout_s`.
     """
     places = Places(store, open_tiers(tiers, store.uri, on_event))
@@ -94,7 +98,7 @@ def load_latest(
         on_event("checkpoint_skipped", {"generation": candidate.generation, "step": candidate.step, "why": reason})
         del loaded
     if skipped:
-        raise UserError([_none_is_whole(store.uri, len(skipped)), *skipped])
+        raise NoneWholeError([_none_is_whole(store.uri, len(skipped)), *skipped])
     return None
 
 

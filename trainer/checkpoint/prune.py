@@ -51,6 +51,11 @@ class PruneReport:
     bytes: int = 0
     stopped: str = ""
 
+    @property
+    def removed_keys(self) -> list[str]:
+        """Of all manifests that went, for the run's events."""
+        return [manifest_id.key for manifest_id in (*self.removed, *self.removed_dead)]
+
 
 def plan_prune(live: Sequence[Committed], options: CheckpointConfig) -> list[ManifestId]:
     """Which live checkpoints to remove, oldest first: none until max(keep_last, 2) newer ones are whole.

@@ -29,6 +29,7 @@ from trainer.checkpoint.votes import VoteBox, VoteError
 from trainer.checkpoint.writer import Job, Reply
 from trainer.config import CheckpointConfig
 from trainer.errors import LostRunError, UserError
+from trainer.metrics.timeline import PRUNED
 from trainer.storage import ObjectStore
 
 PLAN_S = 60.0
@@ -373,9 +374,8 @@ class Checkpointer:
         except UserError as error:
             self._on_event("prune_failed", {"detail": str(error)})
             return
-        if report.bytes:
-            removed = [commit_id.key for commit_id in (*report.removed, *report.removed_dead)]
-            self._on_event("checkpoints_pruned", {"removed": removed, "bytes": report.bytes})
+        if report.removed_keys or report.bytes:
+            self._on_event(PRUNED, {"removed": report.removed_keys, "bytes": report.bytes})
 
     def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         def run() -> None:

@@ -8,7 +8,6 @@ the job do not end it: a save in flight is worth finishing.
 from __future__ import annotations
 
 import array
-import ctypes
 import json
 import mmap
 import os
@@ -28,6 +27,7 @@ from awscrt.checksums import combine_crc64nvme, crc64nvme
 from trainer.checkpoint.layout import ATTEMPTS, ManifestId, attempt_commit, data_key, index_key
 from trainer.checkpoint.records import BLOCK_BYTES, Block, Entry, RankIndex, encode
 from trainer.errors import UserError
+from trainer.parent import end_with
 from trainer.storage import ObjectStore, open_store
 from trainer.storage.direct import seal
 
@@ -38,7 +38,6 @@ Sums and direct writes take too little processor time to step back for: beside a
 0.5 GB save durable after 2.1 s instead of 0.6 s and gave the loop nothing.
 """
 MOST_THREADS = 4
-_PR_SET_PDEATHSIG = 1
 _CRASHED = 70
 """EX_SOFTWARE of sysexits.h."""
 
@@ -261,8 +260,7 @@ class Server:
 def main() -> int:
     """`writer PARENT_PID CONTROL_FD`; the descriptor is one end of a Unix stream socket."""
     parent, control = int(sys.argv[1]), int(sys.argv[2])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if not end_with(parent):
         return 0
     # Schedulers signal every process of a job, not only its group; the trainer alone decides what a signal means.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):

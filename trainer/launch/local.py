@@ -2,6 +2,7 @@
 
 What it does that torchrun does not: it hands the trainer's own exit code on (torchrun answers 1 to everything, and a
 launcher could not tell 85, requeue, from a failure), and it passes signals on and then waits as long as the ranks need.
+If it is killed, no rank stays behind beside the next job: those that train save and stop, those still starting end at once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE, UserError, problem
+from trainer.parent import LAUNCHER
 
 GRACE_S = 20.0
 """How long the other ranks may go on once one of them has failed: they notice a lost peer within a collective."""
@@ -52,7 +54,7 @@ def job_exit_code(codes: Sequence[int]) -> int:
 
 
 class LocalJob:
-    """Ranks as child processes of this one."""
+    """Ranks as child processes of this one; they end with the thread that makes it (`trainer.parent`)."""
 
     def __init__(self, arguments: Sequence[str], nproc: int, environment: Mapping[str, str] | None = None) -> None:
         base = os.environ if environment is None else environment
@@ -60,7 +62,7 @@ class LocalJob:
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", "trainer", *arguments],
-                env=rank_environment(rank, nproc, port, base),
+                env={**rank_environment(rank, nproc, port, base), LAUNCHER: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # a terminal's Ctrl-C then reaches the ranks once, through us
             )

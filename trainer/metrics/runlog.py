@@ -24,6 +24,22 @@ SHORTEST_GAP_S = 1.0
 CLOSE_TIMEOUT_S = 30.0
 
 
+def append_event(store: ObjectStore, generation: int, kind: str, fields: Mapping[str, Any]) -> None:
+    """Log one event as a part of its own, for a command beside a job; a job's log passes over parts that are not its own."""
+    body = encode({**fields, "time": utc_now(), "event": kind, "attempt": generation})
+    there = (PartName.of_key(info.key) for info in store.list(f"{EVENTS}{generation:06d}-"))
+    part = 1 + max((name.part for name in there if name is not None), default=-1)
+    while True:
+        key = PartName(generation, part).key(EVENTS)
+        try:
+            store.put(key, body, if_absent=True)
+        except PreconditionError:
+            if store.read(key)[0] != body:
+                part += 1
+                continue
+        return
+
+
 class RunLog:
     """A Sink that stores steps and events of one lease generation as immutable parts, from one background thread.
 

@@ -13,6 +13,8 @@ from trainer.metrics.reader import Attempt
 
 COMMITTED = "checkpoint_committed"
 """The event of a commit; its `step` is the checkpoint's."""
+PRUNED = "checkpoints_pruned"
+"""The event of a pruning; `removed` holds the keys of the manifests that went."""
 
 
 class Cut(Enum):

@@ -28,6 +28,14 @@ class StorageError(UserError):
     """The store cannot serve (unreachable, refused, out of space) after bounded retries; says what to do in one line."""
 
 
+class PassingError(StorageError):
+    """The store cannot serve just now: it says that it is busy, or its answers arrive broken. Nobody made a mistake."""
+
+
+class RefusedError(StorageError):
+    """The store does not serve this job: a matter of credentials, permissions, names, clock or room, for a person to settle."""
+
+
 class ObjectMissingError(StorageError):
     """There is no object with this key."""
 

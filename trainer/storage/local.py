@@ -20,6 +20,7 @@ from trainer.storage import (
     ObjectMissingError,
     ObjectStore,
     PreconditionError,
+    RefusedError,
     StorageError,
 )
 from trainer.storage.direct import write_direct
@@ -190,7 +191,7 @@ class LocalStore(ObjectStore):
     def _preflight(self, size: int) -> None:
         free = _free_bytes(self.root)
         if size > free:
-            raise StorageError(_no_space(self.root, size, free))
+            raise RefusedError(_no_space(self.root, size, free))
 
     @contextmanager
     def _reading(self, key: str) -> Iterator[None]:
@@ -199,7 +200,7 @@ class LocalStore(ObjectStore):
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise ObjectMissingError(problem("object", self._shown(key), "there is no such object")) from error
         except OSError as error:
-            raise StorageError(_line(error, self._shown(key))) from error
+            raise _failure(error, self._shown(key)) from error
 
     @contextmanager
     def _writing(self, key: str, size: int) -> Iterator[None]:
@@ -207,8 +208,8 @@ class LocalStore(ObjectStore):
             yield
         except OSError as error:
             if error.errno in _NO_SPACE:
-                raise StorageError(_no_space(self.root, size, _free_bytes(self.root))) from error
-            raise StorageError(_line(error, self._shown(key))) from error
+                raise RefusedError(_no_space(self.root, size, _free_bytes(self.root))) from error
+            raise _failure(error, self._shown(key)) from error
 
 
 def _folder_of(uri: str, name: str) -> Path:
@@ -236,20 +237,24 @@ def _make_root(root: Path, uri: str, name: str) -> None:
         raise UserError(problem(name, uri, "the folder is not writable", fix="change its permissions or its mount"))
 
 
-def _line(error: OSError, shown: str) -> str:
+def _failure(error: OSError, shown: str) -> StorageError:
     why = os.strerror(error.errno) if error.errno else str(error)
     if error.filename and not shown.endswith(str(error.filename)):
         why += f" ({error.filename})"
-    fix = {
+    for_a_person = {
         errno.EACCES: "check the permissions",
         errno.EPERM: "check the permissions",
         errno.EROFS: "mount it writable or choose another place",
         errno.ENOTDIR: "a part of the path is a file; choose another path",
         errno.EISDIR: "a folder lies where the object should be; move it away",
+    }
+    for_the_disk = {
         errno.ESTALE: "the network file system lost the folder; mount it again",
         errno.EIO: "the disk or its server fails; see the kernel log",
-    }.get(error.errno or 0, "")
-    return problem("object", shown, why, fix=fix)
+    }
+    number = error.errno or 0
+    line = problem("object", shown, why, fix=for_a_person.get(number) or for_the_disk.get(number, ""))
+    return RefusedError(line) if number in for_a_person else StorageError(line)
 
 
 def _free_bytes(folder: Path) -> int:

@@ -27,6 +27,7 @@ from trainer.storage import (
     PreconditionError,
     StorageError,
 )
+from trainer.storage.answers import make_patient
 from trainer.storage.bulk import (
     BROKEN_BODY,
     PART_BYTES,
@@ -73,6 +74,7 @@ class S3Store(ObjectStore):
         self._endpoint = "S3"
         with self._reporting(""):
             self._session = boto3.Session()
+            make_patient(self._session)
             self._client = _connect(self._session, _region(), self._attempts)
             self._endpoint = self._client.meta.endpoint_url
             region = self._probe().get("x-amz-bucket-region", self._client.meta.region_name)

@@ -10,7 +10,14 @@ from email.utils import parsedate_to_datetime
 from botocore import exceptions as boto
 
 from trainer.errors import problem
-from trainer.storage import CorruptObjectError, ObjectMissingError, PreconditionError, StorageError
+from trainer.storage import (
+    CorruptObjectError,
+    ObjectMissingError,
+    PassingError,
+    PreconditionError,
+    RefusedError,
+    StorageError,
+)
 
 SKEW_WORTH_TELLING = 60.0
 """Seconds; S3 refuses signatures more than 15 minutes off, so a smaller difference is never the cause."""
@@ -19,7 +26,16 @@ _WRONG_BYTES = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XA
 _REFUSED_KEY = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "InvalidClientTokenId", "AuthFailure"}
 _EXPIRED_KEY = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 _WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
-_BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "ServiceUnavailable", "InternalError"}
+_BUSY = {
+    *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "ServiceUnavailable", "InternalError"),
+    "RequestTimeout",
+}
+
+
+class UnreadableAnswerError(boto.BotoCoreError):
+    """An answer came every time, and never one that could be read."""
+
+    fmt = "{operation}: {why}"
 
 
 @dataclass(frozen=True)
@@ -52,11 +68,17 @@ def of_boto(error: Exception, place: Place) -> StorageError:
         return CorruptObjectError(problem("object", place.shown, f"arrived with a wrong checksum: {error}"))
     if isinstance(error, (boto.IncompleteReadError, boto.ResponseStreamingError)):
         return of_cut(place)
-    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
+    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
+        return RefusedError(_no_credentials(error, place))
+    if isinstance(error, boto.CredentialRetrievalError):
         return StorageError(_no_credentials(error, place))
     if isinstance(error, boto.ProfileNotFound):
         fix = "check AWS_PROFILE and ~/.aws/config"
-        return StorageError(problem(place.store, place.shown, f"no credentials ({error})", fix=fix))
+        return RefusedError(problem(place.store, place.shown, f"no credentials ({error})", fix=fix))
+    if isinstance(error, UnreadableAnswerError):
+        why = f"the answers of {place.endpoint} cannot be read ({error}; {place.attempts} attempts)"
+        fix = "check the network between, or use an https endpoint, then try again"
+        return PassingError(problem("object", place.shown, why, fix=fix))
     if isinstance(error, boto.HTTPClientError | boto.ConnectionError):
         return StorageError(unreachable(str(error), place))
     return StorageError(problem(place.store, place.shown, " ".join(str(error).split())))
@@ -67,7 +89,7 @@ def of_refusal(refusal: Refusal, place: Place) -> StorageError:
     code, status = refusal.code, refusal.status
     if code == "NoSuchBucket":
         why = f"there is no bucket {place.bucket} at {place.endpoint}"
-        return StorageError(
+        return RefusedError(
             problem(place.store, place.shown, why, fix="create it, or correct the name or the endpoint")
         )
     if code == "PreconditionFailed" or status == 412:
@@ -78,31 +100,31 @@ def of_refusal(refusal: Refusal, place: Place) -> StorageError:
         )
     if code == "RequestTimeTooSkewed":
         why, fix = f"refused: {_skew(refusal.date)}", "start chrony (`chronyc makestep`)"
-        return StorageError(problem(place.store, place.shown, why, fix=fix))
+        return RefusedError(problem(place.store, place.shown, why, fix=fix))
     if code in _EXPIRED_KEY:
-        return StorageError(
+        return RefusedError(
             problem(place.store, place.shown, f"the credentials have expired ({code})", fix="renew them")
         )
     if code in _REFUSED_KEY:
         fix = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or AWS_PROFILE"
-        return StorageError(
+        return RefusedError(
             problem(place.store, place.shown, f"{place.endpoint} refuses the credentials ({code})", fix=fix)
         )
     if code in _WRONG_REGION or status == 301:
-        return StorageError(
+        return RefusedError(
             problem(place.store, place.shown, "the bucket is in another region", fix="set AWS_REGION to it")
         )
     if code in _BUSY or status >= 500 or status == 429:
         why = f"{place.endpoint} still answers {status} {code} after {place.attempts} attempts"
-        return StorageError(problem("object", place.shown, why, fix="wait and try again, or raise AWS_MAX_ATTEMPTS"))
+        return PassingError(problem("object", place.shown, why, fix="wait and try again, or raise AWS_MAX_ATTEMPTS"))
     if code in ("AccessDenied", "AllAccessDisabled") or status == 403:
         why = f"{place.endpoint} refuses: {refusal.message or code or status}"
         fix = "compare the role's and the bucket's (and the key's) policies with the permissions in README.md"
-        return StorageError(problem("object", place.shown, " ".join(why.split()), fix=fix))
+        return RefusedError(problem("object", place.shown, " ".join(why.split()), fix=fix))
     if status == 404:
         return ObjectMissingError(problem("object", place.shown, "there is no such object"))
     why = f"{place.endpoint} answers {status} {code} {refusal.message}".strip()
-    return StorageError(problem("object", place.shown, " ".join(why.split())))
+    return RefusedError(problem("object", place.shown, " ".join(why.split())))
 
 
 def unreachable(reason: str, place: Place) -> str:
@@ -112,7 +134,7 @@ def unreachable(reason: str, place: Place) -> str:
 
 def of_cut(place: Place) -> StorageError:
     """The line for bodies that end early however often they are asked for: a network's fault, and no proof of damage."""
-    return StorageError(_cut(place))
+    return PassingError(_cut(place))
 
 
 def of_short(total: int | str, wanted: int, place: Place) -> CorruptObjectError:
@@ -124,7 +146,7 @@ def server_time(headers: Mapping[str, str]) -> float | None:
     """Unix seconds in an answer's Date header, None where it has none that can be read."""
     try:
         return parsedate_to_datetime(headers.get("date", "")).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

@@ -1,0 +1,100 @@
+"""What a run's own records say about its checkpoints and about themselves: damage and losses that no checkpoint shows.
+
+A manifest that was deleted leaves no trace among the manifests. The events tell of every commit and every pruning, and the
+lineage names the checkpoint that each job began from. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from trainer.checkpoint.history import History
+from trainer.checkpoint.layout import ManifestId
+from trainer.checkpoint.lease import live_manifests
+from trainer.checkpoint.prune import Committed, plan_prune
+from trainer.config import CheckpointConfig
+from trainer.metrics.reader import READ_THREADS, parse_part
+from trainer.metrics.records import EVENTS, STEPS, PartName
+from trainer.metrics.timeline import COMMITTED, PRUNED
+from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore
+from trainer.stored_config import KEY, DamagedConfigError, read_stored
+
+Event = Mapping[str, Any]
+
+
+def audit(store: ObjectStore, history: History, options: Callable[[], CheckpointConfig]) -> list[str]:
+    """One line for each thing that is wrong with the run's config, metrics and events, or that they say is lost.
+
+    `options` says what the run keeps; pruning within them needs no event, since a job may be killed before it tells. Raises
+    StorageError when the store cannot serve.
+    """
+    _, wrong_metrics = _read_log(store, STEPS)
+    events, wrong_events = _read_log(store, EVENTS)
+    wrong_config = _config_problems(store, expected=bool(events))
+    lost = lost_commits(history, events, CheckpointConfig() if wrong_config else options())
+    why = "the run recorded its commit, no pruning has removed it, and it is gone; fix: restore it and its attempt's objects"
+    return [*wrong_config, *wrong_metrics, *wrong_events, *(f"{one.key}: {why}" for one in lost)]
+
+
+def lost_commits(history: History, events: Iterable[Event], options: CheckpointConfig) -> list[ManifestId]:
+    """Checkpoints of the run's history, newest first, that events or lineage name, but that are neither there nor pruned."""
+    lease = history.lease
+    present = {*history.live, *history.dead}
+    named = {settled.parent for settled in lease.lineage if settled.parent is not None}
+    pruned = set()
+    for event in events:
+        if event.get("event") == COMMITTED and isinstance(event.get("step"), int):
+            named.add(ManifestId(int(event.get("attempt", 0)), event["step"]))
+        elif event.get("event") == PRUNED and isinstance(event.get("removed"), list):
+            pruned |= {ManifestId.of_key(str(key)) for key in event["removed"]}
+    live = live_manifests(present | named, lease.lineage, lease.generation)
+    within_the_rules = set(plan_prune([Committed(one, None, whole=True) for one in live], options))
+    return [one for one in live if one not in present and one not in pruned and one not in within_the_rules]
+
+
+def _config_problems(store: ObjectStore, *, expected: bool) -> list[str]:
+    try:
+        if read_stored(store) is None and expected:
+            return [
+                f"{KEY}: missing, though a job has trained; fix: restore it, for nothing else says which run this is"
+            ]
+    except DamagedConfigError as error:
+        return error.problems
+    except CorruptObjectError as error:
+        return [f"{KEY}: {error}"]
+    return []
+
+
+def _read_log(store: ObjectStore, prefix: str) -> tuple[list[Event], list[str]]:
+    """The records of a log, and a line for every damaged line and every part that is missing between others."""
+    names = sorted(name for info in store.list(prefix) if (name := PartName.of_key(info.key)) is not None)
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        found = list(pool.map(lambda name: _read_part(store, name.key(prefix)), names))
+    numbers: dict[int, set[int]] = defaultdict(set)
+    for name in names:
+        numbers[name.generation].add(name.part)
+    gaps = [
+        f"{PartName(generation, part).key(prefix)}: missing, though later parts are there; fix: restore it"
+        for generation, parts in sorted(numbers.items())
+        for part in range(max(parts))
+        if part not in parts
+    ]
+    return [one for records, _ in found for one in records], [line for _, lines in found for line in lines] + gaps
+
+
+def _read_part(store: ObjectStore, key: str) -> tuple[list[Event], list[str]]:
+    """Read twice where that is needed: without a store's checksums the wire may have lied."""
+    records: list[Event] = []
+    problems: list[str] = []
+    for _ in range(2):
+        problems = []
+        try:
+            records = [*parse_part(key, store.read(key)[0], problems.append)]
+        except (CorruptObjectError, ObjectMissingError) as error:
+            problems = [f"{key}: {error}"]
+        if not problems:
+            break
+    return records, problems

@@ -1,0 +1,69 @@
+"""Answers of S3 that cannot be read are asked for again; botocore itself gives up at the first that it fails to parse.
+
+A listing or a header carries no checksum, so on plain HTTP a flipped byte may arrive as a date or a number that is none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from botocore.client import BaseClient
+from botocore.exceptions import BotoCoreError, ClientError
+
+from trainer.storage.bulk import decoded, pause
+from trainer.storage.s3_errors import UnreadableAnswerError
+
+if TYPE_CHECKING:
+    import boto3
+
+_NEEDED = {
+    "GetObject": {"ContentLength", "ETag"},
+    "HeadObject": {"ContentLength", "ETag", "LastModified"},
+    "PutObject": {"ETag"},
+    "CreateMultipartUpload": {"UploadId"},
+    "UploadPart": {"ETag"},
+}
+"""What this package reads from an answer, by operation: a header whose name was garbled is missing."""
+
+
+class PatientClient(BaseClient):
+    """Repeats a request until its answer can be read, as often as the client may try at all.
+
+    A repeated conditional put may meet its own success, as after a lost answer.
+    """
+
+    def _make_api_call(self, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        attempts = self.meta.config.retries["total_max_attempts"]  # type: ignore[attr-defined]
+        for attempt in range(attempts):
+            try:
+                answer: dict[str, Any] = super()._make_api_call(operation, parameters)  # type: ignore[misc]
+                _expect_complete(operation, answer)
+                return answer
+            except (BotoCoreError, ClientError):
+                raise
+            # A parser raises what it likes: ValueError for a date, ResponseParserError, which is no BotoCoreError, for XML.
+            except Exception as error:  # noqa: BLE001
+                unreadable = error
+            pause(attempt)
+        why = " ".join(str(unreadable).split())[:200]
+        raise UnreadableAnswerError(operation=operation, why=why) from unreadable
+
+
+def make_patient(session: boto3.Session) -> None:
+    """Have every S3 client that `session` makes from now on be a PatientClient.
+
+    The event is boto3's own way to extend a client:
+    https://boto3.amazonaws.com/v1/documentation/api/latest/guide/events.html
+    """
+
+    def extend(base_classes: list[type], **_: object) -> None:
+        base_classes.insert(0, PatientClient)
+
+    session.events.register("creating-client-class.s3", extend)
+
+
+def _expect_complete(operation: str, answer: dict[str, Any]) -> None:
+    if missing := _NEEDED.get(operation, set()) - answer.keys():
+        raise ValueError(f"{', '.join(sorted(missing))} is missing")
+    if "ChecksumCRC64NVME" in answer:
+        decoded(answer["ChecksumCRC64NVME"])
