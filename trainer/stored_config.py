@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer import __version__
-from trainer.config import RECORDED, Config, to_toml
+from trainer.config import RECORDED, Config, parse_toml, to_toml
 from trainer.errors import UserError, problem
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
 
@@ -40,7 +40,7 @@ def read_stored(store: ObjectStore) -> StoredConfig | None:
         return None
     where = f"{store.uri}/{KEY}"
     try:
-        table = tomllib.loads(raw.decode())
+        table = parse_toml(raw.decode())
     except ValueError as error:
         raise UserError(problem(where, "…", f"is not TOML: {error}", fix="restore it from a copy")) from None
     recorded = table.pop(RECORDED, {})

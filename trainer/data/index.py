@@ -107,7 +107,7 @@ def decode_index(raw: bytes, uri: str) -> Index:
     """The index in `raw`; UserError for one that is damaged, foreign, or of a newer Lustrain. `uri` is for the message."""
     try:
         body = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(_damaged(uri, "not JSON")) from error
     if not isinstance(body, dict) or body.get("kind") != _KIND:
         raise UserError(_damaged(uri, "not the index of a token set"))

@@ -137,7 +137,14 @@ class TokenSet:
             found: Tokenizer = build(TokenizerSpec("bytes"))
         else:
             raw, _ = self._store.read(TOKENIZER)
-            found = build(TokenizerSpec("huggingface", raw.decode("utf-8"), self.eos_id))
+            try:
+                found = build(TokenizerSpec("huggingface", raw.decode("utf-8"), self.eos_id))
+            except Exception as error:  # the engine has no exception of its own
+                name = f"{self._store.uri.rstrip('/')}/{TOKENIZER}"
+                why = f"cannot be read: {str(error)[:100]}"
+                raise UserError(
+                    problem("tokenizer", name, why, fix="restore the file that `tokenize` wrote")
+                ) from error
         if found.hash != self.tokenizer_hash:
             why = f"is not the tokenizer of this set: its hash is {found.hash[:16]}…, not {self.tokenizer_hash[:16]}…"
             name = f"{self._store.uri.rstrip('/')}/{TOKENIZER}"
