@@ -220,5 +220,5 @@ def _unix(date: str | None) -> float | None:
         return None
     try:
         return email.utils.parsedate_to_datetime(date).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
