@@ -98,7 +98,8 @@ def require_alike(fingerprints: dict[int, Json]) -> Json:
 
 def open_data(config: Config, task: Task) -> None:
     """Open the Task's data on this node; UserError when it is missing, foreign or too small."""
-    task.open(Path(os.environ.get("LUSTRAIN_CACHE", Path.home() / ".cache" / "lustrain")))
+    cache_dir = Path(os.environ.get("LUSTRAIN_CACHE", Path.home() / ".cache" / "lustrain"))
+    task.open(cache_dir)
     lines = []
     if not task.train_samples:
         lines.append(
@@ -111,6 +112,7 @@ def open_data(config: Config, task: Task) -> None:
         lines.append(problem("eval.every", config.eval.every, why, allowed="0", fix="tokenize with --val-fraction"))
     if lines:
         raise UserError(lines)
+    task.verify(cache_dir)
 
 
 def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: ObjectStore) -> Claim:

@@ -54,6 +54,9 @@ class Task(ABC):
     def open(self, cache_dir: Path) -> None:
         """Open the data sets; UserError when they are missing or do not fit the options."""
 
+    def verify(self, cache_dir: Path) -> None:  # noqa: B027 -- optional: not all data have checksums
+        """Find damage in the data before training does; UserError names it. Called after `open`, with the same folder."""
+
     @property
     @abstractmethod
     def train_samples(self) -> int:

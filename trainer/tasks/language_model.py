@@ -85,6 +85,11 @@ class LanguageModel(Task):
         if problems:
             raise UserError(problems)
 
+    def verify(self, cache_dir: Path) -> None:
+        for token_set in (self._train, self._eval):
+            if token_set is not None:
+                token_set.verify(cache_dir)
+
     @property
     def train_samples(self) -> int:
         return self._train.windows(self.options.seq_len)
