@@ -18,6 +18,7 @@ from trainer.checkpoint.lease import Lease, committed, live_manifests
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import Config
 from trainer.errors import UserError, problem
+from trainer.footprint import check_memory
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
 from trainer.parallel import World
@@ -71,10 +72,11 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
 
 
 def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) -> None:
-    """Open the Task's data on every rank; UserError when a rank cannot, or sees other data than rank 0."""
+    """Open the Task's data on every rank; UserError when one cannot, has too little memory, or sees other data."""
 
     def work() -> Json:
         open_data(config, task)
+        check_memory(config, task.footprint(config.train.micro_batch), world)
         return task.fingerprint()
 
     together(votes, world.rank, "start/data", work, require_alike)

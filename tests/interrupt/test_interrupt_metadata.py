@@ -320,6 +320,13 @@ def test_only_local_rank_0_asks_the_service_and_only_rank_0_looks_for_the_stop_f
 
 
 def test_without_the_option_no_service_is_asked(imds: LocalMetadata) -> None:
-    with Watch(InterruptConfig(poll_s=0.01), environ=imds.environment):
-        time.sleep(0.1)
+    rounds = threading.Semaphore(0)
+
+    def not_yet() -> None:
+        rounds.release()
+
+    config = InterruptConfig(poll_s=0.001, deadline="2100-01-01T00:00:00Z")
+    with Watch(config, environ=imds.environment, wall_clock=not_yet):
+        for _ in range(3):
+            assert rounds.acquire(timeout=20)
     assert not imds.requests

@@ -312,11 +312,15 @@ for step in range(1, 10**9):
 
 
 def kill_while_logging(uri: str) -> None:
-    """Run a process that logs to `uri` without end, and SIGKILL it a little after its first 100 records were flushed."""
+    """Run a process that logs to `uri` without end, and SIGKILL it some uploads after its first 100 records were flushed."""
     child = subprocess.Popen([sys.executable, "-c", KILLED, uri], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "flushed\n"
-    time.sleep(0.3)
+    store = open_store(uri)
+    flushed = len(list(store.list("metrics/")))
+    while len(list(store.list("metrics/"))) < flushed + 3:
+        assert child.poll() is None
+        time.sleep(0.005)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     child.stdout.close()

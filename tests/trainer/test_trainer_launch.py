@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,24 @@ def test_no_ranks_is_a_mistake_in_one_line() -> None:
         main(["--nproc", "0", "--", "train", "x.toml"])
 
 
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def maps(pid: int, name: str) -> bool:
+    return name in Path(f"/proc/{pid}/maps").read_text()
+
+
+def wait_until(reached: Callable[[], bool], patience_s: float = 60.0) -> None:
+    ends = time.monotonic() + patience_s
+    while not reached():
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("delay_s", [0.3, 1.0])
-def test_a_notice_while_the_ranks_still_load_torch_ends_in_a_checkpoint_and_85(tmp_path: Path, delay_s: float) -> None:
+@pytest.mark.parametrize("loaded", ["/python", "/libtorch_cpu.so"])
+def test_a_notice_while_the_ranks_still_load_torch_ends_in_a_checkpoint_and_85(tmp_path: Path, loaded: str) -> None:
     """`docker stop` of a container that has just begun; a rank that dies of it looks like a failure to every launcher."""
     config = tmp_path / "config.toml"
     config.write_text(
@@ -70,7 +86,7 @@ metadata = false
     )
     command = [sys.executable, "-m", "trainer.launch.local", "--nproc", "2", "--", "train", str(config)]
     job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    time.sleep(delay_s)
+    wait_until(lambda: len(ranks := children(job.pid)) == 2 and all(maps(rank, loaded) for rank in ranks))
     job.send_signal(signal.SIGTERM)
     said = job.communicate(timeout=60)[1]
     assert job.returncode == EXIT_REQUEUE, said

@@ -36,6 +36,16 @@ class LossSum:
     count: int
 
 
+@dataclass(frozen=True)
+class Footprint:
+    """A Task's least needs: `parameters` of the model, and `activations`, bytes that one micro-batch takes beside them."""
+
+    parameters: int
+    activations: int
+    model_keys: str
+    """Settings that decide about `parameters`, for people."""
+
+
 class Task(ABC):
     """One kind of training. Construction is cheap and touches nothing; `open` reads the data sets."""
 
@@ -100,6 +110,10 @@ class Task(ABC):
     @abstractmethod
     def flops_per_token(self, model: nn.Module) -> float:
         """Floating-point operations of forward and backward for one counted token or item, without recomputation."""
+
+    def footprint(self, micro_batch: int) -> Footprint | None:
+        """What training with such micro-batches takes of memory at the least; None: not known. Valid after `open`."""
+        return None
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:

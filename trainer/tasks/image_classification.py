@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trainer.config import Section
 from trainer.errors import UserError, problem
 from trainer.models import patchnet
-from trainer.tasks import Batch, Ids, LossSum, Task
+from trainer.tasks import Batch, Footprint, Ids, LossSum, Task
 
 try:
     from trainer.tasks import glyphs
@@ -142,6 +142,12 @@ class ImageClassification(Task):
 
     def flops_per_token(self, model: nn.Module) -> float:
         return patchnet.flops_per_image(self.shape)
+
+    def footprint(self, micro_batch: int) -> Footprint:
+        shape = self.shape
+        # The images in fp32, and each block's input, in bf16 at best.
+        image = shape.image**2 * 4 + shape.layers * shape.places * shape.width * 2
+        return Footprint(patchnet.parameters(shape), micro_batch * image, "task.width and task.layers")
 
     def fingerprint(self) -> dict[str, Any]:
         options = self.options

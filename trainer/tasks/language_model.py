@@ -17,7 +17,7 @@ from trainer.data.shards import TokenSet
 from trainer.errors import UserError, problem
 from trainer.models import llama
 from trainer.storage import open_store
-from trainer.tasks import Batch, Ids, LossSum, Task
+from trainer.tasks import Batch, Footprint, Ids, LossSum, Task
 
 
 class ModelOptions(Section):
@@ -138,6 +138,13 @@ class LanguageModel(Task):
 
     def flops_per_token(self, model: nn.Module) -> float:
         return llama.flops_per_token(_llama(model).shape, self.options.seq_len)
+
+    def footprint(self, micro_batch: int) -> Footprint:
+        shape, options = self._shape, self.options
+        tokens = micro_batch * options.seq_len
+        # Even with all recomputed, each block's input lives until backward, in bf16 at best, and logits are made in fp32.
+        logits = min(tokens, options.loss_chunk or tokens) * shape.vocab_size * 4
+        return Footprint(llama.parameters(shape), tokens * shape.layers * shape.width * 2 + logits, "task.model")
 
     def fingerprint(self) -> dict[str, Any]:
         return {
