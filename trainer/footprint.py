@@ -49,7 +49,8 @@ def check_memory(config: Config, need: Footprint | None, world: World, environ: 
     """
     if need is None:
         return
-    ranks = int(environ.get("LOCAL_WORLD_SIZE", "1"))
+    said = environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(said) if said.isdecimal() else 1
     host, gpu = host_memory(), gpu_memory(world.device)
     if gpu is None:
         _require(config, need, host, TRAINED_BYTES, need.activations, ranks)

@@ -56,15 +56,15 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
     try:
         with _pages_held_back():
             store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
-            store.set_timeout(timeout)
-            dist.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo",
-                store=PrefixStore("group", store),
-                rank=rank,
-                world_size=world_size,
-                timeout=timeout,
-                device_id=device if device.type == "cuda" else None,
-            )
+        store.set_timeout(timeout)
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=PrefixStore("group", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+            device_id=device if device.type == "cuda" else None,
+        )
     except (dist.DistError, RuntimeError, ValueError) as error:
         said = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
         why = f"rank {rank} of {world_size} did not meet the others within {config.timeout_s:g} s ({said})"
