@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,10 +18,29 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from trainer.errors import UserError, problem
 
-Positive = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LONGEST_S = 7 * 86_400.0
+"""A week. Python's waits end in OverflowError beyond 2^63 ns, and torch's timeouts are counted in milliseconds."""
+MOST_STEPS = 10**11
+MOST_SAMPLES = 2**24
+"""Per step; a sample's position in the run, at most MOST_STEPS x MOST_SAMPLES, stays below 2^63."""
+FP32_LARGEST = 3.4e38
+"""What is larger becomes infinite in fp32 (IEEE 754 binary32)."""
+FP32_SMALLEST = 1.2e-38
+"""What is smaller loses digits or becomes 0 in fp32."""
+
+Seconds = Annotated[float, Field(ge=0.001, le=LONGEST_S, allow_inf_nan=False)]
+Steps = Annotated[int, Field(gt=0, le=MOST_STEPS)]
+EverySteps = Annotated[int, Field(ge=0, le=MOST_STEPS)]
+Samples = Annotated[int, Field(gt=0, le=MOST_SAMPLES)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Magnitude = Annotated[float, Field(ge=0, le=FP32_LARGEST, allow_inf_nan=False)]
+
+
+DEEPEST = 32
+"""Levels of tables and lists in a config; the deepest setting of a shipped Task lies four deep."""
+MOST_BITS = 1024
+"""Of an integer; Python refuses to write one of more than 4,300 digits (`sys.set_int_max_str_digits`)."""
+_TOO_DEEP = f"tables and lists are nested more than {DEEPEST} levels deep"
 
 
 class Section(BaseModel):
@@ -55,12 +74,12 @@ class TaskConfig(BaseModel):
 class TrainConfig(Section):
     """How much to train on, and the arithmetic of one step."""
 
-    steps: Positive
-    global_batch: Positive
+    steps: Steps
+    global_batch: Samples
     """Samples per optimizer step over all ranks; changing it changes the training, so a run keeps it."""
-    micro_batch: Positive
+    micro_batch: Samples
     """Samples per forward pass on one rank; accumulation follows: global_batch / (world size x micro_batch)."""
-    grad_clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    grad_clip: Magnitude = 1.0
     """Largest global gradient norm; 0 measures it without clipping."""
     deterministic: bool = False
     """Only deterministic kernels: needed for bit-identical resumes on CUDA, where it costs some speed."""
@@ -73,23 +92,23 @@ class TrainConfig(Section):
 class EvalConfig(Section):
     """Evaluation on the Task's held-out data, and when to give up."""
 
-    every: Count = 0
+    every: EverySteps = 0
     """Steps between evaluations; 0 never evaluates."""
-    batches: Positive = 8
+    batches: Annotated[int, Field(gt=0, le=10**9)] = 8
     """Global batches per evaluation, always the same ones."""
-    patience: Count = 0
+    patience: EverySteps = 0
     """Stop after this many evaluations without improvement; 0 never stops early."""
-    min_delta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    min_delta: Magnitude = 0.0
 
 
 class OptimizerConfig(Section):
     """AdamW (https://arxiv.org/abs/1711.05101); decay applies to matrices only."""
 
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3e-4
+    lr: Annotated[float, Field(ge=FP32_SMALLEST, le=FP32_LARGEST, allow_inf_nan=False)] = 3e-4
     beta1: Fraction = 0.9
     beta2: Fraction = 0.95
-    eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    eps: Annotated[float, Field(ge=FP32_SMALLEST, le=1, allow_inf_nan=False)] = 1e-8
+    weight_decay: Magnitude = 0.1
     fused: bool | None = None
     """None: fused where torch offers it for the device."""
 
@@ -98,15 +117,15 @@ class ScheduleConfig(Section):
     """Learning rate by global step; past its end it stays at the last value, so a run may be prolonged."""
 
     kind: Literal["constant", "cosine", "linear", "wsd", "onecycle"] = "cosine"
-    warmup_steps: Count = 0
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
-    total_steps: Positive | None = None
+    warmup_steps: EverySteps = 0
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.1
+    total_steps: Steps | None = None
     """Steps until the end of the schedule; None means train.steps as it was when the run began."""
-    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    decay_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.2
     """wsd: the last part of the steps in which the rate falls."""
-    peak_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    peak_fraction: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.3
     """onecycle: where the peak lies."""
-    initial_lr_ratio: Annotated[float, Field(gt=0, le=1)] = 0.04
+    initial_lr_ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.04
     """onecycle: rate at step 0 as a part of the peak (1/25, the paper's and torch's div_factor)."""
 
 
@@ -116,20 +135,21 @@ class PrecisionConfig(Section):
     mode: Literal["fp32", "bf16", "fp16"] = "fp32"
     matmul: Literal["highest", "high", "medium"] = "highest"
     """torch.set_float32_matmul_precision: `high` allows TF32, which torch leaves off by default."""
-    fp16_initial_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 65536.0
+    fp16_initial_scale: Annotated[float, Field(ge=FP32_SMALLEST, le=FP32_LARGEST, allow_inf_nan=False)] = 65536.0
 
 
 class ParallelConfig(Section):
     """DistributedDataParallel and its real options."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    timeout_s: Seconds = 600.0
-    bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
+    timeout_s: Annotated[float, Field(ge=1, le=LONGEST_S, allow_inf_nan=False)] = 600.0
+    """How long ranks wait for each other, at the start and in each exchange."""
+    bucket_mb: Annotated[float, Field(ge=0.001, le=2**20, allow_inf_nan=False)] = 25.0
     gradient_as_bucket_view: bool = True
     static_graph: bool = False
     comm_hook: Literal["none", "bf16", "fp16", "powersgd"] = "none"
-    powersgd_rank: Positive = 1
-    powersgd_start_step: Annotated[int, Field(ge=2)] = 1000
+    powersgd_rank: Annotated[int, Field(gt=0, le=65_536)] = 1
+    powersgd_start_step: Annotated[int, Field(ge=2, le=MOST_STEPS)] = 1000
 
 
 class TierConfig(Section):
@@ -143,21 +163,21 @@ class TierConfig(Section):
 class CheckpointConfig(Section):
     """When to save, what to keep, and where fast copies go."""
 
-    every_steps: Count = 0
+    every_steps: EverySteps = 0
     """Save every N steps; 0 derives the interval from the measured stall and `mtbf_hours` (Young-Daly)."""
-    least_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
+    least_seconds: Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False)] = 60.0
     """Shortest derived interval: a small stall alone would ask for saves every few seconds, and each costs requests to S3."""
-    mtbf_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
+    mtbf_hours: Annotated[float, Field(gt=0, le=10**6, allow_inf_nan=False)] = 4.0
     """Expected hours between interruptions of the whole job."""
-    keep_last: Annotated[int, Field(ge=2)] = 3
-    keep_every_steps: Count = 0
+    keep_last: Annotated[int, Field(ge=2, le=10**6)] = 3
+    keep_every_steps: EverySteps = 0
     """Also keep one checkpoint every N steps for good; 0 keeps none."""
     keep_best: bool = True
     vote_timeout_s: Seconds = 600.0
     """How long rank 0 waits for every rank's part before it abandons an attempt."""
     lease_poll_s: Seconds = 10.0
     """Between two looks at who owns the run; a job that lost it wastes at most this long, for six small reads a minute."""
-    copy_threads: Positive = 2
+    copy_threads: Annotated[int, Field(gt=0, le=256)] = 2
     compression: Literal["none", "planes-zstd"] = "none"
     """Byte planes + zstd: 16-32 % smaller, worth it only where upload is slower than ~1 GB/s per spare core."""
     tiers: Annotated[tuple[TierConfig, ...], Field(strict=False)] = ()
@@ -234,6 +254,8 @@ def load(
     table = _read(path)
     table.pop(RECORDED, None)
     problems = [line for text in sets if (line := _apply_set(table, text))]
+    if unusable := _unusable(table):
+        raise UserError([*problems, *unusable])
     config = None
     try:
         config = Config.model_validate(table)
@@ -295,24 +317,60 @@ def _why(kind: str, message: str, context: Mapping[str, Any]) -> tuple[str]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(
             problem("CONFIG", str(path), error.strerror or "cannot be read", fix="name a readable TOML file")
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(problem("CONFIG", str(path), f"is not TOML: {error}")) from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table in `text`; ValueError for what is no TOML, or is nested deeper than any configuration."""
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    if any(len(path) > DEEPEST for path, _ in _values(table)):
+        raise ValueError(_TOO_DEEP)
+    return table
+
+
+def _values(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Every value below `table` with its path, tables and lists included; without recursion."""
+    waiting: list[tuple[tuple[str, ...], object]] = [((), table)]
+    while waiting:
+        path, value = waiting.pop()
+        yield path, value
+        if len(path) <= DEEPEST:
+            inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+            waiting += [((*path, str(key)), one) for key, one in inner]
+
+
+def _unusable(table: Mapping[str, Any]) -> list[str]:
+    """One line for each value that no setting can have: text with a NUL byte, an integer too large to be shown."""
+    lines = []
+    for path, value in _values(table):
+        name = ".".join(path)
+        if "\0" in name or (isinstance(value, str) and "\0" in value):
+            lines.append(problem(name, value, "holds a NUL byte, which no path and no name may", fix="remove it"))
+        elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+            lines.append(problem(name, "…", f"an integer of more than {MOST_BITS} bits", fix="use a smaller one"))
+    return sorted(lines)
 
 
 def _apply_set(table: dict[str, Any], text: str) -> str | None:
     """Put one `--set` into `table`; returns the problem line, if any. What is no TOML value is taken as a string."""
     name, equals, raw = text.partition("=")
     keys = name.strip().split(".")
+    if len(keys) > DEEPEST:
+        return problem("--set", text, "the key has too many parts", allowed=f"at most {DEEPEST}")
     if not equals or not all(keys):
         return problem("--set", text, "not of the form key.path=value", allowed="e.g. train.steps=200")
     try:
-        value = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {raw}")["value"]
+    except ValueError:
         value = raw
     for key in keys[:-1]:
         child = table.setdefault(key, {})

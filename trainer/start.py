@@ -21,6 +21,7 @@ from trainer.checkpoint.load import Loaded, NoneWholeError, load_latest
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import Config
 from trainer.errors import EXIT_FAILURE, UserError, problem
+from trainer.footprint import check_memory
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
 from trainer.parallel import World
@@ -94,11 +95,12 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
 
 
 def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) -> None:
-    """Open the Task's data on every rank; UserError when a rank cannot, or sees other data than rank 0."""
+    """Open the Task's data on every rank; UserError when one cannot, has too little memory, or sees other data."""
 
     @failures_of_the_store_are_no_mistakes(PassingError)
     def work() -> Json:
         open_data(config, task)
+        check_memory(config, task.footprint(config.train.micro_batch), world)
         return task.fingerprint()
 
     together(votes, world.rank, "start/data", work, require_alike)
@@ -122,7 +124,8 @@ def require_alike(fingerprints: dict[int, Json]) -> Json:
 
 def open_data(config: Config, task: Task) -> None:
     """Open the Task's data on this node; UserError when it is missing, foreign or too small."""
-    task.open(Path(os.environ.get("LUSTRAIN_CACHE", Path.home() / ".cache" / "lustrain")))
+    cache_dir = Path(os.environ.get("LUSTRAIN_CACHE", Path.home() / ".cache" / "lustrain"))
+    task.open(cache_dir)
     lines = []
     if not task.train_samples:
         lines.append(
@@ -135,6 +138,7 @@ def open_data(config: Config, task: Task) -> None:
         lines.append(problem("eval.every", config.eval.every, why, allowed="0", fix="tokenize with --val-fraction"))
     if lines:
         raise UserError(lines)
+    task.verify(cache_dir)
 
 
 def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: ObjectStore) -> Claim:

@@ -17,7 +17,7 @@ from typing import Any
 from awscrt.checksums import crc64nvme
 
 from trainer import __version__
-from trainer.config import RECORDED, Config, to_toml
+from trainer.config import RECORDED, Config, parse_toml, to_toml
 from trainer.errors import UserError, problem
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
 
@@ -67,8 +67,8 @@ def read_stored(store: ObjectStore) -> StoredConfig | None:
 def decode(raw: bytes, *, on_second_look: bool = True) -> dict[str, Any]:
     """The table in the file; ValueError when it is no TOML, or not what its checksum says."""
     try:
-        table = tomllib.loads(raw.decode())
-    except (ValueError, RecursionError) as error:
+        table = parse_toml(raw.decode())
+    except ValueError as error:
         raise ValueError(f"not TOML: {error}") from error
     said = _CHECKSUM.search(raw)
     found = f"{crc64nvme(_CHECKSUM.sub(b'', raw)):016x}"

@@ -24,6 +24,7 @@ from trainer.checkpoint.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import Config
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError, UserError
+from trainer.footprint import lack_of_memory_told
 from trainer.interrupt import Watch
 from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, Sinks, TensorBoardSink, TerminalSink
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     config = configuration.load(args.config, args.sets, also=problems_in)
     task = make_task(config.task, seed=config.run.seed)
-    with ExitStack() as leaving:
+    with lack_of_memory_told(), ExitStack() as leaving:
         training = prepare(config, task, leaving)
         # Before this there was nothing to save, and a rank left alone could still have claimed the run from the next job.
         save_when_alone(config.interrupt.signal_grace_s)

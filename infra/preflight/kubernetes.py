@@ -213,7 +213,7 @@ def _newer(today: date) -> str:
 
 
 class SmallVolume(OfflineRule):
-    code = "EKS-030"
+    code = "EKS-022"
     level = "warning"
     checks = (
         "Images and pods of a node without instance store have more room on the group's volume than on the root disk."

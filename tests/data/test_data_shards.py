@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.making import document_ends, made, prose, stream, write_lines
+from trainer.checkpoint.records import DamagedRecordError, unseal
+from trainer.data import verified
 from trainer.data.index import DTYPES, INDEX, Index, Shard, Split, decode_index, dtype_for, encode_index, shard_name
 from trainer.data.shards import TokenSet
 from trainer.data.tokenizer import ByteTokenizer
@@ -89,7 +93,7 @@ def test_a_set_made_by_tokenize_reads_back_with_its_own_tokenizer(tmp_path: Path
     texts = [prose(n, 3000) for n in range(60)]
     path = write_lines(tmp_path / "a.jsonl", texts)
     made(path, "--out", tmp_path / "set", "--tokenizer", "train:500", "--val-fraction", 0)
-    tokens = TokenSet.open(str(tmp_path / "set"), "train", cache_dir=tmp_path, cache_bytes=0, verify=True)
+    tokens = TokenSet.open(str(tmp_path / "set"), "train", cache_dir=tmp_path, cache_bytes=0)
     assert tokens.documents == 60
     assert tokens.tokens == stream(tmp_path / "set", "train").size
     ends = document_ends(tmp_path / "set", "train")
@@ -128,14 +132,84 @@ def test_many_missing_shards_do_not_fill_the_screen(tmp_path: Path) -> None:
     assert "32 more files" in caught.value.problems[-1]
 
 
-def test_a_flipped_bit_is_found_when_verification_is_asked_for(tmp_path: Path) -> None:
-    write_set(tmp_path, [100, 100])
-    raw = bytearray((tmp_path / "train-00001.tok").read_bytes())
-    raw[17] ^= 4
-    (tmp_path / "train-00001.tok").write_bytes(raw)
-    open_set(tmp_path)
-    with pytest.raises(UserError, match=r"train-00001\.tok.*has checksum"):
-        open_set(tmp_path, verify=True)
+def flip_a_bit(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[16] ^= 4
+    path.write_bytes(raw)
+
+
+def test_every_shard_is_read_once_per_node_and_again_when_its_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def counted(part: memoryview, before: int) -> int:
+        read.append(len(part))
+        return int(crc64nvme(part, before))
+
+    monkeypatch.setattr(verified, "crc64nvme", counted)
+    write_set(tmp_path, [100, 100, 100])
+    for _ in range(2):
+        tokens = open_set(tmp_path)
+        assert tokens.verify(tmp_path / "cache", None)
+        tokens.close()
+    assert read == [200, 200, 200]
+    flip_a_bit(tmp_path / "train-00000.tok")
+    flip_a_bit(tmp_path / "train-00002.tok")
+    for _ in range(2):
+        with pytest.raises(UserError) as caught:
+            open_set(tmp_path).verify(tmp_path / "cache", None)
+        assert [line.partition("'")[2].partition(" has checksum")[0] for line in caught.value.problems] == [
+            f"{tmp_path}/train-00000.tok':",
+            f"{tmp_path}/train-00002.tok':",
+        ]
+    assert len(read) == 3 + 2 * 2, "what is damaged is not remembered"
+
+
+def test_shards_are_checked_where_nothing_can_be_remembered(tmp_path: Path) -> None:
+    write_set(tmp_path, [100])
+    (tmp_path / "file").write_text("no folder")
+    assert open_set(tmp_path).verify(tmp_path / "file", None)
+    flip_a_bit(tmp_path / "train-00000.tok")
+    with pytest.raises(UserError, match="has checksum"):
+        open_set(tmp_path).verify(tmp_path / "file", None)
+
+
+def test_damage_that_is_found_while_training_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def slow(part: memoryview, before: int) -> int:
+        assert go_on.wait(20)
+        return int(crc64nvme(part, before))
+
+    monkeypatch.setattr(verified, "crc64nvme", slow)
+    write_set(tmp_path, [100])
+    flip_a_bit(tmp_path / "train-00000.tok")
+    tokens = open_set(tmp_path)
+    assert not tokens.verify(tmp_path / "cache", 0.0), "a set of terabytes does not hold a start up"
+    tokens.gather(np.array([0]), 20)
+    go_on.set()
+    with pytest.raises(UserError, match="has checksum"):
+        tokens.verify(tmp_path / "cache", None)
+    with pytest.raises(UserError, match="has checksum"):
+        tokens.gather(np.array([0]), 20)
+    tokens.close()
+
+
+def test_an_id_outside_of_the_vocabulary_is_one_line(tmp_path: Path) -> None:
+    ids = write_set(tmp_path, [100])
+    index = decode_index((tmp_path / INDEX).read_bytes(), "here")
+    (tmp_path / INDEX).write_bytes(encode_index(replace(index, vocab_size=int(ids.max()))))
+    with pytest.raises(UserError, match=f"holds token id {ids.max()}, but its vocabulary has {ids.max()} ids"):
+        open_set(tmp_path).gather(np.arange(4), 20)
+
+
+@pytest.mark.parametrize("damage", [b"[" * 100_000, b'{"kind": "token-set", "format": 1, "n": Infinity}'])
+def test_an_index_that_ends_a_parser_is_one_line(damage: bytes) -> None:
+    with pytest.raises(UserError, match="json is damaged"):
+        decode_index(damage, "here")
+    with pytest.raises(DamagedRecordError):
+        unseal(damage)
 
 
 def test_a_wrong_split_or_place_says_what_there_is(tmp_path: Path) -> None:

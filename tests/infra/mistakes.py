@@ -241,7 +241,7 @@ MISTAKES = [
     Mistake("EKS-020", EKS, {"eks.version": "1.33", "eks.upgrade_policy": "EXTENDED"}, "eks.version"),
     Mistake("EKS-021", EKS, {"zone_id": "use1-az3"}, "zone_id", Place("us-east-1", "123456789012")),
     Mistake("EKS-009", EKS, {"groups.0": GONE}, "groups"),
-    Mistake("EKS-030", EKS, {"groups.0.root_volume_gib": 100}, "groups.0.root_volume_gib"),
+    Mistake("EKS-022", EKS, {"groups.0.root_volume_gib": 100}, "groups.0.root_volume_gib"),
     Mistake(
         "FSX-001", SPOT, {"storage.lustre": {"capacity_gib": 5000, "per_tib_mb_s": 250}}, "storage.lustre.capacity_gib"
     ),

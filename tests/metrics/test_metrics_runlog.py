@@ -313,7 +313,7 @@ for step in range(1, 10**9):
 
 
 def kill_while_logging(uri: str) -> None:
-    """Run a process that logs to `uri` without end, and SIGKILL it a little after its first 100 records were flushed."""
+    """Run a process that logs to `uri` without end, and SIGKILL it some uploads after its first 100 records were flushed."""
     child = subprocess.Popen([sys.executable, "-c", KILLED, uri], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "flushed\n"

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from tests.trainer.token_sets import write_token_set
-from trainer.config import OptimizerConfig, TaskConfig
+from trainer.config import Config, OptimizerConfig, TaskConfig
 from trainer.errors import UserError
 from trainer.optim import make_optimizer
+from trainer.start import open_data
 from trainer.tasks import make_task
 from trainer.tasks.language_model import LanguageModel
 
@@ -46,6 +47,20 @@ def test_batches_are_the_windows_of_the_text_in_the_stored_type(task: LanguageMo
     assert tokens.dtype == torch.uint16
     assert [bytes(row) for row in tokens.tolist()] == [TEXT[96:129], TEXT[:33]]
     assert bytes(task.eval_batch(np.array([1]))["tokens"][0].tolist()) == TEXT[32:65]
+
+
+def test_a_flipped_bit_in_a_local_shard_is_found_before_training(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LUSTRAIN_CACHE", str(tmp_path / "cache"))
+    task = {"name": "language_model", "data": str(data), "seq_len": 32}
+    train = {"steps": 1, "global_batch": 1, "micro_batch": 1}
+    config = Config.model_validate({"run": {"uri": "run"}, "task": task, "train": train})
+    open_data(config, task_for(data))
+    shard = data / "val-00000.tok"
+    shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
+    with pytest.raises(UserError, match=rf"^shard = '{shard}': has checksum"):
+        open_data(config, task_for(data))
 
 
 @pytest.mark.parametrize("vocab_size", [257, 100_000])

@@ -13,11 +13,11 @@ from trainer.tasks import SHIPPED, Task, make_task, resolve
 
 STRANGER = """
 import torch
-from trainer.config import Positive, Section
+from trainer.config import Samples, Section
 from trainer.tasks import LossSum, Task
 
 class Options(Section):
-    slope: Positive = 2
+    slope: Samples = 2
 
 class Line(Task):
     Options = Options

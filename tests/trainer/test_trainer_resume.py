@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +284,8 @@ def test_a_deadline_that_has_passed_is_refused_at_the_start(
 ) -> None:
     margin = "interrupt.deadline_margin_s=0.1"
     if deadline == "in the margin":
-        deadline, margin = "2100-01-01T00:00:00Z", "interrupt.deadline_margin_s=1e10"
+        tomorrow = datetime.now(UTC) + timedelta(days=1)
+        deadline, margin = tomorrow.isoformat(), "interrupt.deadline_margin_s=100000"
     assert train(config, f'interrupt.deadline="{deadline}"', margin) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith(f"interrupt.deadline = '{deadline}': the time to stop, ")

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from trainer.background import BackgroundThread
 from trainer.checkpoint.lease import Lease
 from trainer.errors import LostRunError, UserError
 
@@ -17,12 +18,18 @@ class Fence:
     """Re-reads the lease every `poll_s` seconds from a daemon thread; the commit checks it by itself, this is only sooner."""
 
     def __init__(self, lease: Lease, poll_s: float, on_event: Callable[[str, dict[str, Any]], None]) -> None:
-        self.lost: LostRunError | None = None
+        self._lost: LostRunError | None = None
         self._lease, self._poll_s, self._on_event = lease, poll_s, on_event
         self._closing = threading.Event()
         self._reported = False
-        self._thread = threading.Thread(target=self._run, name="lease-fence", daemon=True)
+        self._thread = BackgroundThread(self._run, "lease-fence")
         self._thread.start()
+
+    @property
+    def lost(self) -> LostRunError | None:
+        """That a newer job owns the run, once seen; raises what ended the thread, if a defect did."""
+        self._thread.check()
+        return self._lost
 
     def close(self) -> None:
         """Stop looking."""
@@ -35,7 +42,7 @@ class Fence:
                 self._lease.check()
                 self._reported = False
             except LostRunError as error:
-                self.lost = error
+                self._lost = error
                 return
             except UserError as error:
                 # A store that is away for a while proves nothing about ownership; the commit will ask again.

@@ -125,14 +125,14 @@ def unseal(raw: bytes) -> dict[str, Any]:
     """The body that was sealed; raises DamagedRecordError when these are not its bytes."""
     try:
         body = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedRecordError(f"not JSON: {error}") from error
     if not isinstance(body, dict) or "record_crc64nvme" not in body:
         raise DamagedRecordError("not a record: no checksum of its own")
     claimed = body.pop("record_crc64nvme")
     try:
         found = f"{crc64nvme(_canonical(body)):016x}"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedRecordError(f"holds what no record of ours can: {error}") from error
     if claimed != found:
         raise DamagedRecordError(f"checksum {found}, but the record says {claimed}")

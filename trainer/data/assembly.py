@@ -156,6 +156,6 @@ class WorkFolder:
     def _json(self, name: str) -> dict[str, Any] | None:
         try:
             body = json.loads((self.path / name).read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
         return body if isinstance(body, dict) else None

@@ -76,7 +76,7 @@ class ShardCache:
             return target
         name = target.with_name(target.name + ".part")
         try:
-            with _locked(name) as part:
+            with locked(name) as part:
                 try:
                     if not _has(target, size):
                         self._make_room(size)
@@ -90,7 +90,7 @@ class ShardCache:
 
     def _make_room(self, size: int) -> None:
         """Removes files of other sets, least recently opened first, until `size` more bytes fit."""
-        with _locked(self._folder / "evict.lock"):
+        with locked(self._folder / "evict.lock"):
             files = {}
             for path in self._folder.glob("*/*.tok"):
                 with suppress(FileNotFoundError):
@@ -122,7 +122,7 @@ def _download(store: ObjectStore, shard: Shard, part: int, size: int) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[int]:
+def locked(path: Path) -> Iterator[int]:
     """An open file that has the name `path` and that this process alone has locked."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

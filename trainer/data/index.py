@@ -107,7 +107,7 @@ def decode_index(raw: bytes, uri: str) -> Index:
     """The index in `raw`; UserError for one that is damaged, foreign, or of a newer Lustrain. `uri` is for the message."""
     try:
         body = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(_damaged(uri, "not JSON")) from error
     if not isinstance(body, dict) or body.get("kind") != _KIND:
         raise UserError(_damaged(uri, "not the index of a token set"))
@@ -116,7 +116,10 @@ def decode_index(raw: bytes, uri: str) -> Index:
         why = f"its index has format {version}, written by a newer Lustrain"
         raise UserError(problem("token set", uri, why, allowed=f"<= {FORMAT}", fix="upgrade lustrain"))
     claimed = body.pop("record_crc64nvme", None)
-    found = f"{crc64nvme(_canonical(body)):016x}"
+    try:
+        found = f"{crc64nvme(_canonical(body)):016x}"
+    except ValueError as error:
+        raise UserError(_damaged(uri, "holds a number that is none")) from error
     if claimed != found:
         raise UserError(_damaged(uri, f"checksum {found}, but it says {claimed}"))
     try:
@@ -139,6 +142,8 @@ def read_index(store: ObjectStore) -> Index:
 def _index(body: dict[str, Any]) -> Index:
     if body["dtype"] not in DTYPES:
         raise ValueError(f"dtype {body['dtype']!r}")
+    if not 0 < int(body["vocab_size"]) <= 1 << 32:
+        raise ValueError(f"vocab_size {body['vocab_size']!r}")
     splits = {
         str(name): Split(
             tuple(

@@ -4,10 +4,11 @@ A split is one stream of ids, whatever its cut into shards. Window i of length T
 targets of T positions, so every id but the first is predicted exactly once and at most T ids at the very end are left
 out. A window that crosses from one shard into the next is put together from both.
 
-A local set is mapped where it lies. Of a remote one, the shards that fit the cache are downloaded in the background,
-and every window that is not on disk (yet) is read from S3 by byte range, many at a time; `prefetch` starts that for
-the next batch while the current one is trained on. Whole shards are verified by checksum. Byte ranges cannot be; they
-rely on the transport and on one look at the size and the checksum that S3 keeps for the shard.
+A local set is mapped where it lies, and `verified.py` checks its checksums once per node. Of a remote one, the shards
+that fit the cache are downloaded in the background, and every window that is not on disk (yet) is read from S3 by byte
+range, many at a time; `prefetch` starts that for the next batch while the current one is trained on. Whole shards are
+verified by checksum. Byte ranges cannot be; they rely on the transport and on one look at the size and the checksum
+that S3 keeps for the shard.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from awscrt.checksums import crc64nvme
 
 from trainer.data.cache import ShardCache, resident_shards
-from trainer.data.index import TOKENIZER, Index, Shard, read_index
+from trainer.data.index import TOKENIZER, Index, read_index
 from trainer.data.remote import Filler, RangeReader, Tokens, map_shard
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, build
+from trainer.data.verified import WAIT_S, Verifier
 from trainer.errors import UserError, problem
 from trainer.storage import ObjectStore, open_store
 from trainer.storage.local import LocalStore
@@ -50,6 +51,7 @@ class TokenSet:
         self._ahead: dict[tuple[bytes, int], Future[Tokens]] = {}
         self._ahead_lock = threading.Lock()
         self._filler: Filler | None = None
+        self._verifier: Verifier | None = None
 
     @classmethod
     def open(
@@ -59,15 +61,13 @@ class TokenSet:
         *,
         cache_dir: Path,
         cache_bytes: int,
-        verify: bool = False,
         name: str = "token set",
     ) -> TokenSet:
         """Opens `split` of the set at `uri` (a folder or `s3://…`); every shard's size is checked at once.
 
         `name` is what the user calls `uri`, e.g. `task.data`.
-        `cache_dir` and `cache_bytes` matter for remote sets only. `verify` also checks the checksums of a local set,
-        which reads it once. UserError for a missing set, split, or shard, and for one that is cut short, damaged, or
-        of a newer format.
+        `cache_dir` and `cache_bytes` matter for remote sets only. UserError for a missing set, split, or shard, and
+        for one that is cut short or of a newer format.
         """
         store = open_store(uri, create=False, name=name)
         index = read_index(store)
@@ -80,8 +80,6 @@ class TokenSet:
             arrays: list[Tokens | None] = [
                 map_shard(store.root / shard.tokens_key, index.numpy_dtype) for shard in shards
             ]
-            if verify:
-                _require_checksums(uri, shards, arrays)
             return cls(store, index, split, arrays)
         opened = cls(store, index, split, [None] * len(shards))
         resident = resident_shards(index, cache_bytes)[split]
@@ -137,7 +135,14 @@ class TokenSet:
             found: Tokenizer = build(TokenizerSpec("bytes"))
         else:
             raw, _ = self._store.read(TOKENIZER)
-            found = build(TokenizerSpec("huggingface", raw.decode("utf-8"), self.eos_id))
+            try:
+                found = build(TokenizerSpec("huggingface", raw.decode("utf-8"), self.eos_id))
+            except Exception as error:  # the engine has no exception of its own
+                name = f"{self._store.uri.rstrip('/')}/{TOKENIZER}"
+                why = f"cannot be read: {str(error)[:100]}"
+                raise UserError(
+                    problem("tokenizer", name, why, fix="restore the file that `tokenize` wrote")
+                ) from error
         if found.hash != self.tokenizer_hash:
             why = f"is not the tokenizer of this set: its hash is {found.hash[:16]}…, not {self.tokenizer_hash[:16]}…"
             name = f"{self._store.uri.rstrip('/')}/{TOKENIZER}"
@@ -148,7 +153,10 @@ class TokenSet:
         """Windows `ids` as an array [len(ids), seq_len + 1] of the stored type; ValueError for an id outside [0, windows)."""
         with self._ahead_lock:
             ready = self._ahead.pop(_batch_key(ids, seq_len), None) if self._ahead else None
-        return ready.result() if ready is not None else self._gather(ids, seq_len)
+        batch = ready.result() if ready is not None else self._gather(ids, seq_len)
+        if batch.size and int(batch.max()) >= self.vocab_size:
+            self._refuse_ids(ids, batch)
+        return batch
 
     def prefetch(self, ids: npt.NDArray[np.integer[Any]], seq_len: int) -> None:
         """Starts to read a batch that `gather` will be asked for soon; does nothing when all shards are mapped already."""
@@ -159,16 +167,30 @@ class TokenSet:
                 self._ahead.pop(next(iter(self._ahead))).cancel()
             self._ahead[_batch_key(ids, seq_len)] = self._ahead_pool.submit(self._gather, ids.copy(), seq_len)
 
+    def verify(self, cache_dir: Path, wait_s: float | None = WAIT_S) -> bool:
+        """Checks a local set's checksums; False when that takes longer than `wait_s` seconds.
+
+        It then goes on in the background, and `gather` raises what it finds. Shards of a remote set are checked as
+        they arrive. `cache_dir` remembers for the whole node what was found whole. UserError names the damaged shards.
+        """
+        if not isinstance(self._store, LocalStore):
+            return True
+        self._verifier = self._verifier or Verifier(self._store.root, self._split.shards, cache_dir)
+        return self._verifier.wait(wait_s)
+
     def close(self) -> None:
         """Ends background reading; arrays that were gathered stay valid."""
+        if self._verifier is not None:
+            self._verifier.close()
         if self._filler is not None:
             self._filler.close()
         self._ahead_pool.shutdown(cancel_futures=True)
         self._ranges.close()
 
     def _gather(self, ids: npt.NDArray[np.integer[Any]], seq_len: int) -> Tokens:
-        if self._filler is not None:
-            self._filler.raise_failure()
+        for helper in (self._filler, self._verifier):
+            if helper is not None:
+                helper.raise_failure()
         windows = self.windows(seq_len)
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= windows):
             raise ValueError(f"window ids must be in [0, {windows}), not {int(ids.min())}..{int(ids.max())}")
@@ -192,6 +214,11 @@ class TokenSet:
                 batch[rows] = self._view(shard, seq_len + 1)[offsets[rows]]
         self._copy_pieces(batch, left, starts)
         return batch
+
+    def _refuse_ids(self, ids: npt.NDArray[np.integer[Any]], batch: Tokens) -> None:
+        row = int(np.flatnonzero(batch.max(axis=1) >= self.vocab_size)[0])
+        why = f"holds token id {int(batch[row].max())}, but its vocabulary has {self.vocab_size} ids (window {int(ids[row])})"
+        raise UserError(problem("token set", self._store.uri, why, fix="tokenize the input again"))
 
     def _copy_pieces(self, batch: Tokens, rows: Sequence[int], starts: npt.NDArray[np.int64]) -> None:
         """Fills rows that cross shards, or whose shards are not on disk, shard by shard."""
@@ -240,18 +267,6 @@ def _require_sizes(store: ObjectStore, index: Index, split: str) -> None:
                 problems.append(_wrong(store.uri, key, f"has {sizes[key]:,} bytes, the index says {size:,}"))
     if len(problems) > SHOWN_PROBLEMS:
         problems[SHOWN_PROBLEMS:] = [f"… and {len(problems) - SHOWN_PROBLEMS} more files are missing or cut short"]
-    if problems:
-        raise UserError(problems)
-
-
-def _require_checksums(uri: str, shards: Sequence[Shard], arrays: Sequence[Tokens | None]) -> None:
-    problems = []
-    for shard, array in zip(shards, arrays, strict=True):
-        assert array is not None
-        found = crc64nvme(array.view(np.uint8).data)
-        if found != shard.crc64nvme:
-            why = f"has checksum {found:016x}, the index says {shard.crc64nvme:016x}"
-            problems.append(_wrong(uri, shard.tokens_key, why))
     if problems:
         raise UserError(problems)
 

@@ -146,7 +146,7 @@ class Metadata:
         try:
             item = json.loads(answer.body)
             action, when = str(item["action"]), str(item["time"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             self._garbled.failed(f"{SPOT_PATH} answers {answer.body[:80]!r}, which is no instance action")
             return None
         deadline = spot_deadline(when, answer, self._wall_clock())
@@ -220,5 +220,5 @@ def _unix(date: str | None) -> float | None:
         return None
     try:
         return email.utils.parsedate_to_datetime(date).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

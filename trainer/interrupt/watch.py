@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainer.background import BackgroundThread
 from trainer.config import InterruptConfig
 from trainer.errors import UserError
 from trainer.interrupt.deadline import Deadline
@@ -78,7 +79,7 @@ class Watch:
             self._pollers.append(StopFile(config.stop_uri, on_event))
         self._polled: Notice | None = None
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="interrupt-watch", daemon=True)
+        self._thread = BackgroundThread(self._run, "interrupt-watch")
 
     def start(self) -> None:
         """Install the signal handlers and begin to poll; call it once, on the main thread."""
@@ -86,7 +87,8 @@ class Watch:
         self._thread.start()
 
     def notice(self) -> Notice | None:
-        """What is known now; two attribute reads, no lock, no I/O."""
+        """What is known now: a few attribute reads, no lock, no I/O. Raises what ended the thread, if a defect did."""
+        self._thread.check()
         return nearer(self._signals.notice, self._polled)
 
     def close(self) -> None:

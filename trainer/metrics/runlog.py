@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainer.background import BackgroundThread
 from trainer.errors import UserError
 from trainer.metrics.backlog import Backlog, Part
 from trainer.metrics.records import EVENTS, STEPS, PartName, encode, utc_now
@@ -74,10 +75,12 @@ class RunLog:
         self._closing = False
         self._failures = 0
         self._spool_reported = False
-        self._thread = threading.Thread(target=self._run, name="run-log", daemon=True)
+        self._thread = BackgroundThread(self._run, "run-log", on_defect=self._wake)
         self._thread.start()
 
     def step(self, record: Mapping[str, Any]) -> None:
+        """Log a step; raises what ended the uploading thread, if a defect did."""
+        self._thread.check()
         self._append(STEPS, encode({"time": utc_now(), **record}))
         with self._changed:
             self._newest_step = int(record["step"])
@@ -101,7 +104,8 @@ class RunLog:
             self._waiting += 1
             self._changed.notify_all()
             try:
-                return self._changed.wait_for(lambda: self._stored >= target, timeout)
+                self._changed.wait_for(lambda: self._stored >= target or self._thread.defect is not None, timeout)
+                return self._stored >= target
             finally:
                 self._waiting -= 1
 
@@ -111,7 +115,7 @@ class RunLog:
         with self._changed:
             self._waiting += 1
             try:
-                if not self._changed.wait_for(lambda: self._newest_step >= step or self._closing, timeout):
+                if not self._changed.wait_for(lambda: self._newest_step >= step or self._is_over, timeout):
                     return False
             finally:
                 self._waiting -= 1
@@ -130,7 +134,8 @@ class RunLog:
             if not durable and self._backlog.lines:
                 folder = self._backlog.rescue()
                 where = f"they are kept in {folder}" if folder else "and no local folder takes them either"
-                self._on_trouble(f"{self._backlog.lines} log records are not in {self._store.uri}; {where}")
+                why = f" ({self._thread.defect!r})" if self._thread.defect else ""
+                self._on_trouble(f"{self._backlog.lines} log records are not in {self._store.uri}{why}; {where}")
             else:
                 self._backlog.remove_folder()
 
@@ -145,6 +150,14 @@ class RunLog:
         if spool_error is not None and not self._spool_reported:
             self._spool_reported = True
             self._on_trouble(f"log records pile up in memory: the temporary folder takes no files ({spool_error})")
+
+    @property
+    def _is_over(self) -> bool:
+        return self._closing or self._thread.defect is not None
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _run(self) -> None:
         while True:

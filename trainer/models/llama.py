@@ -240,6 +240,14 @@ def build(shape: LlamaShape, *, length: int, seed: int, loss_chunk: int = 0) -> 
     return model
 
 
+def parameters(shape: LlamaShape) -> int:
+    """How many numbers are trained, without making the model."""
+    c = shape.width
+    attention = 2 * c * c + 2 * c * shape.kv_heads * shape.head_dim
+    outside = shape.vocab_size * c * (1 if shape.tied else 2) + c
+    return shape.layers * (attention + 3 * c * shape.hidden + 2 * c) + outside
+
+
 def flops_per_token(shape: LlamaShape, length: int) -> float:
     """Forward and backward FLOPs of one token: 6 N + 12 L C T (PaLM appendix B, https://arxiv.org/abs/2204.02311).
 

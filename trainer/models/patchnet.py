@@ -85,6 +85,13 @@ def build(shape: PatchNetShape, *, seed: int) -> PatchNet:
     return model
 
 
+def parameters(shape: PatchNetShape) -> int:
+    """How many numbers are trained, without making the model."""
+    c = shape.width
+    block = c * (shape.kernel**2 + 1) + c * (c + 1) + 4 * c
+    return c * (shape.patch**2 + 1) + 2 * c + shape.layers * block + shape.classes * (c + 1)
+
+
 def flops_per_image(shape: PatchNetShape) -> float:
     """Forward and backward: 6 FLOPs for each multiplication of a weight, at every place where the weight is used."""
     per_place = shape.width * (shape.patch**2 + shape.layers * (shape.kernel**2 + shape.width))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -18,6 +21,8 @@ from trainer.errors import UserError, problem
 
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
+LARGEST = dict.fromkeys(_NUMBERS, 2**31 - 1) | {"MASTER_PORT": 65_535}
+"""A rank is a C int in torch, a port 16 bits (RFC 9293, section 3.1)."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,8 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
     timeout = timedelta(seconds=config.timeout_s)
     address = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
     try:
-        store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
+        with _pages_held_back():
+            store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
         store.set_timeout(timeout)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
@@ -59,11 +65,28 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
             timeout=timeout,
             device_id=device if device.type == "cuda" else None,
         )
-    except (dist.DistError, RuntimeError) as error:
-        why = f"rank {rank} of {world_size} did not meet the others within {config.timeout_s:g} s ({error})"
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        said = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+        why = f"rank {rank} of {world_size} did not meet the others within {config.timeout_s:g} s ({said})"
         fix = "start all ranks, open the port between the nodes, or raise parallel.timeout_s"
         raise UserError(problem("MASTER_ADDR:MASTER_PORT", address, why, fix=fix)) from error
     return World(rank, world_size, local_rank, device, PrefixStore("lustrain", store))
+
+
+@contextmanager
+def _pages_held_back() -> Iterator[None]:
+    """Keep what torch's C++ prints until ranks have met; where they do not, the error says it in one line and not in pages."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as said:
+        stderr = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        said.seek(0)
+        os.write(2, said.read())
 
 
 def _refuse_one_of_many(environ: Mapping[str, str]) -> None:
@@ -107,6 +130,8 @@ def _ranks(environ: Mapping[str, str]) -> tuple[int, int, int]:
     for name in (*_NUMBERS, "MASTER_PORT"):
         if name in environ and not environ[name].isdecimal():
             lines.append(problem(name, environ[name], "is not a number", allowed=">= 0", fix=fix))
+        elif name in environ and (len(environ[name]) > 10 or int(environ[name]) > LARGEST[name]):
+            lines.append(problem(name, environ[name], "is too large", allowed=f"<= {LARGEST[name]}", fix=fix))
     if lines:
         raise UserError(lines)
     rank, world_size, local_rank = (int(environ[name]) for name in _NUMBERS)

@@ -36,6 +36,16 @@ class LossSum:
     count: int
 
 
+@dataclass(frozen=True)
+class Footprint:
+    """A Task's least needs: `parameters` of the model, and `activations`, bytes that one micro-batch takes beside them."""
+
+    parameters: int
+    activations: int
+    model_keys: str
+    """Settings that decide about `parameters`, for people."""
+
+
 class Task(ABC):
     """One kind of training. Construction is cheap and touches nothing; `open` reads the data sets."""
 
@@ -53,6 +63,9 @@ class Task(ABC):
     @abstractmethod
     def open(self, cache_dir: Path) -> None:
         """Open the data sets; UserError when they are missing or do not fit the options."""
+
+    def verify(self, cache_dir: Path) -> None:  # noqa: B027 -- optional: not all data have checksums
+        """Find damage in the data before training does; UserError names it. Called after `open`, with the same folder."""
 
     @property
     @abstractmethod
@@ -97,6 +110,10 @@ class Task(ABC):
     @abstractmethod
     def flops_per_token(self, model: nn.Module) -> float:
         """Floating-point operations of forward and backward for one counted token or item, without recomputation."""
+
+    def footprint(self, micro_batch: int) -> Footprint | None:
+        """What training with such micro-batches takes of memory at the least; None: not known. Valid after `open`."""
+        return None
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:

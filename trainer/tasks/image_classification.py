@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from trainer.config import Positive, Section
+from trainer.config import Section
 from trainer.errors import UserError, problem
 from trainer.models import patchnet
-from trainer.tasks import Batch, Ids, LossSum, Task
+from trainer.tasks import Batch, Footprint, Ids, LossSum, Task
 
 try:
     from trainer.tasks import glyphs
@@ -41,13 +41,13 @@ class ImageClassificationOptions(Section):
     """The classes, one character each."""
     fonts: Annotated[list[str], Field(default_factory=list)]
     """Font files or folders; empty: those of matplotlib and the system, and Pillow's own."""
-    max_fonts: Positive = 40
-    variants: Positive = 64
+    max_fonts: Annotated[int, Field(gt=0, le=100_000)] = 40
+    variants: Annotated[int, Field(gt=0, le=2**20)] = 64
     """Jittered images of each character in each font."""
-    width: Positive = 64
-    layers: Positive = 3
-    kernel: Positive = 5
-    patch: Positive = 4
+    width: Annotated[int, Field(gt=0, le=2**14)] = 64
+    layers: Annotated[int, Field(gt=0, le=4096)] = 3
+    kernel: Annotated[int, Field(gt=0, le=2 * glyphs.SIZE + 1)] = 5
+    patch: Annotated[int, Field(gt=0, le=glyphs.SIZE)] = 4
     """Side of a patch in pixels."""
 
 
@@ -142,6 +142,12 @@ class ImageClassification(Task):
 
     def flops_per_token(self, model: nn.Module) -> float:
         return patchnet.flops_per_image(self.shape)
+
+    def footprint(self, micro_batch: int) -> Footprint:
+        shape = self.shape
+        # The images in fp32, and each block's input, in bf16 at best.
+        image = shape.image**2 * 4 + shape.layers * shape.places * shape.width * 2
+        return Footprint(patchnet.parameters(shape), micro_batch * image, "task.width and task.layers")
 
     def fingerprint(self) -> dict[str, Any]:
         options = self.options

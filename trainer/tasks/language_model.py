@@ -11,31 +11,31 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from trainer.config import Count, Fraction, Positive, Section
+from trainer.config import FP32_SMALLEST, Fraction, Section
 from trainer.data.index import read_index
 from trainer.data.shards import TokenSet
 from trainer.errors import UserError, problem
 from trainer.models import llama
 from trainer.storage import open_store
-from trainer.tasks import Batch, Ids, LossSum, Task
+from trainer.tasks import Batch, Footprint, Ids, LossSum, Task
 
 
 class ModelOptions(Section):
     """A preset, and whatever of it shall be different."""
 
     preset: Literal["tiny", "gpt2-124m", "1b", "8b"] = "tiny"
-    width: Positive | None = None
-    layers: Positive | None = None
-    heads: Positive | None = None
-    kv_heads: Positive | None = None
-    hidden: Positive | None = None
+    width: Annotated[int, Field(gt=0, le=2**17)] | None = None
+    layers: Annotated[int, Field(gt=0, le=4096)] | None = None
+    heads: Annotated[int, Field(gt=0, le=2**14)] | None = None
+    kv_heads: Annotated[int, Field(gt=0, le=2**14)] | None = None
+    hidden: Annotated[int, Field(gt=0, le=2**20)] | None = None
     """Width inside the feed-forward part."""
-    vocab_size: Positive | None = None
+    vocab_size: Annotated[int, Field(gt=0, le=2**31)] | None = None
     """None: the tokenizer's; a larger one leaves room for padding or later tokens."""
     tied: bool | None = None
     """Whether the output layer uses the embedding's weights."""
-    rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    rope_theta: Annotated[float, Field(ge=1, le=1e15, allow_inf_nan=False)] | None = None
+    norm_eps: Annotated[float, Field(ge=FP32_SMALLEST, le=1, allow_inf_nan=False)] | None = None
     dropout: Fraction | None = None
 
     def shape(self) -> llama.LlamaShape:
@@ -48,12 +48,12 @@ class LanguageModelOptions(Section):
 
     data: Annotated[str, Field(min_length=1)]
     """Folder or `s3://…` that `tokenize` wrote."""
-    seq_len: Positive
+    seq_len: Annotated[int, Field(gt=0, le=2**24)]
     """Tokens per sample that the model sees and predicts."""
     model: ModelOptions = ModelOptions()
-    cache_bytes: Positive = 8 << 30
+    cache_bytes: Annotated[int, Field(gt=0, le=2**60)] = 8 << 30
     """Local disk that shards streamed from S3 may take."""
-    loss_chunk: Count = 0
+    loss_chunk: Annotated[int, Field(ge=0, le=2**31)] = 0
     """Tokens whose logits exist at a time, recomputed in backward: less memory where the vocabulary is large. 0: all."""
 
 
@@ -84,6 +84,11 @@ class LanguageModel(Task):
             problems.append(problem("task.seq_len", options.seq_len, why, allowed=allowed, fix=fix))
         if problems:
             raise UserError(problems)
+
+    def verify(self, cache_dir: Path) -> None:
+        for token_set in (self._train, self._eval):
+            if token_set is not None:
+                token_set.verify(cache_dir)
 
     @property
     def train_samples(self) -> int:
@@ -133,6 +138,13 @@ class LanguageModel(Task):
 
     def flops_per_token(self, model: nn.Module) -> float:
         return llama.flops_per_token(_llama(model).shape, self.options.seq_len)
+
+    def footprint(self, micro_batch: int) -> Footprint:
+        shape, options = self._shape, self.options
+        tokens = micro_batch * options.seq_len
+        # Even with all recomputed, each block's input lives until backward, in bf16 at best, and logits are made in fp32.
+        logits = min(tokens, options.loss_chunk or tokens) * shape.vocab_size * 4
+        return Footprint(llama.parameters(shape), tokens * shape.layers * shape.width * 2 + logits, "task.model")
 
     def fingerprint(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,147 @@
+"""Memory that cannot be had is one line with the figures before it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from tests.trainer.token_sets import write_token_set
+from trainer import footprint
+from trainer.__main__ import main
+from trainer.config import Config
+from trainer.errors import UserError
+from trainer.footprint import Memory, NoMemoryError, check_memory, host_memory, lack_of_memory_told
+from trainer.models import llama, patchnet
+from trainer.parallel import World
+from trainer.tasks import Footprint
+
+GB = 10**9
+CPU = World(0, 1, 0, torch.device("cpu"), HashStore())
+CONFIG = Config.model_validate(
+    {
+        "run": {"uri": "run"},
+        "task": {"name": "language_model"},
+        "train": {"steps": 1, "global_batch": 8, "micro_batch": 8},
+    }
+)
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    heads=st.integers(1, 3),
+    groups=st.integers(1, 2),
+    layers=st.integers(1, 3),
+    hidden=st.integers(1, 9),
+    vocab=st.integers(1, 9),
+    tied=st.booleans(),
+)
+def test_a_decoders_parameters_are_counted_without_making_it(
+    heads: int, groups: int, layers: int, hidden: int, vocab: int, tied: bool
+) -> None:
+    shape = llama.LlamaShape(heads * groups * 4, layers, heads * groups, heads, hidden, vocab, tied)
+    assert llama.parameters(shape) == count(llama.Llama(shape, length=4))
+
+
+@settings(max_examples=15, deadline=None)
+@given(patch=st.sampled_from([1, 4]), width=st.integers(1, 9), layers=st.integers(0, 3), kernel=st.sampled_from([1, 5]))
+def test_a_classifiers_parameters_are_counted_without_making_it(
+    patch: int, width: int, layers: int, kernel: int
+) -> None:
+    shape = patchnet.PatchNetShape(8, patch, width, layers, kernel, 7)
+    assert patchnet.parameters(shape) == count(patchnet.PatchNet(shape))
+
+
+@pytest.mark.parametrize(
+    ("need", "ranks", "code", "says"),
+    [
+        (Footprint(10**9, 2 * GB, "task.model"), 1, None, ""),
+        (Footprint(10**9, 2 * GB, "task.model"), 2, 2, "train.micro_batch = 8: model and micro-batch take at least 36 GB"),
+        (Footprint(10**9, 8 * GB, "task.model"), 1, 1, "train.micro_batch = 8: model and micro-batch take at least 24 GB"),
+        (Footprint(10**12, GB, "task.model"), 1, 2, "task.model (parameters) = 1000000000000: the model takes at least 16 TB"),
+        (None, 99, None, ""),
+    ],
+)  # fmt: skip
+def test_what_never_fits_is_a_mistake_and_what_does_not_fit_now_a_failure(
+    monkeypatch: pytest.MonkeyPatch, need: Footprint | None, ranks: int, code: int | None, says: str
+) -> None:
+    monkeypatch.setattr(footprint, "host_memory", lambda: Memory("this machine", 32 * GB, 20 * GB))
+    if code is None:
+        check_memory(CONFIG, need, CPU, {"LOCAL_WORLD_SIZE": str(ranks)})
+        return
+    with pytest.raises(UserError) as caught:
+        check_memory(CONFIG, need, CPU, {"LOCAL_WORLD_SIZE": str(ranks)})
+    (line,) = caught.value.problems
+    assert line.startswith(says)
+    assert "this machine has 32 GB, of which 20 GB are free" in line
+    assert caught.value.exit_code == code
+
+
+def test_a_gpu_holds_the_training_and_the_host_each_ranks_model_while_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(footprint, "host_memory", lambda: Memory("this machine", 32 * GB, 32 * GB))
+    monkeypatch.setattr(footprint, "gpu_memory", lambda device: Memory("GPU 0", 80 * GB, 80 * GB))
+    world = World(0, 8, 0, torch.device("cuda", 0), HashStore())
+    check_memory(CONFIG, Footprint(10**9, 60 * GB, "task.model"), world, {"LOCAL_WORLD_SIZE": "8"})
+    with pytest.raises(UserError, match=r"^train\.micro_batch = 8: .* GPU 0 has 80 GB.*allowed: <= 7;"):
+        check_memory(CONFIG, Footprint(10**9, 72 * GB, "task.model"), world, {"LOCAL_WORLD_SIZE": "8"})
+    with pytest.raises(UserError, match=r"at least 64 GB for 8 ranks, this machine has 32 GB"):
+        check_memory(CONFIG, Footprint(2 * 10**9, GB, "task.model"), world, {"LOCAL_WORLD_SIZE": "8"})
+
+
+def test_a_containers_limit_counts_and_swap_is_memory_too(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nSwapTotal: 24 kB\nSwapFree: 0 kB\nHugePages_Total: 0\n")
+    machine = host_memory(tmp_path / "meminfo", tmp_path / "none")
+    assert machine is not None
+    assert machine.total == 1024 * 1024
+    for limit, total in (("max", 1024 * 1024), ("4096", 4096)):
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        found = host_memory(tmp_path / "meminfo", tmp_path / "memory.max")
+        assert found is not None
+        assert found.total == total
+    assert host_memory(tmp_path / "elsewhere", tmp_path / "none") is None
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    data = write_token_set(tmp_path / "set", {"train": b"the quick brown fox jumps over the lazy dog. " * 40})
+    monkeypatch.setenv("LUSTRAIN_CACHE", str(tmp_path / "cache"))
+    text = f'[run]\nuri = "{tmp_path}/run"\n[task]\nname = "language_model"\ndata = "{data}"\nseq_len = 32\n'
+    (tmp_path / "config.toml").write_text(text + "[train]\nsteps = 1\nglobal_batch = 16777216\nmicro_batch = 1\n")
+    return ["train", str(tmp_path / "config.toml"), "--set", "parallel.device=cpu"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("task.model={width = 131072, layers = 4096}", "task.model (parameters) = "),
+        ("task.model.vocab_size=2147483648", "task.model (parameters) = "),
+        ("train.micro_batch=16777216", "train.micro_batch = 16777216: model and micro-batch take at least "),
+    ],
+)
+def test_a_training_larger_than_the_machine_is_refused_at_once(
+    config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, says: str
+) -> None:
+    assert main([*config, "--set", setting]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(says)
+    assert not (tmp_path / "run" / "lease.json").exists()
+
+
+@pytest.mark.parametrize("ask", [lambda: bytearray(2**62), lambda: torch.empty(2**50)])
+def test_an_allocation_that_fails_later_is_one_line_too(ask: Any) -> None:
+    with pytest.raises(NoMemoryError, match=r"^memory ran out"), lack_of_memory_told():
+        ask()
+    with pytest.raises(RuntimeError, match="other"), lack_of_memory_told():
+        raise RuntimeError("other")

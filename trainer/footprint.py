@@ -1,0 +1,130 @@
+"""What a training takes of memory at the least, held against what there is, before any of it is asked for.
+
+Without this, a model or a micro-batch far larger than the machine is minutes of silence and then a kill by the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trainer.checkpoint.stage import available_memory
+from trainer.config import Config
+from trainer.errors import EXIT_CONFIG, EXIT_FAILURE, UserError, problem
+from trainer.parallel import World
+from trainer.progress import BYTES, amount_text
+from trainer.tasks import Footprint
+
+TRAINED_BYTES = 16
+"""Per parameter: fp32 weight, gradient and AdamW's two moments (https://arxiv.org/abs/1910.02054, section 3.1, all in fp32)."""
+BUILT_BYTES = 4
+"""Per parameter: a model is made on the CPU in fp32, on every rank, before it moves to a GPU."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the host or of one GPU: all there is, and what is free now."""
+
+    name: str
+    total: int
+    free: int
+
+
+class NoMemoryError(UserError):
+    """Memory ran out; what is committed is intact."""
+
+    exit_code = EXIT_FAILURE
+    everywhere = True
+
+
+def check_memory(config: Config, need: Footprint | None, world: World, environ: Mapping[str, str] = os.environ) -> None:
+    """UserError when the training cannot fit: exit code 2 where it never can, 1 where others hold the memory now.
+
+    `need` None: the Task does not know, and nothing is checked.
+    """
+    if need is None:
+        return
+    said = environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(said) if said.isdecimal() else 1
+    host, gpu = host_memory(), gpu_memory(world.device)
+    if gpu is None:
+        _require(config, need, host, TRAINED_BYTES, need.activations, ranks)
+    else:
+        _require(config, need, host, BUILT_BYTES, 0, ranks)
+        _require(config, need, gpu, TRAINED_BYTES, need.activations, 1)
+
+
+def _require(
+    config: Config, need: Footprint, memory: Memory | None, per_parameter: int, activations: int, ranks: int
+) -> None:
+    if memory is None:
+        return
+    model = need.parameters * per_parameter * ranks
+    asked = model + activations * ranks
+    if asked <= min(memory.free, memory.total):
+        return
+    limit = memory.total if asked > memory.total else memory.free
+    shared = f" for {ranks} ranks" if ranks > 1 else ""
+    has = f"{memory.name} has {amount_text(memory.total, BYTES)}, of which {amount_text(memory.free, BYTES)} are free"
+    if model > limit:
+        why = f"the model takes at least {amount_text(model, BYTES)}{shared}, {has}"
+        line = problem(
+            f"{need.model_keys} (parameters)", need.parameters, why, fix="a smaller model, or a larger machine"
+        )
+    else:
+        micro = config.train.micro_batch
+        fits = (limit - model) * micro // (activations * ranks)
+        why = f"model and micro-batch take at least {amount_text(asked, BYTES)}{shared}, {has}"
+        allowed = f"<= {fits}" if fits else ""
+        line = problem("train.micro_batch", micro, why, allowed=allowed, fix="lower it, or make samples smaller")
+    error = UserError(line)
+    error.exit_code = EXIT_CONFIG if asked > memory.total else EXIT_FAILURE
+    raise error
+
+
+def host_memory(
+    meminfo: Path = Path("/proc/meminfo"), cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")
+) -> Memory | None:
+    """This machine's memory with its swap, or the container's limit where that is lower; None where the kernel does not say."""
+    free = available_memory()
+    try:
+        kib = {name: int(value.split()[0]) for name, _, value in _rows(meminfo)}
+        total, swap = kib["MemTotal"] * 1024, kib.get("SwapTotal", 0) * 1024
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+    limit = cgroup_limit.read_text().strip() if cgroup_limit.exists() else "max"
+    total = min(total + swap, int(limit) if limit.isdecimal() else total + swap)
+    swap_free = kib.get("SwapFree", 0) * 1024
+    return Memory("this machine", total, min(total, (total if free is None else free) + swap_free))
+
+
+def _rows(meminfo: Path) -> list[tuple[str, str, str]]:
+    return [line.partition(":") for line in meminfo.read_text().splitlines()]
+
+
+def gpu_memory(device: torch.device) -> Memory | None:
+    """The memory of a rank's GPU; None for the CPU."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return Memory(f"GPU {device.index or 0}", total, free)
+
+
+@contextmanager
+def lack_of_memory_told() -> Iterator[None]:
+    """Turn the various errors of an allocation that failed into a NoMemoryError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        said = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+        raise NoMemoryError(
+            f"memory ran out ({said}); what is committed is intact; "
+            "fix: lower train.micro_batch, set train.activation_checkpointing, or choose a smaller model"
+        ) from error
