@@ -173,7 +173,6 @@ BAD: dict[str, list[list[Resource]]] = {
         *([resource(kind.removeprefix("aws:"), protect=True)] for kind in sorted(BILLED)),
     ],
     "POL-008": [
-        [VPC, endpoint()],
         [VPC, endpoint(policy=statement(Action="*", Principal="*"))],
         [VPC, endpoint(policy=statement(Action=["s3:*"], Principal="*", Resource=["arn:aws:s3:::*"]))],
     ],

@@ -11,7 +11,13 @@ aws.vpc.SecurityGroupEgressRule("out", security_group_id=cluster.id, ip_protocol
 aws.vpc.SecurityGroupIngressRule(
     "ssh", security_group_id=cluster.id, ip_protocol="tcp", from_port=22, to_port=22, cidr_ipv4="0.0.0.0/0"
 )
-aws.ec2.VpcEndpoint("storage", vpc_id=vpc.id, service_name="com.amazonaws.us-east-1.s3")
+everything = {"Effect": "Allow", "Principal": "*", "Action": "*", "Resource": "*"}
+aws.ec2.VpcEndpoint(
+    "storage",
+    vpc_id=vpc.id,
+    service_name="com.amazonaws.us-east-1.s3",
+    policy=json.dumps({"Version": "2012-10-17", "Statement": [everything]}),
+)
 
 near = aws.ec2.PlacementGroup("near", strategy="cluster")
 aws.ec2.LaunchTemplate(
