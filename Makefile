@@ -29,7 +29,7 @@ test: setup
 	[ -z "$$failed" ] || { echo "failed: $$failed" >&2; exit 1; }
 
 unit: setup
-	@$(BIN)/pytest -q -m "not slow and not torture" -n $(CORES)
+	@$(BIN)/pytest -q -m "not slow and not torture" -n $(CORES) --hypothesis-profile=quick
 
 lint: setup
 	@$(BIN)/ruff format --check --quiet .

@@ -21,6 +21,8 @@ from rehearsal.lab import network
 
 # How long one example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# For `make unit`: a few examples of every rule, where `make test` tries a hundred.
+settings.register_profile("quick", parent=settings.get_profile("untimed"), max_examples=20)
 settings.load_profile("untimed")
 
 pytest_plugins = [

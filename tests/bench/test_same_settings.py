@@ -77,6 +77,7 @@ def test_ansible_is_told_each_setting_once_and_restarts_what_a_changed_file_asks
     assert [handler["name"] for handler in play["handlers"]] == ["slurmd.service"]
 
 
+@pytest.mark.slow
 def test_a_look_at_a_node_tells_what_is_so_from_what_is_not(lab: StartLab) -> None:
     node = lab(1).nodes[0]
     node.write("/etc/sysctl.d/10-x.conf", "vm.swappiness = 60\n")

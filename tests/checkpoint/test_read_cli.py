@@ -80,6 +80,7 @@ def test_verify_passes_over_whole_checkpoints_and_counts_their_bytes(store: Loca
     assert found["checkpoints"][0]["bytes"] == read_manifest(store, ManifestId(3, 25)).data_bytes
 
 
+@pytest.mark.slow
 def test_verify_ends_with_1_and_names_the_damaged_place(store: LocalStore, call: Call) -> None:
     key = damage(store, ManifestId(1, 20))
     code, out, err = call("verify", store.uri)
@@ -120,6 +121,7 @@ def told(store: LocalStore) -> LocalStore:
     return store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "named"),
     [

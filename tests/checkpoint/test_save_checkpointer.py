@@ -65,6 +65,7 @@ def test_what_was_saved_is_what_loads_even_though_training_changed_it_at_once(st
     assert [kind for kind, _ in events.seen] == ["checkpoint_started", "checkpoint_committed"]
 
 
+@pytest.mark.slow
 def test_a_compressed_checkpoint_loads_the_same_bits(store: ObjectStore) -> None:
     pytest.importorskip("zstandard")
     tensors = {"zeros": torch.zeros(3_000_000), "noise": torch.randn(3_000_001)}
@@ -76,6 +77,7 @@ def test_a_compressed_checkpoint_loads_the_same_bits(store: ObjectStore) -> None
     assert_holds(store, ManifestId(1, 1), tensors)
 
 
+@pytest.mark.slow
 def test_a_state_that_grows_or_shrinks_between_saves_is_saved_whole(store: ObjectStore) -> None:
     with checkpointer(store, Events()) as saver:
         for step, rows in enumerate((10, 9000, 3), start=1):
@@ -123,6 +125,7 @@ def test_an_urgent_save_does_not_wait_for_the_one_in_flight_and_both_commit(stor
         assert_holds(store, ManifestId(1, step), sample_tensors(step))
 
 
+@pytest.mark.slow
 def test_a_writer_killed_during_a_save_costs_that_save_and_nothing_else(store: ObjectStore) -> None:
     events = Events()
     with checkpointer(store, events) as saver:
@@ -140,6 +143,7 @@ def test_a_writer_killed_during_a_save_costs_that_save_and_nothing_else(store: O
     assert len(events.of("writer_restarted")) == 1
 
 
+@pytest.mark.slow
 def test_a_writer_killed_between_saves_costs_nothing(store: ObjectStore) -> None:
     events = Events()
     with checkpointer(store, events) as saver:
@@ -303,6 +307,7 @@ def test_a_tier_keeps_the_last_commit_and_the_newest_copy_only(store: ObjectStor
     assert kept == {read_manifest(store, ManifestId(1, step)).attempt for step in (3, 4)}
 
 
+@pytest.mark.slow
 def test_a_tier_keeps_the_checkpoint_that_a_new_generation_began_from(store: ObjectStore, tmp_path: Path) -> None:
     tier = TierConfig(kind="nvme", path=str(tmp_path / "nvme"))
     with checkpointer(store, Events(), tiers=(tier,)) as saver:
@@ -319,6 +324,7 @@ def test_a_tier_keeps_the_checkpoint_that_a_new_generation_began_from(store: Obj
     assert read_manifest(store, ManifestId(2, 3)).parent == begun_from
 
 
+@pytest.mark.slow
 def test_old_checkpoints_are_pruned_as_the_options_say(store: ObjectStore) -> None:
     events = Events()
     with checkpointer(store, events, keep_last=2) as saver:

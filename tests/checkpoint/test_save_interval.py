@@ -53,6 +53,7 @@ def test_a_derived_interval_follows_what_steps_and_stalls_cost() -> None:
     assert interval.due(100 + interval.steps)
 
 
+@pytest.mark.slow
 @given(st.floats(0, 1e4), st.floats(0, 1e7), st.integers(1, 100))
 def test_an_interval_is_never_less_than_a_step(step_s: float, stall_s: float, mtbf_s: int) -> None:
     interval = Interval(every_steps=0, mtbf_s=mtbf_s)

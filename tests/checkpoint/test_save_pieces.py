@@ -57,6 +57,7 @@ def row_bytes(shape: Shape) -> int:
     return shape.size // rows
 
 
+@pytest.mark.slow
 @given(shapes("shared."), shapes("own."), st.integers(1, 4), st.data())
 def test_every_piece_is_one_aligned_run_of_bytes_and_none_overlap(
     shared: list[Shape], own: list[Shape], world: int, data: st.DataObject

@@ -54,6 +54,7 @@ def tensors(draw: st.DrawFn) -> dict[str, Tensor]:
     return made
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(tensors(), tensors(), st.integers(1, 3), st.data())
 def test_staged_bytes_are_the_tensors_bytes_whatever_their_kind_shape_and_stride(

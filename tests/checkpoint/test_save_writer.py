@@ -72,6 +72,7 @@ def test_signals_for_the_job_do_not_end_a_save(tmp_path: Path) -> None:
         assert writer_pid() == pid
 
 
+@pytest.mark.slow
 def test_a_writer_that_hangs_is_killed_after_the_agreed_time_and_replaced(tmp_path: Path) -> None:
     store, events = open_store(str(tmp_path / "run")), Events()
     with checkpointer(store, events, vote_timeout_s=0.2) as saver:

@@ -59,6 +59,7 @@ def test_text_comes_back_from_its_ids(text: str) -> None:
         assert all(0 <= number < tokenizer.vocab_size for number in ids)
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(batch=st.lists(texts, max_size=4))
 def test_both_engines_give_the_same_ids(batch: list[str]) -> None:

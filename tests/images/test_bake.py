@@ -74,6 +74,7 @@ def test_a_secret_is_named_by_its_file_also_when_that_has_a_comma(tmp_path: Path
     assert found["secret"] == [f'id=ca,"src={tmp_path}/a,b"']
 
 
+@pytest.mark.slow
 def test_a_secret_that_is_no_file_is_refused_before_the_build(tmp_path: Path, engine: Engine) -> None:
     said = Bake(engine.environment).cannot(plan("a:1", secrets={"ca": tmp_path / "none"}), Output.LOAD)
     assert said is not None

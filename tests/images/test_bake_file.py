@@ -76,6 +76,7 @@ def test_efa_can_be_left_out_and_a_check_told_its_budget() -> None:
     assert found["cuda-verify"]["args"] == {"EFA_VERSION": "", "BUDGET_MB": "1"}
 
 
+@pytest.mark.slow
 def test_gaudi_never_gets_the_base_of_the_others() -> None:
     (plain,) = bake("gaudi", BASE_IMAGE="debian").values()
     assert "args" not in plain

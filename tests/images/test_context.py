@@ -130,6 +130,7 @@ def test_a_person_who_builds_from_the_checkout_sends_the_same_files(root: Path, 
     assert not missing
 
 
+@pytest.mark.slow
 def test_the_dockerfiles_stages_are_the_layers_that_are_spoken_of(root: Path) -> None:
     assert list(staged(root).inputs) == ["app", "base", "code", "image", "shell", "system", "tools", "torch"]
     assert set(staged(root, "cuda", target="cuda").inputs) == {*staged(root, "again").inputs, "linker"}
@@ -145,6 +146,7 @@ def test_the_dockerfiles_stages_are_the_layers_that_are_spoken_of(root: Path) ->
     ]
 
 
+@pytest.mark.slow
 def test_what_is_made_on_what_comes_from_the_dockerfile(root: Path) -> None:
     def below(target: str) -> dict[str, list[str]]:
         found = staged(root, target, target=target).inputs
@@ -198,6 +200,7 @@ def test_what_does_not_enter_changes_nothing(root: Path, path: str) -> None:
     assert path not in files(after.folder)
 
 
+@pytest.mark.slow
 def test_the_part_of_the_dockerfile_that_changed_is_known_and_comments_are_no_change(root: Path) -> None:
     file = root / dockerfile.PATHS["cpu"]
     before = staged(root, "before")
@@ -208,6 +211,7 @@ def test_the_part_of_the_dockerfile_that_changed_is_known_and_comments_are_no_ch
     assert changed(before, staged(root, "after")) == {"system": ["images/trainer.Dockerfile [system]"]}
 
 
+@pytest.mark.slow
 def test_other_images_and_arguments_are_changes_of_their_layers(root: Path) -> None:
     before = staged(root, "before", target="cuda")
     after = staged(root, "after", target="cuda", arguments={"EFA_VERSION": "1.48.0"})

@@ -117,6 +117,7 @@ def test_each_release_gets_the_flags_it_knows(installation: Installation, versio
     assert flags in done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib64"])
 def test_the_linker_is_told_where_the_plugin_is(installation: Installation, place: str) -> None:
     done = installation.run(place=place)

@@ -24,6 +24,7 @@ def client(registry: lab.Registry) -> Registry:
     return Registry(registry.host, None, patience=Patience(2, 0.01, 0.02))
 
 
+@pytest.mark.slow
 def test_two_platforms_become_one_docker_list(registry: lab.Registry) -> None:
     first, second = put_image(registry, "a", None), put_image(registry, "a", None, config=ARM)
     ref = f"{registry.host}/a:1"
@@ -36,12 +37,14 @@ def test_two_platforms_become_one_docker_list(registry: lab.Registry) -> None:
     assert entries[0]["size"] == len(client(registry).manifest(f"{registry.host}/a@{first}").body)
 
 
+@pytest.mark.slow
 def test_oci_images_become_an_oci_index(registry: lab.Registry) -> None:
     digests = [put_image(registry, "a", None, config=one, media_type=OCI_MANIFEST) for one in ({}, ARM)]
     merge(f"{registry.host}/a:1", digests, to=client(registry))
     assert client(registry).manifest(f"{registry.host}/a:1").media_type == OCI_INDEX
 
 
+@pytest.mark.slow
 def test_joined_again_nothing_is_put_and_the_order_does_not_matter(registry: lab.Registry) -> None:
     digests = [put_image(registry, "a", None, config=one) for one in ({}, ARM)]
     first = merge(f"{registry.host}/a:1", digests, to=client(registry))
@@ -50,6 +53,7 @@ def test_joined_again_nothing_is_put_and_the_order_does_not_matter(registry: lab
     assert [one for one in registry.requests() if one[0] == "PUT"] == before
 
 
+@pytest.mark.slow
 def test_a_tag_of_another_image_is_never_overwritten(registry: lab.Registry) -> None:
     first, second = put_image(registry, "a", "1"), put_image(registry, "a", None, config=ARM)
     with pytest.raises(ImageError, match="never overwritten") as caught:
@@ -58,6 +62,7 @@ def test_a_tag_of_another_image_is_never_overwritten(registry: lab.Registry) -> 
     assert client(registry).digest_of(f"{registry.host}/a:1") == first
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_anything_is_put(registry: lab.Registry) -> None:
     amd, arm = put_image(registry, "a", None), put_image(registry, "a", None, config=ARM)
     twin = put_image(registry, "a", None, b"other layer")

@@ -50,6 +50,7 @@ def line_of(caught: pytest.ExceptionInfo[ImageError]) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_what_is_in_a_real_registry_is_read_back(registry: lab.Registry) -> None:
     layer = b"x" * 3_000_000
     digest = put_image(registry, "team/a", "1", layer, {"Labels": {"a": "b"}})
@@ -65,6 +66,7 @@ def test_what_is_in_a_real_registry_is_read_back(registry: lab.Registry) -> None
     assert there.blob(ref, digest_of(layer)).read() == layer
 
 
+@pytest.mark.slow
 def test_a_tag_that_is_not_there_has_no_digest_and_no_manifest(registry: lab.Registry) -> None:
     put_image(registry, "team/a")
     there = client(registry)
@@ -78,6 +80,7 @@ def test_a_tag_that_is_not_there_has_no_digest_and_no_manifest(registry: lab.Reg
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_manifest_is_put_under_a_tag_and_confirmed(registry: lab.Registry) -> None:
     digest = put_image(registry, "team/a")
     there, ref = client(registry), f"{registry.host}/team/a:1"
@@ -86,6 +89,7 @@ def test_a_manifest_is_put_under_a_tag_and_confirmed(registry: lab.Registry) -> 
     assert there.digest_of(f"{registry.host}/team/a:again") == digest
 
 
+@pytest.mark.slow
 def test_a_password_opens_a_registry_with_tls_and_no_other_does(closed: lab.Registry) -> None:
     put_image(closed, "team/a")
     ref = f"{closed.host}/team/a:1"
@@ -98,6 +102,7 @@ def test_a_password_opens_a_registry_with_tls_and_no_other_does(closed: lab.Regi
     assert line_of(caught).endswith(f"docker login {closed.host}")
 
 
+@pytest.mark.slow
 def test_a_certificate_of_an_unknown_ca_is_refused_at_once_and_never_gone_around(
     closed: lab.Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +127,7 @@ def test_a_ca_that_is_none_is_told_before_anything_is_asked(tmp_path: Path, text
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_password_that_changed_under_way_is_asked_for_once_more(closed: lab.Registry) -> None:
     put_image(closed, "team/a")
     ref, asked_again = f"{closed.host}/team/a:1", []
@@ -161,6 +167,7 @@ def test_a_name_that_is_nobodys_is_told_sooner_than_one_that_cannot_be_looked_up
     assert told in line_of(caught)
 
 
+@pytest.mark.slow
 def test_a_registry_that_is_gone_is_one_line_after_bounded_tries(
     registry: lab.Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,6 +178,7 @@ def test_a_registry_that_is_gone_is_one_line_after_bounded_tries(
     assert len(caplog.records) == 1
 
 
+@pytest.mark.slow
 def test_a_registry_that_comes_back_is_asked_again(registry: lab.Registry) -> None:
     digest = put_image(registry, "a")
     with FaultyProxy(registry.url) as proxy:
@@ -183,6 +191,7 @@ def test_a_registry_that_comes_back_is_asked_again(registry: lab.Registry) -> No
         assert proxy.did == {"Reset": 1, "Answer": 1}
 
 
+@pytest.mark.slow
 def test_a_blob_that_breaks_off_goes_on_where_it_broke(registry: lab.Registry) -> None:
     layer = bytes(range(256)) * 20_000
     digest = put_blob(registry, "a", layer)
@@ -195,6 +204,7 @@ def test_a_blob_that_breaks_off_goes_on_where_it_broke(registry: lab.Registry) -
     assert sizes == [len(layer), len(layer) // 2, len(layer) // 4]
 
 
+@pytest.mark.slow
 def test_a_blob_that_never_comes_whole_is_one_line(registry: lab.Registry) -> None:
     digest = put_blob(registry, "a", b"x" * 100_000)
     with FaultyProxy(registry.url) as proxy:
@@ -205,6 +215,7 @@ def test_a_blob_that_never_comes_whole_is_one_line(registry: lab.Registry) -> No
     assert "0 of 100000 bytes came in 3 tries" in line_of(caught)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [-1, 7, 1 << 20])
 def test_a_bit_that_flips_on_the_way_is_seen(registry: lab.Registry, size: int) -> None:
     digest = put_blob(registry, "a", b"x" * 1000)

@@ -104,6 +104,7 @@ def until(day: date, name: str = "CVE-2026-1") -> Allowed:
     return Allowed(name, "no fix yet", day)
 
 
+@pytest.mark.slow
 def test_a_severe_finding_of_a_real_answer_stops_the_image_and_an_entry_lets_it_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_severe_finding_of_a_real_answer_stops_the_image_and_an_entry_lets_it_
     assert "allowed: HIGH CVE-2026-1" in "\n".join(scan.lines(passed))
 
 
+@pytest.mark.slow
 def test_an_image_without_a_scan_does_not_pass_a_real_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")

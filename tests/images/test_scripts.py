@@ -159,6 +159,7 @@ def test_bytecode_is_the_same_twice_and_names_the_place_in_the_image(tmp_path: P
     assert sums[0] == sums[1]
 
 
+@pytest.mark.slow
 def test_the_user_is_made_without_todays_date_and_once(tmp_path: Path) -> None:
     """In a root of its own; the image's Python is this machine's."""
     require(os.geteuid() == 0 and shutil.which("unshare"), "a root of its own needs root and unshare; fix: run as root")

@@ -136,6 +136,7 @@ _JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(["vertexes", "statuses", "logs", "other"]), _JSON))
 def test_json_that_is_no_status_is_refused_in_order(found: dict[str, object]) -> None:
     try:

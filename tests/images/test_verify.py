@@ -228,6 +228,7 @@ def cuda(tree: Path) -> Path:
     return tree
 
 
+@pytest.mark.slow
 def test_a_sound_cuda_image_passes_every_check(cuda: Path) -> None:
     assert _failed(_image(cuda, target="cuda")) == {}
 
@@ -250,6 +251,7 @@ def _no_link(root: Path) -> None:
     _ldconfig(root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "says"),
     [

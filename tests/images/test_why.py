@@ -84,6 +84,7 @@ def test_an_edit_of_the_code_is_one_layer(root: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_many_edits_are_counted_and_the_first_are_named(root: Path) -> None:
     paths = [f"trainer/{name}.py" for name in ("agree", "config", "errors", "loop", "optim", "peers")]
     [code] = told(root, append(*paths))
@@ -92,6 +93,7 @@ def test_many_edits_are_counted_and_the_first_are_named(root: Path) -> None:
     assert code.why == (f"2 files changed: {', '.join(paths[:2])}",)
 
 
+@pytest.mark.slow
 def test_files_come_and_go(root: Path) -> None:
     [code] = told(root, lambda root: (root / "trainer/new.py").write_text("x"))
     assert code.why == ("trainer/new.py is new",)
@@ -126,6 +128,7 @@ def test_other_tools_unpack_again_and_a_node_pulls_only_what_comes_out_different
     assert why.as_json(found)["pull_if_different"] == ["torch", "app", "code"]
 
 
+@pytest.mark.slow
 def test_what_is_made_on_two_layers_names_both(root: Path) -> None:
     found = told(root, append("images/scripts/user.sh", "images/locks/torch-cuda.lock"), target="cuda")
     assert {one.layer: one.why for one in found}["linker"] == ("it is made on system", "it is made on torch")
@@ -150,6 +153,7 @@ def test_programs_read_the_same_as_people(root: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @given(old=layered, new=layered)
 def test_a_layer_is_made_again_exactly_where_its_inputs_differ(
     old: dict[str, dict[str, str]], new: dict[str, dict[str, str]]

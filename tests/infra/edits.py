@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,21 @@ GONE = Removal.GONE
 
 
 def config(stack: str) -> dict[str, Any]:
+    return copy.deepcopy(_config(stack))
+
+
+@cache
+def _config(stack: str) -> dict[str, Any]:
     return yaml.safe_load((FOLDER / f"Pulumi.{stack}.yaml").read_text(encoding="utf-8"))["config"]  # type: ignore[no-any-return]
 
 
 def place(stack: str) -> Place:
-    return Place(config(stack)["aws:region"], ACCOUNT)
+    return Place(_config(stack)["aws:region"], ACCOUNT)
 
 
 def edited(stack: str, edits: Mapping[str, Any]) -> dict[str, Any]:
     """The spec of a stack with dotted keys set, list items by index; a list takes the index after its last."""
-    found = copy.deepcopy(config(stack)["lustrain:cluster"])
+    found = config(stack)["lustrain:cluster"]
     for path, value in edits.items():
         *parents, last = path.split(".")
         table: Any = found

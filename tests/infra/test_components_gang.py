@@ -143,6 +143,7 @@ def test_the_provider_is_asked_for_what_was_reviewed(golden: tuple[str, Path]) -
     assert text == path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", STACKS)
 def test_no_field_is_used_that_the_provider_behind_pulumi_does_not_know(stack: str) -> None:
     monitor, _ = build(stack)
@@ -152,6 +153,7 @@ def test_no_field_is_used_that_the_provider_behind_pulumi_does_not_know(stack: s
     assert not {"instanceLifecyclePolicy", "mixedInstancesPolicy", "region"} & group.keys()
 
 
+@pytest.mark.slow
 def test_user_data_arrives_as_base64_and_the_outputs_name_what_was_made() -> None:
     monitor, values = build("rehearsal")
     assert base64.b64decode(monitor.properties(TEMPLATE)["userData"]) == b"#!/bin/bash\ntrue\n"

@@ -90,6 +90,7 @@ def whole(spec: ClusterSpec) -> Callable[[], Outputs]:
     return program
 
 
+@pytest.mark.slow
 def test_an_open_network_leads_out_through_a_nat_gateway_that_waits_for_the_internet_gateway() -> None:
     monitor, values = run(whole(spec_of()))
     (vpc,) = monitor.of("aws:ec2/vpc:Vpc").values()
@@ -177,6 +178,7 @@ def test_an_existing_network_is_passed_on_and_nothing_in_it_is_made_but_groups()
     assert group["vpcId"] == EXISTING["vpc_id"]
 
 
+@pytest.mark.slow
 def test_the_control_plane_gets_its_two_subnets_in_the_private_table() -> None:
     monitor, values = run(whole(spec_of("hyperpod-eks")))
     assert values["control"] == ["demo-control-0-id", "demo-control-1-id"]
@@ -185,6 +187,7 @@ def test_the_control_plane_gets_its_two_subnets_in_the_private_table() -> None:
     assert private == {"demo-compute-id", "demo-control-0-id", "demo-control-1-id"}
 
 
+@pytest.mark.slow
 def test_flow_logs_wait_for_their_roles_rights() -> None:
     monitor, _ = run(whole(spec_of(network={"flow_logs": True})))
     (group,) = monitor.of("aws:cloudwatch/logGroup:LogGroup").values()

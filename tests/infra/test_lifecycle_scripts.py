@@ -117,6 +117,7 @@ def test_bash_parses_the_script(script: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_shellcheck_has_nothing_to_say() -> None:
     # Installed beside the interpreter, which need not be on PATH.
     found = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -135,6 +136,7 @@ def test_the_script_stops_at_the_first_error_and_reaches_no_network(script: Path
     assert not reaching & set(re.split(r"[^a-z0-9-]+", code))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_scratch_is_on_the_instance_store_where_there_is_one(node: Node, entry: str) -> None:
     node.instance_store()
@@ -148,6 +150,7 @@ def test_scratch_is_on_the_instance_store_where_there_is_one(node: Node, entry: 
     assert node.log == done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", [ON_INIT, ON_CREATE])
 def test_scratch_is_on_the_groups_volume_where_there_is_no_instance_store(node: Node, entry: str) -> None:
     node.mount("opt/sagemaker")
@@ -189,6 +192,7 @@ def test_the_root_volume_never_becomes_scratch(node: Node, entry: str) -> None:
     assert not os.path.lexists(node.root / "scratch")
 
 
+@pytest.mark.slow
 def test_a_second_boot_changes_nothing_and_keeps_what_lies_on_scratch(node: Node) -> None:
     node.mount("opt/sagemaker")
     node.boot(ON_INIT)
@@ -267,6 +271,7 @@ def on_eks(node: Node) -> Node:
     return node
 
 
+@pytest.mark.slow
 def test_on_eks_containerd_and_kubelet_lie_on_the_groups_volume_now_and_at_every_boot(node: Node) -> None:
     on_eks(node)
     done = node.boot(ON_CREATE)
@@ -284,6 +289,7 @@ def test_on_eks_containerd_and_kubelet_lie_on_the_groups_volume_now_and_at_every
     assert "enable lustrain-container-data.service" in node.asked.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_on_eks_the_instance_store_is_taken_where_there_is_one(node: Node) -> None:
     on_eks(node).instance_store()
     node.mount("opt/dlami/nvme")
@@ -292,6 +298,7 @@ def test_on_eks_the_instance_store_is_taken_where_there_is_one(node: Node) -> No
     assert not (node.root / "opt/sagemaker/lustrain").exists()
 
 
+@pytest.mark.slow
 def test_on_eks_a_second_run_mounts_nothing_and_a_reboot_keeps_what_lies_on_the_disk(node: Node) -> None:
     on_eks(node).boot(ON_CREATE)
     first = node.mounts.read_text()
@@ -313,6 +320,7 @@ def test_on_eks_what_another_root_disk_left_on_the_volume_goes(node: Node) -> No
     assert not left.exists()
 
 
+@pytest.mark.slow
 def test_on_eks_a_containerd_that_runs_is_stopped_meanwhile(node: Node) -> None:
     on_eks(node).known = "is-active --quiet containerd.service"
     assert node.boot(ON_CREATE).returncode == 0

@@ -45,6 +45,7 @@ def launch(network: Network, name: str = "p5.48xlarge", **more: Any) -> dict[str
     return {**request, "NetworkInterfaces": found, **more}
 
 
+@pytest.mark.slow
 def test_an_instance_has_each_interface_of_its_launch_on_its_card_and_efa_only_takes_no_address(
     network: Network,
 ) -> None:

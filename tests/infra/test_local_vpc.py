@@ -59,6 +59,7 @@ def test_rules_keep_their_description_whoever_the_peer_is_and_let_it_be_changed(
     )
 
 
+@pytest.mark.slow
 def test_endpoints_want_names_that_resolve_groups_that_are_there_and_one_private_name(aws: LocalAws) -> None:
     network = Network(aws)
     ec2 = network.ec2

@@ -107,6 +107,7 @@ def test_the_schema_and_the_model_allow_the_state(stack: str) -> None:
     assert model_errors(state) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("karpenter", "wanted"),
     [
@@ -170,6 +171,7 @@ def test_the_schema_finds_a_planted_mistake(plant: Callable[[State], None]) -> N
     assert schema_errors(state, "us-west-2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "said"),
     [(_misspelled, "Unknown parameter"), (_no_role, "Missing required parameter")],
@@ -233,6 +235,7 @@ def test_capacity_comes_from_where_the_group_says() -> None:
     assert not {"CapacityRequirements", "TrainingPlanArn"} & set(system)
 
 
+@pytest.mark.slow
 def test_a_group_in_another_zone_lies_in_the_subnet_there() -> None:
     groups = copy.deepcopy(config_of(SLURM)["lustrain:cluster"]["groups"])
     groups[1]["zone_id"] = "usw2-az3"
@@ -247,6 +250,7 @@ def test_a_group_in_another_zone_lies_in_the_subnet_there() -> None:
 KEY = "arn:aws:kms:us-west-2:123456789012:key/01234567-89ab-cdef-0123-456789abcdef"
 
 
+@pytest.mark.slow
 def test_a_group_may_have_an_image_a_key_and_patches_of_its_own() -> None:
     wished = {"image_id": "ami-0123456789abcdef0", "auto_patch": "WhenAllIdle", "volume_kms_key": KEY}
     state = with_group(SLURM, 2, **wished)
@@ -261,6 +265,7 @@ def test_a_group_may_have_an_image_a_key_and_patches_of_its_own() -> None:
     assert (schema_errors(state, "us-west-2"), model_errors(state)) == ([], "")
 
 
+@pytest.mark.slow
 def test_slurm_keeps_its_accounts_in_a_database_of_the_users_where_one_is_named() -> None:
     secret = "arn:aws:secretsmanager:us-west-2:123456789012:secret:slurm-AbCdEf"
     named = {"endpoint": "slurm.abc.us-west-2.rds.amazonaws.com", "secret_arn": secret}
@@ -278,6 +283,7 @@ def test_a_group_goes_on_with_fewer_only_where_it_says_so() -> None:
     assert "MinInstanceCount" not in group_of(state_of(EKS), "system")
 
 
+@pytest.mark.slow
 def test_kubernetes_nodes_have_labels_and_taints_and_a_taint_without_value_stays_legal() -> None:
     spot = group_of(state_of(EKS), "spot")
     assert spot["KubernetesConfig"] == {

@@ -217,6 +217,7 @@ def test_the_teardown_names_everything_that_stays(stack: str) -> None:
     assert ("pulumi stack output reservations" in text) is any(group.capacity.create for group in spec.groups)
 
 
+@pytest.mark.slow
 @mock_aws
 def test_the_command_for_a_bucket_removes_one_with_old_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")

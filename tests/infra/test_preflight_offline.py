@@ -123,6 +123,7 @@ def test_a_suppressed_finding_is_silent_and_the_suppression_is_not_complained_ab
     assert run_offline(spec_of(SPOT, {"budget": GONE, "suppress": suppress}), place(SPOT), NOW) == []
 
 
+@pytest.mark.slow
 def test_a_silenced_rule_that_aws_holds_to_is_told_with_what_aws_refuses() -> None:
     """With the suppression of each mistake in turn: its own line is gone, and it is told where AWS would say no."""
     reason = "we know better"

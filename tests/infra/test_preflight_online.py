@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -34,6 +35,8 @@ def aws_that_says(answers: Sequence[Answer], region: str = "us-east-1") -> Aws:
     for service, method, answer in answers:
         if service not in clients:
             clients[service] = client(service, region)
+            if hasattr(clients[service], "stubber"):
+                clients[service].stubber.deactivate()
             clients[service].stubber = Stubber(clients[service])
             clients[service].stubber.activate()
         if isinstance(answer, str):
@@ -44,7 +47,9 @@ def aws_that_says(answers: Sequence[Answer], region: str = "us-east-1") -> Aws:
     return Aws(region, lambda service: clients[service])
 
 
+@cache
 def client(service: str, region: str = "us-east-1") -> Any:
+    """One for all tests: making a client takes longer than most of them."""
     return boto3.client(service, region_name=region, aws_access_key_id="a", aws_secret_access_key="b")  # type: ignore[call-overload]
 
 
@@ -161,6 +166,7 @@ def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_page_in_place_of_an_answer_is_told_in_a_line_and_never_printed(portal: None) -> None:
     with pytest.raises(
         InfraError, match=r"an HTML page \(status 200\) came in place of an answer to GetCallerId"

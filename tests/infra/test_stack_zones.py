@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pulumi
+import pytest
 
 from infra.components.stack import declare
 from infra.local.mocks import Recorder
@@ -26,6 +27,7 @@ def declared(stack: str, **edits: Any) -> Registered:
     return run_on(Registered(service), service, program)[0]
 
 
+@pytest.mark.slow
 def test_a_gang_on_ec2_lies_in_the_subnet_of_its_zone_and_is_told_it() -> None:
     reserved = {"mode": "reservation", "create": True}
     edits = {"groups.0.zone_id": "use1-az2", "groups.0.capacity": reserved, "suppress": []}
@@ -38,6 +40,7 @@ def test_a_gang_on_ec2_lies_in_the_subnet_of_its_zone_and_is_told_it() -> None:
     assert f"{there}-id" not in made.properties(lustre)["subnetIds"]
 
 
+@pytest.mark.slow
 def test_a_hyperpod_group_overrides_the_clusters_subnet_and_keeps_its_security_group() -> None:
     made = declared(SLURM, **{"groups.1.zone_id": "usw2-az3"})
     (cluster,) = made.named("aws:cloudcontrol/resource:Resource")

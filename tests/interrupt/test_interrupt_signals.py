@@ -51,6 +51,7 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_becomes_a_notice_with_the_configured_grace(sent: signal.Signals) -> None:
     body = """
@@ -66,6 +67,7 @@ say(notice.source, notice.detail, 70 < notice.remaining(time.monotonic()) <= 77)
         assert process.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_during_the_save_neither_kills_nor_changes_the_notice() -> None:
     body = """
 watch = Watch(InterruptConfig(poll_s=0.05))
@@ -149,6 +151,7 @@ def _seconds_per_read(watch: object) -> float:
     return (time.perf_counter() - began) / 1000
 
 
+@pytest.mark.slow
 def test_a_signal_is_heard_by_a_process_with_thousands_of_open_files() -> None:
     body = """
 import resource, threading

@@ -37,6 +37,7 @@ def test_what_it_prints_lets_fab_find_the_nodes_and_ctrl_c_leaves_nothing(tmp_pa
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--nodes", "0"], ["--nodes", "x"], ["--kind", "p6"]])
 def test_what_there_is_not_is_refused(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "rehearsal.lab", *words], capture_output=True, text=True, check=False)

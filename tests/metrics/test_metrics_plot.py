@@ -64,6 +64,7 @@ def story_of(store: LocalStore) -> Timeline:
     return timeline(read_steps(store), read_events(store), attempts(store))
 
 
+@pytest.mark.slow
 def test_the_timeline_tells_attempts_interruptions_saves_and_what_was_done_over(run: LocalStore) -> None:
     story = story_of(run)
     assert story.steps == list(range(1, 51))
@@ -85,6 +86,7 @@ def test_the_last_attempt_is_not_called_lost_while_it_may_still_run() -> None:
     assert cuts([Attempt(1, 1, 9, 2, "", "")], []) == []
 
 
+@pytest.mark.slow
 def test_the_figure_has_named_axes_every_curve_and_every_mark(run: LocalStore) -> None:
     figure = draw(story_of(run), title="my-run")
     loss, speed = figure.axes
@@ -114,6 +116,7 @@ def test_one_attempt_without_saves_or_interruptions_is_drawn_plainly(tmp_path: P
     assert (tmp_path / "short.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_a_diverged_run_is_drawn(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path / "run"))
     log = RunLog(store, 1, 60.0)
@@ -137,6 +140,7 @@ def test_a_running_median_ignores_single_outliers_and_missing_numbers() -> None:
     assert str(running_median([nan, nan], 1)) == "[nan, nan]"
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_picture_and_says_what_is_on_it(
     run: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_commit_can_wait_for_the_records_up_to_its_step_even_for_one_still_to_
     log.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     outcomes=st.lists(st.sampled_from(["works", "dropped", "unanswered"]), max_size=8),
@@ -194,6 +195,7 @@ def test_an_outage_is_said_once_when_it_begins_and_once_when_it_ends(tmp_path: P
     assert steps_of(store) == [1]
 
 
+@pytest.mark.slow
 def test_the_loop_does_not_wait_for_a_store_that_hangs_and_memory_stays_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +325,7 @@ def kill_while_logging(uri: str) -> None:
     child.stdout.close()
 
 
+@pytest.mark.slow
 def test_after_sigkill_everything_flushed_is_read_without_gaps(tmp_path: Path) -> None:
     kill_while_logging(str(tmp_path))
     steps = steps_of(open_store(str(tmp_path)))

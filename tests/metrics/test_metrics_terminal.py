@@ -105,6 +105,7 @@ sink.close()
 """
 
 
+@pytest.mark.slow
 def test_on_a_terminal_there_is_one_bar_with_the_events_above_it() -> None:
     leader, follower = pty.openpty()
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}

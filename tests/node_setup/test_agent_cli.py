@@ -105,6 +105,7 @@ def test_a_mistake_is_one_line_in_the_log_and_in_the_answer(
     assert line in error["why"]
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_are_a_mistake_too(agent: Path) -> None:
     command = [sys.executable, str(agent), "plan", "--request", "-"]
     done = subprocess.run(command, input=b"\xff\xfe{}", capture_output=True, check=False)
@@ -138,6 +139,7 @@ def test_an_ordinary_user_may_look_and_is_told_that_tuning_needs_root(agent: Pat
             assert "needs root and this is uid 65534; fix: run it by sudo" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_broken_agent_answers_in_json_with_the_place_and_no_traceback(agent: Path, tmp_path: Path) -> None:
     import zipfile
 
@@ -156,11 +158,13 @@ def test_a_broken_agent_answers_in_json_with_the_place_and_no_traceback(agent: P
     assert error["why"] == "KeyError: 'a key'"
 
 
+@pytest.mark.slow
 def test_reboot_check_tells_which_boot_this_is(agent: Path) -> None:
     told = json.loads(run(agent, "reboot-check").stdout)
     assert told["boot"]["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+@pytest.mark.slow
 def test_a_caller_that_is_gone_gets_no_traceback(agent: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -204,6 +208,7 @@ sys.exit(cli.main(["plan"], Identity()))
     ]
 
 
+@pytest.mark.slow
 def test_a_signal_that_its_caller_ignores_does_not_stop_it(agent: Path) -> None:
     command = ["nohup", sys.executable, str(agent), "plan", "--request", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -125,6 +125,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(STEPS, st.frozensets(st.sampled_from(["/w1", "/w2", "/p1", "p", "q", "systemctl"])))
 def test_whatever_the_steps_no_action_is_done_twice_and_every_failure_has_its_reason(

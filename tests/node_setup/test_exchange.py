@@ -159,6 +159,7 @@ def asked(session: Any, ours: Agent, request: dict[str, Any], **more: Any) -> tu
     return reply, traffic
 
 
+@pytest.mark.slow
 def test_the_first_time_takes_two_round_trips_and_every_other_one(here: LocalSession, tmp_path: Path) -> None:
     ours = agent(SPEAKS, tmp_path)
     reply, traffic = asked(here, ours, {"profile": "cpu"})
@@ -173,6 +174,7 @@ def test_the_first_time_takes_two_round_trips_and_every_other_one(here: LocalSes
     assert (stat.S_IMODE(path.stat().st_mode), path.read_bytes()) == (0o644, ours.content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "found", [b"", b"import sys; sys.exit(96)", b"PK\x05\x06" + bytes(18)], ids=["empty", "other", "cut"]
 )

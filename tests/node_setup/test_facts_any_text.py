@@ -75,6 +75,7 @@ def damaged(draw: st.DrawFn) -> str:
     return sample[:start] + draw(st.text(max_size=20)) + sample[end:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
 @settings(max_examples=60, deadline=None)
 @given(text=st.one_of(st.text(), damaged()))

@@ -189,6 +189,7 @@ def test_how_the_boot_script_ended_is_told_as_it_said_it(tmp_path: Path, said: s
     )
 
 
+@pytest.mark.slow
 def test_a_module_that_is_built_into_the_kernel_is_in_effect(tmp_path: Path) -> None:
     machine = MACHINES["p5"]()
     machine.files["/proc/modules"] = "efa 114688 0 - Live 0x0\n"

@@ -122,6 +122,7 @@ def test_a_limit_on_failures_alone_makes_batches_of_what_runs_at_once() -> None:
     assert [one.kind for one in fleet.run(Pace(max_parallel=3, fail_percent=0))].count(NOT_BEGUN) == 6
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.sets(st.integers(0, 11)), st.integers(1, 12), st.integers(0, 100))
 def test_whoever_is_not_begun_stands_behind_all_who_are(bad: set[int], serial: int, percent: int) -> None:

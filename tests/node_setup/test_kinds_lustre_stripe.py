@@ -134,6 +134,7 @@ def test_arbitrary_texts_are_a_layout_or_one_line(options: list[str]) -> None:
     layout_or_none(options)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from(["-c", "-S", "-E", "-1", "0", "1", "64k", "1M", "eof", "--stripe-count", "="]), max_size=8)
 )

@@ -48,6 +48,7 @@ def test_the_agent_is_small_and_its_digest_is_its_files(agent: Path) -> None:
     assert pack.pack(agent) == hashlib.sha256(packed).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_the_bytes_do_not_depend_on_where_and_when_they_are_packed(umask: int, agent: Path, tmp_path: Path) -> None:
     clone = tmp_path / "clone"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def test_a_tournament_has_every_pair_once_and_nobody_twice_in_a_round(size: int)
         assert len({node for pair in pairs for node in pair}) == 2 * len(pairs)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.integers(2, 24), st.data())
 def test_the_bad_nodes_are_named_wherever_two_are_good(size: int, data: st.DataObject) -> None:

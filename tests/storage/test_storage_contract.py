@@ -199,6 +199,7 @@ def test_of_many_who_create_at_once_exactly_one_wins(store: ObjectStore) -> None
     assert store.read("manifests/x.json")[0] == winners[0]
 
 
+@pytest.mark.slow
 def test_no_increment_is_lost_between_competing_writers(store: ObjectStore) -> None:
     store.put("lease.json", b"0")
 
@@ -216,6 +217,7 @@ def test_no_increment_is_lost_between_competing_writers(store: ObjectStore) -> N
     assert store.read("lease.json")[0] == b"12"
 
 
+@pytest.mark.slow
 def test_a_stale_condition_changes_nothing(store: ObjectStore) -> None:
     old = store.put("lease.json", b"1")
     new = store.put("lease.json", b"2", if_match=old)
@@ -263,6 +265,7 @@ ANNOUNCED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "size"), ANNOUNCED, indirect=["backend"])
 def test_a_file_that_is_not_what_was_announced_is_refused(store: ObjectStore, size: int) -> None:
     body = os.urandom(size)
@@ -271,6 +274,7 @@ def test_a_file_that_is_not_what_was_announced_is_refused(store: ObjectStore, si
     assert keys(store) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1000, (8 << 20) + 1])
 def test_a_file_that_ends_too_early_is_refused(store: ObjectStore, tmp_path: Path, size: int) -> None:
     source = tmp_path / "short"
@@ -282,6 +286,7 @@ def test_a_file_that_ends_too_early_is_refused(store: ObjectStore, tmp_path: Pat
     assert keys(store) == []
 
 
+@pytest.mark.slow
 def test_any_part_of_an_object_can_be_read(store: ObjectStore) -> None:
     body = os.urandom((17 << 20) + 5)
     with memory_file(body) as path:

@@ -39,6 +39,7 @@ def proxied(place: S3Place, monkeypatch: pytest.MonkeyPatch) -> FaultyProxy:
     return proxy
 
 
+@pytest.mark.slow
 def test_a_missing_bucket_is_named_with_its_endpoint(s3: S3Place) -> None:
     line = said(lambda: open_store("s3://not-there/run", name="run.uri"))
     assert line.startswith("run.uri = 's3://not-there/run': ")
@@ -90,6 +91,7 @@ def test_an_unreachable_endpoint_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert "fix: check AWS_ENDPOINT_URL" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("off", "words"), [(-3600, "60 min ahead of"), (3600, "60 min behind"), (-86400, "24.0 h ahead of")]
 )

@@ -194,6 +194,7 @@ def test_a_lost_answer_to_a_commit_is_seen_as_the_own_success(lab: Lab) -> None:
     assert lab.store.read("manifests/1.json")[0] == b"mine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lab", ["boto3"], indirect=True)
 def test_a_conflict_with_a_put_in_flight_is_tried_again(lab: Lab) -> None:
     lab.proxy.inject(Answer(409, "ConditionalRequestConflict"), times=2, method="PUT")
@@ -229,6 +230,7 @@ def test_bytes_of_a_record_that_change_on_the_way_down_are_asked_for_again(stric
         strict_lab.store.read("lease.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [rb"<LastModified>....-..-", rb"<Size>."], ids=["time", "size"])
 @pytest.mark.parametrize("lab", ["boto3"], indirect=True)
 def test_a_listing_that_cannot_be_parsed_is_asked_for_again_and_then_one_line(lab: Lab, at: bytes) -> None:

@@ -62,6 +62,7 @@ def hugging_face_logits(weights: dict[str, Tensor], config: dict[str, object], i
     return rms(x, weights["model.norm.weight"]) @ head.T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_exported_weights_give_hugging_faces_llama_the_same_logits(tied: bool, kv_heads: int) -> None:
@@ -79,6 +80,7 @@ def test_exported_weights_give_hugging_faces_llama_the_same_logits(tied: bool, k
     torch.testing.assert_close(model(ids), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_export_renames_every_parameter_once_and_ties_by_leaving_the_head_out() -> None:
     tied, free = (llama.build(dataclasses.replace(SMALL, tied=t), length=8, seed=0) for t in (True, False))
     for model in (tied, free):

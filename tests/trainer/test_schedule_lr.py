@@ -31,6 +31,7 @@ def schedules(draw: st.DrawFn) -> tuple[ScheduleConfig, int]:
     return config, total
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(schedules())
 def test_the_rate_rises_to_the_base_and_then_falls_and_never_leaves_its_bounds(

@@ -63,6 +63,7 @@ def test_a_flipped_bit_in_a_local_shard_is_found_before_training(
         open_data(config, task_for(data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab_size", [257, 100_000])
 def test_the_loss_is_summed_over_predicted_tokens(tmp_path: Path, vocab_size: int) -> None:
     task = task_for(

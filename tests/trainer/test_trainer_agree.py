@@ -193,6 +193,7 @@ def test_ranks_that_opened_other_data_all_refuse_to_start(
         assert [error.problems for error in said] == [[line]] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "code"),
     [(Answer(503), 1), (Reset(), 1), (Answer(403, "AccessDenied"), 2)],

@@ -229,6 +229,7 @@ def test_a_store_that_fails_while_a_job_starts_is_a_failure_and_no_mistake(
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_store_that_is_busy_when_it_is_opened_is_a_failure_and_one_that_is_not_there_a_mistake(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

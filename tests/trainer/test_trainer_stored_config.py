@@ -106,6 +106,7 @@ class Wire(LocalStore):
         return (self.harmed if self.lies >= 0 else self.stored), "etag"
 
 
+@pytest.mark.slow
 @given(position=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_one_flipped_bit_never_passes_for_another_setting_and_is_asked_for_twice(position: int, bit: int) -> None:
     raw = stored_config.encode(config(), SHAPE)

@@ -126,6 +126,7 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_exits_85_and_0(config: Path, tmp_
     assert events_of(tmp_path / "run", "resumed")[0]["step"] == stopped_at
 
 
+@pytest.mark.slow
 def test_a_finished_run_started_again_changes_nothing_and_exits_0(config: Path, tmp_path: Path) -> None:
     assert train(config) == 0
     before = steps_of(tmp_path / "run")
@@ -133,6 +134,7 @@ def test_a_finished_run_started_again_changes_nothing_and_exits_0(config: Path, 
     assert steps_of(tmp_path / "run") == before
 
 
+@pytest.mark.slow
 def test_more_steps_prolong_a_run_and_the_change_is_recorded(config: Path, tmp_path: Path) -> None:
     assert train(config) == 0
     assert train(config, f"train.steps={STEPS + 3}") == 0
@@ -140,6 +142,7 @@ def test_more_steps_prolong_a_run_and_the_change_is_recorded(config: Path, tmp_p
     assert events_of(tmp_path / "run", "config_changed")[-1]["changes"] == {"train.steps": [STEPS, STEPS + 3]}
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_a_run_whose_evaluation_gains_too_little(config: Path, tmp_path: Path) -> None:
     rules = ("eval.every=2", "eval.patience=2", "eval.min_delta=100.0")
     assert train(config, *rules) == 0
@@ -187,6 +190,7 @@ def test_a_mistake_is_one_line_exit_2_and_nothing_written(
     assert not (tmp_path / "run" / "config.toml").exists()
 
 
+@pytest.mark.slow
 def test_another_models_run_is_refused_by_name_and_left_alone(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +212,7 @@ def test_a_run_that_must_be_new_is_refused_where_there_is_one(
     assert "already holds" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_damage_to_the_newest_checkpoint_costs_one_interval_and_is_said(config: Path, tmp_path: Path) -> None:
     assert train(config, f"run.uri={tmp_path}/reference") == 0
     assert train(config, "train.steps=8", f"schedule.total_steps={STEPS}") == 0
