@@ -26,6 +26,7 @@ settings.register_profile("quick", parent=settings.get_profile("untimed"), max_e
 settings.load_profile("untimed")
 
 pytest_plugins = [
+    "tests.distribution",
     "tests.seeds",
     "tests.lab.servers",
     "tests.lab.nodes",
@@ -48,27 +49,6 @@ def require(condition: object, reason: str) -> None:
     if os.environ.get("LUSTRAIN_REQUIRE") == "all":
         pytest.fail(f"needed here (LUSTRAIN_REQUIRE=all): {reason}", pytrace=False)
     pytest.skip(reason)
-
-
-CONTAINER_ENGINE = "container engine"
-LONGEST = ("stacks", CONTAINER_ENGINE, "tests/torture/test_torture_kills.py", "tests/node_setup/test_kills_lab.py")
-"""What has to begin first when tests run in several processes: groups of tests, or files."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under pytest-xdist a file stays in one process, as does all that shares a costly thing; the longest go first."""
-    groups: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        mark = item.get_closest_marker("xdist_group")
-        group = mark.args[0] if mark else item.nodeid.partition("::")[0]
-        if mark is None:
-            if "engine" in getattr(item, "fixturenames", ()):
-                group = CONTAINER_ENGINE
-            item.add_marker(pytest.mark.xdist_group(group))
-        groups.setdefault(group, []).append(item)
-    first = [groups.pop(name) for name in LONGEST if name in groups]
-    items[:] = [item for group in (*first, *groups.values()) for item in group]
 
 
 @pytest.fixture(autouse=True, scope="session")

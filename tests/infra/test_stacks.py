@@ -19,7 +19,7 @@ from infra.plan.storage import efa_wanted, lustre
 from infra.preflight.offline import run_offline
 from tests.infra.stacks import ACCOUNT, EXAMPLES, Live, example, region_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stacks")]
+pytestmark = pytest.mark.slow
 Lives = Callable[[str], Live]
 
 EC2 = [stack for stack in EXAMPLES if example(stack).backend == "ec2"]

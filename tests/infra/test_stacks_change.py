@@ -21,7 +21,7 @@ from infra.preflight.change import Effect
 from infra.preflight.explain import explain, explain_bundle
 from tests.infra.stacks import AT_ONCE, EXAMPLES, Live, example
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stacks")]
+pytestmark = pytest.mark.slow
 Lives = Callable[[str], Live]
 Spec = dict[str, Any]
 WITH_SSD = [stack for stack in EXAMPLES if (wish := example(stack).storage.lustre) and wish.type == "ssd"]

@@ -1,0 +1,55 @@
+"""Who runs what when tests run in several processes: a file stays in one, and so do files that share a costly thing.
+
+pytest-xdist's own `--dist loadgroup` writes groups into the ids of tests, which pytest 9.2 does not take (pytest-xdist 3.8 sets
+`item._nodeid`, which nothing reads any more). Here the group follows from the file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+STACKS, CONTAINERS = "the stacks that are up", "the container engine and the images in it"
+SHARED = {
+    "tests/infra/test_stacks.py": STACKS,
+    # Ends the stacks that the file before looks at.
+    "tests/infra/test_stacks_change.py": STACKS,
+    **dict.fromkeys(
+        (
+            *(f"tests/images/test_proof_{what}.py" for what in ("cache", "layers", "run", "same", "secrets")),
+            *(f"tests/images/test_{what}.py" for what in ("bake", "builder", "context", "dockerfiles", "engine_api")),
+            *(f"tests/images/test_{what}.py" for what in ("push", "read_back", "tasks", "verify")),
+            "tests/lab/test_engines.py",
+        ),
+        CONTAINERS,
+    ),
+}
+"""Group of a file that does not stand alone."""
+LONGEST = (STACKS, CONTAINERS, "tests/torture/test_torture_kills.py", "tests/node_setup/test_kills_lab.py")
+"""Groups and files that have to begin first, or everything else waits for them at the end."""
+
+
+def group_of(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return SHARED.get(file, file)
+
+
+class ByGroup(LoadScopeScheduling):
+    """Gives a process all tests of a group at once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroup:
+    return ByGroup(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(group_of(item.nodeid), []).append(item)
+    first = [groups.pop(name) for name in LONGEST if name in groups]
+    items[:] = [item for group in (*first, *groups.values()) for item in group]
