@@ -24,6 +24,7 @@ rehearse: setup
 # Lint runs beside the tests, and is printed after them.
 test: setup
 	@said=$$(mktemp); make --no-print-directory lint >"$$said" 2>&1 & lint=$$!; failed=; \
+	trap 'pkill -P $$lint; kill $$lint; rm -f "$$said"; exit 130' INT TERM; \
 	$(BIN)/pytest -q -m "not torture" -n $(JOBS) || failed="tests"; \
 	wait $$lint || failed="$$failed lint"; cat "$$said"; rm -f "$$said"; \
 	[ -z "$$failed" ] || { echo "failed: $$failed" >&2; exit 1; }
@@ -53,4 +54,4 @@ image-cuda: setup
 	$(BIN)/fab image-build --target cuda "$$@"
 
 clean:
-	rm -rf $(VENV) rehearsal/report.png rehearsal/report.md .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) rehearsal/report.png rehearsal/report.md .pytest_cache .ruff_cache

@@ -1,7 +1,7 @@
 """Ranks without the seconds that importing torch takes: a process that has imported it forks one child for each.
 
 `ForkServer` is the client of `tests.fork_process`. A child behaves as a fresh `python -m MODULE` that `trainer.launch.local`
-started, but for two things: modules that the server holds are imported already, and it ends by _exit(2) once threads and exit
+started, but for two things: modules that the server holds are imported already, and it ends by os._exit once threads and exit
 handlers are done, so destructors of libraries do not run.
 """
 

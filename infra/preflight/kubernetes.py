@@ -16,7 +16,7 @@ from infra.catalog.kubernetes import (
     NOTICE,
     STANDARD_USD_HOUR,
     VERSIONS,
-    successor,
+    newer_than,
 )
 from infra.catalog.kubernetes import Version as Known
 from infra.config import ClusterSpec
@@ -29,6 +29,8 @@ ACCESS = "https://docs.aws.amazon.com/eks/latest/userguide/access-entries.html"
 ROOT_DISK = "https://github.com/awslabs/awsome-distributed-ai/issues/187"
 ROOT_DISK_GB = 100
 """Of a HyperPod node, whatever the group asks for (ROOT_DISK)."""
+HOURS_A_MONTH = 730
+"""365 x 24 / 12, as AWS's calculator counts."""
 MOST = 50
 """Labels, and taints, of one HyperPod group (NODE_LABELS)."""
 RESERVED = ("kubernetes.io", "k8s.io", "sagemaker.amazonaws.com")
@@ -159,13 +161,13 @@ class InSupport(OfflineRule):
                     f"all support of {known.name} ended on {known.extended_ends}: EKS makes no control plane of it any more, "
                     "and upgrades by itself those that there are"
                 )
-                yield self.finding("eks.version", message, _newer(today))
+                yield self.finding("eks.version", message, _newer(known, today))
             elif today >= known.standard_ends and spec.eks.upgrade_policy == "STANDARD":
                 message = (
                     f"standard support of {known.name} ended on {known.standard_ends}: with upgrade_policy STANDARD EKS "
                     "upgrades the control plane by itself, and no update goes back"
                 )
-                fix = f"{_newer(today)}, or upgrade_policy: EXTENDED ({_price()}, until {known.extended_ends})"
+                fix = f"{_newer(known, today)}, or upgrade_policy: EXTENDED ({_price()}, until {known.extended_ends})"
                 yield self.finding("eks.version", message, fix)
 
 
@@ -183,16 +185,13 @@ class SupportEnds(OfflineRule):
                 then = f"the control plane then costs {_price()}"
                 message = f"standard support of {known.name} ends on {known.standard_ends}, in {left} days: "
                 message += then if extended else "EKS then upgrades the control plane by itself"
-                yield self.finding("eks.version", message, _newer(today))
+                yield self.finding("eks.version", message, _newer(known, today))
             elif left <= 0 and extended and today < known.extended_ends:
                 message = (
                     f"standard support of {known.name} ended on {known.standard_ends}: the control plane costs {_price()}, "
                     f"until EKS upgrades it on {known.extended_ends}"
                 )
-                yield self.finding("eks.version", message, _newer(today))
-
-
-HOURS_A_MONTH = 730
+                yield self.finding("eks.version", message, _newer(known, today))
 
 
 def _price() -> str:
@@ -207,8 +206,8 @@ def _dated(spec: ClusterSpec, context: Context) -> Iterator[tuple[Known, date]]:
         yield known, context.now.astimezone(UTC).date()
 
 
-def _newer(today: date) -> str:
-    newer = successor(today)
+def _newer(known: Known, today: date) -> str:
+    newer = newer_than(known.name, today)
     return f"set {newer}" if newer else "set a newer one when HyperPod takes it (EKS-003 knows none)"
 
 

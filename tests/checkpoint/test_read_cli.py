@@ -143,7 +143,7 @@ def test_verify_also_names_what_is_damaged_or_lost_beside_the_checkpoints(
     code, out, _ = call("verify", told.uri)
     assert code == 1
     assert out.count("DAMAGED") == 1
-    assert named in out.partition("config, metrics and events: DAMAGED\n")[2]
+    assert named in out.partition("beside the checkpoints: DAMAGED or lost\n")[2]
     assert json.loads(call("verify", told.uri, "--json")[1])["ok"] is False
 
 

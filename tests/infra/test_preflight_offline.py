@@ -229,6 +229,7 @@ def test_a_budget_is_refused_where_aws_has_none(partition: str, refused: bool) -
     ("version", "policy", "last_second", "then"),
     [
         ("1.34", "STANDARD", "2026-09-02", "EKS-020 warning, in 90 days, EKS then upgrades, set 1.35"),
+        ("1.35", "STANDARD", "2026-12-26", "EKS-020 warning, in 90 days, set a newer one when HyperPod takes it"),
         ("1.34", "EXTENDED", "2026-09-02", "EKS-020 warning, in 90 days, 0.60 USD an hour, 365 USD a month, set 1.35"),
         ("1.34", "STANDARD", "2026-12-01", "EKS-010 error, ended on 2026-12-02, set 1.35, upgrade_policy: EXTENDED"),
         ("1.34", "EXTENDED", "2026-12-01", "EKS-020 warning, ended on 2026-12-02, 365 USD a month, on 2027-12-02"),

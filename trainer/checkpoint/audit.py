@@ -23,6 +23,10 @@ from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore
 from trainer.stored_config import KEY, DamagedConfigError, read_stored
 
 Event = Mapping[str, Any]
+RESTORE = (
+    "in a bucket with versions remove the delete markers, of its attempt's objects too; else restore it from a snapshot "
+    "(trainer/checkpoint/FORMAT.md, 'What a deletion leaves behind')"
+)
 
 
 def audit(store: ObjectStore, history: History, options: Callable[[], CheckpointConfig]) -> list[str]:
@@ -35,7 +39,7 @@ def audit(store: ObjectStore, history: History, options: Callable[[], Checkpoint
     events, wrong_events = _read_log(store, EVENTS)
     wrong_config = _config_problems(store, expected=bool(events))
     lost = lost_commits(history, events, CheckpointConfig() if wrong_config else options())
-    why = "the run recorded its commit, no pruning has removed it, and it is gone; fix: restore it and its attempt's objects"
+    why = f"the run recorded its commit, no pruning has removed it, and it is gone; fix: {RESTORE}"
     return [*wrong_config, *wrong_metrics, *wrong_events, *(f"{one.key}: {why}" for one in lost)]
 
 
@@ -77,7 +81,7 @@ def _read_log(store: ObjectStore, prefix: str) -> tuple[list[Event], list[str]]:
     for name in names:
         numbers[name.generation].add(name.part)
     gaps = [
-        f"{PartName(generation, part).key(prefix)}: missing, though later parts are there; fix: restore it"
+        f"{PartName(generation, part).key(prefix)}: missing, though later parts are there; fix: {RESTORE}"
         for generation, parts in sorted(numbers.items())
         for part in range(max(parts))
         if part not in parts

@@ -171,7 +171,7 @@ def verify_text(reports: Sequence[VerifyReport], beside: Sequence[str]) -> str:
         lines.append(f"step {report.id.step} (generation {report.id.generation}): {verdict}, {size}")
         lines += [f"  {line}" for line in report.problems]
     if beside:
-        lines += ["config, metrics and events: DAMAGED", *(f"  {line}" for line in beside)]
+        lines += ["beside the checkpoints: DAMAGED or lost", *(f"  {line}" for line in beside)]
     return "\n".join(lines)
 
 

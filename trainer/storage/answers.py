@@ -44,7 +44,8 @@ class PatientClient(BaseClient):
             # A parser raises what it likes: ValueError for a date, ResponseParserError, which is no BotoCoreError, for XML.
             except Exception as error:  # noqa: BLE001
                 unreadable = error
-            pause(attempt)
+            if attempt + 1 < attempts:
+                pause(attempt)
         why = " ".join(str(unreadable).split())[:200]
         raise UnreadableAnswerError(operation=operation, why=why) from unreadable
 

@@ -91,7 +91,8 @@ class S3Store(ObjectStore):
                     return answer["Body"].read(), answer["ETag"]
                 except (FlexibleChecksumError, *BROKEN_BODY) as error:
                     last = error
-                pause(attempt)
+                if attempt + 1 < self._attempts:
+                    pause(attempt)
             raise last
 
     def read_into(self, key: str, buffer: memoryview, offset: int = 0) -> None:
