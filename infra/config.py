@@ -235,7 +235,8 @@ class Slurm(Section):
 
 class Eks(Section):
     version: Annotated[str, like(r"1\.\d{2}", "a Kubernetes version", NEWEST)] = NEWEST
-    """Default: the newest that both EKS and HyperPod are known to take (`infra.catalog.kubernetes`)."""
+    """Default: the newest that both EKS and HyperPod are known to take (`infra.catalog.kubernetes`) when the cluster is made; a
+    running one keeps the version it has until you name one."""
     upgrade_policy: Literal["STANDARD", "EXTENDED"] = "STANDARD"
     """At the end of standard support EKS upgrades the control plane by itself (`STANDARD`), or lets it stay for a year at six
     times the price (`EXTENDED`)."""
@@ -249,6 +250,11 @@ class Eks(Section):
     """EKS add-on: queues, quotas and priorities for teams; it brings Kueue."""
     training_operator: bool = False
     """EKS add-on: restarts the failed processes of a job; it brings cert-manager, which it needs."""
+
+    @property
+    def version_named(self) -> bool:
+        """Whether the user wrote the version."""
+        return "version" in self.model_fields_set
 
 
 class Suppression(Section):

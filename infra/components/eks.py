@@ -13,11 +13,12 @@ from infra.plan.eks import Addon, EksPlan
 class EksCluster(pulumi.ComponentResource):
     """Control plane, access entries, pod identities and the add-ons that are healthy without nodes.
 
-    `role_arns` maps the plan's role keys to ARNs. `ready` is what HyperPod must wait for.
+    `role_arns` maps the plan's role keys to ARNs. `ready` is what HyperPod must wait for. `version` is the one that runs.
     """
 
     name: pulumi.Output[str]
     arn: pulumi.Output[str]
+    version: pulumi.Output[str]
     ready: list[pulumi.Resource]
 
     def __init__(
@@ -52,11 +53,10 @@ class EksCluster(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(
                 parent=self,
                 depends_on=list(depends_on),
-                # It says who may enter at first; naming an administrator later must not replace the cluster.
-                ignore_changes=["accessConfig.bootstrapClusterCreatorAdminPermissions"],
+                ignore_changes=list(plan.at_creation_only),
             ),
         )
-        self.name, self.arn = self.cluster.name, self.cluster.arn
+        self.name, self.arn, self.version = self.cluster.name, self.cluster.arn, self.cluster.version
         access = self._admit(name, plan)
         identities = [
             aws.eks.PodIdentityAssociation(

@@ -47,6 +47,8 @@ class Nodes:
     hyperpod_name: Text | None = None
     hyperpod_id: Text | None = None
     eks_name: Text | None = None
+    eks_version: Text | None = None
+    """That of the running control plane."""
     reservations: list[Text] = field(default_factory=list)
     """Ids of the capacity reservations that this stack made."""
 
@@ -110,7 +112,7 @@ def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
         Budget(spec.name, plan)
     outputs: dict[str, Any] = {
         "cluster": _cluster(spec, place, base, nodes, watch),
-        "spec": spec.model_dump(mode="json", exclude_defaults=True),
+        "spec": _deployed(spec, nodes.eks_version),
         "bundle": base.bundle.sha,
         "firstSteps": "\n".join(first_steps(spec, place)),
         "teardown": "\n".join(teardown(spec, place)),
@@ -181,7 +183,8 @@ def _hyperpod(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
     )
     if eks:
         NodeAddons(f"{spec.name}-nodes", eks_plan(spec, place), eks.name, made.ready)
-    return Nodes(hyperpod_name=made.name, hyperpod_id=made.id, eks_name=eks.name if eks else None)
+    names = {"eks_name": eks.name, "eks_version": eks.version} if eks else {}
+    return Nodes(hyperpod_name=made.name, hyperpod_id=made.id, **names)
 
 
 def _eks(spec: ClusterSpec, place: Place, base: Foundation) -> EksCluster | None:
@@ -195,6 +198,13 @@ def _eks(spec: ClusterSpec, place: Place, base: Foundation) -> EksCluster | None
         base.roles.arns,
         depends_on=[base.roles],
     )
+
+
+def _deployed(spec: ClusterSpec, version: Text | None) -> Any:
+    """All of the spec, since the default of a key that is left out may be another one tomorrow, with the Kubernetes version
+    that runs, which a spec without one does not know."""
+    told = spec.model_dump(mode="json")
+    return version.apply(lambda runs: {**told, "eks": {**told["eks"], "version": runs}}) if version else told
 
 
 def _cluster(

@@ -79,6 +79,8 @@ class EksPlan:
     pod_identities: tuple[PodIdentity, ...]
     creator_is_admin: bool
     """Only where no one else is named: EKS refuses an access entry for a role that has one as the creator."""
+    at_creation_only: tuple[str, ...]
+    """Properties that a running cluster keeps, whatever the plan says."""
     authentication_mode: Literal["API"] = "API"
 
     @property
@@ -103,7 +105,15 @@ def eks_plan(spec: ClusterSpec, place: Place) -> EksPlan:
         addons=addons(spec),
         pod_identities=pod_identities(spec),
         creator_is_admin=not spec.access.admin_roles,
+        at_creation_only=_at_creation_only(spec),
     )
+
+
+def _at_creation_only(spec: ClusterSpec) -> tuple[str, ...]:
+    """Who may enter at first: naming an administrator later must not replace the cluster. And a version that nobody named: a
+    default that moves with a release of ours must not move a control plane, which never goes back."""
+    creator = "accessConfig.bootstrapClusterCreatorAdminPermissions"
+    return (creator,) if spec.eks.version_named else (creator, "version")
 
 
 def access_entries(spec: ClusterSpec, place: Place) -> tuple[AccessEntry, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,7 +69,18 @@ def changes(stack: str, old: str | None) -> list[Change]:
         return [*explain(before, after), *explain_bundle(bundle(before).sha, bundle(after).sha)]
     outputs = deployed.outputs(stack, "spec", "--old FILE")
     boot = explain_bundle(str(outputs["bundle"]), bundle(after).sha) if "bundle" in outputs else []
-    return [*explain(parse(outputs.get("spec")), after), *boot]
+    return [*explain(parse(_as_deployed(outputs["spec"])), after), *boot]
+
+
+BEFORE = {"version": "1.34", "upgrade_policy": "EXTENDED"}
+"""Of stacks whose outputs leave defaults out: ours then, and that of EKS for who names no policy
+(https://docs.aws.amazon.com/eks/latest/APIReference/API_UpgradePolicyRequest.html)."""
+
+
+def _as_deployed(spec: Any) -> Any:
+    """An output `spec` with what its stack had where it says nothing of `eks`: today's defaults are others."""
+    eks = spec.get("eks", {}) if isinstance(spec, Mapping) else None
+    return {**spec, "eks": {**BEFORE, **eks}} if isinstance(eks, Mapping) else spec
 
 
 def policies(stack: str, account: str) -> list[Any]:

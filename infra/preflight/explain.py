@@ -203,8 +203,8 @@ def _accounting(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
 def _kubernetes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     if new.backend != "hyperpod-eks":
         return
-    before, after = (tuple(map(int, spec.eks.version.split("."))) for spec in (old, new))
-    here = "eks.version"
+    here, named = "eks.version", new if new.eks.version_named else old
+    before, after = (tuple(map(int, spec.eks.version.split("."))) for spec in (old, named))
     if after < before:
         yield Change(
             here, Effect.IMPOSSIBLE, f"{old.eks.version} cannot go back to {new.eks.version}", "", "keep the version"

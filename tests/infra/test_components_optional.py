@@ -6,14 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pulumi
+from pulumi.runtime import MockResourceArgs
 
 from infra.components.observability import Observability
 from infra.components.repository import ImageRepository
+from infra.components.stack import build
 from infra.config import ClusterSpec, parse
 from infra.local.mocks import Recorder
 from infra.plan.observability import observability
 from infra.plan.place import Place
 from infra.plan.repository import repository
+from tests.infra.edits import GONE
+from tests.infra.edits import spec_of as edited
 
 PLACE = Place("us-east-1", "123456789012")
 
@@ -52,6 +56,35 @@ def watched(cluster: ClusterSpec, *, there: bool = True) -> list[tuple[str, dict
         return found.log_group
 
     return made_by(program)[0]
+
+
+class Running(Recorder):
+    """An AWS whose control plane runs another version than today's default."""
+
+    def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
+        made, state = super().new_resource(args)
+        return made, {**state, "version": "1.33"} if args.typ == "aws:eks/cluster:Cluster" else state
+
+
+def test_a_default_version_leaves_a_running_control_plane_alone_and_the_stack_tells_what_runs() -> None:
+    ignored, told = list[str](), list[Any]()
+
+    def look(args: pulumi.ResourceTransformationArgs) -> None:
+        if args.type_ == "aws:eks/cluster:Cluster":
+            ignored.extend(args.opts.ignore_changes or [])
+
+    pulumi.runtime.set_mocks(Running("us-east-2"), "lustrain", "test", preview=False)
+
+    @pulumi.runtime.test  # type: ignore[untyped-decorator]
+    def run() -> Any:
+        pulumi.runtime.register_stack_transformation(look)
+        outputs = build(edited("hyperpod-eks-g6e-spot", {"eks.version": GONE}), Place("us-east-2", "123456789012"))
+        return pulumi.Output.from_input(outputs["spec"]).apply(told.append)
+
+    run()
+    assert "version" in ignored
+    assert told[0]["eks"]["version"] == "1.33"
+    assert told[0]["eks"]["upgrade_policy"] == "STANDARD"
 
 
 def kinds(resources: list[tuple[str, dict[str, Any]]]) -> list[str]:

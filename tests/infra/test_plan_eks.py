@@ -37,6 +37,11 @@ def test_the_version_is_the_users_and_the_endpoint_private_unless_asked() -> Non
     assert {"api", "audit", "authenticator"} <= set(plan.log_types)
 
 
+def test_a_version_that_nobody_named_counts_only_when_the_cluster_is_made() -> None:
+    assert "version" in plan_of(eks={}).at_creation_only
+    assert "version" not in plan_of(eks={"version": "1.35"}).at_creation_only
+
+
 def test_named_administrators_enter_and_then_the_creator_is_none_of_his_own() -> None:
     plan = plan_of(access={"admin_roles": [ADMIN, ADMIN]})
     assert [(one.principal_arn, one.policy_arn) for one in plan.access] == [

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from infra import deployed
 from infra.config import parse
+from infra.preflight import commands, stackfile
 from infra.preflight.change import Change, Effect
 from infra.preflight.explain import explain, refused
-from tests.infra.edits import GONE, STACKS, spec_of
+from tests.infra.edits import GONE, STACKS, config, spec_of
 from tests.infra.mistakes import DATABASE
 
 SPOT, BLOCK, RESERVED = "ec2-spot-g6e", "ec2-capacity-block-p5en", "ec2-p6-b300-reservation"
@@ -222,5 +224,25 @@ def test_another_tuning_is_a_small_change_that_names_what_brings_running_nodes_a
 @pytest.mark.parametrize("stack", STACKS)
 def test_what_a_stack_says_of_itself_is_what_its_file_says(stack: str) -> None:
     spec = spec_of(stack, {})
-    told = json.loads(json.dumps(spec.model_dump(mode="json", exclude_defaults=True)))
+    told = json.loads(json.dumps(spec.model_dump(mode="json")))
     assert explain(parse(told), spec) == []
+
+
+OLDER: list[tuple[dict[str, Any], dict[str, Any], list[tuple[Effect, str]]]] = [
+    ({}, {}, [(Effect.REIMAGES, "eks.version"), (Effect.IN_PLACE, "eks.upgrade_policy")]),
+    ({}, {"eks.version": GONE}, [(Effect.IN_PLACE, "eks.upgrade_policy")]),
+    ({"version": "1.35", "upgrade_policy": "STANDARD"}, {}, []),
+    ({"version": "1.34", "upgrade_policy": "STANDARD"}, {"eks.version": GONE}, []),
+]
+
+
+@pytest.mark.parametrize(("told", "edits", "expected"), OLDER)
+def test_an_older_stack_had_the_defaults_of_its_time_and_a_version_moves_only_where_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], edits: dict[str, Any], expected: list[tuple[Effect, str]]
+) -> None:
+    values = config(EKS)["lustrain:cluster"]
+    kept = {key: value for key, value in values["eks"].items() if key != "version"}
+    outputs = {"spec": {**values, "eks": {**kept, **told}}}
+    monkeypatch.setattr(deployed, "outputs", lambda *_: outputs)
+    monkeypatch.setattr(stackfile, "read", lambda stack: stackfile.Stack(stack, "us-east-2", spec_of(stack, edits)))
+    assert [(one.effect, one.path) for one in commands.changes(EKS, None)] == expected
