@@ -204,7 +204,9 @@ def _deployed(spec: ClusterSpec, version: Text | None) -> Any:
     """All of the spec, since the default of a key that is left out may be another one tomorrow, with the Kubernetes version
     that runs, which a spec without one does not know."""
     told = spec.model_dump(mode="json")
-    return version.apply(lambda runs: {**told, "eks": {**told["eks"], "version": runs}}) if version else told
+    return (
+        version.apply(lambda runs: {**told, "eks": {**told["eks"], "version": runs}}) if version is not None else told
+    )
 
 
 def _cluster(

@@ -24,15 +24,20 @@ WITHOUT_LUSTRE_EFA = ("trn2.", "trn2u.")
 
 def lustre_interfaces(spec: ClusterSpec, group: Group) -> int:
     """AWS's number for the type of `group`, fewer where all the cluster's nodes would open more connections than a file system
-    takes; 0 where Lustre is reached over TCP: the file system or the type has no EFA, or there is no connection left."""
+    takes; 0 where Lustre is reached over TCP: the file system or the type has no EFA, the group lies in another zone, which EFA
+    does not reach (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-limits), or there is no connection left."""
     if not efa_wanted(spec):
         return 0
-    wanted = _default(instance(group.ec2_type))
-    nodes = sum(other.count for other in spec.workers if _default(instance(other.ec2_type)))
-    return min(wanted, EFA_CONNECTIONS // max(nodes, 1))
+    nodes = sum(other.count for other in spec.workers if _wanted(spec, other))
+    return min(_wanted(spec, group), EFA_CONNECTIONS // max(nodes, 1))
 
 
-def _default(kind: Instance | None) -> int:
+def _wanted(spec: ClusterSpec, group: Group) -> int:
+    return by_default(instance(group.ec2_type)) if spec.zone_of(group) == spec.zone_id else 0
+
+
+def by_default(kind: Instance | None) -> int:
+    """AWS's number for a type; 0 for one whose EFA Lustre does not take."""
     if kind is None or not kind.efa or kind.name.startswith(WITHOUT_LUSTRE_EFA):
         return 0
     return LUSTRE_EFA.get(kind.name, 2 if len(kind.cards) > 1 else 1)

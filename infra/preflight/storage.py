@@ -177,7 +177,8 @@ class EfaUnused(OfflineRule):
         if not efa_wanted(spec):
             return
         for path, group, facts in known_groups(spec):
-            if not facts.efa or lustre_interfaces(spec, group):
+            elsewhere = spec.zone_of(group) != spec.zone_id  # NET-017 says so
+            if elsewhere or not facts.efa or lustre_interfaces(spec, group):
                 continue
             if facts.name.startswith(WITHOUT_LUSTRE_EFA):
                 yield self.finding(f"{path}.instance_type", f"FSx takes no EFA from {facts.name}: TCP it is", NO_EFA)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from infra.catalog.instances import instance
 from infra.config import ClusterSpec, Group
+from infra.plan.lnet import by_default
 from infra.plan.storage import efa_wanted
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, groups, known_groups, listed
@@ -58,7 +60,8 @@ class StorageElsewhere(OfflineRule):
         there = listed(name for name in ("lustre", "home") if getattr(spec.storage, name))
         for path, group in groups(spec) if there else ():
             if group.role == "worker" and spec.zone_of(group) != spec.zone_id:
-                slow = ", and Lustre comes by TCP, not by EFA" if spec.storage.lustre and efa_wanted(spec) else ""
+                efa = efa_wanted(spec) and by_default(instance(group.ec2_type))
+                slow = ", and Lustre comes over TCP: EFA does not leave the zone" if efa else ""
                 message = f"{there} in {spec.zone_id}: every byte crosses zones and is billed both ways{slow}"
                 yield self.finding(f"{path}.zone_id", message, "read from S3, or make a cluster of its own there")
 

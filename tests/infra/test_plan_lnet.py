@@ -9,6 +9,9 @@ import pytest
 from infra.config import ClusterSpec, parse
 from infra.plan.lnet import lustre_interfaces
 from infra.plan.nodes import node_document
+from infra.preflight.rule import Context
+from infra.preflight.storage import EfaUnused
+from infra.preflight.zones import StorageElsewhere
 
 
 def spec(kind: str = "p5.48xlarge", count: int = 4, backend: str = "ec2", efa: bool = True) -> ClusterSpec:
@@ -52,3 +55,17 @@ def test_nodes_of_every_backend_are_told_also_where_only_pods_mount(backend: str
 
 def test_another_count_makes_another_document_only_where_the_connections_run_out() -> None:
     assert node_document(spec(count=4)) == node_document(spec(count=128)) != node_document(spec(count=129))
+
+
+def test_efa_is_counted_and_given_only_in_the_zone_of_the_file_system() -> None:
+    """1,500 nodes elsewhere would leave none of the 1,024 connections."""
+    described = spec().model_dump(mode="json")
+    (here,) = described["groups"]
+    there = {**here, "name": "far", "count": 1500, "zone_id": "usw2-az1"}
+    plain = {**there, "name": "small", "instance_type": "m5.large"}
+    wanted = parse({**described, "groups": [here, there, plain]})
+    assert [lustre_interfaces(wanted, group) for group in wanted.workers] == [8, 0, 0]
+    assert list(EfaUnused().check(wanted, Context())) == []
+    far, small = StorageElsewhere().check(wanted, Context())
+    assert "over TCP: EFA does not leave the zone" in far.message
+    assert "EFA" not in small.message
