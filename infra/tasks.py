@@ -35,6 +35,7 @@ def preflight(
     list: bool = False,
 ) -> None:
     """Find mistakes in a cluster's description before anything is created. Exit code: 1 errors, 2 nothing to check."""
+    from infra.plan.eks import first_up
     from infra.plan.summary import summary
     from infra.preflight import commands, report
 
@@ -46,8 +47,8 @@ def preflight(
         print(report.as_json([finding for _, findings in found.values() for finding in findings]))
     elif not json:
         for name, (spec, findings) in found.items():
-            planned = () if report.exit_code(findings) else summary(spec)
-            print(*([] if stack else [f"{name}:"]), *planned, *report.lines(findings), sep="\n")
+            planned, then = ((), ()) if report.exit_code(findings) else (summary(spec), first_up(spec))
+            print(*([] if stack else [f"{name}:"]), *planned, *report.lines(findings), *then, sep="\n")
     if wrong:
         raise Exit("\n".join(wrong), InfraError.exit_code)
     if code := max(report.exit_code(findings) for _, findings in found.values()):

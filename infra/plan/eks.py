@@ -30,6 +30,7 @@ CHART_REVISION = "bb6a9f9534217c55a5806ae968e1dd8b285d4b8c"
 """Commit of the chart that AWS's own templates name (https://github.com/awslabs/awsome-distributed-ai/pull/1216); a chart
 that moves makes a cluster that cannot be made again."""
 CHART_FOLDER = "/tmp/sagemaker-hyperpod-cli"
+WITHOUT_HYPERPOD = "pulumi up --exclude '**lustrain:infra:HyperPod**' --exclude-dependents"
 
 
 @dataclass(frozen=True)
@@ -158,15 +159,24 @@ def helm_commands(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
         return ()
     chart = f"{CHART_FOLDER}/helm_chart/HyperPodHelmChart"
     return (
-        "pulumi up --exclude '**lustrain:infra:HyperPod**' --exclude-dependents",
+        WITHOUT_HYPERPOD,
         f"aws eks update-kubeconfig --name {spec.name} --region {place.region}",
         "kubectl auth can-i create clusterroles",
-        f"git clone {CHART_REPOSITORY} {CHART_FOLDER}",
+        f"test -d {CHART_FOLDER} || git clone {CHART_REPOSITORY} {CHART_FOLDER}",
+        f"git -C {CHART_FOLDER} fetch origin",
         f"git -C {CHART_FOLDER} checkout {CHART_REVISION}",
         f"helm dependency update {chart}",
         f"helm upgrade --install hyperpod-dependencies {chart} --namespace kube-system",
         "pulumi up",
     )
+
+
+def first_up(spec: ClusterSpec) -> tuple[str, ...]:
+    """What to know before there is a stack whose outputs say the rest."""
+    if spec.backend != "hyperpod-eks":
+        return ()
+    why = "HyperPod needs its Helm chart in EKS first"
+    return (f"The first `pulumi up` leaves HyperPod out ({why}; output firstSteps goes on): {WITHOUT_HYPERPOD}",)
 
 
 def helm_place(spec: ClusterSpec) -> str:

@@ -99,8 +99,12 @@ up) grep -q installed $MADE; echo nodes >>$MADE;;
     "aws": """[ "$*" = "eks update-kubeconfig --name vision-g6e --region us-east-2" ]
 grep -q plane $MADE; echo entry >>$MADE""",
     "kubectl": """[ "$1 $2" = "auth can-i" ]; grep -q entry $MADE; echo yes""",
-    "git": """if [ $1 = clone ]; then mkdir -p $3/helm_chart/HyperPodHelmChart; echo chart >>$MADE; exit; fi
-[ $1 = -C ]; cd $2; [ $3 = checkout ]; [ ${#4} = 40 ]; echo pinned >>$MADE""",
+    "git": """if [ $1 = clone ]; then mkdir $3; mkdir -p $3/helm_chart/HyperPodHelmChart; echo chart >>$MADE; exit; fi
+[ $1 = -C ]; cd $2
+case $3 in
+fetch) echo news >>$MADE;;
+checkout) grep -q news $MADE; [ ${#4} = 40 ]; echo pinned >>$MADE;;
+*) exit 2;; esac""",
     "helm": """grep -q pinned $MADE; grep -q entry $MADE
 case "$1 $2" in
 "dependency update") cd $3; echo fetched >>$MADE;;
@@ -117,7 +121,7 @@ def test_the_chart_goes_in_before_hyperpod_at_a_fixed_revision() -> None:
     assert commands[-1] == "pulumi up"
 
 
-def test_the_first_steps_work_as_they_are_typed(tmp_path: Path) -> None:
+def test_the_first_steps_work_as_they_are_typed_and_typed_again(tmp_path: Path) -> None:
     """Each program is one that keeps AWS's order: it fails where what it needs is not there yet."""
     (tmp_path / "bin").mkdir()
     for name, body in PROGRAMS.items():
@@ -126,15 +130,16 @@ def test_the_first_steps_work_as_they_are_typed(tmp_path: Path) -> None:
     # In a folder of this test's own instead of /tmp, which the commands name.
     commands = [line.replace(CHART_FOLDER, str(tmp_path / "chart")) for line in helm_commands(spec_of(), PLACE)]
     done = subprocess.run(
-        ["sh", "-e", "-c", "\n".join(commands)],
+        ["sh", "-e", "-c", "\n".join(commands * 2)],
         env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "MADE": str(tmp_path / "made")},
         capture_output=True,
         text=True,
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    order = ["plane", "entry", "chart", "pinned", "fetched", "installed", "nodes"]
-    assert (tmp_path / "made").read_text(encoding="utf-8").split() == order
+    order = ["plane", "entry", "chart", "news", "pinned", "fetched", "installed", "nodes"]
+    again = [step for step in order if step != "chart"]
+    assert (tmp_path / "made").read_text(encoding="utf-8").split() == [*order, *again]
 
 
 def test_the_first_steps_say_from_where_and_as_whom() -> None:

@@ -83,6 +83,15 @@ def test_what_is_planned_comes_with_the_rule_that_decided_it_unless_it_cannot_be
     assert "train: 4 x p5.48xlarge, training-plan, EFA interfaces: 32 each" in done.stdout
 
 
+def test_preflight_ends_with_the_first_command_where_a_plain_update_would_fail(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for stack, there in (("hyperpod-eks-g6e-spot", True), ("rehearsal", False)):
+        tasks.preflight(Invocation(), stack=stack)
+        *_, last = capsys.readouterr().out.splitlines()
+        assert last.endswith(": pulumi up --exclude '**lustrain:infra:HyperPod**' --exclude-dependents") is there, last
+
+
 def test_findings_as_json_are_a_list() -> None:
     done = fab("preflight", "--stack", "rehearsal", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (0, [])
