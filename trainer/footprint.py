@@ -6,6 +6,7 @@ Without this, a model or a micro-batch far larger than the machine is minutes of
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,14 +50,21 @@ def check_memory(config: Config, need: Footprint | None, world: World, environ: 
     """
     if need is None:
         return
-    said = environ.get("LOCAL_WORLD_SIZE", "")
-    ranks = int(said) if said.isdecimal() else 1
+    ranks = ranks_here(world.world_size, environ)
     host, gpu = host_memory(), gpu_memory(world.device)
     if gpu is None:
         _require(config, need, host, TRAINED_BYTES, need.activations, ranks)
     else:
         _require(config, need, host, BUILT_BYTES, 0, ranks)
         _require(config, need, gpu, TRAINED_BYTES, need.activations, 1)
+
+
+def ranks_here(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
+    """Ranks on this node: torchrun says it, else Slurm does, e.g. `8(x2),4` (https://slurm.schedmd.com/srun.html); else 1."""
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"):
+        if said := re.match(r"\d+", environ.get(name, "")):
+            return min(int(said[0]), world_size)
+    return 1
 
 
 def _require(
@@ -88,19 +96,34 @@ def _require(
 
 
 def host_memory(
-    meminfo: Path = Path("/proc/meminfo"), cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")
+    meminfo: Path = Path("/proc/meminfo"),
+    own_cgroup: Path = Path("/proc/self/cgroup"),
+    cgroups: Path = Path("/sys/fs/cgroup"),
 ) -> Memory | None:
-    """This machine's memory with its swap, or the container's limit where that is lower; None where the kernel does not say."""
+    """Memory with its swap, or a control group's limit where that is lower; None where the kernel does not say."""
     free = available_memory()
     try:
         kib = {name: int(value.split()[0]) for name, _, value in _rows(meminfo)}
         total, swap = kib["MemTotal"] * 1024, kib.get("SwapTotal", 0) * 1024
     except (OSError, KeyError, ValueError, IndexError):
         return None
-    limit = cgroup_limit.read_text().strip() if cgroup_limit.exists() else "max"
-    total = min(total + swap, int(limit) if limit.isdecimal() else total + swap)
+    total = min([total + swap, *_limits(own_cgroup, cgroups)])
     swap_free = kib.get("SwapFree", 0) * 1024
     return Memory("this machine", total, min(total, (total if free is None else free) + swap_free))
+
+
+def _limits(own_cgroup: Path, cgroups: Path) -> list[int]:
+    """memory.max in bytes of this process's control group and of each above it; a group without a limit says `max`.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html
+    """
+    lines = own_cgroup.read_text().splitlines() if own_cgroup.exists() else []
+    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    # Seen from a namespace of control groups, a process outside of its root has a path that climbs.
+    own = cgroups if ".." in Path(path).parts else cgroups / path
+    files = [folder / "memory.max" for folder in (own, *own.parents) if folder.is_relative_to(cgroups)]
+    said = [file.read_text().strip() for file in files if file.exists()]
+    return [int(limit) for limit in said if limit.isdecimal()]
 
 
 def _rows(meminfo: Path) -> list[tuple[str, str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,10 @@ def test_what_never_fits_is_a_mistake_and_what_does_not_fit_now_a_failure(
 ) -> None:
     monkeypatch.setattr(footprint, "host_memory", lambda: Memory("this machine", 32 * GB, 20 * GB))
     if code is None:
-        check_memory(CONFIG, need, CPU, {"LOCAL_WORLD_SIZE": str(ranks)})
+        check_memory(CONFIG, need, replace(CPU, world_size=ranks), {"LOCAL_WORLD_SIZE": str(ranks)})
         return
     with pytest.raises(UserError) as caught:
-        check_memory(CONFIG, need, CPU, {"LOCAL_WORLD_SIZE": str(ranks)})
+        check_memory(CONFIG, need, replace(CPU, world_size=ranks), {"LOCAL_WORLD_SIZE": str(ranks)})
     (line,) = caught.value.problems
     assert line.startswith(says)
     assert "this machine has 32 GB, of which 20 GB are free" in line
@@ -100,17 +101,44 @@ def test_a_gpu_holds_the_training_and_the_host_each_ranks_model_while_it_is_made
         check_memory(CONFIG, Footprint(2 * 10**9, GB, "task.model"), world, {"LOCAL_WORLD_SIZE": "8"})
 
 
-def test_a_containers_limit_counts_and_swap_is_memory_too(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nSwapTotal: 24 kB\nSwapFree: 0 kB\nHugePages_Total: 0\n")
-    machine = host_memory(tmp_path / "meminfo", tmp_path / "none")
-    assert machine is not None
-    assert machine.total == 1024 * 1024
-    for limit, total in (("max", 1024 * 1024), ("4096", 4096)):
-        (tmp_path / "memory.max").write_text(f"{limit}\n")
-        found = host_memory(tmp_path / "meminfo", tmp_path / "memory.max")
+def test_the_lowest_limit_from_the_processs_own_group_up_counts_and_swap_is_memory_too(tmp_path: Path) -> None:
+    meminfo, own, groups = tmp_path / "meminfo", tmp_path / "cgroup", tmp_path / "groups"
+    meminfo.write_text("MemTotal: 1000 kB\nSwapTotal: 24 kB\nSwapFree: 0 kB\nHugePages_Total: 0\n")
+
+    def total() -> int:
+        found = host_memory(meminfo, own, groups)
         assert found is not None
-        assert found.total == total
-    assert host_memory(tmp_path / "elsewhere", tmp_path / "none") is None
+        return found.total
+
+    assert total() == 1024 * 1024
+    job = groups / "system.slice" / "job_7"
+    (job / "step_0").mkdir(parents=True)
+    limits = {groups: "1000000", job: "4096", job / "step_0": "max"}
+    for folder, limit in limits.items():
+        (folder / "memory.max").write_text(f"{limit}\n")
+    for path, expected in (
+        ("/", 1_000_000),
+        ("/system.slice/job_7/step_0", 4096),
+        ("/system.slice/job_8", 1_000_000),
+        ("/../../elsewhere", 1_000_000),
+    ):
+        own.write_text(f"4:memory:/old\n0::{path}\n")
+        assert total() == expected
+    assert host_memory(tmp_path / "elsewhere", own, groups) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks"),
+    [
+        ({"LOCAL_WORLD_SIZE": "4", "SLURM_NTASKS_PER_NODE": "8"}, 4),
+        ({"SLURM_NTASKS_PER_NODE": "8"}, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2),4", "SLURM_NTASKS_PER_NODE": "1"}, 8),
+        ({"SLURM_NTASKS_PER_NODE": "999"}, 16),
+        ({}, 1),
+    ],
+)
+def test_the_ranks_that_share_a_node_are_counted_under_srun_too(environ: dict[str, str], ranks: int) -> None:
+    assert footprint.ranks_here(16, environ) == ranks
 
 
 @pytest.fixture
