@@ -163,7 +163,7 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
         loss_sum += loss.total.detach()
         count += loss.count
 
-    notice = training.watch.notice() is not None
+    notice = training.watch.notice() is not None or is_damaged(task)
     save = training.saving.due(step)
     lost = training.saving.lost() is not None
     flags = [float(notice), float(save), float(lost), float(digest)]
@@ -189,6 +189,15 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
     if config.metrics.batch_digest:
         record["batch_digest"] = int(agreed.digest)
     return record, agreed
+
+
+def is_damaged(task: Task) -> bool:
+    """Whether the data were found damaged meanwhile: all ranks then save and stop as on a notice, and `leave` says why."""
+    try:
+        task.check()
+    except UserError:
+        return True
+    return False
 
 
 def micro_batches(training: Training, step: int) -> Iterator[tuple[int, dict[str, Tensor], float]]:

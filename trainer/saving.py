@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.agree import Json, decide
+from trainer.agree import Json, decide, together
 from trainer.checkpoint.fence import Fence
 from trainer.checkpoint.interval import Interval, finish_or_restart
 from trainer.checkpoint.saver import Checkpointer
@@ -130,6 +130,10 @@ class Saving:
         self._settle()
         if self.committed_step != step:
             raise NotSavedError(self._not_saved(step, f"in {FINAL_TRIES} tries"))
+
+    def together(self, topic: str, work: Callable[[], Json | None]) -> None:
+        """Do `work` on every rank; when it fails anywhere, every rank raises that."""
+        together(self._votes, self._rank, topic, work)
 
     def close(self) -> None:
         """Stop the fence and the writer process."""

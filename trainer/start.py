@@ -20,8 +20,9 @@ from trainer.checkpoint.lease import Lease, committed, live_manifests
 from trainer.checkpoint.load import Loaded, NoneWholeError, load_latest
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import Config
+from trainer.data.verified import Ranks
 from trainer.errors import EXIT_FAILURE, UserError, problem
-from trainer.footprint import check_memory
+from trainer.footprint import check_memory, ranks_here
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
 from trainer.parallel import World
@@ -99,7 +100,7 @@ def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) ->
 
     @failures_of_the_store_are_no_mistakes(PassingError)
     def work() -> Json:
-        open_data(config, task)
+        open_data(config, task, Ranks(world.rank, world.world_size, world.local_rank, ranks_here(world.world_size)))
         check_memory(config, task.footprint(config.train.micro_batch), world)
         return task.fingerprint()
 
@@ -122,7 +123,7 @@ def require_alike(fingerprints: dict[int, Json]) -> Json:
     return {}
 
 
-def open_data(config: Config, task: Task) -> None:
+def open_data(config: Config, task: Task, ranks: Ranks) -> None:
     """Open the Task's data on this node; UserError when it is missing, foreign or too small."""
     cache_dir = Path(os.environ.get("LUSTRAIN_CACHE", Path.home() / ".cache" / "lustrain"))
     task.open(cache_dir)
@@ -138,7 +139,7 @@ def open_data(config: Config, task: Task) -> None:
         lines.append(problem("eval.every", config.eval.every, why, allowed="0", fix="tokenize with --val-fraction"))
     if lines:
         raise UserError(lines)
-    task.verify(cache_dir)
+    task.verify(cache_dir, ranks)
 
 
 def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: ObjectStore) -> Claim:

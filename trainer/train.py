@@ -287,9 +287,10 @@ def sink_of(training: Training, log: RunLog | None) -> Sink:
 
 
 def leave(training: Training, ending: Ending) -> int:
-    """Say how the attempt ended, and turn it into the exit code."""
+    """Say how the attempt ended, and turn it into the exit code; UserError on every rank when one found its data damaged."""
     if ending is Ending.LOST:
         raise training.saving.lost() or LostRunError("a newer job owns this run; see rank 0's message")
+    training.saving.together("end/data", training.task.check)
     code = EXIT_REQUEUE if ending is Ending.NOTICE else EXIT_DONE
     if training.world.rank == 0:
         saved = training.saving.committed_step

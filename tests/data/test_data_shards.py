@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from trainer.data import verified
 from trainer.data.index import DTYPES, INDEX, Index, Shard, Split, decode_index, dtype_for, encode_index, shard_name
 from trainer.data.shards import TokenSet
 from trainer.data.tokenizer import ByteTokenizer
+from trainer.data.verified import Ranks
 from trainer.errors import UserError
 
 
@@ -138,16 +142,20 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(raw)
 
 
-def test_every_shard_is_read_once_per_node_and_again_when_its_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[int] = []
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes that were read so far."""
+    sizes: list[int] = []
 
     def counted(part: memoryview, before: int) -> int:
-        read.append(len(part))
+        sizes.append(len(part))
         return int(crc64nvme(part, before))
 
     monkeypatch.setattr(verified, "crc64nvme", counted)
+    return sizes
+
+
+def test_every_shard_is_read_once_per_node_and_again_when_its_file_changes(tmp_path: Path, read: list[int]) -> None:
     write_set(tmp_path, [100, 100, 100])
     for _ in range(2):
         tokens = open_set(tmp_path)
@@ -163,7 +171,7 @@ def test_every_shard_is_read_once_per_node_and_again_when_its_file_changes(
             f"{tmp_path}/train-00000.tok':",
             f"{tmp_path}/train-00002.tok':",
         ]
-    assert len(read) == 3 + 2 * 2, "what is damaged is not remembered"
+    assert len(read) == 3 + 2 * 2 * 2, "what is damaged is read a second time to be sure, and is not remembered"
 
 
 def test_shards_are_checked_where_nothing_can_be_remembered(tmp_path: Path) -> None:
@@ -192,8 +200,112 @@ def test_damage_that_is_found_while_training_ends_it(tmp_path: Path, monkeypatch
     with pytest.raises(UserError, match="has checksum"):
         tokens.verify(tmp_path / "cache", None)
     with pytest.raises(UserError, match="has checksum"):
-        tokens.gather(np.array([0]), 20)
+        tokens.check()
+    tokens.gather(np.array([0]), 20)
     tokens.close()
+
+
+def test_on_a_network_file_system_each_shard_is_read_once_per_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: list[int]
+) -> None:
+    monkeypatch.setattr(verified, "file_system", lambda path, mounts: "lustre")
+    write_set(tmp_path, [100, 101, 102, 103, 104, 105, 106])
+    for rank in (1, 0, 2, 3):
+        tokens = open_set(tmp_path)
+        ranks = Ranks(rank, 4, rank % 2, 2)
+        assert tokens.verify(tmp_path / f"node-{rank // 2}", None, ranks)
+        tokens.close()
+    assert sorted(read) == [2 * tokens for tokens in range(100, 107)]
+
+
+def test_a_file_that_only_the_archive_of_lustre_holds_is_not_restored_to_be_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: list[int]
+) -> None:
+    write_set(tmp_path, [3000])
+    for size in (0, 6000):
+        os.truncate(tmp_path / "train-00000.tok", size)
+    monkeypatch.setattr(verified, "file_system", lambda path, mounts: "lustre")
+    assert open_set(tmp_path).verify(tmp_path / "cache", None)
+    assert not read
+
+
+def test_what_the_start_does_not_wait_for_is_read_slowly_by_one_rank_per_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_set(tmp_path, [100, 100, 100])
+    monkeypatch.setattr(verified, "REST", 1e9)
+    for local_rank in (1, 0):
+        go_on, dropped, done = threading.Event(), threading.Event(), list[int]()
+        monkeypatch.setattr(verified, "crc64nvme", partial(held_until, go_on, done))
+        monkeypatch.setattr(os, "posix_fadvise", lambda *about, dropped=dropped: dropped.set())
+        tokens = open_set(tmp_path)
+        cache = tmp_path / f"cache-{local_rank}"
+        assert not tokens.verify(cache, 0.0, Ranks(local_rank, 2, local_rank, 2))
+        go_on.set()
+        assert dropped.wait(20), "the page cache is left to the training"
+        assert tokens.verify(cache, 20.0 if local_rank else 0.1) == bool(local_rank)
+        tokens.close()
+        assert done == [200], "the others leave it to local rank 0, which rests before it goes on"
+
+
+def held_until(go_on: threading.Event, done: list[int], part: memoryview, before: int) -> int:
+    assert go_on.wait(20)
+    done.append(len(part))
+    return int(crc64nvme(part, before))
+
+
+@pytest.mark.parametrize(("failures", "warnings"), [(2, 0), (3, 1)])
+def test_a_read_that_fails_is_tried_again_and_is_no_damage(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    failures: int,
+    warnings: int,
+) -> None:
+    errors = [OSError(errno.EIO, "Input/output error")] * failures
+
+    def failing(part: memoryview, before: int) -> int:
+        if errors:
+            raise errors.pop()
+        return int(crc64nvme(part, before))
+
+    monkeypatch.setattr(verified, "crc64nvme", failing)
+    monkeypatch.setattr(verified, "RETRY_S", 0.0, raising=False)
+    write_set(tmp_path, [100])
+    assert open_set(tmp_path).verify(tmp_path / "cache", None)
+    assert len(caplog.records) == warnings
+    assert len(list((tmp_path / "cache" / "verified").iterdir())) == 1 - warnings
+
+
+def test_a_wrong_checksum_is_damage_only_when_the_disk_says_so_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = [7]
+    monkeypatch.setattr(
+        verified, "crc64nvme", lambda part, before: wrong.pop() if wrong else int(crc64nvme(part, before))
+    )
+    write_set(tmp_path, [100])
+    assert open_set(tmp_path).verify(tmp_path / "cache", None)
+    assert not wrong
+
+
+def test_the_longest_and_latest_mount_point_says_what_holds_a_file() -> None:
+    mounts = """/dev/nvme0n1p1 / ext4 rw 0 0
+10.0.0.9@tcp:/abc /fsx lustre rw 0 0
+/dev/nvme1n1 /fsx/scratch xfs rw 0 0
+fs-1.efs:/ /home/a\\040b nfs4 rw 0 0
+automount /data autofs rw 0 0
+server:/data /data nfs rw 0 0
+"""
+    expected = {
+        "/fsx/set": "lustre",
+        "/fsx/scratch/set": "xfs",
+        "/fsx2": "ext4",
+        "/home/a b/set": "nfs4",
+        "/data": "nfs",
+    }
+    assert {path: verified.file_system(Path(path), mounts) for path in expected} == expected
+    assert verified.file_system(Path("/"), "") == ""
 
 
 def test_an_id_outside_of_the_vocabulary_is_one_line(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ import torch
 
 from tests.trainer.token_sets import write_token_set
 from trainer.config import Config, OptimizerConfig, TaskConfig
+from trainer.data.shards import TokenSet
+from trainer.data.verified import ALONE, Ranks
 from trainer.errors import UserError
 from trainer.optim import make_optimizer
 from trainer.start import open_data
-from trainer.tasks import make_task
+from trainer.tasks import language_model, make_task
 from trainer.tasks.language_model import LanguageModel
 
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 40
@@ -56,11 +58,29 @@ def test_a_flipped_bit_in_a_local_shard_is_found_before_training(
     task = {"name": "language_model", "data": str(data), "seq_len": 32}
     train = {"steps": 1, "global_batch": 1, "micro_batch": 1}
     config = Config.model_validate({"run": {"uri": "run"}, "task": task, "train": train})
-    open_data(config, task_for(data))
+    open_data(config, task_for(data), ALONE)
     shard = data / "val-00000.tok"
     shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
     with pytest.raises(UserError, match=rf"^shard = '{shard}': has checksum"):
-        open_data(config, task_for(data))
+        open_data(config, task_for(data), ALONE)
+
+
+@pytest.mark.parametrize(("wish", "waits"), [("start", [60.0, 15.0]), ("background", [0.0, 0.0]), ("off", [])])
+def test_a_start_waits_as_long_as_wished_for_all_splits_together(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: str, waits: list[float]
+) -> None:
+    now, found = [1000.0], []
+
+    def verify(self: TokenSet, cache_dir: Path, wait_s: float, ranks: Ranks) -> None:
+        found.append(wait_s)
+        now[0] += 45.0
+
+    monkeypatch.setattr(TokenSet, "verify", verify)
+    monkeypatch.setattr(language_model.time, "monotonic", lambda: now[0])
+    task = task_for(data, verify=wish)
+    task.open(tmp_path / "cache")
+    task.verify(tmp_path / "cache", ALONE)
+    assert found == waits
 
 
 @pytest.mark.slow

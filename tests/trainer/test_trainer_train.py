@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from trainer.__main__ import main
+from trainer.errors import UserError
 from trainer.metrics.reader import read_events, read_steps
 from trainer.storage import open_store
+from trainer.tasks.language_model import LanguageModel
 
 STEPS = 12
 LONG = ("train.steps=120", "train.micro_batch=1", "eval.every=0", "checkpoint.every_steps=20")
@@ -124,6 +126,25 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_exits_85_and_0(config: Path, tmp_
     assert train(config, *LONG) == 0
     assert bits(steps_of(tmp_path / "run")) == bits(steps_of(tmp_path / "reference"))
     assert events_of(tmp_path / "run", "resumed")[0]["step"] == stopped_at
+
+
+@pytest.mark.slow
+def test_damage_to_the_data_found_while_training_is_exit_2_with_the_last_step_saved(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+
+    def check(self: LanguageModel) -> None:
+        asked.append(1)
+        if len(asked) > 4:
+            raise UserError("shard = 'train-00000.tok': has another checksum")
+
+    monkeypatch.setattr(LanguageModel, "check", check)
+    assert train(config) == 2
+    assert capsys.readouterr().err.strip().splitlines()[-1] == "shard = 'train-00000.tok': has another checksum"
+    monkeypatch.undo()
+    assert main(["checkpoints", "list", f"{tmp_path}/run", "--json"]) == 0
+    assert [one["step"] for one in json.loads(capsys.readouterr().out)["checkpoints"]] == [5, 4]
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ A split is one stream of ids, whatever its cut into shards. Window i of length T
 targets of T positions, so every id but the first is predicted exactly once and at most T ids at the very end are left
 out. A window that crosses from one shard into the next is put together from both.
 
-A local set is mapped where it lies, and `verified.py` checks its checksums once per node. Of a remote one, the shards
+A local set is mapped where it lies, and `verified.py` checks its checksums. Of a remote one, the shards
 that fit the cache are downloaded in the background, and every window that is not on disk (yet) is read from S3 by byte
 range, many at a time; `prefetch` starts that for the next batch while the current one is trained on. Whole shards are
 verified by checksum. Byte ranges cannot be; they rely on the transport and on one look at the size and the checksum
@@ -26,7 +26,7 @@ from trainer.data.cache import ShardCache, resident_shards
 from trainer.data.index import TOKENIZER, Index, read_index
 from trainer.data.remote import Filler, RangeReader, Tokens, map_shard
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, build
-from trainer.data.verified import WAIT_S, Verifier
+from trainer.data.verified import ALONE, WAIT_S, Ranks, Verifier
 from trainer.errors import UserError, problem
 from trainer.storage import ObjectStore, open_store
 from trainer.storage.local import LocalStore
@@ -167,16 +167,21 @@ class TokenSet:
                 self._ahead.pop(next(iter(self._ahead))).cancel()
             self._ahead[_batch_key(ids, seq_len)] = self._ahead_pool.submit(self._gather, ids.copy(), seq_len)
 
-    def verify(self, cache_dir: Path, wait_s: float | None = WAIT_S) -> bool:
+    def verify(self, cache_dir: Path, wait_s: float | None = WAIT_S, ranks: Ranks = ALONE) -> bool:
         """Checks a local set's checksums; False when that takes longer than `wait_s` seconds.
 
-        It then goes on in the background, and `gather` raises what it finds. Shards of a remote set are checked as
+        It then goes on in the background, and `check` raises what it finds. Shards of a remote set are checked as
         they arrive. `cache_dir` remembers for the whole node what was found whole. UserError names the damaged shards.
         """
         if not isinstance(self._store, LocalStore):
             return True
-        self._verifier = self._verifier or Verifier(self._store.root, self._split.shards, cache_dir)
+        self._verifier = self._verifier or Verifier(self._store.root, self._split.shards, cache_dir, ranks)
         return self._verifier.wait(wait_s)
+
+    def check(self) -> None:
+        """UserError for shards that the background has found damaged since `verify`."""
+        if self._verifier is not None:
+            self._verifier.raise_failure()
 
     def close(self) -> None:
         """Ends background reading; arrays that were gathered stay valid."""
@@ -188,9 +193,8 @@ class TokenSet:
         self._ranges.close()
 
     def _gather(self, ids: npt.NDArray[np.integer[Any]], seq_len: int) -> Tokens:
-        for helper in (self._filler, self._verifier):
-            if helper is not None:
-                helper.raise_failure()
+        if self._filler is not None:
+            self._filler.raise_failure()
         windows = self.windows(seq_len)
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= windows):
             raise ValueError(f"window ids must be in [0, {windows}), not {int(ids.min())}..{int(ids.max())}")

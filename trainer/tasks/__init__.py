@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from trainer.config import Section, TaskConfig, problems_of
+from trainer.data.verified import Ranks
 from trainer.errors import UserError, problem
 
 Batch = dict[str, Tensor]
@@ -64,8 +65,11 @@ class Task(ABC):
     def open(self, cache_dir: Path) -> None:
         """Open the data sets; UserError when they are missing or do not fit the options."""
 
-    def verify(self, cache_dir: Path) -> None:  # noqa: B027 -- optional: not all data have checksums
+    def verify(self, cache_dir: Path, ranks: Ranks) -> None:  # noqa: B027 -- optional: not all data have checksums
         """Find damage in the data before training does; UserError names it. Called after `open`, with the same folder."""
+
+    def check(self) -> None:  # noqa: B027 -- optional: as `verify`
+        """UserError for damage found since `verify`; the loop asks at every step, then saves and ends all ranks with it."""
 
     @property
     @abstractmethod

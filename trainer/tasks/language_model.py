@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from trainer.config import FP32_SMALLEST, Fraction, Section
 from trainer.data.index import read_index
 from trainer.data.shards import TokenSet
+from trainer.data.verified import WAIT_S, Ranks
 from trainer.errors import UserError, problem
 from trainer.models import llama
 from trainer.storage import open_store
@@ -53,6 +55,8 @@ class LanguageModelOptions(Section):
     model: ModelOptions = ModelOptions()
     cache_bytes: Annotated[int, Field(gt=0, le=2**60)] = 8 << 30
     """Local disk that shards streamed from S3 may take."""
+    verify: Literal["start", "background", "off"] = "start"
+    """Whether the start waits for the checksums of local shards, up to a minute, or training begins at once."""
     loss_chunk: Annotated[int, Field(ge=0, le=2**31)] = 0
     """Tokens whose logits exist at a time, recomputed in backward: less memory where the vocabulary is large. 0: all."""
 
@@ -85,10 +89,18 @@ class LanguageModel(Task):
         if problems:
             raise UserError(problems)
 
-    def verify(self, cache_dir: Path) -> None:
+    def verify(self, cache_dir: Path, ranks: Ranks) -> None:
+        if self.options.verify == "off":
+            return
+        deadline = time.monotonic() + (WAIT_S if self.options.verify == "start" else 0.0)
         for token_set in (self._train, self._eval):
             if token_set is not None:
-                token_set.verify(cache_dir)
+                token_set.verify(cache_dir, max(0.0, deadline - time.monotonic()), ranks)
+
+    def check(self) -> None:
+        for token_set in (self._train, self._eval):
+            if token_set is not None:
+                token_set.check()
 
     @property
     def train_samples(self) -> int:
