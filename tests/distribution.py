@@ -11,23 +11,20 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-STACKS, CONTAINERS = "the stacks that are up", "the container engine and the images in it"
+STACKS = "the stacks that are up"
+PROOFS = "the trainer's image, built once"
+ENGINE = "a container engine"
 SHARED = {
     "tests/infra/test_stacks.py": STACKS,
     # Ends the stacks that the file before looks at.
     "tests/infra/test_stacks_change.py": STACKS,
-    **dict.fromkeys(
-        (
-            *(f"tests/images/test_proof_{what}.py" for what in ("cache", "layers", "run", "same", "secrets")),
-            *(f"tests/images/test_{what}.py" for what in ("bake", "builder", "context", "dockerfiles", "engine_api")),
-            *(f"tests/images/test_{what}.py" for what in ("push", "read_back", "tasks", "verify")),
-            "tests/lab/test_engines.py",
-        ),
-        CONTAINERS,
-    ),
+    **{f"tests/images/test_{what}.py": PROOFS for what in ("verify", "read_back", "tasks", "dockerfiles", "context")},
+    **{f"tests/images/test_proof_{what}.py": PROOFS for what in ("cache", "layers", "run", "same", "secrets")},
+    **{f"tests/images/test_{what}.py": ENGINE for what in ("bake", "builder", "engine_api", "push")},
+    "tests/lab/test_engines.py": ENGINE,
 }
 """Group of a file that does not stand alone."""
-LONGEST = (STACKS, CONTAINERS, "tests/torture/test_torture_kills.py", "tests/node_setup/test_kills_lab.py")
+LONGEST = (STACKS, PROOFS, ENGINE, "tests/torture/test_torture_kills.py", "tests/node_setup/test_kills_lab.py")
 """Groups and files that have to begin first, or everything else waits for them at the end."""
 
 
