@@ -9,6 +9,7 @@ set -euo pipefail
 # A test gives a folder that stands for /, and waits that do not wait.
 root="${LUSTRAIN_ROOT:-}"
 patience="${LUSTRAIN_WAIT_SECONDS:-300}"
+log="$root/var/log/provision/provisioning.log"
 disk="$1"
 folders=(containerd kubelet)
 copy="$root/usr/local/sbin/lustrain-container-data"
@@ -18,13 +19,23 @@ say() {
   printf '%s lustrain: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$*"
 }
 
+# The copy that the unit runs at later boots.
+is_later_boot() {
+  [[ "$0" == "$copy" ]]
+}
+
+# At a later boot containerd and kubelet wait for as long as it takes: systemd would not start them any more after a failure.
 wait_for_disk() {
   local left="$patience"
   until [[ -n "$disk" ]] && mountpoint -q "$root$disk"; do
     if [[ -z "$disk" ]] || ((left <= 0)); then
       say "${disk:-a local disk} is not mounted: images and pods would fill the root disk of 100 GB;" \
         "fix: see why neither the group's EBS volume (/opt/sagemaker) nor instance store is there"
-      return 1
+      if [[ -z "$disk" ]] || ! is_later_boot; then
+        return 1
+      fi
+      say "containerd and kubelet wait for $disk"
+      left="$patience"
     fi
     sleep 5
     left=$((left - 5))
@@ -32,7 +43,7 @@ wait_for_disk() {
 }
 
 # A disk may outlive the root disk, as when HyperPod updates a node's software: what another image left is no good to this one.
-# What the image brings along, such as the pause container, is copied and stays beneath for a disk that comes back empty.
+# What the image brings along, such as the pause container, is copied.
 fill() {
   local from="$1" to="$2"
   if [[ -d "$to" && -e "$copy" ]]; then
@@ -41,6 +52,11 @@ fill() {
   rm -rf "$to" "$to.new"
   cp -ax "$from" "$to.new"
   mv "$to.new" "$to"
+}
+
+# As after a stop and start of an instance with instance store, whose root disk stays.
+came_back_empty() {
+  [[ -e "$copy" && ! -d "$root$disk/lustrain/kubelet" ]]
 }
 
 # In a group of its own, or each of the pods' mounts would show up below the disk's folder as well.
@@ -82,7 +98,7 @@ moved() {
 }
 
 at_every_boot() {
-  if [[ "$0" == "$copy" ]]; then
+  if is_later_boot; then
     return
   fi
   mkdir -p "$(dirname "$copy")" "$(dirname "$unit")"
@@ -95,7 +111,7 @@ Before=containerd.service kubelet.service
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-TimeoutStartSec=15min
+TimeoutStartSec=0
 ExecStart=/usr/local/sbin/lustrain-container-data $disk
 
 [Install]
@@ -107,8 +123,22 @@ UNIT
   install -m 755 "$0" "$copy"
 }
 
-wait_for_disk
-if ! moved; then
-  move
+main() {
+  wait_for_disk
+  if ! moved; then
+    if came_back_empty; then
+      say "$disk came back empty: kubelet's state went with it, and this node has to join again; fix: replace the node"
+      return 1
+    fi
+    move
+  fi
+  at_every_boot
+}
+
+# The first time node.sh writes what is said to the log.
+if is_later_boot; then
+  mkdir -p "$(dirname "$log")"
+  main 2>&1 | tee -a "$log"
+else
+  main
 fi
-at_every_boot

@@ -336,6 +336,49 @@ def test_on_eks_a_node_without_a_disk_fails_in_one_line(node: Node) -> None:
     assert not node.mounts.exists()
 
 
+def after_the_first_boot(node: Node) -> Path:
+    """Everything is in place, then the power goes: nothing is mounted and nothing logged. The group's volume."""
+    assert on_eks(node).boot(ON_CREATE).returncode == 0
+    disk = node.root / "opt/sagemaker"
+    for folder in (disk, node.root / "var/lib/containerd", node.root / "var/lib/kubelet"):
+        (folder / ".mounted").unlink()
+    (node.root / LOG).unlink()
+    node.mounts.unlink()
+    return disk
+
+
+def later_boot(node: Node) -> subprocess.CompletedProcess[str]:
+    """What the unit runs."""
+    environment = {"PATH": node.path, "LUSTRAIN_ROOT": str(node.root), "LUSTRAIN_WAIT_SECONDS": "10"}
+    environment |= {"MOUNTS": str(node.mounts), "ASKED": str(node.asked), "KNOWN": ""}
+    command = ["bash", str(node.root / "usr/local/sbin/lustrain-container-data"), "/opt/sagemaker"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_on_eks_containerd_and_kubelet_wait_for_a_disk_that_is_late_at_a_later_boot(node: Node) -> None:
+    """A unit that gave up would leave them dead: systemd does not start again what depended on a failure."""
+    disk = after_the_first_boot(node)
+    mounts_at_last = f'[[ "$(wc -l <{node.waited})" -lt 4 ]] || touch {disk}/.mounted'
+    node.command("sleep", f'#!/bin/bash\necho "$1" >>{node.waited}\n{mounts_at_last}\n')
+    done = later_boot(node)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert node.log.count("containerd and kubelet wait for /opt/sagemaker") == 1
+    assert "/var/lib/kubelet is on /opt/sagemaker" in node.log
+    unit = (node.root / "etc/systemd/system/lustrain-container-data.service").read_text()
+    assert "\nTimeoutStartSec=0\n" in unit
+
+
+def test_on_eks_a_disk_that_comes_back_empty_starts_no_kubelet_without_its_join(node: Node) -> None:
+    disk = after_the_first_boot(node)
+    shutil.rmtree(disk / "lustrain")
+    (disk / ".mounted").touch()
+    assert later_boot(node).returncode == 1
+    (line,) = node.log.splitlines()
+    assert "/opt/sagemaker came back empty" in line
+    assert "this node has to join again; fix: replace the node" in line
+    assert not node.mounts.exists()
+
+
 def test_on_eks_the_mounts_are_real_and_those_of_pods_are_not_seen_twice(node: Node) -> None:
     """With the real mount(8), in a mount namespace of its own: what is written to the folder lies on the disk."""
     require(os.geteuid() == 0, "needs root, for mounts in a namespace")
