@@ -50,6 +50,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "lnetctl peer": lustre.parse_peers,
     "lnetctl udsp": lustre.parse_udsp,
     "route": lustre.default_interface,
+    "ip addr": lambda text: lustre.own_interface(text, text),
     "lfs df": lustre.parse_df,
     "lfs getstripe": lustre.parse_layout,
     "fi_info": fabric.parse_domains,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from node_setup.agent.facts import clock, fabric, gpu, hpu, instance, jobs, kernel, lustre, machine, scene, services
-from tests.node_setup.recorded_host import recorded
+from node_setup.agent.facts.wanted import Wanted
+from node_setup.agent.host import Done
+from tests.node_setup.recorded_host import Machine, build, recorded
 
 
 def test_a_domain_that_two_fabrics_list_counts_once() -> None:
@@ -48,6 +52,18 @@ def test_networks_without_counters_have_none_rather_than_zero() -> None:
 def test_of_several_default_routes_the_one_with_the_lowest_metric_counts() -> None:
     assert lustre.default_interface(recorded("proc_net_route.txt")) == "ens32"
     assert lustre.default_interface(recorded("proc_net_route.txt").splitlines()[0]) is None
+
+
+def test_the_interface_of_the_nodes_own_address_goes_before_the_default_route(tmp_path: Path) -> None:
+    """A HyperPod node: ens32 is the service's network and has the lower metric, ens65 is that of the VPC."""
+    node = Machine(files={"/proc/net/route": recorded("proc_net_route.txt")})
+    node.programs[("lnetctl",)] = Done(0, "", "")
+    held = "1: lo    inet 127.0.0.1/8 scope host lo\n2: ens32    inet 169.254.0.7/24 brd 169.254.0.255 scope global ens32\n"
+    node.programs[("ip",)] = Done(0, held + "3: ens65    inet 10.1.71.9/16 scope global ens65\n", "")
+    for own, wanted in (("10.1.71.9", "ens65"), ("127.0.1.1", "ens32"), ("169.254.0.7 10.1.71.9", "ens32")):
+        node.programs[("hostname",)] = Done(0, own + "\n", "")
+        found = lustre.collect(scene.Scene(build(tmp_path, node), Wanted()))
+        assert found["lustre"]["interface"] == wanted
 
 
 def test_parameters_come_under_the_pattern_that_asked_for_them_with_all_instances() -> None:

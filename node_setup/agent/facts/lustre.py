@@ -55,6 +55,8 @@ def collect(scene: Scene) -> dict[str, Any]:
     if lnetctl and (loaded or "lnet" in scene.loaded):
         calls["lustre.nets"] = lambda: _nets(scene)
         calls["lustre.preferred"] = lambda: _asked(scene, "preferred", ["lnetctl", "udsp", "show"], parse_udsp)
+    if lnetctl:
+        calls["lustre.interface"] = lambda: _interface(scene)
     if lnetctl and mounts:
         calls["lustre.peers"] = lambda: _asked(scene, "peers", ["lnetctl", "peer", "show"], parse_peers)
     if lfs and mounts:
@@ -74,7 +76,7 @@ def collect(scene: Scene) -> dict[str, Any]:
             "nets": found.get("lustre.nets"),
             "peers": found.get("lustre.peers"),
             "preferred": found.get("lustre.preferred"),
-            "interface": default_interface(scene.host.read("/proc/net/route") or ""),
+            "interface": found.get("lustre.interface"),
             "aws_configured": _aws_configured(scene),
             "stripes": {path: found[f"lustre.stripes.{path}"] or _NO_ANSWER for path in paths},
             "osts": found.get("lustre.osts"),
@@ -222,6 +224,30 @@ def parse_peers(text: str) -> list[dict[str, Any]]:
 def parse_udsp(text: str) -> list[str]:
     """`lnetctl udsp show`: local networks that a selection policy prefers to others."""
     return re.findall(r"^[ \t]*src:[ \t]*(?!NA\b)(\S+)[ \t]*$", text, re.MULTILINE)
+
+
+def _interface(scene: Scene) -> str | None:
+    """That of the node's own address, else of the default route: a HyperPod node has a network card of the service besides
+    that of the cluster's VPC. AWS's script for Lustre over EFA goes by `hostname -i` as well
+    (https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html)."""
+    own = scene.host.run(["hostname", "-i"], _ANSWER_SECONDS)
+    held = scene.host.run(["ip", "-o", "addr", "show"], _ANSWER_SECONDS)
+    if own.ok and held.ok:
+        found = own_interface(own.out, held.out)
+        if found is not None:
+            return found
+    return default_interface(scene.host.read("/proc/net/route") or "")
+
+
+def own_interface(own: str, held: str) -> str | None:
+    """Of `hostname -i` and `ip -o addr show`, the one interface that holds the node's addresses; None where that is none or
+    several, as where the name is resolved to all addresses that the node has."""
+    addresses = set(own.split())
+    rows = [line.split() for line in held.splitlines()]
+    found = {row[1].partition("@")[0] for row in rows if len(row) > 3 and row[3].partition("/")[0] in addresses} - {
+        "lo"
+    }
+    return found.pop() if len(found) == 1 else None
 
 
 def default_interface(text: str) -> str | None:
