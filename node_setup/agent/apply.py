@@ -20,6 +20,8 @@ Log = Callable[[str], None]
 
 BUSY_S, AGAIN_S = 60.0, 2.0
 """How long a program is tried again whose lock another one has, and how often."""
+FAILED_PAUSE_S = 10.0
+"""Between the tries of a program that may fail a few times."""
 RELOADS = frozenset({("systemctl", "daemon-reload"), ("udevadm", "control", "--reload")})
 """Programs that take files in: run again after each further file, where other programs run once however many steps ask."""
 
@@ -79,6 +81,15 @@ def perform(host: Host, action: Action) -> str | None:
 
 
 def _run(host: Host, action: Run) -> Done:
+    for _ in range(action.tries - 1):
+        done = _run_once(host, action)
+        if done.ok:
+            return done
+        time.sleep(FAILED_PAUSE_S)
+    return _run_once(host, action)
+
+
+def _run_once(host: Host, action: Run) -> Done:
     began = time.monotonic()
     while True:
         done = host.run(action.command, action.timeout_s)

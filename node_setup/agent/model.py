@@ -91,11 +91,13 @@ class Run:
     """Run a program; what it says is only believed after facts were read again.
 
     `busy` is what it complains of when another program has the lock that it needs: it is then run again for a while.
+    One that fails is run `tries` times in all, with a pause before each further one.
     """
 
     command: tuple[str, ...]
     timeout_s: float = 60.0
     busy: str = ""
+    tries: int = 1
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,13 @@ REPORT = "/var/lib/lustrain/last.json"
 OWED = "/var/lib/lustrain/owed.json"
 """Programs that an apply has yet to run for its files; it is only there while one runs, or was killed."""
 
+REMOUNT = "/run/lustrain/lustre-mount.json"
+"""Source, mount point and options of a Lustre mount that is being made anew; it stays where the mount failed."""
+REMOUNTED = "/run/lustrain/lustre-remounted"
+"""Lustre was mounted anew in this boot."""
+NOTES = (REMOUNT, REMOUNTED)
+"""Of this boot only; the facts carry their content as well."""
+
 PATHS = (
     SYSCTL,
     MODPROBE,

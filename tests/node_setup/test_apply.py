@@ -233,3 +233,14 @@ def test_it_is_given_up_in_the_end_and_another_mistake_at_once(tmp_path: Path, m
     once = LockedHost(tmp_path, 2, "E: no such package")
     assert perform(once, HOLD) is not None
     assert once.left == 1
+
+
+def test_a_program_that_may_fail_a_few_times_is_run_so_often_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node_setup.agent.apply.FAILED_PAUSE_S", 0.0)
+    mount = Run(("mount", "/fsx"), tries=3)
+    assert perform(LockedHost(tmp_path, 2, "mount: refused"), mount) is None
+    never = LockedHost(tmp_path, 9, "mount: refused")
+    assert perform(never, mount) is not None
+    assert never.left == 6

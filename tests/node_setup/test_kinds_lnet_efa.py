@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from node_setup.agent import owned
+from node_setup.agent.boot import WAIT_S
 from node_setup.agent.catalog import load
 from node_setup.agent.facts.lustre import parse_nets, parse_peers, parse_udsp
 from node_setup.agent.kinds import lnet_efa
-from node_setup.agent.model import Remark, Request, Step, Write
+from node_setup.agent.model import Remark, Remove, Request, Run, Step, Write
 from node_setup.agent.plan import plan as whole
 from tests.node_setup.kinds_facts import commands, machine, plan, remark, steps
 from tests.node_setup.recorded_host import recorded
@@ -65,6 +67,32 @@ def test_what_the_service_mounted_over_tcp_is_mounted_anew_once_efa_is_beside_it
     assert done[-2:] == ["umount /fsx", "mount -t lustre -o noatime,flock,_netdev 10.0.0.9@tcp:/xeo3rbev /fsx"]
 
 
+NOTED = json.dumps({"source": "10.0.0.9@tcp:/xeo3rbev", "target": "/fsx", "options": "noatime,flock,_netdev"}) + "\n"
+
+
+def test_a_mount_that_failed_after_the_umount_is_made_by_the_next_run_also_where_the_service_had_made_it() -> None:
+    (step,) = steps(said(node([TCP_NET, EFA_NET], preferred=["efa"], peers=OVER_TCP)))
+    note, umount, mount, *after = step.actions
+    assert note == Write(owned.REMOUNT, NOTED)
+    assert isinstance(umount, Run)
+    assert umount.command[0] == "umount"
+    assert isinstance(mount, Run)
+    assert mount.tries > 1
+    assert after[-1] == Remove(owned.REMOUNT)
+    facts = node([TCP_NET, EFA_NET], preferred=["efa"])
+    facts["files"][owned.REMOUNT] = {"content": NOTED, "mode": "0644"}
+    assert commands(said(facts)) == ["mount -t lustre -o noatime,flock,_netdev 10.0.0.9@tcp:/xeo3rbev /fsx"]
+    facts["mounts"] = [MOUNT]
+    assert remark(said(facts)).status == "ok"
+
+
+def test_it_is_mounted_anew_once_per_boot_and_then_a_reboot_is_asked_for() -> None:
+    facts = node([TCP_NET, EFA_NET], preferred=["efa"], peers=OVER_TCP)
+    facts["files"][owned.REMOUNTED] = {"content": "", "mode": "0644"}
+    found = remark(said(facts))
+    assert (found.status, "still over TCP" in found.why, "fab node-reboot" in found.why) == ("reboot", True, True)
+
+
 def test_where_only_the_mount_was_too_early_only_that_is_done_again() -> None:
     done = commands(said(node([TCP_NET, EFA_NET], preferred=["efa"], peers=OVER_TCP)))
     assert [one.split()[0] for one in done] == ["umount", "mount"]
@@ -91,6 +119,9 @@ def test_the_unit_is_there_at_every_boot_before_all_that_mounts_and_not_beside_t
     assert "systemctl enable lustrain-lnet.service" in commands([step])
     (before,) = (line for line in unit.splitlines() if line.startswith("Before="))
     assert {"remote-fs-pre.target", "kubelet.service", "lustrain-boot.service"} <= set(before[7:].split())
+    (limit,) = (int(line.partition("=")[2]) for line in unit.splitlines() if line.startswith("TimeoutStartSec="))
+    assert limit >= 16 * lnet_efa.ADD_SECONDS + WAIT_S
+    assert "\nRestart=on-failure\n" in unit
     facts["lustre"]["aws_configured"] = True
     assert remark(said(facts)).status == "ok"
 

@@ -26,7 +26,7 @@ mounts [{source, target, fstype, options}]
 lustre {client: version of the loaded one, loaded, lctl, lfs, lnetctl, mounts [{target, source, dns, mount_name, options}],
   parameters {pattern: {name: value}}, nets: None | [{net, nids [{nid, interface, status, send, recv, drop}]}], aws_configured,
   peers: None where nothing is mounted, else [{primary, nids}], preferred: networks that a policy puts first,
-  interface: that of the default route,
+  interface: that of the node's own address, else of the default route; None without lnetctl,
   stripes {path: {exists, empty, layout, error}}, osts: None | {count, fullest_percent, inactive}}
   layout {count, size, offset, pattern, pool, components [{start, end, count, size, offset, pattern, pool}]}, bytes; of a
   composite layout the outer values are the last component's; paths that no Lustre mount holds are not in stripes
@@ -43,7 +43,7 @@ time {synchronised, source, offset_s: positive where the clock is behind, leap, 
   sources]}
 jobs: None where nobody can tell | [{kind: slurm | gpu | hpu | trainer, id}], environment [{where: a file, or
   such as `slurm job 123`, line, name, value}]
-files {path: None | {content, mode: 0644}} of `owned.PATHS` and the wanted mount units
+files {path: None | {content, mode: 0644}} of `owned.PATHS`, `owned.NOTES` and the wanted mount units
 disk {/ | /etc | /dev/shm: None | {free_bytes, free_inodes, read_only}}
 errors [{where, why}]
 """

@@ -13,7 +13,7 @@ EMPTY: dict[str, Any] = {"files": {}}
 
 
 def collect(scene: Scene) -> dict[str, Any]:
-    return {"files": {path: _file(scene, path) for path in (*owned.PATHS, *scene.wanted.mount_units)}}
+    return {"files": {path: _file(scene, path) for path in (*owned.PATHS, *owned.NOTES, *scene.wanted.mount_units)}}
 
 
 def _file(scene: Scene, path: str) -> dict[str, str] | None:

@@ -6,24 +6,30 @@ each interface a CPU partition besides, by options of libcfs that count only whe
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from node_setup.agent import owned
 from node_setup.agent.kinds import owned_unit
 from node_setup.agent.kinds.dropped import dropped
+from node_setup.agent.kinds.lustre_mount import NOT_MOUNTED
 from node_setup.agent.kinds.unit import no_systemd
 from node_setup.agent.model import (
     FAILED,
     OK,
+    REBOOT,
     RUNTIME,
     UNKNOWN,
+    Action,
     Facts,
     Remark,
+    Remove,
     Request,
     Run,
     Setting,
     Step,
+    Write,
 )
 
 EFA, TCP = "efa", "tcp"
@@ -32,7 +38,8 @@ PEER_CREDITS = "32"
 ADD_SECONDS = 60.0
 """Of one interface: 9 s in a transcript of a g6e.24xlarge (tests/node_setup/recorded/ORIGINS.md, the wsi-cloud one)."""
 ON_TCP, ANEW = "mounted over TCP", "mounted anew over EFA (where it is in use: fab node-reboot)"
-UMOUNT_SECONDS, MOUNT_SECONDS = 60.0, 150.0
+STILL_TCP = "still over TCP after Lustre was mounted anew in this boot; fix: fab node-reboot"
+UMOUNT_SECONDS, MOUNT_SECONDS, MOUNT_TRIES = 60.0, 150.0, 3
 KEPT = ("ro", "noatime", "relatime", "flock", "localflock", "user_xattr", "nosuid", "nodev", "noexec")
 """Mount options that mean the same to mount(8) as in /proc/mounts, where others stand that it does not take."""
 
@@ -44,24 +51,33 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     planned = dropped(owned.LNET_UNIT, chosen, facts, request, (before,), (after,))
     for setting in chosen:
         if setting.id in selected:
-            planned += _plan_one(setting, facts, request)
+            planned += [*_plan_one(setting, facts, request), *_lost_mount(setting, facts, request)]
     return planned
 
 
 def lnet_unit() -> str:
     """Before every mount of a network file system, and before kubelet, whose pods mount: Lustre keeps the way by which it
-    first reached a server (https://github.com/awslabs/awsome-distributed-ai/pull/1208)."""
+    first reached a server (https://github.com/awslabs/awsome-distributed-ai/pull/1208).
+
+    Its time is that of 16 interfaces and of the wait for another agent's lock. It is tried again as AWS does with its own unit
+    (https://github.com/awslabs/awsome-distributed-ai/pull/1204); systemd takes Restart= of a oneshot from version 244 on, which
+    Ubuntu 20.04 and Amazon Linux 2023 have. The interval holds three tries of full length.
+    """
     return f"""{owned.HEADER}[Unit]
 Description=LNet over EFA, before Lustre is mounted
 Wants=network-online.target remote-fs-pre.target
 After=network-online.target
 Before=remote-fs-pre.target kubelet.service lustrain-boot.service lustrain-tune.service
+StartLimitIntervalSec=2h
+StartLimitBurst=3
 
 [Service]
 Type=oneshot
 RemainAfterExit=yes
 ExecStart=/usr/bin/python3 -I -S {owned.AGENT} lnet
-TimeoutStartSec=600
+TimeoutStartSec=1200
+Restart=on-failure
+RestartSec=20
 
 [Install]
 WantedBy=multi-user.target
@@ -101,10 +117,14 @@ def _network(setting: Setting, facts: Facts, request: Request) -> Step | Remark:
     there, devices = interfaces(facts, EFA), [str(one["name"]) for one in facts["efa"]["devices"]]
     wanted = min(int(setting.value), len(devices))
     missing = _spread([one for one in devices if one not in there], wanted - len(there))
-    preferred, anew = facts["lustre"].get("preferred"), _mount_anew(facts, request)
+    preferred, over_tcp = facts["lustre"].get("preferred"), _over_tcp(facts, request)
+    is_over = _noted(facts, owned.REMOUNTED) is not None
+    anew = () if over_tcp is None or is_over else _mount_anew(over_tcp)
     complete = not missing and (preferred is None or EFA in preferred)
-    shown = _shown(there, preferred) + (f", {ON_TCP}" if anew else "")
+    shown = _shown(there, preferred) + (f", {ON_TCP}" if over_tcp else "")
     asked = f"{wanted} EFA interfaces, preferred" + (f", {ANEW}" if anew else "")
+    if complete and over_tcp and not anew:
+        return Remark(setting.id, REBOOT, STILL_TCP, shown, asked)
     if complete and not anew:
         return Remark(setting.id, OK, "LNet has them", shown, asked)
     tcp = interfaces(facts, TCP)
@@ -125,19 +145,55 @@ def _commands(interface: str, has_tcp: bool, missing: Sequence[str], is_preferre
     return commands if is_preferred else [*commands, Run(("lnetctl", "udsp", "add", "--src", EFA, "--priority", "0"))]
 
 
-def _mount_anew(facts: Facts, request: Request) -> tuple[Run, ...]:
-    """Empty where Lustre is not mounted, or over EFA. What is mounted before LNet has EFA stays on TCP, and HyperPod mounts
-    before anything of ours runs. The kernel refuses a plain umount while anything there is in use, and no job runs where
-    settings are applied."""
+def _over_tcp(facts: Facts, request: Request) -> dict[str, str] | None:
+    """What is mounted over TCP where it could be over EFA: its source, mount point, and options as mount(8) takes them. What
+    is mounted before LNet has EFA stays on TCP, and HyperPod mounts before anything of ours runs."""
     path = (request.document.get("lustre") or {}).get("path")
     here = [one for one in facts.get("mounts") or () if one["target"] == path and one["fstype"] == "lustre"]
     if not here or (interfaces(facts, EFA) and not servers_without_efa(facts)):
-        return ()
+        return None
     options = ",".join([one for one in here[-1]["options"] if one in KEPT] + ["_netdev"])
+    return {"source": str(here[-1]["source"]), "target": str(path), "options": options}
+
+
+def _mount_anew(mount: Mapping[str, str]) -> tuple[Action, ...]:
+    """The kernel refuses a plain umount while anything there is in use, and no job runs where settings are applied. A mount
+    that fails leaves its note for the next run: nothing else knows by then what was mounted.
+
+    Once per boot: LNet keeps what it knows of its servers over an umount, so that a second time may change nothing either.
+    """
+    note = Write(owned.REMOUNT, json.dumps(mount) + "\n")
+    return (note, Run(("umount", mount["target"]), UMOUNT_SECONDS), *_mounting(mount))
+
+
+def _mounting(mount: Mapping[str, str]) -> tuple[Action, ...]:
+    command = ("mount", "-t", "lustre", "-o", mount["options"], mount["source"], mount["target"])
     return (
-        Run(("umount", str(path)), UMOUNT_SECONDS),
-        Run(("mount", "-t", "lustre", "-o", options, str(here[-1]["source"]), str(path)), MOUNT_SECONDS),
+        Run(command, MOUNT_SECONDS, tries=MOUNT_TRIES),
+        Write(owned.REMOUNTED, "once per boot\n"),
+        Remove(owned.REMOUNT),
     )
+
+
+def _lost_mount(setting: Setting, facts: Facts, request: Request) -> list[Step | Remark]:
+    """The mount that we took away and that failed afterwards, whoever had made it: until it is there again, jobs would write
+    to the root disk. A step of its own, which is done also where LNet's fails."""
+    path, note = (request.document.get("lustre") or {}).get("path"), _noted(facts, owned.REMOUNT)
+    mounts = facts.get("mounts")
+    if note is None or mounts is None or any(one["target"] == path for one in mounts):
+        return []
+    try:
+        mount: dict[str, str] = json.loads(note)
+    except ValueError:
+        return [Remark(setting.id, FAILED, f"{owned.REMOUNT} cannot be read; fix: fab node-reboot", NOT_MOUNTED)]
+    if mount["target"] != path:
+        return []
+    return [Step(setting.id, RUNTIME, mount["target"], NOT_MOUNTED, mount["source"], _mounting(mount))]
+
+
+def _noted(facts: Facts, path: str) -> str | None:
+    file = facts["files"].get(path)
+    return file["content"] if file else None
 
 
 def _add(net: str, interface: str, *more: str) -> Run:
