@@ -183,8 +183,12 @@ def _hyperpod(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
     )
     if eks:
         NodeAddons(f"{spec.name}-nodes", eks_plan(spec, place), eks.name, made.ready)
-    names = {"eks_name": eks.name, "eks_version": eks.version} if eks else {}
-    return Nodes(hyperpod_name=made.name, hyperpod_id=made.id, **names)
+    return Nodes(
+        hyperpod_name=made.name,
+        hyperpod_id=made.id,
+        eks_name=eks.name if eks else None,
+        eks_version=eks.version if eks else None,
+    )
 
 
 def _eks(spec: ClusterSpec, place: Place, base: Foundation) -> EksCluster | None:
