@@ -81,10 +81,12 @@ def of_json(found: Mapping[str, Any]) -> Update:
         return Update(
             tuple(_vertex_of_json(one) for one in found.get("vertexes") or ()),
             tuple(
-                Transfer(one["vertex"], str(one.get("id", "")), int(one.get("current", 0)), int(one.get("total", 0)))
+                Transfer(
+                    _digest(one["vertex"]), str(one.get("id", "")), int(one.get("current", 0)), int(one.get("total", 0))
+                )
                 for one in found.get("statuses") or ()
             ),
-            tuple(Said(one["vertex"], _unpacked(one.get("data") or "")) for one in found.get("logs") or ()),
+            tuple(Said(_digest(one["vertex"]), _unpacked(one.get("data") or "")) for one in found.get("logs") or ()),
         )
     except (KeyError, TypeError, AttributeError, binascii.Error) as error:
         raise ValueError(f"no status of a build: {error!r}") from None
@@ -93,7 +95,15 @@ def of_json(found: Mapping[str, Any]) -> Update:
 def _vertex_of_json(one: Mapping[str, Any]) -> Vertex:
     times = [one.get(name) for name in ("started", "completed")]
     started, completed = (datetime.fromisoformat(time).timestamp() if time else None for time in times)
-    return Vertex(one["digest"], one.get("name", ""), started, completed, bool(one.get("cached")), one.get("error"))
+    return Vertex(
+        _digest(one["digest"]), one.get("name", ""), started, completed, bool(one.get("cached")), one.get("error")
+    )
+
+
+def _digest(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} for a digest")
+    return value
 
 
 def _unpacked(data: str) -> str:
