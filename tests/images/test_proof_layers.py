@@ -11,7 +11,8 @@ from tests.images.workshop import TORCH, Made, Workshop, change_code, change_pin
 
 pytestmark = pytest.mark.slow
 
-LARGEST_CHANGE = 200_000
+LARGEST_CHANGE = 300_000
+"""A thousandth of the whole image of 298 MB; all of the trainer's code, packed, is 201 kB in November 2026."""
 UNCHANGED = {"tools", "torch-cpu", "app", "system"}
 """Stages that a change of the code leaves alone."""
 
