@@ -9,6 +9,9 @@ JOBS   ?= $(shell expr 2 \* $(CORES))
 # Outside of the clone: another clone on this machine checks what has changed only.
 export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lustrain/mypy
 
+# Containers like to set it, and then every process compiles all modules and tests anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup rehearse test unit lint bench torture image-cuda clean
 .NOTPARALLEL:
 

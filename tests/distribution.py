@@ -6,6 +6,7 @@ pytest-xdist's own `--dist loadgroup` writes groups into the ids of tests, which
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -50,3 +51,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         groups.setdefault(group_of(item.nodeid), []).append(item)
     first = [groups.pop(name) for name in LONGEST if name in groups]
     items[:] = [item for group in (*first, *groups.values()) for item in group]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    # A million objects of torch, Pulumi and botocore stay until the end; every full collection would walk through them again.
+    gc.collect()
+    gc.freeze()

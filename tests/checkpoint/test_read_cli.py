@@ -72,6 +72,7 @@ def test_list_shows_every_checkpoint_and_which_of_them_count(store: LocalStore, 
     assert all(word in out for word in ("25", "dead", "2.5000", "2026-01-02T03:04:05Z", ManifestId(1, 10).key))
 
 
+@pytest.mark.slow
 def test_verify_passes_over_whole_checkpoints_and_counts_their_bytes(store: LocalStore, call: Call) -> None:
     code, out, _ = call("verify", store.uri, "--json")
     found = json.loads(out)
@@ -93,6 +94,7 @@ def test_verify_ends_with_1_and_names_the_damaged_place(store: LocalStore, call:
     assert call("verify", store.uri, "--step", "20")[0] == 1
 
 
+@pytest.mark.slow
 def test_verify_names_all_damage_of_a_checkpoint_and_not_only_the_first(store: LocalStore) -> None:
     manifest = read_manifest(store, ManifestId(1, 20))
     damage(store, manifest.id, 0)

@@ -155,6 +155,7 @@ def test_a_writer_killed_between_saves_costs_nothing(store: ObjectStore) -> None
     assert len(events.of("writer_restarted")) == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_votes_ends_the_attempt_without_a_manifest(store: ObjectStore) -> None:
     events = Events()
     with checkpointer(store, events, world_size=2, vote_timeout_s=0.3) as saver:

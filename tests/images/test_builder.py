@@ -66,7 +66,7 @@ class OldEngine(HTTPServer):
 def old_engine(path: Path, number: str, headers: dict[str, str], **version: Any) -> Iterator[dict[str, str]]:
     found = {"Version": number, "ApiVersion": "1.41", "MinAPIVersion": "1.12", **version}
     with OldEngine(path, found, {"OSType": "linux"}, headers) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield {"DOCKER_HOST": f"unix://{path}", "PATH": os.environ["PATH"]}

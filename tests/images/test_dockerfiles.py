@@ -29,6 +29,7 @@ def _instructions(name: str) -> list[str]:
     return [one for stage in _parsed(name).stages for one in stage.instructions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_hadolint_finds_nothing(name: str) -> None:
     done = _hadolint(IMAGES / name)

@@ -151,6 +151,7 @@ def test_an_installer_that_leaves_no_plugin_fails_the_build(installation: Instal
     assert "left no libnccl-net-ofi.so" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_plugin_that_misses_a_library_fails_the_build(installation: Installation) -> None:
     done = installation.run(plugin=_real_library().replace(b"libc.so.6\0", b"libq.so.6\0"))
     assert done.returncode == 1

@@ -112,6 +112,7 @@ def test_what_comes_is_passed_on_in_order_and_an_error_of_the_source_is_raised()
     assert list(heard([], lambda seconds: None)) == []
 
 
+@pytest.mark.slow
 def test_silence_is_told_less_and_less_often_and_ends() -> None:
     never, told = threading.Event(), []
 

@@ -248,6 +248,7 @@ def test_no_document_at_all_is_one_line() -> None:
         client(fake).config(f"{fake.host}/a:1")
 
 
+@pytest.mark.slow
 def test_a_busy_registry_is_given_the_time_it_asks_for() -> None:
     times: list[float] = []
 

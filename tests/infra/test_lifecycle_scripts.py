@@ -237,6 +237,7 @@ def test_the_agent_that_is_packed_is_started_with_what_it_takes(node: Node, entr
     assert f"python3 {node.bundle / AGENT} boot\n" in node.log
 
 
+@pytest.mark.slow
 def test_an_agent_that_hangs_fails_the_node_in_its_time(node: Node) -> None:
     node.agent("import time\ntime.sleep(60)")
     node.agent_seconds = "1"

@@ -15,6 +15,8 @@ from infra.local.aws import LocalAws
 from infra.plan.nics import Nic, nics
 from tests.infra.local_network import Network, refusal
 
+pytestmark = pytest.mark.slow
+
 EFA_TYPES = sorted(name for name, facts in snapshot().types.items() if facts.efa)
 
 
@@ -45,7 +47,6 @@ def launch(network: Network, name: str = "p5.48xlarge", **more: Any) -> dict[str
     return {**request, "NetworkInterfaces": found, **more}
 
 
-@pytest.mark.slow
 def test_an_instance_has_each_interface_of_its_launch_on_its_card_and_efa_only_takes_no_address(
     network: Network,
 ) -> None:

@@ -7,10 +7,11 @@ import pytest
 from infra.local.aws import LocalAws
 from tests.infra.local_network import Network, client, refusal
 
+pytestmark = pytest.mark.slow
+
 ZONES = {"us-east-1": ["use1-az4"], "us-east-2": ["use2-az1", "use2-az2"], "us-west-2": ["usw2-az2", "usw2-az3"]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("region", "zone_id"), [(region, one) for region, zones in ZONES.items() for one in zones])
 def test_subnets_go_where_a_zone_id_of_their_region_says(aws: LocalAws, region: str, zone_id: str) -> None:
     ec2 = client(aws, "ec2", region)
@@ -59,7 +60,6 @@ def test_rules_keep_their_description_whoever_the_peer_is_and_let_it_be_changed(
     )
 
 
-@pytest.mark.slow
 def test_endpoints_want_names_that_resolve_groups_that_are_there_and_one_private_name(aws: LocalAws) -> None:
     network = Network(aws)
     ec2 = network.ec2

@@ -122,6 +122,7 @@ def test_hidden_files_and_caches_do_not_change_the_name(tmp_path: Path) -> None:
     assert of(tmp_path, {".a.sh.swp": b"x", "__pycache__/a.pyc": b"x"}) == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "said"),
     [

@@ -110,6 +110,7 @@ sys.stdin.readline()
         assert process.wait(10) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_the_grace_counts_from_the_arrival_even_if_the_main_thread_is_deep_in_native_code() -> None:
     body = """
 import ctypes, threading

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 WEED_START_SECONDS = 60.0
+SERVERS = {"moto_server", "weed_server"}
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,13 @@ class Weed:
         self._process.kill()
         self._process.wait()
         self._log.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test against a server counts as slow, however short it is: each process of `make unit` would start its own."""
+    for item in items:
+        if SERVERS & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

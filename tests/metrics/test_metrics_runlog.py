@@ -178,6 +178,7 @@ def test_no_record_is_lost_or_doubled_by_a_store_that_fails_for_a_while(
     assert lines_stored(folder) == step
 
 
+@pytest.mark.slow
 def test_an_outage_is_said_once_when_it_begins_and_once_when_it_ends(tmp_path: Path) -> None:
     store = Unsteady(LocalStore(str(tmp_path)))
     troubles: list[str] = []

@@ -125,6 +125,7 @@ def test_the_lock_names_its_holder_and_goes_with_it(tmp_path: Path) -> None:
         assert (host.read(owned.LOCK) or "").startswith(f"pid {os.getpid()} since ")
 
 
+@pytest.mark.slow
 def test_the_lock_is_waited_for(tmp_path: Path) -> None:
     child = _child(_HOLDER.replace("60", "0.5"), str(tmp_path))
     assert _said(child) == "held"

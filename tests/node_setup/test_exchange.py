@@ -123,6 +123,7 @@ def here() -> LocalSession:
     return LocalSession(threading.Event())
 
 
+@pytest.mark.slow
 def test_stopping_ends_what_runs_on_this_machine_with_all_that_it_started(tmp_path: Path) -> None:
     stopped, file = threading.Event(), tmp_path / "children"
     threading.Timer(1, stopped.set).start()
@@ -136,6 +137,7 @@ def test_stopping_ends_what_runs_on_this_machine_with_all_that_it_started(tmp_pa
     wait_until(lambda: not any(alive(int(pid)) for pid in file.read_text().split()))
 
 
+@pytest.mark.slow
 def test_an_agent_of_root_behind_sudo_is_said_to_run_on(here: LocalSession, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(pid: int, number: int) -> None:
         raise PermissionError
@@ -242,6 +244,7 @@ def test_no_interpreter_is_told_by_its_name(here: LocalSession, tmp_path: Path) 
     assert (caught.value.kind, caught.value.why) == (PYTHON, "there is no python3.0")
 
 
+@pytest.mark.slow
 def test_an_agent_that_hangs_is_ended_on_the_node(here: LocalSession, tmp_path: Path) -> None:
     ours = agent(HANGS, tmp_path)
     began = time.monotonic()

@@ -275,6 +275,7 @@ def test_a_section_that_raises_costs_only_itself(monkeypatch: pytest.MonkeyPatch
     assert found["sysctl"] == {"vm.max_map_count": "65530"}
 
 
+@pytest.mark.slow
 def test_a_section_that_never_ends_costs_the_deadline_and_no_more(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ def listener(answer: bytes | None) -> Iterator[str]:
             link.close()
 
 
+@pytest.mark.slow
 def test_a_service_that_hangs_costs_one_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with listener(None) as endpoint:
         monkeypatch.setenv(metadata.ENDPOINT_VARIABLE, endpoint)

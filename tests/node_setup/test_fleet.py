@@ -151,6 +151,7 @@ def test_the_time_for_all_ends_it_whatever_the_nodes_do() -> None:
     assert {one.kind for one in outcomes} == {TIMEOUT}
 
 
+@pytest.mark.slow
 def test_a_node_gets_its_own_time_and_no_more_than_is_left_for_all() -> None:
     seen: list[float] = []
 

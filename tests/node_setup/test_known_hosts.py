@@ -53,6 +53,7 @@ def test_of_two_runs_that_meet_one_new_machine_the_second_believes_the_first(fil
     assert file.read_text() == line("n1", keys[0]) + line("n2", keys[1])
 
 
+@pytest.mark.slow
 def test_who_finds_the_file_taken_waits_and_reads_what_was_written(file: Path, keys: list[PKey]) -> None:
     known = KnownHosts(str(file))
     known.record("n0", keys[0])

@@ -99,6 +99,7 @@ def test_a_node_is_back_when_another_boot_answers_and_nothing_is_left_to_do(rebo
     assert "</dev/null" in node.commands[1]
 
 
+@pytest.mark.slow
 def test_a_node_that_comes_back_untuned_differs(rebooted: Any) -> None:
     outcome = rebooted(Node1(boot(1), SENT, boot(2), plan(2)))
     assert (outcome.status, outcome.good) == (2, True)
@@ -114,11 +115,13 @@ def test_check_reboots_nothing(rebooted: Any) -> None:
     assert (rebooted(node, check=True).result["did"], len(node.commands)) == ("would be rebooted", 1)
 
 
+@pytest.mark.slow
 def test_the_same_boot_is_never_taken_for_another(rebooted: Any) -> None:
     outcome = rebooted(Node1(boot(1), SENT, boot(1)), wait="30")
     assert (outcome.kind, "it never went down" in outcome.why) == (TIMEOUT, True)
 
 
+@pytest.mark.slow
 def test_a_node_that_stays_away_says_what_it_last_said(rebooted: Any) -> None:
     outcome = rebooted(Node1(boot(1), SENT, AWAY), wait="30")
     assert (outcome.kind, "unreachable: connection refused" in outcome.why) == (TIMEOUT, True)

@@ -44,12 +44,14 @@ def probe(folder: Path, tmp_path: Path) -> Result:
     return probes._write(Host(str(tmp_path / "root")), str(folder), "ip-10-1-0-17")
 
 
+@pytest.mark.slow
 def test_a_file_is_written_read_back_and_deleted(folder: Path, tmp_path: Path) -> None:
     said = probe(folder, tmp_path)
     assert said.status in ("OK", "WARN"), said
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_node_leaves_the_files_of_others_alone(folder: Path, tmp_path: Path) -> None:
     (folder / ".lustrain-verify-ip-10-1-0-18").write_text("of another node's probe")
     assert probe(folder, tmp_path).status in ("OK", "WARN")
@@ -200,6 +202,7 @@ class Answering(Host):
         return super().run(command, timeout, stdin)
 
 
+@pytest.mark.slow
 def test_a_probe_of_a_mounted_file_system_tells_of_both_the_file_and_the_network(folder: Path, tmp_path: Path) -> None:
     document = {**DOCUMENT, "lustre": {**DOCUMENT["lustre"], "path": str(folder)}}
     facts = facts_of("p5")

@@ -32,7 +32,7 @@ from trainer.storage.s3 import S3Store
 
 BACKENDS = [
     "local",
-    "moto",
+    pytest.param("moto", marks=pytest.mark.slow),
     pytest.param("moto on port 80", id="moto-crt", marks=pytest.mark.slow),
     pytest.param("weed", marks=pytest.mark.slow),
     pytest.param("weed on port 80", id="weed-crt", marks=pytest.mark.slow),

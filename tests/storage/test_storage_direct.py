@@ -32,6 +32,7 @@ def memory() -> Iterator[int]:
     os.close(fd)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [LEAST_BYTES, LEAST_BYTES + 1, SLICE_BYTES, 2 * SLICE_BYTES - 1, LARGEST])
 def test_a_direct_write_gives_the_same_file_and_sum_as_a_plain_one(memory: int, tmp_path: Path, size: int) -> None:
     target = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)

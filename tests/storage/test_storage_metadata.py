@@ -51,6 +51,7 @@ def test_a_token_is_refused_to_a_proxy(imds: LocalMetadata) -> None:
     assert token(imds, X_Forwarded_For="10.0.0.1")[0] == 403
 
 
+@pytest.mark.slow
 def test_a_token_expires(imds: LocalMetadata) -> None:
     good, short = token(imds)[1], token(imds, "1")[1]
     assert get(imds, "instance-id", short)[0] == 200

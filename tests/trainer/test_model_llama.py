@@ -92,6 +92,7 @@ def test_export_renames_every_parameter_once_and_ties_by_leaving_the_head_out() 
     }
 
 
+@pytest.mark.slow
 def test_weights_are_a_function_of_the_seed_alone() -> None:
     before = torch.get_rng_state()
     first = llama.build(SMALL, length=8, seed=7)
@@ -169,6 +170,7 @@ def test_a_shape_without_problems_computes_and_one_with_problems_names_them_all(
         assert llama.build(shape, length=5, seed=0)(tokens(2, 5, 11)).shape == (2, 5, 11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "vocabulary", "millions"),
     [("tiny", 8192, 1.8), ("gpt2-124m", 50257, 124), ("1b", 128256, 1236), ("8b", 128256, 8030)],

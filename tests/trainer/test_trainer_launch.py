@@ -66,6 +66,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("phase", "last_words"), [("starting", ""), ("training", "told to stop\n")])
 def test_a_rank_left_alone_ends_and_first_hears_of_it_where_it_can_save(phase: str, last_words: str) -> None:
     """This one does not stop when it is told to, as one that waits for a peer."""

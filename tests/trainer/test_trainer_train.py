@@ -172,6 +172,7 @@ def test_early_stopping_ends_a_run_whose_evaluation_gains_too_little(config: Pat
     assert "stopped improving" in events_of(tmp_path / "run", "stopped")[-1]["detail"]
 
 
+@pytest.mark.slow
 def test_without_a_loss_that_is_a_number_nothing_is_saved(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
