@@ -95,6 +95,12 @@ class Engine:
         plan = json.loads(self._run("preview", "--json").stdout)
         return {one["urn"].rpartition("::")[2]: one["op"] for one in plan["steps"] if one["op"] != "same"}
 
+    def up_steps(self) -> dict[str, str]:
+        """What an update did: the operation for each resource's name, those that stayed left out."""
+        events = map(json.loads, self._run("up", "--yes", "--skip-preview", "--json").stdout.splitlines())
+        steps = [event["resourcePreEvent"]["metadata"] for event in events if "resourcePreEvent" in event]
+        return {one["urn"].rpartition("::")[2]: one["op"] for one in steps if one["op"] != "same"}
+
     def outputs(self) -> dict[str, Any]:
         return json.loads(self._run("stack", "output", "--json").stdout)  # type: ignore[no-any-return]
 

@@ -161,7 +161,9 @@ def test_a_registry_that_dies_under_a_big_layer_gets_only_what_is_missing(
     assert to(registry).digest_of(ref) == digest
     assert watched.retried
     puts = uploads(registry)
-    assert len(puts) == len(set(puts)) == 3
+    # The small layer may be stored, and the registry dead before its log says so.
+    assert len(puts) == len(set(puts))
+    assert len(puts) in (2, 3)
 
 
 def test_a_registry_that_never_comes_back_is_one_line(engine: Engine, registry: lab.Registry, tmp_path: Path) -> None:

@@ -89,7 +89,6 @@ class Workshop:
         verify: bool = False,
         cache_from: Sequence[str] = (),
         cache_to: str | None = None,
-        no_cache: bool = False,
     ) -> Made:
         """Build and push, from this workshop's engine or the builder that `environment` names; verified only where asked for,
         which starts containers."""
@@ -106,7 +105,6 @@ class Workshop:
             backend=backend,
             cache_from=cache_from,
             cache_to=cache_to,
-            no_cache=no_cache,
             verify=verify,
             netrc=netrc if backend == "buildx" else None,
             root=root,
