@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def by_sdk(workshop: Workshop, cpu_image: Made) -> Made:
-    """By the other backend, from the same steps: that both carry steps out alike is shown with a small image in test_engine_api."""
+    """By the other backend, from steps that are done: test_engine_api shows with a small image that both do them alike."""
     return workshop.make(cpu_image.root, backend="sdk")
 
 
