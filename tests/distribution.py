@@ -15,6 +15,8 @@ from xdist.scheduler import LoadScopeScheduling
 STACKS = "the stacks that are up"
 PROOFS = "the trainer's image, built once"
 ENGINE = "a container engine"
+FAULTS = "trainings that were never disturbed"
+EMBEDDED = "the embedded AWS"
 SHARED = {
     "tests/infra/test_stacks.py": STACKS,
     # Ends the stacks that the file before looks at.
@@ -23,15 +25,19 @@ SHARED = {
     **{f"tests/images/test_proof_{what}.py": PROOFS for what in ("cache", "layers", "run", "same", "secrets")},
     **{f"tests/images/test_{what}.py": ENGINE for what in ("bake", "builder", "dockerfiles", "engine_api", "push")},
     "tests/lab/test_engines.py": ENGINE,
+    **{
+        f"tests/torture/test_faults_{what}.py": FAULTS
+        for what in ("damage", "disk", "notice", "ranks", "store", "two_jobs")
+    },
 }
 """Group of a file that does not stand alone."""
-LONGEST = (STACKS, PROOFS, ENGINE, "tests/torture/test_torture_kills.py", "tests/node_setup/test_kills_lab.py")
+LONGEST = (STACKS, PROOFS, ENGINE, FAULTS, "tests/torture/test_torture_kills.py", "tests/node_setup/test_kills_lab.py")
 """Groups and files that have to begin first, or everything else waits for them at the end."""
 
 
 def group_of(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    return SHARED.get(file, file)
+    return EMBEDDED if file.startswith("tests/infra/test_local_") else SHARED.get(file, file)
 
 
 class ByGroup(LoadScopeScheduling):
