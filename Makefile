@@ -27,7 +27,7 @@ rehearse: setup
 # Lint runs beside the tests, and is printed after them.
 test: setup
 	@said=$$(mktemp); make --no-print-directory lint >"$$said" 2>&1 & lint=$$!; failed=; \
-	trap 'pkill -P $$lint; kill $$lint; rm -f "$$said"; exit 130' INT TERM; \
+	trap 'pkill -P $$lint; kill $$lint 2>/dev/null; rm -f "$$said"; exit 130' INT TERM; \
 	$(BIN)/pytest -q -m "not torture" -n $(JOBS) || failed="tests"; \
 	wait $$lint || failed="$$failed lint"; cat "$$said"; rm -f "$$said"; \
 	[ -z "$$failed" ] || { echo "failed: $$failed" >&2; exit 1; }

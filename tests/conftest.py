@@ -27,6 +27,7 @@ settings.load_profile("untimed")
 
 pytest_plugins = [
     "tests.distribution",
+    "tests.leftovers",
     "tests.seeds",
     "tests.lab.servers",
     "tests.lab.nodes",

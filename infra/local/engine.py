@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from infra.config import KEY
 PROGRAM = Path(__file__).parents[1]
 COMMAND_SECONDS = 900.0
 """Longer than any wait inside the provider that these stacks meet."""
+STOP_SECONDS = 5.0
 
 
 class EngineError(RuntimeError):
@@ -115,15 +119,21 @@ class Engine:
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = ["pulumi", *words, "--cwd", str(self.folder), "--non-interactive", "--color", "never"]
-        try:
-            done = subprocess.run(
-                command, env=self.environment, capture_output=True, text=True, timeout=COMMAND_SECONDS
-            )
-        except subprocess.TimeoutExpired as late:
-            raise EngineError(f"{' '.join(command)} did not end within {late.timeout:.0f} s") from None
-        if done.returncode:
-            raise EngineError(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
-        return done
+        pipe = subprocess.PIPE
+        # In a group of its own: a Ctrl-C reaches it once, from here, and not from the terminal as well.
+        with subprocess.Popen(
+            command, env=self.environment, stdout=pipe, stderr=pipe, text=True, process_group=0
+        ) as engine:
+            try:
+                out, err = engine.communicate(timeout=COMMAND_SECONDS)
+            except BaseException as end:
+                _stop(engine)
+                if isinstance(end, subprocess.TimeoutExpired):
+                    raise EngineError(f"{' '.join(command)} did not end within {end.timeout:.0f} s") from None
+                raise
+        if engine.returncode:
+            raise EngineError(f"{' '.join(command)} ended with {engine.returncode}\n{out}{err}")
+        return subprocess.CompletedProcess(command, 0, out, err)
 
     def _write_project(self) -> None:
         (self.folder / "Pulumi.yaml").write_text(yaml.safe_dump(self._project), encoding="utf-8")
@@ -131,6 +141,20 @@ class Engine:
     def _config(self) -> dict[str, Any]:
         """What stands in the stack's file now, the salt of its secrets too."""
         return yaml.safe_load(self.config_file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def _stop(engine: subprocess.Popen[str]) -> None:
+    """First as one Ctrl-C does, then a second: killed at once it would leave its plug-ins, in groups of their own, behind."""
+    for _ in range(2):
+        engine.send_signal(signal.SIGINT)
+        end = time.monotonic() + STOP_SECONDS
+        while engine.poll() is None and time.monotonic() < end:
+            # Reads on, or a full pipe would hold it up; a plug-in may keep the pipe open for longer.
+            with suppress(subprocess.TimeoutExpired):
+                engine.communicate(timeout=0.1)
+        if engine.poll() is not None:
+            return
+    engine.kill()
 
 
 def engine_missing() -> str:
