@@ -21,6 +21,7 @@ from images.making import Wish
 from images.problems import ImageError
 from images.progress import Live
 from images.records import Image, Output
+from rehearsal.clock import clock
 from rehearsal.lab.base import ROOT, checkout, push_base
 from rehearsal.lab.container import Container, docker
 from rehearsal.lab.engine import Engine, reachable, why_not
@@ -180,6 +181,7 @@ def wished(root: Path, repository: str, base: str | None) -> Wish:
 @contextmanager
 def _yard(folder: Path, own: bool) -> Iterator[Yard]:
     print("\n   an engine, a registry and a base image for the next stages", flush=True)
+    began = time.monotonic()
     with ExitStack() as running:
         for name in ("engine", "registry"):
             (folder / name).mkdir()
@@ -187,8 +189,10 @@ def _yard(folder: Path, own: bool) -> Iterator[Yard]:
         if own:
             environment = running.enter_context(Engine(folder / "engine")).environment
         shop = running.enter_context(Registry(folder / "registry"))
-        base = push_base(environment, shop.host)
+        with clock():
+            base = push_base(environment, shop.host)
         running.callback(docker, environment, "image", "rm", "--force", base)
+        print(f"   all three are there  ({time.monotonic() - began:.0f} s)", flush=True)
         yield Yard(environment, shop, base, folder)
 
 

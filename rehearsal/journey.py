@@ -27,6 +27,7 @@ from infra.local.metadata import LocalMetadata
 from infra.preflight.offline import OFFLINE
 from rehearsal import images, nodes, proof
 from rehearsal.channel import notice_arrived, role_credentials
+from rehearsal.clock import clock
 from rehearsal.corpus import standard_library_sources
 from rehearsal.proof import Promise
 from rehearsal.provision import Provisioned, first_node, preflight, provision, tear_down, what_is_real
@@ -100,7 +101,8 @@ class Journey:
         print(f"\n── {len(self.stages) + 1}. {name}", flush=True)
         said: dict[str, str] = {}
         began = time.monotonic()
-        yield said
+        with clock():
+            yield said
         seconds = time.monotonic() - began
         print(f"   {said['outcome']}  ({seconds:.0f} s)", flush=True)
         self.stages.append(Stage(name, real, emulated, seconds, said["outcome"]))

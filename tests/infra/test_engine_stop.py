@@ -15,7 +15,12 @@ from infra.local.engine import Engine
 # In place of pulumi: it has no plug-ins, and only shows whether it is asked to stop and waited for.
 PROGRAM = """#!/bin/sh
 case "$*" in
-    "up "*) trap 'kill $!; sleep 0.2; echo stopped >"$PULUMI_HOME.stopped"; exit 1' INT; touch "$PULUMI_HOME.began"; sleep 30 & wait ;;
+    "up "*)
+        trap 'kill $!; sleep 0.2; echo stopped >"$PULUMI_HOME.stopped"; exit 1' INT
+        touch "$PULUMI_HOME.began"
+        sleep 30 &
+        wait
+        ;;
 esac
 """
 
