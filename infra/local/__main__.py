@@ -31,6 +31,7 @@ def main(words: Sequence[str] = ()) -> int:
 
 def _serve() -> int:
     from infra.local.additions import left_out
+    from infra.local.errors import LEFT_OUT as UNIMPLEMENTED
 
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -38,7 +39,7 @@ def _serve() -> int:
     with LocalAws() as aws, LocalMetadata() as metadata:
         print(f"# AWS at {aws.endpoint}, all regions")
         print("# left out:")
-        for line in (LEFT_OUT, *left_out(), METADATA_LEFT_OUT):
+        for line in (LEFT_OUT, UNIMPLEMENTED, *left_out(), METADATA_LEFT_OUT):
             print(f"#   {line}")
         print(f"# events to {aws.control}/control/…")
         print(f"# instance metadata at {metadata.endpoint}, commands to {metadata.control}/control/…")

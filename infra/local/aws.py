@@ -101,15 +101,15 @@ def serve() -> None:
     """Serves until standard input ends or SIGTERM comes; the kernel chooses the ports, the first line says them."""
     import logging
 
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
     from infra.local import player
     from infra.local.additions import install
+    from infra.local.errors import application
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     install()
-    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+    server = make_server("127.0.0.1", 0, application(), threaded=True)
     print(f"{_READY}http://127.0.0.1:{server.server_port} {player.listen()}", flush=True)
 
     def stop_with_parent() -> None:

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from botocore import xform_name
+from botocore.exceptions import ClientError
 
 from infra.local.aws import LocalAws
 from tests.infra.local_network import ACCOUNT, client, refusal
@@ -185,3 +187,34 @@ def test_a_redrive_policy_is_told_as_the_service_tells_it(aws: LocalAws) -> None
     made = sqs.create_queue(QueueName="live", Attributes={"RedrivePolicy": json.dumps(policy)})["QueueUrl"]
     shown = sqs.get_queue_attributes(QueueUrl=made, AttributeNames=["RedrivePolicy"])["Attributes"]["RedrivePolicy"]
     assert shown == json.dumps(policy, separators=(",", ":"))
+
+
+def test_what_is_not_implemented_is_an_error_in_the_services_protocol_and_a_line_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """JSON, EC2's XML, query, REST by its path, a path that moto does not have, a service that moto does not have."""
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        ("service-quotas", "ListServiceQuotas", {"ServiceCode": "ec2"}),
+        ("ec2", "DescribeCapacityBlockOfferings", {"CapacityDurationHours": 24}),
+        ("sts", "GetWebIdentityToken", {"Audience": ["x"], "SigningAlgorithm": "RS256"}),
+        ("eks", "ListInsights", {"clusterName": "x"}),
+        ("amp", "ListScrapers", {}),
+        ("grafana", "ListWorkspaces", {}),
+    ]
+    with LocalAws() as own:
+        for service, action, request in asked * 2:
+            call = getattr(client(own, service), xform_name(action))
+            with pytest.raises(ClientError, match=f"does not implement {service} {action}") as caught:
+                call(**request)
+            assert caught.value.response["Error"]["Code"] == "NotImplemented"
+            assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 501
+    said = capfd.readouterr().err.splitlines()
+    assert said == [f"left out: {service} {action}" for service, action, _ in asked]
+
+
+def test_no_answer_calls_itself_a_page(aws: LocalAws) -> None:
+    with pytest.raises(ClientError) as caught:
+        client(aws, "s3", "us-east-1").head_bucket(Bucket="nowhere-at-all")
+    groups = client(aws, "logs").describe_log_groups()
+    for answer in (caught.value.response["ResponseMetadata"], groups["ResponseMetadata"]):
+        assert "html" not in answer["HTTPHeaders"].get("content-type", "")

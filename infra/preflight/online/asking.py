@@ -34,6 +34,9 @@ PATIENCE = Config(connect_timeout=3, read_timeout=10, retries={"total_max_attemp
 """Seconds for one question; ours: a preflight that hangs is not asked again."""
 DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedException", "403"})
 
+NOT_IMPLEMENTED = "NotImplemented"
+"""What an emulation answers to a question that it leaves out (infra.local.errors.py)."""
+
 
 class NotAwsError(BotoCoreError):
     """A page for people came where AWS answers in XML or JSON: a proxy's, a portal's, or a load balancer's."""
@@ -158,6 +161,8 @@ class OnlineRule(Rule):
             if code in DENIED:
                 return [self.unknown(WHOLE, "permission is missing", f"allow {self.permission}")]
             said = str(error.response.get("Error", {}).get("Message", "")) or code
+            if code == NOT_IMPLEMENTED:
+                return [self.unknown(WHOLE, said, f"ask AWS itself; the question is {self.permission}")]
             return [
                 self.unknown(
                     WHOLE,
