@@ -27,7 +27,7 @@ def plain(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
-_PAGE = re.compile(r"<\s*(!doctype|html|head|body|title)\b", re.IGNORECASE)
+_PAGE = re.compile(r"<\s*/?(!doctype|html|head|body|title)\b", re.IGNORECASE)
 
 
 def is_page(text: str) -> bool:

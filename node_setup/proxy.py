@@ -14,6 +14,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from ipaddress import ip_address
+from pathlib import PurePath
+from urllib.parse import urlsplit
+
+from infra.problems import is_page
 
 ENDS_WITHIN_S = 2.0
 LOOKS_EVERY_S = 0.01
@@ -47,9 +52,11 @@ class Proxy:
         return self._process.returncode is not None or os.waitid(os.P_PID, self._process.pid, seen) is not None
 
     def complaint(self) -> str:
-        """The last line of what it wrote to standard error; empty where it was silent."""
+        """The last line of what it wrote to standard error, never of a page; empty where it was silent."""
         size = os.fstat(self._said.fileno()).st_size
         text = os.pread(self._said.fileno(), LONGEST_WORD, max(0, size - LONGEST_WORD)).decode(errors="replace")
+        if is_page(text):
+            return "an HTML page came in place of an answer"
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
@@ -67,6 +74,21 @@ class Proxy:
             _signal_group(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._said.close()
+
+
+def fix_of(command: Sequence[str]) -> str:
+    """What to do where `command` complains: AWS on loopback is an emulation, whose machines run no sshd and no agent."""
+    if PurePath(command[0]).name == "aws" and _on_loopback(os.environ.get("AWS_ENDPOINT_URL", "")):
+        return "the nodes of the embedded AWS run nothing: `python -m rehearsal.lab` gives nodes, or unset AWS_ENDPOINT_URL"
+    return "try the same by hand"
+
+
+def _on_loopback(url: str) -> bool:
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _signal_group(group: int, number: int) -> None:

@@ -16,7 +16,7 @@ from paramiko.ssh_exception import SSHException
 from node_setup.faults import STOPPED, UNREACHABLE, Fault, of_connecting
 from node_setup.hosts import Node, parse_host
 from node_setup.known_hosts import KnownHosts
-from node_setup.proxy import Proxy
+from node_setup.proxy import Proxy, fix_of
 from node_setup.session import KEEPALIVE_S, LocalSession, Session, SshSession
 from node_setup.wire import dial
 
@@ -202,5 +202,5 @@ class Ways:
         fault = of_connecting(error, str(connection.user), late_s, str(self.known_hosts.path), node.key_name)
         complaint = proxy.complaint() if proxy and fault.kind == UNREACHABLE else ""
         if proxy and complaint:
-            return Fault(UNREACHABLE, f"{proxy.command[0]}: {complaint}", "try the same by hand", passing=True)
+            return Fault(UNREACHABLE, f"{proxy.command[0]}: {complaint}", fix_of(proxy.command), passing=True)
         return fault

@@ -327,6 +327,27 @@ def test_a_node_behind_ssm_is_reached_by_its_target(
     assert zombies() == []
 
 
+@pytest.mark.parametrize("filler", [0, 3000])
+def test_a_page_that_a_program_prints_is_not_shown_and_the_embedded_aws_has_no_nodes(
+    machine: Sshd, ways: Ways, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filler: int
+) -> None:
+    program = tmp_path / "aws"
+    page = f"<!doctype html>\n<html lang=en>{' ' * filler}\n<p>The server encountered an internal error</p>\n</html>"
+    program.write_text(f"#!/bin/sh\necho '{page}' >&2\nexit 254\n")
+    program.chmod(0o755)
+    fixes = []
+    for endpoint in (
+        "http://127.0.0.1:4566",
+        "http://localhost:4566",
+        "https://vpce-1.ssm.us-west-2.vpce.amazonaws.com",
+    ):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        fault = refused(ways, proxied(machine, str(program), "ssm", "start-session"))
+        assert (fault.kind, fault.why) == (UNREACHABLE, f"{program}: an HTML page came in place of an answer")
+        fixes.append("python -m rehearsal.lab" in fault.fix)
+    assert fixes == [True, True, False]
+
+
 class OneNode:
     """Stands for SageMaker, with one running node."""
 
