@@ -34,7 +34,7 @@ def preflight(
     json: bool = False,
     list: bool = False,
 ) -> None:
-    """Find mistakes in a cluster's description before anything is created. Exit code: 1 errors, 2 nothing to check."""
+    """Find mistakes in a cluster's description before it is created. Exit code: 1 errors, 2 nothing to check or to ask."""
     from infra.plan.eks import first_up
     from infra.plan.summary import summary
     from infra.preflight import commands, report

@@ -14,12 +14,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
+from typing import cast
 from wsgiref.types import StartResponse, WSGIEnvironment
 
-from botocore.model import OperationModel, ServiceModel
 from botocore.session import Session
 from flask import Flask, Response, request
 from moto.core.exceptions import ServiceException
+from moto.core.model import OperationModel, ServiceModel
 from moto.core.request import Request, determine_request_protocol
 from moto.core.responses import boto3_service_name
 from moto.core.routing import get_service_router
@@ -68,7 +69,7 @@ def application() -> Wsgi:
     warnings.filterwarnings("ignore", message=r"Exception\(Unanswered\)")
     # moto leaves the type of many an answer out, and Flask calls those pages.
     Response.default_mimetype = None
-    server: Wsgi = DomainDispatcherApplication(_app_of)
+    server: Wsgi = DomainDispatcherApplication(_app_of)  # type: ignore[arg-type]
     return server
 
 
@@ -79,10 +80,13 @@ def _app_of(service: str | None) -> Wsgi:
     app: Flask = create_backend_app(service)  # type: ignore[arg-type]
 
     def left_out(error: Exception) -> Response:
-        return _left_out(request, _model(service) or _model(_scope(request)), str(error))
+        asked = cast("Request", request)
+        return _left_out(asked, _model(service) or _model(_scope(asked)), str(error))
 
     def failed(error: Exception) -> Response | HTTPException:
-        return error if isinstance(error, HTTPException) else _failed(error, _model(service))
+        asked = cast("Request", request)
+        model = _model(service) or _model(_scope(asked))
+        return error if isinstance(error, HTTPException) else _failed(asked, model, error)
 
     # A path that no action of the service has here; moto's own "not found" are errors of AWS, of other classes.
     app.register_error_handler(NotFound, left_out)
@@ -104,11 +108,11 @@ def _left_out(asked: Request, model: ServiceModel | None, why: str) -> Response:
     return _error(asked, model, 501, NOT_IMPLEMENTED, f"the embedded AWS does not implement {name} {action}")
 
 
-def _failed(error: Exception, model: ServiceModel | None) -> Response:
+def _failed(asked: Request, model: ServiceModel | None, error: Exception) -> Response:
     places = traceback.extract_tb(error.__traceback__)
     where = f"{places[-1].filename}:{places[-1].lineno}" if places else ""
     TOLD.once(f"{type(error).__name__} {where}", "".join(traceback.format_exception(error)).rstrip())
-    return _error(request, model, 500, BROKEN, f"the embedded AWS failed: {type(error).__name__}: {error}")
+    return _error(asked, model, 500, BROKEN, f"the embedded AWS failed: {type(error).__name__}: {error}")
 
 
 def _error(asked: Request, model: ServiceModel | None, status: int, code: str, message: str) -> Response:

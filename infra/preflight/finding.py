@@ -10,6 +10,9 @@ from infra.problems import plain
 Level = Literal["error", "warning", "unknown"]
 """`unknown`: an online rule could not look (no permission, no network); that is never `ok`."""
 
+UNREACHED = "could not be checked: AWS cannot be reached"
+"""The message of every online rule where AWS did not even tell who asks."""
+
 
 @dataclass(frozen=True)
 class Finding:

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from infra.preflight.change import Change
-from infra.preflight.finding import Finding
+from infra.preflight.finding import UNREACHED, Finding
 from infra.preflight.rule import Rule
 
 LEVELS = ("error", "unknown", "warning")
 
 
 def lines(findings: Sequence[Finding]) -> Iterator[str]:
-    """All findings, errors first, and how many there are of each level."""
-    for level in LEVELS:
-        yield from (finding.line() for finding in findings if finding.level == level)
+    """All findings, errors first and questions with one and the same answer in one line; how many there are of each level."""
+    alike: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
+    for one in sorted(findings, key=lambda finding: LEVELS.index(finding.level)):
+        mine = () if one.level == "unknown" else (one.code,)
+        alike[(one.level, one.path, one.message, one.fix, *mine)].append(one)
+    yield from (_folded(same) for same in alike.values())
     yield ", ".join(f"{_counted(sum(one.level == level for one in findings), level)}" for level in LEVELS)
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
-    """1 where something would fail; what could not be checked is said, and is no failure."""
-    return int(any(finding.level == "error" for finding in findings))
+def _folded(same: Sequence[Finding]) -> str:
+    """One line for questions that ended alike."""
+    first, codes = same[0], list(dict.fromkeys(finding.code for finding in same))
+    if len(codes) == 1:
+        return first.line()
+    return replace(first, code=", ".join(codes), message=f"{len(codes)} questions {first.message}").line()
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """1 where something would fail, 2 where not one question reached AWS; a single one without an answer is no failure."""
+    if any(finding.level == "error" for finding in findings):
+        return 1
+    return 2 if any(finding.message == UNREACHED for finding in findings) else 0
 
 
 def as_json(findings: Sequence[Finding] | Sequence[Change]) -> str:

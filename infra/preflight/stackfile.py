@@ -17,6 +17,9 @@ from infra.problems import InfraError, plain, problem
 
 PROGRAM = Path(__file__).parents[1]
 REGION = "aws:region"
+NAMESPACE = KEY.partition(":")[0] + ":"
+ALIKE = 0.85
+"""Ours: one letter too many, missing, wrong or swapped is nearer than that, the region of another provider is not."""
 STACK_NAME = r"[A-Za-z0-9._-]{1,100}"
 """What Pulumi takes as the name of a stack (https://www.pulumi.com/docs/iac/concepts/stacks/)."""
 
@@ -54,11 +57,25 @@ def read(stack: str, folder: Path = PROGRAM) -> Stack:
         raise InfraError(
             f"{path.name}: config is missing or no table; fix: copy one of infra/Pulumi.*.yaml and edit it"
         )
+    if misspelt := list(_misspelt(path.name, values)):
+        raise InfraError(misspelt)
     region = values.get(REGION) or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if region and not (isinstance(region, str) and re.fullmatch(r"[a-z0-9-]+", region)):
         why = "is no region's name" if isinstance(region, str) else "is not text"
         raise InfraError(problem(f"{path.name}: {REGION}", region, why, allowed="like us-east-1"))
     return Stack(stack, region or None, parse(values.get(KEY)))
+
+
+def _misspelt(name: str, values: Mapping[Any, Any]) -> Iterator[str]:
+    """Keys that Pulumi takes and nobody reads: the rest of our namespace, and near misses of the keys that are read.
+
+    Other namespaces are other providers' (https://www.pulumi.com/docs/iac/concepts/config/#configuration-options).
+    """
+    for key in values:
+        close = get_close_matches(str(key).lower(), (REGION, KEY), 1, ALIKE)
+        if key not in (REGION, KEY) and (close or str(key).startswith(NAMESPACE)):
+            fix = f"did you mean {close[0]}?" if close else f"remove it; known here: {KEY}"
+            yield plain(f"{name}: {key}: unknown key, which nothing reads; fix: {fix}")
 
 
 def read_spec(path: Path) -> ClusterSpec:

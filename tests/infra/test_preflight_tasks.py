@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from botocore.exceptions import EndpointConnectionError
 from invoke.context import Context as Invocation
 from invoke.exceptions import Exit
 
@@ -23,6 +24,8 @@ from infra.plan.bundle import bundle
 from infra.preflight import report, stackfile
 from infra.preflight.finding import Finding
 from infra.preflight.offline import OFFLINE
+from infra.preflight.online import running
+from infra.preflight.online.asking import Aws
 from infra.preflight.online.running import ONLINE
 from infra.problems import InfraError
 from tests.infra.edits import STACKS, config, spec_of
@@ -333,6 +336,60 @@ def test_every_mistake_of_the_form_is_a_line_with_what_was_meant(folder: Path) -
         stackfile.read("mine", folder)
     assert len(caught.value.problems) == 2
     assert "did you mean budget?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "fix"),
+    [
+        ("aws:regio", "did you mean aws:region?"),
+        ("AWS:Region", "did you mean aws:region?"),
+        ("lustrain:clustr", "did you mean lustrain:cluster?"),
+        ("lustrian:cluster", "did you mean lustrain:cluster?"),
+        ("lustrain:budget", "remove it; known here: lustrain:cluster"),
+        ("aws:profile", ""),
+        ("gcp:region", ""),
+        ("aws-native:region", ""),
+    ],
+)
+def test_a_key_that_nothing_reads_is_told_and_those_of_other_providers_are_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, fix: str
+) -> None:
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    write(folder, "mine", {**config("rehearsal"), key: "us-east-1"})
+    try:
+        stackfile.read("mine", folder)
+        told = []
+    except InfraError as error:
+        told = error.problems
+    assert told == ([f"Pulumi.mine.yaml: {key}: unknown key, which nothing reads; fix: {fix}"] if fix else [])
+
+
+def test_without_an_endpoint_all_questions_are_one_line_and_the_exit_code_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    down = EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
+    monkeypatch.setattr(running, "connect", lambda region: Aws(region, lambda service: Unreachable(down)))
+    with pytest.raises(Exit) as ended:
+        tasks.preflight(Invocation(), stack="rehearsal", online=True)
+    assert ended.value.code == 2
+    line, counts = capsys.readouterr().out.splitlines()[-2:]
+    assert line.startswith(", ".join(ONLINE))
+    assert f"unknown: aws: {len(ONLINE)} questions could not be checked: AWS cannot be reached; fix: " in line
+    assert counts == f"no errors, {len(ONLINE)} unknown, no warnings"
+    with pytest.raises(Exit) as ended:
+        tasks.preflight(Invocation(), stack="rehearsal", online=True, json=True)
+    assert ended.value.code == 2
+    assert len(json.loads(capsys.readouterr().out)) == len(ONLINE)
+
+
+class Unreachable:
+    """A client whose every question ends with this error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error
 
 
 def test_errors_alone_decide_the_exit_code_and_unknown_is_said() -> None:

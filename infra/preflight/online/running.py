@@ -11,7 +11,7 @@ from botocore.parsers import ResponseParserError
 
 from infra.config import ClusterSpec
 from infra.plan.place import Place
-from infra.preflight.finding import Finding
+from infra.preflight.finding import UNREACHED, Finding
 from infra.preflight.offline import ABOUT_SUPPRESSIONS, OFFLINE, check_offline, settle
 from infra.preflight.online import access, capacity, instances, leftovers, network, storage
 from infra.preflight.online.asking import WHOLE, Aws, NotAwsError, OnlineRule, code_of
@@ -68,7 +68,8 @@ def run_all(spec: ClusterSpec, aws: Aws, now: datetime | None = None) -> list[Fi
     context = Context.at(place, now) if place else Context.of_region(aws.region, now)
     found = check_offline(spec, context)
     if place is None:
-        found += [rule.unknown(WHOLE, "AWS cannot be reached", "look at network and proxy") for rule in ONLINE.values()]
+        fix = "look at network, proxy and AWS_ENDPOINT_URL"
+        found += [rule.finding(WHOLE, UNREACHED, fix, level="unknown") for rule in ONLINE.values()]
     else:
         found += ask_all(spec, context, aws)
     return settle(spec, found, {**OFFLINE, **ABOUT_SUPPRESSIONS, **ONLINE})
