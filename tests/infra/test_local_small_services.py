@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from botocore import xform_name
 from botocore.exceptions import ClientError
+from flask import Response
+from moto.sts.responses import TokenResponse
+from werkzeug.test import Client
 
 from infra.local.aws import LocalAws
+from infra.local.errors import application
 from tests.infra.local_network import ACCOUNT, client, refusal
 
 pytestmark = pytest.mark.slow
@@ -218,3 +222,21 @@ def test_no_answer_calls_itself_a_page(aws: LocalAws) -> None:
     groups = client(aws, "logs").describe_log_groups()
     for answer in (caught.value.response["ResponseMetadata"], groups["ResponseMetadata"]):
         assert "html" not in answer["HTTPHeaders"].get("content-type", "")
+
+
+def test_what_breaks_inside_is_an_error_of_aws_and_one_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: Any) -> str:
+        raise ZeroDivisionError("deep inside")
+
+    monkeypatch.setattr(TokenResponse, "get_caller_identity", broken)
+    monkeypatch.setattr(Response, "default_mimetype", Response.default_mimetype)
+    asked = {"Action": "GetCallerIdentity", "Version": "2011-06-15"}
+    signed = {"Authorization": "AWS4-HMAC-SHA256 Credential=local/20270101/us-east-1/sts/aws4_request, Signature=x"}
+    for _ in range(2):
+        answer = Client(application()).post("/", data=asked, headers=signed)
+        assert (answer.status_code, "html" in answer.text) == (500, False)
+        assert "<Code>InternalFailure</Code>" in answer.text
+        assert "ZeroDivisionError: deep inside" in answer.text
+    assert capsys.readouterr().err.count("Traceback (most recent call last)") == 1
