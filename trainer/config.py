@@ -292,7 +292,7 @@ def problems_of(error: ValidationError, prefix: str = "", model: type[BaseModel]
         elif kind == "value_error":
             lines.append(problem(path, item["input"], str(context["error"])))
         else:
-            lines.append(problem(path, item["input"], *_why(kind, item["msg"], context)))
+            lines.append(problem(path, item["input"], _why(kind, context)))
     return lines
 
 
@@ -306,13 +306,28 @@ def _nearest(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     return f"did you mean {meant[0]}?" if meant else "check the spelling, or remove it"
 
 
-def _why(kind: str, message: str, context: Mapping[str, Any]) -> tuple[str]:
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a number that is not infinite",
+    "bool": "true or false",
+    "string": "text in quotes",
+    "tuple": "a list, like [a, b]",
+    "list": "a list, like [a, b]",
+    "model": "a table of keys",
+    "dict": "a table of keys",
+}
+"""What pydantic's kinds of errors come to, by the first word of the kind; its own messages speak of Python's types."""
+
+
+def _why(kind: str, context: Mapping[str, Any]) -> str:
     bounds = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
     allowed = [f"{sign} {context[name]}" for name, sign in bounds.items() if name in context]
     if kind == "literal_error":
         allowed = [str(context["expected"])]
-    why = "wrong type" if kind.endswith("_type") else "not allowed"
-    return (f"{why}; allowed: {', '.join(allowed)}" if allowed else f"{why}: {message[0].lower()}{message[1:]}",)
+    word = _WORDS.get(kind.partition("_")[0], "another value, as trainer/config.py shows")
+    why = "wrong type" if kind.endswith(("_type", "_parsing", "_from_float")) else "not allowed"
+    return f"{why}; allowed: {', '.join(allowed) or word}"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -349,15 +364,27 @@ def _values(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], object]
 
 
 def _unusable(table: Mapping[str, Any]) -> list[str]:
-    """One line for each value that no setting can have: text with a NUL byte, an integer too large to be shown."""
+    """One line for each value that no setting can have: text with a NUL or outside of UTF-8, an integer too large to show."""
     lines = []
     for path, value in _values(table):
         name = ".".join(path)
+        if not _is_utf8(name) or (isinstance(value, str) and not _is_utf8(value)):
+            lines.append(problem(name, value, "is not text in UTF-8", fix="write it in UTF-8"))
+            continue
         if "\0" in name or (isinstance(value, str) and "\0" in value):
             lines.append(problem(name, value, "holds a NUL byte, which no path and no name may", fix="remove it"))
         elif isinstance(value, int) and value.bit_length() > MOST_BITS:
             lines.append(problem(name, "…", f"an integer of more than {MOST_BITS} bits", fix="use a smaller one"))
     return sorted(lines)
+
+
+def _is_utf8(text: str) -> bool:
+    """False for the lone surrogates that Python makes of other bytes on the command line."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _apply_set(table: dict[str, Any], text: str) -> str | None:

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import MutableMapping
 
+from trainer.errors import UserError, problem
+
 LAUNCHER = "LUSTRAIN_LAUNCHER"
 """Variable with the process id of the launcher that a rank must not outlive; the rank takes it out of its environment."""
 
@@ -28,9 +30,11 @@ def end_with(parent: int) -> bool:
 
 
 def end_with_launcher(environ: MutableMapping[str, str] = os.environ) -> bool:
-    """The same for the launcher in the environment; True where there is none."""
+    """The same for the launcher in the environment; True where there is none. UserError."""
     global _launcher
     said = environ.pop(LAUNCHER, None)
+    if said and not said.isdecimal():
+        raise UserError(problem(LAUNCHER, said, "is not a process id", fix=f"unset {LAUNCHER}: the launcher sets it"))
     _launcher = int(said) if said else None
     return _launcher is None or end_with(_launcher)
 

@@ -113,6 +113,25 @@ def test_every_number_has_a_range_and_is_refused_in_one_line_outside_of_it(
             assert len(told(number.path, value, task)) == 1, (number, value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("parallel.timeout_s", 1e-6),
+        ("parallel.timeout_s", 1e12),
+        ("checkpoint.copy_threads", 10**5),
+        ("checkpoint.lease_poll_s", 1e12),
+        ("checkpoint.vote_timeout_s", 1e12),
+        ("metrics.flush_s", 1e12),
+        ("interrupt.poll_s", 1e12),
+        ("train.global_batch", 10**12),
+        ("task.model.width", 10**9),
+        ("task.model.vocab_size", 2**40),
+    ],
+)
+def test_numbers_that_once_ended_threads_or_said_nothing_for_minutes_are_refused(key: str, value: float) -> None:
+    assert len(told(tuple(key.split(".")), value, NEEDED["task"] | {"model": {}})) == 1
+
+
 @given(st.sampled_from(NUMBERS), st.booleans())
 def test_the_bounds_themselves_are_accepted(number: Number, upper: bool) -> None:
     assert not told(number.path, number.most if upper else number.least, NEEDED["task"]), number
@@ -176,6 +195,33 @@ def test_what_ends_a_parser_or_a_system_call_is_one_line(tmp_path: Path, text: s
     (line,) = caught.value.problems
     assert line.startswith(start)
     assert len(line) < 400
+
+
+@pytest.mark.parametrize("key", ["run.uri", "interrupt.stop_uri", "task.data"])
+def test_bytes_that_are_no_text_are_one_plain_line(tmp_path: Path, key: str) -> None:
+    (tmp_path / "config.toml").write_text(GOOD)
+    with pytest.raises(UserError) as caught:
+        configuration.load(tmp_path / "config.toml", [f"{key}=/tmp/\udcff"], also=problems_in)
+    assert caught.value.problems == [f"{key} = '/tmp/\\udcff': is not text in UTF-8; fix: write it in UTF-8"]
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("run.uri=3", "text in quotes"),
+        ("train.steps=1.5", "a whole number"),
+        ('train.steps="many"', "a whole number"),
+        ('interrupt.metadata="maybe"', "true or false"),
+        ('eval.every="often"', "a whole number"),
+        ("metrics=3", "a table of keys"),
+    ],
+)
+def test_a_value_of_another_type_is_told_in_plain_words(tmp_path: Path, text: str, allowed: str) -> None:
+    (tmp_path / "config.toml").write_text(GOOD)
+    with pytest.raises(UserError) as caught:
+        configuration.load(tmp_path / "config.toml", [text], also=problems_in)
+    (line,) = caught.value.problems
+    assert line.endswith(f": wrong type; allowed: {allowed}")
 
 
 def test_a_set_that_nests_too_deep_is_one_line(tmp_path: Path) -> None:

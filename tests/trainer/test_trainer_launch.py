@@ -90,6 +90,14 @@ def test_a_rank_whose_launcher_was_gone_before_it_began_ends_at_once(parent: int
     assert done.returncode == (0 if parent == os.getpid() else 1)
 
 
+def test_a_launcher_that_is_no_process_id_is_one_line() -> None:
+    environment = {**os.environ, "LUSTRAIN_LAUNCHER": "abc"}
+    command = [sys.executable, "-m", "trainer", "--version"]
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("LUSTRAIN_LAUNCHER = 'abc': is not a process id; fix: ")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["starting", "training"])
 def test_a_launcher_that_is_killed_takes_its_ranks_and_their_writers_with_it(tmp_path: Path, phase: str) -> None:

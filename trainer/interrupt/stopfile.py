@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from trainer.errors import UserError, problem
@@ -17,10 +18,20 @@ def stop_uri_problems(uri: str) -> list[str]:
             return [problem("interrupt.stop_uri", uri, "unknown kind of place", allowed="a path, or s3://bucket/key")]
         if not uri or uri.endswith("/"):
             return [problem("interrupt.stop_uri", uri, "names a folder", fix="name the file that shall appear")]
-        return []
+        return _never_there(uri)
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     if not bucket or not key or key.endswith("/"):
         return [problem("interrupt.stop_uri", uri, "names no object", allowed="s3://bucket/key")]
+    return []
+
+
+def _never_there(path: str) -> list[str]:
+    """A problem with a path that no file can ever have; one that is only absent now is none."""
+    try:
+        Path(path).exists()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return [problem("interrupt.stop_uri", path, "is too long for a path", fix="use a shorter one")]
     return []
 
 
