@@ -51,7 +51,15 @@ def _time(value: object) -> object:
     raise ValueError(f"is not a time; allowed: {A_TIME}")
 
 
-Time = Annotated[AwareDatetime, BeforeValidator(_time)]
+def _of_our_age(value: datetime) -> datetime:
+    """Python's years end at 1 and 9999: near them, a time in another zone or half an hour earlier is an OverflowError."""
+    if not FIRST_YEAR <= value.year <= LAST_YEAR:
+        raise ValueError(f"is in the year {value.year}; allowed: the years {FIRST_YEAR} to {LAST_YEAR}")
+    return value
+
+
+FIRST_YEAR, LAST_YEAR = 2000, 9000
+Time = Annotated[AwareDatetime, BeforeValidator(_time), AfterValidator(_of_our_age)]
 
 
 class Section(BaseModel):

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from infra.clock import NOW
 from infra.local.aws import client_environment
+from infra.local.engine import DAY_OF_EXAMPLES
 from rehearsal.lab import network
 
 # How long one example takes says how busy the machine is, not whether the code is right.
@@ -60,6 +62,14 @@ def no_account() -> Iterator[None]:
             patch.delenv(name, raising=False)
         for name, value in client_environment().items():
             patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def day_of_examples() -> Iterator[None]:
+    """Preflight's day is one on which the example stacks pass, whatever the calendar says, also in child processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(NOW, DAY_OF_EXAMPLES)
         yield
 
 

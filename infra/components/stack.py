@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
+from infra.clock import now
 from infra.cluster import to_json
 from infra.components.budget import Budget
 from infra.components.capacity import Reservation
@@ -59,7 +59,7 @@ def program(value: object) -> dict[str, Any]:
     InfraError lists what is wrong with the description, or why AWS does not answer; nothing is declared then.
     """
     spec = parse(value)
-    stop_on_errors(run_in(spec, Context.of_region(aws.config.region, datetime.now(UTC))))
+    stop_on_errors(run_in(spec, Context.of_region(aws.config.region, now())))
     return declare(spec, current_place())
 
 

@@ -19,12 +19,16 @@ from typing import Any
 
 import yaml
 
+from infra.clock import NOW
 from infra.config import KEY
 
 PROGRAM = Path(__file__).parents[1]
 COMMAND_SECONDS = 900.0
 """Longer than any wait inside the provider that these stacks meet."""
 STOP_SECONDS = 5.0
+
+DAY_OF_EXAMPLES = "2026-11-22T12:00:00Z"
+"""The capacity that the example stacks name has not ended on it, nor the support of their Kubernetes version."""
 
 
 class EngineError(RuntimeError):
@@ -51,6 +55,7 @@ class Engine:
         self.config_file = Path(shutil.copy(program / f"Pulumi.{stack}.yaml", folder))
         region = self._config()["config"]["aws:region"]
         self.environment = {
+            NOW: DAY_OF_EXAMPLES,
             **os.environ,
             **environment,
             "AWS_REGION": region,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from infra import deployed
+from infra.clock import now
 from infra.config import ClusterSpec, parse
 from infra.plan import iam_deployer
 from infra.plan.bundle import bundle
@@ -37,28 +38,28 @@ def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSp
     names = stackfile.stacks() if stack is None else [stack]
     if not names:
         raise InfraError(f"there is no Pulumi.<stack>.yaml in {stackfile.PROGRAM}; fix: write one, see README.md")
-    look = _asked if online else _alone
+    look, moment = _asked if online else _alone, now()
     found: dict[str, tuple[ClusterSpec, list[Finding]]] = {}
     wrong: list[str] = []
     for name in names:
         try:
             read = stackfile.read(name)
-            found[name] = read.spec, look(read)
+            found[name] = read.spec, look(read, moment)
         except InfraError as error:
             wrong += error.problems if stack else [f"{name}: {line}" for line in error.problems]
     return found, wrong
 
 
-def _alone(stack: stackfile.Stack) -> list[Finding]:
-    return run_in(stack.spec, Context.of_region(stack.region, datetime.now(UTC)))
+def _alone(stack: stackfile.Stack, moment: datetime) -> list[Finding]:
+    return run_in(stack.spec, Context.of_region(stack.region, moment))
 
 
-def _asked(stack: stackfile.Stack) -> list[Finding]:
+def _asked(stack: stackfile.Stack, moment: datetime) -> list[Finding]:
     from infra.preflight.online.running import connect, run_all
 
     if stack.region is None:
         raise InfraError(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack.name}.yaml, or set AWS_REGION")
-    return run_all(stack.spec, connect(stack.region))
+    return run_all(stack.spec, connect(stack.region), moment)
 
 
 def changes(stack: str, old: str | None) -> list[Change]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
+from infra import clock
 from infra.config import ClusterSpec
 from infra.plan.place import Place
 from infra.preflight import (
@@ -79,11 +80,11 @@ ABOUT_SUPPRESSIONS: Mapping[str, Rule] = {
 
 
 def run_offline(spec: ClusterSpec, place: Place | None, now: datetime | None = None) -> list[Finding]:
-    """What is wrong with `spec`, errors first, suppressed findings left out; `now` defaults to the clock's time.
+    """What is wrong with `spec`, errors first, suppressed findings left out; `now` defaults to that of infra/clock.py.
 
     Without a place the rules about region, account and partition are silent, and one warning says so.
     """
-    return run_in(spec, Context.at(place, now or datetime.now(UTC)))
+    return run_in(spec, Context.at(place, now or clock.now()))
 
 
 def run_in(spec: ClusterSpec, context: Context) -> list[Finding]:

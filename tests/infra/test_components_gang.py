@@ -23,6 +23,7 @@ from infra.components.capacity import Reservation
 from infra.components.gang import Gang
 from infra.components.lookup import look_up
 from infra.components.stack import build as build_cluster
+from infra.components.stack import current_place
 from infra.config import KEY, ClusterSpec, parse
 from infra.plan.capacity import ReservationPlan, reservations
 from infra.plan.gang import gangs
@@ -212,6 +213,26 @@ def test_an_image_that_cannot_be_looked_up_stops_the_program_in_one_line_before_
     assert "1 error occurred: * reading it: not found; fix: name an image of the region" in line
     assert line.isprintable()
     assert monitor.requests == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("invoking it:\n\t* no valid credential sources\n", "invoking it: * no valid credential sources"),
+        ("got <!DOCTYPE html>\n<html>Log in to go on</html>", "an HTML page, so that something else than AWS answers"),
+    ],
+)
+def test_an_aws_that_cannot_be_asked_where_we_are_stops_the_program_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr("pulumi_aws.get_partition", refuse)
+    with pytest.raises(InfraError) as caught:
+        current_place()
+    (line,) = caught.value.problems
+    assert line.startswith(f"AWS cannot be asked: {said}; fix: log in")
 
 
 def test_a_key_of_the_users_encrypts_the_root_volume() -> None:

@@ -69,6 +69,8 @@ def foreign(line: str) -> str:
         ("runs_uri", 7, "wrong type; allowed: text, in quotes where it looks like a number"),
         ("name", "a" * 41, "not allowed; allowed: 40 characters at most"),
         ("job_ends_at", "2027-01-01T00:00:00", 'allowed: a time with its zone, in quotes, like "2027-03-01T11:30:00Z"'),
+        ("job_ends_at", "0001-01-01T00:00:00+23:59", "allowed: the years 2000 to 9000"),
+        ("job_ends_at", "9999-12-31T23:59:59-23:59", "allowed: the years 2000 to 9000"),
     ],
 )
 def test_a_wrong_type_is_said_in_plain_words(key: str, value: object, allowed: str) -> None:

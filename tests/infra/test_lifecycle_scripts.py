@@ -29,7 +29,7 @@ LOG = "var/log/provision/provisioning.log"
 TOOLS = ("bash", "chmod", "date", "dirname", "grep", "ln", "mkdir", "sync", "tee")
 """What the scripts use of the system."""
 SYSTEMCTL = """#!/bin/bash
-case "$1" in cat | is-active) [[ "$*" == "$KNOWN" ]] ;; *) echo "$*" >>"$ASKED" ;; esac
+case "$1" in cat | is-active) grep -qxF -- "$*" <<<"$KNOWN" ;; *) echo "$*" >>"$ASKED" ;; esac
 """
 
 
@@ -51,7 +51,7 @@ class Node:
         self.mounts = folder / "mounts"
         self.asked = folder / "asked"
         self.known = ""
-        """A question to systemctl, of whether a unit is there or runs, that it answers by yes."""
+        """Questions to systemctl, a line each, of whether a unit is there or runs, that it answers by yes."""
         self.agent_seconds = "900"
         self.root.mkdir()
         self.agent("")
@@ -322,12 +322,29 @@ def test_on_eks_what_another_root_disk_left_on_the_volume_goes(node: Node) -> No
 
 
 @pytest.mark.slow
-def test_on_eks_a_containerd_that_runs_is_stopped_meanwhile(node: Node) -> None:
-    on_eks(node).known = "is-active --quiet containerd.service"
+@pytest.mark.parametrize("running", [("containerd",), ("kubelet", "containerd")])
+def test_on_eks_what_runs_is_stopped_meanwhile_kubelet_first_and_started_last(
+    node: Node, running: tuple[str, ...]
+) -> None:
+    on_eks(node).known = "\n".join(f"is-active --quiet {name}.service" for name in running)
     assert node.boot(ON_CREATE).returncode == 0
-    asked = node.asked.read_text().splitlines()
-    assert asked.index("stop containerd.service") < asked.index("start containerd.service")
-    assert not [one for one in asked if one.endswith((" kubelet.service",))]
+    asked = [one for one in node.asked.read_text().splitlines() if one.startswith(("stop", "start"))]
+    stops = [f"stop {name}.service" for name in running]
+    assert asked == [*stops, *(f"start {name}.service" for name in reversed(running))]
+
+
+@pytest.mark.slow
+def test_on_eks_half_a_copy_is_not_taken_for_the_whole_at_the_next_boot(node: Node) -> None:
+    """Once the disk belongs to this root disk, a folder that is there is kept as it is."""
+    on_eks(node).boot(ON_CREATE)
+    (node.root / "var/lib/containerd/.mounted").unlink()
+    copied = node.root / "opt/sagemaker/lustrain/containerd"
+    shutil.rmtree(copied)
+    node.command("cp", '#!/bin/bash\nmkdir -p "${@: -1}"\nexit 1\n')
+    assert node.boot(ON_CREATE).returncode == 1
+    (node.commands / "cp").unlink()
+    assert node.boot(ON_CREATE).returncode == 0
+    assert (copied / "content/pause").exists()
 
 
 def test_on_eks_a_node_without_a_disk_fails_in_one_line(node: Node) -> None:

@@ -57,6 +57,14 @@ def test_another_count_makes_another_document_only_where_the_connections_run_out
     assert node_document(spec(count=4)) == node_document(spec(count=128)) != node_document(spec(count=129))
 
 
+def test_all_groups_share_the_connections_of_the_file_system() -> None:
+    """1,024 // 200 for each of two groups of 100, which alone would get all of AWS's 8."""
+    described = spec(count=100).model_dump(mode="json")
+    (one,) = described["groups"]
+    wanted = parse({**described, "groups": [one, {**one, "name": "more"}]})
+    assert [lustre_interfaces(wanted, group) for group in wanted.workers] == [5, 5]
+
+
 def test_efa_is_counted_and_given_only_in_the_zone_of_the_file_system() -> None:
     """1,500 nodes elsewhere would leave none of the 1,024 connections."""
     described = spec().model_dump(mode="json")

@@ -292,3 +292,8 @@ def test_flow_logs_have_a_group_that_ends_and_a_role_for_that_group_only() -> No
     (statement,) = found.role.policy["Statement"]
     group = AWS.arn("logs", "log-group:/lustrain/demo/flow-logs")
     assert statement["Resource"] == [group, f"{group}:*"]
+    (trusted,) = found.role.trust["Statement"]
+    assert trusted["Condition"] == {
+        "StringEquals": {"aws:SourceAccount": AWS.account},
+        "ArnLike": {"aws:SourceArn": AWS.arn("ec2", "vpc-flow-log/*")},
+    }

@@ -262,7 +262,7 @@ GOOD: dict[str, list[list[Resource]]] = {
         [resource("ec2/securityGroupRule:SecurityGroupRule", props={"type": "egress", "cidrBlocks": ["0.0.0.0/0"]})],
         *([ingress(cidrIpv4=own)] for own in ("10.0.0.0/8", "203.0.113.7/32", "no range")),
         [ingress(cidrIpv6="fc00::/7")],
-        [eks(endpointPublicAccess=False)],
+        *([eks(endpointPublicAccess=no)] for no in (False, "false")),
         [eks(endpointPublicAccess=True, publicAccessCidrs=["203.0.113.0/24"])],
         [eks(endpointPublicAccess=True, publicAccessCidrs=UNKNOWN)],
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -155,17 +155,22 @@ def test_what_only_we_refuse_is_silent_once_it_is_suppressed(code: str) -> None:
 
 
 MOUNTS = {
-    "/snap": "snapd",
-    "/snap/fsx": "snapd",
-    "/opt/sagemaker": "HyperPod",
-    "/opt/sagemaker/fsx": "HyperPod",
-    "/opt/amazon": "EFA",
-    "/opt/amazon/efa": "EFA",
+    **dict.fromkeys(("/bin", "/boot", "/dev", "/etc", "/home/fsx", "/lib", "/lib32", "/lib64"), "the operating system"),
+    **dict.fromkeys(("/libx32", "/media", "/proc", "/root", "/run", "/sbin", "/sys"), "the operating system"),
+    **dict.fromkeys(("/tmp", "/usr", "/usr/local/fsx", "/var"), "the operating system"),
+    **dict.fromkeys(("/snap", "/snap/fsx"), "snapd"),
+    **dict.fromkeys(("/scratch", "/scratch/fsx"), "every node makes"),
+    **dict.fromkeys(("/opt/amazon", "/opt/amazon/efa"), "EFA"),
+    "/opt/amazon-cloudwatch-agent": "CloudWatch",
+    "/opt/aws": "AWS's own programs",
+    "/opt/cni": "Kubernetes",
+    "/opt/containerd": "containerd's",
+    "/opt/habanalabs": "Gaudi",
+    "/opt/ml": "the node's configuration",
+    "/opt/nvidia": "NVIDIA",
+    **dict.fromkeys(("/opt/sagemaker", "/opt/sagemaker/fsx"), "HyperPod"),
     "/opt/slurm": "Slurm",
-    "/scratch": "every node makes",
-    "/scratch/fsx": "every node makes",
-    "/usr/local/fsx": "the operating system",
-    "/var": "the operating system",
+    **dict.fromkeys(("/mnt/k8s-disks", "/mnt/k8s-disks/0"), "EKS"),
     "/opt": "what lies in /opt",
     "/opt/fsx": "",
     "/opt/amazonia": "",
@@ -258,6 +263,13 @@ def test_from_the_day_on_which_support_of_a_kubernetes_version_ends_more_is_said
     assert line not in said(before)
 
 
+def test_a_version_whose_standard_support_has_ended_as_well_is_not_recommended() -> None:
+    """Support of 1.35, the last that HyperPod takes, ended the day before."""
+    spec = spec_of(EKS, {"eks.version": "1.33", "eks.upgrade_policy": "STANDARD"})
+    (hit,) = OFFLINE["EKS-010"].check(spec, Context(now=datetime(2027, 3, 28, tzinfo=UTC)))
+    assert "set a newer one when HyperPod takes it" in hit.fix
+
+
 def test_a_newer_version_than_the_calendar_is_left_to_hyperpods_list() -> None:
     found = run_offline(spec_of(EKS, {"eks.version": "1.41"}), place(EKS), NOW)
     assert [(one.code, one.level) for one in found if one.code != "EKS-031"] == [("EKS-003", "error")]
@@ -281,6 +293,17 @@ def test_a_type_that_a_dated_list_does_not_have_in_the_zone_is_a_warning_with_it
     assert hit.level == "warning"
     assert offerings().date in hit.message
     assert fix in hit.fix
+
+
+def test_a_reservation_in_another_zone_says_nothing_of_this_one() -> None:
+    elsewhere = {"mode": "reservation", "reservation": "cr-01234567", "zone_id": "use1-az6"}
+    spec = spec_of(SPOT, {"zone_id": "use1-az3", "groups.0.capacity": elsewhere})
+    assert len(list(OFFLINE["EC2-020"].check(spec, Context(region="us-east-1")))) == 1
+
+
+def test_a_zone_of_another_region_is_told_once() -> None:
+    found = run_offline(spec_of(SPOT, {"zone_id": "usw2-az1"}), place(SPOT), NOW)
+    assert [one.code for one in found if one.path == "zone_id"] == ["NET-001"]
 
 
 @pytest.mark.parametrize(

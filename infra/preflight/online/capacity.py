@@ -181,7 +181,7 @@ class SpotPrices(OnlineRule):
                 InstanceTypes=types,
                 ProductDescriptions=["Linux/UNIX"],
                 AvailabilityZoneId=zone,
-                StartTime=(context.now or datetime.now(UTC)) - timedelta(days=DAYS),
+                StartTime=datetime.now(UTC) - timedelta(days=DAYS),
             )
             for one in (one for page in pages for one in page["SpotPriceHistory"]):
                 prices[zone, one["InstanceType"]].append(float(one["SpotPrice"]))

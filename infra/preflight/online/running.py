@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from datetime import UTC, datetime
+from datetime import datetime
 
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, NoRegionError
 from botocore.parsers import ResponseParserError
 
+from infra import clock
 from infra.config import ClusterSpec
 from infra.plan.place import Place
 from infra.preflight.finding import UNREACHED, Finding
@@ -64,7 +65,7 @@ def whoami(aws: Aws) -> Place | None:
 def run_all(spec: ClusterSpec, aws: Aws, now: datetime | None = None) -> list[Finding]:
     """Offline and online findings together, errors first, suppressed ones left out."""
     place = whoami(aws)
-    now = now or datetime.now(UTC)
+    now = now or clock.now()
     context = Context.at(place, now) if place else Context.of_region(aws.region, now)
     found = check_offline(spec, context)
     if place is None:
