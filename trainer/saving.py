@@ -6,6 +6,7 @@ Every decision is taken alike on all ranks: from the step's exchange, or from vo
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,8 @@ class Saving:
         self.committed_step = committed_step
         """The newest step of this run that is known to be in the store; 0 before the first commit."""
         self._lost: LostRunError | None = None
+        self._failures: Counter[int] = Counter()
+        """How many saves of a step have failed."""
 
     def due(self, step: int) -> bool:
         """Whether rank 0 wants a save after this step; the other ranks learn it in the step's exchange."""
@@ -129,7 +132,8 @@ class Saving:
             self.save(step, urgent=True)
         self._settle()
         if self.committed_step != step:
-            raise NotSavedError(self._not_saved(step, f"in {FINAL_TRIES} tries"))
+            # The step may have been due anyway, and that save has failed too.
+            raise NotSavedError(self._not_saved(step, f"in {self._failures[step]} tries"))
 
     def together(self, topic: str, work: Callable[[], Json | None]) -> None:
         """Do `work` on every rank; when it fails anywhere, every rank raises that."""
@@ -157,6 +161,8 @@ class Saving:
             if outcome.committed:
                 self.committed_step = max(self.committed_step, outcome.step)
                 self._interval.measured_save(outcome.seconds)
+            else:
+                self._failures[outcome.step] += 1
 
     def _not_saved(self, step: int, when: str) -> str:
         return (

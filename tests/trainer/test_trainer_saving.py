@@ -266,6 +266,13 @@ def test_the_last_state_of_a_run_is_tried_three_times(tmp_path: Path, refusals: 
     assert len(events.of("checkpoint_failed")) == refusals
 
 
+@pytest.mark.parametrize(("in_flight", "tries"), [(None, 3), (8, 3), (9, 4)])
+def test_a_last_state_that_cannot_be_saved_says_how_often_it_was_tried(in_flight: int | None, tries: int) -> None:
+    saving = saving_with(ScriptedCheckpointer([False] * 9, in_flight=in_flight), committed=4)
+    with pytest.raises(NotSavedError, match=f"step 9 could not be saved in {tries} tries"):
+        saving.finish(9)
+
+
 def test_a_state_that_is_committed_already_is_not_saved_again() -> None:
     scripted = ScriptedCheckpointer(in_flight=9)
     saving_with(scripted, committed=4).finish(9)
