@@ -141,7 +141,9 @@ def test_damage_to_the_data_found_while_training_is_exit_2_with_the_last_step_sa
 
     monkeypatch.setattr(LanguageModel, "check", check)
     assert train(config) == 2
-    assert capsys.readouterr().err.strip().splitlines()[-1] == "shard = 'train-00000.tok': has another checksum"
+    said = capsys.readouterr()
+    assert "damaged data: saving after this step" in said.out
+    assert said.err.strip().splitlines()[-1] == "shard = 'train-00000.tok': has another checksum"
     monkeypatch.undo()
     assert main(["checkpoints", "list", f"{tmp_path}/run", "--json"]) == 0
     assert [one["step"] for one in json.loads(capsys.readouterr().out)["checkpoints"]] == [5, 4]
