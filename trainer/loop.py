@@ -21,7 +21,7 @@ from trainer import optim, parallel, precision, schedule
 from trainer.config import Config
 from trainer.data import order
 from trainer.errors import UserError
-from trainer.interrupt import Watch
+from trainer.interrupt import Notice, Watch
 from trainer.metrics import Sink
 from trainer.saving import Saving
 from trainer.tasks import Ids, Task
@@ -35,7 +35,7 @@ class Ending(Enum):
 
     DONE = "all steps are done"
     EARLY = "evaluation stopped improving"
-    NOTICE = "the capacity goes away"
+    NOTICE = "a notice, or damaged data"
     LOST = "a newer job owns the run"
 
 
@@ -132,7 +132,7 @@ def train(training: Training) -> Ending:
             }
         )
         if noticed:
-            saving.save_on_notice(progress.step, training.watch.notice())
+            saving.save_on_notice(progress.step, notice_to(training), training.watch.tell)
             return Ending.NOTICE
     saving.finish(progress.step)
     return Ending.EARLY if progress.step < config.train.steps else Ending.DONE
@@ -163,7 +163,7 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
         loss_sum += loss.total.detach()
         count += loss.count
 
-    notice = training.watch.notice() is not None or is_damaged(task)
+    notice = notice_to(training) is not None
     save = training.saving.due(step)
     lost = training.saving.lost() is not None
     flags = [float(notice), float(save), float(lost), float(digest)]
@@ -191,13 +191,15 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
     return record, agreed
 
 
-def is_damaged(task: Task) -> bool:
-    """Whether the data were found damaged meanwhile: all ranks then save and stop as on a notice, and `leave` says why."""
-    try:
-        task.check()
-    except UserError:
-        return True
-    return False
+def notice_to(training: Training) -> Notice | None:
+    """Why this rank wants the job to save and stop; data found damaged count as a notice, and `leave` says the rest."""
+    notice = training.watch.notice()
+    if notice is None:
+        try:
+            training.task.check()
+        except UserError:
+            return Notice("data", "damaged data", None)
+    return notice
 
 
 def micro_batches(training: Training, step: int) -> Iterator[tuple[int, dict[str, Tensor], float]]:

@@ -6,6 +6,7 @@ Every decision is taken alike on all ranks: from the step's exchange, or from vo
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,11 @@ class Saving:
         self._rank, self._fence = rank, fence
         self.committed_step = committed_step
         """The newest step of this run that is known to be in the store; 0 before the first commit."""
+        self.noticed: Notice | None = None
+        """What stops the job, the same on every rank; None until `save_on_notice`."""
         self._lost: LostRunError | None = None
+        self._failures: Counter[int] = Counter()
+        """How many saves of a step have failed."""
 
     def due(self, step: int) -> bool:
         """Whether rank 0 wants a save after this step; the other ranks learn it in the step's exchange."""
@@ -93,12 +98,17 @@ class Saving:
         self._interval.measured_stall(blocked)
         return blocked
 
-    def save_on_notice(self, step: int, notice: Notice | None) -> None:
+    def save_on_notice(self, step: int, notice: Notice | None, tell: Callable[[Notice], object] | None = None) -> None:
         """Have a checkpoint committed before the capacity is gone: the one in flight, or a new one of `step`.
 
+        `notice` is what this rank knows; before the save, `tell` hears what the ranks agreed to name.
         Raises NotSavedError when neither commits, LostRunError when a newer job owns the run.
         """
         plan = self._plan(f"notice/{step}", notice)
+        source, detail = plan["notice"]
+        self.noticed = Notice(source, detail, None)
+        if tell is not None:
+            tell(self.noticed)
         before = plan["committed"]
         if plan["do"] == "finish":
             self._settle()
@@ -108,17 +118,23 @@ class Saving:
             self.save(step, urgent=True)
             self._settle()
         if self.committed_step <= before and self.committed_step != step:
-            raise NotSavedError(self._not_saved(step, "before the capacity goes away"))
+            raise NotSavedError(self._not_saved(step, f"after {self.noticed.said}"))
 
     def _plan(self, topic: str, notice: Notice | None) -> Json:
-        """What all ranks do now about a notice."""
+        """What all ranks do now about a notice, and what they name as the reason: the lowest rank's that knows one."""
+
+        def judge(said: Mapping[int, Json]) -> Json:
+            known = (one["notice"] for _, one in sorted(said.items()) if one["notice"])
+            return plan_for_notice(said) | {"notice": next(known, ["signal", "a notice"])}
+
         mine = {
             "left": None if notice is None else notice.remaining(time.monotonic()),
             "flight": self._checkpointer.remaining_s,
             "new": self._checkpointer.estimate_s,
             "committed": self.committed_step,
+            "notice": None if notice is None else [notice.source, notice.detail],
         }
-        return decide(self._votes, self._rank, topic, mine, plan_for_notice, NOTICE_VOTE_S)
+        return decide(self._votes, self._rank, topic, mine, judge, NOTICE_VOTE_S)
 
     def finish(self, step: int) -> None:
         """Return when the state after `step` is committed; NotSavedError if it cannot be, LostRunError if it must not be."""
@@ -129,7 +145,8 @@ class Saving:
             self.save(step, urgent=True)
         self._settle()
         if self.committed_step != step:
-            raise NotSavedError(self._not_saved(step, f"in {FINAL_TRIES} tries"))
+            # The step may have been due anyway, and that save has failed too.
+            raise NotSavedError(self._not_saved(step, f"in {self._failures[step]} tries"))
 
     def together(self, topic: str, work: Callable[[], Json | None]) -> None:
         """Do `work` on every rank; when it fails anywhere, every rank raises that."""
@@ -157,6 +174,8 @@ class Saving:
             if outcome.committed:
                 self.committed_step = max(self.committed_step, outcome.step)
                 self._interval.measured_save(outcome.seconds)
+            else:
+                self._failures[outcome.step] += 1
 
     def _not_saved(self, step: int, when: str) -> str:
         return (

@@ -101,15 +101,27 @@ def settings_of(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any
 def refusals(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """One line for every difference that would make this another run."""
     return [
-        problem(
-            path.removeprefix("fingerprint."),
-            wanted.get(path),
-            f"the run was trained with {stored.get(path)!r}, and a resume may not change this",
-            fix="restore the old value, or choose another run.uri",
-        )
+        _refusal(path, stored, wanted)
         for path in changed(stored, wanted)
         if any(path == identity or path.startswith(f"{identity}.") for identity in IDENTITY)
     ]
+
+
+def _refusal(path: str, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """The line for one difference, under the key that a user writes: a fingerprint names `task.seq_len` `seq_len`.
+
+    What no setting holds, such as a tokenizer's checksum, follows from the table as a whole: `[task] tokenizer`.
+    """
+    value = wanted.get(path)
+    why = f"the run was trained with {stored.get(path)!r}, and a resume may not change this"
+    key, name = path, path.removeprefix("fingerprint.")
+    if name != path:
+        keys = (f"task.{name}", f"task.{name.removeprefix('model.')}")
+        key = next((one for one in keys if one in wanted or one in stored), f"[task] {name}")
+        if wanted.get(key, value) != value:
+            # The setting is a place, and the fingerprint says what lies there.
+            value, why = wanted[key], f"holds {value!r}, {why}"
+    return problem(key, value, why, fix="restore the old value, or choose another run.uri")
 
 
 def changed(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

@@ -294,6 +294,8 @@ def leave(training: Training, ending: Ending) -> int:
     code = EXIT_REQUEUE if ending is Ending.NOTICE else EXIT_DONE
     if training.world.rank == 0:
         saved = training.saving.committed_step
-        fields = {"step": training.progress.step, "saved_step": saved, "exit_code": code, "detail": ending.value}
+        noticed = training.saving.noticed
+        detail = f"{noticed.said}; {noticed.to_go_on}" if noticed else ending.value
+        fields = {"step": training.progress.step, "saved_step": saved, "exit_code": code, "detail": detail}
         training.sink.event("stopped", fields)
     return code

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.lab.servers import S3Place
+from tests.processes import wait_until
 from trainer.config import InterruptConfig
 from trainer.errors import UserError
 from trainer.interrupt import Notice, Watch, config_problems
@@ -46,6 +47,34 @@ def test_the_time_remaining_is_never_negative_and_unknown_stays_unknown() -> Non
     assert Notice("spot", "", 100.0).remaining(70.0) == 30.0
     assert Notice("spot", "", 100.0).remaining(170.0) == 0.0
     assert Notice("spot", "", None).remaining(1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "detail", "said", "to_go_on"),
+    [
+        ("signal", "SIGINT", "SIGINT", "start the same command again to go on"),
+        ("data", "damaged data", "damaged data", "start the same command again to go on"),
+        ("spot", "terminate at 12:00", "spot notice (terminate at 12:00)", "start the same command again to go on"),
+        ("stop-file", "/x exists", "stop file (/x exists)", "remove the stop file, then start the same command again"),
+        ("deadline", "capacity ends", "deadline (capacity ends)", "set a later interrupt.deadline, then start"),
+    ],
+)
+def test_a_notice_is_named_by_its_source_with_what_to_do(source: str, detail: str, said: str, to_go_on: str) -> None:
+    found = Notice(source, detail, None)
+    assert found.said == said
+    assert found.to_go_on.startswith(to_go_on)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_tells_of_a_notice_once_as_soon_as_it_is_there(tmp_path: Path, rank: int) -> None:
+    seen, on_event = events()
+    stop = tmp_path / "stop"
+    config = InterruptConfig(stop_uri=str(stop), poll_s=0.001)
+    with Watch(config, rank=rank, on_event=on_event) as watch:
+        stop.touch()
+        wait_until(lambda: seen or rank)
+        watch.tell(Notice("spot", "terminate", None))
+    assert seen == [("notice", {"detail": f"stop file ({stop} exists): saving after this step"})][rank:]
 
 
 @given(

@@ -76,6 +76,22 @@ def test_events_are_lines_of_their_own() -> None:
     assert event_line("resumed", {}) == "resumed"
 
 
+def test_a_save_that_fails_again_for_the_same_reason_is_shown_once() -> None:
+    stream = io.StringIO()
+    sink = TerminalSink(100, stream=stream)
+    for step, number, why in [(6, 0, "full"), (6, 1, "full"), (6, 2, "refused"), (7, 3, "refused"), (7, 4, "refused")]:
+        attempt = f"000001-{step}-{number}"
+        fields = {
+            "step": step,
+            "attempt": attempt,
+            "seconds": 0.1,
+            "detail": f"attempts/{attempt}/data: {why}, {90 - number} kB free",
+        }
+        sink.event("checkpoint_failed", fields)
+    shown = [line.split(", ")[1] for line in stream.getvalue().splitlines()]
+    assert shown == ["attempt 000001-6-0", "attempt 000001-6-2", "attempt 000001-7-3"]
+
+
 def test_a_changed_config_shows_each_setting_before_and_after() -> None:
     changes = {"train.steps": [20, 30], "optimizer.lr": [0.0003, 0.00012], "train.stop_file": [None, "/x"]}
     assert event_line("config_changed", {"changes": changes}) == (

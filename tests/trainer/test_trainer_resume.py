@@ -154,6 +154,19 @@ def test_patience_counts_on_across_an_interruption_and_can_be_raised(config: Pat
     assert len(records(run)) == 8
 
 
+def test_a_stopped_job_says_at_once_and_at_the_end_what_stopped_it_and_then_how_to_go_on(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(config, "task.strike=2") == 85
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if "SIGUSR1" in line] == [
+        "notice: SIGUSR1: saving after this step",
+        "stopped: step 2, saved_step 2, exit_code 85, SIGUSR1; start the same command again to go on",
+    ]
+    (stopped,) = events(tmp_path / "run", "stopped")
+    assert (stopped["step"], stopped["saved_step"], stopped["exit_code"]) == (2, 2, 85)
+
+
 def test_a_notice_in_the_last_step_of_all_is_no_interruption(config: Path, tmp_path: Path) -> None:
     assert train(config, *EARLY, "task.strike=6") == 0
     assert commits(tmp_path / "run") == [ManifestId(1, 6)]

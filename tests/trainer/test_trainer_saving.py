@@ -178,9 +178,26 @@ def test_a_notice_ends_with_the_newest_state_that_time_allows(
 @pytest.mark.parametrize("in_flight", [None, 8])
 def test_a_notice_after_which_nothing_commits_is_a_failure_that_says_what_is_safe(in_flight: int | None) -> None:
     saving = saving_with(ScriptedCheckpointer([False, False], in_flight=in_flight), committed=4)
-    with pytest.raises(NotSavedError, match=r"step 9 could not be saved .* step 4 is committed") as failed:
+    said = r"step 9 could not be saved after spot notice \(terminate\) .* step 4 is committed"
+    with pytest.raises(NotSavedError, match=said) as failed:
         saving.save_on_notice(9, notice(None))
     assert failed.value.exit_code == 1
+
+
+def test_every_rank_names_the_notice_that_only_one_has_and_before_the_save() -> None:
+    shared, told = HashStore(), []
+    scripted = [ScriptedCheckpointer() for _ in range(2)]
+    savings = [saving_with(scripted[rank], votes=StoreVotes(shared, 2), rank=rank) for rank in range(2)]
+
+    def stop(rank: int) -> None:
+        def tell(named: Notice) -> None:
+            told.append((rank, named.said, list(scripted[rank].saved)))
+
+        savings[rank].save_on_notice(9, notice(100.0) if rank else None, tell)
+
+    run_threads(2, stop)
+    assert sorted(told) == [(rank, "spot notice (terminate)", []) for rank in range(2)]
+    assert savings[0].noticed == savings[1].noticed
 
 
 def test_a_notice_to_a_job_that_has_lost_its_run_saves_nothing() -> None:
@@ -264,6 +281,13 @@ def test_the_last_state_of_a_run_is_tried_three_times(tmp_path: Path, refusals: 
                 saving.finish(9)
     assert manifests_of(store) == [ManifestId(1, 9)][: refusals < 3]
     assert len(events.of("checkpoint_failed")) == refusals
+
+
+@pytest.mark.parametrize(("in_flight", "tries"), [(None, 3), (8, 3), (9, 4)])
+def test_a_last_state_that_cannot_be_saved_says_how_often_it_was_tried(in_flight: int | None, tries: int) -> None:
+    saving = saving_with(ScriptedCheckpointer([False] * 9, in_flight=in_flight), committed=4)
+    with pytest.raises(NotSavedError, match=f"step 9 could not be saved in {tries} tries"):
+        saving.finish(9)
 
 
 def test_a_state_that_is_committed_already_is_not_saved_again() -> None:

@@ -14,13 +14,18 @@ from trainer.errors import UserError
 from trainer.storage import ObjectStore, PreconditionError, open_store
 from trainer.storage.local import LocalStore
 
-SHAPE = {"model": {"layers": 2, "width": 64}, "data": "89abcdef"}
+SHAPE: dict[str, Any] = {"model": {"layers": 2, "width": 64, "vocab_size": 256}, "seq_len": 16, "data": "89abcdef"}
+"""What the Task saw: `width` is a setting of [task] itself, as image_classification has it, `vocab_size` no setting."""
+
+
+def model(**changes: int) -> dict[str, Any]:
+    return {**SHAPE, "model": {**SHAPE["model"], **changes}}
 
 
 def config(**changes: Any) -> Config:
     table: dict[str, Any] = {
         "run": {"uri": "x", "seed": 7},
-        "task": {"name": "language_model", "data": "tokens"},
+        "task": {"name": "language_model", "data": "tokens", "seq_len": 16, "width": 64, "model": {"layers": 2}},
         "train": {"steps": 10, "global_batch": 8, "micro_batch": 2},
     }
     for path, value in changes.items():
@@ -43,8 +48,16 @@ def store(tmp_path: Path) -> ObjectStore:
         ({"run__seed": 8}, SHAPE, "run.seed = 8"),
         ({"optimizer__lr": 0.5}, SHAPE, "optimizer.lr = 0.5"),
         ({"task__name": "image_classification"}, SHAPE, "task.name = 'image_classification'"),
-        ({}, {**SHAPE, "data": "other"}, "data = 'other'"),
-        ({}, {**SHAPE, "model": {"layers": 3, "width": 64}}, "model.layers = 3"),
+        ({"task__seq_len": 32}, {**SHAPE, "seq_len": 32}, "task.seq_len = 32: the run was trained with 16, and"),
+        ({"task__width": 32}, model(width=32), "task.width = 32: the run was trained with 64, and"),
+        ({"task__model": {"layers": 3}}, model(layers=3), "task.model.layers = 3: the run was trained with 2, and"),
+        ({"task__model": {}}, model(layers=3), "task.model.layers = 3: the run was trained with 2, and"),
+        (
+            {},
+            {**SHAPE, "data": "other"},
+            "task.data = 'tokens': holds 'other', the run was trained with '89abcdef', and",
+        ),
+        ({}, model(vocab_size=512), "[task] model.vocab_size = 512: the run was trained with 256, and"),
     ],
 )
 def test_what_makes_it_another_run_is_refused_by_name(

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 """Receives (kind, fields) from the polling thread; must be thread-safe and quick."""
+_FROM_AWS = ("spot", "rebalance", "autoscaling")
+_FIRST = {"stop-file": "remove the stop file, then ", "deadline": "set a later interrupt.deadline, then "}
 
 
 @dataclass(frozen=True)
@@ -15,10 +17,23 @@ class Notice:
     """Why the run should save and stop."""
 
     source: str
-    """`signal`, `spot`, `rebalance`, `autoscaling`, `deadline` or `stop-file`."""
+    """`signal`, `spot`, `rebalance`, `autoscaling`, `deadline`, `stop-file` or `data`."""
     detail: str
     deadline: float | None
     """`time.monotonic()` seconds at which the capacity is gone; None when nobody says."""
+
+    @property
+    def said(self) -> str:
+        """What stops the run, for people: `SIGINT`, `spot notice (terminate at …)`, `stop file (/x exists)`."""
+        if self.source in ("signal", "data"):
+            return self.detail
+        name = self.source.replace("-", " ")
+        return f"{name} notice ({self.detail})" if name in _FROM_AWS else f"{name} ({self.detail})"
+
+    @property
+    def to_go_on(self) -> str:
+        """What a person does to go on; a deadline that is over and a stop file would stop the next start too."""
+        return f"{_FIRST.get(self.source, '')}start the same command again to go on"
 
     def remaining(self, now: float) -> float | None:
         """Seconds left at monotonic time `now`, never below 0; None when the deadline is unknown."""

@@ -36,9 +36,10 @@ class Watch:
 
     Signals are watched on every rank, the metadata service by local rank 0 of each node (notices concern a node), the
     stop file and the deadline by rank 0; the ranks agree on what anyone saw at a step boundary. The first notice
-    stays, unless another leaves less time. `wall_clock` gives Unix seconds for the deadline, None while it cannot
-    yet; it is asked from the polling thread until it answers, once: `ObjectStore.now` fits. `on_event("warning",
-    {"source", "detail"})` tells about sources that cannot be asked. Raises UserError for an impossible config.
+    stays, unless another leaves less time; rank 0 tells of it once, with `on_event("notice", {"detail"})`. `wall_clock`
+    gives Unix seconds for the deadline, None while it cannot yet; it is asked from the polling thread until it answers,
+    once: `ObjectStore.now` fits. `on_event("warning", {"source", "detail"})` tells about sources that cannot be asked.
+    Raises UserError for an impossible config.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Watch:
         problems = config_problems(config, environ)
         if problems:
             raise UserError(problems)
-        on_event = on_event or _log_event
+        on_event = self._on_event = on_event or _log_event
         self._poll_s = config.poll_s
         self._signals = SignalFlag(config.signal_grace_s, monotonic)
         self._pollers: list[Poller] = []
@@ -78,6 +79,8 @@ class Watch:
         if config.stop_uri is not None and rank == 0:
             self._pollers.append(StopFile(config.stop_uri, on_event))
         self._polled: Notice | None = None
+        self._silent = rank != 0
+        self._telling = threading.Lock()
         self._closing = threading.Event()
         self._thread = BackgroundThread(self._run, "interrupt-watch")
 
@@ -90,6 +93,14 @@ class Watch:
         """What is known now: a few attribute reads, no lock, no I/O. Raises what ended the thread, if a defect did."""
         self._thread.check()
         return nearer(self._signals.notice, self._polled)
+
+    def tell(self, notice: Notice) -> None:
+        """Have rank 0 say, once, what stops the job: this thread as soon as it knows, the loop for another rank's notice."""
+        with self._telling:
+            if self._silent:
+                return
+            self._silent = True
+        self._on_event("notice", {"detail": f"{notice.said}: saving after this step"})
 
     def close(self) -> None:
         """Stop polling and put the previous signal handlers back: call it after the last commit, not before."""
@@ -109,10 +120,17 @@ class Watch:
     def _run(self) -> None:
         while not self._closing.is_set():
             for poller in self._pollers:
+                self._tell_of_any()
                 self._polled = nearer(self._polled, poller.poll())
             if self._closing.is_set():
                 return
+            self._tell_of_any()
             self._signals.wait(self._poll_s)
+
+    def _tell_of_any(self) -> None:
+        notice = nearer(self._signals.notice, self._polled)
+        if notice is not None:
+            self.tell(notice)
 
 
 def _log_event(kind: str, fields: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,12 +22,15 @@ QUIET = frozenset({"checkpoint_started", "checkpoints_pruned"})
 """Routine that only the stored log needs: what a person wants to see is that a checkpoint is committed."""
 LOUD = {"warning": "yellow", "notice": "bold yellow", "lost": "bold red", "error": "bold red"}
 
+_AMOUNT = re.compile(r"[\d.]+ (bytes|[kMGTP]?B)\b")
+"""Of a full disk: the space left changes a little from one try to the next."""
+
 
 class TerminalSink:
     """A Sink that shows where the run stands; events appear above the bar, or as lines of their own.
 
     `total` is the last step of the run. Without a terminal a line is printed for the first step, then every
-    `every_s`, then for the last step.
+    `every_s`, then for the last step. A save that is tried again and fails alike is shown once.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class TerminalSink:
         self._blocked_s = 0.0
         self._shown_step = 0
         self._last: Mapping[str, Any] | None = None
+        self._failure: tuple[object, str] | None = None
         console = Console(file=self._stream, highlight=False)
         self._progress: Progress | None = None
         if console.is_terminal:
@@ -70,7 +75,7 @@ class TerminalSink:
             self._print_step(record)
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        if kind in QUIET:
+        if kind in QUIET or (kind == "checkpoint_failed" and self._is_repetition(fields)):
             return
         line = event_line(kind, fields)
         if self._progress is None:
@@ -80,6 +85,12 @@ class TerminalSink:
             return
         style = LOUD.get(kind, "green")
         self._progress.console.print(f"[{style}]{escape(line)}[/]", soft_wrap=True)
+
+    def _is_repetition(self, fields: Mapping[str, Any]) -> bool:
+        """Whether the save before failed too, of the same step and for the same reason; the log has them all."""
+        reason = _AMOUNT.sub("", str(fields.get("detail", "")).replace(str(fields.get("attempt")), ""))
+        before, self._failure = self._failure, (fields.get("step"), reason)
+        return before == self._failure
 
     def close(self) -> None:
         if self._progress is not None:
