@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -185,6 +186,23 @@ def test_a_page_as_the_message_of_an_error_is_not_printed(code: str) -> None:
     found = ONLINE[code].ask(spec_of(SPOT, {}), context(SPOT), broken(error))
     assert found
     assert all("an HTML page" in one.line() and "<" not in one.line() for one in found)
+
+
+def test_spot_prices_are_those_of_the_last_days_whatever_day_the_rules_are_asked_about() -> None:
+    """AWS has no prices of next year."""
+
+    class Recorder:
+        def get_paginator(self, _: str) -> Recorder:
+            return self
+
+        def paginate(self, **asked: Any) -> list[Any]:
+            self.asked = asked
+            return []
+
+    ec2 = Recorder()
+    later = Context.at(place(SPOT), datetime.now(UTC) + timedelta(days=365))
+    list(ONLINE["CAP-106"].look(spec_of(SPOT, {}), later, Aws("us-east-1", lambda _: ec2)))
+    assert ec2.asked["StartTime"] < datetime.now(UTC)
 
 
 def test_missing_permission_names_the_permission() -> None:
