@@ -212,7 +212,8 @@ def test_an_image_that_cannot_be_looked_up_stops_the_program_in_one_line_before_
     assert line.startswith(f"image_id of group train = '{image_id or '/aws/service/'}")
     assert "1 error occurred: * reading it: not found; fix: name an image of the region" in line
     assert line.isprintable()
-    assert monitor.requests == []
+    # The engine's own entry of a stack comes with the first program of a process.
+    assert [one.type for one in monitor.requests if one.type != "pulumi:pulumi:Stack"] == []
 
 
 @pytest.mark.parametrize(
