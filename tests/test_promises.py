@@ -17,6 +17,12 @@ def names_in(file: Path) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
 
 
+def test_a_helper_is_no_test() -> None:
+    own = names_in(Path(__file__))
+    assert "names_in" not in own
+    assert "test_a_helper_is_no_test" in own
+
+
 @pytest.mark.parametrize("page", ["docs/promises.md", "README.md"])
 def test_every_test_that_is_named_exists(page: str) -> None:
     named = NAMED.findall((ROOT / page).read_text(encoding="utf-8"))

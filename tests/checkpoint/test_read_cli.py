@@ -16,9 +16,10 @@ from tests.checkpoint.test_read_prune import manifests_of, put_lease, write_step
 from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
 from trainer import stored_config
 from trainer.__main__ import main
-from trainer.checkpoint.audit import audit
-from trainer.checkpoint.history import read_history
+from trainer.checkpoint.audit import audit, lost_commits
+from trainer.checkpoint.history import History, read_history
 from trainer.checkpoint.layout import ManifestId
+from trainer.checkpoint.lease import LeaseRecord, Settlement
 from trainer.checkpoint.parts import read_manifest
 from trainer.checkpoint.verify import verify_checkpoint
 from trainer.config import CheckpointConfig, Config
@@ -155,6 +156,13 @@ def test_a_run_whose_every_manifest_was_deleted_is_not_taken_for_a_young_one(tol
     code, out, _ = call("verify", told.uri)
     assert code == 1
     assert out.count("the run recorded its commit") == 2, "as many as no pruning ever removes"
+
+
+def test_a_checkpoint_that_a_job_began_from_is_missed_though_no_event_tells_of_it() -> None:
+    began_from = ManifestId(1, 20)
+    lineage = (Settlement(1, None), Settlement(3, began_from))
+    history = History(LeaseRecord(3, "job", "now", "nonce", lineage), [ManifestId(3, 25)], [])
+    assert lost_commits(history, [], CheckpointConfig(keep_last=2)) == [began_from]
 
 
 def test_what_the_command_prunes_is_told_in_the_events_and_so_never_taken_for_lost(

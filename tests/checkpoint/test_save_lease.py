@@ -123,6 +123,14 @@ def test_a_lease_that_was_removed_is_rebuilt_from_the_manifests(store: ObjectSto
     assert lease.lineage == (Settlement(1, None), Settlement(4, ManifestId(1, 20)))
 
 
+def test_manifests_that_only_the_wire_damaged_still_say_where_each_generation_began(store: ObjectStore) -> None:
+    for generation, step, parent in ((1, 10, None), (4, 25, ManifestId(1, 10))):
+        manifest = Manifest(generation, step, f"{generation:06d}-{step:010d}-00000000", parent, 1, "", ())
+        store.put(manifest.id.key, encode(manifest))
+    lease = Lease.take(FlippedOnce(store.uri), "job")
+    assert lease.lineage == (Settlement(1, None), Settlement(4, ManifestId(1, 10)))
+
+
 commits = st.builds(ManifestId, st.integers(1, 10**7), st.integers(0, 10**11))
 settlements = st.builds(Settlement, st.integers(1, 10**7), st.none() | commits)
 

@@ -137,6 +137,7 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("lustre-network", lambda f: f["lustre"].update(nets=[{"net": "tcp", "nids": []}]), "FAIL", "NONE"),
     ("lustre-network", lambda f: f["lustre"].update(nets=None), "UNKNOWN", "NONE"),
     ("lustre-network", lambda f: f["lustre"]["nets"][2]["nids"].pop(), "FAIL", "NONE"),
+    ("lustre-network", lambda f: f["lustre"]["nets"][2]["nids"][0].update(status="down"), "FAIL", "NONE"),
     (
         "lustre-network",
         lambda f: f["lustre"].update(peers=[{"primary": "10.0.0.9@tcp", "nids": ["10.0.0.9@tcp"]}]),

@@ -15,7 +15,7 @@ from tests.lab.faulty_proxy import Answer, Fault, FaultyProxy, Reset
 from tests.trainer.ranks import run_threads
 from trainer.agree import decide, together
 from trainer.checkpoint.history import read_history
-from trainer.checkpoint.layout import MANIFESTS, ManifestId
+from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
 from trainer.checkpoint.lease import Lease
 from trainer.checkpoint.load import load_latest
 from trainer.checkpoint.votes import StoreVotes
@@ -278,6 +278,31 @@ def test_checkpoints_that_a_newer_job_pruned_while_this_one_read_them_are_a_lost
     assert [error.exit_code for error in errors] == [code] * 2
     assert all(("the newer job owns this run" in str(error)) == overtaken for error in errors)
     assert all(("none verifies" in str(error)) != overtaken for error in errors)
+
+
+class SilentOwnerStore(LocalStore):
+    """Answers nothing to the question who owns the run, once that is set."""
+
+    silent = False
+
+    def read(self, key: str) -> tuple[bytes, str]:
+        if self.silent and key == LEASE:
+            raise StorageError(f"{key}: does not answer; fix: wait")
+        return super().read(key)
+
+
+def test_a_store_that_fails_when_asked_who_owns_the_run_is_a_failure_and_no_mistake(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "run")
+    store = SilentOwnerStore(config.run.uri)
+    lease = Lease.take(store, "this job")
+    store.silent = True
+
+    def work(rank: int, votes: CountedVotes) -> Any:
+        claim = Claim(lease.generation, [ManifestId(1, 20)], 8, {}, lease if rank == 0 else None)
+        return load_claimed(config, world_of(rank, 2), votes, store, claim, lambda name: True, lambda *event: None)
+
+    errors, _ = on_ranks(work)
+    assert [(error.exit_code, "does not answer" in str(error)) for error in errors] == [(1, True)] * 2
 
 
 class ReplacedStore(LocalStore):
