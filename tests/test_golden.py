@@ -1,0 +1,109 @@
+"""What users see and what is declared, as it was: a change of the house changes none of these files but on purpose.
+
+`LUSTRAIN_GOLDEN=write pytest tests/test_golden.py` writes them anew; git shows what has changed. Names of contents (hashes,
+commits) are left out, since every edit changes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pulumi
+import pytest
+
+from images import making, telling, versions
+from images.making import Wish
+from infra.components.stack import declare
+from infra.config import parse
+from infra.local.mocks import Recorder
+from infra.preflight.commands import rules
+from infra.preflight.offline import run_offline
+from infra.problems import InfraError
+from node_setup.agent import catalog
+from node_setup.agent.model import Request
+from node_setup.agent.plan import plan, rows
+from tests.infra.edits import STACKS, edited, place, spec_of
+from tests.infra.mistakes import MISTAKES, NOW
+from tests.infra.registered import Registered, run_on
+from tests.infra.test_preflight_planted import FORM
+from tests.node_setup.machines import DOCUMENT, facts_of
+
+FOLDER = Path(__file__).parent / "golden"
+HASH = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{12,64}\b")
+FOLDED = re.compile(r"[A-Za-z0-9+/=]{200,}")
+"""Scripts that are handed over packed; they hold the bundle's name."""
+
+
+def same(name: str, lines: Iterable[str]) -> None:
+    text = "\n".join(FOLDED.sub("<packed>", HASH.sub("<hash>", line)) for line in lines) + "\n"
+    file = FOLDER / name
+    if os.environ.get("LUSTRAIN_GOLDEN") == "write":
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8"), f"if this is meant: LUSTRAIN_GOLDEN=write pytest {__file__}"
+
+
+def as_lines(data: Any) -> list[str]:
+    return json.dumps(
+        data, indent=1, sort_keys=True, default=lambda one: type(one).__name__, ensure_ascii=False
+    ).splitlines()
+
+
+def test_the_rules() -> None:
+    same("rules.txt", rules())
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_what_preflight_says_of_an_example(stack: str) -> None:
+    found = run_offline(spec_of(stack, {}), place(stack), NOW)
+    same(f"preflight-{stack}.txt", [finding.line() for finding in found])
+
+
+@pytest.mark.slow
+def test_what_preflight_says_of_every_planted_mistake() -> None:
+    lines = []
+    for mistake in MISTAKES:
+        where = mistake.place or place(mistake.stack)
+        found = run_offline(spec_of(mistake.stack, mistake.edits), where, NOW)
+        lines += [f"# {mistake} in {mistake.stack}", *(finding.line() for finding in found)]
+    for name, stack, edits, _ in FORM:
+        try:
+            parse(edited(stack, edits))
+        except InfraError as error:
+            lines += [f"# {name}", *error.problems]
+    same("mistakes.txt", lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stack", STACKS)
+def test_what_a_stack_declares(stack: str) -> None:
+    spec, where = spec_of(stack, {}), place(stack)
+    service = Recorder(where.region)
+
+    def program() -> dict[str, pulumi.Output[Any]]:
+        return {key: pulumi.Output.from_input(value) for key, value in declare(spec, where).items()}
+
+    made = run_on(Registered(service), service, program)[0]
+    declared = {f"{request.type} {name}": made.properties(name) for name, request in made.requests.items()}
+    same(f"declared-{stack}.json", as_lines(declared))
+
+
+@pytest.mark.parametrize("machine", ["p5", "cpu", "gaudi", "login"])
+def test_what_the_agent_would_do_on_a_recorded_host(machine: str) -> None:
+    same(f"agent-{machine}.json", as_lines(rows(plan(catalog.load(), facts_of(machine), Request(document=DOCUMENT)))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", sorted(versions.load().budget_mb))
+def test_what_an_image_is_made_of(target: str, tmp_path: Path) -> None:
+    base = "example.org/base@sha256:" + "a" * 64
+    wish = Wish(target, repository="example.org/trainer", base=base, tools=base)
+    with making.planned(wish, tmp_path / "image.json") as planned:
+        found = telling.plan(planned)
+    # The commit, and every file of the trainer by name.
+    del found["git"], found["inputs"]["code"]
+    same(f"image-{target}.json", as_lines(found))
