@@ -309,25 +309,33 @@ def _nearest(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
 _WORDS = {
     "int": "a whole number",
     "float": "a number",
-    "finite": "a number that is not infinite",
+    "finite": "a number, not inf or nan",
     "bool": "true or false",
     "string": "text in quotes",
     "tuple": "a list, like [a, b]",
     "list": "a list, like [a, b]",
     "model": "a table of keys",
+    "mapping": "a table of keys",
     "dict": "a table of keys",
 }
 """What pydantic's kinds of errors come to, by the first word of the kind; its own messages speak of Python's types."""
 
 
+_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+_LENGTHS = {"min_length": "at least", "max_length": "at most"}
+
+
 def _why(kind: str, context: Mapping[str, Any]) -> str:
-    bounds = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-    allowed = [f"{sign} {context[name]}" for name, sign in bounds.items() if name in context]
+    """What is wrong and what may stand there; the demands of a Task that is not ours are told name by name."""
+    if kind.endswith(("_type", "_parsing", "_from_float")):
+        return f"wrong type; allowed: {_WORDS.get(kind.partition('_')[0], 'another value')}"
+    counted = "character(s)" if kind.startswith("string") else "item(s)"
+    allowed = [f"{sign} {context[name]}" for name, sign in _BOUNDS.items() if name in context]
+    allowed += [f"{sign} {context[name]} {counted}" for name, sign in _LENGTHS.items() if context.get(name) is not None]
     if kind == "literal_error":
         allowed = [str(context["expected"])]
-    word = _WORDS.get(kind.partition("_")[0], "another value, as trainer/config.py shows")
-    why = "wrong type" if kind.endswith(("_type", "_parsing", "_from_float")) else "not allowed"
-    return f"{why}; allowed: {', '.join(allowed) or word}"
+    allowed = allowed or [f"{name.replace('_', ' ')} {value}" for name, value in context.items()]
+    return f"not allowed; allowed: {', '.join(allowed) or _WORDS.get(kind.partition('_')[0], 'another value')}"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -112,7 +112,9 @@ def test_a_lease_that_only_the_wire_damaged_is_read_again(store: ObjectStore) ->
     assert Lease.take(FlippedOnce(store.uri), "next").generation == 2
 
 
-def test_a_lease_that_was_removed_is_rebuilt_from_the_manifests(store: ObjectStore) -> None:
+def test_a_lease_that_was_removed_is_rebuilt_from_the_manifests(
+    store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
     for generation, step, parent in ((1, 10, None), (1, 20, None), (4, 25, ManifestId(1, 20))):
         manifest = Manifest(generation, step, f"{generation:06d}-{step:010d}-00000000", parent, 1, "", ())
         store.put(manifest.id.key, encode(manifest))
@@ -121,6 +123,8 @@ def test_a_lease_that_was_removed_is_rebuilt_from_the_manifests(store: ObjectSto
     lease = Lease.take(store, "job")
     assert lease.generation == 7, "a generation that left anything behind is never used again"
     assert lease.lineage == (Settlement(1, None), Settlement(4, ManifestId(1, 20)))
+    (warning,) = caplog.messages
+    assert "manifests/000003-0000000022.json: passed over while lease.json is rebuilt: " in warning
 
 
 def test_manifests_that_only_the_wire_damaged_still_say_where_each_generation_began(store: ObjectStore) -> None:

@@ -115,6 +115,13 @@ def test_a_stop_uri_that_names_no_file_is_a_config_problem(uri: str) -> None:
     assert line.startswith(f"interrupt.stop_uri = {uri!r}: "[:200])
 
 
+@pytest.mark.parametrize("uri", ["absent/{}", "{}/stop", "s3://bucket/{}", "a/" * 2100 + "stop"])
+def test_a_stop_uri_that_can_never_be_looked_up_is_a_config_problem(uri: str) -> None:
+    (line,) = config_problems(InterruptConfig(stop_uri=uri.format("é" * 128)))
+    assert "is too long to be looked up; allowed: 255 bytes between two '/'" in line
+    assert config_problems(InterruptConfig(stop_uri=f"/tmp/{'a' * 255}")) == []
+
+
 def test_all_problems_come_at_once() -> None:
     config = InterruptConfig(stop_uri="s3://bucket", metadata=True)
     with pytest.raises(UserError) as caught:

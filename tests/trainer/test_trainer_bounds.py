@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, ValidationError
 
 from trainer import config as configuration
 from trainer.checkpoint.fence import Fence
@@ -125,7 +125,14 @@ def test_every_number_has_a_range_and_is_refused_in_one_line_outside_of_it(
         ("interrupt.poll_s", 1e12),
         ("train.global_batch", 10**12),
         ("task.model.width", 10**9),
+        ("task.model.hidden", 10**9),
+        ("task.model.layers", 10**9),
+        ("task.model.heads", 10**9),
         ("task.model.vocab_size", 2**40),
+        ("task.seq_len", 10**9),
+        ("train.steps", 10**13),
+        ("interrupt.poll_s", 1e-6),
+        ("optimizer.lr", 1e-39),
     ],
 )
 def test_numbers_that_once_ended_threads_or_said_nothing_for_minutes_are_refused(key: str, value: float) -> None:
@@ -222,6 +229,35 @@ def test_a_value_of_another_type_is_told_in_plain_words(tmp_path: Path, text: st
         configuration.load(tmp_path / "config.toml", [text], also=problems_in)
     (line,) = caught.value.problems
     assert line.endswith(f": wrong type; allowed: {allowed}")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('run.uri=""', "run.uri = '': not allowed; allowed: at least 1 character(s)"),
+        ("optimizer.lr=nan", "optimizer.lr = nan: not allowed; allowed: a number, not inf or nan"),
+    ],
+)
+def test_a_value_of_the_right_type_is_told_what_it_lacks(tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "config.toml").write_text(GOOD)
+    with pytest.raises(UserError) as caught:
+        configuration.load(tmp_path / "config.toml", [text])
+    assert caught.value.problems == [line]
+
+
+def test_what_a_task_from_elsewhere_demands_is_told_in_plain_words() -> None:
+    class Options(BaseModel):
+        word: Annotated[str, Field(pattern="^a+$")]
+        count: Annotated[int, Field(multiple_of=4)]
+        table: Mapping[str, int]
+
+    with pytest.raises(ValidationError) as caught:
+        Options.model_validate({"word": "b", "count": 3, "table": 1})
+    assert configuration.problems_of(caught.value, "task", Options) == [
+        "task.word = 'b': not allowed; allowed: pattern ^a+$",
+        "task.count = 3: not allowed; allowed: multiple of 4",
+        "task.table = 1: wrong type; allowed: a table of keys",
+    ]
 
 
 def test_a_set_that_nests_too_deep_is_one_line(tmp_path: Path) -> None:

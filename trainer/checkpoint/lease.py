@@ -7,6 +7,7 @@ compared.
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,8 @@ from trainer.checkpoint.parts import on_second_look
 from trainer.checkpoint.records import DamagedRecordError, NewerFormatError, decode_manifest, seal, unseal
 from trainer.errors import LostRunError, UserError, problem
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
+
+log = logging.getLogger(__name__)
 
 VERSION = 1
 _TRIES = 8
@@ -236,8 +239,9 @@ def _from_objects(store: ObjectStore) -> tuple[int, tuple[Settlement, ...]]:
         if manifest and manifest.generation not in parents:
             try:
                 parents[manifest.generation] = on_second_look(partial(_parent, store, info.key))
-            except DamagedRecordError:
-                continue  # another manifest of this generation may still say it
+            except DamagedRecordError as error:
+                # Another manifest of this generation may still say it.
+                log.warning("%s/%s: passed over while %s is rebuilt: %s", store.uri, info.key, LEASE, error)
     lineage = tuple(Settlement(generation, parents[generation]) for generation in sorted(parents))
     return max(used) + 1, lineage
 

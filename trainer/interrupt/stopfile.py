@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import errno
+import os
 from pathlib import Path
 
 from trainer.errors import UserError, problem
 from trainer.interrupt.notice import Notice, OnEvent
 from trainer.interrupt.outage import Outage
 from trainer.storage import ObjectMissingError, ObjectStore, open_store
+from trainer.storage.keys import MAX_SEGMENT_BYTES
+
+MAX_PATH_BYTES = 4095
+"""PATH_MAX of Linux without its NUL: include/uapi/linux/limits.h."""
+MAX_S3_KEY_BYTES = 1024
+"""https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html"""
 
 
 def stop_uri_problems(uri: str) -> list[str]:
@@ -18,21 +24,19 @@ def stop_uri_problems(uri: str) -> list[str]:
             return [problem("interrupt.stop_uri", uri, "unknown kind of place", allowed="a path, or s3://bucket/key")]
         if not uri or uri.endswith("/"):
             return [problem("interrupt.stop_uri", uri, "names a folder", fix="name the file that shall appear")]
-        return _never_there(uri)
+        return _too_long(uri, uri, MAX_PATH_BYTES)
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     if not bucket or not key or key.endswith("/"):
         return [problem("interrupt.stop_uri", uri, "names no object", allowed="s3://bucket/key")]
-    return []
+    return _too_long(uri, key, MAX_S3_KEY_BYTES)
 
 
-def _never_there(path: str) -> list[str]:
-    """A problem with a path that no file can ever have; one that is only absent now is none."""
-    try:
-        Path(path).exists()
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            return [problem("interrupt.stop_uri", path, "is too long for a path", fix="use a shorter one")]
-    return []
+def _too_long(uri: str, path: str, most: int) -> list[str]:
+    """Counted and not looked up: an absent folder on the way would hide it, and a file system that hangs would hang us."""
+    if len(os.fsencode(path)) <= most and all(len(os.fsencode(name)) <= MAX_SEGMENT_BYTES for name in path.split("/")):
+        return []
+    allowed = f"{MAX_SEGMENT_BYTES} bytes between two '/', {most} in all"
+    return [problem("interrupt.stop_uri", uri, "is too long to be looked up", allowed=allowed, fix="use a shorter one")]
 
 
 class StopFile:
