@@ -17,6 +17,7 @@ from trainer import config as configuration
 from trainer.checkpoint.fence import Fence
 from trainer.checkpoint.lease import Lease
 from trainer.config import Config, InterruptConfig
+from trainer.config_problems import problems_of
 from trainer.errors import UserError
 from trainer.interrupt import Watch
 from trainer.metrics import RunLog
@@ -91,7 +92,7 @@ def told(path: tuple[str, ...], value: object, task: dict[str, Any]) -> list[str
         Config.model_validate(whole)
         lines = problems_in(whole)
     except ValueError as error:
-        lines = configuration.problems_of(error)  # type: ignore[arg-type]
+        lines = problems_of(error, model=Config)  # type: ignore[arg-type]
     return [line for line in lines if line.startswith(".".join(path) + " = ")]
 
 
@@ -253,7 +254,7 @@ def test_what_a_task_from_elsewhere_demands_is_told_in_plain_words() -> None:
 
     with pytest.raises(ValidationError) as caught:
         Options.model_validate({"word": "b", "count": 3, "table": 1})
-    assert configuration.problems_of(caught.value, "task", Options) == [
+    assert problems_of(caught.value, "task", model=Options) == [
         "task.word = 'b': not allowed; allowed: pattern ^a+$",
         "task.count = 3: not allowed; allowed: multiple of 4",
         "task.table = 1: wrong type; allowed: a table of keys",

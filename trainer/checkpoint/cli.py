@@ -24,7 +24,8 @@ from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.parts import read_manifest
 from trainer.checkpoint.prune import PruneReport, metric_of, prune
 from trainer.checkpoint.verify import VerifyReport, verify_checkpoint
-from trainer.config import CheckpointConfig, TaskConfig, problems_of
+from trainer.config import CheckpointConfig, TaskConfig
+from trainer.config_problems import problems_of
 from trainer.errors import EXIT_DONE, UserError, problem
 from trainer.metrics.runlog import append_event
 from trainer.metrics.timeline import PRUNED
@@ -198,7 +199,7 @@ def keep_options(store: ObjectStore, args: argparse.Namespace) -> CheckpointConf
     try:
         return CheckpointConfig(**keep)
     except ValidationError as error:
-        raise UserError(problems_of(error, "checkpoint")) from None
+        raise UserError(problems_of(error, "checkpoint", model=CheckpointConfig)) from None
 
 
 def prune_text(report: PruneReport, dry_run: bool) -> str:

@@ -16,7 +16,8 @@ import numpy as np
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from trainer.config import Section, TaskConfig, problems_of
+from trainer.config import Section, TaskConfig
+from trainer.config_problems import problems_of
 from trainer.data.verified import Ranks
 from trainer.errors import UserError, problem
 
@@ -154,7 +155,7 @@ def make_task(config: TaskConfig, *, seed: int) -> Task:
     try:
         options = kind.Options.model_validate(config.options)
     except ValidationError as error:
-        raise UserError(problems_of(error, "task", kind.Options)) from error
+        raise UserError(problems_of(error, "task", model=kind.Options)) from error
     if problems := kind.problems(options):
         raise UserError(problems)
     return kind(options, seed=seed)
