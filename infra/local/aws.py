@@ -120,6 +120,8 @@ def serve() -> None:
         os._exit(0)
 
     def stop(*_: object) -> None:
+        # The end of standard input sends a second one, which would be a traceback in the midst of the first one's exit.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, stop)
