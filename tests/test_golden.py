@@ -13,14 +13,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pulumi
 import pytest
 
 from images import making, telling, versions
 from images.making import Wish
-from infra.components.stack import declare
 from infra.config import parse
-from infra.local.mocks import Recorder
 from infra.preflight.commands import rules
 from infra.preflight.offline import run_offline
 from infra.problems import InfraError
@@ -29,8 +26,9 @@ from node_setup.agent.model import Request
 from node_setup.agent.plan import plan, rows
 from tests.infra.edits import STACKS, edited, place, spec_of
 from tests.infra.mistakes import MISTAKES, NOW
-from tests.infra.registered import Registered, run_on
+from tests.infra.registered import properties_of
 from tests.infra.test_preflight_planted import FORM
+from tests.infra.test_stack_zones import declared
 from tests.node_setup.machines import DOCUMENT, facts_of
 
 FOLDER = Path(__file__).parent / "golden"
@@ -83,15 +81,9 @@ def test_what_preflight_says_of_every_planted_mistake() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stack", STACKS)
 def test_what_a_stack_declares(stack: str) -> None:
-    spec, where = spec_of(stack, {}), place(stack)
-    service = Recorder(where.region)
-
-    def program() -> dict[str, pulumi.Output[Any]]:
-        return {key: pulumi.Output.from_input(value) for key, value in declare(spec, where).items()}
-
-    made = run_on(Registered(service), service, program)[0]
-    declared = {f"{request.type} {name}": made.properties(name) for name, request in made.requests.items()}
-    same(f"declared-{stack}.json", as_lines(declared))
+    made = declared(stack).registered
+    found = {f"{kind} {name}": properties_of(request) for (kind, name), request in made.items()}
+    same(f"declared-{stack}.json", as_lines(found))
 
 
 @pytest.mark.parametrize("machine", ["p5", "cpu", "gaudi", "login"])

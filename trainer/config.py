@@ -317,10 +317,10 @@ def _unusable(table: Mapping[str, Any]) -> list[str]:
     lines = []
     for path, value in _values(table):
         name = ".".join(path)
-        if not _is_utf8(name) or (isinstance(value, str) and not _is_utf8(value)):
+        text = name + value if isinstance(value, str) else name
+        if not _is_utf8(text):
             lines.append(problem(name, value, "is not text in UTF-8", fix="write it in UTF-8"))
-            continue
-        if "\0" in name or (isinstance(value, str) and "\0" in value):
+        elif "\0" in text:
             lines.append(problem(name, value, "holds a NUL byte, which no path and no name may", fix="remove it"))
         elif isinstance(value, int) and value.bit_length() > MOST_BITS:
             lines.append(problem(name, "…", f"an integer of more than {MOST_BITS} bits", fix="use a smaller one"))

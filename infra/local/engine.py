@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -101,14 +101,12 @@ class Engine:
 
     def steps(self) -> dict[str, str]:
         """What an update would do, without doing it: the operation for each resource's name, those that stay left out."""
-        plan = json.loads(self._run("preview", "--json").stdout)
-        return {one["urn"].rpartition("::")[2]: one["op"] for one in plan["steps"] if one["op"] != "same"}
+        return _changes(json.loads(self._run("preview", "--json").stdout)["steps"])
 
     def up_steps(self) -> dict[str, str]:
         """What an update did: the operation for each resource's name, those that stayed left out."""
         events = map(json.loads, self._run("up", "--yes", "--skip-preview", "--json").stdout.splitlines())
-        steps = [event["resourcePreEvent"]["metadata"] for event in events if "resourcePreEvent" in event]
-        return {one["urn"].rpartition("::")[2]: one["op"] for one in steps if one["op"] != "same"}
+        return _changes(event["resourcePreEvent"]["metadata"] for event in events if "resourcePreEvent" in event)
 
     def outputs(self) -> dict[str, Any]:
         return json.loads(self._run("stack", "output", "--json").stdout)  # type: ignore[no-any-return]
@@ -146,6 +144,10 @@ class Engine:
     def _config(self) -> dict[str, Any]:
         """What stands in the stack's file now, the salt of its secrets too."""
         return yaml.safe_load(self.config_file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def _changes(steps: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    return {one["urn"].rpartition("::")[2]: one["op"] for one in steps if one["op"] != "same"}
 
 
 def _stop(engine: subprocess.Popen[str]) -> None:

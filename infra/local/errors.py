@@ -79,14 +79,16 @@ def _app_of(service: str | None) -> Wsgi:
         return _no_such_service
     app: Flask = create_backend_app(service)  # type: ignore[arg-type]
 
+    def model_of(asked: Request) -> ServiceModel | None:
+        return _model(service) or _model(_scope(asked))
+
     def left_out(error: Exception) -> Response:
         asked = cast("Request", request)
-        return _left_out(asked, _model(service) or _model(_scope(asked)), str(error))
+        return _left_out(asked, model_of(asked), str(error))
 
     def failed(error: Exception) -> Response | HTTPException:
         asked = cast("Request", request)
-        model = _model(service) or _model(_scope(asked))
-        return error if isinstance(error, HTTPException) else _failed(asked, model, error)
+        return error if isinstance(error, HTTPException) else _failed(asked, model_of(asked), error)
 
     # A path that no action of the service has here; moto's own "not found" are errors of AWS, of other classes.
     app.register_error_handler(NotFound, left_out)

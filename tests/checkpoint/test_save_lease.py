@@ -112,12 +112,17 @@ def test_a_lease_that_only_the_wire_damaged_is_read_again(store: ObjectStore) ->
     assert Lease.take(FlippedOnce(store.uri), "next").generation == 2
 
 
+def put_manifests(store: ObjectStore, *described: tuple[int, int, ManifestId | None]) -> None:
+    """Commits of no tensors, by generation, step and parent."""
+    for generation, step, parent in described:
+        manifest = Manifest(generation, step, f"{generation:06d}-{step:010d}-00000000", parent, 1, "", ())
+        store.put(manifest.id.key, encode(manifest))
+
+
 def test_a_lease_that_was_removed_is_rebuilt_from_the_manifests(
     store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for generation, step, parent in ((1, 10, None), (1, 20, None), (4, 25, ManifestId(1, 20))):
-        manifest = Manifest(generation, step, f"{generation:06d}-{step:010d}-00000000", parent, 1, "", ())
-        store.put(manifest.id.key, encode(manifest))
+    put_manifests(store, (1, 10, None), (1, 20, None), (4, 25, ManifestId(1, 20)))
     store.put("manifests/000003-0000000022.json", b"damaged")
     store.put("metrics/000006-00001.jsonl", b"")
     lease = Lease.take(store, "job")
@@ -128,9 +133,7 @@ def test_a_lease_that_was_removed_is_rebuilt_from_the_manifests(
 
 
 def test_manifests_that_only_the_wire_damaged_still_say_where_each_generation_began(store: ObjectStore) -> None:
-    for generation, step, parent in ((1, 10, None), (4, 25, ManifestId(1, 10))):
-        manifest = Manifest(generation, step, f"{generation:06d}-{step:010d}-00000000", parent, 1, "", ())
-        store.put(manifest.id.key, encode(manifest))
+    put_manifests(store, (1, 10, None), (4, 25, ManifestId(1, 10)))
     lease = Lease.take(FlippedOnce(store.uri), "job")
     assert lease.lineage == (Settlement(1, None), Settlement(4, ManifestId(1, 10)))
 

@@ -107,15 +107,14 @@ def test_a_deadline_that_the_config_takes_can_be_watched(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "uri",
-    ["s3://bucket", "s3://bucket/", "s3:///key", "s3://bucket/folder/", "http://x/y", "stop/", "", "/tmp/" + "a" * 300],
+    "uri", ["s3://bucket", "s3://bucket/", "s3:///key", "s3://bucket/folder/", "http://x/y", "stop/", ""]
 )
 def test_a_stop_uri_that_names_no_file_is_a_config_problem(uri: str) -> None:
     (line,) = config_problems(InterruptConfig(stop_uri=uri))
-    assert line.startswith(f"interrupt.stop_uri = {uri!r}: "[:200])
+    assert line.startswith(f"interrupt.stop_uri = {uri!r}: ")
 
 
-@pytest.mark.parametrize("uri", ["absent/{}", "{}/stop", "s3://bucket/{}", "a/" * 2100 + "stop"])
+@pytest.mark.parametrize("uri", ["/tmp/{}", "absent/{}", "{}/stop", "s3://bucket/{}", "a/" * 2100 + "stop"])
 def test_a_stop_uri_that_can_never_be_looked_up_is_a_config_problem(uri: str) -> None:
     (line,) = config_problems(InterruptConfig(stop_uri=uri.format("é" * 128)))
     assert "is too long to be looked up; allowed: 255 bytes between two '/'" in line
