@@ -17,4 +17,4 @@ class Backend(Protocol):
         """Why this backend cannot do what the plan asks, in one line with the fix; None where it can."""
 
     def build(self, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
-        """Build one stage of the plan's Dockerfile. ImageError with the failed step's last lines where it fails."""
+        """Build one stage of the plan's Dockerfile. UserError with the failed step's last lines where it fails."""

@@ -19,13 +19,12 @@ from typing import Any
 
 from images import engine, login, upload
 from images.failure import failure
-from images.problems import ImageError
 from images.records import Built, Context, Output, Plan
 from images.references import parse
 from images.silence import heard
 from images.trace import Steps, of_json
 from images.watch import Watch
-from infra.problems import plain, problem
+from lustrain.problem import FAILED, UserError, plain, problem
 
 BAKE_FILE = Path(__file__).with_name("docker-bake.hcl")
 OLDEST = (0, 13)
@@ -153,8 +152,8 @@ class Bake:
         if made is Output.LOAD:
             image_id = (self._said("image", "inspect", "--format", "{{.Id}}", plan.tags[0]) or "").strip() or None
         if made in (Output.PUSH, Output.PUSH_BY_DIGEST) and digest is None:
-            raise ImageError(
-                f"{plan.repository}: buildx pushed and did not say which digest; fix: update docker-buildx"
+            raise UserError(
+                f"{plan.repository}: buildx pushed and did not say which digest; fix: update docker-buildx", FAILED
             )
         if output is Output.PUSH:
             if made is Output.LOAD:

@@ -10,10 +10,9 @@ from images import engine, versions
 from images.backend import Backend
 from images.bake import OLDEST, Bake
 from images.engine_api import EngineApi
-from images.problems import ImageError
 from images.records import Built, Context, Output, Plan, Step
 from images.watch import Noting, Watch
-from infra.problems import problem
+from lustrain.problem import FAILED, UserError, problem
 
 BACKENDS = (Bake.name, EngineApi.name)
 LEAST_FREE = 1 << 30
@@ -25,10 +24,10 @@ _TRIES = 3
 
 
 def choose(name: str | None = None, environment: Mapping[str, str] | None = None) -> Backend:
-    """The backend of that name, else buildx where it answers, else sdk. ImageError in one line for an unknown name, and
+    """The backend of that name, else buildx where it answers, else sdk. UserError in one line for an unknown name, and
     for an engine that is absent, too old, without BuildKit or not ours to use."""
     if name not in (None, *BACKENDS):
-        raise ImageError(problem("backend", name, "unknown", allowed=", ".join(BACKENDS)), 2)
+        raise UserError(problem("backend", name, "unknown", allowed=", ".join(BACKENDS)))
     engine.facts(environment)
     bake = Bake(environment)
     if name == EngineApi.name:
@@ -51,12 +50,12 @@ def build(
 ) -> Built:
     """Build the plan's target, after its `-verify` stage went through; the answer has the steps of both.
 
-    ImageError, before anything is built, where the backend cannot do what the plan asks or the engine's disk is too full.
+    UserError, before anything is built, where the backend cannot do what the plan asks or the engine's disk is too full.
     """
     if why := backend.cannot(plan, output):
-        raise ImageError(why, 2)
+        raise UserError(why)
     if why := no_room(plan.target, engine.facts(environment), environment):
-        raise ImageError(why)
+        raise UserError(why, FAILED)
     if not verify:
         return _built(backend, plan, context, plan.target, output, watch)
     checked = _built(backend, plan, context, f"{plan.target}-verify", Output.CHECK, watch)
@@ -90,7 +89,7 @@ def _built(backend: Backend, plan: Plan, context: Context, target: str, output: 
         noting = Noting(watch)
         try:
             built = backend.build(plan, context, target, output, noting)
-        except ImageError as error:
+        except UserError as error:
             if tried == _TRIES or not all(sign in error.problems[0] for sign in _LOST):
                 raise
             before += [step for step in noting.ended_steps if not step.error]

@@ -15,11 +15,10 @@ from pathlib import Path, PurePosixPath
 from images import dockerfile
 from images.leaks import secrets_in
 from images.plan import arguments_of
-from images.problems import ImageError
 from images.records import Context
 from images.versions import Versions
 from images.why import ON
-from infra.problems import problem
+from lustrain.problem import UserError, problem
 
 SITE = "images/site"
 """What a site brings: mounted while building, never in a layer, and so no input either."""
@@ -30,7 +29,14 @@ _SITE_FILES = (CA, f"{SITE}/wheels/*.whl", f"{SITE}/aws-efa-installer-*.tar.gz")
 BAKE_FILE = "images/docker-bake.hcl"
 VERSIONS = "images/versions.toml"
 _MAY_ENTER = (
-    *("images/locks/*.lock", "images/scripts/*.sh", "images/scripts/*.py", "images/verify.py", "trainer/*"),
+    *(
+        "images/locks/*.lock",
+        "images/scripts/*.sh",
+        "images/scripts/*.py",
+        "images/verify.py",
+        "lustrain/*",
+        "trainer/*",
+    ),
     *("images/*.Dockerfile", VERSIONS),
 )
 _STAYS_OUT = ("trainer/launch/*", "*/__pycache__/*", "*.pyc", "*/.git", "*/.git/*")
@@ -74,7 +80,7 @@ def stage(
 ) -> Context:
     """Copy what building `target` reads from the repository at `root` to the new or empty folder `into`.
 
-    ImageError with all problems, exit code 2, before anything is written: a file that is missing, is no regular file, or
+    UserError with all problems, exit code 2, before anything is written: a file that is missing, is no regular file, or
     looks like a secret.
     """
     given = arguments_of(target, versions, base=base, tools=tools) | dict(arguments or {})
@@ -87,7 +93,7 @@ def stage(
     if into.exists() and any(into.iterdir()):
         problems.append(problem("context", str(into), "is not empty", fix="give a folder of its own"))
     if problems:
-        raise ImageError(problems, 2)
+        raise UserError(problems)
     into.mkdir(parents=True, exist_ok=True)
     if _mounts_site(stages):
         (into / SITE).mkdir(parents=True)
@@ -102,7 +108,7 @@ def stage(
 
 
 def entering(root: Path, target: str) -> tuple[str, ...]:
-    """Paths of the files that go into an image of `target` or decide how it is built, in order. ImageError, exit code 2."""
+    """Paths of the files that go into an image of `target` or decide how it is built, in order. UserError, exit code 2."""
     found: dict[str, None] = {}
     problems: list[str] = []
     for source in _read_from(root, target):
@@ -113,7 +119,7 @@ def entering(root: Path, target: str) -> tuple[str, ...]:
             problems.append(problem(dockerfile.PATHS[target], source, "reads this, and it is not there", fix=fix))
         found |= dict.fromkeys(below)
     if problems:
-        raise ImageError(problems, 2)
+        raise UserError(problems)
     return tuple(sorted(found))
 
 
@@ -151,19 +157,17 @@ def _text(root: Path, target: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ImageError(
-            problem("Dockerfile", str(path), f"cannot be read: {error}", fix="run this in a checkout"), 2
+        raise UserError(
+            problem("Dockerfile", str(path), f"cannot be read: {error}", fix="run this in a checkout")
         ) from None
 
 
 def _stages(root: Path, target: str) -> tuple[dockerfile.Stage, ...]:
     if target not in dockerfile.PATHS:
-        raise ImageError(problem("target", target, "unknown", allowed=", ".join(dockerfile.PATHS)), 2)
+        raise UserError(problem("target", target, "unknown", allowed=", ".join(dockerfile.PATHS)))
     stages = dockerfile.parse(_text(root, target)).for_image(target)
     if not stages:
-        raise ImageError(
-            problem(dockerfile.PATHS[target], target, "has no stage of this name", fix="name the stage so"), 2
-        )
+        raise UserError(problem(dockerfile.PATHS[target], target, "has no stage of this name", fix="name the stage so"))
     return stages
 
 

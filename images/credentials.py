@@ -17,8 +17,7 @@ from docker.auth import AuthConfig
 from docker.utils.config import find_config_file
 
 from images import ecr
-from images.problems import ImageError
-from infra.problems import problem
+from lustrain.problem import FAILED, UserError, problem
 
 MARGIN = timedelta(minutes=15)
 """Renewed this long before the end: a layer's upload outlasts the check before it."""
@@ -59,14 +58,14 @@ class Credentials:
 def for_registry(host: str) -> Credentials | None:
     """What opens `host`; None where nothing is known, and it is asked anonymously.
 
-    An ECR's token comes from AWS, and where that gives none, from a `docker login` if there was one. ImageError where the
+    An ECR's token comes from AWS, and where that gives none, from a `docker login` if there was one. UserError where the
     configuration cannot be read, its credential helper fails, or AWS gives no token.
     """
     if ecr.region_of(host) is None:
         return _configured(host)
     try:
         token = ecr.token(host)
-    except ImageError:
+    except UserError:
         if found := _configured(host):
             return found
         raise
@@ -85,7 +84,7 @@ def _configured(host: str) -> Credentials | None:
         program = f"docker-credential-{helper}"
         why = "is not on PATH" if "not installed" in str(error) else f"failed for {host}"
         fix = f"see whether `{program} list` works, or `docker login {host}` without it"
-        raise ImageError(problem("docker config", program, f"the credential helper {why}", fix=fix)) from None
+        raise UserError(problem("docker config", program, f"the credential helper {why}", fix=fix), FAILED) from None
     return _credentials(host, {str(name).lower(): value for name, value in (found or {}).items()})
 
 
@@ -115,4 +114,4 @@ def _config(host: str) -> AuthConfig:
         return AuthConfig.load_config(None, known) if known else AuthConfig({})
     except (OSError, ValueError, AttributeError, errors.DockerException):
         # Not what it said: that may quote a password.
-        raise ImageError(problem("docker config", path, "cannot be read as docker's config.json", fix=fix), 2) from None
+        raise UserError(problem("docker config", path, "cannot be read as docker's config.json", fix=fix)) from None

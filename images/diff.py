@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from images.records import Image, Layer
-from infra.problems import plain
+from lustrain.problem import plain
 
 VERSION = 1
 _LONGEST = 72

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from images.problems import ImageError
-from infra.problems import problem
+from lustrain.problem import FAILED, UserError, problem
 
 if TYPE_CHECKING:
     from mypy_boto3_ecr import ECRClient
@@ -45,7 +44,7 @@ def region_of(host: str) -> str | None:
 
 
 def token(host: str) -> Token:
-    """A new token for the registry `host`, from the region in its name; ImageError in one line where AWS gives none."""
+    """A new token for the registry `host`, from the region in its name; UserError in one line where AWS gives none."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     region = str(region_of(host))
@@ -60,7 +59,7 @@ def token(host: str) -> Token:
         raise _failed(host, region, error) from None
     except (LookupError, ValueError):
         why = f"ECR in {region} answered with no token"
-        raise ImageError(problem("registry", host, why, fix="see what AWS_ENDPOINT_URL points to")) from None
+        raise UserError(problem("registry", host, why, fix="see what AWS_ENDPOINT_URL points to"), FAILED) from None
 
 
 def missing(host: str, repository: str) -> str:
@@ -90,27 +89,29 @@ def _client(region: str) -> ECRClient:
     return client
 
 
-def _refused(host: str, region: str, code: str, said: str) -> ImageError:
+def _refused(host: str, region: str, code: str, said: str) -> UserError:
     if code in _EXPIRED:
-        return ImageError(
-            problem("registry", host, f"the AWS credentials have expired ({code})", fix="log in to AWS again")
+        return UserError(
+            problem("registry", host, f"the AWS credentials have expired ({code})", fix="log in to AWS again"), FAILED
         )
     if code in _UNKNOWN:
         fix = "see which account `aws sts get-caller-identity` names"
-        return ImageError(problem("registry", host, f"AWS does not know the credentials ({code})", fix=fix))
+        return UserError(problem("registry", host, f"AWS does not know the credentials ({code})", fix=fix), FAILED)
     if code.startswith("AccessDenied"):
         fix = "allow ecr:GetAuthorizationToken on *"
-        return ImageError(problem("registry", host, f"AWS gives this user no token ({code})", fix=fix))
-    return ImageError(problem("registry", host, f"ECR in {region} gave no token: {said}"))
+        return UserError(problem("registry", host, f"AWS gives this user no token ({code})", fix=fix), FAILED)
+    return UserError(problem("registry", host, f"ECR in {region} gave no token: {said}"), FAILED)
 
 
-def _failed(host: str, region: str, error: Exception) -> ImageError:
+def _failed(host: str, region: str, error: Exception) -> UserError:
     kind = type(error).__name__
     if kind in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
         fix = "log in to AWS (AWS_PROFILE, aws sso login), or `docker login` with a token"
-        return ImageError(problem("registry", host, "no AWS credentials were found", fix=fix))
+        return UserError(problem("registry", host, "no AWS credentials were found", fix=fix), FAILED)
     if "SSO" in kind or "Token" in kind or "Login" in kind:
-        return ImageError(
-            problem("registry", host, f"the AWS credentials have expired ({kind})", fix="log in to AWS again")
+        return UserError(
+            problem("registry", host, f"the AWS credentials have expired ({kind})", fix="log in to AWS again"), FAILED
         )
-    return ImageError(problem("registry", host, f"ECR in {region} gave no token: {error}", fix="see the network"))
+    return UserError(
+        problem("registry", host, f"ECR in {region} gave no token: {error}", fix="see the network"), FAILED
+    )

@@ -17,8 +17,7 @@ from docker.context import ContextAPI
 from docker.errors import DockerException
 from docker.utils import kwargs_from_env
 
-from images.problems import ImageError
-from infra.problems import plain, problem
+from lustrain.problem import FAILED, UserError, plain, problem
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 OLDEST = 23
@@ -57,7 +56,7 @@ class Engine:
 def connect(
     environment: Mapping[str, str] | None = None, timeout_s: float = ANSWER_S
 ) -> tuple[str, docker.DockerClient]:
-    """Address of the engine and a client of it; ImageError in one line when it is not there or lets nobody in."""
+    """Address of the engine and a client of it; UserError in one line when it is not there or lets nobody in."""
     found = dict(os.environ if environment is None else environment)
     options: dict[str, Any] = dict(kwargs_from_env(environment=found))
     if "base_url" not in options:
@@ -71,18 +70,18 @@ def connect(
             **{**options, "base_url": host}, version="auto", timeout=timeout_s, use_ssh_client=host.startswith("ssh://")
         )
     except (DockerException, requests.RequestException, OSError, ValueError) as error:
-        raise ImageError(_no_answer(shown, host, error)) from None
+        raise UserError(_no_answer(shown, host, error), FAILED) from None
     return host, client
 
 
 def facts(environment: Mapping[str, str] | None = None) -> Engine:
-    """Ask the engine; ImageError in one line, with the fix, when it is not there, is too old or has no BuildKit."""
+    """Ask the engine; UserError in one line, with the fix, when it is not there, is too old or has no BuildKit."""
     host, client = connect(environment)
     try:
         version, info = client.version(), client.info()
         ping = client.api.get(f"{client.api.base_url}/_ping", timeout=ANSWER_S)
     except (DockerException, requests.RequestException, OSError) as error:
-        raise ImageError(_no_answer(host, host, error)) from None
+        raise UserError(_no_answer(host, host, error), FAILED) from None
     finally:
         client.close()
     _suits(host, version, info, ping.headers)
@@ -108,21 +107,23 @@ def _suits(host: str, version: Mapping[str, Any], info: Mapping[str, Any], heade
     number = str(version.get("Version", ""))
     components = [str(one.get("Name", "")) for one in version.get("Components") or ()]
     if any("podman" in name.lower() for name in components) or "Libpod-API-Version" in headers:
-        raise ImageError(
-            problem("engine", host, f"is Podman {number}, which has no BuildKit", fix="install Docker Engine")
+        raise UserError(
+            problem("engine", host, f"is Podman {number}, which has no BuildKit", fix="install Docker Engine"), FAILED
         )
     if (kind := str(info.get("OSType") or "linux")) != "linux":
-        raise ImageError(
-            problem("engine", host, f"runs {kind} containers; the images are Linux's", fix="switch it over")
+        raise UserError(
+            problem("engine", host, f"runs {kind} containers; the images are Linux's", fix="switch it over"), FAILED
         )
     major = re.match(r"\d+", number)
     if major and int(major[0]) < OLDEST:
         why = f"is version {number}, whose BuildKit does not know COPY --link"
-        raise ImageError(problem("engine", host, why, allowed=f">= {OLDEST}.0", fix="install a newer Docker Engine"))
+        raise UserError(
+            problem("engine", host, why, allowed=f">= {OLDEST}.0", fix="install a newer Docker Engine"), FAILED
+        )
     # https://docs.docker.com/reference/api/engine/version/v1.45/#tag/System/operation/SystemPing
     if headers.get("Builder-Version") != "2":
         fix = 'set {"features": {"buildkit": true}} in its daemon.json and restart it'
-        raise ImageError(problem("engine", host, f"version {number} builds without BuildKit", fix=fix))
+        raise UserError(problem("engine", host, f"version {number} builds without BuildKit", fix=fix), FAILED)
 
 
 def _knock(path: str, shown: str) -> None:
@@ -133,15 +134,17 @@ def _knock(path: str, shown: str) -> None:
             probe.connect(path)
         except PermissionError:
             fix = "sudo usermod -aG docker $USER and log in again, or use a rootless engine"
-            raise ImageError(f"{shown}: no permission to use the engine's socket; fix: {fix}") from None
+            raise UserError(f"{shown}: no permission to use the engine's socket; fix: {fix}", FAILED) from None
         except (FileNotFoundError, NotADirectoryError):
             fix = "install Docker Engine and start it (sudo systemctl start docker), or set DOCKER_HOST"
-            raise ImageError(f"{shown}: no engine is there; fix: {fix}") from None
+            raise UserError(f"{shown}: no engine is there; fix: {fix}", FAILED) from None
         except ConnectionRefusedError:
             fix = "start it: sudo systemctl start docker"
-            raise ImageError(f"{shown}: the engine does not run, only its socket is left; fix: {fix}") from None
+            raise UserError(f"{shown}: the engine does not run, only its socket is left; fix: {fix}", FAILED) from None
         except OSError as error:
-            raise ImageError(f"{shown}: no engine answers: {error}; fix: set DOCKER_HOST to where one does") from None
+            raise UserError(
+                f"{shown}: no engine answers: {error}; fix: set DOCKER_HOST to where one does", FAILED
+            ) from None
 
 
 def _no_answer(shown: str, host: str, error: Exception) -> str:

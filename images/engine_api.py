@@ -29,12 +29,11 @@ from docker.errors import DockerException
 
 from images import engine, upload
 from images.failure import failure
-from images.problems import ImageError
 from images.records import Built, Context, Output, Plan
 from images.silence import LONGEST_SILENCE_S, heard
 from images.trace import Steps, decode
 from images.watch import Silent, Watch
-from infra.problems import plain
+from lustrain.problem import FAILED, UserError, plain
 
 CA = "images/site/ca.crt"
 """Where a build finds a certificate authority that it cannot have as a secret; mounted in RUN, never in a layer."""
@@ -146,7 +145,7 @@ def _words(plan: Plan, target: str, output: Output, address: str, keeps: bool) -
 
 
 def _messages(client: docker.APIClient, words: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the engine says, one object at a time; ImageError where it refuses, or is gone in the middle."""
+    """What the engine says, one object at a time; UserError where it refuses, or is gone in the middle."""
     address = f"{client.base_url}/v{client.api_version}/build"
     try:
         # Its read time-out is for one piece of the answer, which a silent step delays.
@@ -158,12 +157,14 @@ def _messages(client: docker.APIClient, words: Mapping[str, Any]) -> Iterator[di
                 if line:
                     yield json.loads(line)
     except ValueError:
-        raise ImageError(
-            "the engine's answer is no JSON: something else is at its address; fix: look at DOCKER_HOST"
+        raise UserError(
+            "the engine's answer is no JSON: something else is at its address; fix: look at DOCKER_HOST", FAILED
         ) from None
     except (requests.RequestException, DockerException, OSError) as error:
         why = plain(" ".join(str(error).split()))[:200]
-        raise ImageError(f"the engine is gone in the middle of the build: {why}; fix: start it, build again") from None
+        raise UserError(
+            f"the engine is gone in the middle of the build: {why}; fix: start it, build again", FAILED
+        ) from None
 
 
 def _said(text: str) -> str:
@@ -172,11 +173,11 @@ def _said(text: str) -> str:
     return text[:500] or "refused without a word"
 
 
-def _unreached(target: str, trouble: str) -> ImageError:
+def _unreached(target: str, trouble: str) -> UserError:
     if "127.0.0.1" not in trouble:
         return failure(target, Steps(Silent()), [trouble])
     why = "the engine could not fetch the context from us: its loopback is not ours (rootless, Docker Desktop, a container)"
-    return ImageError(f"build {target}: {why}; fix: install docker-buildx and use --backend buildx")
+    return UserError(f"build {target}: {why}; fix: install docker-buildx and use --backend buildx", FAILED)
 
 
 def _cancel(client: docker.APIClient, build: str) -> None:

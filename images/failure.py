@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from images.problems import ImageError
 from images.trace import Steps
-from infra.problems import plain
+from lustrain.problem import FAILED, UserError, plain
 
 _LONGEST_STEP = 200
 _FULL = re.compile("no space left on device|disk quota exceeded", re.IGNORECASE)
 
 
-def failure(target: str, steps: Steps, prose: Sequence[str]) -> ImageError:
+def failure(target: str, steps: Steps, prose: Sequence[str]) -> UserError:
     """The error of a build of `target`: a line that names the failed step and why, then the end of its log. `prose`: what the
     engine or the CLI said last, for failures that are no step's."""
     found = steps.failed("\n".join(prose))
@@ -27,7 +26,7 @@ def failure(target: str, steps: Steps, prose: Sequence[str]) -> ImageError:
     else:
         said = [line for line in prose if line.startswith("ERROR:")] or list(prose)
         first = f"build {target}: {_why(said[-1]) if said else 'failed and said nothing'}"
-    return ImageError([plain(first), *(f"  | {line}" for line in log)])
+    return UserError([plain(first), *(f"  | {line}" for line in log)], FAILED)
 
 
 def _cut(name: str) -> str:

@@ -43,6 +43,7 @@ RUN install -D /bin/busybox /layers/shell/bin/busybox && \
 
 FROM scratch AS code
 COPY --from=shell /layers/shell/ /
+COPY lustrain /layers/code/opt/lustrain/code/lustrain
 COPY trainer /layers/code/opt/lustrain/code/trainer
 COPY images/verify.py /layers/code/opt/lustrain/verify.py
 RUN chmod -R u=rwX,go=rX /layers/code && chmod 0755 /layers/code/opt/lustrain/verify.py && \

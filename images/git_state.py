@@ -7,9 +7,8 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from images.problems import ImageError
-from images.records import GitState
-from infra.problems import plain, problem
+from lustrain.image_file import GitState
+from lustrain.problem import FAILED, UserError, plain, problem
 
 TIMEOUT_S = 60.0
 _KEPT = ("GIT_CONFIG_", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_EXEC_PATH")
@@ -29,7 +28,7 @@ def read(root: Path, paths: Sequence[str], enters: Callable[[str], bool] = lambd
 
     Untracked and git-ignored files count as changes, for they go in too; `enters` says of a path whether it does at all.
     The commit is None where git is not installed, `root` is in no repository, or the repository knows nothing of `paths`.
-    ImageError, exit code 2, where git refuses to answer.
+    UserError, exit code 2, where git refuses to answer.
     """
     prefix = _git(root, "rev-parse", "--show-prefix")
     if prefix is None or not _git(root, "ls-files", "-z", "--", *paths):
@@ -97,7 +96,9 @@ def _git(root: Path, *arguments: str) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ImageError(problem("git", str(root), f"does not answer: {error}", fix="run `git status` there")) from None
+        raise UserError(
+            problem("git", str(root), f"does not answer: {error}", fix="run `git status` there"), FAILED
+        ) from None
     if answer.returncode == 0:
         return answer.stdout.decode("utf-8", "surrogateescape")
     said = answer.stderr.decode("utf-8", "replace").strip()
@@ -105,11 +106,9 @@ def _git(root: Path, *arguments: str) -> str | None:
         return None
     if "dubious ownership" in said:
         fix = f"git config --global --add safe.directory {_named(said) or root.absolute()}"
-        raise ImageError(problem("git", str(root), "this repository belongs to another user", fix=fix), 2)
+        raise UserError(problem("git", str(root), "this repository belongs to another user", fix=fix))
     why = said.splitlines()[-1] if said else f"exit code {answer.returncode}"
-    raise ImageError(
-        problem("git", str(root), f"git cannot read this repository: {why}", fix="run `git status` there"), 2
-    )
+    raise UserError(problem("git", str(root), f"git cannot read this repository: {why}", fix="run `git status` there"))
 
 
 def _named(said: str) -> str:

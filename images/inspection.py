@@ -13,10 +13,9 @@ from typing import Any
 from images.diff import amount
 from images.leaks import secrets_of
 from images.plan import DIRTY, INPUTS, TARGET, VERSIONS
-from images.problems import ImageError
-from images.records import Record
 from images.remote import INDEXES, Found, Source, find
-from infra.problems import plain
+from lustrain.image_file import Record
+from lustrain.problem import UserError, plain
 
 OK, WARN, FAIL = "OK", "WARN", "FAIL"
 VERSION = 1
@@ -76,7 +75,7 @@ def verify(
     """
     try:
         found = find(source, ref, platform)
-    except ImageError as error:
+    except UserError as error:
         if error.exit_code == 2:
             raise
         return Report(ref, "", tuple(Row("manifest", FAIL, line) for line in error.problems))

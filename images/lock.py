@@ -7,7 +7,6 @@ wheel alone was at hand, torch-cpu.lock serves linux/amd64 until `resolve(…, p
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tempfile
@@ -17,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from images import versions as all_versions
-from images.problems import ImageError
 from images.versions import Versions
-from infra.problems import plain, problem
+from lustrain.files import write_whole
+from lustrain.problem import FAILED, UserError, plain, problem
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path("images/locks")
@@ -71,7 +70,7 @@ class Lock:
 
 
 def parse(text: str, path: str) -> Lock:
-    """Read a lock's text; ImageError with one line for each that is not exactly one version with its hashes."""
+    """Read a lock's text; UserError with one line for each that is not exactly one version with its hashes."""
     inputs: list[str] = []
     pins: list[Pin] = []
     problems: list[str] = []
@@ -93,7 +92,7 @@ def parse(text: str, path: str) -> Lock:
         else:
             pins.append(Pin(pin[1], pin[2], tuple(one[1] for one in hashes if one)))
     if problems:
-        raise ImageError(problems, 2)
+        raise UserError(problems)
     return Lock(tuple(inputs), tuple(pins))
 
 
@@ -113,12 +112,12 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
 
 
 def read(name: str, root: Path = ROOT) -> Lock:
-    """The lock `name` as it is on disk. ImageError where it is missing or no lock."""
+    """The lock `name` as it is on disk. UserError where it is missing or no lock."""
     path = FOLDER / f"{name}.lock"
     try:
         return parse((root / path).read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise ImageError(plain(f"{path}: cannot be read: {error}; fix: {RENEW}"), 2) from None
+        raise UserError(plain(f"{path}: cannot be read: {error}; fix: {RENEW}")) from None
 
 
 def inputs(name: str, versions: Versions, root: Path = ROOT, platform: str = AMD64) -> tuple[str, ...]:
@@ -133,7 +132,7 @@ def inputs(name: str, versions: Versions, root: Path = ROOT, platform: str = AMD
         "app": tuple(one for one in depends if _name(one) != "torch"),
     }
     if name not in wanted:
-        raise ImageError(problem("lock", name, "unknown", allowed=", ".join(NAMES)), 2)
+        raise UserError(problem("lock", name, "unknown", allowed=", ".join(NAMES)))
     return (f"--python-version {versions.python} --python-platform {platform}", *wanted[name])
 
 
@@ -144,7 +143,7 @@ def check(root: Path = ROOT, versions: Versions | None = None) -> list[str]:
     for name in NAMES:
         try:
             locks[name] = read(name, root)
-        except ImageError as error:
+        except UserError as error:
             lines += error.problems
     tested = _constraints(root)
     for name, lock in locks.items():
@@ -214,7 +213,7 @@ def resolve(
     """Ask the package index for a lock: what the present one holds stays, unless `upgrade` or the constraints say otherwise.
 
     `links` is where the CPU build of torch is found, a page or a folder of wheels; default: `torch_cpu_links` and, before it,
-    the site's wheels. ImageError where there is no solution or no index.
+    the site's wheels. UserError where there is no solution or no index.
     """
     asked = inputs(name, versions, root, platform)
     with tempfile.TemporaryDirectory() as folder:
@@ -250,15 +249,13 @@ def write_all(
         torch = [locks[one] for one in TORCH] if name == "app" else []
         locks[name] = resolve(name, versions, root, agree_with=torch, links=links, upgrade=upgrade)
     if wrong := [*_disagreeing(locks), *_not_as_written(locks["torch-cuda"], versions)]:
-        raise ImageError(wrong)
+        raise UserError(wrong, FAILED)
     changed = []
     for name, lock in locks.items():
         path = root / FOLDER / f"{name}.lock"
         if not path.exists() or path.read_text(encoding="utf-8") != lock.text():
             changed.append(name)
-            fresh = path.with_suffix(".new")
-            fresh.write_text(lock.text(), encoding="utf-8")
-            os.replace(fresh, path)
+            write_whole(path, lock.text().encode())
     return changed
 
 
@@ -272,14 +269,14 @@ def _compile(name: str, options: Sequence[str]) -> None:
             [*command, "--generate-hashes", *options], capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
     except (ImportError, FileNotFoundError):
-        raise ImageError(f"{path}: uv is not installed; fix: pip install -e '.[dev]'") from None
+        raise UserError(f"{path}: uv is not installed; fix: pip install -e '.[dev]'", FAILED) from None
     except subprocess.TimeoutExpired:
-        raise ImageError(
-            f"{path}: the package index did not answer within {PATIENCE_S:.0f} s; fix: try again"
+        raise UserError(
+            f"{path}: the package index did not answer within {PATIENCE_S:.0f} s; fix: try again", FAILED
         ) from None
     if done.returncode:
         why = " ".join(done.stderr.split())
-        raise ImageError(plain(f"{path}: cannot be resolved: {why[:1000]}"))
+        raise UserError(plain(f"{path}: cannot be resolved: {why[:1000]}"), FAILED)
 
 
 def _in_all(locks: Sequence[Lock]) -> dict[str, str]:
@@ -295,7 +292,7 @@ def _dependencies(root: Path) -> list[str]:
         table = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
         return [str(one) for one in table["project"]["dependencies"]]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError) as error:
-        raise ImageError(plain(f"pyproject.toml: [project] dependencies cannot be read: {error}"), 2) from None
+        raise UserError(plain(f"pyproject.toml: [project] dependencies cannot be read: {error}")) from None
 
 
 def _constraints(root: Path) -> dict[str, str]:
@@ -303,7 +300,7 @@ def _constraints(root: Path) -> dict[str, str]:
     try:
         text = (root / CONSTRAINTS).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ImageError(plain(f"{CONSTRAINTS}: cannot be read: {error}"), 2) from None
+        raise UserError(plain(f"{CONSTRAINTS}: cannot be read: {error}")) from None
     lines = [line.partition("#")[0].strip().partition("==") for line in text.splitlines()]
     return {_name(name): version for name, same, version in lines if same}
 

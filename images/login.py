@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from images import credentials, ecr
-from images.problems import ImageError
-from infra.problems import problem
+from lustrain.problem import FAILED, UserError, problem
 
 CONFIG = "config.json"
 
@@ -58,7 +57,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ImageError(
-            problem("docker config", str(path), f"cannot be read: {error}", fix="mend it, or move it away")
+        raise UserError(
+            problem("docker config", str(path), f"cannot be read: {error}", fix="mend it, or move it away"), FAILED
         ) from None
     return found if isinstance(found, dict) else {}

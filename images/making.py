@@ -1,4 +1,4 @@
-"""What the tasks do, from a wish to a record: stage the context, plan, build, push, write down. All raise ImageError."""
+"""What the tasks do, from a wish to a record: stage the context, plan, build, push, write down. All raise UserError."""
 
 from __future__ import annotations
 
@@ -9,27 +9,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from images import (
-    builder,
-    content,
-    context,
-    engine,
-    git_state,
-    image_file,
-    merge,
-    plan,
-    registry,
-    remote,
-    versions,
-    why,
-)
-from images.problems import ImageError
+from images import builder, content, context, engine, git_state, merge, plan, registry, remote, versions, why
 from images.push import push
-from images.records import Built, Context, GitState, Image, Output, Plan, Record
+from images.records import Built, Context, Image, Output, Plan
 from images.versions import Versions
 from images.watch import Watch
-from infra import deployed
-from infra.problems import InfraError, problem
+from lustrain import deployed, image_file
+from lustrain.image_file import GitState, Record
+from lustrain.problem import UserError, problem
 
 ROOT = Path(__file__).parents[1]
 LOCAL = "lustrain/trainer"
@@ -89,18 +76,18 @@ class Made:
 
 
 def repository(given: str | None, cluster: str | None, stack: str | None) -> str | None:
-    """Where to push: what was given, else what the Cluster names, else nowhere. ImageError."""
+    """Where to push: what was given, else what the Cluster names, else nowhere. UserError."""
     if given is not None:
         return given
     try:
         found = deployed.cluster(cluster, stack)
-    except InfraError as error:
-        raise ImageError(error.problems, 2) from None
+    except UserError as error:
+        raise UserError(error.problems) from None
     if found is None:
         return None
     if found.image_repository is None:
         fix = "give the stack one and `pulumi up`, or --repository registry/name"
-        raise ImageError(problem("cluster.image_repository", None, f"{found.name} has none", fix=fix), 2)
+        raise UserError(problem("cluster.image_repository", None, f"{found.name} has none", fix=fix))
     return found.image_repository
 
 
@@ -111,7 +98,7 @@ def planned(wish: Wish, file: Path, *, pushing: bool = False) -> Iterator[Planne
     last = image_file.read(file) if file.exists() else None
     if pushing and last and last.target != wish.target:
         fix = f"--image-file image-{wish.target}.json, or move it away"
-        raise ImageError(problem(str(file), last.target, f"records an image for {last.target}", fix=fix), 2)
+        raise UserError(problem(str(file), last.target, f"records an image for {last.target}", fix=fix))
     # A folder of its own for each build: BuildKit takes a file for unchanged that has the path, size and time of the last one.
     with tempfile.TemporaryDirectory(prefix="lustrain-image-") as folder:
         staged = context.stage(
@@ -146,11 +133,9 @@ def build(wish: Wish, file: Path, watch: Watch, output: Output, environment: Map
     who we are to a registry is read from this process's."""
     pushing = output in (Output.PUSH, Output.PUSH_BY_DIGEST)
     if pushing and wish.repository is None:
-        raise ImageError(NOWHERE, 2)
+        raise UserError(NOWHERE)
     if pushing and not file.parent.is_dir():
-        raise ImageError(
-            problem("--image-file", str(file), "there is no such folder", fix="make it, or name another"), 2
-        )
+        raise UserError(problem("--image-file", str(file), "there is no such folder", fix="make it, or name another"))
     backend = builder.choose(wish.backend, environment)
     with planned(wish, file, pushing=pushing) as one:
         built = builder.build(
@@ -164,7 +149,7 @@ def build(wish: Wish, file: Path, watch: Watch, output: Output, environment: Map
 def push_built(wish: Wish, file: Path, watch: Watch) -> Record:
     """Push what `build` left in the engine, and write the record."""
     if wish.repository is None:
-        raise ImageError(NOWHERE, 2)
+        raise UserError(NOWHERE)
     with planned(wish, file, pushing=True) as one:
         _, client = engine.connect()
         with closing(client):
@@ -175,7 +160,7 @@ def push_built(wish: Wish, file: Path, watch: Watch) -> Record:
 def joined(wish: Wish, digests: Sequence[str], file: Path) -> Record:
     """Join what was pushed by digest, one a platform, under the wish's tag, and write the record."""
     if wish.repository is None:
-        raise ImageError(NOWHERE, 2)
+        raise UserError(NOWHERE)
     with planned(wish, file, pushing=True) as one:
         digest = merge.merge(one.ref, digests)
         platforms = tuple(found.image.platform for found in remote.find(registry.connect(one.ref), one.ref))
@@ -188,13 +173,13 @@ def _secrets(wish: Wish) -> dict[str, Path]:
 
 
 def _made_from(one: Planned, image: Image) -> None:
-    """ImageError where what was pushed was built from something else than what is recorded with it."""
+    """UserError where what was pushed was built from something else than what is recorded with it."""
     inner = image.config.get("config")
     labels = (inner.get("Labels") if isinstance(inner, dict) else None) or {}
     wanted = {name: value for name, value in one.plan.labels.items() if name.startswith(plan.INPUTS)}
     if other := sorted(name.removeprefix(plan.INPUTS) for name, value in wanted.items() if labels.get(name) != value):
         why = f"was built from another {', '.join(other)} than is here now"
-        raise ImageError(problem("image", one.ref, why, fix="the flags that it was built with, or build it again"), 2)
+        raise UserError(problem("image", one.ref, why, fix="the flags that it was built with, or build it again"))
 
 
 def _recorded(one: Planned, digest: str, platforms: Sequence[str], file: Path) -> Record:

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from images import registry
 from images.patience import Patience
-from images.problems import ImageError
 from images.references import Reference, is_digest, parse
 from images.registry import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, Registry
-from infra.problems import problem
+from lustrain.problem import FAILED, UserError, problem
 
 _LIST_OF = {DOCKER_MANIFEST: DOCKER_LIST, OCI_MANIFEST: OCI_INDEX}
 
@@ -49,12 +48,12 @@ def merge(
 ) -> str:
     """Put a list of images, which are in the repository by digest, under the tag `ref`; returns the list's digest.
 
-    The same list under the tag already is well. ImageError in one line, exit code 2, where the tag is another image's, a
+    The same list under the tag already is well. UserError in one line, exit code 2, where the tag is another image's, a
     digest is not there or twice, two are for one platform, or one is a list itself.
     """
     reference = _tagged(ref)
     if not digests:
-        raise ImageError(problem("digests", [], "nothing to join", fix="push each platform by digest first"), 2)
+        raise UserError(problem("digests", [], "nothing to join", fix="push each platform by digest first"))
     there = to or registry.connect(reference, ca, patience)
     return _put(there, reference, *joined([_child(there, reference, digest) for digest in digests]))
 
@@ -72,7 +71,7 @@ def name(
 def _tagged(ref: str) -> Reference:
     reference = parse(ref)
     if reference.digest or not reference.tag:
-        raise ImageError(problem("image", ref, "has no tag", allowed="registry/repository:tag"), 2)
+        raise UserError(problem("image", ref, "has no tag", allowed="registry/repository:tag"))
     return reference
 
 
@@ -89,38 +88,38 @@ def _put(there: Registry, reference: Reference, body: bytes, media_type: str) ->
     if found is not None:
         why = f"the tag is there with another image ({found}); a tag is never overwritten"
         fix = "commit, which makes a new tag, or --suffix r2"
-        raise ImageError(problem("image", str(reference), why, fix=fix), 2)
+        raise UserError(problem("image", str(reference), why, fix=fix))
     try:
         there.put_manifest(reference, body, media_type)
-    except ImageError:
+    except UserError:
         # An ECR whose tags are immutable refuses to be told twice what it has taken, as when its first answer was lost.
         if there.digest_of(reference) != wanted:
             raise
     held = there.manifest(reference).digest
     if held != wanted:
         why = "the registry holds another digest than was put there: someone else pushed this tag, or a proxy lies"
-        raise ImageError(problem(f"{reference} digest", held, why, allowed=wanted, fix="choose another tag"))
+        raise UserError(problem(f"{reference} digest", held, why, allowed=wanted, fix="choose another tag"), FAILED)
     return held
 
 
 def _config(there: Registry, reference: Reference) -> str | None:
     try:
         return there.config_digest(reference)
-    except ImageError:
+    except UserError:
         return None
 
 
 def joined(children: Sequence[Child]) -> tuple[bytes, str]:
-    """The list's bytes and media type, the same for the same images in whatever order. ImageError where they do not fit."""
+    """The list's bytes and media type, the same for the same images in whatever order. UserError where they do not fit."""
     kinds = sorted({child.media_type for child in children})
     if len(kinds) > 1:
         why = "images of two forms do not go into one list"
-        raise ImageError(problem("media types", kinds, why, fix="build all platforms with the same options"), 2)
+        raise UserError(problem("media types", kinds, why, fix="build all platforms with the same options"))
     ordered = sorted(children, key=lambda child: child.named)
     for one, other in pairwise(ordered):
         if one.named == other.named:
             why = f"two images for {one.named}" if one.digest != other.digest else f"the image for {one.named} twice"
-            raise ImageError(problem("digests", [one.digest, other.digest], why, fix="give one a platform"), 2)
+            raise UserError(problem("digests", [one.digest, other.digest], why, fix="give one a platform"))
     media_type = _LIST_OF[kinds[0]]
     entries = [
         {"mediaType": one.media_type, "size": one.size, "digest": one.digest, "platform": dict(one.platform)}
@@ -132,17 +131,17 @@ def joined(children: Sequence[Child]) -> tuple[bytes, str]:
 
 def _child(there: Registry, reference: Reference, digest: str) -> Child:
     if not is_digest(digest):
-        raise ImageError(problem("digests", digest, "no digest", allowed="sha256: and 64 hexadecimal digits"), 2)
+        raise UserError(problem("digests", digest, "no digest", allowed="sha256: and 64 hexadecimal digits"))
     image = reference.at(digest)
     if there.digest_of(image) is None:
         why = f"not in {reference.name}"
-        raise ImageError(problem("digests", digest, why, fix="push it there by digest first"), 2)
+        raise UserError(problem("digests", digest, why, fix="push it there by digest first"))
     manifest = there.manifest(image)
     if manifest.media_type not in _LIST_OF:
         why = f"not one image but {manifest.media_type}"
-        raise ImageError(problem("digests", digest, why, fix="build each platform without attestations"), 2)
+        raise UserError(problem("digests", digest, why, fix="build each platform without attestations"))
     config = there.config(image)
     platform = {key: str(config[key]) for key in ("os", "architecture", "variant") if config.get(key)}
     if len(platform) < 2:
-        raise ImageError(problem("digests", digest, "its configuration names no platform", fix="build it again"), 2)
+        raise UserError(problem("digests", digest, "its configuration names no platform", fix="build it again"))
     return Child(digest, manifest.media_type, len(manifest.body), platform)

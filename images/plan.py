@@ -15,11 +15,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from images.dockerfile import PATHS
-from images.problems import ImageError
-from images.records import GitState, Plan
+from images.records import Plan
 from images.references import Reference, is_loopback, parse
 from images.versions import Versions
-from infra.problems import problem
+from lustrain.image_file import GitState
+from lustrain.problem import UserError, problem
 
 PLATFORMS = dict.fromkeys(PATHS, ("linux/amd64",))
 """What the locks have wheels for. An arm64 one of cpu needs torch's wheel for it in locks/torch-cpu.lock."""
@@ -62,7 +62,7 @@ def make(
 ) -> Plan:
     """Everything a backend needs to build `target`.
 
-    `base` and `tools` take the place of the images in versions.toml; `unpinned` allows them without a digest. ImageError with
+    `base` and `tools` take the place of the images in versions.toml; `unpinned` allows them without a digest. UserError with
     all problems at once, exit code 2.
     """
     secrets, own = dict(secrets or {}), dict(arguments or {})
@@ -77,7 +77,7 @@ def make(
         *_of_suffix(suffix),
     ]
     if problems:
-        raise ImageError(problems, 2)
+        raise UserError(problems)
     given = arguments_of(target, versions, base=base, tools=tools) | own
     found = versions_of(target, versions, given)
     # For Gaudi there is no base but the one that is given.
@@ -107,7 +107,7 @@ def make(
 def arguments_of(
     target: str, versions: Versions, *, base: str | None = None, tools: str | None = None
 ) -> dict[str, str]:
-    """The build arguments of `target`. ImageError where its base is not known."""
+    """The build arguments of `target`. UserError where its base is not known."""
     found = {"BASE_IMAGE": base or (versions.gaudi.pinned if target == "gaudi" else versions.base)}
     found["TOOLS_IMAGE"] = tools or versions.tools
     if target == "cpu":
@@ -187,7 +187,7 @@ def _of_target(target: str, platform: str, versions: Versions, base: str | None)
     if target == "gaudi" and base is None:
         try:
             _ = versions.gaudi.pinned
-        except ImageError as error:
+        except UserError as error:
             yield from error.problems
 
 
@@ -270,7 +270,7 @@ def _parsed(ref: str, path: str) -> Reference | str:
     """The reference, or what is wrong with it."""
     try:
         return parse(ref, path)
-    except ImageError as error:
+    except UserError as error:
         return error.problems[0]
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from images.records import Step, without_mounts
-from infra.problems import plain
+from lustrain.problem import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

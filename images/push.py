@@ -22,13 +22,12 @@ from urllib3.exceptions import HTTPError
 
 from images import ecr, registry
 from images.patience import Patience
-from images.problems import ImageError
 from images.records import Step
 from images.references import Reference, parse
 from images.registry import Registry
 from images.transport import without_queries
 from images.watch import Silent, Watch
-from infra.problems import problem
+from lustrain.problem import FAILED, UserError, problem
 
 SILENCE_S = 600.0
 """The longest an engine may say nothing: a registry takes minutes to put a layer of gigabytes into S3."""
@@ -77,12 +76,12 @@ def push(
     """Push what the engine calls `ref` and return its digest, `sha256:…`, as the registry holds it.
 
     Nothing is pushed where the tag is there already: with the same image that is well, with another it is refused
-    (exit code 2). Everything that goes wrong is an ImageError in one line. `to` is for callers that have the registry open.
+    (exit code 2). Everything that goes wrong is an UserError in one line. `to` is for callers that have the registry open.
     """
     reference = parse(ref)
     if reference.digest or not reference.tag:
         why = "an image is pushed under a tag"
-        raise ImageError(problem("image", ref, why, allowed="registry/repository:tag"), 2)
+        raise UserError(problem("image", ref, why, allowed="registry/repository:tag"))
     watch, begun, name = watch or Silent(), time.monotonic(), f"push {reference}"
     there = to or registry.connect(reference, ca, patience)
     local = _local(engine, reference)
@@ -96,8 +95,8 @@ def push(
         held = there.manifest(reference).digest
         if told != held:
             why = "the registry holds another digest than the engine pushed: someone else pushed this tag, or a proxy lies"
-            raise ImageError(problem(f"{reference} digest", held, why, allowed=told, fix="choose another tag"))
-    except ImageError as error:
+            raise UserError(problem(f"{reference} digest", held, why, allowed=told, fix="choose another tag"), FAILED)
+    except UserError as error:
         watch.ended(Step(name, time.monotonic() - begun, False, error.problems[0]))
         raise
     watch.ended(Step(name, time.monotonic() - begun, found is not None))
@@ -110,7 +109,7 @@ def _local(engine: DockerClient, reference: Reference) -> str:
         return str(engine.api.inspect_image(str(reference))["Id"])
     except ImageNotFound:
         fix = "build it first: `fab image-build`"
-        raise ImageError(problem("image", str(reference), "the engine has no such image", fix=fix), 2) from None
+        raise UserError(problem("image", str(reference), "the engine has no such image", fix=fix)) from None
     except (DockerException, requests.RequestException) as error:
         raise _no_engine(error) from None
 
@@ -120,11 +119,11 @@ def _must_be_same(there: Registry, reference: Reference, found: str, local: str)
         return
     try:
         config = there.config_digest(reference)
-    except ImageError:
+    except UserError:
         config = None
     if config != local:
         why = f"the tag is there with another image ({found}); a tag is never overwritten"
-        raise ImageError(problem("image", str(reference), why, fix="commit, which makes a new tag, or --suffix r2"), 2)
+        raise UserError(problem("image", str(reference), why, fix="commit, which makes a new tag, or --suffix r2"))
 
 
 def _pushed(engine: DockerClient, reference: Reference, there: Registry, watch: Watch, name: str) -> str:
@@ -150,7 +149,7 @@ def _pushed(engine: DockerClient, reference: Reference, there: Registry, watch: 
             fix = (
                 "see that the registry runs and can be reached from the engine; pushed again it goes on where it ended"
             )
-            raise ImageError(problem("push", str(reference), f"gave up after {tried} tries: {said}", fix=fix))
+            raise UserError(problem("push", str(reference), f"gave up after {tried} tries: {said}", fix=fix), FAILED)
         watch.log(name, f"{said}; trying again ({tried} of {patience.tries})")
         time.sleep(patience.pause(tried))
 
@@ -200,35 +199,35 @@ def _read(line: Mapping[str, Any], told: _Told, watch: Watch, name: str) -> None
             watch.moved(f"layer {layer}", total, total)
 
 
-def _final(reference: Reference, said: str, user: str | None) -> ImageError | None:
+def _final(reference: Reference, said: str, user: str | None) -> UserError | None:
     """What no second try mends, with the way out; None where one may."""
     host, image = reference.registry, str(reference)
     if _any(_IMMUTABLE, said):
         fix = "commit, which makes a new tag, or --suffix r2"
-        return ImageError(problem("image", image, f"the tag is taken and the registry keeps it: {said}", fix=fix), 2)
+        return UserError(problem("image", image, f"the tag is taken and the registry keeps it: {said}", fix=fix))
     if _TAG_STATUS.search(said):
         why = f"the registry refuses this tag, as one does whose tags are immutable where it is taken: {said}"
-        return ImageError(problem("image", image, why, fix="commit, which makes a new tag, or --suffix r2"), 2)
+        return UserError(problem("image", image, why, fix="commit, which makes a new tag, or --suffix r2"))
     if _any(_MISSING, said) or _MISSING_STATUS.search(said):
         ours = ecr.region_of(host) is not None
         fix = ecr.missing(host, reference.repository) if ours else "make the repository, or see its spelling"
-        return ImageError(problem("image", image, f"the registry has no such repository: {said}", fix=fix))
+        return UserError(problem("image", image, f"the registry has no such repository: {said}", fix=fix), FAILED)
     if _any(_AUTH, said):
         why = f"the registry refuses user {user!r}: {said}" if user else f"no credentials were found: {said}"
         fix = f"docker login {host}, or ask for the right to push to {reference.repository}"
-        return ImageError(problem("push", image, why, fix=fix))
+        return UserError(problem("push", image, why, fix=fix), FAILED)
     if _any(_UNTRUSTED, said):
         fix = f"put its CA into /etc/docker/certs.d/{host}/ca.crt on the engine's machine"
-        return ImageError(problem("push", image, f"the engine does not trust the registry: {said}", fix=fix))
+        return UserError(problem("push", image, f"the engine does not trust the registry: {said}", fix=fix), FAILED)
     if "http response to https" in said.lower():
         fix = "give the registry TLS; without, engines take only registries on their own machine"
-        return ImageError(problem("push", image, "the registry does not speak TLS", fix=fix))
+        return UserError(problem("push", image, "the registry does not speak TLS", fix=fix), FAILED)
     if _any(_FULL, said):
         fix = "make room where the registry or the engine keeps its data (`docker system df`)"
-        return ImageError(problem("push", image, f"a disk is full: {said}", fix=fix))
+        return UserError(problem("push", image, f"a disk is full: {said}", fix=fix), FAILED)
     if _any(_PASSING, said):
         return None
-    return ImageError(problem("push", image, said or "failed without a word"))
+    return UserError(problem("push", image, said or "failed without a word"), FAILED)
 
 
 @contextmanager
@@ -249,9 +248,9 @@ def _answers(engine: DockerClient) -> bool:
         return False
 
 
-def _no_engine(error: Exception) -> ImageError:
+def _no_engine(error: Exception) -> UserError:
     fix = "start it, or point DOCKER_HOST to one that runs"
-    return ImageError(problem("engine", type(error).__name__, "does not answer", fix=fix))
+    return UserError(problem("engine", type(error).__name__, "does not answer", fix=fix), FAILED)
 
 
 def _any(signs: Iterable[str], said: str) -> bool:

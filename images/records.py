@@ -28,19 +28,6 @@ class Output(Enum):
 
 
 @dataclass(frozen=True)
-class GitState:
-    """Where the code of an image comes from; `commit` is None outside a repository."""
-
-    commit: str | None
-    dirty: bool
-    """Something that goes into the image differs from the commit."""
-    changed: tuple[str, ...] = ()
-    """Paths, for the message that says so."""
-    time: int = field(default=0, compare=False)
-    """Of the commit, in seconds since 1970; 0 without one."""
-
-
-@dataclass(frozen=True)
 class Plan:
     """Everything a backend needs to know; paths are relative to the root of the context."""
 
@@ -148,26 +135,3 @@ class Image:
     @property
     def size(self) -> int:
         return sum(layer.size for layer in self.layers)
-
-
-@dataclass(frozen=True)
-class Record:
-    """`image.json`: what was built and pushed; the launcher deploys `ref` by `digest` and nothing else."""
-
-    ref: str
-    digest: str
-    target: str
-    platforms: tuple[str, ...]
-    versions: Mapping[str, str]
-    git: GitState
-    content: str
-    """sha256 over configuration and layers, blind to dates, commit and compression: the same for the same image, whoever
-    built it and when."""
-    inputs: Mapping[str, Mapping[str, str]]
-    """As in Context; `fab image-plan` compares with it."""
-
-    @property
-    def deployable(self) -> str:
-        """registry/repository@sha256:…"""
-        name = self.ref.rpartition(":")[0] if ":" in self.ref.rpartition("/")[2] else self.ref
-        return f"{name}@{self.digest}"

@@ -10,9 +10,8 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from images.problems import ImageError
 from images.records import DOCKER_HUB
-from infra.problems import problem
+from lustrain.problem import UserError, problem
 
 LONGEST_NAME = 255
 _PART = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
@@ -55,7 +54,7 @@ class Reference:
 
 
 def parse(text: str, path: str = "image") -> Reference:
-    """Read a reference; ImageError (exit code 2) in one line, which names `path`, where it is none."""
+    """Read a reference; UserError (exit code 2) in one line, which names `path`, where it is none."""
     if "://" in text:
         raise _wrong(path, text, "an address", f"{_FORM}, without {text.partition('//')[0]}//")
     rest, at, digest = text.partition("@")
@@ -119,5 +118,5 @@ def _split(name: str) -> tuple[str, str]:
     return first, rest
 
 
-def _wrong(path: str, text: str, why: str, allowed: str) -> ImageError:
-    return ImageError(problem(path, text, why, allowed=allowed), 2)
+def _wrong(path: str, text: str, why: str, allowed: str) -> UserError:
+    return UserError(problem(path, text, why, allowed=allowed))

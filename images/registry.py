@@ -17,10 +17,9 @@ from urllib3.exceptions import HTTPError
 from images import credentials as known
 from images.credentials import Credentials
 from images.patience import Patience
-from images.problems import ImageError
 from images.references import Reference, is_digest, parse
 from images.transport import Transport, reason
-from infra.problems import problem
+from lustrain.problem import FAILED, UserError, problem
 
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
@@ -59,7 +58,7 @@ class Blob:
         """Bytes, as the registry says; None where it does not."""
 
     def read(self, size: int = -1, /) -> bytes:
-        """Up to `size` bytes, empty at the end. ImageError where they are not what the digest names."""
+        """Up to `size` bytes, empty at the end. UserError where they are not what the digest names."""
         while True:
             why = "the answer ended early"
             try:
@@ -107,7 +106,7 @@ class Blob:
         if self._broken >= self._transport.patience.tries:
             said = f"{self._at} of {self.size} bytes came in {self._broken} tries: {why}"
             fix = "see whether the registry's storage still has the blob; if not, push the image again"
-            raise ImageError(problem(f"{self._reference.name} blob", self._digest, said, fix=fix))
+            raise UserError(problem(f"{self._reference.name} blob", self._digest, said, fix=fix), FAILED)
         self._transport.wait(self._broken, None, why)
         try:
             self._answer = self._open()
@@ -120,7 +119,7 @@ class Blob:
         if found != self._digest:
             why = "the bytes that came have another digest: damaged in the registry or on the way"
             fix = "push the image again"
-            raise ImageError(problem(f"{self._reference.name} blob", found, why, allowed=self._digest, fix=fix))
+            raise UserError(problem(f"{self._reference.name} blob", found, why, allowed=self._digest, fix=fix), FAILED)
 
 
 class Registry:
@@ -146,7 +145,7 @@ class Registry:
             if one.partition(":")[0] == found.partition(":")[0] and one != found:
                 why = "the manifest that came is not the one that was asked for: the registry or a proxy changes it"
                 fix = "push the image again, and see who stands between"
-                raise ImageError(problem(f"{reference} digest", found, why, allowed=one, fix=fix))
+                raise UserError(problem(f"{reference} digest", found, why, allowed=one, fix=fix), FAILED)
         kind = answer.headers.get("Content-Type", "").partition(";")[0].strip()
         return Manifest(found, kind, body)
 
@@ -163,29 +162,31 @@ class Registry:
             return self.manifest(reference).digest
         if reference.digest and told != reference.digest:
             why = "the registry names another digest than the one that it was asked for"
-            raise ImageError(problem(f"{reference} digest", told, why, allowed=reference.digest))
+            raise UserError(problem(f"{reference} digest", told, why, allowed=reference.digest), FAILED)
         return told
 
     def blob(self, ref: str | Reference, digest: str) -> Blob:
         """A blob of a reference's repository."""
         if not is_digest(digest):
-            raise ImageError(problem("blob", digest, "no digest", allowed="sha256: and 64 hexadecimal digits"), 2)
+            raise UserError(problem("blob", digest, "no digest", allowed="sha256: and 64 hexadecimal digits"))
         return Blob(self.transport, self._ours(ref), digest)
 
     def config_digest(self, ref: str | Reference) -> str:
-        """The digest of an image's configuration; ImageError where the reference is an index of several images."""
+        """The digest of an image's configuration; UserError where the reference is an index of several images."""
         described = _object(f"{ref} manifest", self.manifest(ref).body).get("config")
         digest = described.get("digest") if isinstance(described, dict) else None
         if not isinstance(digest, str):
             why = "has no configuration: an index of several images, or no image"
-            raise ImageError(problem("image", str(ref), why, fix="name one of its images by digest"), 2)
+            raise UserError(problem("image", str(ref), why, fix="name one of its images by digest"))
         return digest
 
     def config(self, ref: str | Reference) -> Mapping[str, Any]:
         """The configuration of one image, https://github.com/opencontainers/image-spec/blob/main/config.md"""
         with self.blob(ref, self.config_digest(ref)) as blob:
             if (blob.size or 0) > LONGEST_CONFIG:
-                raise ImageError(problem(f"{ref} configuration", blob.size, "too long", allowed=f"{LONGEST_CONFIG} B"))
+                raise UserError(
+                    problem(f"{ref} configuration", blob.size, "too long", allowed=f"{LONGEST_CONFIG} B"), FAILED
+                )
             return _object(f"{ref} configuration", blob.read())
 
     def put_manifest(self, ref: str | Reference, body: bytes, media_type: str) -> str:
@@ -199,13 +200,13 @@ class Registry:
         found = digest_like(body, told if is_digest(told) else None)
         if told and told != found:
             why = "the registry took the manifest under another digest: it or a proxy changes it"
-            raise ImageError(problem(f"{reference} digest", told, why, allowed=found))
+            raise UserError(problem(f"{reference} digest", told, why, allowed=found), FAILED)
         return found
 
     def _ours(self, ref: str | Reference) -> Reference:
         reference = parse(ref) if isinstance(ref, str) else ref
         if reference.registry != self.host:
-            raise ImageError(problem("image", str(ref), "of another registry", allowed=f"{self.host}/…"), 2)
+            raise UserError(problem("image", str(ref), "of another registry", allowed=f"{self.host}/…"))
         return reference
 
     def _whole(self, answer: requests.Response, longest: int, name: str) -> bytes:
@@ -213,11 +214,11 @@ class Registry:
             try:
                 body: bytes = answer.raw.read(longest + 1, decode_content=True)
             except (HTTPError, OSError) as error:
-                raise ImageError(
-                    problem("registry", self.host, f"{name} did not come whole: {reason(error)}")
+                raise UserError(
+                    problem("registry", self.host, f"{name} did not come whole: {reason(error)}"), FAILED
                 ) from None
         if len(body) > longest:
-            raise ImageError(problem("registry", self.host, f"{name} is longer than {longest} bytes"))
+            raise UserError(problem("registry", self.host, f"{name} is longer than {longest} bytes"), FAILED)
         return body
 
 
@@ -239,7 +240,7 @@ def _object(name: str, body: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ImageError(
-            problem(name, body[:40], "no JSON object: the registry or a proxy answers with something else")
+        raise UserError(
+            problem(name, body[:40], "no JSON object: the registry or a proxy answers with something else"), FAILED
         )
     return found

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from images.problems import ImageError
 from images.records import Image, Layer
 from images.references import Reference, parse
 from images.registry import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
-from infra.problems import problem
+from lustrain.problem import FAILED, UserError, problem
 
 MANIFESTS, INDEXES = (DOCKER_MANIFEST, OCI_MANIFEST), (DOCKER_LIST, OCI_INDEX)
 _CONFIGS = ("application/vnd.docker.container.image.v1+json", "application/vnd.oci.image.config.v1+json")
@@ -34,7 +33,7 @@ class Source(Protocol):
     """A registry, as far as images are read from it; `images.registry.Registry` is one."""
 
     def manifest(self, ref: Reference) -> tuple[str, str, bytes]:
-        """Digest, media type and the bytes as the registry holds them. ImageError where there is none."""
+        """Digest, media type and the bytes as the registry holds them. UserError where there is none."""
 
     def blob(self, ref: Reference, digest: str) -> Iterable[bytes]:
         """A blob of that reference's repository, as it comes."""
@@ -64,12 +63,12 @@ class Found:
 
 
 def image(source: Source, ref: str, platform: str | None = None) -> Image:
-    """The image behind a reference; `platform` (linux/amd64) chooses where there are several. ImageError in one line."""
+    """The image behind a reference; `platform` (linux/amd64) chooses where there are several. UserError in one line."""
     found = find(source, ref, platform)
     if len(found) > 1:
         named = [one.image.platform for one in found]
         why = "the reference stands for several platforms"
-        raise ImageError(problem(ref, named, why, allowed="one of them", fix=f"add --platform {named[0]}"), 2)
+        raise UserError(problem(ref, named, why, allowed="one of them", fix=f"add --platform {named[0]}"))
     return found[0].image
 
 
@@ -105,11 +104,11 @@ def _manifest(source: Source, ref: Reference) -> tuple[str, str, bytes]:
     came = f"sha256:{hashlib.sha256(body).hexdigest()}"
     if came != asked or came != digest:
         why = "the manifest that came is not the one asked for: damaged in the registry or on the way"
-        raise ImageError(problem(f"{ref} digest", came, why, allowed=asked, fix="push the image again"))
+        raise UserError(problem(f"{ref} digest", came, why, allowed=asked, fix="push the image again"), FAILED)
     if media_type not in (*MANIFESTS, *INDEXES):
         old = "of Docker's first form, which has no digests to deploy by" if ".v1+" in media_type else "no image"
         allowed = "a docker schema 2 or OCI manifest or index"
-        raise ImageError(problem(f"{ref} media type", media_type, old, allowed=allowed, fix=_BUILT_HERE))
+        raise UserError(problem(f"{ref} media type", media_type, old, allowed=allowed, fix=_BUILT_HERE), FAILED)
     return digest, media_type, body
 
 
@@ -120,17 +119,17 @@ def _found(
     described = _described(ref, manifest.get("config"))
     if described.get("mediaType") not in _CONFIGS or manifest.get("artifactType"):
         kind = manifest.get("artifactType") or described.get("mediaType")
-        raise ImageError(problem(f"{ref} artifact", kind, "an artifact, no image that runs", fix=_BUILT_HERE))
+        raise UserError(problem(f"{ref} artifact", kind, "an artifact, no image that runs", fix=_BUILT_HERE), FAILED)
     config = _parsed(f"{ref} configuration", _blob(source, asked, described["digest"]))
     layers = [_described(ref, one) for one in manifest.get("layers") or ()]
     for one in layers:
         if not _LAYERS.fullmatch(str(one.get("mediaType"))):
             why = "a layer that is not in the registry or no tar: nodes cannot pull it from here"
-            raise ImageError(problem(f"{ref} layer type", one.get("mediaType"), why, fix=_BUILT_HERE))
+            raise UserError(problem(f"{ref} layer type", one.get("mediaType"), why, fix=_BUILT_HERE), FAILED)
     diff_ids = [str(one) for one in _of(config, "rootfs").get("diff_ids") or ()]
     if len(diff_ids) != len(layers) or not config.get("architecture") or not config.get("os"):
         why = f"the configuration does not fit: {len(layers)} layers, {len(diff_ids)} diff-ids, or no platform"
-        raise ImageError(problem(f"{ref} configuration", described["digest"], why, fix=_BUILT_HERE))
+        raise UserError(problem(f"{ref} configuration", described["digest"], why, fix=_BUILT_HERE), FAILED)
     steps = [
         str(one.get("created_by") or one.get("comment") or "")
         for one in config.get("history") or ()
@@ -160,11 +159,13 @@ def _blob(source: Source, ref: Reference, digest: str) -> bytes:
     for chunk in came:
         parts.append(chunk)
         if (total := total + len(chunk)) > _LONGEST:
-            raise ImageError(problem(f"{ref} configuration", digest, f"longer than {_LONGEST} bytes", fix=_BUILT_HERE))
+            raise UserError(
+                problem(f"{ref} configuration", digest, f"longer than {_LONGEST} bytes", fix=_BUILT_HERE), FAILED
+            )
     body = b"".join(parts)
     if (found := f"sha256:{hashlib.sha256(body).hexdigest()}") != digest:
         why = "the configuration that came has another digest: damaged in the registry or on the way"
-        raise ImageError(problem(f"{ref} configuration", found, why, allowed=digest, fix="push the image again"))
+        raise UserError(problem(f"{ref} configuration", found, why, allowed=digest, fix="push the image again"), FAILED)
     return body
 
 
@@ -174,7 +175,7 @@ def _parsed(ref: str, body: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ImageError(problem(ref, body[:40], "no JSON object, so no image", fix=_BUILT_HERE))
+        raise UserError(problem(ref, body[:40], "no JSON object, so no image", fix=_BUILT_HERE), FAILED)
     return found
 
 
@@ -186,7 +187,9 @@ def _described(ref: str, descriptor: Any) -> Mapping[str, Any]:
         or not isinstance(descriptor.get("size"), int)
     ):
         allowed = "mediaType, a sha256 digest and a size"
-        raise ImageError(problem(f"{ref} descriptor", descriptor, "incomplete", allowed=allowed, fix=_BUILT_HERE))
+        raise UserError(
+            problem(f"{ref} descriptor", descriptor, "incomplete", allowed=allowed, fix=_BUILT_HERE), FAILED
+        )
     return descriptor
 
 
@@ -205,7 +208,7 @@ def _of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _no_platform(ref: str, platform: str | None, there: Sequence[str]) -> ImageError:
+def _no_platform(ref: str, platform: str | None, there: Sequence[str]) -> UserError:
     allowed = ", ".join(there) or "none"
     fix = "ask for one of these, or build and push that platform"
-    return ImageError(problem(f"{ref} platform", platform, "not in the registry", allowed=allowed, fix=fix), 2)
+    return UserError(problem(f"{ref} platform", platform, "not in the registry", allowed=allowed, fix=fix))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from images.records import Built, Step
-from infra.problems import plain
+from lustrain.problem import plain
 
 VERSION = 1
 LONGEST_NAME = 100

@@ -21,8 +21,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from images import ecr, references
-from images.problems import ImageError
-from infra.problems import plain, problem
+from lustrain.problem import FAILED, UserError, plain, problem
 
 ALLOWED = Path(__file__).with_name("scan-allow.toml")
 SEVERITIES = ("CRITICAL", "HIGH", "MEDIUM", "LOW", "INFORMATIONAL", "UNDEFINED", "UNTRIAGED")
@@ -60,7 +59,7 @@ class Place:
 
     @classmethod
     def of(cls, ref: str) -> Place:
-        """From `<account>.dkr.ecr.<region>.amazonaws.com/<repository>[:tag]@sha256:…`; ImageError for anything else."""
+        """From `<account>.dkr.ecr.<region>.amazonaws.com/<repository>[:tag]@sha256:…`; UserError for anything else."""
         named = references.parse(ref)
         region = ecr.region_of(named.registry)
         if region is None:
@@ -68,10 +67,10 @@ class Place:
                 "is no image in ECR, the only registry whose scans are read",
                 "scan it with its registry's own means",
             )
-            raise ImageError(problem("image", ref, why, fix=fix), 2)
+            raise UserError(problem("image", ref, why, fix=fix))
         if named.digest is None:
             why = "has no digest, and a tag may name another image by the time it runs"
-            raise ImageError(problem("image", ref, why, fix="give repository@sha256:…, as image.json has it"), 2)
+            raise UserError(problem("image", ref, why, fix="give repository@sha256:…, as image.json has it"))
         return cls(named.registry.partition(".")[0], region, named.repository, named.digest)
 
     def __str__(self) -> str:
@@ -142,13 +141,13 @@ class Verdict:
 
 
 def read_allowed(path: Path = ALLOWED, today: date | None = None) -> tuple[Allowed, ...]:
-    """The allow-list; ImageError, exit code 2, with one line for each entry without id, reason or date. An expired entry is
+    """The allow-list; UserError, exit code 2, with one line for each entry without id, reason or date. An expired entry is
     no mistake of form: `judge` tells it."""
     today = today or datetime.now(UTC).date()
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ImageError(plain(f"{path}: cannot be read: {error}"), 2) from None
+        raise UserError(plain(f"{path}: cannot be read: {error}")) from None
     entries = table.pop("allow", [])
     problems = [problem(f"{path.name} {key}", table[key], "unknown key", allowed="[[allow]]") for key in table]
     if not isinstance(entries, list):
@@ -163,7 +162,7 @@ def read_allowed(path: Path = ALLOWED, today: date | None = None) -> tuple[Allow
         else:
             found.append(Allowed(**entry))
     if problems:
-        raise ImageError(problems, 2)
+        raise UserError(problems)
     return tuple(found)
 
 
@@ -194,7 +193,7 @@ def judge(
 ) -> Verdict:
     """Weigh findings against the allow-list. A severity that nobody knows is taken for the worst."""
     if threshold not in SEVERITIES[:5]:
-        raise ImageError(problem("--threshold", threshold, "unknown", allowed=", ".join(SEVERITIES[:5])), 2)
+        raise UserError(problem("--threshold", threshold, "unknown", allowed=", ".join(SEVERITIES[:5])))
     severe = [one for one in dict.fromkeys(findings) if _rank(one.severity) <= _rank(threshold)]
     below = Counter(one.severity for one in dict.fromkeys(findings) if _rank(one.severity) > _rank(threshold))
     in_force = {one.id for one in allowed if today <= one.review_by}
@@ -224,7 +223,7 @@ def client_for(place: Place) -> Any:
     try:
         return boto3.client("ecr", region_name=place.region, config=settings)
     except BotoCoreError as error:
-        raise ImageError(plain(f"scan: no client for ECR in {place.region}: {error}"), 2) from None
+        raise UserError(plain(f"scan: no client for ECR in {place.region}: {error}")) from None
 
 
 def gate(
@@ -239,7 +238,7 @@ def gate(
 ) -> Verdict:
     """Wait for ECR's scan of the image and weigh it. No scan, or one without a result, does not pass.
 
-    `client` is `client_for(place)`; `say` hears now and then how long the wait is. ImageError where ECR or
+    `client` is `client_for(place)`; `say` hears now and then how long the wait is. UserError where ECR or
     the image cannot be reached.
     """
     today = today or datetime.now(UTC).date()
@@ -291,8 +290,8 @@ def _asked(place: Place, client: Any) -> tuple[str, str, list[dict[str, Any]]]:
         raise _refused(place, code, error) from None
     except BotoCoreError as error:
         fix = "check credentials (aws sts get-caller-identity) and the network"
-        raise ImageError(
-            problem("scan", str(place), f"ECR in {place.region} cannot be asked: {error}", fix=fix)
+        raise UserError(
+            problem("scan", str(place), f"ECR in {place.region} cannot be asked: {error}", fix=fix), FAILED
         ) from None
     told = [page.get("imageScanStatus", {}) for page in pages]
     # A scan that starts over between two pages is not done.
@@ -308,14 +307,14 @@ def _has_result(pages: Sequence[Mapping[str, Any]]) -> bool:
     return any(one.get(sign) for one in found for sign in signs)
 
 
-def _refused(place: Place, code: str, error: ClientError) -> ImageError:
+def _refused(place: Place, code: str, error: ClientError) -> UserError:
     fixes = {
         "RepositoryNotFoundException": "push the image first, or check the name, account and region",
         "ImageNotFoundException": "push the image first: fab image-push",
         "AccessDeniedException": "allow ecr:DescribeImageScanFindings",
     }
     why = f"ECR in {place.region} refused: {error.response.get('Error', {}).get('Message') or code}"
-    return ImageError(problem("scan", str(place), why, fix=fixes.get(code, "try again; see the message")))
+    return UserError(problem("scan", str(place), why, fix=fixes.get(code, "try again; see the message")), FAILED)
 
 
 def _findings(page: Mapping[str, Any]) -> list[Finding]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from images.problems import ImageError
+from lustrain.problem import FAILED, UserError
 
 FIRST_PAUSE_S = 30.0
 LONGEST_SILENCE_S = 3600.0
@@ -24,7 +24,7 @@ def heard(
     limit_s: float = LONGEST_SILENCE_S,
 ) -> Iterator[T]:
     """What comes from `source`, which a thread of its own reads so that Ctrl-C is heard at once. `silent` is told after
-    `first_pause_s` seconds without anything, then after twice as many, and so on; ImageError after `limit_s`."""
+    `first_pause_s` seconds without anything, then after twice as many, and so on; UserError after `limit_s`."""
     arrived: queue.Queue[tuple[T] | BaseException | None] = queue.Queue()
 
     def read() -> None:
@@ -61,6 +61,6 @@ def _next(
             if waited >= limit_s:
                 why = f"the build said nothing for {limit_s / 60:.0f} minutes and was ended"
                 fix = "look at the engine's log, build again: what was done is cached"
-                raise ImageError(f"{why}; fix: {fix}") from None
+                raise UserError(f"{why}; fix: {fix}", FAILED) from None
             silent(waited)
             pause_s = waited

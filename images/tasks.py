@@ -15,8 +15,7 @@ from invoke.context import Context as Invocation
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from images.problems import ImageError
-from infra.problems import InfraError, plain, problem
+from lustrain.problem import UserError, plain, problem
 
 if TYPE_CHECKING:
     from images.making import Wish
@@ -183,9 +182,9 @@ def image_push(
     json: bool = False,
 ) -> None:
     """Push what image-build left in the engine, by digest, and write image.json. A tag never moves to another image."""
-    from images import image_file as files
     from images import making, telling
     from images.progress import Live
+    from lustrain import image_file as files
 
     def push() -> None:
         wish = _wish(
@@ -228,8 +227,8 @@ def image_merge(
     json: bool = False,
 ) -> None:
     """Join the images of several platforms under one tag, and write image.json."""
-    from images import image_file as files
     from images import making, telling
+    from lustrain import image_file as files
 
     def join() -> None:
         wish = _wish(
@@ -266,8 +265,8 @@ def image_verify(
     json: bool = False,
 ) -> None:
     """Look at an image where it is, without pulling it: manifest, layers, labels, age, size. Exit code: 1 not in order."""
-    from images import image_file as files
     from images import inspection, registry, versions
+    from lustrain import image_file as files
 
     def look() -> inspection.Report:
         days = _days(max_age)
@@ -325,8 +324,8 @@ def image_scan(
     json: bool = False,
 ) -> None:
     """Wait for ECR's scan of an image and weigh what it found. Exit code: 1 not passed, also where nobody scanned."""
-    from images import image_file as files
     from images import scan
+    from lustrain import image_file as files
 
     def weigh() -> scan.Verdict:
         allowed = scan.read_allowed(Path(allow) if allow else scan.ALLOWED)
@@ -372,13 +371,13 @@ def _wish(target: str, repository: str | None, cluster: str | None, stack: str |
 
 def _table(words: Sequence[str]) -> dict[str, str]:
     if wrong := [word for word in words if "=" not in word]:
-        raise ImageError([problem("--arg", word, "has no value", allowed="NAME=VALUE") for word in wrong], 2)
+        raise UserError([problem("--arg", word, "has no value", allowed="NAME=VALUE") for word in wrong])
     return dict(word.split("=", 1) for word in words)
 
 
 def _days(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 6):
-        raise ImageError(problem("--max-age", text, "is no number of days", allowed="0, 1, 2, …"), 2)
+        raise UserError(problem("--max-age", text, "is no number of days", allowed="0, 1, 2, …"))
     return int(text)
 
 
@@ -394,7 +393,7 @@ def _or_exit(do: Callable[[], Answer], json: bool = False) -> Answer:
     """What was asked for; a user's mistake and Ctrl-C end the task with their lines."""
     try:
         return do()
-    except (ImageError, InfraError) as error:
+    except UserError as error:
         _end(error.problems, error.exit_code, json)
     except OSError as error:
         _end([plain(f"{error.filename or 'this machine'}: {error.strerror or error}")], 1, json)

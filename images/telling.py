@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from images import image_file, report, why
+from images import report, why
 from images.making import LOCAL, Made, Planned
-from images.records import GitState, Record
+from lustrain import image_file
+from lustrain.image_file import GitState, Record
 
 _SHOWN = 5
 

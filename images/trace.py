@@ -15,7 +15,7 @@ from typing import Any
 
 from images.records import Step
 from images.watch import Watch
-from infra.problems import plain
+from lustrain.problem import plain
 
 LAST_LINES = 12
 """Of a failed step's log, which an error shows."""

@@ -25,10 +25,9 @@ from urllib3.exceptions import HTTPError
 
 from images.credentials import Credentials
 from images.patience import Patience, asked
-from images.problems import ImageError
 from images.records import DOCKER_HUB
 from images.references import is_loopback
-from infra.problems import problem
+from lustrain.problem import FAILED, UserError, problem
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ _CERTIFICATES = Path("/etc/docker/certs.d")
 
 
 class Transport:
-    """Asks one registry, as often as patience lasts; what it cannot mend is an ImageError in one line, without a secret."""
+    """Asks one registry, as often as patience lasts; what it cannot mend is an UserError in one line, without a secret."""
 
     def __init__(
         self, host: str, credentials: Credentials | None, ca: Path | None = None, patience: Patience | None = None
@@ -65,8 +64,8 @@ class Transport:
                 ssl.create_default_context(cafile=str(ca))
             except OSError:
                 why = "no file with certificates"
-                raise ImageError(
-                    problem("--ca", str(ca), why, fix="name a PEM file with the CA's certificate"), 2
+                raise UserError(
+                    problem("--ca", str(ca), why, fix="name a PEM file with the CA's certificate")
                 ) from None
 
     def ask(
@@ -90,7 +89,7 @@ class Transport:
                     raise final from None
                 why = reason(error)
             except requests.exceptions.InvalidURL:
-                raise ImageError(problem("registry", self.host, "not an address"), 2) from None
+                raise UserError(problem("registry", self.host, "not an address")) from None
             except (requests.RequestException, OSError) as error:
                 why = reason(error)
             else:
@@ -113,9 +112,9 @@ class Transport:
             self._told = True
         time.sleep(self.patience.pause(tried, asked_s))
 
-    def gone(self, tried: int, why: str) -> ImageError:
+    def gone(self, tried: int, why: str) -> UserError:
         fix = "see that it runs and can be reached from here; a push goes on where it ended"
-        return ImageError(problem("registry", self.host, f"no usable answer in {tried} tries: {why}", fix=fix))
+        return UserError(problem("registry", self.host, f"no usable answer in {tried} tries: {why}", fix=fix), FAILED)
 
     def renew(self) -> bool:
         """Ask for credentials again after a refusal; whether there are any."""
@@ -201,7 +200,7 @@ class Transport:
             if _origin(there) != _origin(url):
                 headers = {name: value for name, value in headers.items() if name != "Authorization"}
             url = there
-        raise ImageError(problem("registry", self.host, f"more than {HOPS} redirects in a row"))
+        raise UserError(problem("registry", self.host, f"more than {HOPS} redirects in a row"), FAILED)
 
     def _send(
         self,
@@ -229,7 +228,7 @@ class Transport:
         ours = sorted((_CERTIFICATES / host).glob("*.crt")) if host == self.host else []
         found = str(self._ca or "") or (str(ours[0]) if ours else os.environ.get("SSL_CERT_FILE", ""))
         if found and not Path(found).is_file():
-            raise ImageError(problem("SSL_CERT_FILE", found, "no such file", fix="name a PEM file, or unset it"), 2)
+            raise UserError(problem("SSL_CERT_FILE", found, "no such file", fix="name a PEM file, or unset it"))
         return found or True
 
     def _base(self) -> str:
@@ -241,24 +240,28 @@ class Transport:
         parts = urlsplit(url)
         if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.netloc)):
             why = f"it sends us to {parts.scheme or 'nowhere'}://{parts.netloc}, which is no TLS"
-            raise ImageError(problem("registry", self.host, why, fix="have its administrator mend its address"))
+            raise UserError(problem("registry", self.host, why, fix="have its administrator mend its address"), FAILED)
 
-    def _refused(self, method: str, path: str, answer: requests.Response) -> ImageError:
+    def _refused(self, method: str, path: str, answer: requests.Response) -> UserError:
         status, said = answer.status_code, self._said(answer)
         if status == 401 and self.credentials is None:
             why = "it asks who we are, and no credentials for it were found"
-            return ImageError(problem("registry", self.host, why, fix=f"docker login {self.host}"))
+            return UserError(problem("registry", self.host, why, fix=f"docker login {self.host}"), FAILED)
         if status == 401:
             why = f"it does not take the credentials of user {self.credentials and self.credentials.username!r}"
             fix = f"docker login {self.host} again, or renew what its credential helper or AWS profile uses"
-            return ImageError(problem("registry", self.host, why, fix=fix))
+            return UserError(problem("registry", self.host, why, fix=fix), FAILED)
         if status == 403:
             fix = "ask for the right to pull from and push to this repository"
-            return ImageError(problem("registry", self.host, f"this user may not {method} {path}: {said}", fix=fix))
+            return UserError(
+                problem("registry", self.host, f"this user may not {method} {path}: {said}", fix=fix), FAILED
+            )
         if status == 404:
             fix = "see the spelling of repository and tag, and whether it was pushed"
-            return ImageError(problem("registry", self.host, f"it has no {path.removeprefix('/v2/')}: {said}", fix=fix))
-        return ImageError(problem("registry", self.host, f"{method} {path}: {said}"))
+            return UserError(
+                problem("registry", self.host, f"it has no {path.removeprefix('/v2/')}: {said}", fix=fix), FAILED
+            )
+        return UserError(problem("registry", self.host, f"{method} {path}: {said}"), FAILED)
 
     def _said(self, answer: requests.Response) -> str:
         """Status and the registry's own words, https://distribution.github.io/distribution/spec/api/#errors"""
@@ -272,7 +275,7 @@ class Transport:
         hidden = self.credentials.hide(words) if self.credentials else words
         return f"{answer.status_code} {without_queries(hidden)[:300]}".strip()
 
-    def _untrusted(self, said: str) -> ImageError | None:
+    def _untrusted(self, said: str) -> UserError | None:
         """None where the handshake only broke, as it does when a registry ends."""
         if "CERTIFICATE_VERIFY_FAILED" in said:
             why = "its certificate is of no CA that is known here, or not for this name"
@@ -281,7 +284,7 @@ class Transport:
             why, fix = "it does not speak TLS", "give it TLS; without, only registries on this machine are used"
         else:
             return None
-        return ImageError(problem("registry", self.host, why, fix=fix))
+        return UserError(problem("registry", self.host, why, fix=fix), FAILED)
 
 
 def basic(credentials: Credentials) -> str:

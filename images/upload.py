@@ -26,6 +26,6 @@ def there(tag: str) -> str | None:
 
 
 def tagged(tags: Sequence[str], digest: str) -> str:
-    """Name what was pushed by digest; answers what the first name stands for. ImageError, exit code 2, where one is taken."""
+    """Name what was pushed by digest; answers what the first name stands for. UserError, exit code 2, where one is taken."""
     named = [merge.name(tag, digest) for tag in tags]
     return named[0]

@@ -171,7 +171,7 @@ def plugin(image: Image) -> Outcome:
 def only_trainer(image: Image) -> Outcome:
     """None of the operator's rooms is in the image or can be imported in it."""
     code = image.home("code")
-    foreign = [path for path in code.glob("*") if path.name != "trainer"]
+    foreign = [path for path in code.glob("*") if path.name not in ("lustrain", "trainer")]
     foreign += [path for path in code.glob("trainer/launch/*") if path.name not in ("__init__.py", "local.py")]
     problems = [f"{image.shown(path)}: not for the trainer's image" for path in sorted(foreign)]
     said = _run_python(image, _FIND, *FOREIGN)

@@ -9,9 +9,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from images.problems import ImageError
-from infra.cluster import like
-from infra.problems import plain, problem, problems_of
+from lustrain.problem import UserError, plain, problem
+from lustrain.schema import like, problems_of
 
 PATH = Path(__file__).with_name("versions.toml")
 TABLE = ("<!-- versions -->", "<!-- /versions -->")
@@ -79,11 +78,11 @@ class Gaudi(Section):
 
     @property
     def pinned(self) -> str:
-        """image@digest; ImageError as long as nobody has filled the digest in."""
+        """image@digest; UserError as long as nobody has filled the digest in."""
         if not self.digest:
             why = "unknown, and an image is not built from what may change"
             fix = f"put the digest of {self.image} there, or give --base {self.image}@sha256:…"
-            raise ImageError(problem("images/versions.toml gaudi.digest", self.digest, why, fix=fix), 2)
+            raise UserError(problem("images/versions.toml gaudi.digest", self.digest, why, fix=fix))
         return f"{self.image}@{self.digest}"
 
 
@@ -129,9 +128,9 @@ class Versions(Section):
         return {str(name): size for name, size in self.budget_mb.items()}
 
     def of(self, target: str) -> dict[str, str]:
-        """What is in an image of `target`, for its labels and `image.json`. ImageError for an unknown target."""
+        """What is in an image of `target`, for its labels and `image.json`. UserError for an unknown target."""
         if target not in TARGETS:
-            raise ImageError(problem("target", target, "unknown", allowed=", ".join(TARGETS)), 2)
+            raise UserError(problem("target", target, "unknown", allowed=", ".join(TARGETS)))
         if target == "gaudi":
             return {"python": self.gaudi.python, "torch": self.gaudi.torch, "gaudi": self.gaudi.release}
         found = {"python": self.python, "torch": self.torch}
@@ -154,15 +153,15 @@ def ordered(version: str) -> tuple[int, ...]:
 
 
 def load(path: Path = PATH) -> Versions:
-    """Read `path`; ImageError with one line a problem, exit code 2."""
+    """Read `path`; UserError with one line a problem, exit code 2."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ImageError(plain(f"{path}: cannot be read: {error}"), 2) from None
+        raise UserError(plain(f"{path}: cannot be read: {error}")) from None
     try:
         return Versions.model_validate(table)
     except ValidationError as error:
-        raise ImageError([f"{path.name}: {line}" for line in problems_of(error, Versions)], 2) from None
+        raise UserError([f"{path.name}: {line}" for line in problems_of(error, Versions)]) from None
 
 
 def readme_table(versions: Versions) -> str:

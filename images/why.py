@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from images.records import Record
+from lustrain.image_file import Record
 
 LAYERS = ("base", "tools", "system", "init", "torch", "linker", "app", "shell", "code", "image")
 """In the order of the Dockerfile; `image` is settings (user, entry point) and the check, no layer."""

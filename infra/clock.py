@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from infra.problems import InfraError, problem
 from infra.section import Time
+from lustrain.problem import UserError, problem
 
 NOW = "LUSTRAIN_NOW"
 """Environment variable that stands for the clock: whether a stack will still pass next month, and a fixed day for tests."""
@@ -17,7 +17,7 @@ _TIME: TypeAdapter[Any] = TypeAdapter(Time)
 
 
 def now() -> datetime:
-    """The time in LUSTRAIN_NOW, else the clock's; InfraError where the variable holds no time with its zone."""
+    """The time in LUSTRAIN_NOW, else the clock's; UserError where the variable holds no time with its zone."""
     given = os.environ.get(NOW)
     if not given:
         return datetime.now(UTC)
@@ -25,4 +25,4 @@ def now() -> datetime:
         return _TIME.validate_python(given)  # type: ignore[no-any-return]
     except ValidationError:
         allowed = "a time with its zone, like 2027-03-01T11:30:00Z"
-        raise InfraError(problem(NOW, given, "not allowed", allowed=allowed, fix="set it so, or unset it")) from None
+        raise UserError(problem(NOW, given, "not allowed", allowed=allowed, fix="set it so, or unset it")) from None

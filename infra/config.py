@@ -15,13 +15,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from infra.catalog.kubernetes import NEWEST
-from infra.cluster import Tuning, like
 from infra.groups import Capacity as Capacity
 from infra.groups import CapacityMode as CapacityMode
 from infra.groups import Group as Group
 from infra.groups import GroupRole as GroupRole
-from infra.problems import InfraError, problems_of
-from infra.section import Name, Positive, Section, Time, ZoneId, id_of
+from infra.section import Name, Positive, Time, ZoneId, id_of
+from lustrain.cluster import Tuning
+from lustrain.problem import UserError
+from lustrain.schema import Section, like, problems_of
 
 KEY = "lustrain:cluster"
 
@@ -312,10 +313,10 @@ class ClusterSpec(Section):
 
 
 def parse(value: object) -> ClusterSpec:
-    """The spec in `value` (what `pulumi config` holds); InfraError lists every problem, each with its path."""
+    """The spec in `value` (what `pulumi config` holds); UserError lists every problem, each with its path."""
     if not isinstance(value, Mapping):
-        raise InfraError(f"{KEY} is missing or no table; fix: copy one of infra/Pulumi.*.yaml and edit it")
+        raise UserError(f"{KEY} is missing or no table; fix: copy one of infra/Pulumi.*.yaml and edit it")
     try:
         return ClusterSpec.model_validate(dict(value))
     except ValidationError as error:
-        raise InfraError(problems_of(error, ClusterSpec, KEY)) from None
+        raise UserError(problems_of(error, ClusterSpec, KEY)) from None

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from infra.cluster import like
-from infra.section import Name, Positive, Section, Time, ZoneId, id_of
+from infra.section import Name, Positive, Time, ZoneId, id_of
+from lustrain.schema import Section, like
 
 CapacityMode = Literal["on-demand", "spot", "reservation", "capacity-block", "training-plan"]
 GroupRole = Literal["worker", "controller", "login"]

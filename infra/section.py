@@ -1,19 +1,14 @@
-"""Tables of the configuration: their base, and the spelling of values that several tables have."""
+"""The spelling of values that several tables of the configuration have."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
 
-from infra.cluster import like
-from infra.problems import A_TIME
-
-UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, Unicode's two line ends, and halves of surrogate pairs."""
+from lustrain.schema import A_TIME, like
 
 
 def id_of(prefix: str, what: str) -> AfterValidator:
@@ -60,29 +55,3 @@ def _of_our_age(value: datetime) -> datetime:
 
 FIRST_YEAR, LAST_YEAR = 2000, 9000
 Time = Annotated[AwareDatetime, BeforeValidator(_time), AfterValidator(_of_our_age)]
-
-
-class Section(BaseModel):
-    """Base of every table: unknown keys are errors, nothing changes after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _printable(cls, value: Any, info: Any) -> Any:
-        """No name, path or text of AWS has control characters, and a lone surrogate can be neither printed nor sent."""
-        table = "Mapping" in str(cls.model_fields[info.field_name].annotation) and isinstance(value, Mapping)
-        items = [*value, *value.values()] if table else value if isinstance(value, list | tuple) else [value]
-        for item in items:
-            if isinstance(item, str) and (found := UNPRINTABLE.search(item)):
-                raise ValueError(f"holds {found[0]!r}, which is not printable; fix: remove it")
-        return value
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_numbers_from_truth(cls, value: Any, info: Any) -> Any:
-        """YAML's `count: yes` is a mistake; pydantic would take it as 1."""
-        field = cls.model_fields[info.field_name]
-        if isinstance(value, bool) and "bool" not in str(field.annotation):
-            raise ValueError("true/false is not a value here")
-        return value

@@ -14,7 +14,7 @@ from invoke.context import Context as Invocation
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from infra.problems import InfraError
+from lustrain.problem import UserError
 
 Answer = TypeVar("Answer")
 
@@ -50,7 +50,7 @@ def preflight(
             planned, then = ((), ()) if report.exit_code(findings) else (summary(spec), first_up(spec))
             print(*([] if stack else [f"{name}:"]), *planned, *report.lines(findings), *then, sep="\n")
     if wrong:
-        raise Exit("\n".join(wrong), InfraError.exit_code)
+        raise Exit("\n".join(wrong), UserError.exit_code)
     if code := max(report.exit_code(findings) for _, findings in found.values()):
         raise Exit(code=code)
 
@@ -97,5 +97,5 @@ def _or_exit(ask: Callable[[], Answer]) -> Answer:
     """What `ask` gives; a user's mistake ends the task with its lines and exit code 2."""
     try:
         return ask()
-    except InfraError as error:
+    except UserError as error:
         raise Exit(str(error), error.exit_code) from None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from infra.problems import plain
+from lustrain.problem import plain
 from node_setup.agent.model import EXIT_OTHER_AGENT
 from node_setup.agent.owned import AGENT
 from node_setup.faults import DISK, NO_ANSWER, PYTHON, SUDO, TIMEOUT, Fault

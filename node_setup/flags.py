@@ -13,9 +13,9 @@ from typing import Any
 from fabric import Connection, task
 from invoke.exceptions import Exit
 
-from infra.problems import problem
+from lustrain.problem import FAILED, UserError, problem
 from node_setup import report
-from node_setup.hosts import FleetError, Route
+from node_setup.hosts import Route
 from node_setup.inventory import Source
 
 WHERE: Mapping[str, tuple[Any, str]] = {
@@ -71,7 +71,7 @@ class Flags:
 
     @property
     def source(self) -> Source:
-        """Where nodes are taken from. FleetError names the flags that are empty."""
+        """Where nodes are taken from. UserError names the flags that are empty."""
         self._refuse_empty()
         groups = tuple(filter(None, (word.strip() for word in (self.group or "").split(","))))
         route = Route(user=self.user, key=self.key, jump=self.jump)
@@ -94,12 +94,12 @@ class Flags:
         empty = [(name, text) for name, text in empty if not text.strip(" ,\t\n")]
         if empty:
             fix = "name something, or leave the flag out"
-            raise FleetError(
-                [problem(f"--{name.replace('_', '-')}", text, "is empty", fix=fix) for name, text in empty]
+            raise UserError(
+                [problem(f"--{name.replace('_', '-')}", text, "is empty", fix=fix) for name, text in empty], FAILED
             )
 
     def amounts(self) -> tuple[int, int, float | None]:
-        """`limit` and `serial`, 0 where not given, and `fail_percent`. FleetError."""
+        """`limit` and `serial`, 0 where not given, and `fail_percent`. UserError."""
         limit = number("--limit", self.limit, 1, 100_000)
         serial = number("--serial", self.serial, 1, 100_000)
         percent = number("--fail-percent", self.fail_percent, 0, 100)
@@ -107,7 +107,7 @@ class Flags:
 
 
 def number(flag: str, text: str | None, least: float, most: float) -> float | None:
-    """FleetError where the flag's value is no number, or not in range."""
+    """UserError where the flag's value is no number, or not in range."""
     if text is None:
         return None
     try:
@@ -115,7 +115,7 @@ def number(flag: str, text: str | None, least: float, most: float) -> float | No
     except ValueError:
         value = math.nan
     if not least <= value <= most:
-        raise FleetError(problem(flag, text, "is no number in range", allowed=f"{least:g}..{most:g}"))
+        raise UserError(problem(flag, text, "is no number in range", allowed=f"{least:g}..{most:g}"), FAILED)
     return value
 
 
@@ -171,7 +171,7 @@ def _run(
     flags = Flags(**{flag: given[flag] for flag in WHERE if flag in given}, connections=connections)
     try:
         body(context, flags, **{flag: value for flag, value in given.items() if flag not in WHERE})
-    except FleetError as error:
+    except UserError as error:
         lines, code = error.problems, error.exit_code
     except KeyboardInterrupt:
         lines, code = ["stopped by Ctrl-C"], report.FAILURE

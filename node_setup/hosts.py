@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from infra.problems import problem
+from lustrain.problem import FAILED, UNREACHABLE, UserError, problem
 
 SPELLING = "like 10.0.0.5, node1.example.com, ubuntu@node1:2222 or [fd00::5]:2222"
 _HOST = re.compile(
@@ -17,15 +17,6 @@ _HOST = re.compile(
     r"(?:\[(?P<bracketed>[0-9A-Fa-f:.%a-z]+)\]|(?P<v6>[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f.]*)|(?P<host>[A-Za-z0-9._-]+))"
     r"(?::(?P<port>\d{1,5}))?"
 )
-
-
-class FleetError(Exception):
-    """What keeps a task from beginning, as plain lines; `exit_code` 3 where there are no nodes to speak of, else 1."""
-
-    def __init__(self, problems: str | Sequence[str], exit_code: int = 1) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
-        self.exit_code = exit_code
-        super().__init__("\n".join(self.problems))
 
 
 @dataclass(frozen=True)
@@ -67,12 +58,12 @@ THIS_MACHINE = Node("localhost", "localhost", local=True)
 
 
 def parse_host(text: str, path: str, route: Route | None = None, group: str | None = None) -> Node:
-    """The node that `[user@]host[:port]` names; what the text leaves open is as `route` says. FleetError."""
+    """The node that `[user@]host[:port]` names; what the text leaves open is as `route` says. UserError."""
     route = route or Route()
     match = _HOST.fullmatch(text)
     port = int(match["port"]) if match and match["port"] else None
     if match is None or text.startswith("-") or (port is not None and not 0 < port < 65536):
-        raise FleetError(problem(path, text, "is no address of a machine", allowed=SPELLING))
+        raise UserError(problem(path, text, "is no address of a machine", allowed=SPELLING), FAILED)
     address = match["bracketed"] or match["v6"] or match["host"]
     own = Route(match["user"] or route.user, port or route.port, route.key, route.jump)
     shown = address if port is None else text.rpartition("@")[2]
@@ -80,31 +71,33 @@ def parse_host(text: str, path: str, route: Route | None = None, group: str | No
 
 
 def parse_hosts(text: str, path: str, route: Route | None = None) -> list[Node]:
-    """The nodes of a comma-separated list. FleetError."""
+    """The nodes of a comma-separated list. UserError."""
     words = [word.strip() for word in text.split(",")]
     return unique([parse_host(word, path, route) for word in words if word], path)
 
 
 def parse_lines(text: str, path: str, route: Route | None = None) -> list[Node]:
-    """The nodes of a file of lines `host [group]`; `#` begins a comment. FleetError names the line."""
+    """The nodes of a file of lines `host [group]`; `#` begins a comment. UserError names the line."""
     nodes = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if len(words) > 2:
-            raise FleetError(problem(f"{path}:{number}", line.strip(), "is no line `host [group]`", allowed=SPELLING))
+            raise UserError(
+                problem(f"{path}:{number}", line.strip(), "is no line `host [group]`", allowed=SPELLING), FAILED
+            )
         if words:
             nodes.append(parse_host(words[0], f"{path}:{number}", route, words[1] if words[1:] else None))
     return unique(nodes, path)
 
 
 def unique(nodes: Iterable[Node], path: str) -> list[Node]:
-    """The nodes as they are; FleetError where one is named twice, which would tune it from two sides at once."""
+    """The nodes as they are; UserError where one is named twice, which would tune it from two sides at once."""
     found: dict[tuple[str, int], Node] = {}
     for node in nodes:
         first = found.setdefault(_place(node), node)
         if first is not node:
             also = "" if first.name == node.name else f", before as {first.name}"
-            raise FleetError(problem(path, node.name, f"is named twice{also}", fix="name it once"))
+            raise UserError(problem(path, node.name, f"is named twice{also}", fix="name it once"), FAILED)
     return list(found.values())
 
 
@@ -117,19 +110,23 @@ def _place(node: Node) -> tuple[str, int]:
 
 
 def chosen(nodes: Sequence[Node], groups: Sequence[str] = (), pattern: str | None = None) -> list[Node]:
-    """The nodes of these groups whose name, address or instance id the glob matches; FleetError (3) where none is left."""
+    """The nodes of these groups whose name, address or instance id the glob matches; UserError (3) where none is left."""
     known = sorted({node.group for node in nodes if node.group})
     for group in groups:
         if group not in known:
             why = "no node is known to be of this group"
-            raise FleetError(problem("--group", group, why, allowed=", ".join(known) or "none is known here"), 3)
+            raise UserError(
+                problem("--group", group, why, allowed=", ".join(known) or "none is known here"), UNREACHABLE
+            )
     left = [node for node in nodes if not groups or node.group in groups]
     if pattern is not None:
         left = [node for node in left if _matches(node, pattern)]
         if not left:
             names = [node.name for node in nodes]
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if names[8:] else "")
-            raise FleetError(problem("--node", pattern, "matches no node", allowed=f"a glob over {shown or 'none'}"), 3)
+            raise UserError(
+                problem("--node", pattern, "matches no node", allowed=f"a glob over {shown or 'none'}"), UNREACHABLE
+            )
     return left
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from infra import cluster as contract
-from infra import deployed
-from infra.cluster import Cluster
-from infra.deployed import VARIABLE
-from infra.problems import InfraError, problem
-from node_setup.hosts import THIS_MACHINE, FleetError, Node, Route, chosen, parse_host, parse_hosts, parse_lines, unique
+from lustrain import cluster as contract
+from lustrain import deployed
+from lustrain.cluster import Cluster
+from lustrain.deployed import VARIABLE
+from lustrain.problem import FAILED, UNREACHABLE, UserError, problem
+from node_setup.hosts import THIS_MACHINE, Node, Route, chosen, parse_host, parse_hosts, parse_lines, unique
 
 NO_CLUSTER = (
     f"there is no Cluster to take nodes from; fix: give --cluster FILE (or set {VARIABLE}), --stack NAME, --nodes a,b, "
@@ -53,11 +53,11 @@ class Inventory:
 
 
 def inventory(source: Source, client: Client | None = None) -> Inventory:
-    """The nodes that `source` names, as they are now. FleetError: exit code 3 where there are none."""
+    """The nodes that `source` names, as they are now. UserError: exit code 3 where there are none."""
     ways = {"--nodes": source.nodes, "--hosts-file": source.hosts_file, "--local": source.local}
     given = [flag for flag, value in ways.items() if value not in (None, False)]
     if len(given) > 1:
-        raise FleetError(f"{' and '.join(given)} name different nodes; fix: give one of them")
+        raise UserError(f"{' and '.join(given)} name different nodes; fix: give one of them", FAILED)
     cluster, lines = _described(source)
     route = _route(cluster, source.route)
     notes: list[str] = []
@@ -72,17 +72,19 @@ def inventory(source: Source, client: Client | None = None) -> Inventory:
         if source.nodes is not None:
             nodes = _named(nodes, source.nodes)
     else:
-        raise FleetError(NO_CLUSTER, 3)
+        raise UserError(NO_CLUSTER, UNREACHABLE)
     if cluster is not None:
         nodes = [_grouped(node, cluster) for node in nodes]
     left = chosen(nodes, source.groups, source.pattern)
     if not left:
-        raise FleetError("; ".join(["there are no nodes", *notes]) + "; fix: wait for nodes, or name others", 3)
+        raise UserError(
+            "; ".join(["there are no nodes", *notes]) + "; fix: wait for nodes, or name others", UNREACHABLE
+        )
     return Inventory(tuple(left), cluster, tuple(notes))
 
 
 def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node], list[str]]:
-    """The nodes that the Cluster has at this moment, and a line for each that is left out. FleetError."""
+    """The nodes that the Cluster has at this moment, and a line for each that is left out. UserError."""
     if cluster.nodes.addresses:
         found = [parse_host(one, "cluster.nodes.addresses", route) for one in cluster.nodes.addresses]
         return [_grouped(node, cluster) for node in unique(found, "cluster.nodes.addresses")], []
@@ -110,7 +112,7 @@ def _gangs(cluster: Cluster, client: Client) -> tuple[list[Node], list[str]]:
     if gone := sorted(set(wanted) - {group["AutoScalingGroupName"] for group in groups}):
         why = "there is no such Auto Scaling group"
         fix = "`pulumi up`, or give the Cluster of the stack that stands now"
-        raise FleetError([problem("cluster.nodes.auto_scaling_groups", one, why, fix=fix) for one in gone], 3)
+        raise UserError([problem("cluster.nodes.auto_scaling_groups", one, why, fix=fix) for one in gone], UNREACHABLE)
     ids = []
     for one in (one for group in groups for one in group["Instances"]):
         if one["LifecycleState"] == "InService" and one["HealthStatus"].lower() == "healthy":
@@ -177,15 +179,15 @@ def _named(nodes: Sequence[Node], text: str) -> list[Node]:
     for word in filter(None, (word.strip() for word in text.split(","))):
         named = [node for node in nodes if word in (node.name, node.address, node.instance_id)]
         if not named:
-            raise FleetError(
-                problem("--nodes", word, "is no node of this cluster", fix="`fab node-facts` lists them"), 3
+            raise UserError(
+                problem("--nodes", word, "is no node of this cluster", fix="`fab node-facts` lists them"), UNREACHABLE
             )
         left += named
     return unique(left, "--nodes")
 
 
 def _route(cluster: Cluster | None, flags: Route) -> Route:
-    """What flags say, else what the Cluster says. FleetError where the key cannot be read, before any node is asked."""
+    """What flags say, else what the Cluster says. UserError where the key cannot be read, before any node is asked."""
     reach = cluster.reach if cluster else None
     key = flags.key or (reach.key if reach else None)
     if key is not None:
@@ -194,12 +196,14 @@ def _route(cluster: Cluster | None, flags: Route) -> Route:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise FleetError(
-                problem(where, key, error.strerror or "cannot be read", fix="name a private key")
+            raise UserError(
+                problem(where, key, error.strerror or "cannot be read", fix="name a private key"), FAILED
             ) from None
         if PRIVATE not in content:
             fix = "name the private key" + (", without .pub" if path.suffix == ".pub" else "")
-            raise FleetError(problem(where, key, "is no private key", allowed="OpenSSH's format or PEM", fix=fix))
+            raise UserError(
+                problem(where, key, "is no private key", allowed="OpenSSH's format or PEM", fix=fix), FAILED
+            )
         key = str(path)
     if reach is None:
         return replace(flags, key=key)
@@ -214,12 +218,14 @@ def _described(source: Source) -> tuple[Cluster | None, str | None]:
             text = deployed.text_of(source.hosts_file, "--hosts-file")
             if text.lstrip().startswith("{"):
                 if source.cluster or source.stack:
-                    raise FleetError(f"{source.hosts_file} is a Cluster itself; fix: leave out --cluster and --stack")
+                    raise UserError(
+                        f"{source.hosts_file} is a Cluster itself; fix: leave out --cluster and --stack", FAILED
+                    )
                 return contract.decoded(text, source.hosts_file), None
             lines = text
         return deployed.cluster(source.cluster, source.stack), lines
-    except InfraError as error:
-        raise FleetError(error.problems) from None
+    except UserError as error:
+        raise UserError(error.problems, FAILED) from None
 
 
 def _client(cluster: Cluster) -> Client:
@@ -241,6 +247,6 @@ def _asking_aws(look: Callable[[], tuple[list[Node], list[str]]]) -> tuple[list[
         return look()
     except (BotoCoreError, ClientError) as error:
         said = " ".join(str(error).split())
-        raise FleetError(
-            f"AWS does not tell the cluster's nodes: {said}; fix: log in to its account and region"
+        raise UserError(
+            f"AWS does not tell the cluster's nodes: {said}; fix: log in to its account and region", FAILED
         ) from None

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from infra.problems import problem
-from node_setup.hosts import FleetError
+from lustrain.problem import FAILED, UserError, problem
 from node_setup.known_hosts import DEFAULT
 
 SECTION = "node_setup"
@@ -41,7 +40,7 @@ type by itself, with a traceback where it cannot; None leaves both to us."""
 
 
 def options(configured: Mapping[str, Any], flags: Mapping[str, Any]) -> Options:
-    """Flags that were given, else what is configured, else the defaults. FleetError lists every wrong value."""
+    """Flags that were given, else what is configured, else the defaults. UserError lists every wrong value."""
     problems, values = [], {}
     known = {field.name: field for field in fields(Options)}
     for name in configured:
@@ -62,7 +61,7 @@ def options(configured: Mapping[str, Any], flags: Mapping[str, Any]) -> Options:
         except (TypeError, ValueError):
             problems.append(problem(path, value, "wrong value", allowed=allowed))
     if problems:
-        raise FleetError(problems)
+        raise UserError(problems, FAILED)
     return Options(**values)
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import sys
 import zipfile
 from pathlib import Path
 
+from lustrain.files import write_whole
 from node_setup.agent import catalog, data
 
 FOLDER = Path(__file__).resolve().parent
 BUILD = FOLDER.parent / ".build"
 NAME = "node_setup.pyz"
+GROUND = ("lustrain/__init__.py", "lustrain/files.py", "lustrain/problem.py")
+"""What the agent needs of the ground floor."""
 LARGEST = 200_000
 """Bytes. It goes to every node over SSH in one round trip, and into the lifecycle bundle."""
 
@@ -30,11 +32,13 @@ class PackError(Exception):
 
 
 def content() -> dict[str, bytes]:
-    """Every file of the archive by its name in it. AgentError where the settings are not right."""
+    """Every file of the archive by its name in it. UserError where the settings are not right."""
     sources = sorted((FOLDER / "agent").rglob("*.py"))
     files = {f"node_setup/{path.relative_to(FOLDER).as_posix()}": path.read_bytes() for path in sources}
     files["__main__.py"] = files.pop("node_setup/agent/__main__.py")
     files["node_setup/__init__.py"] = (FOLDER / "__init__.py").read_bytes()
+    for name in GROUND:
+        files[name] = (FOLDER.parent / name).read_bytes()
     tables = data.tables()
     catalog.parse(tables)
     files[f"node_setup/{data.PACKED}"] = json.dumps(tables, sort_keys=True, separators=(",", ":")).encode()
@@ -64,12 +68,7 @@ def pack(target: Path) -> str:
     """Write the packed agent, unless it is there already, and return its SHA-256 in hexadecimal. OSError."""
     packed = archive()
     if not target.exists() or target.read_bytes() != packed:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Two packers at once write the same bytes, each into a file of its own.
-        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-        unfinished.write_bytes(packed)
-        os.chmod(unfinished, 0o644)
-        os.replace(unfinished, target)
+        write_whole(target, packed)
     return hashlib.sha256(packed).hexdigest()
 
 

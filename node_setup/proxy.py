@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from pathlib import PurePath
 from urllib.parse import urlsplit
 
-from infra.problems import is_page
+from lustrain.problem import is_page
 
 ENDS_WITHIN_S = 2.0
 LOOKS_EVERY_S = 0.01

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lustrain.problem import FAILED, UserError
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC
 from node_setup.asking import LEAST_S
 from node_setup.exchange import Traffic
 from node_setup.faults import HOST_KEY, STOPPED, TIMEOUT, Fault
 from node_setup.flags import number
 from node_setup.fleet import Outcome
-from node_setup.hosts import FleetError, Node
+from node_setup.hosts import Node
 from node_setup.running import Run
 from node_setup.transport import Deadline
 
@@ -29,12 +30,12 @@ REBOOT = "( sleep 1; systemctl reboot || reboot ) </dev/null >/dev/null 2>&1 &"
 
 
 def reboot(run: Run, *, check: bool, wait: str) -> list[Outcome]:
-    """An outcome a node; status 0 back and in sync, 2 back and not. FleetError where nothing may be rebooted this way."""
+    """An outcome a node; status 0 back and in sync, 2 back and not. UserError where nothing may be rebooted this way."""
     seconds = number("--wait", wait, 30, 86400) or 0
     nodes = run.inventory.nodes
     if any(node.local for node in nodes):
-        raise FleetError(
-            "this machine cannot wait for its own reboot; fix: reboot it by hand, then fab node-tune --local"
+        raise UserError(
+            "this machine cannot wait for its own reboot; fix: reboot it by hand, then fab node-tune --local", FAILED
         )
     work = _Reboot(run, check)
     # Waiting is the work: nothing is gained by more time for a node than --wait says.

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra.cluster import NodeGroup
+from lustrain.cluster import NodeGroup
 from node_setup.allreduce import PROGRAM, Verdict, by_mpirun, by_srun, floor
 from node_setup.bandwidth import Measured, measure
 from node_setup.exchange import KILLED_AFTER_S, SPARE_S

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from infra.problems import plain
+from lustrain.problem import plain
+from lustrain.tables import table
 from node_setup.agent.model import (
     CHANGE,
     CHANGED,
@@ -263,17 +264,3 @@ def summary(outcomes: Sequence[Outcome], *, ready: bool = False) -> str:
     return f"{len(outcomes)} node{'s' * (len(outcomes) != 1)}: " + ", ".join(
         f"{count} {word}" for word, count in words.most_common()
     )
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as they need to be, figures to the right."""
-    shown = [[plain(cell) for cell in row] for row in rows]
-    widths = [max(len(row[at]) for row in [list(heads), *shown]) for at in range(len(heads))]
-    right = [bool(shown) and all(row[at].isdigit() or row[at] == "-" for row in shown) for at in range(len(heads))]
-    return ["  ".join(_cells(row, widths, right)).rstrip() for row in [list(heads), *shown]]
-
-
-def _cells(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
-    return [
-        cell.rjust(width) if end else cell.ljust(width) for cell, width, end in zip(row, widths, right, strict=True)
-    ]

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from infra.cluster import Cluster, node_document
-from infra.problems import problem
+from lustrain.cluster import Cluster, node_document
+from lustrain.problem import FAILED, UserError, did_you_mean, problem
 from node_setup.agent import catalog, plan
-from node_setup.agent.model import AgentError, Request
-from node_setup.agent.problem import did_you_mean
-from node_setup.hosts import FleetError, Node
+from node_setup.agent.model import Request
+from node_setup.hosts import Node
 
 SPELLING = "ID=VALUE, ID=on or ID=off"
 
@@ -33,7 +32,7 @@ class Wanted:
 def wanted(
     only: Sequence[str], skip: Sequence[str], settings: Sequence[str], profile: str | None, **more: bool
 ) -> Wanted:
-    """The flags of `node-tune` as one. FleetError names every mistake."""
+    """The flags of `node-tune` as one. UserError names every mistake."""
     problems = [
         problem(flag, text, "is empty", fix="name something, or leave the flag out")
         for flag, texts in (("--only", only), ("--skip", skip), ("--profile", [] if profile is None else [profile]))
@@ -59,19 +58,19 @@ def wanted(
         else:
             overrides[name.strip()] = value.strip()
     if problems:
-        raise FleetError(problems)
+        raise UserError(problems, FAILED)
     return Wanted(overrides, tuple(_words(only)), frozenset(skipped), profile, **more)
 
 
 def checked(asked: Wanted, cluster: Cluster | None) -> Wanted:
-    """The same; FleetError for what every agent would refuse: unknown settings and profiles, values out of range."""
+    """The same; UserError for what every agent would refuse: unknown settings and profiles, values out of range."""
     request = Request(document=_document(cluster), overrides=asked.overrides, only=asked.only, profile=asked.profile)
     try:
         problems = list(plan.mistakes(catalog.load(), request))
-    except AgentError as error:
+    except UserError as error:
         problems = list(error.problems)
     if problems:
-        raise FleetError([_as_flag(one, asked) for one in problems])
+        raise UserError([_as_flag(one, asked) for one in problems], FAILED)
     return asked
 
 

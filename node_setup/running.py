@@ -14,13 +14,13 @@ from typing import Any
 
 from fabric import Config, Connection
 
+from lustrain.problem import FAILED, UserError
 from node_setup import fleet, pack
-from node_setup.agent.model import AgentError
 from node_setup.asking import Asker
 from node_setup.exchange import Agent
 from node_setup.flags import Flags
 from node_setup.fleet import Outcome, Pace
-from node_setup.hosts import FleetError, Node
+from node_setup.hosts import Node
 from node_setup.inventory import Inventory, Source, inventory
 from node_setup.known_hosts import KnownHosts
 from node_setup.options import SECTION, Options, options
@@ -71,11 +71,11 @@ class Run:
 
 
 def prepare(context: Any, flags: Flags, asked: Wanted, look: Callable[[Source], Inventory] = inventory) -> Run:
-    """FleetError with every line that keeps the task from beginning; no node was asked for anything by then."""
+    """UserError with every line that keeps the task from beginning; no node was asked for anything by then."""
     try:
         return _prepare(context, flags, asked, look)
     except KeyboardInterrupt:
-        raise FleetError("stopped by Ctrl-C before any node was asked") from None
+        raise UserError("stopped by Ctrl-C before any node was asked", FAILED) from None
 
 
 def _prepare(context: Any, flags: Flags, asked: Wanted, look: Callable[[Source], Inventory]) -> Run:
@@ -97,15 +97,15 @@ def _prepare(context: Any, flags: Flags, asked: Wanted, look: Callable[[Source],
 
 
 def packed(*, here: bool = False) -> Agent:
-    """The agent of this checkout; `here` it is run from where it was packed, so that looking takes no root. FleetError."""
+    """The agent of this checkout; `here` it is run from where it was packed, so that looking takes no root. UserError."""
     try:
         if here:
             path = _here()
             content = path.read_bytes()
             return Agent(content, hashlib.sha256(content).hexdigest(), str(path))
         content = pack.archive()
-    except (pack.PackError, AgentError, OSError) as error:
-        raise FleetError(f"the agent cannot be packed: {error}") from None
+    except (pack.PackError, UserError, OSError) as error:
+        raise UserError(f"the agent cannot be packed: {error}", FAILED) from None
     return Agent(content, hashlib.sha256(content).hexdigest())
 
 
@@ -128,7 +128,7 @@ def _source(flags: Flags) -> Source:
     if not flags.connections:
         return source
     if source.nodes or source.hosts_file or source.local:
-        raise FleetError("-H and --nodes, --hosts-file or --local name different nodes; fix: give one of them")
+        raise UserError("-H and --nodes, --hosts-file or --local name different nodes; fix: give one of them", FAILED)
     named = [_named(one) for one in flags.connections]
     hosts = [one.original_host for one in flags.connections]
     if len(set(named)) == 1:

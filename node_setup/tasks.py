@@ -8,11 +8,10 @@ from typing import Any
 
 from invoke.exceptions import Exit
 
-from infra.problems import problem
+from lustrain.problem import FAILED, UserError, problem
 from node_setup import report
 from node_setup.flags import Flags, node_task
 from node_setup.fleet import Outcome
-from node_setup.hosts import FleetError
 from node_setup.requests import Wanted, wanted
 from node_setup.running import Run, prepare
 
@@ -77,7 +76,7 @@ def node_verify(
     from node_setup.transport import Deadline
 
     if tier not in TIERS:
-        raise FleetError(problem("--tier", tier, "unknown", allowed=", ".join(TIERS)))
+        raise UserError(problem("--tier", tier, "unknown", allowed=", ".join(TIERS)), FAILED)
     run = prepare(context, flags, Wanted())
     deadline = Deadline(run.pace.total_s)
     outcomes = run.ask(f"verify --tier {tier}")

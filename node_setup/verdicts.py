@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from infra.problems import plain
+from lustrain.problem import plain
+from lustrain.tables import table
 from node_setup.compare import Odd, odd_ones
 from node_setup.fleet import Outcome
-from node_setup.report import blocks, summary, table, trouble
+from node_setup.report import blocks, summary, trouble
 
 _FINE = ("OK", "SKIP")
 

@@ -6,7 +6,7 @@ import json
 
 import boto3
 
-from infra.cluster import Cluster
+from lustrain.cluster import Cluster
 
 LOOKS = 5
 """Each waits up to two seconds for messages."""

@@ -18,9 +18,9 @@ from pathlib import Path
 from images import diff, making, registry, remote, telling, why
 from images.engine import facts
 from images.making import Wish
-from images.problems import ImageError
 from images.progress import Live
 from images.records import Image, Output
+from lustrain.problem import UserError
 from rehearsal.clock import clock
 from rehearsal.lab.base import ROOT, checkout, push_base
 from rehearsal.lab.container import Container, docker
@@ -103,7 +103,7 @@ def build(yard: Yard) -> tuple[str, list[Promise]]:
         with Live(TARGET) as watch:
             made = making.build(wish, yard.folder / "image.json", watch, Output.PUSH, yard.environment)
         yard.image = remote.image(registry.connect(made.planned.ref), made.planned.ref)
-    except ImageError as error:
+    except UserError as error:
         return f"failed: {error.problems[0]}", [Promise("the trainer's image can be built", False, error.problems[0])]
     image = yard.image
     size = f"{diff.amount(image.size)} in {len(image.layers)} layers"
@@ -205,7 +205,7 @@ def _why_not(own: bool) -> str | None:
         return f"this user's engine answers, but there is no {' and no '.join(missing)}; fix: apt-get install them"
     try:
         found = facts(reachable())
-    except ImageError as error:
+    except UserError as error:
         return error.problems[0]
     return None if found.local else f"this user's engine at {found.host} is not on this machine"
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from infra.cluster import Cluster
 from infra.local.aws import LocalAws
 from infra.local.metadata import LocalMetadata
 from infra.preflight.offline import OFFLINE
+from lustrain.cluster import Cluster
 from rehearsal import images, nodes, proof
 from rehearsal.channel import notice_arrived, role_credentials
 from rehearsal.clock import clock

@@ -19,8 +19,8 @@ from pathlib import Path
 from posixpath import dirname
 from typing import Any
 
-from infra.cluster import node_document, to_json
 from infra.plan.bundle import AGENT, DOCUMENT, FOLDER, gathered
+from lustrain.cluster import node_document, to_json
 from node_setup.agent import owned
 from node_setup.agent.model import CHANGE, CHANGED, FAILED
 from node_setup.agent.verify.result import OK, SKIP

@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 
 import boto3
 
-from infra.cluster import Cluster, parse
 from infra.local.engine import PROGRAM, Engine, EngineError, engine_missing
 from infra.preflight import stackfile
 from infra.preflight.offline import run_in
 from infra.preflight.rule import Context
+from lustrain.cluster import Cluster, parse
 
 STACK = "rehearsal"
 STACK_FILE = PROGRAM / f"Pulumi.{STACK}.yaml"

@@ -20,7 +20,7 @@ from images.making import Wish
 from infra.config import parse
 from infra.preflight.commands import rules
 from infra.preflight.offline import run_offline
-from infra.problems import InfraError
+from lustrain.problem import UserError
 from node_setup.agent import catalog
 from node_setup.agent.model import Request
 from node_setup.agent.plan import plan, rows
@@ -73,7 +73,7 @@ def test_what_preflight_says_of_every_planted_mistake() -> None:
     for name, stack, edits, _ in FORM:
         try:
             parse(edited(stack, edits))
-        except InfraError as error:
+        except UserError as error:
             lines += [f"# {name}", *error.problems]
     same("mistakes.txt", lines)
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from trainer.progress import BYTES, Progress, amount_text, duration_text, status_text
+from lustrain.progress import BYTES, Progress, amount_text, duration_text, status_text
 
 
 class Clock:

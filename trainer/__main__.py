@@ -9,8 +9,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from lustrain.problem import UserError
 from trainer import __version__
-from trainer.errors import EXIT_FAILURE, UserError
+from trainer.errors import EXIT_FAILURE
 from trainer.parent import end_with_launcher
 
 COMMANDS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lustrain.problem import UserError
 from trainer.checkpoint.votes import VoteBox
-from trainer.errors import UserError
 
 START_S = 1800.0
 """For a step of the start: one rank may take that long to open its data or to read its weights back."""

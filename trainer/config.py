@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from lustrain.problem import UserError, problem
 from trainer.config_problems import problems_of
-from trainer.errors import UserError, problem
 
 LONGEST_S = 7 * 86_400.0
 """A week. Python's waits end in OverflowError beyond 2^63 ns, and torch's timeouts are counted in milliseconds."""

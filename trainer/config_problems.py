@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from trainer.errors import problem
+from lustrain.problem import problem
 
 _WORDS = {
     "int": "a whole number",

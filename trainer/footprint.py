@@ -14,11 +14,12 @@ from pathlib import Path
 
 import torch
 
+from lustrain.problem import UserError, problem
+from lustrain.progress import BYTES, amount_text
 from trainer.checkpoint.stage import available_memory
 from trainer.config import Config
-from trainer.errors import EXIT_CONFIG, EXIT_FAILURE, UserError, problem
+from trainer.errors import EXIT_CONFIG, EXIT_FAILURE
 from trainer.parallel import World
-from trainer.progress import BYTES, amount_text
 from trainer.tasks import Footprint
 
 TRAINED_BYTES = 16

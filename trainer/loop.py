@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lustrain.problem import UserError
 from trainer import optim, parallel, precision, schedule
 from trainer.config import Config
 from trainer.data import order
-from trainer.errors import UserError
 from trainer.interrupt import Notice, Watch
 from trainer.metrics import Sink
 from trainer.saving import Saving

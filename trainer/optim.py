@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from lustrain.problem import UserError, problem
 from trainer.config import OptimizerConfig
-from trainer.errors import UserError, problem
 
 FUSED_DEVICES = ("cpu", "cuda", "xpu")
 """Device types for which torch has a fused AdamW kernel that we use (torch.utils._foreach_utils lists them)."""

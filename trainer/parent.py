@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import MutableMapping
 
-from trainer.errors import UserError, problem
+from lustrain.problem import UserError, problem
 
 LAUNCHER = "LUSTRAIN_LAUNCHER"
 """Variable with the process id of the launcher that a rank must not outlive; the rank takes it out of its environment."""

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
 
+from lustrain.problem import UserError
 from trainer.checkpoint.votes import VoteBox, VoteError
-from trainer.errors import UserError
 from trainer.parallel import World
 
 FAREWELL_S = 30.0

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lustrain.problem import UserError, problem
 from trainer.config import PrecisionConfig
-from trainer.errors import UserError, problem
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MASK = (1 << 64) - 1

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from lustrain.problem import UserError, problem
 from trainer import optim
 from trainer.checkpoint.lease import committed, live_manifests, read_lease
 from trainer.checkpoint.load import Loaded, load_latest
 from trainer.checkpoint.votes import StoreVotes
 from trainer.data.shards import TokenSet
 from trainer.data.tokenizer import Tokenizer
-from trainer.errors import UserError, problem
 from trainer.models import llama
 from trainer.storage import ObjectStore, open_store
 from trainer.stored_config import read_stored

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from lustrain.problem import problem
 from trainer.config import ScheduleConfig
-from trainer.errors import problem
 
 
 def lr_at(step: int, config: ScheduleConfig, total_steps: int, base_lr: float) -> float:

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from lustrain.problem import UserError, problem
 from trainer import parallel, precision, schedule, stored_config
 from trainer.agree import Json, together
 from trainer.checkpoint.layout import ManifestId
@@ -21,7 +22,7 @@ from trainer.checkpoint.load import Loaded, NoneWholeError, load_latest
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import Config
 from trainer.data.verified import Ranks
-from trainer.errors import EXIT_FAILURE, UserError, problem
+from trainer.errors import EXIT_FAILURE
 from trainer.footprint import check_memory, ranks_here
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile

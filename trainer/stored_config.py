@@ -16,9 +16,9 @@ from typing import Any
 
 from awscrt.checksums import crc64nvme
 
+from lustrain.problem import UserError, problem
 from trainer import __version__
 from trainer.config import RECORDED, Config, parse_toml, to_toml
-from trainer.errors import UserError, problem
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
 
 FORMAT = 1

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from awscrt.checksums import crc64nvme
 
+from lustrain.problem import UserError
 from trainer import __version__, optim, parallel, precision, recompute
 from trainer import config as configuration
 from trainer.agree import Json, together
@@ -23,7 +24,7 @@ from trainer.checkpoint.load import Loaded
 from trainer.checkpoint.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import Config
-from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError, UserError
+from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError
 from trainer.footprint import lack_of_memory_told
 from trainer.interrupt import Watch
 from trainer.loop import Ending, Progress, Training, train, warm_up

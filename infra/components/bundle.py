@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 
 import pulumi
 import pulumi_aws as aws
 
 from infra.plan.bundle import Bundle, BundleFile
-from infra.problems import InfraError, problem
+from lustrain.files import write_whole
+from lustrain.problem import UserError, problem
 from node_setup.pack import BUILD
 
 FOLDER = BUILD / "bundle"
@@ -49,7 +48,7 @@ class LifecycleBundle(pulumi.ComponentResource):
 
 
 def written(file: BundleFile, folder: Path = FOLDER) -> Path:
-    """The generated file on disk, for an engine that only uploads files; InfraError where it cannot be written.
+    """The generated file on disk, for an engine that only uploads files; UserError where it cannot be written.
 
     It is called by its content and put in place whole, since programs of several stacks may run side by side.
     """
@@ -57,12 +56,8 @@ def written(file: BundleFile, folder: Path = FOLDER) -> Path:
     if path.exists():
         return path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as target:
-            target.write(file.content)
-        os.replace(temporary, path)
+        write_whole(path, file.content)
     except OSError as error:
         why = f"cannot be written: {error.strerror}"
-        raise InfraError(problem("lifecycle bundle", str(path), why, fix="make room, or make it writable")) from None
+        raise UserError(problem("lifecycle bundle", str(path), why, fix="make room, or make it writable")) from None
     return path

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pulumi_aws as aws
 
 from infra.plan.gang import Image
-from infra.problems import InfraError, problem, without_page
+from lustrain.problem import UserError, problem, without_page
 
 LONGEST_WORD_OF_AWS = 300
 """The provider's own account of a failure fills a screen, its cause comes first."""
@@ -22,7 +22,7 @@ class FoundImage:
 
 
 def look_up(group: str, image: Image) -> FoundImage:
-    """The image of a group, asked for where the plan leaves it open; InfraError where AWS does not tell."""
+    """The image of a group, asked for where the plan leaves it open; UserError where AWS does not tell."""
     try:
         found = image.id or aws.ssm.get_parameter(name=str(image.parameter)).value
         only = aws.ec2.GetAmiFilterArgs(name="image-id", values=[found])
@@ -30,7 +30,7 @@ def look_up(group: str, image: Image) -> FoundImage:
     except Exception as error:  # noqa: BLE001 - the SDK raises nothing narrower when the provider cannot ask
         why = f"this image cannot be looked up: {refusal(error)}"
         fix = "name an image of the region that this account may use; fab preflight --online asks for it too"
-        raise InfraError(problem(f"image_id of group {group}", image.id or image.parameter, why, fix=fix)) from None
+        raise UserError(problem(f"image_id of group {group}", image.id or image.parameter, why, fix=fix)) from None
 
 
 def refusal(error: Exception) -> str:

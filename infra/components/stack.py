@@ -10,7 +10,6 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.clock import now
-from infra.cluster import to_json
 from infra.components.budget import Budget
 from infra.components.capacity import Reservation
 from infra.components.eks import EksCluster, NodeAddons
@@ -34,7 +33,8 @@ from infra.plan.user_data import user_data
 from infra.preflight.finding import Finding
 from infra.preflight.offline import run_in, run_offline
 from infra.preflight.rule import Context
-from infra.problems import InfraError
+from lustrain.cluster import to_json
+from lustrain.problem import UserError
 
 Text = pulumi.Output[str]
 
@@ -56,7 +56,7 @@ class Nodes:
 def program(value: object) -> dict[str, Any]:
     """What `pulumi up` runs over the configuration `value`: judged before AWS is asked for anything.
 
-    InfraError lists what is wrong with the description, or why AWS does not answer; nothing is declared then.
+    UserError lists what is wrong with the description, or why AWS does not answer; nothing is declared then.
     """
     spec = parse(value)
     stop_on_errors(run_in(spec, Context.of_region(aws.config.region, now())))
@@ -75,7 +75,7 @@ def declare(spec: ClusterSpec, place: Place) -> dict[str, Any]:
 
 def stop_on_errors(findings: Sequence[Finding]) -> None:
     if errors := [finding.line() for finding in findings if finding.level == "error"]:
-        raise InfraError(errors)
+        raise UserError(errors)
 
 
 def current_place() -> Place:
@@ -87,14 +87,14 @@ def current_place() -> Place:
         account = aws.get_caller_identity().account_id
     except Exception as error:  # noqa: BLE001 - the SDK raises nothing narrower when the provider cannot ask
         fix = "log in (aws sso login), or set AWS_PROFILE and aws:region, then try `aws sts get-caller-identity`"
-        raise InfraError(f"AWS cannot be asked: {refusal(error)}; fix: {fix}") from None
+        raise UserError(f"AWS cannot be asked: {refusal(error)}; fix: {fix}") from None
     if not region:
-        raise InfraError("aws:region is missing: it has no default; fix: pulumi config set aws:region us-east-1")
+        raise UserError("aws:region is missing: it has no default; fix: pulumi config set aws:region us-east-1")
     return Place(region, account, partition)
 
 
 def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
-    """Declare everything; of the outputs `cluster` is the contract (infra/cluster.py)."""
+    """Declare everything; of the outputs `cluster` is the contract (lustrain/cluster.py)."""
     images = (
         {plan.group: look_up(plan.group, plan.image) for plan in gangs(spec, place)} if spec.backend == "ec2" else {}
     )

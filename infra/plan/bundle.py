@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from infra.config import ClusterSpec
 from infra.plan.nodes import node_document
-from infra.problems import InfraError, problem
+from lustrain.problem import UserError, problem
 from node_setup.pack import NAME, archive
 
 FOLDER = Path(__file__).parents[1] / "lifecycle"
@@ -77,7 +77,7 @@ def gathered(
     entries: Iterable[str] = (ON_INIT, ON_CREATE),
     generated: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Bundle:
-    """The bundle of the files in `folder` and of what is `generated`, by path; InfraError lists what would fail on a node:
+    """The bundle of the files in `folder` and of what is `generated`, by path; UserError lists what would fail on a node:
     a missing entry, Windows line ends, a byte order mark, a script without `#!`, a link, too much in all. Hidden files and
     `__pycache__` are left out."""
     sources = {path.relative_to(folder).as_posix(): path for path in _members(folder)}
@@ -99,7 +99,7 @@ def gathered(
         fix = "let the image carry what is large"
         problems.append(problem("lifecycle/", size, "bytes in all are too many", allowed=f"<= {MAX_BYTES}", fix=fix))
     if problems:
-        raise InfraError(problems)
+        raise UserError(problems)
     ordered = tuple(sorted(files, key=lambda file: file.path))
     return Bundle(ordered, _sha(ordered))
 
@@ -108,7 +108,7 @@ def _members(folder: Path) -> list[Path]:
     found = [path for path in folder.rglob("*") if not _left_out(path.relative_to(folder))]
     if links := sorted(path.relative_to(folder).as_posix() for path in found if path.is_symlink()):
         fix = "put the file itself there"
-        raise InfraError([problem(f"lifecycle/{name}", "link", "S3 holds no links", fix=fix) for name in links])
+        raise UserError([problem(f"lifecycle/{name}", "link", "S3 holds no links", fix=fix) for name in links])
     return [path for path in found if path.is_file()]
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from infra.catalog.instances import Instance, instance
-from infra.cluster import Stripe
 from infra.config import ClusterSpec, Group
+from lustrain.cluster import Stripe
 from node_setup.agent import catalog
 from node_setup.agent.model import Request, Write
 from node_setup.agent.owned import MODPROBE

@@ -16,7 +16,7 @@ from infra.config import ClusterSpec, Group
 from infra.plan.capacity import Market, empty_at, market
 from infra.plan.nics import Nic, nics
 from infra.plan.place import Place, tags
-from infra.problems import InfraError, problem
+from lustrain.problem import UserError, problem
 
 SAVE_SECONDS = 300
 """How long a terminating node waits for the trainer, which may ask for more with RecordLifecycleActionHeartbeat. Spot
@@ -127,7 +127,7 @@ class GangPlan:
 
 
 def gangs(spec: ClusterSpec, place: Place) -> tuple[GangPlan, ...]:
-    """One plan for each worker group; InfraError for a type that the snapshot does not know or that runs no Linux."""
+    """One plan for each worker group; UserError for a type that the snapshot does not know or that runs no Linux."""
     problems: list[str] = []
     found: list[GangPlan] = []
     for index, group in enumerate(spec.groups):
@@ -141,7 +141,7 @@ def gangs(spec: ClusterSpec, place: Place) -> tuple[GangPlan, ...]:
         else:
             found.append(_gang(spec, place, group, kind))
     if problems:
-        raise InfraError(problems)
+        raise UserError(problems)
     return tuple(found)
 
 

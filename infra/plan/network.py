@@ -21,7 +21,7 @@ from infra.plan.nics import addresses, nics
 from infra.plan.observability import log_days
 from infra.plan.place import Place
 from infra.plan.storage import lustre_plan
-from infra.problems import InfraError, problem
+from lustrain.problem import UserError, problem
 
 RESERVED = 5
 """Addresses that AWS keeps in each subnet (https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html)."""
@@ -104,7 +104,7 @@ class NetworkPlan:
 
 
 def network(spec: ClusterSpec, place: Place) -> NetworkPlan:
-    """The network that `spec` asks for; InfraError where it cannot be laid out, which preflight says before."""
+    """The network that `spec` asks for; UserError where it cannot be laid out, which preflight says before."""
     if spec.network.existing is not None:
         return NetworkPlan(spec.name, existing=spec.network.existing)
     subnets = _subnets(spec)
@@ -210,7 +210,7 @@ def _subnets(spec: ClusterSpec) -> tuple[SubnetPlan, ...]:
     cidrs = layout(spec, vpc, spec.network.compute_prefix) if vpc and not refused else None
     if cidrs is None:
         lines = [problem(one.path, one.value, one.message, fix=one.fix) for one in refused]
-        raise InfraError(lines)
+        raise UserError(lines)
     zones = {"compute": spec.zone_id}
     if has_nat(spec):
         zones["public"] = spec.zone_id
@@ -224,7 +224,7 @@ def _second_zone(spec: ClusterSpec) -> str:
     if spec.network.second_zone_id in (None, spec.zone_id):
         why = "the control plane of EKS needs subnets in two zones"
         fix = "name another zone of the region: aws ec2 describe-availability-zones"
-        raise InfraError(problem("network.second_zone_id", spec.network.second_zone_id, why, fix=fix))
+        raise UserError(problem("network.second_zone_id", spec.network.second_zone_id, why, fix=fix))
     return str(spec.network.second_zone_id)
 
 

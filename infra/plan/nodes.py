@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from infra.catalog.instances import instance
-from infra.cluster import FileSystem, NodeGroup, described
 from infra.config import ClusterSpec, Group
 from infra.plan.clients import stripes
 from infra.plan.lnet import lustre_interfaces
 from infra.plan.storage import lustre_plan
+from lustrain.cluster import FileSystem, NodeGroup, described
 
 NOT_YET = {"id": "", "dns_name": "", "mount_name": ""}
 """Names of a file system that is not made yet."""
 
 
 def node_document(spec: ClusterSpec) -> dict[str, Any]:
-    """`infra.cluster.node_document` of the cluster that this spec will become."""
+    """`lustrain.cluster.node_document` of the cluster that this spec will become."""
     groups = {group.name: node_group(spec, group) for group in spec.groups}
     return described(spec.name, spec.backend, groups, file_system(spec, NOT_YET), spec.tuning)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.cluster import BucketNames, Cluster, HomeSystem, Nodes, Paid, Reach
 from infra.config import ClusterSpec
 from infra.plan.hyperpod import ssm_target
 from infra.plan.nodes import file_system, node_group
 from infra.plan.place import Place, runs_uri
+from lustrain.cluster import BucketNames, Cluster, HomeSystem, Nodes, Paid, Reach
 
 HYPERPOD_NODES = "sagemaker.amazonaws.com/compute-type=hyperpod"
 """Label on every HyperPod node in Kubernetes

@@ -18,7 +18,7 @@ from infra.plan.clients import module_options
 from infra.plan.lnet import lustre_interfaces
 from infra.plan.nodes import node_document
 from infra.plan.place import Place, runs_uri
-from infra.problems import InfraError, problem
+from lustrain.problem import UserError, problem
 
 BODY = Path(__file__).with_name("first_boot.sh")
 MAX_BYTES = 16 * 1024
@@ -60,7 +60,7 @@ def user_data(
     bundle_uri: str = "",
     queue_url: str = "",
 ) -> str:
-    """The script as text; what is empty is left out of the boot. InfraError when EC2 would not take it."""
+    """The script as text; what is empty is left out of the boot. UserError when EC2 would not take it."""
     wish, home = spec.storage.lustre, spec.storage.home
     options = module_options(spec, group, node_document(spec)) if lustre_dns else ""
     known = facts(spec, place, group, queue_url=queue_url, lustre=bool(lustre_dns), home=bool(home_dns))
@@ -94,7 +94,7 @@ def encoded(text: str) -> str:
 def _check(text: str) -> None:
     if not text.isascii():
         odd = next(character for character in text if not character.isascii())
-        raise InfraError(problem("user data", odd, "is no ASCII, which cloud-init takes only in other forms"))
+        raise UserError(problem("user data", odd, "is no ASCII, which cloud-init takes only in other forms"))
     if (size := len(encoded(text))) > MAX_BYTES:
         fix = "carry what is large in the lifecycle bundle"
-        raise InfraError(problem("user data", size, "bytes are too many", allowed=f"<= {MAX_BYTES}", fix=fix))
+        raise UserError(problem("user data", size, "bytes are too many", allowed=f"<= {MAX_BYTES}", fix=fix))

@@ -86,7 +86,7 @@ class RunsForm(OfflineRule):
 class RunsFolder(OfflineRule):
     code = "S3-005"
     checks = "A runs folder lies on a file system that every node sees."
-    source = "infra/cluster.py"
+    source = "lustrain/cluster.py"
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         uri = spec.runs_uri or ""

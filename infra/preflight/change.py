@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from infra.problems import LONGEST_VALUE, plain
+from lustrain.problem import LONGEST_VALUE, plain
 
 
 class Effect(StrEnum):

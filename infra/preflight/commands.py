@@ -1,4 +1,4 @@
-"""What the tasks ask for: findings of stacks, what a change would do, who deploys needs which rights. All raise InfraError."""
+"""What the tasks ask for: findings of stacks, what a change would do, who deploys needs which rights. All raise UserError."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from infra import deployed
 from infra.clock import now
 from infra.config import ClusterSpec, parse
 from infra.plan import iam_deployer
@@ -21,7 +20,8 @@ from infra.preflight.finding import Finding
 from infra.preflight.offline import ABOUT_SUPPRESSIONS, OFFLINE, run_in
 from infra.preflight.report import rule_lines
 from infra.preflight.rule import Context
-from infra.problems import InfraError, problem
+from lustrain import deployed
+from lustrain.problem import UserError, problem
 
 
 def rules() -> list[str]:
@@ -34,10 +34,10 @@ def rules() -> list[str]:
 def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSpec, list[Finding]]], list[str]]:
     """Spec and findings by stack, and the lines about stacks that cannot be read; the account is known only online."""
     if stack is None and online:
-        raise InfraError("--online needs a stack: each asks its own region; fix: add --stack NAME")
+        raise UserError("--online needs a stack: each asks its own region; fix: add --stack NAME")
     names = stackfile.stacks() if stack is None else [stack]
     if not names:
-        raise InfraError(f"there is no Pulumi.<stack>.yaml in {stackfile.PROGRAM}; fix: write one, see README.md")
+        raise UserError(f"there is no Pulumi.<stack>.yaml in {stackfile.PROGRAM}; fix: write one, see README.md")
     look, moment = _asked if online else _alone, now()
     found: dict[str, tuple[ClusterSpec, list[Finding]]] = {}
     wrong: list[str] = []
@@ -45,7 +45,7 @@ def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSp
         try:
             read = stackfile.read(name)
             found[name] = read.spec, look(read, moment)
-        except InfraError as error:
+        except UserError as error:
             wrong += error.problems if stack else [f"{name}: {line}" for line in error.problems]
     return found, wrong
 
@@ -58,7 +58,7 @@ def _asked(stack: stackfile.Stack, moment: datetime) -> list[Finding]:
     from infra.preflight.online.running import connect, run_all
 
     if stack.region is None:
-        raise InfraError(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack.name}.yaml, or set AWS_REGION")
+        raise UserError(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack.name}.yaml, or set AWS_REGION")
     return run_all(stack.spec, connect(stack.region), moment)
 
 
@@ -88,8 +88,8 @@ def policies(stack: str, account: str) -> list[Any]:
     """What whoever runs `pulumi up` for a stack needs, as IAM policies small enough to attach."""
     read = stackfile.read(stack)
     if not read.region:
-        raise InfraError(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack}.yaml, or set AWS_REGION")
+        raise UserError(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack}.yaml, or set AWS_REGION")
     if not re.fullmatch(r"\d{12}", account):
-        raise InfraError(problem("--account", account, "is no account number", allowed="12 digits"))
+        raise UserError(problem("--account", account, "is no account number", allowed="12 digits"))
     place = replace(Context.of_region(read.region), account=account).place
     return list(iam_deployer.managed_policies(iam_deployer.deployer_policy(read.spec, place)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from infra.problems import plain
+from lustrain.problem import plain
 
 Level = Literal["error", "warning", "unknown"]
 """`unknown`: an online rule could not look (no permission, no network); that is never `ok`."""

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from infra.config import KEY, ClusterSpec, parse
-from infra.problems import InfraError, plain, problem
+from lustrain.problem import UserError, plain, problem
 
 PROGRAM = Path(__file__).parents[1]
 REGION = "aws:region"
@@ -39,30 +39,28 @@ def stacks(folder: Path = PROGRAM) -> list[str]:
 
 
 def read(stack: str, folder: Path = PROGRAM) -> Stack:
-    """The stack's region and spec; InfraError lists all that is wrong with the file, one line each."""
+    """The stack's region and spec; UserError lists all that is wrong with the file, one line each."""
     if not re.fullmatch(STACK_NAME, stack):
         why, allowed = "is no stack's name", "1 to 100 letters, digits, hyphens, underscores and periods"
-        raise InfraError(problem("stack", stack, why, allowed=allowed, fix="name a stack of this folder"))
+        raise UserError(problem("stack", stack, why, allowed=allowed, fix="name a stack of this folder"))
     path = folder / f"Pulumi.{stack}.yaml"
     if not path.is_file() and os.path.lexists(path):
         why = f"{path} is no file, but a folder, a pipe or a link to nothing"
-        raise InfraError(problem("stack", stack, why, fix="put the stack's configuration there, or remove it"))
+        raise UserError(problem("stack", stack, why, fix="put the stack's configuration there, or remove it"))
     if not path.is_file():
         close = get_close_matches(stack, stacks(folder), 1)
         there = ", ".join(stacks(folder)) or "none"
         fix = f"did you mean {close[0]}?" if close else f"copy one of {there} to {path.name} and edit it"
-        raise InfraError(problem("stack", stack, f"there is no {path}", fix=fix))
+        raise UserError(problem("stack", stack, f"there is no {path}", fix=fix))
     values = _mapping(path).get("config")
     if not isinstance(values, Mapping):
-        raise InfraError(
-            f"{path.name}: config is missing or no table; fix: copy one of infra/Pulumi.*.yaml and edit it"
-        )
+        raise UserError(f"{path.name}: config is missing or no table; fix: copy one of infra/Pulumi.*.yaml and edit it")
     if misspelt := list(_misspelt(path.name, values)):
-        raise InfraError(misspelt)
+        raise UserError(misspelt)
     region = values.get(REGION) or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if region and not (isinstance(region, str) and re.fullmatch(r"[a-z0-9-]+", region)):
         why = "is no region's name" if isinstance(region, str) else "is not text"
-        raise InfraError(problem(f"{path.name}: {REGION}", region, why, allowed="like us-east-1"))
+        raise UserError(problem(f"{path.name}: {REGION}", region, why, allowed="like us-east-1"))
     return Stack(stack, region or None, parse(values.get(KEY)))
 
 
@@ -89,15 +87,15 @@ def _mapping(path: Path) -> dict[str, Any]:
     try:
         found = _loaded(path)
     except OSError as error:
-        raise InfraError(problem("file", str(path), error.strerror or "cannot be read")) from None
+        raise UserError(problem("file", str(path), error.strerror or "cannot be read")) from None
     except RecursionError:
-        raise InfraError(f"{path.name} is nested too deep; fix: copy one of infra/Pulumi.*.yaml and edit it") from None
+        raise UserError(f"{path.name} is nested too deep; fix: copy one of infra/Pulumi.*.yaml and edit it") from None
     except (yaml.YAMLError, ValueError) as error:
         # PyYAML lets dates and numbers that Python refuses through as ValueError.
         where = plain(" ".join(str(error).split()))
-        raise InfraError(f"{path.name} is no YAML: {where}; fix: correct that line") from None
+        raise UserError(f"{path.name} is no YAML: {where}; fix: correct that line") from None
     if not isinstance(found, dict):
-        raise InfraError(f"{path.name} holds no table; fix: copy one of infra/Pulumi.*.yaml and edit it")
+        raise UserError(f"{path.name} holds no table; fix: copy one of infra/Pulumi.*.yaml and edit it")
     return found
 
 
@@ -109,7 +107,7 @@ def _loaded(path: Path) -> Any:
         if node is None:
             return None
         if twice := list(_twice(node, "", set())):
-            raise InfraError([f"{path.name}: {where}; fix: remove one of the two" for where in twice])
+            raise UserError([f"{path.name}: {where}; fix: remove one of the two" for where in twice])
         return loader.construct_document(node)
     finally:
         loader.dispose()

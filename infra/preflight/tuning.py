@@ -20,7 +20,7 @@ SWITCHES = ("on", "off")
 class ProfileOfNoGroup(OfflineRule):
     code = "TUN-001"
     checks = "Profiles are given to groups that there are."
-    source = "infra/cluster.py"
+    source = "lustrain/cluster.py"
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         names = [group.name for group in spec.groups]

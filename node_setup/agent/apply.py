@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import PurePosixPath
 
+from lustrain.files import UNFINISHED
 from node_setup.agent import owned
-from node_setup.agent.host import UNFINISHED, Done, Host
+from node_setup.agent.host import Done, Host
 from node_setup.agent.model import PERSISTED, Action, Copy, Put, Remove, Run, Step, Write
 
 Key = tuple[str, str, str]

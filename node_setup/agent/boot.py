@@ -83,7 +83,7 @@ def mounted_in_time(host: Host, path: str, wait_s: float, log: Log) -> bool:
 def found(host: Host, identity: Identity) -> tuple[Request, str]:
     """The request that lies on this node, and where: beside the packed agent, else in /etc, else nothing but the facts.
 
-    AgentError where a document is there and wrong.
+    UserError where a document is there and wrong.
     """
     beside = os.path.join(os.path.dirname(identity.path), BESIDE) if identity.path else None
     text = Host().read(beside) if beside else None

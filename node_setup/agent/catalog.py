@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from lustrain.problem import FAILED, UserError, did_you_mean, problem
 from node_setup.agent import allowed, condition, data, owned
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.kinds import KINDS
-from node_setup.agent.model import AgentError, Setting
-from node_setup.agent.problem import did_you_mean, problem
+from node_setup.agent.model import Setting
 
 PROFILES = ("efa-gpu", "gaudi", "cpu", "login")
 COMPARISONS = ("exact", "at-least", "at-most")
@@ -44,12 +44,12 @@ FSTAB = "/etc/fstab"
 
 
 def load() -> tuple[Setting, ...]:
-    """Every setting, of the packed agent or of the checkout. AgentError where the tables are not right."""
+    """Every setting, of the packed agent or of the checkout. UserError where the tables are not right."""
     return parse(data.tables())
 
 
 def parse(tables: Mapping[str, Any]) -> tuple[Setting, ...]:
-    """Settings of all tables that have any (others hold other data), files in the order of their names. AgentError with a
+    """Settings of all tables that have any (others hold other data), files in the order of their names. UserError with a
     line for each mistake."""
     problems: list[str] = []
     settings: list[Setting] = []
@@ -65,7 +65,7 @@ def parse(tables: Mapping[str, Any]) -> tuple[Setting, ...]:
                 settings.append(_setting(table))
     problems += _duplicates(settings)
     if problems:
-        raise AgentError(*problems)
+        raise UserError(problems, FAILED)
     return tuple(settings)
 
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
+from lustrain.problem import FAILED, UserError, did_you_mean, problem
 from node_setup.agent.answer import blank
 from node_setup.agent.host import Host
 from node_setup.agent.identity import Identity
-from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, EXIT_OTHER_AGENT, EXIT_REFUSED, AgentError, Request
-from node_setup.agent.problem import did_you_mean, problem
+from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, EXIT_OTHER_AGENT, EXIT_REFUSED, Request
 
 OPTIONS = ("--sha", "--request", "--wait", "--mount-wait", "--tier")
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str], identity: Identity) -> int:
         if asked.sha is not None and asked.sha != identity.sha256:
             return EXIT_OTHER_AGENT
         result, code = COMMANDS[asked.command](asked, identity)
-    except AgentError as error:
+    except UserError as error:
         result, code = _failure(identity, arguments[0], error.problems), EXIT_FAILED
     except StoppedError as stopped:
         result, code = _failure(identity, arguments[0], [str(stopped)]), EXIT_FAILED
@@ -75,18 +75,20 @@ def main(arguments: Sequence[str], identity: Identity) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Asked:
-    """AgentError on what is unknown or lacks its value."""
+    """UserError on what is unknown or lacks its value."""
     command, rest = arguments[0], list(arguments[1:])
     if command not in COMMANDS:
-        raise AgentError(problem("command", command, "unknown", ", ".join(COMMANDS), did_you_mean(command, COMMANDS)))
+        raise UserError(
+            problem("command", command, "unknown", ", ".join(COMMANDS), did_you_mean(command, COMMANDS)), FAILED
+        )
     values: dict[str, str] = {}
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         if name not in OPTIONS:
-            raise AgentError(problem("option", name, "unknown", ", ".join(OPTIONS), did_you_mean(name, OPTIONS)))
+            raise UserError(problem("option", name, "unknown", ", ".join(OPTIONS), did_you_mean(name, OPTIONS)), FAILED)
         if not equals:
             if not rest:
-                raise AgentError(problem("option", name, "its value is missing"))
+                raise UserError(problem("option", name, "its value is missing"), FAILED)
             value = rest.pop(0)
         values[name] = value
     wait_s = _seconds("--wait", values)
@@ -105,7 +107,7 @@ def _seconds(name: str, values: Mapping[str, str]) -> float | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()) or len(text) > 5:
-        raise AgentError(problem(name, text, "no number of seconds", "0..99999"))
+        raise UserError(problem(name, text, "no number of seconds", "0..99999"), FAILED)
     return float(text)
 
 
@@ -211,9 +213,9 @@ def _read(name: str) -> str:
         with open(name, encoding="utf-8") as file:
             return file.read()
     except OSError as error:
-        raise AgentError(problem("--request", name, error.strerror or "cannot be read")) from None
+        raise UserError(problem("--request", name, error.strerror or "cannot be read"), FAILED) from None
     except UnicodeDecodeError:
-        raise AgentError(problem("--request", name, "not UTF-8")) from None
+        raise UserError(problem("--request", name, "not UTF-8"), FAILED) from None
 
 
 def _keep_compiled(identity: Identity) -> None:
@@ -227,8 +229,8 @@ def _keep_compiled(identity: Identity) -> None:
 
 def _require_root(command: str) -> None:
     if os.geteuid() != 0:
-        raise AgentError(
-            f"{command} needs root and this is uid {os.geteuid()}; fix: run it by sudo; `plan` needs no root"
+        raise UserError(
+            f"{command} needs root and this is uid {os.geteuid()}; fix: run it by sudo; `plan` needs no root", FAILED
         )
 
 

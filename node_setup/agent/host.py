@@ -9,12 +9,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from lustrain.files import sync_folder, write_whole
+
 NO_PROGRAM = 127
 TIMED_OUT = 124
 DIES_WITHIN_S = 5.0
-UNFINISHED = ".lustrain"
-"""How the hidden name of a file ends that is being written; who finds one later finds what a killed writer left."""
-
 PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/amazon/efa/bin:/opt/habanalabs/bin"
 """Where programs are looked for: Slurm's prolog and a unit at boot have no PATH worth the name."""
 
@@ -123,21 +122,7 @@ class Host:
         self.write_bytes(path, Path(source).read_bytes(), mode)
 
     def write_bytes(self, path: str, content: bytes, mode: int) -> None:
-        target = self.path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.parent / f".{target.name}.{os.urandom(4).hex()}{UNFINISHED}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(descriptor, mode)
-                file.write(content)
-                file.flush()
-                os.fsync(descriptor)
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        _sync_folder(target.parent)
+        write_whole(self.path(path), content, mode)
 
     def put(self, path: str, value: str) -> None:
         """Write a value into a file of the kernel, which takes it in one write. OSError says why it does not."""
@@ -150,15 +135,7 @@ class Host:
 
     def remove(self, path: str) -> None:
         self.path(path).unlink()
-        _sync_folder(self.path(path).parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(self.path(path).parent)
 
 
 def _reap(process: subprocess.Popen[str]) -> None:

@@ -28,14 +28,6 @@ disk and waits for a reboot or remount; `conflict`: a foreign file wins at boot;
 RUNTIME, PERSISTED = "runtime", "persisted"
 
 
-class AgentError(Exception):
-    """A mistake in what the agent was asked, as one line a problem: exit 1, nothing done."""
-
-    def __init__(self, *problems: str) -> None:
-        self.problems = problems
-        super().__init__("\n".join(problems))
-
-
 @dataclass(frozen=True)
 class Setting:
     """One value of `settings/*.toml`. `when` are the conditions on facts that all must hold, as written there.
@@ -145,7 +137,7 @@ class Remark:
 class Request:
     """What the caller wants: the cluster's node document, and what flags add to it for this once.
 
-    `document` has the form of `infra.cluster.node_document`; `overrides` maps a setting's id to a value, or to `on` or
+    `document` has the form of `lustrain.cluster.node_document`; `overrides` maps a setting's id to a value, or to `on` or
     `off`. `expect` is what only the operator's side knows and `verify` compares with, e.g. `lustre_source`.
     """
 

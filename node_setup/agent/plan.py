@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from lustrain.problem import FAILED, UserError, did_you_mean, problem
 from node_setup.agent import allowed, condition
 from node_setup.agent.catalog import PROFILES
 from node_setup.agent.group import group_of
 from node_setup.agent.kinds import KINDS, planner
-from node_setup.agent.model import CHANGE, REBOOT, SKIPPED, UNKNOWN, AgentError, Facts, Remark, Request, Setting, Step
-from node_setup.agent.problem import did_you_mean, problem
+from node_setup.agent.model import CHANGE, REBOOT, SKIPPED, UNKNOWN, Facts, Remark, Request, Setting, Step
 
 LOGIN_ROLES = ("login", "controller")
 GPU_FAMILIES = ("p3", "p4", "p5", "p6", "g4dn", "g5", "g6", "gr6")
@@ -33,10 +33,10 @@ class Plan:
 
 
 def plan(settings: Sequence[Setting], facts: Facts, request: Request) -> Plan:
-    """What to do on the node that has these facts. AgentError names everything that is wrong with the request."""
+    """What to do on the node that has these facts. UserError names everything that is wrong with the request."""
     problems = list(mistakes(settings, request))
     if problems:
-        raise AgentError(*problems)
+        raise UserError(problems, FAILED)
     group = group_of(facts, request)
     profile, why = choose_profile(facts, request)
     selected = _selected(settings, request.only)
@@ -62,10 +62,10 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def choose_profile(facts: Facts, request: Request) -> tuple[str, str]:
-    """The profile and why: a flag, else the cluster's tuning, else by what the node is. AgentError on an unknown one."""
+    """The profile and why: a flag, else the cluster's tuning, else by what the node is. UserError on an unknown one."""
     problems = list(_profile_mistakes(request))
     if problems:
-        raise AgentError(*problems)
+        raise UserError(problems, FAILED)
     if request.profile:
         return request.profile, "asked for"
     group = group_of(facts, request)

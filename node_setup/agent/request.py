@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from node_setup.agent.model import AgentError, Request
-from node_setup.agent.problem import did_you_mean, problem
+from lustrain.problem import FAILED, UserError, did_you_mean, problem
+from node_setup.agent.model import Request
 
 DOCUMENT_VERSION = 1
 
@@ -67,7 +67,7 @@ _TUNING: Mapping[str, tuple[_Check, str]] = {
 
 
 def parse(text: str) -> Request:
-    """The request on standard input. AgentError names every mistake."""
+    """The request on standard input. UserError names every mistake."""
     table = _table("request", text)
     problems = [
         problem(f"request.{key}", table[key], "unknown key", ", ".join(_REQUEST), did_you_mean(key, _REQUEST))
@@ -78,16 +78,16 @@ def parse(text: str) -> Request:
     if not problems:
         problems += _wrong_document("request.document", table.get("document", {}))
     if problems:
-        raise AgentError(*problems)
+        raise UserError(problems, FAILED)
     return Request(**{**table, "only": tuple(table.get("only", ()))})
 
 
 def document(where: str, text: str) -> dict[str, Any]:
-    """A node document from a file. AgentError names every mistake."""
+    """A node document from a file. UserError names every mistake."""
     table = _table(where, text)
     problems = list(_wrong_document(where, table))
     if problems:
-        raise AgentError(*problems)
+        raise UserError(problems, FAILED)
     return table
 
 
@@ -95,9 +95,9 @@ def _table(where: str, text: str) -> dict[str, Any]:
     try:
         table = json.loads(text)
     except ValueError as error:
-        raise AgentError(problem(where, text, f"no JSON: {error}", "one object")) from None
+        raise UserError(problem(where, text, f"no JSON: {error}", "one object"), FAILED) from None
     if not isinstance(table, dict):
-        raise AgentError(problem(where, table, "wrong type", "one object"))
+        raise UserError(problem(where, table, "wrong type", "one object"), FAILED)
     return table
 
 

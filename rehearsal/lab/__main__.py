@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra.cluster import to_json
+from lustrain.cluster import to_json
 from rehearsal.lab.cluster import cluster_of
 from rehearsal.lab.hardware import KINDS, LEFT_OUT
 from rehearsal.lab.nodes import Lab, why_not

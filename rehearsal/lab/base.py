@@ -83,7 +83,7 @@ def wheels(cache: Path = CACHE) -> Path:
 def checkout(into: Path, cache: Path = CACHE) -> Path:
     """A copy of what images are built from, to be changed at will; torch's wheel lies in it, so that no index is asked."""
     skipped = shutil.ignore_patterns("__pycache__", "wheels", "ca.crt", "dist")
-    for room in ("images", "trainer"):
+    for room in ("images", "lustrain", "trainer"):
         shutil.copytree(ROOT / room, into / room, ignore=skipped)
     site = into / "images" / "site" / "wheels"
     site.mkdir(parents=True)

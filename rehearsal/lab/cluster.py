@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from infra.cluster import Cluster, FileSystem, NodeGroup, Nodes, Paid, Reach, Stripe, Tuning
+from lustrain.cluster import Cluster, FileSystem, NodeGroup, Nodes, Paid, Reach, Stripe, Tuning
 from rehearsal.lab.hardware import KINDS
 from rehearsal.lab.nodes import Lab
 

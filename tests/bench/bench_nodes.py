@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from infra.cluster import to_json
+from lustrain.cluster import to_json
 from rehearsal.lab.cluster import cluster_of
 from rehearsal.lab.hardware import KINDS
 from rehearsal.lab.node import Node

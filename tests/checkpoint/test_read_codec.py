@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lustrain.problem import UserError
 from trainer.checkpoint import codec
-from trainer.errors import UserError
 from trainer.storage import CorruptObjectError
 
 

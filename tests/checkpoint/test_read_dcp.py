@@ -14,12 +14,12 @@ from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from lustrain.problem import UserError
 from tests.checkpoint.test_read_prune import put_lease
 from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
 from tests.fork_server import ForkServer
 from trainer.checkpoint.dcp_reader import LustrainReader
 from trainer.checkpoint.layout import ManifestId
-from trainer.errors import UserError
 from trainer.storage.local import LocalStore
 
 ROWS = 997

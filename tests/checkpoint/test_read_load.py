@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lustrain.problem import UserError
 from tests.checkpoint.loading import (
     NEW,
     OLD,
@@ -43,7 +44,6 @@ from trainer.checkpoint.load import load_latest
 from trainer.checkpoint.records import BLOCK_BYTES, Manifest, decode_manifest
 from trainer.checkpoint.votes import StoreVotes
 from trainer.config import TierConfig
-from trainer.errors import UserError
 from trainer.storage import ObjectStore
 from trainer.storage.local import LocalStore
 

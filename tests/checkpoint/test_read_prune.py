@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lustrain.problem import UserError
 from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
 from trainer.checkpoint.layout import ATTEMPTS, LEASE, MANIFESTS, ManifestId
 from trainer.checkpoint.lease import LeaseRecord, Settlement, live_manifests, read_lease
@@ -20,7 +21,6 @@ from trainer.checkpoint.load import read_checkpoint
 from trainer.checkpoint.parts import Places, read_manifest
 from trainer.checkpoint.prune import Committed, PruneReport, milestones, plan_prune, prune
 from trainer.config import CheckpointConfig
-from trainer.errors import UserError
 from trainer.storage import CorruptObjectError, ObjectInfo, ObjectStore, open_store
 from trainer.storage.local import LocalStore
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lustrain.problem import UserError
 from tests.data.making import command, files, made, objects, prose, run_tokenize, stream, write_lines
 from tests.lab.faulty_proxy import Answer, Delay, FaultyProxy, Swap
 from tests.lab.servers import S3Place
 from trainer.data.cache import resident_shards
 from trainer.data.index import Index, Shard, Split
 from trainer.data.shards import TokenSet
-from trainer.errors import UserError
 from trainer.storage import open_store
 
 SEQ = 64

@@ -17,6 +17,7 @@ from awscrt.checksums import crc64nvme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lustrain.problem import UserError
 from tests.data.making import document_ends, made, prose, stream, write_lines
 from trainer.checkpoint.records import DamagedRecordError, unseal
 from trainer.data import verified
@@ -24,7 +25,6 @@ from trainer.data.index import DTYPES, INDEX, Index, Shard, Split, decode_index,
 from trainer.data.shards import TokenSet
 from trainer.data.tokenizer import ByteTokenizer
 from trainer.data.verified import Ranks
-from trainer.errors import UserError
 
 
 def write_set(folder: Path, sizes: list[int], vocab_size: int = 257) -> np.ndarray:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from lustrain.problem import UserError
 from tests.data.making import prose
 from trainer.data.tokenizer import (
     END_OF_TEXT,
@@ -29,7 +30,6 @@ from trainer.data.tokenizer import (
     read_spec,
     train,
 )
-from trainer.errors import UserError
 
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

@@ -18,11 +18,11 @@ import docker
 
 from images import ecr
 from images.patience import Patience
-from images.problems import ImageError
 from images.push import push
 from images.registry import connect
 from images.watch import Silent
 from infra.local.aws import LocalAws
+from lustrain.problem import UserError
 from rehearsal.lab import registry as lab
 from rehearsal.lab.engine import Engine
 from tests.images.certificates import certify
@@ -110,7 +110,7 @@ class _MidPush(Logs):
 def _refusal(act: Any) -> str:
     try:
         act()
-    except ImageError as error:
+    except UserError as error:
         (line,) = error.problems
         return line
     return "not refused"

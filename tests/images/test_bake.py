@@ -17,8 +17,8 @@ import requests
 from images import engine as engine_module
 from images import upload
 from images.bake import Bake, override
-from images.problems import ImageError
 from images.records import Output, Plan
+from lustrain.problem import UserError
 from rehearsal.lab.engine import Engine
 from rehearsal.lab.registry import Registry
 from tests.images.builds import Remembering, context, named, plan
@@ -139,7 +139,7 @@ def test_what_was_pushed_has_the_told_digest_the_types_and_the_arguments_as_they
     assert config["config"]["Labels"] == {"word": odd["WORD"], **asked.labels}
     assert [step for step in watch.steps if "COPY" in step.name] == [named(built.steps, "COPY a /a")]
     other = context(tmp_path / "d", SMALL, a="2")
-    with pytest.raises(ImageError, match="never overwritten") as caught:
+    with pytest.raises(UserError, match="never overwritten") as caught:
         Bake(engine.environment).build(asked, other, "small", Output.PUSH, watch)
     assert caught.value.exit_code == 2
     assert manifest(registry, "team/a", "1").headers["Docker-Content-Digest"] == built.digest
@@ -181,7 +181,7 @@ def test_a_failed_step_is_named_with_the_end_of_its_log_and_its_secret_is_not(
 RUN --mount=type=secret,id=ca test -s /run/secrets/ca && echo first && ls /none
 """
     asked = plan("bake/failed:1", secrets={"ca": tmp_path / "ca"})
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         Bake(engine.environment).build(asked, context(tmp_path / "c", text), "small", Output.LOAD, Remembering())
     first, *log = caught.value.problems
     assert first.startswith("build small: step [small 2/2] RUN --mount=type=secret,id=ca")
@@ -204,7 +204,7 @@ RUN --mount=type=secret,id=ca test -s /run/secrets/ca && echo first && ls /none
 def test_a_dockerfile_that_cannot_be_built_is_told_in_buildkits_words(
     tmp_path: Path, engine: Engine, text: str, expected: str
 ) -> None:
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         Bake(engine.environment).build(
             plan("bake/bad:1"), context(tmp_path / "c", text, a="1"), "small", Output.CHECK, Remembering()
         )
@@ -231,7 +231,7 @@ def test_what_was_pushed_by_digest_gets_its_tags_afterwards_and_takes_none_away(
     for _ in range(2):
         assert upload.tagged([new], str(first.digest)) == first.digest
         assert manifest(registry, "team/t", "new").headers["Docker-Content-Digest"] == first.digest
-    with pytest.raises(ImageError, match="never overwritten") as caught:
+    with pytest.raises(UserError, match="never overwritten") as caught:
         upload.tagged([new], str(second.digest))
     assert caught.value.exit_code == 2
     assert manifest(registry, "team/t", "new").headers["Docker-Content-Digest"] == first.digest

@@ -22,10 +22,10 @@ from images import engine as engine_module
 from images.bake import Bake
 from images.builder import build, choose, no_room
 from images.engine_api import EngineApi
-from images.problems import ImageError
 from images.progress import Live
 from images.records import Built, Context, Output, Plan, Step
 from images.watch import Watch
+from lustrain.problem import FAILED, UserError
 from rehearsal.lab.base import base_tar
 from rehearsal.lab.engine import Engine
 from tests.conftest import require
@@ -76,7 +76,7 @@ def old_engine(path: Path, number: str, headers: dict[str, str], **version: Any)
 
 
 def refused(environment: dict[str, str], name: str | None = None) -> tuple[str, int]:
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         choose(name, environment)
     (line,) = caught.value.problems
     assert "\n" not in line
@@ -144,7 +144,7 @@ def test_a_socket_that_is_not_ours_to_use_names_the_group(tmp_path: Path) -> Non
             try:
                 choose(None, {"DOCKER_HOST": f"unix://{path}"})
                 said = "it came in"
-            except ImageError as error:
+            except UserError as error:
                 said = str(error)
             os.write(write, said.encode())
             os._exit(0)
@@ -223,7 +223,7 @@ class Losing(Noting):
         built = super().build(plan, context, target, output, watch)
         self.times -= 1
         if self.times >= 0:
-            raise ImageError(f"build {target}: {self.why}")
+            raise UserError(f"build {target}: {self.why}", FAILED)
         return built
 
 
@@ -242,7 +242,7 @@ def test_a_snapshot_that_the_engine_lost_is_no_reason_to_fail(tmp_path: Path, en
     assert said.count("lost a snapshot that it was unpacking on; building again") == 2
     assert [step.name for step in built.steps if step.error] == []
     for final in (Losing(3), Losing(1, "no space left on device")):
-        with pytest.raises(ImageError):
+        with pytest.raises(UserError):
             made(final)
     assert len(final.asked) == 1
 
@@ -268,7 +268,7 @@ def test_what_the_tries_before_did_is_in_the_answer(tmp_path: Path, engine: Engi
 
 def test_what_a_backend_cannot_do_is_refused_before_anything_is_built(tmp_path: Path, engine: Engine) -> None:
     noting = Noting()
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         build(plan("a:1", attestations=True), Context(tmp_path, {}), noting, output=Output.PUSH, watch=Remembering())
     assert caught.value.problems == ["no; fix: do not"]
     assert caught.value.exit_code == 2
@@ -288,7 +288,7 @@ LABEL by={backend.name}
 RUN : {backend.name}; grep -q good /a || {{ echo "a is not good"; exit 1; }}
 """
     one = backend(engine.environment)
-    with pytest.raises(ImageError, match="a is not good"):
+    with pytest.raises(UserError, match="a is not good"):
         build(
             plan(tag),
             context(tmp_path / "c", text, a="bad"),
@@ -365,7 +365,7 @@ def test_a_disk_that_fills_during_the_build_is_told_as_such(
     with SmallEngine(tmp_path / "engine") as small:
         small.docker("import", base_tar(), BASE)
         text = f"FROM {BASE} AS small\nRUN head -c 1G /dev/zero > /large\n"
-        with pytest.raises(ImageError) as caught:
+        with pytest.raises(UserError) as caught:
             backend(small.environment).build(
                 plan("full:1"), context(tmp_path / "c", text), "small", Output.CHECK, Remembering()
             )

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from images import context, dockerfile, versions
 from images.plan import arguments_of
-from images.problems import ImageError
 from images.records import Context
+from lustrain.problem import UserError
 from rehearsal.lab.engine import Engine
 from tests.images.checkouts import ROOT, checkout
 
@@ -65,7 +65,7 @@ def changed(before: Context, after: Context) -> dict[str, list[str]]:
 
 
 def refusal(root: Path, **more: Any) -> list[str]:
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         staged(root, "refused", **more)
     assert caught.value.exit_code == 2
     assert not (root.parent / "refused").exists() or not files(root.parent / "refused")
@@ -370,11 +370,11 @@ def test_an_argument_that_no_stage_declares_is_refused(root: Path) -> None:
 
 
 def test_an_unknown_target_and_a_folder_in_use_are_one_line_each(root: Path) -> None:
-    with pytest.raises(ImageError, match="target = 'tpu': unknown; allowed: cpu, cuda, gaudi"):
+    with pytest.raises(UserError, match="target = 'tpu': unknown; allowed: cpu, cuda, gaudi"):
         staged(root, target="tpu")
     (root.parent / "used").mkdir()
     (root.parent / "used/mine").write_text("x")
-    with pytest.raises(ImageError, match="is not empty"):
+    with pytest.raises(UserError, match="is not empty"):
         staged(root, "used")
     assert files(root.parent / "used") == {"mine"}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from images.credentials import Credentials, for_registry
-from images.problems import ImageError
+from lustrain.problem import UserError
 
 SECRET = "s3cret-words"
 
@@ -89,7 +89,7 @@ def test_an_identity_token_stays_one(config: Path, tmp_path: Path, monkeypatch: 
 
 def test_a_helper_that_is_not_there_is_one_line(config: Path) -> None:
     config.write_text(json.dumps({"credsStore": "nowhere"}))
-    with pytest.raises(ImageError, match=r"docker-credential-nowhere.*is not on PATH.*fix:") as caught:
+    with pytest.raises(UserError, match=r"docker-credential-nowhere.*is not on PATH.*fix:") as caught:
         for_registry("ghcr.io")
     assert len(caught.value.problems) == 1
 
@@ -100,7 +100,7 @@ def test_a_helper_that_fails_is_one_line_without_what_it_said(
 ) -> None:
     helper(tmp_path, monkeypatch, script)
     config.write_text(json.dumps({"credHelpers": {"ghcr.io": "vault"}}))
-    with pytest.raises(ImageError, match=r"the credential helper failed for ghcr\.io") as caught:
+    with pytest.raises(UserError, match=r"the credential helper failed for ghcr\.io") as caught:
         for_registry("ghcr.io")
     assert SECRET not in str(caught.value)
 
@@ -111,7 +111,7 @@ def test_a_helper_that_fails_is_one_line_without_what_it_said(
 )
 def test_a_configuration_that_cannot_be_read_is_one_line(config: Path, text: str) -> None:
     config.write_text(text)
-    with pytest.raises(ImageError, match=r"cannot be read as docker's config\.json.*docker login ghcr.io") as caught:
+    with pytest.raises(UserError, match=r"cannot be read as docker's config\.json.*docker login ghcr.io") as caught:
         for_registry("ghcr.io")
     assert SECRET not in str(caught.value)
     assert caught.value.exit_code == 2

@@ -14,8 +14,8 @@ import pytest
 
 from images import ecr
 from images.credentials import for_registry
-from images.problems import ImageError
 from infra.local.aws import LocalAws
+from lustrain.problem import UserError
 from rehearsal.lab.base import ROOT
 from rehearsal.lab.engine import why_not
 from tests.conftest import require
@@ -73,7 +73,7 @@ def test_the_token_is_a_password_for_twelve_hours(aws: LocalAws, monkeypatch: py
 
 def test_no_aws_credentials_is_one_line(nobody: pytest.MonkeyPatch) -> None:
     nobody.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(ImageError, match=r"no AWS credentials were found; fix: log in to AWS") as caught:
+    with pytest.raises(UserError, match=r"no AWS credentials were found; fix: log in to AWS") as caught:
         for_registry(HOST)
     assert len(caught.value.problems) == 1
 
@@ -104,7 +104,7 @@ def test_what_aws_refuses_is_one_line_with_the_way_out(
     answer = Said(400, json.dumps({"__type": code, "message": "no"}).encode(), {"x-amzn-ErrorType": code})
     with scripted(lambda asked: answer) as fake:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{fake.host}")
-        with pytest.raises(ImageError, match=why) as caught:
+        with pytest.raises(UserError, match=why) as caught:
             for_registry(HOST)
     assert len(caught.value.problems) == 1
     assert "us-east-1" in str(fake.asked[0].headers["Authorization"])
@@ -114,7 +114,7 @@ def test_an_answer_without_a_token_is_one_line(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with scripted(lambda asked: Said(200, b'{"authorizationData": []}')) as fake:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{fake.host}")
-        with pytest.raises(ImageError, match="answered with no token"):
+        with pytest.raises(UserError, match="answered with no token"):
             for_registry(HOST)
 
 

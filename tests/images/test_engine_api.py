@@ -13,8 +13,8 @@ import pytest
 
 from images.bake import Bake
 from images.engine_api import CA, EngineApi, packed
-from images.problems import ImageError
 from images.records import Output
+from lustrain.problem import UserError
 from rehearsal.lab.engine import Engine
 from rehearsal.lab.registry import Registry
 from tests.images.builds import Remembering, context, named, plan
@@ -126,7 +126,7 @@ def test_a_failed_build_is_told_as_buildx_tells_it(
 ) -> None:
     told = []
     for backend in (EngineApi(engine.environment), Bake(engine.environment)):
-        with pytest.raises(ImageError) as caught:
+        with pytest.raises(UserError) as caught:
             backend.build(
                 plan("sdk/bad:1"),
                 context(tmp_path / backend.name, text.format(base=base_image)),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from images import git_state
-from images.problems import ImageError
-from images.records import GitState
+from lustrain.image_file import GitState
+from lustrain.problem import UserError
 from tests.conftest import require
 from tests.images.checkouts import committed, git
 
@@ -178,7 +178,7 @@ def test_somebody_elses_repository_is_refused_with_the_line_that_trusts_it(repos
     require(os.geteuid() == 0, "giving a folder to another user needs root")
     for path in (repository, *repository.rglob("*")):
         os.chown(path, 12345, 12345)
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         read(repository)
     assert caught.value.exit_code == 2
     [line] = caught.value.problems
@@ -187,7 +187,7 @@ def test_somebody_elses_repository_is_refused_with_the_line_that_trusts_it(repos
 
 def test_a_damaged_repository_is_one_line(repository: Path) -> None:
     (repository / ".git/index").write_bytes(b"no index")
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         read(repository)
     [line] = caught.value.problems
     assert "git cannot read this repository: fatal:" in line
@@ -203,5 +203,5 @@ def test_a_git_that_does_not_answer_is_one_line(
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(git_state, "TIMEOUT_S", 0.2)
-    with pytest.raises(ImageError, match="does not answer"):
+    with pytest.raises(UserError, match="does not answer"):
         read(repository)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images import image_file
-from images.problems import ImageError
-from images.records import GitState, Record
+from lustrain import image_file
+from lustrain.image_file import GitState, Record
+from lustrain.problem import UserError
 
 DIGEST = "sha256:" + "0f" * 32
 RECORD = Record(
@@ -60,7 +60,7 @@ def written(folder: Path, edit: dict[str, Any] | None = None, without: str = "")
 
 
 def refusal(path: Path) -> str:
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         image_file.read(path)
     assert caught.value.exit_code == 2
     [line] = caught.value.problems
@@ -127,7 +127,7 @@ def test_a_file_without_a_version_is_not_guessed_at(tmp_path: Path) -> None:
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     path = written(tmp_path, {"digest": "x", "content": "y"}, without="ref")
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         image_file.read(path)
     assert len(caught.value.problems) == 3
 
@@ -160,7 +160,7 @@ def test_a_missing_file_says_what_makes_one(tmp_path: Path) -> None:
 def test_a_record_that_nobody_could_read_is_not_written(tmp_path: Path) -> None:
     path = written(tmp_path)
     before = path.read_bytes()
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         image_file.write(path, Record(**{**vars(RECORD), "digest": "latest"}))
     assert caught.value.exit_code == 2
     assert path.read_bytes() == before
@@ -175,7 +175,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ImageError, match="cannot be written: No space left on device") as caught:
+    with pytest.raises(UserError, match="cannot be written: No space left on device") as caught:
         image_file.write(path, RECORD)
     assert caught.value.exit_code == 1
     assert path.read_bytes() == before
@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkey
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot be written"):
         image_file.write(tmp_path / "missing" / "image.json", RECORD)
 
 
@@ -199,7 +199,7 @@ def test_whoever_reads_while_others_write_finds_a_whole_file(tmp_path: Path) -> 
             while not stop.is_set():
                 image_file.write(path, RECORD)
                 image_file.write(path, long)
-        except ImageError as error:
+        except UserError as error:
             failed.append(error)
 
     writers = [threading.Thread(target=keep_writing) for _ in range(2)]

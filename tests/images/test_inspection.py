@@ -13,9 +13,9 @@ from uuid import uuid4
 import pytest
 
 from images.inspection import FAIL, OK, WARN, Limits, Report, as_json, lines, verify
-from images.problems import ImageError
-from images.records import GitState, Record
 from images.registry import OCI_MANIFEST
+from lustrain.image_file import GitState, Record
+from lustrain.problem import UserError
 from rehearsal.lab.registry import Registry
 from tests.images.hand import OCI_TAR, Hand, attestation, entry
 from tests.images.tars import config_of, layer, sha256
@@ -195,11 +195,11 @@ def test_an_image_that_is_not_there_fails_and_a_mistyped_one_is_refused(hand: Ha
     report = verify(hand.client, hand.ref("absent"))
     assert (report.exit_code, [row.check for row in report.rows]) == (1, ["manifest"])
     assert len(lines(report)) == 1
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         verify(hand.client, "http://nonsense")
     assert caught.value.exit_code == 2
     hand.image(TARS, sound())
-    with pytest.raises(ImageError, match=r"allowed: linux/amd64") as caught:
+    with pytest.raises(UserError, match=r"allowed: linux/amd64") as caught:
         checked(hand, platform="linux/s390x")
     assert caught.value.exit_code == 2
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from images import lock, versions
 from images.lock import Lock, Pin
-from images.problems import ImageError
+from lustrain.problem import UserError
 
 ROOT = Path(__file__).parents[2]
 TORCH_CPU_WHEEL = "sha256:6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
@@ -151,7 +151,7 @@ def test_a_missing_lock_is_told(checkout: Path) -> None:
     ],
 )
 def test_what_is_not_exactly_one_version_with_hashes_is_no_lock(text: str, told: str) -> None:
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         lock.parse(text, "x.lock")
     assert told in str(caught.value)
     assert caught.value.exit_code == 2
@@ -185,7 +185,7 @@ def test_no_text_makes_a_pin_without_a_hash(text: str) -> None:
     found, told = (), [""]
     try:
         found = lock.parse(text, "x.lock").pins
-    except ImageError as error:
+    except UserError as error:
         told = error.problems
     assert found == ()
     assert told == [""] or all(line.startswith("x.lock:") and "\n" not in line for line in told)
@@ -197,7 +197,7 @@ def test_a_resolver_that_finds_no_solution_is_one_line_and_writes_nothing(checko
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UV_OFFLINE", "1")
         patch.setenv("UV_CACHE_DIR", str(checkout / "cache"))
-        with pytest.raises(ImageError) as caught:
+        with pytest.raises(UserError) as caught:
             lock.write_all(checkout)
     (line,) = caught.value.problems
     assert line.startswith("images/locks/tools.lock: cannot be resolved: ")
@@ -210,10 +210,10 @@ def test_a_missing_resolver_or_a_silent_index_is_one_line(checkout: Path, monkey
     sleeper.chmod(0o755)
     monkeypatch.setattr("uv.find_uv_bin", lambda: str(sleeper))
     monkeypatch.setattr(lock, "PATIENCE_S", 0.2)
-    with pytest.raises(ImageError, match=r"tools\.lock: the package index did not answer within 0 s; fix: try again"):
+    with pytest.raises(UserError, match=r"tools\.lock: the package index did not answer within 0 s; fix: try again"):
         lock.write_all(checkout)
     monkeypatch.setattr("uv.find_uv_bin", lambda: str(checkout / "none"))
-    with pytest.raises(ImageError, match=r"tools\.lock: uv is not installed; fix: pip install"):
+    with pytest.raises(UserError, match=r"tools\.lock: uv is not installed; fix: pip install"):
         lock.write_all(checkout)
 
 

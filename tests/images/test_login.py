@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from images import login
-from images.problems import ImageError
 from infra.local.aws import LocalAws
+from lustrain.problem import UserError
 
 ECR = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
 
@@ -55,7 +55,7 @@ def test_without_an_ecr_nothing_is_made(tmp_path: Path) -> None:
 def test_a_damaged_configuration_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with (
-        pytest.raises(ImageError, match="cannot be read"),
+        pytest.raises(UserError, match="cannot be read"),
         login.of_ecr([ECR], {"DOCKER_CONFIG": str(tmp_path)}),
     ):
         pass

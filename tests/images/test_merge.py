@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from images.merge import Child, joined, merge
 from images.patience import Patience
-from images.problems import ImageError
 from images.registry import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, Registry
+from lustrain.problem import UserError
 from rehearsal.lab import registry as lab
 from tests.images.seeds import put_image
 
@@ -56,7 +56,7 @@ def test_joined_again_nothing_is_put_and_the_order_does_not_matter(registry: lab
 @pytest.mark.slow
 def test_a_tag_of_another_image_is_never_overwritten(registry: lab.Registry) -> None:
     first, second = put_image(registry, "a", "1"), put_image(registry, "a", None, config=ARM)
-    with pytest.raises(ImageError, match="never overwritten") as caught:
+    with pytest.raises(UserError, match="never overwritten") as caught:
         merge(f"{registry.host}/a:1", [first, second], to=client(registry))
     assert caught.value.exit_code == 2
     assert client(registry).digest_of(f"{registry.host}/a:1") == first
@@ -79,11 +79,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_put(registry: lab.Regis
         ([inner], "not one image"),
         ([bare], "names no platform"),
     ):
-        with pytest.raises(ImageError, match=why) as caught:
+        with pytest.raises(UserError, match=why) as caught:
             merge(f"{registry.host}/a:1", digests, to=client(registry))
         assert len(caught.value.problems) == 1
         assert caught.value.exit_code == 2
-    with pytest.raises(ImageError, match="has no tag"):
+    with pytest.raises(UserError, match="has no tag"):
         merge(f"{registry.host}/a@{amd}", [amd], to=client(registry))
     assert client(registry).digest_of(f"{registry.host}/a:1") is None
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from images import plan, versions
-from images.problems import ImageError
-from images.records import GitState, Plan
+from images.records import Plan
+from lustrain.image_file import GitState
+from lustrain.problem import UserError
 
 VERSIONS = versions.load()
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -37,7 +38,7 @@ def tag(**more: Any) -> str:
 
 
 def refusal(**more: Any) -> list[str]:
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         made(**more)
     assert caught.value.exit_code == 2
     assert all("\n" not in line for line in caught.value.problems)
@@ -281,7 +282,7 @@ def test_what_was_asked_for_is_in_the_plan() -> None:
 def test_the_same_commit_can_be_built_anew_under_a_tag_of_its_own() -> None:
     assert made(suffix="r2").tags[0] == f"{made().tags[0]}-r2"
     for bad in ("-r2", "a b", "x" * 31, "r/2"):
-        with pytest.raises(ImageError, match="is no end of a tag"):
+        with pytest.raises(UserError, match="is no end of a tag"):
             made(suffix=bad)
 
 

@@ -18,11 +18,11 @@ from docker.client import DockerClient
 
 from images.credentials import Credentials, for_registry
 from images.patience import Patience
-from images.problems import ImageError
 from images.push import push
 from images.records import Step
 from images.registry import Registry
 from images.watch import Silent
+from lustrain.problem import UserError
 from rehearsal.lab import registry as lab
 from rehearsal.lab.engine import Engine, why_not
 from tests.conftest import require
@@ -115,7 +115,7 @@ def uploads(registry: lab.Registry) -> list[str]:
     return [path.partition("digest=")[2] for path in made if "digest=" in path]
 
 
-def line_of(caught: pytest.ExceptionInfo[ImageError]) -> str:
+def line_of(caught: pytest.ExceptionInfo[UserError]) -> str:
     (line,) = caught.value.problems
     assert "\n" not in line
     return line
@@ -143,7 +143,7 @@ def test_a_tag_is_never_taken_from_another_image(any_engine: Engine, registry: l
     theirs = put_image(registry, "a", "1")
     build(any_engine, tmp_path / "image", ref, 1000)
     before = uploads(registry)
-    with pytest.raises(ImageError, match="never overwritten") as caught:
+    with pytest.raises(UserError, match="never overwritten") as caught:
         push(ref, client_of(any_engine), to=to(registry))
     line_of(caught)
     assert caught.value.exit_code == 2
@@ -169,7 +169,7 @@ def test_a_registry_that_dies_under_a_big_layer_gets_only_what_is_missing(
 def test_a_registry_that_never_comes_back_is_one_line(engine: Engine, registry: lab.Registry, tmp_path: Path) -> None:
     ref = build(engine, tmp_path / "image", f"{registry.host}/a:1", BIG // 3)
     watched = Watched(when=lambda name, done: done > 1 << 20, act=registry.kill)
-    with pytest.raises(ImageError, match=r"gave up after 4 tries: .*fix: see that the registry runs") as caught:
+    with pytest.raises(UserError, match=r"gave up after 4 tries: .*fix: see that the registry runs") as caught:
         push(ref, client_of(engine), watched, to=to(registry))
     line_of(caught)
     assert watched.acted
@@ -206,7 +206,7 @@ def test_a_password_that_is_refused_mid_push_is_one_line(any_engine: Engine, tmp
     with lab.Registry(tmp_path / "registry", users={"ann": "first-secret"}) as registry:
         ref = build(any_engine, tmp_path / "image", f"{registry.host}/a:1", BIG // 3)
         watched = Watched(when=lambda name, done: done > 1 << 20, act=lambda: registry.set_users({"ann": "second"}))
-        with pytest.raises(ImageError, match=r"refuses user 'ann'.*docker login") as caught:
+        with pytest.raises(UserError, match=r"refuses user 'ann'.*docker login") as caught:
             push(ref, client_of(any_engine), watched, to=to(registry, Credentials("ann", "first-secret")))
         assert "first-secret" not in line_of(caught)
 
@@ -220,7 +220,7 @@ def test_who_may_not_come_in_is_told_before_anything_is_pushed(
 ) -> None:
     with lab.Registry(tmp_path / "registry", users={"ann": "right"}, tls=True) as registry:
         ref = build(engine, tmp_path / "image", f"{registry.host}/a:1", 1000)
-        with pytest.raises(ImageError, match=why) as caught:
+        with pytest.raises(UserError, match=why) as caught:
             push(ref, client_of(engine), to=to(registry, credentials))
         assert "docker login" in line_of(caught)
         assert not uploads(registry)
@@ -232,7 +232,7 @@ def test_an_engine_that_does_not_trust_the_registry_is_one_line(tmp_path: Path, 
         # A name like this, or a port like 57403, is not the refusal that it looks like.
         ref = build(engine, tmp_path / "image", f"{registry.host}/denied/403:1", 1000)
         there = to(registry, Credentials("ann", "right"))
-        with pytest.raises(ImageError, match="does not trust the registry") as caught:
+        with pytest.raises(UserError, match="does not trust the registry") as caught:
             push(ref, client_of(engine), to=there)
         assert f"/etc/docker/certs.d/{registry.host}/ca.crt" in line_of(caught)
         engine.trust(registry.host, registry.ca)
@@ -255,7 +255,7 @@ def test_a_registry_that_hands_out_something_else_than_was_pushed_is_found_out(e
     ca = certify(tmp_path / "tls", "127.0.0.1")
     with scripted(lies, greets=True, tls=ca.parent) as fake:
         ref = build(engine, tmp_path / "image", f"{fake.host}/a:1", 1000)
-        with pytest.raises(ImageError, match="another digest than the engine pushed") as caught:
+        with pytest.raises(UserError, match="another digest than the engine pushed") as caught:
             push(ref, client_of(engine), to=Registry(fake.host, None, ca, QUICK))
     line_of(caught)
     assert kept
@@ -271,7 +271,7 @@ def test_a_tag_that_someone_else_takes_meanwhile_is_found_out(
             put_image(registry, "a", "1")
             return super().manifest(str(ref))
 
-    with pytest.raises(ImageError, match="another digest than the engine pushed"):
+    with pytest.raises(UserError, match="another digest than the engine pushed"):
         push(ref, client_of(engine), to=Late(registry.host, None, patience=QUICK))
 
 
@@ -296,7 +296,7 @@ def test_what_a_registry_refuses_is_told_with_the_way_out(any_engine: Engine, tm
         ca = certify(folder / "tls", "127.0.0.1")
         with scripted(refuses, greets=True, tls=ca.parent) as fake:
             ref = build(any_engine, folder / "image", f"{fake.host}/a:1", 1000)
-            with pytest.raises(ImageError) as caught:
+            with pytest.raises(UserError) as caught:
                 push(ref, client_of(any_engine), to=Registry(fake.host, None, ca, QUICK))
         return line_of(caught), caught.value.exit_code
 
@@ -315,7 +315,7 @@ def test_what_cannot_be_pushed_is_told_before_a_registry_is_asked(engine: Engine
         (f"{registry.host}/never:1", "no such image"),
     ):
         before = registry.requests()
-        with pytest.raises(ImageError, match=why) as caught:
+        with pytest.raises(UserError, match=why) as caught:
             push(ref, client_of(engine), to=to(registry))
         assert caught.value.exit_code == 2
         assert registry.requests() == before
@@ -323,7 +323,7 @@ def test_what_cannot_be_pushed_is_told_before_a_registry_is_asked(engine: Engine
 
 def test_no_engine_is_one_line(registry: lab.Registry, tmp_path: Path) -> None:
     nobody = docker.DockerClient(base_url=f"unix://{tmp_path}/no.sock", version="1.44")
-    with pytest.raises(ImageError, match=r"engine = .*does not answer; fix: start it"):
+    with pytest.raises(UserError, match=r"engine = .*does not answer; fix: start it"):
         push(f"{registry.host}/a:1", nobody, to=to(registry))
 
 
@@ -332,7 +332,7 @@ def test_an_engine_that_dies_mid_push_is_one_line(registry: lab.Registry, tmp_pa
     with Engine(tmp_path / "engine") as mortal:
         ref = build(mortal, tmp_path / "image", f"{registry.host}/a:1", BIG // 3)
         watched = Watched(when=lambda name, done: done > 1 << 20, act=mortal.kill)
-        with pytest.raises(ImageError, match="does not answer") as caught:
+        with pytest.raises(UserError, match="does not answer") as caught:
             push(ref, client_of(mortal), watched, to=to(registry))
         line_of(caught)
         assert watched.acted
@@ -345,7 +345,7 @@ def test_a_full_disk_of_the_registry_is_one_line(engine: Engine, tmp_path: Path)
     try:
         with lab.Registry(tmp_path / "registry") as registry:
             ref = build(engine, tmp_path / "image", f"{registry.host}/a:1", 8 << 20)
-            with pytest.raises(ImageError) as caught:
+            with pytest.raises(UserError) as caught:
                 push(ref, client_of(engine), to=Registry(registry.host, None, patience=Patience(2, 0.1, 0.1)))
             line_of(caught)
     finally:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images.problems import ImageError
 from images.references import Reference, is_digest, is_host, is_loopback, parse
+from lustrain.problem import UserError
 
 DIGEST = "sha256:" + "a" * 64
 ECR = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
@@ -31,7 +31,7 @@ def test_what_is_written_out_is_read_back_the_same(
 def test_any_text_is_a_reference_or_one_line(text: str) -> None:
     try:
         found = parse(text)
-    except ImageError as error:
+    except UserError as error:
         told = error
     else:
         assert parse(str(found)) == found
@@ -82,7 +82,7 @@ def test_short_names_mean_what_docker_means(text: str, expected: Reference) -> N
     ],
 )
 def test_what_is_no_reference_is_told_in_one_line(text: str, why: str) -> None:
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         parse(text, "--image")
     (line,) = caught.value.problems
     assert line.startswith("--image = ")

@@ -15,8 +15,8 @@ import pytest
 
 from images.credentials import Credentials
 from images.patience import Patience, asked
-from images.problems import ImageError
 from images.registry import DOCKER_MANIFEST, Registry
+from lustrain.problem import UserError
 from rehearsal.lab import registry as lab
 from rehearsal.lab.engine import why_not
 from tests.conftest import require
@@ -42,7 +42,7 @@ def client(
     return Registry(registry if isinstance(registry, str) else registry.host, credentials, ca, QUICK)
 
 
-def line_of(caught: pytest.ExceptionInfo[ImageError]) -> str:
+def line_of(caught: pytest.ExceptionInfo[UserError]) -> str:
     (line,) = caught.value.problems
     assert "\n" not in line
     assert SECRET not in line
@@ -72,10 +72,10 @@ def test_a_tag_that_is_not_there_has_no_digest_and_no_manifest(registry: lab.Reg
     there = client(registry)
     assert there.digest_of(f"{registry.host}/team/a:2") is None
     assert there.digest_of(f"{registry.host}/team/never:1") is None
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         there.manifest(f"{registry.host}/team/a:2")
     assert "see the spelling" in line_of(caught)
-    with pytest.raises(ImageError, match="of another registry") as caught:
+    with pytest.raises(UserError, match="of another registry") as caught:
         there.manifest("ghcr.io/team/a:1")
     assert caught.value.exit_code == 2
 
@@ -94,10 +94,10 @@ def test_a_password_opens_a_registry_with_tls_and_no_other_does(closed: lab.Regi
     put_image(closed, "team/a")
     ref = f"{closed.host}/team/a:1"
     assert client(closed, Credentials("ann", SECRET), closed.ca).digest_of(ref)
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         client(closed, Credentials("ann", "wrong"), closed.ca).digest_of(ref)
     assert "does not take the credentials of user 'ann'" in line_of(caught)
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         client(closed, None, closed.ca).digest_of(ref)
     assert line_of(caught).endswith(f"docker login {closed.host}")
 
@@ -108,7 +108,7 @@ def test_a_certificate_of_an_unknown_ca_is_refused_at_once_and_never_gone_around
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     begun = time.monotonic()
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         client(closed, Credentials("ann", SECRET)).digest_of(f"{closed.host}/team/a:1")
     assert "of no CA that is known here" in line_of(caught)
     assert time.monotonic() - begun < 5
@@ -122,7 +122,7 @@ def test_a_ca_that_is_none_is_told_before_anything_is_asked(tmp_path: Path, text
     file = tmp_path / "ca.crt"
     if text:
         file.write_text(text)
-    with pytest.raises(ImageError, match=r"--ca = .*no file with certificates") as caught:
+    with pytest.raises(UserError, match=r"--ca = .*no file with certificates") as caught:
         client("127.0.0.1:1", ca=file)
     assert caught.value.exit_code == 2
 
@@ -142,7 +142,7 @@ def test_a_password_that_changed_under_way_is_asked_for_once_more(closed: lab.Re
     assert there.digest_of(ref)
     assert asked_again == [1]
     closed.set_users({"ann": "newer still"})
-    with pytest.raises(ImageError, match="does not take"):
+    with pytest.raises(UserError, match="does not take"):
         there.digest_of(ref)
     assert asked_again == [1, 1]
 
@@ -162,7 +162,7 @@ def test_a_name_that_is_nobodys_is_told_sooner_than_one_that_cannot_be_looked_up
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
     asking = Registry("registry.invalid", None, None, Patience(tries=6, first_s=0.01, longest_s=0.05))
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         asking.manifest("registry.invalid/team/a:1")
     assert told in line_of(caught)
 
@@ -172,7 +172,7 @@ def test_a_registry_that_is_gone_is_one_line_after_bounded_tries(
     registry: lab.Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry.kill()
-    with caplog.at_level(logging.WARNING), pytest.raises(ImageError) as caught:
+    with caplog.at_level(logging.WARNING), pytest.raises(UserError) as caught:
         client(registry).digest_of(f"{registry.host}/a:1")
     assert "no usable answer in 3 tries: connection refused" in line_of(caught)
     assert len(caplog.records) == 1
@@ -210,7 +210,7 @@ def test_a_blob_that_never_comes_whole_is_one_line(registry: lab.Registry) -> No
     with FaultyProxy(registry.url) as proxy:
         host = proxy.endpoint.removeprefix("http://")
         proxy.inject(Cut(0.0), key="/blobs/")
-        with pytest.raises(ImageError) as caught:
+        with pytest.raises(UserError) as caught:
             client(host).blob(f"{host}/a", digest).read()
     assert "0 of 100000 bytes came in 3 tries" in line_of(caught)
 
@@ -223,7 +223,7 @@ def test_a_bit_that_flips_on_the_way_is_seen(registry: lab.Registry, size: int) 
         host = proxy.endpoint.removeprefix("http://")
         proxy.inject(Swap(1), key="/blobs/")
         blob = client(host).blob(f"{host}/a", digest)
-        with pytest.raises(ImageError, match="another digest"):
+        with pytest.raises(UserError, match="another digest"):
             list(iter(lambda: blob.read(size), b""))
 
 
@@ -232,9 +232,9 @@ def test_a_manifest_is_what_was_asked_for_or_is_refused() -> None:
     lies = {"Content-Type": DOCKER_MANIFEST, "Docker-Content-Digest": other}
     with scripted(lambda asked: Said(200, MANIFEST, lies)) as fake:
         for ref in (f"{fake.host}/a:1", f"{fake.host}/a@{other}"):
-            with pytest.raises(ImageError, match="not the one that was asked for"):
+            with pytest.raises(UserError, match="not the one that was asked for"):
                 client(fake).manifest(ref)
-        with pytest.raises(ImageError, match="took the manifest under another digest"):
+        with pytest.raises(UserError, match="took the manifest under another digest"):
             client(fake).put_manifest(f"{fake.host}/a:1", MANIFEST, DOCKER_MANIFEST)
     with scripted(lambda asked: Said(200, MANIFEST, {"Content-Type": DOCKER_MANIFEST})) as fake:
         assert client(fake).digest_of(f"{fake.host}/a:1") == digest_of(MANIFEST)
@@ -243,7 +243,7 @@ def test_a_manifest_is_what_was_asked_for_or_is_refused() -> None:
 def test_no_document_at_all_is_one_line() -> None:
     with (
         scripted(lambda asked: Said(200, b"<html>", {"Content-Type": "text/html"})) as fake,
-        pytest.raises(ImageError, match="no JSON object"),
+        pytest.raises(UserError, match="no JSON object"),
     ):
         client(fake).config(f"{fake.host}/a:1")
 
@@ -276,7 +276,7 @@ def test_no_registry_makes_us_wait_longer_than_a_minute() -> None:
 
 def test_a_busy_registry_that_stays_so_is_one_line() -> None:
     with scripted(lambda asked: Said(429, b'{"errors": [{"code": "TOOMANYREQUESTS", "message": "slow"}]}')) as fake:
-        with pytest.raises(ImageError) as caught:
+        with pytest.raises(UserError) as caught:
             client(fake).manifest(f"{fake.host}/a:1")
         assert len(fake.asked) == 3
     assert "in 3 tries: 429 TOOMANYREQUESTS slow" in line_of(caught)
@@ -304,7 +304,7 @@ def test_a_redirect_to_another_host_is_followed_without_telling_it_who_we_are() 
 def test_a_redirect_that_leaves_tls_or_never_ends_is_refused(place: str, why: str) -> None:
     with (
         scripted(lambda asked: Said(307, headers={"Location": place})) as fake,
-        pytest.raises(ImageError, match=why),
+        pytest.raises(UserError, match=why),
     ):
         client(fake).blob(f"{fake.host}/a", digest_of(b""))
 
@@ -379,7 +379,7 @@ def test_a_token_service_that_refuses_is_one_line(answer: Said) -> None:
     with (
         scripted(lambda asked: answer) as tokens,
         scripted(lambda asked: bearer(f"http://{tokens.host}/token", [])) as fake,
-        pytest.raises(ImageError) as caught,
+        pytest.raises(UserError) as caught,
     ):
         client(fake, Credentials("ann", SECRET)).manifest(f"{fake.host}/a:1")
     assert "does not take the credentials of user 'ann'" in line_of(caught)
@@ -387,7 +387,7 @@ def test_a_token_service_that_refuses_is_one_line(answer: Said) -> None:
 
 
 def test_a_token_service_without_tls_elsewhere_is_told_nothing() -> None:
-    with scripted(lambda asked: bearer("http://192.0.2.1/token", [])) as fake, pytest.raises(ImageError) as caught:
+    with scripted(lambda asked: bearer("http://192.0.2.1/token", [])) as fake, pytest.raises(UserError) as caught:
         client(fake, Credentials("ann", SECRET)).manifest(f"{fake.host}/a:1")
     assert "http://192.0.2.1, which is no TLS" in line_of(caught)
 
@@ -395,7 +395,7 @@ def test_a_token_service_without_tls_elsewhere_is_told_nothing() -> None:
 def test_what_may_not_be_done_is_told_in_the_registry_s_words_without_secrets() -> None:
     words = f"denied for {SECRET}, see https://s3/x?X-Amz-Signature=abc"
     body = json.dumps({"errors": [{"code": "DENIED", "message": words}]}).encode()
-    with scripted(lambda asked: Said(403, body)) as fake, pytest.raises(ImageError) as caught:
+    with scripted(lambda asked: Said(403, body)) as fake, pytest.raises(UserError) as caught:
         client(fake, Credentials("ann", SECRET)).manifest(f"{fake.host}/a:1")
     line = line_of(caught)
     assert "DENIED denied for ***" in line

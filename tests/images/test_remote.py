@@ -10,10 +10,10 @@ from uuid import uuid4
 
 import pytest
 
-from images.problems import ImageError
 from images.references import Reference
 from images.registry import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 from images.remote import find, image
+from lustrain.problem import UserError
 from rehearsal.lab.registry import Registry
 from tests.images.hand import OCI_TAR, Hand, attestation, entry
 from tests.images.tars import config_of, layer, sha256
@@ -73,10 +73,10 @@ def test_an_index_gives_the_platform_that_is_asked_for(hand: Hand, media_type: s
     hand.index([{**one, "mediaType": DOCKER_MANIFEST} for one in entries], media_type)
     assert image(hand.client, hand.ref(), "linux/arm64").digest == other
     assert [one.image.platform for one in find(hand.client, hand.ref())] == ["linux/amd64", "linux/arm64"]
-    with pytest.raises(ImageError, match=r"several platforms.*--platform linux/amd64") as caught:
+    with pytest.raises(UserError, match=r"several platforms.*--platform linux/amd64") as caught:
         image(hand.client, hand.ref())
     assert caught.value.exit_code == 2
-    with pytest.raises(ImageError, match=r"linux/s390x.*allowed: linux/amd64, linux/arm64") as caught:
+    with pytest.raises(UserError, match=r"linux/s390x.*allowed: linux/amd64, linux/arm64") as caught:
         image(hand.client, hand.ref(), "linux/s390x")
     assert caught.value.exit_code == 2
 
@@ -91,14 +91,14 @@ def test_attestations_are_no_images(hand: Hand) -> None:
     assert found.index is not None
     assert (found.index.attestations, found.index.platforms) == (1, ("linux/amd64",))
     hand.index([attestation(proof)], tag="only")
-    with pytest.raises(ImageError, match="allowed: none"):
+    with pytest.raises(UserError, match="allowed: none"):
         image(hand.client, hand.ref("only"))
 
 
 def test_another_platform_than_the_one_image_has_is_said(hand: Hand) -> None:
     hand.image(TARS)
     assert image(hand.client, hand.ref(), "linux/amd64").platform == "linux/amd64"
-    with pytest.raises(ImageError, match=r"linux/arm64.*allowed: linux/amd64"):
+    with pytest.raises(UserError, match=r"linux/arm64.*allowed: linux/amd64"):
         image(hand.client, hand.ref(), "linux/arm64")
 
 
@@ -137,7 +137,7 @@ ODD: dict[str, tuple[Callable[[Hand], None], str]] = {
 def test_what_is_no_image_is_one_line(hand: Hand, name: str) -> None:
     put, told = ODD[name]
     put(hand)
-    with pytest.raises(ImageError, match=told) as caught:
+    with pytest.raises(UserError, match=told) as caught:
         image(hand.client, hand.ref())
     assert len(caught.value.problems) == 1
     assert "fix:" in caught.value.problems[0]
@@ -185,7 +185,7 @@ FOREIGN = {"mediaType": "application/vnd.docker.image.rootfs.foreign.diff.tar.gz
 )
 def test_an_odd_answer_is_one_line(body: bytes, media_type: str, told: str) -> None:
     blobs = {sha256(one): one for one in [json.dumps(config_of([])).encode()]}
-    with pytest.raises(ImageError, match=told) as caught:
+    with pytest.raises(UserError, match=told) as caught:
         image(Odd(body, media_type, blobs), "127.0.0.1:5000/x:1")
     assert len(caught.value.problems) == 1
     assert len(caught.value.problems[0]) < 500
@@ -195,18 +195,18 @@ def test_a_manifest_or_configuration_with_another_digest_is_refused() -> None:
     config = json.dumps(config_of([])).encode()
     source = Odd(_manifest(), blobs={sha256(config): config})
     assert image(source, "127.0.0.1:5000/x:1").digest == source.digest
-    with pytest.raises(ImageError, match="not the one asked for"):
+    with pytest.raises(UserError, match="not the one asked for"):
         image(source, f"127.0.0.1:5000/x@{sha256(b'other')}")
     source.blobs[sha256(config)] = config + b" "
-    with pytest.raises(ImageError, match="configuration that came has another digest"):
+    with pytest.raises(UserError, match="configuration that came has another digest"):
         image(source, "127.0.0.1:5000/x:1")
     source.digest = sha256(b"other")
-    with pytest.raises(ImageError, match="not the one asked for"):
+    with pytest.raises(UserError, match="not the one asked for"):
         image(source, "127.0.0.1:5000/x:1")
 
 
 def test_a_missing_image_and_a_mistyped_reference_are_one_line(hand: Hand) -> None:
     for ref in (hand.ref("absent"), f"{hand.name}@{sha256(b'')}", "http://x/y", "UPPER/x"):
-        with pytest.raises(ImageError) as caught:
+        with pytest.raises(UserError) as caught:
             image(hand.client, ref)
         assert len(caught.value.problems) == 1

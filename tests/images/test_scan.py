@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from moto import mock_aws
 
 from images import scan
-from images.problems import ImageError
 from images.scan import SEVERITIES, Allowed, Finding, Patience, Place, Verdict
+from lustrain.problem import UserError
 
 TODAY = date(2026, 11, 21)
 DIGEST = "sha256:" + "ab" * 32
@@ -146,7 +146,7 @@ def test_an_image_without_a_scan_does_not_pass_a_real_answer(monkeypatch: pytest
     clock = Clock()
     with mock_aws():
         client = boto3.client("ecr", region_name=PLACE.region)
-        with pytest.raises(ImageError, match=r"fix: push the image first") as caught:
+        with pytest.raises(UserError, match=r"fix: push the image first") as caught:
             scan.gate(PLACE, client, [], today=TODAY, patience=clock.patience())
         assert caught.value.exit_code == 1
         client.create_repository(repositoryName=PLACE.repository)
@@ -259,7 +259,7 @@ def test_a_scan_without_a_result_does_not_pass_and_says_what_to_do(stub: Stubber
 )
 def test_a_refusal_of_ecr_is_one_line(stub: Stubber, code: str, fix: str) -> None:
     refuse(stub, code)
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         ask(stub)
     (line,) = caught.value.problems
     assert f"ECR in us-east-1 refused: the message of {code}" in line
@@ -271,7 +271,7 @@ def test_an_endpoint_that_does_not_answer_is_one_line() -> None:
         def get_paginator(self, name: str) -> Any:
             raise EndpointConnectionError(endpoint_url="https://api.ecr")
 
-    with pytest.raises(ImageError, match=r"cannot be asked: .*https://api\.ecr.*fix: check credentials"):
+    with pytest.raises(UserError, match=r"cannot be asked: .*https://api\.ecr.*fix: check credentials"):
         scan.gate(PLACE, Deaf(), [], today=TODAY)
 
 
@@ -356,7 +356,7 @@ def test_every_finding_is_counted_once_and_nothing_severe_slips_through(
 
 
 def test_an_unknown_threshold_is_told() -> None:
-    with pytest.raises(ImageError, match=r"--threshold = 'high': unknown; allowed: CRITICAL, HIGH, ") as caught:
+    with pytest.raises(UserError, match=r"--threshold = 'high': unknown; allowed: CRITICAL, HIGH, ") as caught:
         scan.judge("x", [], [], today=TODAY, threshold="high")
     assert caught.value.exit_code == 2
 
@@ -394,7 +394,7 @@ def test_an_allow_list_is_read_as_written(tmp_path: Path) -> None:
     ],
 )
 def test_an_entry_without_a_reason_or_a_day_is_an_error(tmp_path: Path, entry: str, told: str) -> None:
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         scan.read_allowed(allow_list(tmp_path, f"[[allow]]\n{entry}\n"), TODAY)
     (line,) = caught.value.problems
     assert told in line
@@ -412,7 +412,7 @@ def test_an_entry_without_a_reason_or_a_day_is_an_error(tmp_path: Path, entry: s
     ],
 )
 def test_a_list_of_another_form_is_an_error(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         scan.read_allowed(allow_list(tmp_path, text), TODAY)
     assert told in str(caught.value)
     assert caught.value.exit_code == 2
@@ -443,7 +443,7 @@ def test_an_image_in_ecr_is_found_by_its_reference(ref: str, region: str) -> Non
     ],
 )
 def test_an_image_elsewhere_or_by_tag_is_refused(ref: str, told: str) -> None:
-    with pytest.raises(ImageError, match=told) as caught:
+    with pytest.raises(UserError, match=told) as caught:
         Place.of(ref)
     assert caught.value.exit_code == 2
 

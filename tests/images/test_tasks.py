@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from images import image_file, making, tasks, why
-from images.problems import ImageError
+from images import making, tasks, why
 from images.records import Output
 from images.watch import Silent
+from lustrain import image_file
+from lustrain.problem import UserError
 from tests.images.workshop import Made, Workshop, change_code
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +116,7 @@ def test_an_image_goes_from_its_plan_to_a_registry_and_into_the_record(
     assert making.push_built(wish, file, Silent()).content == made.record.content
     # A record of one target is not written over by another's.
     with (
-        pytest.raises(ImageError, match="records an image for cpu"),
+        pytest.raises(UserError, match="records an image for cpu"),
         making.planned(making.Wish("cuda", repository=wish.repository), file, pushing=True),
     ):
         pass

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from images import versions
-from images.problems import ImageError
+from lustrain.problem import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ def changed(tmp_path: Path, *replacements: tuple[str, str]) -> Path:
 
 
 def problems(path: Path) -> list[str]:
-    with pytest.raises(ImageError) as caught:
+    with pytest.raises(UserError) as caught:
         versions.load(path)
     assert caught.value.exit_code == 2
     assert all("\n" not in line for line in caught.value.problems)
@@ -43,7 +43,7 @@ def test_an_image_is_labelled_with_the_versions_that_are_in_it_and_no_others() -
 
 
 def test_an_unknown_target_is_told_with_those_that_there_are() -> None:
-    with pytest.raises(ImageError, match=r"target = 'rocm': unknown; allowed: cpu, cuda, gaudi"):
+    with pytest.raises(UserError, match=r"target = 'rocm': unknown; allowed: cpu, cuda, gaudi"):
         versions.load().of("rocm")
 
 
@@ -54,7 +54,7 @@ def test_nothing_changes_after_loading() -> None:
 
 def test_gaudi_is_not_built_from_a_tag() -> None:
     gaudi = versions.load().gaudi
-    with pytest.raises(ImageError, match=r"gaudi\.digest = '': .*fix: .*--base vault.habana.ai/.*@sha256:…"):
+    with pytest.raises(UserError, match=r"gaudi\.digest = '': .*fix: .*--base vault.habana.ai/.*@sha256:…"):
         _ = gaudi.model_copy(update={"digest": ""}).pinned
     digest = "sha256:" + "a" * 64
     assert gaudi.model_copy(update={"digest": digest}).pinned == f"{gaudi.image}@{digest}"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from images import context, dockerfile, versions, why
-from images.records import GitState, Record
+from lustrain.image_file import GitState, Record
 from tests.images.checkouts import checkout
 
 VERSIONS = versions.load()

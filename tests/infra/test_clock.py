@@ -10,7 +10,7 @@ from infra import clock
 from infra.components import stack
 from infra.preflight import commands
 from infra.preflight.offline import run_offline
-from infra.problems import InfraError
+from lustrain.problem import UserError
 from tests.infra.edits import STACKS, config, place, spec_of
 from tests.infra.mistakes import BLOCK, EKS, SPOT
 
@@ -41,7 +41,7 @@ def test_the_task_and_the_program_ask_the_same_clock(monkeypatch: pytest.MonkeyP
     }
     assert stack.program(cluster) == {}
     monkeypatch.setenv(clock.NOW, LATER)
-    with pytest.raises(InfraError, match="CAP-011"):
+    with pytest.raises(UserError, match="CAP-011"):
         stack.program(cluster)
     (_, found), *_ = commands.findings(BLOCK, online=False)[0].values()
     assert "CAP-011" in {one.code for one in found}
@@ -55,7 +55,7 @@ def test_without_the_variable_it_is_the_clocks_time(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("value", ["tomorrow", "2027-04-01", "2027-04-01T09:00:00", "1", "0001-01-01T00:00:00Z"])
 def test_a_bad_time_is_one_line_however_many_stacks_are_asked(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(clock.NOW, value)
-    with pytest.raises(InfraError) as caught:
+    with pytest.raises(UserError) as caught:
         commands.findings(None, online=False)
     (line,) = caught.value.problems
     assert line.startswith(f"LUSTRAIN_NOW = '{value}': ")

@@ -28,7 +28,7 @@ from infra.config import KEY, ClusterSpec, parse
 from infra.plan.capacity import ReservationPlan, reservations
 from infra.plan.gang import gangs
 from infra.plan.place import Place
-from infra.problems import InfraError
+from lustrain.problem import UserError
 from tests.infra.registered import run_on
 
 PROGRAM = Path(__file__).parents[2] / "infra"
@@ -206,7 +206,7 @@ def test_an_image_that_cannot_be_looked_up_stops_the_program_in_one_line_before_
 
     spec, place = example("rehearsal", **({"image_id": image_id} if image_id else {}))
     monitor = Registered(Refusing())
-    with pytest.raises(InfraError) as caught:
+    with pytest.raises(UserError) as caught:
         run_on(monitor, monitor.service, lambda: build_cluster(spec, place))
     (line,) = caught.value.problems
     assert line.startswith(f"image_id of group train = '{image_id or '/aws/service/'}")
@@ -230,7 +230,7 @@ def test_an_aws_that_cannot_be_asked_where_we_are_stops_the_program_in_one_line(
         raise RuntimeError(text)
 
     monkeypatch.setattr("pulumi_aws.get_partition", refuse)
-    with pytest.raises(InfraError) as caught:
+    with pytest.raises(UserError) as caught:
         current_place()
     (line,) = caught.value.problems
     assert line.startswith(f"AWS cannot be asked: {said}; fix: log in")

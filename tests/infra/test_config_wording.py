@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic_core import core_schema
 
-from infra import problems
 from infra.config import ClusterSpec, parse
-from infra.problems import InfraError
+from lustrain import problems
+from lustrain.problem import UserError
 
 FOREIGN = re.compile(r"\b(should|valid|unable|instance of|pydantic|tuple|mapping|dict|str|timezone)\b", re.IGNORECASE)
 
@@ -49,7 +49,7 @@ def nested(path: tuple[str | int, ...], value: object) -> Any:
 def said(value: object) -> list[str]:
     try:
         parse(value)
-    except InfraError as error:
+    except UserError as error:
         return error.problems
     return []
 

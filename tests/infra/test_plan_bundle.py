@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from infra.components.bundle import written
 from infra.plan.bundle import AGENT, DOCUMENT, FOLDER, MAX_BYTES, ON_CREATE, ON_INIT, Bundle, bundle, gathered
 from infra.plan.nodes import node_document
-from infra.problems import InfraError
+from lustrain.problem import UserError
 from tests.infra.edits import STACKS, spec_of
 
 SCRIPT = b"#!/bin/bash\necho here\n"
@@ -77,7 +77,7 @@ def test_a_bundle_is_another_one_exactly_where_nodes_boot_otherwise(edit: dict[s
 
 
 def test_a_file_that_would_hide_the_generated_one_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InfraError, match=r"lifecycle/tuning\.json = '': is made for each cluster anew"):
+    with pytest.raises(UserError, match=r"lifecycle/tuning\.json = '': is made for each cluster anew"):
         gathered(filled(tmp_path, {DOCUMENT: b"{}"}), entries=(), generated={DOCUMENT: b"{}"})
 
 
@@ -93,7 +93,7 @@ def test_a_generated_file_is_written_once_and_whole(tmp_path: Path) -> None:
 def test_a_build_folder_that_takes_no_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "build").touch()
     file = gathered(tmp_path, entries=(), generated={"a": b"x"}).files[-1]
-    with pytest.raises(InfraError, match="cannot be written") as told:
+    with pytest.raises(UserError, match="cannot be written") as told:
         written(file, tmp_path / "build")
     assert len(told.value.problems) == 1
 
@@ -135,14 +135,14 @@ def test_hidden_files_and_caches_do_not_change_the_name(tmp_path: Path) -> None:
     ],
 )
 def test_what_would_fail_on_a_node_is_told_before(tmp_path: Path, files: dict[str, bytes], said: str) -> None:
-    with pytest.raises(InfraError) as told:
+    with pytest.raises(UserError) as told:
         of(tmp_path, files)
     assert [line[: len(said)] for line in told.value.problems] == [said]
 
 
 def test_all_problems_are_told_at_once_and_missing_entries_by_name(tmp_path: Path) -> None:
     filled(tmp_path, {ON_INIT: b"echo\r\n"})
-    with pytest.raises(InfraError) as told:
+    with pytest.raises(UserError) as told:
         gathered(tmp_path)
     assert [line.split(" = ")[0] for line in told.value.problems] == [
         f"lifecycle/{name}" for name in (ON_CREATE, ON_INIT, ON_INIT)
@@ -156,5 +156,5 @@ def test_a_packed_agent_may_hold_any_bytes(tmp_path: Path) -> None:
 def test_a_link_is_refused(tmp_path: Path) -> None:
     filled(tmp_path, {"a.sh": SCRIPT})
     (tmp_path / "b.sh").symlink_to("a.sh")
-    with pytest.raises(InfraError, match=r"lifecycle/b\.sh = 'link'"):
+    with pytest.raises(UserError, match=r"lifecycle/b\.sh = 'link'"):
         gathered(tmp_path, entries=())

@@ -15,7 +15,7 @@ from infra.plan.gang import Cpu, GangPlan, gangs, untaggable
 from infra.plan.nics import Policy, nics
 from infra.plan.place import Place
 from infra.preflight.offline import run_offline
-from infra.problems import InfraError
+from lustrain.problem import UserError
 
 PLACE = Place("us-west-2", "123456789012")
 WITH_EFA = [found for found in snapshot().types.values() if found.efa]
@@ -164,7 +164,7 @@ def test_a_tag_key_that_the_metadata_service_cannot_serve_is_named(key: str) -> 
 
 @pytest.mark.parametrize("kind", ["p9.48xlarge", "mac2.metal"])
 def test_a_type_that_is_not_known_or_runs_no_linux_is_an_error_with_its_path(kind: str) -> None:
-    with pytest.raises(InfraError, match=r"^groups\.0\.instance_type = "):
+    with pytest.raises(UserError, match=r"^groups\.0\.instance_type = "):
         plan(kind)
 
 

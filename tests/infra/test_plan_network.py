@@ -14,7 +14,7 @@ from infra.config import ClusterSpec, Network
 from infra.plan.endpoints import aws_buckets, s3_policy
 from infra.plan.network import NetworkPlan, addresses_needed, cidr_problems, network, usable
 from infra.plan.place import Place, bucket_names
-from infra.problems import InfraError
+from lustrain.problem import UserError
 from tests.infra.specs import ACCOUNT, AWS, CHINA, EXISTING, EXISTING_LUSTRE, GOVERNMENT, PLACES, spec_of, specs
 from tests.infra.stacks import EXAMPLES, example, region_of
 
@@ -46,7 +46,7 @@ def test_every_example_has_its_nodes_in_one_private_subnet_with_room_for_all(sta
 @given(specs())
 def test_subnets_lie_inside_the_vpc_apart_from_each_other_and_compute_is_as_large_as_asked(spec: ClusterSpec) -> None:
     if errors(spec):
-        with pytest.raises(InfraError, match="network"):
+        with pytest.raises(UserError, match="network"):
             network(spec, AWS)
         return
     plan = network(spec, AWS)
@@ -110,7 +110,7 @@ def test_the_control_plane_of_eks_gets_subnets_in_two_zones_with_the_addresses_i
 
 @pytest.mark.parametrize("zone", [None, "use2-az1"])
 def test_a_control_plane_in_one_zone_is_refused(zone: str | None) -> None:
-    with pytest.raises(InfraError, match=r"^network\.second_zone_id = .*two zones"):
+    with pytest.raises(UserError, match=r"^network\.second_zone_id = .*two zones"):
         network(spec_of("hyperpod-eks", network={"second_zone_id": zone}), AWS)
 
 

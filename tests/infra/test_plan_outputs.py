@@ -12,7 +12,6 @@ import pytest
 import yaml
 from moto import mock_aws
 
-from infra.cluster import Cluster, node_document, parse, to_json
 from infra.config import parse as parse_spec
 from infra.plan.bundle import DOCUMENT, bundle
 from infra.plan.outputs import Made, cluster
@@ -20,7 +19,8 @@ from infra.plan.place import Place, bucket_names
 from infra.plan.teardown import empty, first_steps, teardown
 from infra.preflight.offline import run_in
 from infra.preflight.rule import Context
-from infra.problems import InfraError
+from lustrain.cluster import Cluster, node_document, parse, to_json
+from lustrain.problem import UserError
 from tests.infra.edits import spec_of
 from tests.infra.stacks import EXAMPLES, example
 
@@ -122,7 +122,7 @@ def test_a_cluster_from_before_there_was_tuning_reads() -> None:
     before = {**now, "lustre": {**now["lustre"], "modules": {"ptlrpc": "a=1"}, "parameters": {"osc.*.a": "1"}}}
     assert before.pop("tuning") == {"profiles": {}, "settings": {}}
     assert parse(before) == parse(now)
-    with pytest.raises(InfraError, match=r"cluster\.lustre\.strips"):
+    with pytest.raises(UserError, match=r"cluster\.lustre\.strips"):
         parse({**before, "lustre": {**before["lustre"], "strips": []}})
 
 
@@ -150,7 +150,7 @@ def test_nodes_are_found_in_exactly_one_way(nodes: dict[str, Any], said: str | N
     if said is None:
         assert parse(told)
         return
-    with pytest.raises(InfraError, match=said):
+    with pytest.raises(UserError, match=said):
         parse(told)
 
 
@@ -170,7 +170,7 @@ def test_nodes_are_found_in_exactly_one_way(nodes: dict[str, Any], said: str | N
 )
 def test_what_is_mounted_is_text_that_a_unit_can_hold(key: str, value: str) -> None:
     now = to_json(through_pulumi("ec2-spot-g6e"))
-    with pytest.raises(InfraError) as caught:
+    with pytest.raises(UserError) as caught:
         parse({**now, "lustre": {**now["lustre"], key: value}})
     assert len(caught.value.problems) == 1
     assert caught.value.problems[0].startswith(f"cluster.lustre.{key} = {value!r}: is not a")
@@ -180,7 +180,7 @@ def test_what_the_spec_lets_be_mounted_the_cluster_does_too() -> None:
     for path in ("/fsx", "/shared/data-1", "/a.b_c"):
         assert through_pulumi("ec2-spot-g6e", **{"storage.lustre.mount_path": path}).lustre.path == path
     for path in ("/.fsx", "/-x", "/fsx/...", "/"):
-        with pytest.raises(InfraError, match="plain absolute path"):
+        with pytest.raises(UserError, match="plain absolute path"):
             spec_of("ec2-spot-g6e", {"storage.lustre.mount_path": path})
 
 
@@ -258,6 +258,6 @@ def test_first_steps_are_only_those_that_the_spec_asks_for() -> None:
     ],
 )
 def test_a_cluster_that_nobody_can_read_is_told_in_a_line(value: object, said: str) -> None:
-    with pytest.raises(InfraError) as caught:
+    with pytest.raises(UserError) as caught:
         parse(value)
     assert any(said in line for line in caught.value.problems)

@@ -22,7 +22,7 @@ from infra.plan.clients import expected
 from infra.plan.nodes import node_document
 from infra.plan.place import Place
 from infra.plan.user_data import MAX_BYTES, encoded, user_data
-from infra.problems import InfraError
+from lustrain.problem import UserError
 from node_setup.agent import catalog
 from node_setup.agent.model import Request
 from node_setup.agent.owned import AGENT, HEADER, MODPROBE
@@ -131,9 +131,9 @@ def test_it_is_plain_ascii_and_fits_ec2_with_everything_on() -> None:
 
 
 def test_what_would_not_fit_or_is_no_ascii_is_refused_in_one_line() -> None:
-    with pytest.raises(InfraError, match="bytes are too many"):
+    with pytest.raises(UserError, match="bytes are too many"):
         script(queue_url="y" * MAX_BYTES)
-    with pytest.raises(InfraError, match="no ASCII"):
+    with pytest.raises(UserError, match="no ASCII"):
         script(bundle_uri="s3://b/größe")
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from infra import deployed
 from infra.config import parse
 from infra.preflight import commands, stackfile
 from infra.preflight.change import Change, Effect
 from infra.preflight.explain import explain, refused
+from lustrain import deployed
 from tests.infra.edits import GONE, STACKS, config, spec_of
 from tests.infra.mistakes import DATABASE
 

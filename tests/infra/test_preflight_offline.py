@@ -21,7 +21,7 @@ from infra.preflight import instances
 from infra.preflight.finding import Finding
 from infra.preflight.offline import ABOUT_SUPPRESSIONS, LAST_OFFLINE, OFFLINE, run_offline
 from infra.preflight.rule import Context
-from infra.problems import InfraError
+from lustrain.problem import UserError
 from tests.infra.edits import ACCOUNT, GONE, STACKS, place, spec_of
 from tests.infra.mistakes import EKS, MISTAKES, NOW, RESERVED, SPOT, Mistake
 
@@ -73,7 +73,7 @@ def test_what_eks_refuses_cannot_be_suppressed_nor_a_public_endpoint_asked_for_w
         spec_of(EKS, {"eks.public_access_cidrs": ["10.0.0.0/8"], "suppress": suppress}), place(EKS), NOW
     )
     assert {"EKS-008", "CFG-091"} <= {finding.code for finding in findings}
-    with pytest.raises(InfraError, match=r"eks\.public_endpoint"):
+    with pytest.raises(UserError, match=r"eks\.public_endpoint"):
         spec_of(EKS, {"eks.public_endpoint": True})
 
 

@@ -25,7 +25,7 @@ from infra.preflight.online.asking import Aws
 from infra.preflight.online.instances import quota_of
 from infra.preflight.online.running import ONLINE, ask_all, run_all, whoami
 from infra.preflight.rule import Context
-from infra.problems import InfraError
+from lustrain.problem import UserError
 from tests.infra.answers import BUCKETS, CASES, CONTROL, EKS, IMAGE, LUSTRE, NOW, SLURM, SPOT, Answer, Case
 from tests.infra.edits import ACCOUNT, place, spec_of
 
@@ -170,7 +170,7 @@ def portal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.slow
 def test_a_page_in_place_of_an_answer_is_told_in_a_line_and_never_printed(portal: None) -> None:
     with pytest.raises(
-        InfraError, match=r"an HTML page \(status 200\) came in place of an answer to GetCallerId"
+        UserError, match=r"an HTML page \(status 200\) came in place of an answer to GetCallerId"
     ) as caught:
         run_all(spec_of(SPOT, {}), Aws("us-east-1"), NOW)
     assert len(caught.value.problems) == 1
@@ -280,14 +280,14 @@ def test_a_rule_without_an_answer_in_time_is_unknown_and_the_others_are_not_lost
     ],
 )
 def test_credentials_that_are_refused_are_one_line_with_a_fix(code: str, word: str) -> None:
-    with pytest.raises(InfraError, match=word) as caught:
+    with pytest.raises(UserError, match=word) as caught:
         whoami(aws_that_says([("sts", "get_caller_identity", code)]))
     assert "\n" not in str(caught.value)
     assert "fix: " in str(caught.value)
 
 
 def test_no_credentials_is_one_line_with_a_fix() -> None:
-    with pytest.raises(InfraError, match="credentials") as caught:
+    with pytest.raises(UserError, match="credentials") as caught:
         whoami(broken(NoCredentialsError()))
     assert "fix: " in str(caught.value)
 

@@ -12,7 +12,7 @@ import pytest
 
 from infra.config import parse
 from infra.preflight.offline import run_offline
-from infra.problems import InfraError
+from lustrain.problem import UserError
 from tests.infra.edits import GONE, edited, place, spec_of
 from tests.infra.mistakes import BLOCK, EKS, NOW, RESERVED, SLURM, SPOT
 
@@ -169,7 +169,7 @@ RULES: list[tuple[str, str, dict[str, Any], str]] = [
 def test_a_wrong_form_is_one_line_that_says_what_is_allowed(
     what: str, stack: str, edits: dict[str, Any], word: str
 ) -> None:
-    with pytest.raises(InfraError) as caught:
+    with pytest.raises(UserError) as caught:
         parse(edited(stack, edits))
     assert any(word in line for line in caught.value.problems), (what, caught.value.problems)
     assert all(line.startswith("lustrain:cluster.") for line in caught.value.problems)

@@ -17,7 +17,6 @@ from botocore.exceptions import EndpointConnectionError
 from invoke.context import Context as Invocation
 from invoke.exceptions import Exit
 
-from infra import deployed as deployment
 from infra import tasks
 from infra.config import parse
 from infra.plan.bundle import bundle
@@ -27,7 +26,8 @@ from infra.preflight.offline import OFFLINE
 from infra.preflight.online import running
 from infra.preflight.online.asking import Aws
 from infra.preflight.online.running import ONLINE
-from infra.problems import InfraError
+from lustrain import deployed as deployment
+from lustrain.problem import UserError
 from tests.infra.edits import STACKS, config, spec_of
 
 pytestmark = pytest.mark.slow
@@ -284,7 +284,7 @@ def test_the_environment_names_the_region_where_the_file_does_not(
 )
 def test_a_broken_file_is_one_line(folder: Path, text: str, word: str) -> None:
     (folder / "Pulumi.mine.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(InfraError, match=word) as caught:
+    with pytest.raises(UserError, match=word) as caught:
         stackfile.read("mine", folder)
     assert "\n" not in str(caught.value)
 
@@ -292,7 +292,7 @@ def test_a_broken_file_is_one_line(folder: Path, text: str, word: str) -> None:
 def test_keys_that_stand_in_several_tables_or_come_from_an_anchor_are_not_twice(folder: Path) -> None:
     text = "lustrain:cluster: {a: &x {b: 1, c: 2}, d: [{b: 1}, {<<: *x, b: 3}, *x], e: &loop [*loop]}"
     (folder / "spec.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(InfraError) as caught:
+    with pytest.raises(UserError) as caught:
         stackfile.read_spec(folder / "spec.yaml")
     assert "unknown key" in str(caught.value)
     assert "twice" not in str(caught.value)
@@ -300,7 +300,7 @@ def test_keys_that_stand_in_several_tables_or_come_from_an_anchor_are_not_twice(
 
 @pytest.mark.parametrize("name", ["", "x\ny", "x" * 5000, "../mine", "a b", "\udc80", "é", "x" * 101])
 def test_what_is_no_stacks_name_is_one_printable_line(folder: Path, name: str) -> None:
-    with pytest.raises(InfraError, match="is no stack's name; allowed: ") as caught:
+    with pytest.raises(UserError, match="is no stack's name; allowed: ") as caught:
         stackfile.read(name, folder)
     assert str(caught.value).isprintable()
 
@@ -315,13 +315,13 @@ def test_an_empty_name_is_not_all_stacks() -> None:
 def test_what_is_no_file_is_said_to_be_none(folder: Path, make: Callable[[Path], None]) -> None:
     make(folder / "Pulumi.zz.yaml")
     assert stackfile.stacks(folder) == ["zz"]
-    with pytest.raises(InfraError, match=r"Pulumi\.zz\.yaml is no file") as caught:
+    with pytest.raises(UserError, match=r"Pulumi\.zz\.yaml is no file") as caught:
         stackfile.read("zz", folder)
     assert "did you mean" not in str(caught.value)
 
 
 def test_a_key_with_a_line_end_is_told_in_one_line() -> None:
-    with pytest.raises(InfraError) as caught:
+    with pytest.raises(UserError) as caught:
         parse({**config("rehearsal")["lustrain:cluster"], "a\nb": 1})
     assert len(caught.value.problems) == 1
     assert str(caught.value).isprintable()
@@ -332,7 +332,7 @@ def test_every_mistake_of_the_form_is_a_line_with_what_was_meant(folder: Path) -
     values = config("rehearsal")
     values["lustrain:cluster"] |= {"bugdet": {}, "zone_id": "us-east-1a"}
     write(folder, "mine", values)
-    with pytest.raises(InfraError) as caught:
+    with pytest.raises(UserError) as caught:
         stackfile.read("mine", folder)
     assert len(caught.value.problems) == 2
     assert "did you mean budget?" in str(caught.value)
@@ -359,7 +359,7 @@ def test_a_key_that_nothing_reads_is_told_and_those_of_other_providers_are_not(
     try:
         stackfile.read("mine", folder)
         told = []
-    except InfraError as error:
+    except UserError as error:
         told = error.problems
     assert told == ([f"Pulumi.mine.yaml: {key}: unknown key, which nothing reads; fix: {fix}"] if fix else [])
 

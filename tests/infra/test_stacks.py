@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from infra.cluster import parse as parse_cluster
-from infra.cluster import to_json
 from infra.plan.associations import associations
 from infra.plan.buckets import buckets
 from infra.plan.gang import gangs
 from infra.plan.place import Place
 from infra.plan.storage import efa_wanted, lustre
 from infra.preflight.offline import run_offline
+from lustrain.cluster import parse as parse_cluster
+from lustrain.cluster import to_json
 from tests.infra.stacks import ACCOUNT, EXAMPLES, Live, example, region_of
 
 pytestmark = pytest.mark.slow

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from lustrain.problem import UserError
 from tests.lab.servers import S3Place
 from tests.processes import wait_until
 from trainer.config import InterruptConfig
-from trainer.errors import UserError
 from trainer.interrupt import Notice, Watch, config_problems
 from trainer.interrupt.deadline import Deadline, parse_time
 from trainer.interrupt.notice import nearer

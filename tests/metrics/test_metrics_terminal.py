@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import UserError
+from lustrain.problem import UserError
 from trainer.metrics import Sinks, TensorBoardSink, TerminalSink
 from trainer.metrics.terminal import event_line
 

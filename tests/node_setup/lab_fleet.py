@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.cluster import to_json
+from lustrain.cluster import to_json
 from rehearsal.lab.cluster import cluster_of
 from rehearsal.lab.nodes import Lab
 

@@ -19,10 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lustrain.problem import UserError
 from node_setup import pack
 from node_setup.agent import request as requests
 from node_setup.agent.cli import COMMANDS, parse
-from node_setup.agent.model import AgentError, Request
+from node_setup.agent.model import Request
 from tests.conftest import require
 
 NOBODY = 65534
@@ -314,7 +315,7 @@ def mistakes(text: str) -> tuple[str, ...]:
     """What is wrong with a request; empty where it is one."""
     try:
         requests.parse(text)
-    except AgentError as error:
+    except UserError as error:
         return error.problems
     return ()
 

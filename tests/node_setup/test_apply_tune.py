@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from lustrain.problem import UserError
 from node_setup.agent import owned
 from node_setup.agent.identity import Identity
 from node_setup.agent.lock import held
-from node_setup.agent.model import EXIT_DRIFT, EXIT_FAILED, EXIT_IN_SYNC, EXIT_REFUSED, AgentError, Request
+from node_setup.agent.model import EXIT_DRIFT, EXIT_FAILED, EXIT_IN_SYNC, EXIT_REFUSED, Request
 from node_setup.agent.tune import check, tune
 from tests.node_setup.agents import BareHost
 
@@ -285,6 +286,6 @@ def test_what_a_killed_agent_left_is_gone_after_the_next_tune(host: BareHost, ro
 def test_a_mistake_in_the_request_is_one_line_and_nothing_is_done(
     request_: Request, line: str, host: BareHost, root: Path
 ) -> None:
-    with pytest.raises(AgentError, match=line):
+    with pytest.raises(UserError, match=line):
         tune(host, request_, NOBODY, 0.0, silent)
     assert (root / MAPS).read_text() == "65530\n"

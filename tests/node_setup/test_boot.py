@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from lustrain.problem import UserError
 from node_setup.agent import owned
 from node_setup.agent.boot import boot, found, judge, lnet
 from node_setup.agent.identity import Identity
 from node_setup.agent.kinds.agent import BOOT_UNIT, UNIT
 from node_setup.agent.kinds.agent import plan as plan_agent
 from node_setup.agent.lock import held
-from node_setup.agent.model import AgentError, Copy, Remark, Request, Run, Setting, Step, Write
+from node_setup.agent.model import Copy, Remark, Request, Run, Setting, Step, Write
 from node_setup.agent.tune import tune
 from tests.conftest import require
 from tests.node_setup.agents import BareHost
@@ -126,7 +127,7 @@ def test_a_node_without_a_document_is_tuned_by_its_facts(tmp_path: Path) -> None
 )
 def test_a_broken_document_is_one_line_and_nothing_is_done(broken: str, tmp_path: Path) -> None:
     host = machine(tmp_path / "node")
-    with pytest.raises(AgentError) as caught:
+    with pytest.raises(UserError) as caught:
         boot(host, bundle(tmp_path / "bundle", broken), silent)
     assert len(caught.value.problems) == 1
     assert (tmp_path / "node" / MAPS).read_text() == "65530\n"

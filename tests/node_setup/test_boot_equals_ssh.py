@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from infra.cluster import Tuning, node_document, to_json
 from infra.plan.bundle import AGENT, DOCUMENT, FOLDER, ON_CREATE, ON_INIT, gathered
+from lustrain.cluster import Tuning, node_document, to_json
 from node_setup.agent import catalog, owned
 from node_setup.pack import archive
 from rehearsal.lab.cluster import GROUP, cluster_of

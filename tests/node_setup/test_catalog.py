@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from lustrain.problem import UserError
 from node_setup.agent import catalog, data
-from node_setup.agent.model import AgentError
 
 GOOD: dict[str, Any] = {
     "id": "sysctl.vm.max_map_count",
@@ -89,27 +89,27 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("change", "line"), MISTAKES)
 def test_a_mistake_in_a_table_is_one_line_that_names_it(change: dict[str, Any], line: str) -> None:
-    with pytest.raises(AgentError) as caught:
+    with pytest.raises(UserError) as caught:
         parse({**GOOD, **change})
     assert line in str(caught.value)
     assert all(one.startswith(f"kernel.toml: {change.get('id', GOOD['id'])}.") for one in caught.value.problems)
 
 
 def test_all_mistakes_are_named_at_once() -> None:
-    with pytest.raises(AgentError) as caught:
+    with pytest.raises(UserError) as caught:
         parse({**GOOD, "kind": "x", "compare": "y"}, {"id": "z"})
     assert len(caught.value.problems) == 2 + 4
 
 
 def test_an_id_is_there_once_and_so_is_a_key_of_a_kind() -> None:
-    with pytest.raises(AgentError, match="is there twice"):
+    with pytest.raises(UserError, match="is there twice"):
         parse(GOOD, GOOD)
-    with pytest.raises(AgentError, match=r"sysctl.vm.max_map_count has the same sysctl"):
+    with pytest.raises(UserError, match=r"sysctl.vm.max_map_count has the same sysctl"):
         parse(GOOD, {**GOOD, "id": "other"})
 
 
 def test_tables_beside_settings_are_refused_and_files_without_settings_are_other_data() -> None:
-    with pytest.raises(AgentError, match="unknown table"):
+    with pytest.raises(UserError, match="unknown table"):
         catalog.parse({"kernel": {"setting": [GOOD], "settings": []}})
     assert catalog.parse({"xid": {"xid": [{"number": 79}]}}) == ()
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fabric.main import make_program
 
+from lustrain.problem import UserError
 from node_setup.flags import WHERE, Flags
-from node_setup.hosts import FleetError
 from node_setup.inventory import Source, inventory
 from node_setup.requests import wanted
 from tests.node_setup.test_inventory import described
@@ -22,7 +22,7 @@ TEXTS = [name for name, (default, _) in WHERE.items() if default is None]
 @pytest.mark.parametrize("text", ["", " ", ",", " , "])
 def test_an_empty_flag_is_one_line_that_names_it(name: str, text: str) -> None:
     given: dict[str, Any] = {name: text}
-    with pytest.raises(FleetError) as caught:
+    with pytest.raises(UserError) as caught:
         _ = Flags(**given).source
     flag = f"--{name.replace('_', '-')}"
     assert caught.value.problems == [f"{flag} = {text!r}: is empty; fix: name something, or leave the flag out"]
@@ -67,12 +67,12 @@ def test_an_empty_source_takes_no_nodes_of_a_cluster_either(tmp_path: Path, monk
     file = tmp_path / "cluster.json"
     file.write_text(json.dumps(described()))
     for source in (Source(cluster=str(file), nodes=""), Source(cluster=str(file), hosts_file="")):
-        with pytest.raises(FleetError):
+        with pytest.raises(UserError):
             inventory(source)
 
 
 @pytest.mark.parametrize("given", [([""], []), (["sysctl.*", ","], []), ([], [" "])])
 def test_of_settings_too_an_empty_word_is_not_all(given: tuple[list[str], list[str]]) -> None:
     only, skip = given
-    with pytest.raises(FleetError, match="is empty"):
+    with pytest.raises(UserError, match="is empty"):
         wanted(only, skip, [], None)

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.cluster import Cluster, parse
 from infra.local.aws import LocalAws
-from node_setup.hosts import FleetError, Route, chosen, parse_host, parse_hosts, parse_lines
+from lustrain.cluster import Cluster, parse
+from lustrain.problem import UserError
+from node_setup.hosts import Route, chosen, parse_host, parse_hosts, parse_lines
 from node_setup.inventory import VARIABLE, Inventory, Source, inventory
 from tests.infra.local_network import Network, client
 from tests.infra.test_local_hyperpod import in_service, make_role, put_scripts, slurm_cluster
@@ -50,7 +51,7 @@ def written(tmp_path: Path) -> Callable[..., str]:
 
 
 def said(source: Source) -> tuple[int, str]:
-    with pytest.raises(FleetError) as caught:
+    with pytest.raises(UserError) as caught:
         inventory(source)
     return caught.value.exit_code, "\n".join(caught.value.problems)
 
@@ -77,7 +78,7 @@ def test_an_address_is_read_as_ssh_reads_it(text: str, user: str | None, address
     "text", ["-oProxyCommand=x", "a b", "n1:0", "n1:70000", "@n1", "n1:", "n1;reboot", "", "$(x)", "a@b@c"]
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(FleetError, match="is no address of a machine"):
+    with pytest.raises(UserError, match="is no address of a machine"):
         parse_host(text, "--nodes")
 
 
@@ -86,7 +87,7 @@ def test_any_text_is_a_plain_address_or_one_line(text: str) -> None:
     node, problems = None, []
     try:
         node = parse_host(text, "--nodes")
-    except FleetError as error:
+    except UserError as error:
         problems = error.problems
     assert (len(problems), "\n" in "".join(problems)) == ((0, False) if node else (1, False))
     if node:
@@ -340,7 +341,7 @@ def test_instances_of_a_gang_come_and_go_between_two_runs(aws: LocalAws, gang: A
     named = look(cluster, tmp_path, nodes=str(third.nodes[1].instance_id))
     assert names(named) == [third.nodes[1].name]
     scaling.update_auto_scaling_group(AutoScalingGroupName="come-and-go", MinSize=0, MaxSize=0, DesiredCapacity=0)
-    with pytest.raises(FleetError, match="there are no nodes") as caught:
+    with pytest.raises(UserError, match="there are no nodes") as caught:
         look(cluster, tmp_path)
     assert caught.value.exit_code == 3
 
@@ -370,12 +371,12 @@ def test_over_ssh_an_instance_is_its_address(gang: Any, tmp_path: Path) -> None:
 def test_a_gang_that_is_gone_and_an_aws_that_does_not_answer_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(FleetError, match="there is no such Auto Scaling group") as caught:
+    with pytest.raises(UserError, match="there is no such Auto Scaling group") as caught:
         look(in_aws(nodes={"auto_scaling_groups": ["never"]}), tmp_path)
     assert caught.value.exit_code == 3
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(FleetError, match="AWS does not tell the cluster's nodes: Could not connect"):
+    with pytest.raises(UserError, match="AWS does not tell the cluster's nodes: Could not connect"):
         look(in_aws(nodes={"auto_scaling_groups": ["never"]}), tmp_path)
 
 

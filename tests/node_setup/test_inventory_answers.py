@@ -10,9 +10,10 @@ import pytest
 from botocore.exceptions import ClientError
 from invoke.context import MockContext
 
-from infra.cluster import Cluster, parse
+from lustrain.cluster import Cluster, parse
+from lustrain.problem import UserError
 from node_setup.flags import Flags
-from node_setup.hosts import FleetError, Route
+from node_setup.hosts import Route
 from node_setup.inventory import Inventory, Source, inventory, nodes_of
 from node_setup.requests import Wanted
 from node_setup.running import prepare
@@ -122,6 +123,6 @@ def test_fewer_nodes_at_once_over_ssm_where_nobody_says_more(
 def test_where_every_member_is_sick_the_line_says_so(tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     file.write_text(cluster().model_dump_json(exclude_none=True))
-    with pytest.raises(FleetError, match="there are no nodes; i-2 left out: InService, unhealthy") as caught:
+    with pytest.raises(UserError, match="there are no nodes; i-2 left out: InService, unhealthy") as caught:
         inventory(Source(cluster=str(file)), Aws([("i-2", "InService", "Unhealthy")]))
     assert caught.value.exit_code == 3

@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from lustrain.files import UNFINISHED
 from node_setup.agent import owned
-from node_setup.agent.host import UNFINISHED
 from rehearsal.lab.node import Node
 from rehearsal.lab.nodes import Lab
 from tests.lab.nodes import StartLab

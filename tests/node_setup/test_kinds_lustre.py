@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lustrain.problem import UserError
 from node_setup.agent.catalog import wanted
 from node_setup.agent.kinds import lustre_mount, lustre_parameter
-from node_setup.agent.model import AgentError, Remark, Request, Step, Write
+from node_setup.agent.model import Remark, Request, Step, Write
 from tests.conftest import require
 from tests.node_setup.kinds_facts import SETTINGS, applied, commands, machine, plan, remark, steps
 
@@ -274,7 +275,7 @@ def test_without_lustre_without_systemd_without_a_name_nothing_is_written() -> N
     ],
 )
 def test_a_name_that_would_not_stay_a_name_in_a_unit_is_refused_in_one_line(document: dict[str, Any]) -> None:
-    with pytest.raises(AgentError, match=r"allowed: .*; fix: ") as error:
+    with pytest.raises(UserError, match=r"allowed: .*; fix: ") as error:
         plan("lustre.mount", machine(), document)
     assert "\n" not in str(error.value)
 

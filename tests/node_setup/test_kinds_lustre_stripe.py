@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.plan.clients import stripes
+from lustrain.problem import UserError
 from node_setup.agent.facts.lustre import parse_layout
 from node_setup.agent.kinds.lustre_stripe import END, LARGEST_SIZE, found_layout, layout_of, same, text_of
-from node_setup.agent.model import AgentError, Remark, Run
+from node_setup.agent.model import Remark, Run
 from tests.infra.specs import spec_of
 from tests.node_setup.kinds_facts import applied, as_fact, commands, machine, plan, remark, steps
 
@@ -67,7 +68,7 @@ def test_options_mean_what_lfs_makes_of_them(options: str, expected: list[dict[s
     ],
 )
 def test_what_lfs_would_refuse_or_plan_could_not_compare_is_one_line(options: str) -> None:
-    with pytest.raises(AgentError, match=r"allowed: .*; fix: ") as error:
+    with pytest.raises(UserError, match=r"allowed: .*; fix: ") as error:
         layout_of(options.split())
     assert "\n" not in str(error.value)
 
@@ -122,7 +123,7 @@ def layout_or_none(options: list[str]) -> dict[str, Any] | None:
     """None where it is refused, which is one line; anything else that is raised fails the test."""
     try:
         return layout_of(options)
-    except AgentError as error:
+    except UserError as error:
         refused = error.problems
     [line] = refused
     assert "\n" not in line

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from lustrain.problem import UserError
 from node_setup import pack
 from node_setup.agent import catalog, data
-from node_setup.agent.model import AgentError
 from tests.node_setup.agents import VERSIONS, interpreter
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -100,7 +100,7 @@ def test_it_holds_the_agent_and_the_settings_and_nothing_of_the_operators_side(a
 
 def test_broken_settings_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "tables", lambda: {"bad": {"setting": [{"id": "x"}]}})
-    with pytest.raises(AgentError, match=r"bad\.toml"):
+    with pytest.raises(UserError, match=r"bad\.toml"):
         pack.content()
 
 

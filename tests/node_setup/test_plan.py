@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from lustrain.problem import UserError
 from node_setup.agent import catalog, owned
 from node_setup.agent.kinds.agent import document_text
-from node_setup.agent.model import CHANGE, SKIPPED, UNKNOWN, AgentError, Request
+from node_setup.agent.model import CHANGE, SKIPPED, UNKNOWN, Request
 from node_setup.agent.plan import choose_profile, plan, rows
 from tests.node_setup.plain_node import after, bare
 
@@ -175,14 +176,14 @@ def test_an_opt_in_is_done_when_it_is_named_and_a_flag_wins(document: Any, overr
     ],
 )
 def test_a_mistaken_request_is_one_line_and_nothing_is_planned(request_: Request, line: str) -> None:
-    with pytest.raises(AgentError) as caught:
+    with pytest.raises(UserError) as caught:
         plan(SETTINGS, bare(), request_)
     (only,) = caught.value.problems
     assert line in only
 
 
 def test_all_mistakes_of_a_request_come_at_once() -> None:
-    with pytest.raises(AgentError) as caught:
+    with pytest.raises(UserError) as caught:
         plan(SETTINGS, bare(), Request(profile="x", only=("y",), overrides={"z": "on", "sysctl.vm.dirty_ratio": "-1"}))
     assert len(caught.value.problems) == 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from infra.cluster import read
+from lustrain.cluster import read
 from node_setup.agent.verify.expected import type_table
 
 README = Path(__file__).parents[2] / "README.md"

@@ -11,14 +11,15 @@ import pytest
 from invoke.context import MockContext
 from invoke.exceptions import Exit
 
-from infra.cluster import parse
+from lustrain.cluster import parse
+from lustrain.problem import UserError
 from node_setup import reboot as rebooting
 from node_setup import tasks
 from node_setup.exchange import Agent
 from node_setup.faults import HOST_KEY, TIMEOUT, UNREACHABLE, Fault
 from node_setup.flags import Flags
 from node_setup.fleet import ANSWERED, Outcome, Pace
-from node_setup.hosts import THIS_MACHINE, FleetError, Node
+from node_setup.hosts import THIS_MACHINE, Node
 from node_setup.inventory import Inventory
 from node_setup.known_hosts import KnownHosts
 from node_setup.options import Options
@@ -196,7 +197,7 @@ def test_a_reboot_on_hyperpod_is_left_to_it_and_the_exit_code_says_that_nothing_
 def test_this_machine_is_not_rebooted_and_a_wait_is_a_number(tmp_path: Path) -> None:
     ways = Ways(KnownHosts(str(tmp_path / "known")))
     made = Run(Flags(), Options(), Inventory((THIS_MACHINE,)), Wanted(), ways, Pace(), Agent(b"", ""))
-    with pytest.raises(FleetError, match="this machine"):
+    with pytest.raises(UserError, match="this machine"):
         rebooting.reboot(made, check=False, wait="900")
-    with pytest.raises(FleetError, match="--wait = 'soon'"):
+    with pytest.raises(UserError, match="--wait = 'soon'"):
         rebooting.reboot(made, check=False, wait="soon")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from infra.cluster import parse
+from lustrain.cluster import parse
 from node_setup import programs, reduction
 from node_setup.exchange import Agent
 from node_setup.flags import Flags

@@ -19,10 +19,10 @@ import pytest
 from fabric import Config, Connection
 from fabric.main import make_program
 
+from lustrain.problem import UserError
 from node_setup import pack
 from node_setup.agent import catalog
 from node_setup.flags import Flags
-from node_setup.hosts import FleetError
 from node_setup.options import DEFAULTS, SECTION, Options, options
 from node_setup.requests import Wanted, wanted
 from node_setup.running import packed, prepare
@@ -184,7 +184,7 @@ def test_ctrl_c_before_any_node_is_asked_is_one_line(
 
 def test_who_may_not_write_the_checkout_packs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack, "BUILD", Path("/proc/nobody/may/write/here"))
-    with pytest.raises(FleetError, match="cannot be packed"):
+    with pytest.raises(UserError, match="cannot be packed"):
         packed(here=True)
 
     def read_only(target: Path) -> str:
@@ -299,7 +299,7 @@ def test_what_is_configured_stands_where_no_flag_does() -> None:
     ],
 )
 def test_a_wrong_value_in_fabric_yaml_is_one_line(configured: dict[str, Any], said: str) -> None:
-    with pytest.raises(FleetError) as caught:
+    with pytest.raises(UserError) as caught:
         options(configured, {})
     assert (len(caught.value.problems), said in caught.value.problems[0]) == (1, True), caught.value.problems
 

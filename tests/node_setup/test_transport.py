@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from fabric import Config
 
+from lustrain.problem import UserError
 from node_setup.faults import HOST_KEY, LOGIN, LOST, STOPPED, TIMEOUT, UNREACHABLE, Fault
-from node_setup.hosts import FleetError, Node, Route
+from node_setup.hosts import Node, Route
 from node_setup.inventory import Source, inventory
 from node_setup.known_hosts import KnownHosts
 from node_setup.transport import Deadline, Limits, Ways
@@ -151,7 +152,7 @@ def test_a_new_host_key_is_recorded_and_a_changed_one_refused(tmp_path: Path) ->
 
 
 def test_strict_host_keys_refuse_an_unknown_machine(machine: Sshd, tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match="there is no such file"):
+    with pytest.raises(UserError, match="there is no such file"):
         KnownHosts(str(tmp_path / "none"), strict=True)
     (tmp_path / "empty").touch()
     fault = refused(Ways(KnownHosts(str(tmp_path / "empty"), strict=True), QUICK), machine.node)

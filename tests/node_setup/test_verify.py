@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lustrain.problem import UserError
 from node_setup.agent.host import Host
-from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, AgentError, Request
+from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, Request
 from node_setup.agent.verify import TOPICS, _timed, verify
 from node_setup.agent.verify.expected import expected
 from node_setup.agent.verify.gpu import xid_action
@@ -345,7 +346,7 @@ def test_a_login_node_of_the_cluster_is_ready() -> None:
 
 
 def test_an_unknown_tier_is_one_line() -> None:
-    with pytest.raises(AgentError, match="tier = 'burn-in': unknown; allowed: facts, fast"):
+    with pytest.raises(UserError, match="tier = 'burn-in': unknown; allowed: facts, fast"):
         verify(Host("/nonexistent"), p5(), REQUEST, "burn-in")
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 from awscrt.checksums import crc64nvme
 
+from lustrain.problem import UserError
 from tests.lab.faulty_proxy import Answer, FaultyProxy, Skew
 from tests.lab.servers import S3Place
-from trainer.errors import EXIT_CONFIG, UserError
+from trainer.errors import EXIT_CONFIG
 from trainer.storage import StorageError, open_store
 from trainer.storage.crt import CrtBulk
 from trainer.storage.s3 import S3Store

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from awscrt.checksums import crc64nvme
 
+from lustrain.problem import UserError
 from tests.conftest import require
 from tests.seeds import chance
-from trainer.errors import UserError
 from trainer.storage import ObjectMissingError, StorageError, open_store
 from trainer.storage.folder import STALE_SECONDS, Folder
 

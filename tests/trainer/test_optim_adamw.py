@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from lustrain.problem import UserError
 from trainer.config import OptimizerConfig
-from trainer.errors import UserError
 from trainer.models import llama
 from trainer.optim import clip_, load_in_place, make_optimizer, model_tensors, optimizer_tensors, set_lr
 

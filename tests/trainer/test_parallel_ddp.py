@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lustrain.problem import UserError
 from tests.fork_server import ForkServer
 from tests.trainer.ranks import run_ranks
 from trainer import parallel
 from trainer.config import OptimizerConfig, ParallelConfig
-from trainer.errors import UserError
 from trainer.models import llama
 from trainer.optim import clip_, load_in_place, make_optimizer, model_tensors, optimizer_tensors
 from trainer.precision import reseed

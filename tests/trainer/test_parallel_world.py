@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lustrain.problem import UserError
 from tests.fork_server import ForkServer
 from tests.trainer.ranks import rank_environment, run_ranks
 from trainer import parallel
 from trainer.config import ParallelConfig
-from trainer.errors import UserError
 
 CPU = ParallelConfig(device="cpu")
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from lustrain.problem import UserError
 from tests.conftest import require
 from trainer.config import OptimizerConfig, TaskConfig
-from trainer.errors import UserError
 from trainer.models import patchnet
 from trainer.optim import clip_, make_optimizer
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from lustrain.problem import UserError
 from tests.trainer.token_sets import write_token_set
 from trainer.config import Config, OptimizerConfig, TaskConfig
 from trainer.data.shards import TokenSet
 from trainer.data.verified import ALONE, Ranks
-from trainer.errors import UserError
 from trainer.optim import make_optimizer
 from trainer.start import open_data
 from trainer.tasks import language_model, make_task

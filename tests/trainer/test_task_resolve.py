@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lustrain.problem import UserError
 from trainer.config import TaskConfig
-from trainer.errors import UserError
 from trainer.tasks import SHIPPED, Task, make_task, resolve
 
 STRANGER = """

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from lustrain.problem import UserError
 from tests.lab.faulty_proxy import Answer, Fault, FaultyProxy, Reset
 from tests.trainer.ranks import run_threads
 from trainer.agree import decide, together
@@ -20,7 +21,7 @@ from trainer.checkpoint.lease import Lease
 from trainer.checkpoint.load import load_latest
 from trainer.checkpoint.votes import StoreVotes
 from trainer.config import Config, TaskConfig
-from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN, UserError
+from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN
 from trainer.parallel import World
 from trainer.start import Claim, claim_run, load_claimed, open_data_alike, require_alike
 from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError
 
+from lustrain.problem import UserError
 from trainer import config as configuration
 from trainer.checkpoint.fence import Fence
 from trainer.checkpoint.lease import Lease
 from trainer.config import Config, InterruptConfig
 from trainer.config_problems import problems_of
-from trainer.errors import UserError
 from trainer.interrupt import Watch
 from trainer.metrics import RunLog
 from trainer.models.llama import PRESETS, LlamaShape

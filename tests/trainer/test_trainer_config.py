@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lustrain.problem import UserError
 from trainer import config as configuration
 from trainer.config import Config
-from trainer.errors import UserError
 
 GOOD = """
 [run]

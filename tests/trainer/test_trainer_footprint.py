@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from lustrain.problem import UserError
 from tests.trainer.token_sets import write_token_set
 from trainer import footprint
 from trainer.__main__ import main
 from trainer.config import Config
-from trainer.errors import UserError
 from trainer.footprint import Memory, NoMemoryError, check_memory, host_memory, lack_of_memory_told
 from trainer.models import llama, patchnet
 from trainer.parallel import World

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from lustrain.problem import UserError
 from tests.fork_server import ForkServer
 from tests.trainer.token_sets import write_token_set
 from trainer.__main__ import main
 from trainer.checkpoint.layout import ATTEMPTS, LEASE, MANIFESTS
 from trainer.data.tokenizer import TokenizerSpec, build
-from trainer.errors import UserError
 from trainer.models import llama
 from trainer.sample import chooser, continuation, decoded
 from trainer.storage.local import LocalStore

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from lustrain.problem import UserError
 from trainer.__main__ import main
-from trainer.errors import UserError
 from trainer.metrics.reader import read_events, read_steps
 from trainer.storage import open_store
 from trainer.tasks.language_model import LanguageModel

@@ -17,6 +17,8 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from lustrain.problem import UserError, problem
+from lustrain.progress import BYTES, Progress, amount_text
 from trainer.checkpoint.audit import audit
 from trainer.checkpoint.export import export
 from trainer.checkpoint.history import History, choose, read_history
@@ -26,10 +28,9 @@ from trainer.checkpoint.prune import PruneReport, metric_of, prune
 from trainer.checkpoint.verify import VerifyReport, verify_checkpoint
 from trainer.config import CheckpointConfig, TaskConfig
 from trainer.config_problems import problems_of
-from trainer.errors import EXIT_DONE, UserError, problem
+from trainer.errors import EXIT_DONE
 from trainer.metrics.runlog import append_event
 from trainer.metrics.timeline import PRUNED
-from trainer.progress import BYTES, Progress, amount_text
 from trainer.storage import CorruptObjectError, ObjectStore, open_store
 from trainer.stored_config import KEY, read_stored
 from trainer.tasks import make_task

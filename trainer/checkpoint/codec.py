@@ -11,7 +11,7 @@ from types import ModuleType
 
 import numpy as np
 
-from trainer.errors import UserError, problem
+from lustrain.problem import UserError, problem
 from trainer.storage import CorruptObjectError
 
 NONE = "none"

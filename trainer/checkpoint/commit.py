@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
+from lustrain.problem import problem
 from trainer.checkpoint.layout import ManifestId, attempt_commit, data_key, index_key
 from trainer.checkpoint.lease import Lease
 from trainer.checkpoint.parts import expect_data, expect_index
 from trainer.checkpoint.records import DamagedRecordError, Manifest, Part, decode_manifest, encode
 from trainer.checkpoint.writer import Stored
-from trainer.errors import problem
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, StorageError
 
 STAT_THREADS = 16

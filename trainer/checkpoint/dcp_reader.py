@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from lustrain.problem import UserError, problem
 from trainer.checkpoint.assemble import box_tensor, torch_dtype
 from trainer.checkpoint.boxes import Box, boxes_by_name
 from trainer.checkpoint.history import choose, read_history
@@ -42,7 +43,6 @@ from trainer.checkpoint.parts import (
     read_manifest,
 )
 from trainer.checkpoint.records import Entry
-from trainer.errors import UserError, problem
 from trainer.storage import ObjectStore, open_store
 
 

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from lustrain.problem import UserError
 from trainer.background import BackgroundThread
 from trainer.checkpoint.lease import Lease
-from trainer.errors import LostRunError, UserError
+from trainer.errors import LostRunError
 
 LONGEST_JOIN_S = 5.0
 """How long close() waits for a read under way; the thread is a daemon and may be left behind in a hanging request."""

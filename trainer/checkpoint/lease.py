@@ -16,10 +16,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from lustrain.problem import UserError, problem
 from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
 from trainer.checkpoint.parts import on_second_look
 from trainer.checkpoint.records import DamagedRecordError, NewerFormatError, decode_manifest, seal, unseal
-from trainer.errors import LostRunError, UserError, problem
+from trainer.errors import LostRunError
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
 
 log = logging.getLogger(__name__)

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from awscrt.checksums import crc64nvme
 
+from lustrain.problem import UserError, problem
 from trainer.checkpoint.assemble import read_tensors
 from trainer.checkpoint.layout import ManifestId, tier_root
 from trainer.checkpoint.parts import OnEvent, Places, open_parts, read_manifest
 from trainer.checkpoint.records import Manifest, encode
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import TierConfig
-from trainer.errors import UserError, problem
 from trainer.storage import CorruptObjectError, ObjectStore, StorageError
 from trainer.storage.local import LocalStore
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from awscrt.checksums import combine_crc64nvme, crc64nvme
 
+from lustrain.problem import problem
 from trainer.checkpoint import codec
 from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.memory import fresh_memory
@@ -28,7 +29,6 @@ from trainer.checkpoint.records import (
     decode_index,
     decode_manifest,
 )
-from trainer.errors import problem
 from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore, StorageError
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from typing import Any
 
 from awscrt.checksums import crc64nvme
 
+from lustrain.problem import UserError
 from trainer.checkpoint.layout import ManifestId
-from trainer.errors import UserError
 
 FORMAT = 1
 BLOCK_BYTES = 16 << 20

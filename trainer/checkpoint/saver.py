@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lustrain.problem import UserError
 from trainer.checkpoint.ballot import Ballot, Plan, Verdict, Vote
 from trainer.checkpoint.child import WriterDiedError, WriterProcess
 from trainer.checkpoint.commit import commit, exact_json, manifest_of, printable_json
@@ -28,7 +29,7 @@ from trainer.checkpoint.stage import Staged, Staging, StagingError
 from trainer.checkpoint.votes import VoteBox, VoteError
 from trainer.checkpoint.writer import Job, Reply
 from trainer.config import CheckpointConfig
-from trainer.errors import LostRunError, UserError
+from trainer.errors import LostRunError
 from trainer.metrics.timeline import PRUNED
 from trainer.storage import ObjectStore
 

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from awscrt.checksums import crc64nvme
 
+from lustrain.problem import UserError, problem
 from trainer.data.index import Index, Shard
-from trainer.errors import UserError, problem
 from trainer.storage import CorruptObjectError, ObjectStore
 
 DOWNLOAD_TRIES = 2

@@ -11,11 +11,11 @@ from multiprocessing import active_children
 from pathlib import Path
 from types import FrameType
 
+from lustrain.problem import UserError, problem
 from trainer.data.documents import Reading
 from trainer.data.inputs import FORMATS, STDIN
 from trainer.data.tokenize import Made, Wish, tokenize
 from trainer.data.tokenizer import TokenizerSpec, named_tokenizer
-from trainer.errors import UserError, problem
 
 EXIT_INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from awscrt.checksums import crc64nvme
 
-from trainer.errors import UserError, problem
+from lustrain.problem import UserError, problem
 from trainer.storage import ObjectMissingError, ObjectStore
 
 FORMAT = 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from trainer.errors import UserError, problem
+from lustrain.problem import UserError, problem
 
 Format = Literal["text", "jsonl", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lustrain.problem import UserError, problem
 from trainer.data.cache import ShardCache
 from trainer.data.index import Index, Shard
-from trainer.errors import UserError, problem
 from trainer.storage import ObjectStore
 
 STREAM_THREADS = 32

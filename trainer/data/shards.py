@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lustrain.problem import UserError, problem
 from trainer.data.cache import ShardCache, resident_shards
 from trainer.data.index import TOKENIZER, Index, read_index
 from trainer.data.remote import Filler, RangeReader, Tokens, map_shard
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, build
 from trainer.data.verified import ALONE, WAIT_S, Ranks, Verifier
-from trainer.errors import UserError, problem
 from trainer.storage import ObjectStore, open_store
 from trainer.storage.local import LocalStore
 

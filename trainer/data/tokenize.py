@@ -25,6 +25,8 @@ from urllib.parse import unquote, urlsplit
 
 from awscrt.checksums import crc64nvme
 
+from lustrain.problem import UserError, problem
+from lustrain.progress import BYTES, Progress
 from trainer.data.assembly import SPLITS, WorkFolder
 from trainer.data.chunks import Job
 from trainer.data.documents import Reading, Tally, read_documents
@@ -32,8 +34,6 @@ from trainer.data.index import FORMAT, INDEX, TOKENIZER, Index, Split, dtype_for
 from trainer.data.inputs import STDIN, Format, Source, Span, find_sources, plan_chunks
 from trainer.data.job import Run
 from trainer.data.tokenizer import TokenizerSpec, build, fastest, read_spec, train
-from trainer.errors import UserError, problem
-from trainer.progress import BYTES, Progress
 from trainer.storage import ObjectMissingError, ObjectStore, open_store
 from trainer.storage.local import LocalStore
 

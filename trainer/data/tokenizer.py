@@ -24,8 +24,8 @@ import tiktoken
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from lustrain.problem import UserError, problem
 from trainer.data.byte_pairs import NotConvertibleError, convert
-from trainer.errors import UserError, problem
 
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<｜end▁of▁sentence｜>")

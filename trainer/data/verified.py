@@ -25,10 +25,10 @@ from typing import TypeVar
 
 from awscrt.checksums import crc64nvme
 
+from lustrain.problem import UserError, problem
 from trainer.background import BackgroundThread
 from trainer.data.cache import locked
 from trainer.data.index import Shard
-from trainer.errors import UserError, problem
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
-from trainer.errors import UserError
+from lustrain.problem import UserError
 from trainer.interrupt.notice import Notice, OnEvent
 
 

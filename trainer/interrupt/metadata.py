@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from trainer.errors import problem
+from lustrain.problem import problem
 from trainer.interrupt.deadline import parse_time
 from trainer.interrupt.notice import Notice, OnEvent, nearer
 from trainer.interrupt.outage import Outage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trainer.errors import UserError, problem
+from lustrain.problem import UserError, problem
 from trainer.interrupt.notice import Notice, OnEvent
 from trainer.interrupt.outage import Outage
 from trainer.storage import ObjectMissingError, ObjectStore, open_store

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lustrain.problem import UserError
 from trainer.background import BackgroundThread
 from trainer.config import InterruptConfig
-from trainer.errors import UserError
 from trainer.interrupt.deadline import Deadline
 from trainer.interrupt.metadata import Metadata, endpoint_problems
 from trainer.interrupt.notice import Notice, OnEvent, Poller, nearer

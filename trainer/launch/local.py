@@ -17,7 +17,8 @@ import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
-from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE, UserError, problem
+from lustrain.problem import UserError, problem
+from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE
 from trainer.parent import LAUNCHER
 
 GRACE_S = 20.0

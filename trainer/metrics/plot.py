@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import UserError, problem
+from lustrain.problem import UserError, problem
 from trainer.metrics.reader import attempts, read_events, read_steps
 from trainer.metrics.timeline import Cut, Timeline, timeline
 from trainer.storage import ObjectStore, open_store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.errors import UserError, problem
+from lustrain.problem import UserError, problem
 
 SCALARS = {
     "loss": "train/loss",

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
-from trainer.progress import amount_text, duration_text
+from lustrain.progress import amount_text, duration_text
 
 EVERY_S = 10.0
 """Between two lines where there is no terminal: a log stays readable, and still shows that the run is alive."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.errors import problem
+from lustrain.problem import problem
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from lustrain.problem import UserError, problem
 from trainer.config import ParallelConfig
-from trainer.errors import UserError, problem
 from trainer.parallel.world import World
 
 NO_BUFFER_SYNC: dict[str, Any] = (

@@ -16,8 +16,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from lustrain.problem import UserError, problem
 from trainer.config import ParallelConfig
-from trainer.errors import UserError, problem
 
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")

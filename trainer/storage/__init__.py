@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainer.errors import UserError
+from lustrain.problem import UserError
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 from awscrt import auth, exceptions, http, io
 from awscrt import s3 as crt
 
-from trainer.errors import problem
+from lustrain.problem import problem
 from trainer.storage import CorruptObjectError, StorageError
 from trainer.storage.bulk import PART_BYTES, SourceEndedError
 from trainer.storage.s3_errors import Place, Refusal, of_cut, of_refusal, of_short, unreachable

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.errors import problem
+from lustrain.problem import problem
 from trainer.storage import StorageError
 from trainer.storage.keys import PRIVATE
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.errors import problem
+from lustrain.problem import problem
 from trainer.storage import StorageError
 
 MAX_KEY_BYTES = 900

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from awscrt.checksums import crc64nvme as crc64nvme_of
 
-from trainer.errors import UserError, problem
+from lustrain.problem import UserError, problem
 from trainer.storage import (
     CorruptObjectError,
     ObjectInfo,

@@ -18,7 +18,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError
 from botocore.httpsession import where
 
-from trainer.errors import UserError, problem
+from lustrain.problem import UserError, problem
 from trainer.storage import (
     CorruptObjectError,
     ObjectInfo,

@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 
 from botocore import exceptions as boto
 
-from trainer.errors import problem
+from lustrain.problem import problem
 from trainer.storage import (
     CorruptObjectError,
     ObjectMissingError,

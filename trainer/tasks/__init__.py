@@ -16,10 +16,10 @@ import numpy as np
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from lustrain.problem import UserError, problem
 from trainer.config import Section, TaskConfig
 from trainer.config_problems import problems_of
 from trainer.data.verified import Ranks
-from trainer.errors import UserError, problem
 
 Batch = dict[str, Tensor]
 Ids = np.ndarray[Any, np.dtype[np.int64]]

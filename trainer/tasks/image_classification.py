@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from lustrain.problem import UserError, problem
 from trainer.config import Section
-from trainer.errors import UserError, problem
 from trainer.models import patchnet
 from trainer.tasks import Batch, Footprint, Ids, LossSum, Task
 

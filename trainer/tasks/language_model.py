@@ -12,11 +12,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from lustrain.problem import UserError, problem
 from trainer.config import FP32_SMALLEST, Fraction, Section
 from trainer.data.index import read_index
 from trainer.data.shards import TokenSet
 from trainer.data.verified import WAIT_S, Ranks
-from trainer.errors import UserError, problem
 from trainer.models import llama
 from trainer.storage import open_store
 from trainer.tasks import Batch, Footprint, Ids, LossSum, Task

@@ -16,7 +16,7 @@ from botocore.parsers import ResponseParserError
 from infra.config import ClusterSpec
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, Rule
-from infra.problems import LONGEST_VALUE, is_page, without_page
+from lustrain.problem import LONGEST_VALUE, is_page, without_page
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client

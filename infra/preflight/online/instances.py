@@ -17,7 +17,7 @@ from infra.plan.gang import CANONICAL, image
 from infra.preflight.finding import Finding, Level
 from infra.preflight.online.asking import DENIED, Aws, OnlineRule, code_of
 from infra.preflight.rule import Context, groups, known_groups
-from infra.problems import without_page
+from lustrain.problem import without_page
 
 QUOTAS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-quotas.html"
 CUSTOM_IMAGE = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterInstanceGroupSpecification.html"

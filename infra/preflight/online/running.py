@@ -17,7 +17,7 @@ from infra.preflight.offline import ABOUT_SUPPRESSIONS, OFFLINE, check_offline, 
 from infra.preflight.online import access, capacity, instances, leftovers, network, storage
 from infra.preflight.online.asking import WHOLE, Aws, NotAwsError, OnlineRule, code_of
 from infra.preflight.rule import Context
-from infra.problems import InfraError
+from lustrain.problem import UserError
 
 ONLINE: Mapping[str, OnlineRule] = {
     rule.code: rule
@@ -32,32 +32,32 @@ NO_ONE = frozenset({"InvalidClientTokenId", "UnrecognizedClientException", "Sign
 
 
 def connect(region: str) -> Aws:
-    """Clients of the region; InfraError when the profile that is asked for does not exist or is broken."""
+    """Clients of the region; UserError when the profile that is asked for does not exist or is broken."""
     try:
         return Aws(region)
     except BotoCoreError as error:
-        raise InfraError(f"AWS profile: {error}; fix: set AWS_PROFILE to a profile of ~/.aws/config") from None
+        raise UserError(f"AWS profile: {error}; fix: set AWS_PROFILE to a profile of ~/.aws/config") from None
 
 
 def whoami(aws: Aws) -> Place | None:
     """Account and partition of the credentials; None when AWS cannot be reached.
 
-    InfraError in one line for missing, wrong and expired credentials.
+    UserError in one line for missing, wrong and expired credentials.
     """
     try:
         arn = aws.sts.get_caller_identity()["Arn"]
     except ClientError as error:
-        raise InfraError(_refused(error)) from None
+        raise UserError(_refused(error)) from None
     except (ConnectionError, HTTPClientError, ResponseParserError):
         return None
     except NotAwsError as error:
         fix = "look at the proxy, at AWS_ENDPOINT_URL and at endpoint_url of the profile"
-        raise InfraError(f"AWS cannot be asked: {error}; fix: {fix}") from None
+        raise UserError(f"AWS cannot be asked: {error}; fix: {fix}") from None
     except NoRegionError:
-        raise InfraError("no region: fix: set aws:region in Pulumi.<stack>.yaml") from None
+        raise UserError("no region: fix: set aws:region in Pulumi.<stack>.yaml") from None
     except BotoCoreError as error:
         fix = "run `aws sso login` or `aws configure`, or set AWS_PROFILE"
-        raise InfraError(f"AWS credentials: {str(error).rstrip('.')}; fix: {fix}") from None
+        raise UserError(f"AWS credentials: {str(error).rstrip('.')}; fix: {fix}") from None
     partition, account = arn.split(":")[1], arn.split(":")[4]
     return Place(aws.region, account, partition)
 

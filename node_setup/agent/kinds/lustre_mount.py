@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lustrain.problem import UserError
 from node_setup.agent import owned
 from node_setup.agent.kinds import owned_unit
 from node_setup.agent.model import (
@@ -17,7 +18,6 @@ from node_setup.agent.model import (
     RUNTIME,
     SKIPPED,
     UNKNOWN,
-    AgentError,
     Facts,
     Remark,
     Request,
@@ -217,9 +217,10 @@ def _is_address(hosts: Sequence[str]) -> bool:
 def _path(document: Mapping[str, Any]) -> str:
     path = str(document["lustre"]["path"])
     if not re.fullmatch(r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+", path):
-        raise AgentError(
+        raise UserError(
             f"lustre.path = {path!r}: not a plain absolute path; allowed: letters, digits and ._- between slashes; "
-            "fix: storage.lustre.mount_path of the cluster"
+            "fix: storage.lustre.mount_path of the cluster",
+            FAILED,
         )
     return path
 
@@ -231,8 +232,9 @@ def _source(document: Mapping[str, Any], request: Request) -> str | None:
         return str(expected) if expected else None
     for key in ("dns_name", "mount_name"):
         if not re.fullmatch(r"[A-Za-z0-9._:-]+", str(mount.get(key, ""))):
-            raise AgentError(
+            raise UserError(
                 f"mount.{key} = {mount.get(key)!r}: not a name that mount takes; allowed: letters, digits and ._:-; "
-                "fix: take it from `aws fsx describe-file-systems`"
+                "fix: take it from `aws fsx describe-file-systems`",
+                FAILED,
             )
     return f"{mount['dns_name']}@tcp:/{mount['mount_name']}"

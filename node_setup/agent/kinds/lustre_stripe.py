@@ -10,21 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lustrain.problem import UserError
 from node_setup.agent.kinds.lustre_mount import lustre_at
-from node_setup.agent.model import (
-    FAILED,
-    OK,
-    PERSISTED,
-    SKIPPED,
-    UNKNOWN,
-    AgentError,
-    Facts,
-    Remark,
-    Request,
-    Run,
-    Setting,
-    Step,
-)
+from node_setup.agent.model import FAILED, OK, PERSISTED, SKIPPED, UNKNOWN, Facts, Remark, Request, Run, Setting, Step
 
 ALIGNMENT = 64 * 1024
 """Of stripe sizes and of components' ends, in bytes (lfs-setstripe(1), -S and -E)."""
@@ -53,7 +41,7 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 
 def layout_of(options: Sequence[str]) -> dict[str, Any]:
     """The layout that `lfs setstripe OPTIONS` makes. A component has what the one before it had unless it says otherwise
-    (lustre-release lustre/utils/lfs.c, setstripe_args_init_inherit). AgentError for what lfs would refuse, and for options
+    (lustre-release lustre/utils/lfs.c, setstripe_args_init_inherit). UserError for what lfs would refuse, and for options
     beyond -c, -S and -E, whose effect `plan` could not compare."""
     shown = " ".join(options)
     components: list[dict[str, int | None]] = []
@@ -209,8 +197,10 @@ def _check(components: Sequence[Mapping[str, int | None]], shown: str) -> None:
         begin = end
 
 
-def _bad(shown: str, why: str, allowed: str) -> AgentError:
-    return AgentError(f"lustre.stripes.options = {shown!r}: {why}; allowed: {allowed}; fix: the cluster's stripes")
+def _bad(shown: str, why: str, allowed: str) -> UserError:
+    return UserError(
+        f"lustre.stripes.options = {shown!r}: {why}; allowed: {allowed}; fix: the cluster's stripes", FAILED
+    )
 
 
 def _component_text(one: Mapping[str, int | None]) -> str:

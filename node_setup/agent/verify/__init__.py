@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from lustrain.problem import FAILED, UserError, problem
 from node_setup.agent.host import Host
-from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, AgentError, Facts, Request
-from node_setup.agent.problem import problem
+from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, Facts, Request
 from node_setup.agent.verify import clock, efa, first_boot, gpu, hardware, lustre, probes, settings, slurm, storage
 from node_setup.agent.verify.digest import digest
 from node_setup.agent.verify.expected import Expected, expected
@@ -25,9 +25,9 @@ Check = Callable[[Facts, Expected, Request], Result]
 
 
 def verify(host: Host, facts: Facts, request: Request, tier: str = "fast") -> tuple[dict[str, Any], int]:
-    """All results as JSON, and the agent's exit status: 0 ready, 2 not. AgentError where the request is wrong."""
+    """All results as JSON, and the agent's exit status: 0 ready, 2 not. UserError where the request is wrong."""
     if tier not in TIERS:
-        raise AgentError(problem("tier", tier, "unknown", allowed=", ".join(TIERS)))
+        raise UserError(problem("tier", tier, "unknown", allowed=", ".join(TIERS)), FAILED)
     want = expected(facts, request)
     results = [_timed(check, facts, want, request) for topic in TOPICS for check in topic.CHECKS]
     results += _all_timed("settings", lambda: settings.check_all(facts, request))

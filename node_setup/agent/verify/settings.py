@@ -16,7 +16,7 @@ APART = {"lustre-stripe": "lustre-stripes", "lustre-parameter": "lustre-paramete
 
 
 def check_all(facts: Facts, request: Request) -> list[Result]:
-    """One result for stripes, one for Lustre's parameters, one for the rest. AgentError where the request is wrong."""
+    """One result for stripes, one for Lustre's parameters, one for the rest. UserError where the request is wrong."""
     made = planning.plan(catalog.load(), facts, request)
     rows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in (*APART.values(), "settings")}
     for row in planning.rows(made):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from images.problems import ImageError
-from images.records import GitState, Record
-from infra.cluster import like
-from infra.problems import plain, problem, problems_of
+from lustrain.files import write_whole
+from lustrain.problem import FAILED, UserError, plain, problem
+from lustrain.schema import like, problems_of
 
 VERSION = 1
 MAKE = "fab image-build --push"
@@ -34,6 +31,42 @@ Digest = Annotated[str, like(_DIGEST, "a digest", "sha256:… with 64 hexadecima
 Text = Annotated[str, like(r"\S(.*\S)?", "text", "cpu")]
 Ref = Annotated[str, like(r"\S+", "a reference", "registry/repository:tag"), AfterValidator(_has_no_digest)]
 Commit = Annotated[str, like("[0-9a-f]{40}([0-9a-f]{24})?", "a commit", "40 hexadecimal digits")]
+
+
+@dataclass(frozen=True)
+class GitState:
+    """Where the code of an image comes from; `commit` is None outside a repository."""
+
+    commit: str | None
+    dirty: bool
+    """Something that goes into the image differs from the commit."""
+    changed: tuple[str, ...] = ()
+    """Paths, for the message that says so."""
+    time: int = field(default=0, compare=False)
+    """Of the commit, in seconds since 1970; 0 without one."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """`image.json`: what was built and pushed; the launcher deploys `ref` by `digest` and nothing else."""
+
+    ref: str
+    digest: str
+    target: str
+    platforms: tuple[str, ...]
+    versions: Mapping[str, str]
+    git: GitState
+    content: str
+    """sha256 over configuration and layers, blind to dates, commit and compression: the same for the same image, whoever
+    built it and when."""
+    inputs: Mapping[str, Mapping[str, str]]
+    """As in Context; `fab image-plan` compares with it."""
+
+    @property
+    def deployable(self) -> str:
+        """registry/repository@sha256:…"""
+        name = self.ref.rpartition(":")[0] if ":" in self.ref.rpartition("/")[2] else self.ref
+        return f"{name}@{self.digest}"
 
 
 class _Strict(BaseModel):
@@ -61,49 +94,34 @@ class _File(_Strict):
 
 
 def read(path: Path) -> Record:
-    """The record in `path`; ImageError with one line a problem, exit code 2."""
+    """The record in `path`; UserError with one line a problem, exit code 2."""
     try:
         table = json.loads(path.read_bytes(), object_pairs_hook=_once, parse_constant=_no_number)
     except FileNotFoundError:
-        raise ImageError(problem(path.name, str(path), "no image was built here yet", fix=MAKE), 2) from None
+        raise UserError(problem(path.name, str(path), "no image was built here yet", fix=MAKE)) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ImageError(plain(f"{path}: cannot be read: {error}; fix: {MAKE}"), 2) from None
+        raise UserError(plain(f"{path}: cannot be read: {error}; fix: {MAKE}")) from None
     if not isinstance(table, dict):
-        raise ImageError(
-            problem(path.name, table, "not an object", allowed="what `fab image-build` writes", fix=MAKE), 2
-        )
+        raise UserError(problem(path.name, table, "not an object", allowed="what `fab image-build` writes", fix=MAKE))
     if table.get("version") != VERSION or isinstance(table.get("version"), bool):
         why = "a version of this file that is not known here"
         fix = f"{MAKE}, or the Lustrain that wrote it"
-        raise ImageError(problem(f"{path.name}: version", table.get("version"), why, allowed=str(VERSION), fix=fix), 2)
+        raise UserError(problem(f"{path.name}: version", table.get("version"), why, allowed=str(VERSION), fix=fix))
     return _record(_checked(table, path.name))
 
 
 def write(path: Path, record: Record) -> None:
     """Put `record` in `path`: after a crash there is the old file or the new one.
 
-    ImageError, exit code 2, for a record that `read` would refuse; exit code 1 where the disk does not take it.
+    UserError, exit code 2, for a record that `read` would refuse; exit code 1 where the disk does not take it.
     """
     text = json.dumps(_checked(as_json(record), path.name).model_dump(), indent=2, ensure_ascii=True) + "\n"
-    temporary = None
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text.encode("ascii"))
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        temporary = None
-        _sync(path.parent)
+        write_whole(path, text.encode("ascii"))
     except OSError as error:
-        raise ImageError(
-            problem(path.name, str(path), f"cannot be written: {error.strerror}", fix="make room there")
+        raise UserError(
+            problem(path.name, str(path), f"cannot be written: {error.strerror}", fix="make room there"), FAILED
         ) from None
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
 
 
 def as_json(record: Record) -> dict[str, Any]:
@@ -126,7 +144,7 @@ def _checked(table: Mapping[str, Any], name: str) -> _File:
     try:
         return _File.model_validate(table)
     except ValidationError as error:
-        raise ImageError([f"{name}: {line}" for line in problems_of(error, _File)], 2) from None
+        raise UserError([f"{name}: {line}" for line in problems_of(error, _File)]) from None
 
 
 def _record(file: _File) -> Record:
@@ -145,11 +163,3 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no JSON")
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

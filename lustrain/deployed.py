@@ -1,7 +1,4 @@
-"""What a stack left behind, told by the Pulumi CLI; and the Cluster that a task's flags or the environment name.
-
-The only file beside `infra.cluster` and `infra.problems` that other rooms use.
-"""
+"""What a stack left behind, told by the Pulumi CLI; and the Cluster that a task's flags or the environment name."""
 
 from __future__ import annotations
 
@@ -14,23 +11,24 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from infra import cluster as contract
-from infra.cluster import Cluster
-from infra.problems import InfraError, problem
+from lustrain import cluster as contract
+from lustrain.cluster import Cluster
+from lustrain.problem import UserError, problem
 
-PROGRAM = Path(__file__).parent
+PROGRAM = Path(__file__).parents[1] / "infra"
+"""Where the Pulumi program lies."""
 VARIABLE = "LUSTRAIN_CLUSTER"
 PULUMI_WAITS_S = 120
 
 
 def outputs(stack: str, needed: str, instead: str) -> dict[str, Any]:
-    """All outputs of a stack, among which `needed` must be; `instead` is the flag that does without. InfraError."""
+    """All outputs of a stack, among which `needed` must be; `instead` is the flag that does without. UserError."""
     if shutil.which("pulumi") is None:
-        raise InfraError(
+        raise UserError(
             f"pulumi is not on PATH; fix: install it (https://www.pulumi.com/docs/install), or give {instead}"
         )
     if not logged_in():
-        raise InfraError(
+        raise UserError(
             f"there is no login to Pulumi's state, so the {needed} of {stack} cannot be read; fix: `pulumi login` "
             f"(or pulumi login s3://…, or --local), `pulumi up` once if that was not done yet, or give {instead}"
         )
@@ -46,18 +44,16 @@ def outputs(stack: str, needed: str, instead: str) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise InfraError(f"pulumi did not answer within {PULUMI_WAITS_S} s; fix: try `{' '.join(command)}`") from None
+        raise UserError(f"pulumi did not answer within {PULUMI_WAITS_S} s; fix: try `{' '.join(command)}`") from None
     if done.returncode:
         said = " ".join(done.stderr.split()) or "no word"
-        raise InfraError(
-            f"pulumi cannot tell the {needed} of {stack}: {said}; fix: `pulumi up` once, or give {instead}"
-        )
+        raise UserError(f"pulumi cannot tell the {needed} of {stack}: {said}; fix: `pulumi up` once, or give {instead}")
     try:
         found = json.loads(done.stdout)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or needed not in found:
-        raise InfraError(f"stack {stack} has no output `{needed}`; fix: `pulumi up` once, or give {instead}")
+        raise UserError(f"stack {stack} has no output `{needed}`; fix: `pulumi up` once, or give {instead}")
     return found
 
 
@@ -92,9 +88,9 @@ def _credentials() -> Path:
 
 
 def cluster(path: str | None, stack: str | None) -> Cluster | None:
-    """That of `--cluster FILE` or `--stack NAME`, else of the file that LUSTRAIN_CLUSTER names, else None. InfraError."""
+    """That of `--cluster FILE` or `--stack NAME`, else of the file that LUSTRAIN_CLUSTER names, else None. UserError."""
     if path and stack:
-        raise InfraError("--cluster and --stack both name a cluster; fix: give one of them")
+        raise UserError("--cluster and --stack both name a cluster; fix: give one of them")
     if stack:
         return contract.parse(outputs(stack, "cluster", "--cluster FILE")["cluster"])
     where, file = ("--cluster", path) if path else (VARIABLE, os.environ.get(VARIABLE))
@@ -102,10 +98,10 @@ def cluster(path: str | None, stack: str | None) -> Cluster | None:
 
 
 def text_of(path: str, flag: str) -> str:
-    """The text of a file that a flag names. InfraError."""
+    """The text of a file that a flag names. UserError."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise InfraError(problem(flag, path, error.strerror or "cannot be read")) from None
+        raise UserError(problem(flag, path, error.strerror or "cannot be read")) from None
     except UnicodeDecodeError:
-        raise InfraError(problem(flag, path, "is no text in UTF-8")) from None
+        raise UserError(problem(flag, path, "is no text in UTF-8")) from None

@@ -1,4 +1,4 @@
-"""A user's mistake as one line in the house form `path = value: why; allowed: …; fix: …`, many of them at once."""
+"""Tables of a configuration: their base, forms of text, and what pydantic finds wrong as problems of the house."""
 
 from __future__ import annotations
 
@@ -7,63 +7,62 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator
 
-LONGEST_VALUE = 120
+from lustrain.problem import Problem, problem
 
-
-class InfraError(Exception):
-    """Something the user can mend: printed as plain lines, one a problem, never as a traceback; exit code 2."""
-
-    exit_code = 2
-
-    def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
-        super().__init__("\n".join(self.problems))
+UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, Unicode's two line ends, and halves of surrogate pairs."""
 
 
-def plain(text: str) -> str:
-    """One line that every terminal takes: control characters, line ends and lone surrogates are escaped."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+def like(pattern: str, what: str, example: str) -> AfterValidator:
+    """Text of a known form; the message says what it should be and shows one."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise ValueError(f"is not {what}; allowed: like {example}")
+        return value
+
+    return AfterValidator(check)
 
 
-_PAGE = re.compile(r"<\s*/?(!doctype|html|head|body|title)\b", re.IGNORECASE)
+class Section(BaseModel):
+    """Base of every table: unknown keys are errors, nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _printable(cls, value: Any, info: Any) -> Any:
+        """No name, path or text of AWS has control characters, and a lone surrogate can be neither printed nor sent."""
+        table = "Mapping" in str(cls.model_fields[info.field_name].annotation) and isinstance(value, Mapping)
+        items = [*value, *value.values()] if table else value if isinstance(value, list | tuple) else [value]
+        for item in items:
+            if isinstance(item, str) and (found := UNPRINTABLE.search(item)):
+                raise ValueError(f"holds {found[0]!r}, which is not printable; fix: remove it")
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_numbers_from_truth(cls, value: Any, info: Any) -> Any:
+        """YAML's `count: yes` is a mistake; pydantic would take it as 1."""
+        field = cls.model_fields[info.field_name]
+        if isinstance(value, bool) and "bool" not in str(field.annotation):
+            raise ValueError("true/false is not a value here")
+        return value
 
 
-def is_page(text: str) -> bool:
-    """Whether this is a page for people, which a proxy, a portal or a load balancer sends in place of AWS's answer."""
-    return _PAGE.search(text) is not None
-
-
-def without_page(text: str) -> str:
-    """What AWS said, or in place of a page that it is one."""
-    return "an HTML page, so that something else than AWS answers" if is_page(text) else text
-
-
-def problem(path: str, value: object, why: str, *, allowed: str = "", fix: str = "") -> str:
-    """One line; what is not printable in foreign text is escaped, long values are cut."""
-    try:
-        shown = repr(value)
-    except (RecursionError, ValueError):
-        # Python prints no whole number of more than 4,300 digits.
-        shown = f"a {type(value).__name__} that is too large to show"
-    if len(shown) > LONGEST_VALUE:
-        shown = shown[:LONGEST_VALUE] + "…"
-    ends = [f"allowed: {allowed}" if allowed else "", f"fix: {fix}" if fix else ""]
-    return plain("; ".join([f"{path} = {shown}: {why}", *filter(None, ends)]))
-
-
-def problems_of(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
+def problems_of(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[Problem]:
     """One line for each thing pydantic found wrong in a `model`; unknown keys come with what was probably meant."""
     return [_line(item, model, prefix) for item in error.errors(include_url=False)]
 
 
-def _line(item: Any, model: type[BaseModel], prefix: str) -> str:
+def _line(item: Any, model: type[BaseModel], prefix: str) -> Problem:
     place = [str(part) for part in item["loc"]]
     path = ".".join(filter(None, [prefix, *place]))
     kind, context = item["type"], item.get("ctx", {})
     if kind == "missing":
-        return plain(f"{path} is missing: it has no default; fix: add it")
+        return Problem(f"{path} is missing: it has no default; fix: add it", path=path, why="is missing", fix="add it")
     if kind == "extra_forbidden":
         return problem(path, item["input"], "unknown key", fix=_meant(model, item["loc"]))
     if kind == "value_error":

@@ -7,7 +7,6 @@ there already. Nothing in it is secret. A reader refuses a version that it does 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from string import Formatter
@@ -16,15 +15,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     AwareDatetime,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     model_validator,
 )
 
-from infra.problems import InfraError, problem, problems_of
+from lustrain.problem import UserError, problem
+from lustrain.schema import Section, like, problems_of
 
 VERSION = 1
 
@@ -32,17 +30,6 @@ Backend = Literal["hyperpod-slurm", "hyperpod-eks", "ec2", "machines"]
 """`machines` are nodes that are there already."""
 Profile = Literal["efa-gpu", "gaudi", "cpu", "login"]
 """Sets of settings that a node can have."""
-
-
-def like(pattern: str, what: str, example: str) -> AfterValidator:
-    """Text of a known form; the message says what it should be and shows one."""
-
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value, re.ASCII):
-            raise ValueError(f"is not {what}; allowed: like {example}")
-        return value
-
-    return AfterValidator(check)
 
 
 def _ssm_target(form: str) -> str:
@@ -66,12 +53,6 @@ MountWord = Annotated[
     str, like(r"[A-Za-z0-9._:-]*", "a name that can be mounted", "fs-0123.fsx.us-east-1.amazonaws.com")
 ]
 """Empty in a plan, where the file system is not made yet."""
-
-
-class Section(BaseModel):
-    """Base of every table: unknown keys are errors, nothing changes after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Nodes(Section):
@@ -217,17 +198,17 @@ class Cluster(Section):
 
 
 def parse(value: object, source: str = "cluster") -> Cluster:
-    """The Cluster in a decoded JSON object; InfraError with one line a problem, paths under `source`."""
+    """The Cluster in a decoded JSON object; UserError with one line a problem, paths under `source`."""
     if not isinstance(value, Mapping):
-        raise InfraError(f"{source} is no table; fix: give the output of `pulumi stack output cluster --json`")
+        raise UserError(f"{source} is no table; fix: give the output of `pulumi stack output cluster --json`")
     version = value.get("version", VERSION)
     if version != VERSION:
         fix = "use the Lustrain that made the cluster, or `pulumi up` with this one"
-        raise InfraError(problem(f"{source}.version", version, "not known here", allowed=str(VERSION), fix=fix))
+        raise UserError(problem(f"{source}.version", version, "not known here", allowed=str(VERSION), fix=fix))
     try:
         return Cluster.model_validate(dict(value))
     except ValidationError as error:
-        raise InfraError(problems_of(error, Cluster, source)) from None
+        raise UserError(problems_of(error, Cluster, source)) from None
 
 
 def read(path: Path) -> Cluster:
@@ -235,9 +216,9 @@ def read(path: Path) -> Cluster:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InfraError(problem("cluster file", str(path), error.strerror or "cannot be read")) from None
+        raise UserError(problem("cluster file", str(path), error.strerror or "cannot be read")) from None
     except UnicodeDecodeError:
-        raise InfraError(problem("cluster file", str(path), "is no text in UTF-8")) from None
+        raise UserError(problem("cluster file", str(path), "is no text in UTF-8")) from None
     return decoded(text, str(path))
 
 
@@ -246,9 +227,9 @@ def decoded(text: str, path: str) -> Cluster:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise InfraError(problem("cluster file", path, f"is no JSON: {error}")) from None
+        raise UserError(problem("cluster file", path, f"is no JSON: {error}")) from None
     except RecursionError:
-        raise InfraError(problem("cluster file", path, "is no Cluster: it has too many levels")) from None
+        raise UserError(problem("cluster file", path, "is no Cluster: it has too many levels")) from None
     return parse(found, Path(path).name)
 
 

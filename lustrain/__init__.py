@@ -1,0 +1,1 @@
+"""The ground floor: what every room stands on. Nothing in it knows another room."""

@@ -1,0 +1,39 @@
+"""Files that are replaced whole. Standard library and Python 3.9 only: the node agent carries this file too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+UNFINISHED = ".lustrain"
+"""How the hidden name of a file ends that is being written; whoever finds one later finds what a killed writer left."""
+
+
+def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Put `content` in place of `path`: whoever reads it, also after a crash, finds the old file or the new one.
+
+    The folder is made where it is missing. OSError; then nothing is left behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.parent / f".{path.name}.{os.urandom(4).hex()}{UNFINISHED}"
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(unfinished, path)
+    except BaseException:
+        os.unlink(unfinished)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in `folder` survive a crash. OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
