@@ -9,11 +9,6 @@ from node_setup.options import DEFAULTS
 from rehearsal import tasks as rehearsal_tasks
 
 namespace = Collection()
-namespace.add_task(infra_tasks.preflight)
-namespace.add_task(infra_tasks.explain_change)
-namespace.add_task(infra_tasks.deployer_policy)
-namespace.add_task(infra_tasks.aws_local)
-namespace.add_task(rehearsal_tasks.rehearse)
-for one in (*image_tasks.TASKS, *node_tasks.TASKS):
+for one in (*infra_tasks.TASKS, *image_tasks.TASKS, *node_tasks.TASKS, *rehearsal_tasks.TASKS):
     namespace.add_task(one)
 namespace.configure(dict(DEFAULTS))

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from invoke.context import Context
-from invoke.exceptions import Exit
-from invoke.tasks import task
+from dataclasses import dataclass
+
+from lustrain.task import Answer, flag, task
 
 
-@task(help={"steps": "optimizer steps of each run", "seed": "where the interruptions strike; chosen anew by default"})
-def rehearse(_context: Context, steps: int = 150, seed: int | None = None) -> None:
+@dataclass(frozen=True)
+class Rehearse:
+    steps: int = flag(150, "optimizer steps of each run")
+    seed: int | None = flag(None, "where the interruptions strike; chosen anew by default")
+
+
+@task("rehearse")
+def rehearse(flags: Rehearse) -> Answer:
     """Rehearse the journey on this machine: train, interrupt, resume, and prove that nothing was lost."""
     from rehearsal.__main__ import main
 
-    words = ["--steps", str(steps)] + ([] if seed is None else ["--seed", str(seed)])
+    words = ["--steps", str(flags.steps)] + ([] if flags.seed is None else ["--seed", str(flags.seed)])
     code = main(words)
-    if code:
-        raise Exit("a promise was broken, see rehearsal/report.md", code)
+    return Answer((), None, code, ("a promise was broken, see rehearsal/report.md",) if code else ())
+
+
+TASKS = (rehearse,)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from infra.preflight.change import Change
 from infra.preflight.finding import UNREACHED, Finding
 from infra.preflight.rule import Rule
+from lustrain.problem import DONE, FAILED, UNREACHABLE
 
 LEVELS = ("error", "unknown", "warning")
 
@@ -33,14 +33,10 @@ def _folded(same: Sequence[Finding]) -> str:
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """1 where something would fail, 2 where not one question reached AWS; a single one without an answer is no failure."""
+    """1 where something would fail, 3 where not one question reached AWS; a single one without an answer is no failure."""
     if any(finding.level == "error" for finding in findings):
-        return 1
-    return 2 if any(finding.message == UNREACHED for finding in findings) else 0
-
-
-def as_json(findings: Sequence[Finding] | Sequence[Change]) -> str:
-    return json.dumps([asdict(one) for one in findings], indent=2, ensure_ascii=False)
+        return FAILED
+    return UNREACHABLE if any(finding.message == UNREACHED for finding in findings) else DONE
 
 
 def rule_lines(rules: Iterable[Rule]) -> Iterator[str]:

@@ -1,0 +1,129 @@
+"""One form of task for `fab`: flags are a frozen dataclass, an answer is lines, data and an exit code.
+
+    @dataclass(frozen=True)
+    class Flags:
+        stack: str = flag(help="name of the stack")
+        json: bool = flag(False, "print one JSON object")
+
+    @task("explain-change")
+    def explain_change(flags: Flags) -> Answer:
+        ...
+
+Exit codes are those of `lustrain.problem`: 0 done, 1 failed, 2 usage, 3 unreachable, 4 differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from typing import Any, get_type_hints
+
+import invoke
+from invoke.context import Context
+from invoke.exceptions import Exit
+
+from lustrain.problem import DONE, FAILED, Problem, UserError
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a task found or did.
+
+    `data` is what `--json` prints in place of the lines. `problems` say what could not be done beside that: with them the task
+    ends as with a UserError, after its lines.
+    """
+
+    lines: Sequence[str]
+    data: Any = None
+    code: int = DONE
+    problems: Sequence[str] = ()
+
+
+def flag(default: Any = MISSING, help: str = "") -> Any:
+    """A field of a task's flags. Without a default it may be given by place; with `()` it may be given again and again."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+def task(name: str) -> Callable[[Callable[..., Answer]], Any]:
+    """A task of `fab` from a function of its flags, whose dataclass is the first parameter's type.
+
+    A second parameter gets Invoke's context.
+    """
+
+    def decorate(body: Callable[..., Answer]) -> Any:
+        kind = flags_of(body)
+        wants_context = len(inspect.signature(body).parameters) > 1
+
+        @functools.wraps(body)
+        def call(context: Context, **given: Any) -> None:
+            flags = filled(kind, given)
+            perform(
+                lambda: body(flags, context) if wants_context else body(flags), as_json=getattr(flags, "json", False)
+            )
+
+        return declared(name, kind, call)
+
+    return decorate
+
+
+def declared(name: str, kind: type[Any], call: Callable[..., None], **more: Any) -> Any:
+    """Invoke's task that calls `call` with a context and the fields of `kind` by name."""
+    context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    call.__signature__ = inspect.Signature([context, *map(_parameter, dataclasses.fields(kind))])  # type: ignore[attr-defined]
+    helps = {field.name: field.metadata["help"] for field in dataclasses.fields(kind)}
+    again = [field.name for field in dataclasses.fields(kind) if field.default == ()]
+    return invoke.task(name=name, help=helps, iterable=again, auto_shortflags=False, **more)(call)
+
+
+def flags_of(body: Callable[..., Any]) -> type[Any]:
+    """The type of the first parameter."""
+    first = next(iter(inspect.signature(body).parameters))
+    kind = get_type_hints(body)[first]
+    assert isinstance(kind, type)
+    return kind
+
+
+def filled(kind: type[Any], given: Mapping[str, Any]) -> Any:
+    """The flags as they were given; a list that may grow becomes a tuple."""
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def perform(work: Callable[[], Answer], *, as_json: bool = False) -> None:
+    """Print the answer of `work`, or why there is none, and end with its exit code.
+
+    With `as_json` standard output is one JSON value, also for a mistake: `{"error": [lines], "exit_code": code}`.
+    """
+    try:
+        answer = work()
+    except UserError as error:
+        _refuse(error.problems, error.exit_code, as_json)
+    except OSError as error:
+        _refuse([Problem(f"{error.filename or 'this machine'}: {error.strerror or error}")], FAILED, as_json)
+    except KeyboardInterrupt:
+        _refuse([Problem("stopped by Ctrl-C")], FAILED, as_json)
+    else:
+        if answer.lines and not as_json:
+            print("\n".join(answer.lines))
+        if answer.problems:
+            _refuse(answer.problems, answer.code, as_json)
+        if as_json:
+            print(json.dumps(answer.data, indent=1, ensure_ascii=False))
+        if answer.code:
+            raise Exit(code=answer.code)
+
+
+def _refuse(lines: Sequence[str], code: int, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"error": list(lines), "exit_code": code}, indent=1, ensure_ascii=False))
+    raise Exit("\n".join(lines), code)
+
+
+def _parameter(field: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if field.default is MISSING else field.default
+    # Invoke makes a list of a flag that may be given again, and wants no default for it.
+    default = None if default == () else default
+    return inspect.Parameter(field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
