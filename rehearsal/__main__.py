@@ -8,7 +8,8 @@ import secrets
 import sys
 from pathlib import Path
 
-from rehearsal.journey import as_dict, travel
+from lustrain.problem import DONE, FAILED, UserError, problem
+from rehearsal.journey import Journey, as_dict, travel
 from rehearsal.report import markdown, show
 
 REPORT = Path(__file__).with_name("report.md")
@@ -22,19 +23,32 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="where the interruptions strike; default: chosen anew, and printed")
     parser.add_argument("--json", action="store_true", help="print the outcome as one JSON object at the end")
     args = parser.parse_args(argv)
-    if args.steps < FEWEST_STEPS:
-        parser.error(f"--steps = {args.steps}: too few for two interruptions; allowed: >= {FEWEST_STEPS}")
-    seed = secrets.randbelow(10**6) if args.seed is None else args.seed
-    print(f"rehearsal with seed {seed}: three to eight minutes on two cores", flush=True)
-    picture = REPORT.with_suffix(".png")
-    journey = travel(args.steps, seed, picture)
-    show(journey.stages, journey.promises)
-    REPORT.write_text(markdown(journey.stages, journey.promises, seed=seed, picture=picture.name), encoding="utf-8")
-    broken = [promise for promise in journey.promises if not promise.kept]
-    print(f"report: {REPORT}")
+    try:
+        journey = rehearse(args.steps, args.seed)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     if args.json:
         print(json.dumps(as_dict(journey)))
-    return 1 if broken else 0
+    return journey_exit(journey)
+
+
+def rehearse(steps: int, seed: int | None = None) -> Journey:
+    """Play the journey, print how each stage ends, and write the report. UserError for too few steps."""
+    if steps < FEWEST_STEPS:
+        raise UserError(problem("--steps", steps, "too few for two interruptions", allowed=f">= {FEWEST_STEPS}"))
+    seed = secrets.randbelow(10**6) if seed is None else seed
+    print(f"rehearsal with seed {seed}: three to eight minutes on two cores", flush=True)
+    picture = REPORT.with_suffix(".png")
+    journey = travel(steps, seed, picture)
+    show(journey.stages, journey.promises)
+    REPORT.write_text(markdown(journey.stages, journey.promises, seed=seed, picture=picture.name), encoding="utf-8")
+    print(f"report: {REPORT}")
+    return journey
+
+
+def journey_exit(journey: Journey) -> int:
+    return DONE if all(promise.kept for promise in journey.promises) else FAILED
 
 
 if __name__ == "__main__":

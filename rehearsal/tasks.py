@@ -11,16 +11,18 @@ from lustrain.task import Answer, flag, task
 class Rehearse:
     steps: int = flag(150, "optimizer steps of each run")
     seed: int | None = flag(None, "where the interruptions strike; chosen anew by default")
+    json: bool = flag(False, "print the outcome as one JSON object at the end")
 
 
 @task("rehearse")
 def rehearse(flags: Rehearse) -> Answer:
     """Rehearse the journey on this machine: train, interrupt, resume, and prove that nothing was lost."""
-    from rehearsal.__main__ import main
+    from rehearsal import __main__ as rehearsal
+    from rehearsal.journey import as_dict
 
-    words = ["--steps", str(flags.steps)] + ([] if flags.seed is None else ["--seed", str(flags.seed)])
-    code = main(words)
-    return Answer((), None, code, ("a promise was broken, see rehearsal/report.md",) if code else ())
+    journey = rehearsal.rehearse(flags.steps, flags.seed)
+    code = rehearsal.journey_exit(journey)
+    return Answer(["a promise was broken, see rehearsal/report.md"] if code else [], as_dict(journey), code)
 
 
 TASKS = (rehearse,)

@@ -371,14 +371,14 @@ def test_without_an_endpoint_all_questions_are_one_line_and_the_exit_code_says_s
     monkeypatch.setattr(running, "connect", lambda region: Aws(region, lambda service: Unreachable(down)))
     with pytest.raises(Exit) as ended:
         tasks.preflight(Invocation(), stack="rehearsal", online=True)
-    assert ended.value.code == 2
+    assert ended.value.code == 3
     line, counts = capsys.readouterr().out.splitlines()[-2:]
     assert line.startswith(", ".join(ONLINE))
     assert f"unknown: aws: {len(ONLINE)} questions could not be checked: AWS cannot be reached; fix: " in line
     assert counts == f"no errors, {len(ONLINE)} unknown, no warnings"
     with pytest.raises(Exit) as ended:
         tasks.preflight(Invocation(), stack="rehearsal", online=True, json=True)
-    assert ended.value.code == 2
+    assert ended.value.code == 3
     assert len(json.loads(capsys.readouterr().out)) == len(ONLINE)
 
 

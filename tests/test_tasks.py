@@ -1,0 +1,59 @@
+"""Every task of `fab` has one form: help for each flag, one line and exit code 2 for a mistake, the same in JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fabric.main import program
+
+import fabfile
+
+HOUSE = Path(__file__).parents[1]
+MISTAKES = {
+    "preflight": ("--stack", "nowhere"),
+    "explain-change": ("--stack", "nowhere"),
+    "deployer-policy": ("--stack", "nowhere", "--account", "123456789012"),
+    "rehearse": ("--steps", "1"),
+    "image-plan": ("--arg", "EFA_VERSION"),
+    "image-build": ("--arg", "EFA_VERSION"),
+    "image-push": ("--arg", "EFA_VERSION"),
+    "image-merge": ("--arg", "EFA_VERSION"),
+    "image-verify": ("--max-age", "old"),
+    "image-diff": ("a image", "b"),
+    "image-scan": ("--threshold", "LOUD"),
+    "node-facts": ("--limit", "many"),
+    "node-tune": ("--limit", "many"),
+    "node-verify": ("--tier", "slow"),
+    "node-reboot": ("--limit", "many"),
+}
+WITHOUT_MISTAKES = {"aws-local", "image-lock"}
+TASKS = fabfile.namespace.tasks
+
+
+def test_each_task_is_here() -> None:
+    assert set(TASKS) == MISTAKES.keys() | WITHOUT_MISTAKES
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_each_flag_has_help(name: str) -> None:
+    task = TASKS[name]
+    assert (task.__doc__ or "").strip().endswith(".")
+    assert [argument.name for argument in task.get_arguments() if not argument.help] == []
+
+
+@pytest.mark.parametrize("name", sorted(MISTAKES))
+def test_a_mistake_is_one_line_and_exit_code_2(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(HOUSE)
+    with pytest.raises(SystemExit) as ended:
+        program.run(["fab", name, *MISTAKES[name]])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out, len(err.splitlines())) == (2, "", 1)
+    if "json" in (argument.name for argument in TASKS[name].get_arguments()):
+        with pytest.raises(SystemExit):
+            program.run(["fab", name, *MISTAKES[name], "--json"])
+        printed = json.loads(capsys.readouterr().out)
+        assert printed == {"error": err.splitlines(), "exit_code": 2}
