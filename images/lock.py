@@ -136,10 +136,11 @@ def inputs(name: str, versions: Versions, root: Path = ROOT, platform: str = AMD
     return (f"--python-version {versions.python} --python-platform {platform}", *wanted[name])
 
 
-def check(root: Path = ROOT, versions: Versions | None = None) -> list[str]:
+def check(root: Path = ROOT, versions: Versions | None = None) -> Sequence[str]:
     """Which locks are stale and why, one line each; needs no network. Nothing: all are as they should be."""
     versions = versions or all_versions.load()
-    locks, lines = {}, []
+    locks: dict[str, Lock] = {}
+    lines: list[str] = []
     for name in NAMES:
         try:
             locks[name] = read(name, root)
@@ -171,7 +172,7 @@ def _untested(name: str, lock: Lock, tested: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _disagreeing(locks: Mapping[str, Lock]) -> list[str]:
+def _disagreeing(locks: Mapping[str, Lock]) -> Sequence[str]:
     lines = []
     for name, version in locks["app"].versions.items():
         theirs = {one: locks[one].versions[name] for one in TORCH if name in locks[one].versions}
@@ -187,7 +188,7 @@ def _disagreeing(locks: Mapping[str, Lock]) -> list[str]:
     return lines
 
 
-def _not_as_written(cuda: Lock, versions: Versions) -> list[str]:
+def _not_as_written(cuda: Lock, versions: Versions) -> Sequence[str]:
     """versions.toml says what torch's wheels bring; they decide."""
     brings = cuda.versions
     nccl = brings.get(f"nvidia-nccl-cu{versions.cuda.partition('.')[0]}", "none")

@@ -149,7 +149,9 @@ def read_allowed(path: Path = ALLOWED, today: date | None = None) -> tuple[Allow
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(plain(f"{path}: cannot be read: {error}")) from None
     entries = table.pop("allow", [])
-    problems = [problem(f"{path.name} {key}", table[key], "unknown key", allowed="[[allow]]") for key in table]
+    problems: list[str] = [
+        problem(f"{path.name} {key}", table[key], "unknown key", allowed="[[allow]]") for key in table
+    ]
     if not isinstance(entries, list):
         entries, problems = [], [*problems, problem(f"{path.name} allow", entries, "is no list", allowed="[[allow]]")]
     found: list[Allowed] = []
@@ -166,7 +168,7 @@ def read_allowed(path: Path = ALLOWED, today: date | None = None) -> tuple[Allow
     return tuple(found)
 
 
-def _mistakes(place: str, entry: Any, today: date) -> list[str]:
+def _mistakes(place: str, entry: Any, today: date) -> Sequence[str]:
     if not isinstance(entry, dict):
         return [problem(place, entry, "is no table", allowed="id, reason, review_by")]
     lines = [

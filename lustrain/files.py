@@ -12,9 +12,8 @@ UNFINISHED = ".lustrain"
 def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Put `content` in place of `path`: whoever reads it, also after a crash, finds the old file or the new one.
 
-    The folder is made where it is missing. OSError; then nothing is left behind.
+    OSError, then nothing is left behind; the folder must be there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.parent / f".{path.name}.{os.urandom(4).hex()}{UNFINISHED}"
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -22,9 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any, get_type_hints
 
-import invoke
 from invoke.context import Context
 from invoke.exceptions import Exit
+from invoke.tasks import task as invoke_task
 
 from lustrain.problem import DONE, FAILED, Problem, UserError
 
@@ -76,7 +76,7 @@ def declared(name: str, kind: type[Any], call: Callable[..., None], **more: Any)
     call.__signature__ = inspect.Signature([context, *map(_parameter, dataclasses.fields(kind))])  # type: ignore[attr-defined]
     helps = {field.name: field.metadata["help"] for field in dataclasses.fields(kind)}
     again = [field.name for field in dataclasses.fields(kind) if field.default == ()]
-    return invoke.task(name=name, help=helps, iterable=again, auto_shortflags=False, **more)(call)
+    return invoke_task(name=name, help=helps, iterable=again, auto_shortflags=False, **more)(call)
 
 
 def flags_of(body: Callable[..., Any]) -> type[Any]:

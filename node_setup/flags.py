@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,6 +169,7 @@ def _run(
 ) -> None:
     """The task; a user's mistake and Ctrl-C end it with their lines and an exit code."""
     flags = Flags(**{flag: given[flag] for flag in WHERE if flag in given}, connections=connections)
+    lines: Sequence[str]
     try:
         body(context, flags, **{flag: value for flag, value in given.items() if flag not in WHERE})
     except UserError as error:

@@ -68,6 +68,7 @@ def pack(target: Path) -> str:
     """Write the packed agent, unless it is there already, and return its SHA-256 in hexadecimal. OSError."""
     packed = archive()
     if not target.exists() or target.read_bytes() != packed:
+        target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, packed)
     return hashlib.sha256(packed).hexdigest()
 

@@ -23,12 +23,8 @@ MISTAKES = {
     "image-verify": ("--max-age", "old"),
     "image-diff": ("a image", "b"),
     "image-scan": ("--threshold", "LOUD"),
-    "node-facts": ("--limit", "many"),
-    "node-tune": ("--limit", "many"),
-    "node-verify": ("--tier", "slow"),
-    "node-reboot": ("--limit", "many"),
 }
-WITHOUT_MISTAKES = {"aws-local", "image-lock"}
+WITHOUT_MISTAKES = {"aws-local", "image-lock", "node-facts", "node-tune", "node-verify", "node-reboot"}
 TASKS = fabfile.namespace.tasks
 
 

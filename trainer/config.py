@@ -245,7 +245,7 @@ class Config(Section):
 
 
 def load(
-    path: Path, sets: Sequence[str] = (), *, also: Callable[[Mapping[str, Any]], list[str]] | None = None
+    path: Path, sets: Sequence[str] = (), *, also: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
 ) -> Config:
     """The configuration in `path` with each `key.path=value` of `sets` on top; UserError lists all problems at once.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -20,7 +20,7 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MASK = (1 << 64) - 1
 
 
-def problems(config: PrecisionConfig, device: torch.device) -> list[str]:
+def problems(config: PrecisionConfig, device: torch.device) -> Sequence[str]:
     """What this device cannot compute with, one line each."""
     lines = []
     if device.type == "cuda" and config.mode == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):

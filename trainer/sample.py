@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def argument_problems(args: argparse.Namespace) -> list[str]:
+def argument_problems(args: argparse.Namespace) -> Sequence[str]:
     """Everything wrong with the arguments, one line each."""
     problems = []
     if not args.prompt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lustrain.problem import problem
 from trainer.config import ScheduleConfig
@@ -26,7 +26,7 @@ def lr_at(step: int, config: ScheduleConfig, total_steps: int, base_lr: float) -
     return base_lr * _SHAPES[config.kind](min(max(progress, 0.0), 1.0), config, total)
 
 
-def problems(config: ScheduleConfig, total_steps: int) -> list[str]:
+def problems(config: ScheduleConfig, total_steps: int) -> Sequence[str]:
     """What makes a schedule meaningless for so many steps, one line each."""
     total = config.total_steps or total_steps
     lines = []

@@ -70,7 +70,7 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
     """UserError with everything that this config and this world size cannot do together, or that forbids to start now."""
     train = config.train
     per_step = world.world_size * train.micro_batch
-    lines = []
+    lines: list[str] = []
     if train.global_batch % per_step:
         why = f"is not a multiple of world size x micro_batch = {world.world_size} x {train.micro_batch}"
         fix = f"a micro_batch that divides {train.global_batch}, or another number of ranks"

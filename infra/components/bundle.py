@@ -56,6 +56,7 @@ def written(file: BundleFile, folder: Path = FOLDER) -> Path:
     if path.exists():
         return path
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, file.content)
     except OSError as error:
         why = f"cannot be written: {error.strerror}"

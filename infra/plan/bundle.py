@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -83,7 +83,7 @@ def gathered(
     sources = {path.relative_to(folder).as_posix(): path for path in _members(folder)}
     files = [BundleFile(name, path.read_bytes(), path) for name, path in sources.items() if name not in generated]
     files += [BundleFile(name, content) for name, content in generated.items()]
-    problems = [
+    problems: list[str] = [
         problem(f"lifecycle/{name}", "", "is missing: a node would fail at boot", fix="put it back")
         for name in entries
         if name not in sources
@@ -116,7 +116,7 @@ def _left_out(path: Path) -> bool:
     return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
 
-def _wrong(name: str, content: bytes) -> list[str]:
+def _wrong(name: str, content: bytes) -> Sequence[str]:
     if Path(name).suffix in BINARY:
         return []
     path = f"lifecycle/{name}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lustrain.problem import FAILED, UserError, did_you_mean, problem
+from lustrain.problem import UserError, did_you_mean, problem
 from node_setup.agent import allowed, condition, data, owned
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.kinds import KINDS
@@ -65,7 +65,7 @@ def parse(tables: Mapping[str, Any]) -> tuple[Setting, ...]:
                 settings.append(_setting(table))
     problems += _duplicates(settings)
     if problems:
-        raise UserError(problems, FAILED)
+        raise UserError(problems)
     return tuple(settings)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
-from lustrain.problem import FAILED, UserError, did_you_mean, problem
+from lustrain.problem import UserError, did_you_mean, problem
 from node_setup.agent.answer import blank
 from node_setup.agent.host import Host
 from node_setup.agent.identity import Identity
@@ -78,17 +78,15 @@ def parse(arguments: Sequence[str]) -> Asked:
     """UserError on what is unknown or lacks its value."""
     command, rest = arguments[0], list(arguments[1:])
     if command not in COMMANDS:
-        raise UserError(
-            problem("command", command, "unknown", ", ".join(COMMANDS), did_you_mean(command, COMMANDS)), FAILED
-        )
+        raise UserError(problem("command", command, "unknown", ", ".join(COMMANDS), did_you_mean(command, COMMANDS)))
     values: dict[str, str] = {}
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         if name not in OPTIONS:
-            raise UserError(problem("option", name, "unknown", ", ".join(OPTIONS), did_you_mean(name, OPTIONS)), FAILED)
+            raise UserError(problem("option", name, "unknown", ", ".join(OPTIONS), did_you_mean(name, OPTIONS)))
         if not equals:
             if not rest:
-                raise UserError(problem("option", name, "its value is missing"), FAILED)
+                raise UserError(problem("option", name, "its value is missing"))
             value = rest.pop(0)
         values[name] = value
     wait_s = _seconds("--wait", values)
@@ -107,7 +105,7 @@ def _seconds(name: str, values: Mapping[str, str]) -> float | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()) or len(text) > 5:
-        raise UserError(problem(name, text, "no number of seconds", "0..99999"), FAILED)
+        raise UserError(problem(name, text, "no number of seconds", "0..99999"))
     return float(text)
 
 
@@ -213,9 +211,9 @@ def _read(name: str) -> str:
         with open(name, encoding="utf-8") as file:
             return file.read()
     except OSError as error:
-        raise UserError(problem("--request", name, error.strerror or "cannot be read"), FAILED) from None
+        raise UserError(problem("--request", name, error.strerror or "cannot be read")) from None
     except UnicodeDecodeError:
-        raise UserError(problem("--request", name, "not UTF-8"), FAILED) from None
+        raise UserError(problem("--request", name, "not UTF-8")) from None
 
 
 def _keep_compiled(identity: Identity) -> None:
@@ -230,7 +228,7 @@ def _keep_compiled(identity: Identity) -> None:
 def _require_root(command: str) -> None:
     if os.geteuid() != 0:
         raise UserError(
-            f"{command} needs root and this is uid {os.geteuid()}; fix: run it by sudo; `plan` needs no root", FAILED
+            f"{command} needs root and this is uid {os.geteuid()}; fix: run it by sudo; `plan` needs no root"
         )
 
 

@@ -122,7 +122,9 @@ class Host:
         self.write_bytes(path, Path(source).read_bytes(), mode)
 
     def write_bytes(self, path: str, content: bytes, mode: int) -> None:
-        write_whole(self.path(path), content, mode)
+        target = self.path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, content, mode)
 
     def put(self, path: str, value: str) -> None:
         """Write a value into a file of the kernel, which takes it in one write. OSError says why it does not."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from lustrain.problem import FAILED, UserError, did_you_mean, problem
+from lustrain.problem import UserError, did_you_mean, problem
 from node_setup.agent import allowed, condition
 from node_setup.agent.catalog import PROFILES
 from node_setup.agent.group import group_of
@@ -36,7 +36,7 @@ def plan(settings: Sequence[Setting], facts: Facts, request: Request) -> Plan:
     """What to do on the node that has these facts. UserError names everything that is wrong with the request."""
     problems = list(mistakes(settings, request))
     if problems:
-        raise UserError(problems, FAILED)
+        raise UserError(problems)
     group = group_of(facts, request)
     profile, why = choose_profile(facts, request)
     selected = _selected(settings, request.only)
@@ -65,7 +65,7 @@ def choose_profile(facts: Facts, request: Request) -> tuple[str, str]:
     """The profile and why: a flag, else the cluster's tuning, else by what the node is. UserError on an unknown one."""
     problems = list(_profile_mistakes(request))
     if problems:
-        raise UserError(problems, FAILED)
+        raise UserError(problems)
     if request.profile:
         return request.profile, "asked for"
     group = group_of(facts, request)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from lustrain.problem import FAILED, UserError, did_you_mean, problem
+from lustrain.problem import UserError, did_you_mean, problem
 from node_setup.agent.model import Request
 
 DOCUMENT_VERSION = 1
@@ -69,7 +69,7 @@ _TUNING: Mapping[str, tuple[_Check, str]] = {
 def parse(text: str) -> Request:
     """The request on standard input. UserError names every mistake."""
     table = _table("request", text)
-    problems = [
+    problems: list[str] = [
         problem(f"request.{key}", table[key], "unknown key", ", ".join(_REQUEST), did_you_mean(key, _REQUEST))
         for key in table
         if key not in _REQUEST
@@ -78,7 +78,7 @@ def parse(text: str) -> Request:
     if not problems:
         problems += _wrong_document("request.document", table.get("document", {}))
     if problems:
-        raise UserError(problems, FAILED)
+        raise UserError(problems)
     return Request(**{**table, "only": tuple(table.get("only", ()))})
 
 
@@ -87,7 +87,7 @@ def document(where: str, text: str) -> dict[str, Any]:
     table = _table(where, text)
     problems = list(_wrong_document(where, table))
     if problems:
-        raise UserError(problems, FAILED)
+        raise UserError(problems)
     return table
 
 
@@ -95,9 +95,9 @@ def _table(where: str, text: str) -> dict[str, Any]:
     try:
         table = json.loads(text)
     except ValueError as error:
-        raise UserError(problem(where, text, f"no JSON: {error}", "one object"), FAILED) from None
+        raise UserError(problem(where, text, f"no JSON: {error}", "one object")) from None
     if not isinstance(table, dict):
-        raise UserError(problem(where, table, "wrong type", "one object"), FAILED)
+        raise UserError(problem(where, table, "wrong type", "one object"))
     return table
 
 

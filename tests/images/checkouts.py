@@ -13,7 +13,7 @@ _IGNORED = shutil.ignore_patterns("__pycache__", "site")
 
 def checkout(folder: Path) -> Path:
     """`folder` with what images are made of; nothing of a site, no repository."""
-    for name in ("images", "trainer"):
+    for name in ("images", "lustrain", "trainer"):
         shutil.copytree(ROOT / name, folder / name, ignore=_IGNORED)
     return folder
 

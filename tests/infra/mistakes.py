@@ -409,12 +409,6 @@ MISTAKES = [
         {"tuning.settings": {"sysctl.vm.max_map_count": "many"}},
         "tuning.settings.sysctl.vm.max_map_count",
     ),
-    Mistake(
-        "TUN-003",
-        SPOT,
-        {"tuning.settings": {"sysctl.vm.max_map_count": "524288\n"}},
-        "tuning.settings.sysctl.vm.max_map_count",
-    ),
     Mistake("CFG-090", SPOT, {"suppress": [{"code": "BUD-001", "reason": "there is a budget"}]}, "suppress.0"),
     Mistake(
         "CFG-092",

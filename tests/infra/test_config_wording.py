@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic_core import core_schema
 
 from infra.config import ClusterSpec, parse
-from lustrain import problems
+from lustrain import schema
 from lustrain.problem import UserError
 
 FOREIGN = re.compile(r"\b(should|valid|unable|instance of|pydantic|tuple|mapping|dict|str|timezone)\b", re.IGNORECASE)
@@ -26,7 +26,7 @@ def keys(model: type[BaseModel], path: tuple[str | int, ...] = ()) -> Iterator[t
     for name, field in model.model_fields.items():
         here = (*path, name)
         yield here
-        if inner := problems._model_in(field.annotation):
+        if inner := schema._model_in(field.annotation):
             several = "tuple" in str(field.annotation)
             yield from keys(inner, (*here, 0) if several else here)
 
@@ -96,4 +96,4 @@ def test_no_kind_of_pydantics_errors_brings_its_own_words() -> None:
     """Kinds that no key can cause today too: a key of tomorrow may."""
     context = {"expected": "'a' or 'b'", "min_length": 1}
     for kind in get_args(core_schema.ErrorType):
-        assert not foreign(f": {problems._allowed(kind, context)}"), kind
+        assert not foreign(f": {schema._allowed(kind, context)}"), kind

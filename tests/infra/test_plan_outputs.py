@@ -173,7 +173,9 @@ def test_what_is_mounted_is_text_that_a_unit_can_hold(key: str, value: str) -> N
     with pytest.raises(UserError) as caught:
         parse({**now, "lustre": {**now["lustre"], key: value}})
     assert len(caught.value.problems) == 1
-    assert caught.value.problems[0].startswith(f"cluster.lustre.{key} = {value!r}: is not a")
+    assert caught.value.problems[0].startswith(
+        f"cluster.lustre.{key} = {value!r}: {'holds' if not value.isprintable() else 'is not a'}"
+    )
 
 
 def test_what_the_spec_lets_be_mounted_the_cluster_does_too() -> None:

@@ -91,7 +91,7 @@ def test_it_holds_the_agent_and_the_settings_and_nothing_of_the_operators_side(a
     assert names == sorted(names)
     assert "__main__.py" in names
     assert all(
-        name in ("__main__.py", "node_setup/__init__.py", "node_setup/settings.json")
+        name in ("__main__.py", "node_setup/__init__.py", "node_setup/settings.json", *pack.GROUND)
         or name.startswith("node_setup/agent/")
         for name in names
     )

@@ -7,7 +7,7 @@ lineage names the checkpoint that each job began from. Torch-free.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -59,7 +59,7 @@ def lost_commits(history: History, events: Iterable[Event], options: CheckpointC
     return [one for one in live if one not in present and one not in pruned and one not in within_the_rules]
 
 
-def _config_problems(store: ObjectStore, *, expected: bool) -> list[str]:
+def _config_problems(store: ObjectStore, *, expected: bool) -> Sequence[str]:
     try:
         if read_stored(store) is None and expected:
             return [

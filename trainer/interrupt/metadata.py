@@ -18,7 +18,7 @@ from __future__ import annotations
 import email.utils
 import http.client
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -65,7 +65,7 @@ def endpoint(environ: Mapping[str, str]) -> str:
     return (environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINTS.get(mode, DEFAULT_ENDPOINTS["ipv4"])).rstrip("/")
 
 
-def endpoint_problems(environ: Mapping[str, str]) -> list[str]:
+def endpoint_problems(environ: Mapping[str, str]) -> Sequence[str]:
     """What is wrong with the environment variables that choose the endpoint."""
     problems = []
     mode = environ.get(MODE_VARIABLE, "")

@@ -7,6 +7,7 @@ Linear layers have no bias. The rotation is Hugging Face's (first half with seco
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,7 @@ INIT_STD = 0.02
 """Standard deviation of every matrix: GPT-2's (https://github.com/openai/gpt-2/blob/master/src/model.py)."""
 
 
-def shape_problems(shape: LlamaShape, prefix: str) -> list[str]:
+def shape_problems(shape: LlamaShape, prefix: str) -> Sequence[str]:
     """What makes a shape impossible, one line for each; [] when the model can be built."""
     lines = []
     if shape.width % shape.heads:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -26,7 +26,7 @@ NO_BUFFER_SYNC: dict[str, Any] = (
 """Buffers are constant tables here, so sending them before each forward would be waste; torch 2.13 renamed the switch."""
 
 
-def problems(config: ParallelConfig, *, device: torch.device, deterministic: bool) -> list[str]:
+def problems(config: ParallelConfig, *, device: torch.device, deterministic: bool) -> Sequence[str]:
     """Options that DDP refuses on this device, or that break the promise of bit-identical resumes; one line each."""
     lines = []
     hook, path = config.comm_hook, "parallel.comm_hook"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -58,7 +58,7 @@ class Task(ABC):
         self.seed = seed
 
     @classmethod
-    def problems(cls, options: Any) -> list[str]:
+    def problems(cls, options: Any) -> Sequence[str]:
         """Impossible combinations of well-formed options, one line each; [] when there are none."""
         return []
 
@@ -161,7 +161,7 @@ def make_task(config: TaskConfig, *, seed: int) -> Task:
     return kind(options, seed=seed)
 
 
-def problems_in(table: Mapping[str, Any]) -> list[str]:
+def problems_in(table: Mapping[str, Any]) -> Sequence[str]:
     """What is wrong with the `[task]` of a raw config, as far as that can be said without the rest of it."""
     try:
         config = TaskConfig.model_validate(table.get("task"))

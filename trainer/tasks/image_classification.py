@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +58,7 @@ class ImageClassification(Task):
     options: ImageClassificationOptions
 
     @classmethod
-    def problems(cls, options: ImageClassificationOptions) -> list[str]:
+    def problems(cls, options: ImageClassificationOptions) -> Sequence[str]:
         lines = []
         if len(set(options.characters)) < len(options.characters) or any(c.isspace() for c in options.characters):
             why = "a class is named twice or is a blank"

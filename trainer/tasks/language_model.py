@@ -68,7 +68,7 @@ class LanguageModel(Task):
     options: LanguageModelOptions
 
     @classmethod
-    def problems(cls, options: LanguageModelOptions) -> list[str]:
+    def problems(cls, options: LanguageModelOptions) -> Sequence[str]:
         return llama.shape_problems(options.model.shape(), "task.model")
 
     def open(self, cache_dir: Path) -> None:

@@ -219,8 +219,7 @@ def _path(document: Mapping[str, Any]) -> str:
     if not re.fullmatch(r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+", path):
         raise UserError(
             f"lustre.path = {path!r}: not a plain absolute path; allowed: letters, digits and ._- between slashes; "
-            "fix: storage.lustre.mount_path of the cluster",
-            FAILED,
+            "fix: storage.lustre.mount_path of the cluster"
         )
     return path
 
@@ -234,7 +233,6 @@ def _source(document: Mapping[str, Any], request: Request) -> str | None:
         if not re.fullmatch(r"[A-Za-z0-9._:-]+", str(mount.get(key, ""))):
             raise UserError(
                 f"mount.{key} = {mount.get(key)!r}: not a name that mount takes; allowed: letters, digits and ._:-; "
-                "fix: take it from `aws fsx describe-file-systems`",
-                FAILED,
+                "fix: take it from `aws fsx describe-file-systems`"
             )
     return f"{mount['dns_name']}@tcp:/{mount['mount_name']}"

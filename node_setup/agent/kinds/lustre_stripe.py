@@ -198,9 +198,7 @@ def _check(components: Sequence[Mapping[str, int | None]], shown: str) -> None:
 
 
 def _bad(shown: str, why: str, allowed: str) -> UserError:
-    return UserError(
-        f"lustre.stripes.options = {shown!r}: {why}; allowed: {allowed}; fix: the cluster's stripes", FAILED
-    )
+    return UserError(f"lustre.stripes.options = {shown!r}: {why}; allowed: {allowed}; fix: the cluster's stripes")
 
 
 def _component_text(one: Mapping[str, int | None]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from lustrain.problem import FAILED, UserError, problem
+from lustrain.problem import UserError, problem
 from node_setup.agent.host import Host
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, Facts, Request
 from node_setup.agent.verify import clock, efa, first_boot, gpu, hardware, lustre, probes, settings, slurm, storage
@@ -27,7 +27,7 @@ Check = Callable[[Facts, Expected, Request], Result]
 def verify(host: Host, facts: Facts, request: Request, tier: str = "fast") -> tuple[dict[str, Any], int]:
     """All results as JSON, and the agent's exit status: 0 ready, 2 not. UserError where the request is wrong."""
     if tier not in TIERS:
-        raise UserError(problem("tier", tier, "unknown", allowed=", ".join(TIERS)), FAILED)
+        raise UserError(problem("tier", tier, "unknown", allowed=", ".join(TIERS)))
     want = expected(facts, request)
     results = [_timed(check, facts, want, request) for topic in TOPICS for check in topic.CHECKS]
     results += _all_timed("settings", lambda: settings.check_all(facts, request))
