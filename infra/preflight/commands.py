@@ -46,7 +46,7 @@ def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSp
             read = stackfile.read(name)
             found[name] = read.spec, look(read, moment)
         except UserError as error:
-            wrong += error.problems if stack else [f"{name}: {line}" for line in error.problems]
+            wrong += error.problems if stack is not None else [f"{name}: {line}" for line in error.problems]
     return found, wrong
 
 

@@ -307,8 +307,8 @@ def test_what_is_no_stacks_name_is_one_printable_line(folder: Path, name: str) -
 
 def test_an_empty_name_is_not_all_stacks() -> None:
     done = fab("preflight", "--stack", "", "--json")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "stack = ''" in done.stderr
+    assert (done.returncode, json.loads(done.stdout)["error"]) == (2, done.stderr.splitlines())
+    assert done.stderr.startswith("stack = ''")
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("nowhere"), os.mkfifo])

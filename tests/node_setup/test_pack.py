@@ -52,7 +52,8 @@ def test_the_agent_is_small_and_its_digest_is_its_files(agent: Path) -> None:
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_the_bytes_do_not_depend_on_where_and_when_they_are_packed(umask: int, agent: Path, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
-    shutil.copytree(REPOSITORY / "node_setup", clone / "node_setup", ignore=shutil.ignore_patterns("__pycache__"))
+    for room in ("lustrain", "node_setup"):
+        shutil.copytree(REPOSITORY / room, clone / room, ignore=shutil.ignore_patterns("__pycache__"))
     for path in clone.rglob("*"):
         os.utime(path, (1_000_000_000, time.time()))
         path.chmod(0o700)
