@@ -14,7 +14,7 @@ from lustrain.schema import like, problems_of
 
 PATH = Path(__file__).with_name("versions.toml")
 TABLE = ("<!-- versions -->", "<!-- /versions -->")
-"""Between these README.md shows `readme_table`."""
+"""Between these docs/images.md shows `readme_table`."""
 
 Target = Literal["cpu", "cuda", "gaudi"]
 TARGETS: tuple[str, ...] = get_args(Target)
@@ -165,7 +165,7 @@ def load(path: Path = PATH) -> Versions:
 
 
 def readme_table(versions: Versions) -> str:
-    """The table of README.md, in Markdown, that stands between the two comments of `TABLE`."""
+    """The table of docs/images.md, in Markdown, that stands between the two comments of `TABLE`."""
     debian = f"`{versions.base_tag}`"
     rows = [
         ("Debian", debian, debian, ""),

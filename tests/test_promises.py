@@ -1,4 +1,4 @@
-"""No promise loses its test: every test that docs/promises.md and the README name is there."""
+"""No promise loses its test: every test that docs/test-and-prove.md names is there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_helper_is_no_test() -> None:
     assert "test_a_helper_is_no_test" in own
 
 
-@pytest.mark.parametrize("page", ["docs/promises.md", "README.md"])
+@pytest.mark.parametrize("page", ["docs/test-and-prove.md"])
 def test_every_test_that_is_named_exists(page: str) -> None:
     named = NAMED.findall((ROOT / page).read_text(encoding="utf-8"))
     assert named, "the page names tests"
@@ -36,7 +36,7 @@ def test_every_test_that_is_named_exists(page: str) -> None:
 
 def test_every_row_of_a_promise_names_what_keeps_it() -> None:
     rows = [
-        line for line in (ROOT / "docs/promises.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")
+        line for line in (ROOT / "docs/test-and-prove.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")
     ]
     bare = [
         row

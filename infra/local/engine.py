@@ -36,7 +36,7 @@ class EngineError(RuntimeError):
 
 
 class Engine:
-    """One stack: Pulumi.<stack>.yaml of `program`, copied as it is and set up by the commands that README.md shows.
+    """One stack: Pulumi.<stack>.yaml of `program`, copied as it is and set up by the commands that docs/cluster.md shows.
 
     `environment` points at the embedded AWS. Nothing of the user's Pulumi home or state is read or written.
     """

@@ -12,7 +12,7 @@ from infra.plan.place import COST_TAG, Place, bucket_names, runs_uri
 
 READ = ("s3:GetObject",)
 WRITE = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
-"""What saving, pruning and resuming take (README, "On S3")."""
+"""What saving, pruning and resuming take (docs/checkpoints.md, "On S3")."""
 PULL = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
 METRIC_NAMESPACES = ("CWAgent", "Lustrain")
 

@@ -37,7 +37,7 @@ def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSp
         raise UserError("--online needs a stack: each asks its own region; fix: add --stack NAME")
     names = stackfile.stacks() if stack is None else [stack]
     if not names:
-        raise UserError(f"there is no Pulumi.<stack>.yaml in {stackfile.PROGRAM}; fix: write one, see README.md")
+        raise UserError(f"there is no Pulumi.<stack>.yaml in {stackfile.PROGRAM}; fix: write one, see docs/cluster.md")
     look, moment = _asked if online else _alone, now()
     found: dict[str, tuple[ClusterSpec, list[Finding]]] = {}
     wrong: list[str] = []

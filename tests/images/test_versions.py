@@ -104,9 +104,9 @@ def test_versions_are_compared_as_numbers(one: list[int], other: list[int]) -> N
     assert ours == (one < other)
 
 
-def test_the_readme_shows_the_versions_that_are_built() -> None:
+def test_the_documents_show_the_versions_that_are_built() -> None:
     start, end = versions.TABLE
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.count(start) == text.count(end) == 1, f"README.md needs one table between {start} and {end}"
+    text = (ROOT / "docs/images.md").read_text(encoding="utf-8")
+    assert text.count(start) == text.count(end) == 1, f"docs/images.md needs one table between {start} and {end}"
     shown = text.partition(start)[2].partition(end)[0]
     assert shown.strip() == versions.readme_table(versions.load()), "renew: images.versions.readme_table()"

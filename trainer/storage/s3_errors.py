@@ -119,7 +119,7 @@ def of_refusal(refusal: Refusal, place: Place) -> StorageError:
         return PassingError(problem("object", place.shown, why, fix="wait and try again, or raise AWS_MAX_ATTEMPTS"))
     if code in ("AccessDenied", "AllAccessDisabled") or status == 403:
         why = f"{place.endpoint} refuses: {refusal.message or code or status}"
-        fix = "compare the role's and the bucket's (and the key's) policies with the permissions in README.md"
+        fix = "compare the role's and the bucket's (and the key's) policies with the permissions in docs/checkpoints.md"
         return RefusedError(problem("object", place.shown, " ".join(why.split()), fix=fix))
     if status == 404:
         return ObjectMissingError(problem("object", place.shown, "there is no such object"))
