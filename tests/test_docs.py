@@ -13,6 +13,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from node_setup.agent.verify.expected import type_table
 from trainer import __main__ as trainer_main
 from trainer import config as trainer_config
 from trainer import errors
-from trainer.tasks import make_task
+from trainer.tasks import SHIPPED, make_task
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -34,6 +35,13 @@ ROOMS = ("lustrain", "infra", "images", "node_setup", "trainer", "rehearsal")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`([^`\n]+)`")
 LONGEST_README = 150
+OF_OTHER_PROGRAMS = {
+    *("--exclude", "--exclude-dependents", "--exclude-protected", "--local", "--policy-pack"),  # pulumi
+    *("--driver", "--link", "--shm-size", "--ulimit"),  # docker
+    *("--dry", "--help", "--list"),  # fab
+    *("--kill-on-bad-exit", "--shutdown-timeout", "--strict"),  # srun, torchrun, mypy
+    *("--kind", "--nodes", "--nproc", "--only"),  # our own modules
+}
 
 
 def blocks(page: Path, kind: str) -> list[str]:
@@ -116,10 +124,7 @@ def test_every_file_that_is_named_exists() -> None:
 
 
 def test_every_task_of_fab_and_its_flags_exist() -> None:
-    known = {
-        name: {"--" + flag.replace("_", "-") for argument in task.get_arguments() for flag in argument.names}
-        for name, task in fabfile.namespace.tasks.items()
-    }
+    known = {name: flags_of(task) for name, task in fabfile.namespace.tasks.items()}
     wrong = []
     for page, words in everywhere():
         if words[0] == "fab":
@@ -128,6 +133,32 @@ def test_every_task_of_fab_and_its_flags_exist() -> None:
             if words and not (words[0] in known and flags <= known[words[0]]):
                 wrong.append((page, *words))
     assert wrong == []
+
+
+def test_every_flag_that_is_named_is_one_of_a_task_or_of_a_program_beside() -> None:
+    known = OF_OTHER_PROGRAMS.union(*map(flags_of, fabfile.namespace.tasks.values()))
+    for module, _ in trainer_main.COMMANDS.values():
+        parser = argparse.ArgumentParser()
+        importlib.import_module(module).add_arguments(parser)
+        known |= set(re.findall(r"--[\w-]+", options(parser)))
+    wrong = []
+    for page in PAGES:
+        texts = [line for kind in ("sh", "text") for block in blocks(page, kind) for line in block.splitlines()]
+        named = {
+            flag for text in texts + SPAN.findall(prose(page)) for flag in re.findall(r"(?<![\w-])--[a-z][\w-]+", text)
+        }
+        wrong += [(page.name, flag) for flag in sorted(named - known)]
+    assert wrong == []
+
+
+def options(parser: argparse.ArgumentParser) -> str:
+    """Help of a parser and of its actions."""
+    inner = [one for action in parser._actions if isinstance(action.choices, dict) for one in action.choices.values()]
+    return "\n".join([parser.format_help(), *map(options, inner)])
+
+
+def flags_of(task: Any) -> set[str]:
+    return {"--" + flag.replace("_", "-") for argument in task.get_arguments() for flag in argument.names}
 
 
 def test_every_command_of_the_trainer_is_understood() -> None:
@@ -162,7 +193,9 @@ def test_every_configuration_loads(tmp_path: Path) -> None:
         file.write_text(text, encoding="utf-8")
         match kind:
             case "toml":
-                trainer_config.load(file, [])
+                task = trainer_config.load(file, []).task
+                if task.name in SHIPPED:
+                    make_task(task, seed=1)
             case "json":
                 cluster.read(file)
             case "yaml":
