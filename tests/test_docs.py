@@ -259,6 +259,11 @@ def test_every_message_of_the_troubleshooter_is_in_the_code() -> None:
     assert [one for one in quoted if any(part.strip(" ") not in source for part in one.split("…"))] == []
 
 
+def test_the_promises_of_the_readme_are_those_that_the_rehearsal_checks() -> None:
+    claims = [row[1] for row in rows(PAGES[0], "## What the rehearsal shows")]
+    assert [claim for claim in claims if claim not in "".join(code("rehearsal")).replace('"\n            "', "")] == []
+
+
 def imports(module: str) -> set[str]:
     """Rooms with a file that imports this module."""
     parent, _, name = module.rpartition(".")
