@@ -36,7 +36,9 @@ def test_every_test_that_is_named_exists(page: str) -> None:
 
 def test_every_row_of_a_promise_names_what_keeps_it() -> None:
     rows = [
-        line for line in (ROOT / "docs/test-and-prove.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")
+        line
+        for line in (ROOT / "docs/test-and-prove.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
     ]
     bare = [
         row

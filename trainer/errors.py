@@ -1,4 +1,4 @@
-"""The exit codes that a launcher acts on (docs/troubleshoot.md has them in a table), and the error of a run that another job took over."""
+"""The exit codes that a launcher acts on (docs/troubleshoot.md has them), and the error of a run that a newer job took over."""
 
 from __future__ import annotations
 

@@ -145,7 +145,10 @@ def test_a_policy_that_forbids_listing_shows_when_something_is_denied(
         assert store.read("k")[0] == b"x"
         line = said(lambda: list(store.list()))
     assert "refuses: " in line
-    assert "fix: compare the role's and the bucket's (and the key's) policies with the permissions in docs/checkpoints.md" in line
+    assert (
+        "fix: compare the role's and the bucket's (and the key's) policies with the permissions in docs/checkpoints.md"
+        in line
+    )
 
 
 @pytest.mark.parametrize("attempts", ["0", "many", "-1"])
