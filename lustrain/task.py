@@ -18,6 +18,8 @@ import dataclasses
 import functools
 import inspect
 import json
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any, get_type_hints
@@ -107,19 +109,28 @@ def perform(work: Callable[[], Answer], *, as_json: bool = False) -> None:
         _refuse([Problem("stopped by Ctrl-C")], FAILED, as_json)
     else:
         if answer.lines and not as_json:
-            print("\n".join(answer.lines))
+            _print("\n".join(answer.lines))
         if answer.problems:
             _refuse(answer.problems, answer.code, as_json)
         if as_json:
-            print(json.dumps(answer.data, indent=1, ensure_ascii=False))
+            _print(json.dumps(answer.data, indent=1, ensure_ascii=False))
         if answer.code:
             raise Exit(code=answer.code)
 
 
 def _refuse(lines: Sequence[str], code: int, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"error": list(lines), "exit_code": code}, indent=1, ensure_ascii=False))
+        _print(json.dumps({"error": list(lines), "exit_code": code}, indent=1, ensure_ascii=False))
     raise Exit("\n".join(lines), code)
+
+
+def _print(text: str) -> None:
+    """To standard output; a reader like `head` that has read enough is not a mistake."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # Python would complain again as it flushes at exit (https://docs.python.org/3/library/signal.html#note-on-sigpipe).
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parameter(field: Any) -> inspect.Parameter:

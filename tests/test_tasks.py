@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(
             program.run(["fab", name, *MISTAKES[name], "--json"])
         printed = json.loads(capsys.readouterr().out)
         assert printed == {"error": err.splitlines(), "exit_code": 2}
+
+
+def test_a_reader_that_has_read_enough_is_no_failure() -> None:
+    fab = Path(sys.executable).with_name("fab")
+    with subprocess.Popen(
+        [fab, "preflight", "--list"], cwd=HOUSE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as task:
+        assert task.stdout is not None
+        assert task.stderr is not None
+        task.stdout.close()
+        assert (task.stderr.read(), task.wait()) == (b"", 0)
