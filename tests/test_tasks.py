@@ -57,6 +57,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
         assert printed == {"error": err.splitlines(), "exit_code": 2}
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_read_enough_is_no_failure() -> None:
     fab = Path(sys.executable).with_name("fab")
     with subprocess.Popen(
