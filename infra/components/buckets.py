@@ -1,13 +1,15 @@
-"""Buckets with everything that belongs to them."""
+"""What outlives the stack beside the file systems: the buckets and the repository of the trainer's images."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pulumi
-from pulumi_aws import s3
+from pulumi_aws import ecr, s3
 
 from infra.plan.buckets import BucketKey, BucketPlan, Rule
+from infra.plan.repository import RepositoryPlan
 
 
 class Buckets(pulumi.ComponentResource):
@@ -95,6 +97,34 @@ class Buckets(pulumi.ComponentResource):
 
     def _after(self, chain: Sequence[pulumi.Resource]) -> pulumi.ResourceOptions:
         return pulumi.ResourceOptions(parent=self, depends_on=[chain[-1]])
+
+
+class ImageRepository(pulumi.ComponentResource):
+    """An ECR repository with immutable tags, or the URL of the user's own passed on.
+
+    It stays when the stack goes: the checkpoints stay too, and a run resumes bit for bit only with the image it ran on.
+    """
+
+    url: pulumi.Output[str]
+
+    def __init__(self, name: str, plan: RepositoryPlan, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("lustrain:infra:ImageRepository", name, None, opts)
+        self.url = pulumi.Output.from_input(plan.existing) if plan.existing else self._made(name, plan)
+        self.register_outputs({"url": self.url})
+
+    def _made(self, name: str, plan: RepositoryPlan) -> pulumi.Output[str]:
+        kept = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
+        made = ecr.Repository(
+            f"{name}-images",
+            name=plan.name,
+            image_tag_mutability="IMMUTABLE",
+            image_scanning_configuration=ecr.RepositoryImageScanningConfigurationArgs(scan_on_push=True),
+            encryption_configurations=[ecr.RepositoryEncryptionConfigurationArgs(encryption_type="AES256")],
+            force_delete=False,
+            opts=kept,
+        )
+        ecr.LifecyclePolicy(f"{name}-lifecycle", repository=made.name, policy=json.dumps(plan.lifecycle), opts=kept)
+        return made.repository_url
 
 
 def _rule(rule: Rule) -> s3.BucketLifecycleConfigurationRuleArgs:

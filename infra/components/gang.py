@@ -1,4 +1,4 @@
-"""A gang of EC2 instances: placement group, launch template, Auto Scaling group and its hook, as the plan says."""
+"""A gang of EC2 instances: reservation, placement group, launch template, Auto Scaling group and its hook."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.components.lookup import FoundImage
+from infra.plan.capacity import PLATFORM, ReservationPlan
 from infra.plan.gang import (
     GONE_WITHIN,
     HOP_LIMIT,
@@ -21,6 +22,30 @@ from infra.plan.gang import (
     Interface,
 )
 from infra.plan.user_data import encoded
+
+
+class Reservation(pulumi.ComponentResource):
+    """An on-demand capacity reservation: billed whether it is used or not, protected, and kept by a destroy."""
+
+    reservation_id: pulumi.Output[str]
+
+    def __init__(self, name: str, plan: ReservationPlan, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("lustrain:infra:Reservation", name, None, opts)
+        keep = pulumi.ResourceOptions(parent=self, protect=True, retain_on_delete=True)
+        zone = aws.get_availability_zone_output(zone_id=plan.zone_id, opts=pulumi.InvokeOutputOptions(parent=self))
+        made = aws.ec2.CapacityReservation(
+            f"{name}-reservation",
+            availability_zone=zone.name,
+            instance_type=plan.instance_type,
+            instance_platform=PLATFORM,
+            instance_count=plan.count,
+            instance_match_criteria="targeted",
+            end_date_type=plan.end_type,
+            end_date=plan.ends_at,
+            opts=keep,
+        )
+        self.reservation_id = made.id
+        self.register_outputs({"reservation_id": self.reservation_id})
 
 
 class Gang(pulumi.ComponentResource):

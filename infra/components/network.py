@@ -1,7 +1,8 @@
-"""The VPC, its subnets and the ways out of it, or the ids of a network that is there already."""
+"""The VPC, its subnets, routes and endpoints, or the ids of a network that exists already."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import pulumi
@@ -9,6 +10,7 @@ import pulumi_aws as aws
 
 from infra.components.roles import Roles
 from infra.config import ExistingNetwork
+from infra.plan.endpoints import EndpointPlan
 from infra.plan.network import FlowLogPlan, NetworkPlan, RouteTablePlan, in_zone
 from infra.plan.security import EVERYWHERE
 
@@ -144,3 +146,48 @@ class Network(pulumi.ComponentResource):
 
     def _opts(self, *after: pulumi.Resource) -> pulumi.ResourceOptions:
         return pulumi.ResourceOptions(parent=self, depends_on=list(after))
+
+
+class Endpoints(pulumi.ComponentResource):
+    """The VPC endpoints that the network's plan lists, with their `ids` by key; interfaces are in `security_group_id`."""
+
+    ids: dict[str, pulumi.Output[str]]
+
+    def __init__(
+        self,
+        name: str,
+        plan: NetworkPlan,
+        network: Network,
+        security_group_id: pulumi.Input[str] | None = None,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("lustrain:infra:Endpoints", name, None, opts)
+        self._name, self._network, self._group = name, network, security_group_id
+        made = {
+            one.key: self._gateway(one) if one.kind == "Gateway" else self._interface(one) for one in plan.endpoints
+        }
+        self.ids = {key: endpoint.id for key, endpoint in made.items()}
+        self.register_outputs({"ids": self.ids})
+
+    def _gateway(self, plan: EndpointPlan) -> aws.ec2.VpcEndpoint:
+        return aws.ec2.VpcEndpoint(
+            f"{self._name}-{plan.key}",
+            vpc_id=self._network.vpc_id,
+            service_name=plan.service,
+            vpc_endpoint_type=plan.kind,
+            route_table_ids=self._network.route_table_ids,
+            policy=json.dumps(plan.policy) if plan.policy else None,
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+
+    def _interface(self, plan: EndpointPlan) -> aws.ec2.VpcEndpoint:
+        return aws.ec2.VpcEndpoint(
+            f"{self._name}-{plan.key}",
+            vpc_id=self._network.vpc_id,
+            service_name=plan.service,
+            vpc_endpoint_type=plan.kind,
+            subnet_ids=[self._network.compute_subnet_id],
+            security_group_ids=[self._group] if self._group is not None else [],
+            private_dns_enabled=True,
+            opts=pulumi.ResourceOptions(parent=self),
+        )

@@ -1,4 +1,4 @@
-"""One cluster: its foundation, its nodes by backend, and what it tells the rest of the house."""
+"""The Pulumi program of one cluster: its foundation, its nodes by backend, and the stack's outputs."""
 
 from __future__ import annotations
 
@@ -10,24 +10,19 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.clock import now
-from infra.components.budget import Budget
-from infra.components.capacity import Reservation
 from infra.components.eks import EksCluster, NodeAddons
 from infra.components.foundation import Foundation
-from infra.components.gang import Gang
+from infra.components.gang import Gang, Reservation
 from infra.components.hyperpod import HyperPod
 from infra.components.lookup import FoundImage, look_up, refusal
-from infra.components.observability import Observability
+from infra.components.observability import Budget, Observability
 from infra.components.tagging import tag_everything
 from infra.config import ClusterSpec, Group, parse
-from infra.plan.budget import budget
-from infra.plan.capacity import reservations
-from infra.plan.eks import KARPENTER_ROLE, eks_plan
-from infra.plan.gang import gangs
+from infra.plan.eks import KARPENTER_ROLE
 from infra.plan.hyperpod import HomeMount, Mount, Refs, desired_state, protected
-from infra.plan.observability import observability
 from infra.plan.outputs import Made, cluster
-from infra.plan.place import Place, tags
+from infra.plan.place import Place
+from infra.plan.stack import Plan
 from infra.plan.teardown import first_steps, teardown
 from infra.plan.user_data import user_data
 from infra.preflight.finding import Finding
@@ -41,7 +36,7 @@ Text = pulumi.Output[str]
 
 @dataclass(frozen=True)
 class Nodes:
-    """How to find the nodes once they are there."""
+    """Names and ids by which other tools find the nodes."""
 
     auto_scaling_groups: list[Text] = field(default_factory=list)
     hyperpod_name: Text | None = None
@@ -54,7 +49,7 @@ class Nodes:
 
 
 def program(value: object) -> dict[str, Any]:
-    """What `pulumi up` runs over the configuration `value`: judged before AWS is asked for anything.
+    """Check the configuration `value`, then declare its cluster; `pulumi up` runs this.
 
     UserError lists what is wrong with the description, or why AWS does not answer; nothing is declared then.
     """
@@ -64,13 +59,14 @@ def program(value: object) -> dict[str, Any]:
 
 
 def declare(spec: ClusterSpec, place: Place) -> dict[str, Any]:
-    """Stop on what preflight finds in this place, then declare everything, tagged; returns the stack's outputs."""
+    """Stop on preflight's errors, then declare everything, tagged; returns the stack's outputs."""
     findings = run_offline(spec, place)
     stop_on_errors(findings)
     for finding in findings:
         pulumi.log.warn(finding.line())
-    tag_everything(tags(spec))
-    return build(spec, place)
+    plan = Plan(spec, place)
+    tag_everything(plan.tags)
+    return build(plan)
 
 
 def stop_on_errors(findings: Sequence[Finding]) -> None:
@@ -79,7 +75,7 @@ def stop_on_errors(findings: Sequence[Finding]) -> None:
 
 
 def current_place() -> Place:
-    """Where the credentials and the region of this deployment lead."""
+    """Region, account and partition of this deployment, as AWS tells them; UserError where it does not."""
     try:
         partition = aws.get_partition().partition
         # A plugin over an older provider leaves `region` empty; its other names are deprecated.
@@ -93,43 +89,39 @@ def current_place() -> Place:
     return Place(region, account, partition)
 
 
-def build(spec: ClusterSpec, place: Place) -> dict[str, Any]:
-    """Declare everything; of the outputs `cluster` is the contract (lustrain/cluster.py)."""
-    images = (
-        {plan.group: look_up(plan.group, plan.image) for plan in gangs(spec, place)} if spec.backend == "ec2" else {}
-    )
-    base = Foundation(spec, place)
-    nodes = _gangs(spec, place, base, images) if spec.backend == "ec2" else _hyperpod(spec, place, base)
+def build(plan: Plan) -> dict[str, Any]:
+    """Declare every resource of the plan; of the outputs, `cluster` is the contract (lustrain/cluster.py)."""
+    # All images are looked up before anything is declared: a refusal then leaves nothing half-made.
+    images = {gang.group: look_up(gang.group, gang.image) for gang in plan.gangs}
+    base = Foundation(plan)
+    nodes = _hyperpod(plan, base) if plan.spec.hyperpod else _gangs(plan, base, images)
     watch = Observability(
-        spec.name,
-        observability(spec, place),
+        plan.spec.name,
+        plan.observability,
         file_system_id=base.lustre.id if base.lustre else None,
         auto_scaling_groups=nodes.auto_scaling_groups,
         nat_gateway_id=base.network.nat_gateway_id,
         topic_arn=base.channel.topic_arn,
     )
-    if plan := budget(spec, place):
-        Budget(spec.name, plan)
-    outputs: dict[str, Any] = {
-        "cluster": _cluster(spec, place, base, nodes, watch),
-        "spec": _deployed(spec, nodes.eks_version),
-        "bundle": base.bundle.sha,
-        "firstSteps": "\n".join(first_steps(spec, place)),
-        "teardown": "\n".join(teardown(spec, place)),
+    if plan.budget:
+        Budget(plan.spec.name, plan.budget)
+    outputs = {
+        "cluster": _cluster(plan, base, nodes, watch),
+        "spec": _deployed(plan.spec, nodes.eks_version),
+        "bundle": plan.bundle.sha,
+        "firstSteps": "\n".join(first_steps(plan)),
+        "teardown": "\n".join(teardown(plan)),
+        "prometheus": watch.prometheus_endpoint,
+        "reservations": nodes.reservations or None,
+        "fileSystem": base.lustre.id if base.lustre else None,
+        "homeFileSystem": base.home.id if base.home else None,
     }
-    if watch.prometheus_endpoint is not None:
-        outputs["prometheus"] = watch.prometheus_endpoint
-    if nodes.reservations:
-        outputs["reservations"] = nodes.reservations
-    if base.lustre:
-        outputs["fileSystem"] = base.lustre.id
-    if base.home:
-        outputs["homeFileSystem"] = base.home.id
-    return outputs
+    return {name: value for name, value in outputs.items() if value is not None}
 
 
-def _gangs(spec: ClusterSpec, place: Place, base: Foundation, images: Mapping[str, FoundImage]) -> Nodes:
-    reserved = {one.group: Reservation(f"{spec.name}-{one.group}", one) for one in reservations(spec)}
+def _gangs(plan: Plan, base: Foundation, images: Mapping[str, FoundImage]) -> Nodes:
+    spec = plan.spec
+    reserved = {one.group: Reservation(f"{spec.name}-{one.group}", one) for one in plan.reservations}
     later = {
         "lustre_dns": base.lustre.dns_name if base.lustre else "",
         "lustre_mount_name": base.lustre.mount_name if base.lustre else "",
@@ -138,16 +130,16 @@ def _gangs(spec: ClusterSpec, place: Place, base: Foundation, images: Mapping[st
         "queue_url": base.channel.queue_url,
     }
     made = []
-    for plan, group in zip(gangs(spec, place), spec.workers, strict=True):
+    for planned, group in zip(plan.gangs, spec.workers, strict=True):
 
         def script(known: Mapping[str, str], group: Group = group) -> str:
-            return user_data(spec, place, group, **known)
+            return user_data(spec, plan.place, group, **known)
 
         reservation = reserved.get(group.name)
         gang = Gang(
-            plan.name,
-            plan,
-            image=images[plan.group],
+            planned.name,
+            planned,
+            image=images[planned.group],
             subnet_id=base.network.zone_subnet_ids.get(spec.zone_of(group), base.network.compute_subnet_id),
             security_group_id=base.security.ids["cluster"],
             instance_profile_arn=base.roles.instance_profile_arn or "",
@@ -159,8 +151,8 @@ def _gangs(spec: ClusterSpec, place: Place, base: Foundation, images: Mapping[st
     return Nodes(auto_scaling_groups=made, reservations=[one.reservation_id for one in reserved.values()])
 
 
-def _hyperpod(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
-    eks = _eks(spec, place, base)
+def _hyperpod(plan: Plan, base: Foundation) -> Nodes:
+    spec, eks = plan.spec, _eks(plan, base)
     lustre, home = spec.storage.lustre, spec.storage.home
     refs = Refs(
         role_arn=base.roles.arns["node"],
@@ -176,13 +168,10 @@ def _hyperpod(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
         cluster_role_arn=base.roles.arns.get(KARPENTER_ROLE),
     )
     made = HyperPod(
-        spec.name,
-        desired_state(spec, place, refs),
-        [*base.ready, *(eks.ready if eks else [])],
-        protect=protected(spec),
+        spec.name, desired_state(spec, refs), [*base.ready, *(eks.ready if eks else [])], protect=protected(spec)
     )
-    if eks:
-        NodeAddons(f"{spec.name}-nodes", eks_plan(spec, place), eks.name, made.ready)
+    if eks and plan.eks:
+        NodeAddons(f"{spec.name}-nodes", plan.eks, eks.name, made.ready)
     return Nodes(
         hyperpod_name=made.name,
         hyperpod_id=made.id,
@@ -191,12 +180,12 @@ def _hyperpod(spec: ClusterSpec, place: Place, base: Foundation) -> Nodes:
     )
 
 
-def _eks(spec: ClusterSpec, place: Place, base: Foundation) -> EksCluster | None:
-    if spec.backend != "hyperpod-eks":
+def _eks(plan: Plan, base: Foundation) -> EksCluster | None:
+    if plan.eks is None:
         return None
     return EksCluster(
-        spec.name,
-        eks_plan(spec, place),
+        plan.spec.name,
+        plan.eks,
         base.network.control_subnet_ids,
         [base.security.ids["cluster"]],
         base.roles.arns,
@@ -205,17 +194,15 @@ def _eks(spec: ClusterSpec, place: Place, base: Foundation) -> EksCluster | None
 
 
 def _deployed(spec: ClusterSpec, version: Text | None) -> Any:
-    """All of the spec, since the default of a key that is left out may be another one tomorrow, with the Kubernetes version
-    that runs, which a spec without one does not know."""
-    told = spec.model_dump(mode="json")
-    return (
-        version.apply(lambda runs: {**told, "eks": {**told["eks"], "version": runs}}) if version is not None else told
-    )
+    """The whole spec, since the default of a key may change with a later release, and with the Kubernetes version that runs,
+    which a spec without one does not name."""
+    values = spec.model_dump(mode="json")
+    if version is None:
+        return values
+    return version.apply(lambda running: {**values, "eks": {**values["eks"], "version": running}})
 
 
-def _cluster(
-    spec: ClusterSpec, place: Place, base: Foundation, nodes: Nodes, watch: Observability
-) -> pulumi.Output[Any]:
+def _cluster(plan: Plan, base: Foundation, nodes: Nodes, watch: Observability) -> pulumi.Output[Any]:
     lustre, home = base.lustre, base.home
     values = {
         "auto_scaling_groups": nodes.auto_scaling_groups,
@@ -233,6 +220,6 @@ def _cluster(
 
     def described(made: Mapping[str, Any]) -> dict[str, Any]:
         groups = tuple(made["auto_scaling_groups"])
-        return to_json(cluster(spec, place, Made(**{**made, "auto_scaling_groups": groups})))
+        return to_json(cluster(plan, Made(**{**made, "auto_scaling_groups": groups})))
 
     return pulumi.Output.all(**values).apply(described)

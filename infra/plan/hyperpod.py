@@ -16,7 +16,7 @@ from typing import Any
 from infra.catalog.instances import instance
 from infra.config import AccountingDatabase, ClusterSpec, Group, GroupRole
 from infra.plan.bundle import ON_CREATE, ON_INIT
-from infra.plan.place import Place, tags
+from infra.plan.place import tags
 
 TYPE = "AWS::SageMaker::Cluster"
 NODE_TYPES: dict[GroupRole, str] = {"controller": "Controller", "login": "Login", "worker": "Compute"}
@@ -59,7 +59,7 @@ class Refs:
     """`hyperpod-eks` only: of the role with which HyperPod's Karpenter adds and removes nodes."""
 
 
-def desired_state(spec: ClusterSpec, place: Place, refs: Refs) -> dict[str, Any]:
+def desired_state(spec: ClusterSpec, refs: Refs) -> dict[str, Any]:
     """The cluster as JSON data; a key that has nothing to say is absent, never None."""
     return _present(
         {

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from infra.config import ClusterSpec, Group
 from infra.plan.events import queue_name
 from infra.plan.place import Place, bucket_names
-from infra.plan.storage import efa_wanted, lustre
+from infra.plan.storage import lustre_plan
 
 LOG_DAYS = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
 """The retention that CloudWatch Logs knows
@@ -137,11 +137,8 @@ def _lustre_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
     percent for itself, so the alarm is a little early. Intelligent-Tiering has no capacity to run out of, and that of a
     file system of the user is not known here: neither gets this alarm.
     """
-    wish = spec.storage.lustre
-    if wish is None or wish.existing or wish.type != "ssd":
-        return ()
-    capacity = lustre(wish, efa_wanted(spec)).capacity_gib
-    if not capacity:
+    planned = lustre_plan(spec)
+    if planned is None or not planned.capacity_gib:
         return ()
     percent = 100 * spec.alarms.lustre_free_fraction
     return (
@@ -153,7 +150,7 @@ def _lustre_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
                 Metric("free", "AWS/FSx", "FreeDataStorageCapacity", "Minimum", "FileSystemId"),
                 Metric("targets", "AWS/FSx", "FreeDataStorageCapacity", "SampleCount", "FileSystemId"),
             ),
-            expression=f"100 * free * targets / {capacity * GIB}",
+            expression=f"100 * free * targets / {planned.capacity_gib * GIB}",
             label="free on the fullest storage target, percent",
             comparison="LessThanThreshold",
             threshold=percent,

@@ -1,4 +1,4 @@
-"""What a deployed cluster tells the rest of the house: the Cluster contract out of the spec and of what AWS made."""
+"""The output `cluster` of a stack: the Cluster contract, from the plan and from the ids that AWS gave."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from infra.config import ClusterSpec
 from infra.plan.hyperpod import ssm_target
 from infra.plan.nodes import file_system, node_group
-from infra.plan.place import Place, runs_uri
+from infra.plan.stack import Plan
 from lustrain.cluster import BucketNames, Cluster, HomeSystem, Nodes, Paid, Reach
 
 HYPERPOD_NODES = "sagemaker.amazonaws.com/compute-type=hyperpod"
@@ -35,12 +35,13 @@ class Made:
     repository: str | None = None
 
 
-def cluster(spec: ClusterSpec, place: Place, made: Made) -> Cluster:
+def cluster(plan: Plan, made: Made) -> Cluster:
     """The contract that `pulumi stack output cluster --json` prints."""
+    spec = plan.spec
     return Cluster(
         name=spec.name,
         backend=spec.backend,
-        region=place.region,
+        region=plan.place.region,
         zone_id=spec.zone_id,
         nodes=Nodes(
             auto_scaling_groups=made.auto_scaling_groups,
@@ -57,7 +58,7 @@ def cluster(spec: ClusterSpec, place: Place, made: Made) -> Cluster:
         lustre=file_system(spec, made.lustre) if made.lustre else None,
         home=HomeSystem(path=spec.storage.home.mount_path, **made.home) if spec.storage.home and made.home else None,
         buckets=BucketNames(**(made.buckets or {})),
-        runs_uri=runs_uri(spec, place),
+        runs_uri=plan.runs_uri,
         capacity=_paid(spec),
         image_repository=made.repository,
         role_arn=made.role_arn,

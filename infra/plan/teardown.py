@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from infra.config import ClusterSpec
 from infra.plan.budget import ACTIVATE
-from infra.plan.capacity import reservations
 from infra.plan.eks import helm_commands, helm_place
 from infra.plan.hyperpod import protected
-from infra.plan.place import Place, bucket_names
-from infra.plan.repository import repository, url
+from infra.plan.repository import url
+from infra.plan.stack import Plan
 
 CANCEL = (
     """for id in $(pulumi stack output reservations --json | tr '[]",' ' '); do """
@@ -17,9 +16,9 @@ CANCEL = (
 KARPENTER = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-autoscaling-nodeclass.html"
 
 
-def first_steps(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
-    """Lines to read after the first `pulumi up`: what no API lets us do."""
-    lines = []
+def first_steps(plan: Plan) -> tuple[str, ...]:
+    """Lines to read after the first `pulumi up`: the steps that no API offers."""
+    spec, lines = plan.spec, []
     if spec.budget:
         lines.append(f"Let the budget see the cluster's tag, once per payer account: {ACTIVATE}")
         hand = [one.name for one in spec.groups if one.capacity.reservation or one.capacity.training_plan]
@@ -29,7 +28,7 @@ def first_steps(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
             )
     if spec.alarms.emails:
         lines.append(f"Confirm the subscription that SNS mailed to {', '.join(spec.alarms.emails)}")
-    if commands := helm_commands(spec, place):
+    if commands := helm_commands(spec, plan.place):
         lines.append(f"HyperPod wants its Helm chart before its nodes. Type in infra/, {helm_place(spec)}:")
         lines += [f"  {command}" for command in commands]
         if spec.eks.karpenter:
@@ -50,7 +49,7 @@ EXPORTS = (
 
 
 def _before(spec: ClusterSpec) -> list[str]:
-    """What is lost by who does not wait for it."""
+    """What to wait for, since a destroy does not."""
     lines = ["Stop the jobs and let them save: a destroy does not wait for them"]
     lustre = spec.storage.lustre
     if lustre and not lustre.existing and any(one.export_events for one in lustre.associations):
@@ -74,14 +73,12 @@ def unprotect(spec: ClusterSpec) -> str:
     )
 
 
-def _again(spec: ClusterSpec, place: Place) -> list[str]:
-    """What the description needs for another `pulumi up` beside what stayed."""
-    names = bucket_names(spec, place)
-    keys = ("data", "checkpoints", "lifecycle")
-    made = [f"{key}: {getattr(names, key)}" for key in keys if getattr(spec.buckets, key) is None]
+def _again(plan: Plan) -> list[str]:
+    """What to add to the description so that another `pulumi up` uses what was kept."""
+    made = [f"{bucket.key}: {bucket.name}" for bucket in plan.buckets if not bucket.existing]
     lines = [f"  buckets: {{{', '.join(made)}}}"] if made else []
-    if not spec.repository.existing:
-        lines.append(f"  repository: {{existing: {url(spec, place)}}}")
+    if not plan.repository.existing:
+        lines.append(f"  repository: {{existing: {url(plan.spec, plan.place)}}}")
     if lines:
         lines.insert(
             0,
@@ -96,41 +93,33 @@ def empty(bucket: str) -> str:
     return f'.venv/bin/python -c "import boto3; {steps}"'
 
 
-def teardown(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
+def teardown(plan: Plan) -> tuple[str, ...]:
     """Lines to read before `pulumi destroy`: it stops at what holds data or money, which is protected."""
-    names = bucket_names(spec, place)
-    own = [
-        name
-        for name, existing in (
-            (names.data, spec.buckets.data),
-            (names.checkpoints, spec.buckets.checkpoints),
-            (names.lifecycle, spec.buckets.lifecycle),
-        )
-        if not existing
-    ]
+    spec = plan.spec
+    own = [bucket.name for bucket in plan.buckets if not bucket.existing]
     lines = [
         *_before(spec),
         "Take the nodes and all that costs by the hour down: pulumi destroy --exclude-protected",
         "What stays holds data or money, and the network under it; each costs until it is removed by hand:",
         *(f"  bucket {name}: {empty(name)}" for name in own),
     ]
-    if spec.storage.lustre and not spec.storage.lustre.existing:
+    if plan.lustre and not plan.lustre.existing:
         lines.append("  FSx for Lustre: aws fsx delete-file-system --file-system-id $(pulumi stack output fileSystem)")
-    if spec.storage.home:
+    if plan.home:
         lines.append(
             "  FSx for OpenZFS: aws fsx delete-file-system --file-system-id $(pulumi stack output homeFileSystem) "
             "--open-zfs-configuration SkipFinalBackup=true,Options=DELETE_CHILD_VOLUMES_AND_SNAPSHOTS"
         )
-    if not spec.repository.existing:
-        name = repository(spec).name
+    if not plan.repository.existing:
+        name = plan.repository.name
         lines.append(f"  images in {name}: aws ecr delete-repository --repository-name {name} --force")
-    if made := reservations(spec):
+    if made := plan.reservations:
         lines.append(f"  reserved capacity of {', '.join(one.group for one in made)}: {CANCEL}")
     lines += [
         "Then forget what is gone and remove the rest: pulumi refresh, pulumi state unprotect --all, pulumi destroy; "
         "it forgets what is retained and deletes none of it, so remove that first",
         "pulumi stack rm --preserve-config keeps the stack's file, which it would delete",
-        *_again(spec, place),
+        *_again(plan),
         "A VPC that will not go may hold GuardDuty's own endpoint and security group: aws ec2 describe-vpc-endpoints "
         "--filters Name=tag:GuardDutyManaged,Values=true",
     ]

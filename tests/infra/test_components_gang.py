@@ -19,8 +19,7 @@ import yaml
 from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks
 from pulumi.runtime.mocks import MockMonitor
 
-from infra.components.capacity import Reservation
-from infra.components.gang import Gang
+from infra.components.gang import Gang, Reservation
 from infra.components.lookup import look_up
 from infra.components.stack import build as build_cluster
 from infra.components.stack import current_place
@@ -28,6 +27,7 @@ from infra.config import KEY, ClusterSpec, parse
 from infra.plan.capacity import ReservationPlan, reservations
 from infra.plan.gang import gangs
 from infra.plan.place import Place
+from infra.plan.stack import Plan
 from lustrain.problem import UserError
 from tests.infra.registered import run_on
 
@@ -207,7 +207,7 @@ def test_an_image_that_cannot_be_looked_up_stops_the_program_in_one_line_before_
     spec, place = example("rehearsal", **({"image_id": image_id} if image_id else {}))
     monitor = Registered(Refusing())
     with pytest.raises(UserError) as caught:
-        run_on(monitor, monitor.service, lambda: build_cluster(spec, place))
+        run_on(monitor, monitor.service, lambda: build_cluster(Plan(spec, place)))
     (line,) = caught.value.problems
     assert line.startswith(f"image_id of group train = '{image_id or '/aws/service/'}")
     assert "1 error occurred: * reading it: not found; fix: name an image of the region" in line

@@ -7,6 +7,7 @@ import pytest
 from infra.components.stack import build
 from infra.config import ClusterSpec
 from infra.local.mocks import Recorder
+from infra.plan.stack import Plan
 from tests.infra.edits import place, spec_of
 from tests.infra.registered import Registered, run_on
 
@@ -37,7 +38,7 @@ def test_the_longest_names_of_the_form_are_longest_here() -> None:
 def test_no_name_of_a_cluster_with_the_longest_legal_name_is_too_long_for_aws(stack: str) -> None:
     spec = spec_of(stack, {"name": LONGEST, "groups.0.name": LONGEST, "network.flow_logs": True})
     recorder = Recorder(place(stack).region)
-    run_on(Registered(recorder), recorder, lambda: {"all": build(spec, place(stack))["cluster"]})
+    run_on(Registered(recorder), recorder, lambda: {"all": build(Plan(spec, place(stack)))["cluster"]})
     lengths = {
         (kind, name): len(inputs["name"]) if "name" in inputs else len(name) + AUTOMATIC
         for kind, name, inputs in recorder.resources

@@ -11,8 +11,7 @@ import pytest
 from pulumi.runtime import MockCallArgs, MockResourceArgs
 from pulumi.runtime.mocks import MockMonitor
 
-from infra.components.endpoints import Endpoints
-from infra.components.network import Network
+from infra.components.network import Endpoints, Network
 from infra.components.roles import Roles
 from infra.components.security import SecurityGroups
 from infra.config import ClusterSpec

@@ -8,14 +8,15 @@ from typing import Any
 import pulumi
 from pulumi.runtime import MockResourceArgs
 
+from infra.components.buckets import ImageRepository
 from infra.components.observability import Observability
-from infra.components.repository import ImageRepository
 from infra.components.stack import build
 from infra.config import ClusterSpec, parse
 from infra.local.mocks import Recorder
 from infra.plan.observability import observability
 from infra.plan.place import Place
 from infra.plan.repository import repository
+from infra.plan.stack import Plan
 from tests.infra.edits import GONE
 from tests.infra.edits import spec_of as edited
 
@@ -78,7 +79,9 @@ def test_a_default_version_leaves_a_running_control_plane_alone_and_the_stack_te
     @pulumi.runtime.test  # type: ignore[untyped-decorator]
     def run() -> Any:
         pulumi.runtime.register_stack_transformation(look)
-        outputs = build(edited("hyperpod-eks-g6e-spot", {"eks.version": GONE}), Place("us-east-2", "123456789012"))
+        outputs = build(
+            Plan(edited("hyperpod-eks-g6e-spot", {"eks.version": GONE}), Place("us-east-2", "123456789012"))
+        )
         return pulumi.Output.from_input(outputs["spec"]).apply(told.append)
 
     run()

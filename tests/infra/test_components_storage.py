@@ -12,8 +12,7 @@ import pytest
 from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks
 
 from infra.components.buckets import Buckets
-from infra.components.home import OpenZfsHome
-from infra.components.lustre import LustreSystem
+from infra.components.file_systems import LustreSystem, OpenZfsHome
 from infra.config import ClusterSpec, ExistingLustre, Home, Lustre, parse
 from infra.plan.associations import associations
 from infra.plan.buckets import buckets

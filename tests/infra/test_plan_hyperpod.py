@@ -70,7 +70,7 @@ def refs_of(stack: str) -> Refs:
 
 
 def state_of(stack: str, **changes: Any) -> State:
-    return desired_state(spec_of(stack, **changes), place_of(stack), refs_of(stack))
+    return desired_state(spec_of(stack, **changes), refs_of(stack))
 
 
 def group_of(state: State, name: str) -> State:
@@ -118,7 +118,7 @@ def test_the_schema_and_the_model_allow_the_state(stack: str) -> None:
 )
 def test_karpenter_comes_with_its_role_and_is_told_to_stop(karpenter: bool | None, wanted: State) -> None:
     refs = replace(refs_of(EKS), cluster_role_arn=KARPENTER)
-    state = desired_state(spec_of(EKS, eks={"karpenter": karpenter}), place_of(EKS), refs)
+    state = desired_state(spec_of(EKS, eks={"karpenter": karpenter}), refs)
     assert {key: value for key, value in state.items() if key in ("AutoScaling", "ClusterRole")} == wanted
     assert (schema_errors(state, "us-east-2"), model_errors(state)) == ([], "")
     assert "AutoScaling" not in state_of(SLURM, eks={"karpenter": True})
@@ -210,17 +210,17 @@ def test_slurm_nodes_mount_lustre_and_homes_by_the_service_and_eks_nodes_mount_n
     refs = refs_of(SLURM)
     home = HomeMount("fs-0fedcba9876543210.fsx.us-west-2.amazonaws.com", "/home")
     both = Refs(**{**vars(refs), "home": home})
-    state = desired_state(spec_of(SLURM), place_of(SLURM), both)
+    state = desired_state(spec_of(SLURM), both)
     for group in state["InstanceGroups"]:
         kinds = [next(iter(one)) for one in group["InstanceStorageConfigs"]]
         assert kinds == ["EbsVolumeConfig", "FsxLustreConfig", "FsxOpenZfsConfig"]
     assert schema_errors(state, "us-west-2") == []
-    eks = desired_state(spec_of(EKS), place_of(EKS), both)
+    eks = desired_state(spec_of(EKS), both)
     assert all(len(group["InstanceStorageConfigs"]) == 1 for group in eks["InstanceGroups"])
 
 
 def test_without_lustre_no_group_mounts_one() -> None:
-    state = desired_state(spec_of(SLURM), place_of(SLURM), Refs(**{**vars(refs_of(SLURM)), "lustre": None}))
+    state = desired_state(spec_of(SLURM), Refs(**{**vars(refs_of(SLURM)), "lustre": None}))
     assert "FsxLustreConfig" not in json.dumps(state)
 
 
@@ -240,7 +240,7 @@ def test_a_group_in_another_zone_lies_in_the_subnet_there() -> None:
     groups = copy.deepcopy(config_of(SLURM)["lustrain:cluster"]["groups"])
     groups[1]["zone_id"] = "usw2-az3"
     refs = Refs(**{**vars(refs_of(SLURM)), "zone_subnet_ids": {"usw2-az3": "subnet-0fedcba9876543210"}})
-    state = desired_state(spec_of(SLURM, groups=groups), place_of(SLURM), refs)
+    state = desired_state(spec_of(SLURM, groups=groups), refs)
     override = {"SecurityGroupIds": ["sg-0123456789abcdef0"], "Subnets": ["subnet-0fedcba9876543210"]}
     assert [group.get("OverrideVpcConfig") for group in state["InstanceGroups"]] == [None, override, None]
     assert state["VpcConfig"]["Subnets"] == ["subnet-0123456789abcdef0"]
@@ -323,7 +323,7 @@ def test_what_replaces_a_cluster_is_what_the_schema_calls_create_only() -> None:
 def test_a_change_of_size_replaces_nothing_and_another_subnet_does() -> None:
     assert create_only(with_group(SLURM, 2, count=40)) == create_only(state_of(SLURM))
     elsewhere = Refs(**{**vars(refs_of(SLURM)), "subnet_id": "subnet-0fedcba9876543210"})
-    moved = desired_state(spec_of(SLURM), place_of(SLURM), elsewhere)
+    moved = desired_state(spec_of(SLURM), elsewhere)
     assert create_only(moved) != create_only(state_of(SLURM))
 
 

@@ -16,6 +16,7 @@ from infra.config import parse as parse_spec
 from infra.plan.bundle import DOCUMENT, bundle
 from infra.plan.outputs import Made, cluster
 from infra.plan.place import Place, bucket_names
+from infra.plan.stack import Plan
 from infra.plan.teardown import empty, first_steps, teardown
 from infra.preflight.offline import run_in
 from infra.preflight.rule import Context
@@ -39,7 +40,7 @@ NODES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("stack", EXAMPLES)
 def test_the_contract_survives_json(stack: str) -> None:
     spec = example(stack)
-    told = cluster(spec, PLACE, Made(lustre=LUSTRE, home=HOME, **NODES[spec.backend]))
+    told = cluster(Plan(spec, PLACE), Made(lustre=LUSTRE, home=HOME, **NODES[spec.backend]))
     assert parse(json.loads(json.dumps(to_json(told)))) == told
     assert set(told.groups) == {group.name for group in spec.groups}
     assert (told.lustre is None) == (spec.storage.lustre is None)
@@ -49,7 +50,7 @@ def test_the_contract_survives_json(stack: str) -> None:
 def through_pulumi(stack: str, **edits: Any) -> Cluster:
     """The stack's cluster as `pulumi stack output` prints it: the engine knows no whole numbers, and none in `4800.0`."""
     spec = spec_of(stack, edits)
-    told = to_json(cluster(spec, PLACE, Made(lustre=LUSTRE, home=HOME, **NODES[spec.backend])))
+    told = to_json(cluster(Plan(spec, PLACE), Made(lustre=LUSTRE, home=HOME, **NODES[spec.backend])))
 
     def as_printed(value: Any) -> Any:
         if isinstance(value, dict):
@@ -146,7 +147,7 @@ def test_a_setting_is_what_the_user_wrote_however_yaml_takes_it(written: str, me
     ],
 )
 def test_nodes_are_found_in_exactly_one_way(nodes: dict[str, Any], said: str | None) -> None:
-    told = {**to_json(cluster(example("rehearsal"), PLACE, Made(auto_scaling_groups=("train",)))), "nodes": nodes}
+    told = {**to_json(cluster(Plan(example("rehearsal"), PLACE), Made(auto_scaling_groups=("train",)))), "nodes": nodes}
     if said is None:
         assert parse(told)
         return
@@ -195,7 +196,7 @@ def test_a_mount_path_that_leads_elsewhere_is_an_error_of_preflight(key: str, pa
 
 
 def test_devices_of_a_node_are_those_of_its_type() -> None:
-    told = cluster(example("ec2-p6-b300-reservation"), PLACE, Made(auto_scaling_groups=("train",)))
+    told = cluster(Plan(example("ec2-p6-b300-reservation"), PLACE), Made(auto_scaling_groups=("train",)))
     group = told.groups["train"]
     assert (group.gpus, group.efa, group.accelerator) == (8, 16, "NVIDIA B300")
 
@@ -204,14 +205,14 @@ def test_workers_that_are_paid_for_in_two_ways_are_mixed() -> None:
     spec = example("ec2-spot-g6e")
     two = [*spec.groups, spec.groups[0].model_copy(update={"name": "more", "capacity": {"mode": "on-demand"}})]
     mixed = parse_spec({**spec.model_dump(mode="json"), "groups": [dict(group) for group in two]})
-    assert cluster(mixed, PLACE, Made(auto_scaling_groups=("train",))).capacity.mode == "mixed"
-    assert cluster(spec, PLACE, Made(auto_scaling_groups=("train",))).capacity.mode == "spot"
+    assert cluster(Plan(mixed, PLACE), Made(auto_scaling_groups=("train",))).capacity.mode == "mixed"
+    assert cluster(Plan(spec, PLACE), Made(auto_scaling_groups=("train",))).capacity.mode == "spot"
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
 def test_the_teardown_names_everything_that_stays(stack: str) -> None:
     spec = example(stack)
-    text = "\n".join(teardown(spec, PLACE))
+    text = "\n".join(teardown(Plan(spec, PLACE)))
     names = bucket_names(spec, PLACE)
     assert all(f"Bucket('{name}')" in text for name in (names.data, names.checkpoints, names.lifecycle))
     assert ("FSx for Lustre" in text) is bool(spec.storage.lustre)
@@ -239,16 +240,16 @@ def test_the_command_for_a_bucket_removes_one_with_old_versions(monkeypatch: pyt
 def test_a_bucket_of_the_users_own_is_not_for_removal() -> None:
     spec = example("rehearsal")
     kept = parse_spec({**spec.model_dump(mode="json"), "buckets": {"data": "my-precious"}})
-    assert "my-precious" not in "\n".join(teardown(kept, PLACE))
+    assert "my-precious" not in "\n".join(teardown(Plan(kept, PLACE)))
 
 
 def test_first_steps_are_only_those_that_the_spec_asks_for() -> None:
-    assert not any("helm" in line for line in first_steps(example("ec2-spot-g6e"), PLACE))
-    assert any("helm upgrade" in line for line in first_steps(example("hyperpod-eks-g6e-spot"), PLACE))
+    assert not any("helm" in line for line in first_steps(Plan(example("ec2-spot-g6e"), PLACE)))
+    assert any("helm upgrade" in line for line in first_steps(Plan(example("hyperpod-eks-g6e-spot"), PLACE)))
     bare = example("rehearsal").model_copy(
         update={"budget": None, "alarms": example("rehearsal").alarms.model_copy(update={"emails": ()})}
     )
-    assert first_steps(bare, PLACE) == ()
+    assert first_steps(Plan(bare, PLACE)) == ()
 
 
 @pytest.mark.parametrize(

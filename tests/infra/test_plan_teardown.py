@@ -11,6 +11,7 @@ from infra.config import ClusterSpec, parse
 from infra.local.engine import PROGRAM
 from infra.plan.place import Place, bucket_names
 from infra.plan.repository import url
+from infra.plan.stack import Plan
 from infra.plan.teardown import first_steps, teardown, unprotect
 from tests.infra.edits import spec_of
 from tests.infra.stacks import EXAMPLES, example
@@ -33,22 +34,22 @@ def with_export() -> ClusterSpec:
 
 @pytest.mark.parametrize("stack", EXAMPLES)
 def test_jobs_stop_before_anything_is_taken_down(stack: str) -> None:
-    lines = teardown(example(stack), PLACE)
+    lines = teardown(Plan(example(stack), PLACE))
     assert 0 == position(lines, "Stop the jobs") < position(lines, DESTROY)
 
 
 def test_exports_are_waited_for_before_the_destroy_where_there_are_any() -> None:
-    lines = teardown(with_export(), PLACE)
+    lines = teardown(Plan(with_export(), PLACE))
     assert 0 < position(lines, "AgeOfOldestQueuedMessage") < position(lines, DESTROY)
     imports = spec_of("ec2-spot-g6e", {"storage.lustre.associations.0.export_events": []})
-    assert position(teardown(imports, PLACE), "AgeOfOldestQueuedMessage") == -1
+    assert position(teardown(Plan(imports, PLACE)), "AgeOfOldestQueuedMessage") == -1
 
 
 def test_a_cluster_on_a_training_plan_is_let_go_before_the_destroy() -> None:
     spec = example("hyperpod-slurm-p5")
-    lines = teardown(spec, PLACE)
+    lines = teardown(Plan(spec, PLACE))
     assert 0 < position(lines, "pulumi state unprotect --yes") < position(lines, DESTROY)
-    assert position(teardown(example("hyperpod-eks-g6e-spot"), PLACE), "unprotect --yes") == -1
+    assert position(teardown(Plan(example("hyperpod-eks-g6e-spot"), PLACE)), "unprotect --yes") == -1
     project = yaml.safe_load((PROGRAM / "Pulumi.yaml").read_text(encoding="utf-8"))["name"]
     assert f"::{project}::lustrain:infra:HyperPod" in unprotect(spec)
 
@@ -57,7 +58,7 @@ def test_a_cluster_on_a_training_plan_is_let_go_before_the_destroy() -> None:
 def test_what_stayed_is_used_again_when_the_lines_are_pasted_into_the_description(stack: str) -> None:
     spec = example(stack)
     pasted = yaml.safe_load(
-        "\n".join(line for line in teardown(spec, PLACE) if line.startswith(("  buckets: ", "  repo")))
+        "\n".join(line for line in teardown(Plan(spec, PLACE)) if line.startswith(("  buckets: ", "  repo")))
     )
     again: dict[str, Any] = {**spec.model_dump(mode="json")}
     for key, values in pasted.items():
@@ -65,11 +66,11 @@ def test_what_stayed_is_used_again_when_the_lines_are_pasted_into_the_descriptio
     kept = parse(again)
     assert bucket_names(kept, PLACE) == bucket_names(spec, PLACE)
     assert kept.repository.existing == url(spec, PLACE)
-    assert not any(line.startswith(("  buckets: ", "  repository: ")) for line in teardown(kept, PLACE))
+    assert not any(line.startswith(("  buckets: ", "  repository: ")) for line in teardown(Plan(kept, PLACE)))
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
 def test_the_budget_is_said_not_to_see_what_was_bought_by_hand(stack: str) -> None:
     spec = example(stack)
     by_hand = any(group.capacity.reservation or group.capacity.training_plan for group in spec.groups)
-    assert any("does not see" in line for line in first_steps(spec, PLACE)) is by_hand
+    assert any("does not see" in line for line in first_steps(Plan(spec, PLACE))) is by_hand

@@ -91,7 +91,7 @@ def schema_errors(example: dict[str, Any]) -> list[str]:
         lustre=Mount(f"fs-12345678a90b01cde.fsx.{place.region}.amazonaws.com", "1abcdefg", "/fsx"),
         eks_cluster_arn=place.arn("eks", "cluster/ml-cluster"),
     )
-    template = {"Resources": {"Cluster": {"Type": TYPE, "Properties": desired_state(spec, place, refs)}}}
+    template = {"Resources": {"Cluster": {"Type": TYPE, "Properties": desired_state(spec, refs)}}}
     return [match.message for match in lint(json.dumps(template), config=ManualArgs(regions=[place.region]))]
 
 

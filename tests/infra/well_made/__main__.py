@@ -3,17 +3,13 @@
 import pulumi
 import pulumi_aws as aws
 
-from infra.components.budget import Budget
+from infra.components.buckets import ImageRepository
 from infra.components.interruptions import Interruptions
-from infra.components.observability import Observability
-from infra.components.repository import ImageRepository
+from infra.components.observability import Budget, Observability
 from infra.components.tagging import tag_everything
 from infra.config import parse
-from infra.plan.budget import budget
-from infra.plan.events import channel
-from infra.plan.observability import observability
-from infra.plan.place import Place, tags
-from infra.plan.repository import repository
+from infra.plan.place import Place
+from infra.plan.stack import Plan
 
 spec = parse(
     {
@@ -26,22 +22,21 @@ spec = parse(
         "budget": {"monthly_usd": 100, "emails": ["ops@example.com"]},
     }
 )
-place = Place("us-east-1", aws.get_caller_identity().account_id)
-tag_everything(tags(spec))
+plan = Plan(spec, Place("us-east-1", aws.get_caller_identity().account_id))
+tag_everything(plan.tags)
 
-events = Interruptions("llm-events", channel(spec, place))
+events = Interruptions("llm-events", plan.channel)
 watch = Observability(
     "llm-watch",
-    observability(spec, place),
+    plan.observability,
     file_system_id=pulumi.Output.from_input("fs-0123456789abcdef0"),
     auto_scaling_groups=[pulumi.Output.from_input("llm-train-gang-1a2b3c4")],
     nat_gateway_id=pulumi.Output.from_input("nat-0123456789abcdef0"),
     topic_arn=events.topic_arn,
 )
-planned = budget(spec, place)
-assert planned is not None
-Budget("llm-budget", planned)
-images = ImageRepository("llm", repository(spec))
+assert plan.budget is not None
+Budget("llm-budget", plan.budget)
+images = ImageRepository("llm", plan.repository)
 
 pulumi.export("queue_url", events.queue_url)
 pulumi.export("topic_arn", events.topic_arn)

@@ -1,0 +1,109 @@
+"""The plan of a stack: each part of what its program declares, made once from the spec and the place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from infra.config import ClusterSpec
+from infra.plan.associations import AssociationPlan, associations
+from infra.plan.buckets import BucketPlan, buckets
+from infra.plan.budget import BudgetPlan, budget
+from infra.plan.bundle import Bundle, bundle
+from infra.plan.capacity import ReservationPlan, reservations
+from infra.plan.eks import EksPlan, eks_plan
+from infra.plan.events import ChannelPlan, channel
+from infra.plan.gang import GangPlan, gangs
+from infra.plan.home import HomePlan, home
+from infra.plan.iam import RolePlan, roles
+from infra.plan.network import NetworkPlan, network
+from infra.plan.observability import ObservabilityPlan, observability
+from infra.plan.place import BucketNames, Place, bucket_names, runs_uri, tags
+from infra.plan.repository import RepositoryPlan, repository
+from infra.plan.security import Rule, rules
+from infra.plan.storage import LustrePlan, lustre_plan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A part is made when it is first read, so that a part can be read while another one cannot be planned.
+
+    UserError where AWS could not make a part (network, gangs, bundle); preflight reports those mistakes before. A part that
+    the spec does not ask for is None or empty.
+    """
+
+    spec: ClusterSpec
+    place: Place
+
+    @cached_property
+    def tags(self) -> dict[str, str]:
+        return tags(self.spec)
+
+    @cached_property
+    def bucket_names(self) -> BucketNames:
+        return bucket_names(self.spec, self.place)
+
+    @cached_property
+    def runs_uri(self) -> str:
+        return runs_uri(self.spec, self.place)
+
+    @cached_property
+    def network(self) -> NetworkPlan:
+        return network(self.spec, self.place)
+
+    @cached_property
+    def security(self) -> tuple[Rule, ...]:
+        return rules(self.spec)
+
+    @cached_property
+    def roles(self) -> tuple[RolePlan, ...]:
+        return roles(self.spec, self.place)
+
+    @cached_property
+    def buckets(self) -> tuple[BucketPlan, ...]:
+        return buckets(self.spec, self.place)
+
+    @cached_property
+    def bundle(self) -> Bundle:
+        return bundle(self.spec)
+
+    @cached_property
+    def lustre(self) -> LustrePlan | None:
+        return lustre_plan(self.spec)
+
+    @cached_property
+    def associations(self) -> tuple[AssociationPlan, ...]:
+        return associations(self.spec, self.place)
+
+    @cached_property
+    def home(self) -> HomePlan | None:
+        return home(self.spec.storage.home) if self.spec.storage.home else None
+
+    @cached_property
+    def repository(self) -> RepositoryPlan:
+        return repository(self.spec)
+
+    @cached_property
+    def gangs(self) -> tuple[GangPlan, ...]:
+        """Of the `ec2` backend."""
+        return () if self.spec.hyperpod else gangs(self.spec, self.place)
+
+    @cached_property
+    def reservations(self) -> tuple[ReservationPlan, ...]:
+        return reservations(self.spec)
+
+    @cached_property
+    def eks(self) -> EksPlan | None:
+        return eks_plan(self.spec, self.place) if self.spec.backend == "hyperpod-eks" else None
+
+    @cached_property
+    def channel(self) -> ChannelPlan:
+        return channel(self.spec, self.place)
+
+    @cached_property
+    def observability(self) -> ObservabilityPlan:
+        return observability(self.spec, self.place)
+
+    @cached_property
+    def budget(self) -> BudgetPlan | None:
+        return budget(self.spec, self.place)
