@@ -135,30 +135,6 @@ def test_fields_hooks_metrics_and_processes_read_back_as_they_were_set(network: 
     assert group(scaling, "whole")["EnabledMetrics"] == []
 
 
-def test_a_mixed_policy_survives_an_update_and_buys_as_it_says(network: Network, scaling: Any) -> None:
-    launch = template(network, "mixed")
-    policy: dict[str, Any] = {
-        "LaunchTemplate": {"LaunchTemplateSpecification": launch, "Overrides": [{"InstanceType": "g6e.16xlarge"}]},
-        "InstancesDistribution": {"OnDemandBaseCapacity": 1, "OnDemandPercentageAboveBaseCapacity": 0},
-    }
-    asked = gang(network, "mixed", launch, 3, MixedInstancesPolicy=policy)
-    del asked["LaunchTemplate"]
-    scaling.create_auto_scaling_group(**asked)
-    scaling.update_auto_scaling_group(AutoScalingGroupName="mixed", MaxSize=4)
-    shown = group(scaling, "mixed")
-    assert shown["MixedInstancesPolicy"]["InstancesDistribution"]["OnDemandBaseCapacity"] == 1
-    ids = [one["InstanceId"] for one in shown["Instances"]]
-    found = [
-        one for many in network.ec2.describe_instances(InstanceIds=ids)["Reservations"] for one in many["Instances"]
-    ]
-    assert [one["InstanceType"] for one in found] == ["g6e.16xlarge"] * 3
-    assert sorted(one.get("InstanceLifecycle", "") for one in found) == ["", "spot", "spot"]
-    spot = template(network, "spot-in-mixed", InstanceMarketOptions={"MarketType": "spot"})
-    policy["LaunchTemplate"]["LaunchTemplateSpecification"] = spot
-    code, message = refusal(scaling.create_auto_scaling_group, **{**asked, "AutoScalingGroupName": "both"})
-    assert (code, "Incompatible launch template" in message) == ("ValidationError", True)
-
-
 def test_a_reservation_that_is_not_there_leaves_the_group_empty_and_says_why(network: Network, scaling: Any) -> None:
     target = {"CapacityReservationTarget": {"CapacityReservationId": "cr-0123456789abcdef0"}}
     launch = template(network, "reserved", InstanceType="p5.48xlarge", CapacityReservationSpecification=target)

@@ -1,13 +1,12 @@
 """Auto Scaling groups as the service keeps them: validated, with hooks, all fields, and instances from the right version.
 
-moto overwrites a group of the same name, drops a mixed policy and a dozen fields, launches one interface from the default
+moto overwrites a group of the same name, drops a dozen fields, launches one interface from the default
 version, invents a hook's role and queue, and knows no lifecycle actions. Messages are those that users reported, e.g.
 https://github.com/hashicorp/terraform-provider-aws/issues/22035.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -33,8 +32,8 @@ from infra.local.additions.seams import around, kept_by
 from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
-    "Auto Scaling: terminate hooks are waited for after a played event only, never on scale-in; no health checks, "
-    "metrics, policies or instance refresh"
+    "Auto Scaling: terminate hooks are waited for after a played event only, never on scale-in; no mixed instances policies, "
+    "health checks, metrics, scaling policies or instance refresh"
 )
 _KEPT = (
     "CapacityReservationSpecification", "AvailabilityZoneDistribution", "MaxInstanceLifetime", "DefaultInstanceWarmup",
@@ -82,43 +81,31 @@ def fill(group: Any, count: int) -> None:
         return
     ec2 = group.autoscaling_backend.ec2_backend
     template = _template(group)
-    for market, wanted in _markets(group, count):
-        if not wanted:
-            continue
-        tags = {**group.instance_tags, **group.get_propagated_tags(), ASG_NAME_TAG: group.name}
-        kwargs: dict[str, Any] = {"launch_template": template, "is_instance_type_default": True}
-        overrides = ((group.mixed_instances_policy or {}).get("LaunchTemplate") or {}).get("Overrides") or []
-        if overrides and overrides[0].get("InstanceType"):
-            kwargs |= {"instance_type": overrides[0]["InstanceType"], "is_instance_type_default": False}
-        if market == "spot":
-            kwargs["instance_market_options"] = "spot"
-        subnet = group.vpc_zone_identifier.split(",")[0] if group.vpc_zone_identifier else None
-        try:
-            made = ec2.run_instances(
-                "",
-                wanted,
-                None,
-                [],
-                tags={"instance": tags},
-                subnet_id=subnet,
-                launch_config=group.launch_config,
-                **kwargs,
-            )
-        except ServiceException as refusal:
-            _record(
-                group,
-                f"Launching {wanted} new EC2 instances",
-                "Failed",
-                f"{refusal.message} Launching EC2 instance failed.",
-            )
-            continue
-        for instance in made.instances:
-            instance.autoscaling_group = group
-            instance.launched_from = template
-            group.instance_states.append(
-                InstanceState(instance, protected_from_scale_in=group.new_instances_protected_from_scale_in)
-            )
-            _record(group, f"Launching a new EC2 instance: {instance.id}", "Successful")
+    tags = {**group.instance_tags, **group.get_propagated_tags(), ASG_NAME_TAG: group.name}
+    subnet = group.vpc_zone_identifier.split(",")[0] if group.vpc_zone_identifier else None
+    try:
+        made = ec2.run_instances(
+            "",
+            count,
+            None,
+            [],
+            tags={"instance": tags},
+            subnet_id=subnet,
+            launch_config=group.launch_config,
+            launch_template=template,
+            is_instance_type_default=True,
+        )
+    except ServiceException as refusal:
+        why = f"{refusal.message} Launching EC2 instance failed."
+        _record(group, f"Launching {count} new EC2 instances", "Failed", why)
+        return
+    for instance in made.instances:
+        instance.autoscaling_group = group
+        instance.launched_from = template
+        group.instance_states.append(
+            InstanceState(instance, protected_from_scale_in=group.new_instances_protected_from_scale_in)
+        )
+        _record(group, f"Launching a new EC2 instance: {instance.id}", "Successful")
 
 
 def _create_group(original: Any, self: Any) -> Any:
@@ -137,13 +124,8 @@ def _update_group(original: Any, self: Any) -> Any:
     _check_launch(
         self.autoscaling_backend, self.params, self.params.get("VPCZoneIdentifier") or group.vpc_zone_identifier
     )
-    policy = group.mixed_instances_policy
     _keep(group, self.params)
-    answer = original(self)
-    # moto takes a request that names no policy as one that removes it.
-    if not any(self.params.get(name) for name in ("MixedInstancesPolicy", "LaunchTemplate")):
-        group.mixed_instances_policy = policy
-    return answer
+    return original(self)
 
 
 def _delete_group(original: Any, self: Any) -> Any:
@@ -196,19 +178,6 @@ def _template(group: Any) -> dict[str, Any] | None:
     return {"LaunchTemplateId": group.ec2_launch_template.id, "Version": str(number)}
 
 
-def _markets(group: Any, count: int) -> list[tuple[str, int]]:
-    """How many of the next `count` instances a mixed policy buys on demand and on spot."""
-    distribution = (group.mixed_instances_policy or {}).get("InstancesDistribution")
-    if not distribution:
-        return [("", count)]
-    base = int(distribution.get("OnDemandBaseCapacity") or 0)
-    percent = distribution.get("OnDemandPercentageAboveBaseCapacity")
-    above = max(0, (group.desired_capacity or 0) - base) * int(100 if percent is None else percent) / 100
-    there = sum(one.instance.lifecycle != "spot" for one in group.instance_states)
-    on_demand = min(count, max(0, base + math.ceil(above) - there))
-    return [("", on_demand), ("spot", count - on_demand)]
-
-
 def _check_new(backend: Any, params: Mapping[str, Any]) -> None:
     name = params["AutoScalingGroupName"]
     if name in backend.autoscaling_groups:
@@ -234,41 +203,27 @@ def _check_sizes(params: Mapping[str, Any], group: Any) -> None:
 
 def _check_launch(backend: Any, params: Mapping[str, Any], zones: str | None) -> None:
     """Refuses a group whose instances EC2 would refuse."""
-    mixed = params.get("MixedInstancesPolicy") or {}
-    chosen = params.get("LaunchTemplate") or (mixed.get("LaunchTemplate") or {}).get("LaunchTemplateSpecification")
+    if params.get("MixedInstancesPolicy"):
+        raise ValidationError("The embedded AWS takes no mixed instances policy: name a launch template.")
+    chosen = params.get("LaunchTemplate")
     if not chosen:
         return
     ec2 = backend.ec2_backend
     which = {name: chosen[name] for name in ("LaunchTemplateId", "LaunchTemplateName") if chosen.get(name)}
     try:
         known = bool(ec2.describe_launch_templates(*_wanted(which)))
-        data = (
-            template_data(ec2, {**which, **({"Version": chosen["Version"]} if chosen.get("Version") else {})})
-            if known
-            else {}
-        )
+        version = {"Version": chosen["Version"]} if chosen.get("Version") else {}
+        data = template_data(ec2, {**which, **version}) if known else {}
     except (ServiceException, ValueError):
         known, data = False, {}
     if not known:
         raise ValidationError(
             f"The specified launch template, with template {next(iter(which.values()), '')}, does not exist."
         )
-    subnets = zones.split(",") if zones else [None]
-    overrides = (mixed.get("LaunchTemplate") or {}).get("Overrides") or []
-    kinds = [one["InstanceType"] for one in overrides if one.get("InstanceType")]
-    for kind in kinds or [data.get("InstanceType")]:
-        for flaw in (flaw for subnet in subnets for flaw in flaws(ec2, {**data, "InstanceType": kind}, subnet)):
+    for subnet in zones.split(",") if zones else [None]:
+        for flaw in flaws(ec2, data, subnet):
             raise ValidationError(f"You must use a valid fully-formed launch template. {flaw.message}")
-    if mixed and data.get("InstanceMarketOptions"):
-        raise ValidationError(
-            "Incompatible launch template: You can't use a launch template that is set to request Spot Instances "
-            "(InstanceMarketOptions) when you configure an Auto Scaling group with a mixed instances policy."
-        )
-    if (
-        len(data.get("NetworkInterfaces") or [])
-        and any(one.get("SubnetId") for one in data["NetworkInterfaces"])
-        and zones
-    ):
+    if zones and any(one.get("SubnetId") for one in data.get("NetworkInterfaces") or []):
         raise ValidationError("A subnet of a network interface cannot be named together with those of the group.")
 
 

@@ -13,7 +13,7 @@ from moto.budgets.responses import BudgetsResponse
 from infra.local.additions.seams import around, kept_by
 from infra.local.additions.serving import Call, refuse, serve
 
-LEFT_OUT = "budgets: nothing is spent, so no notification is ever sent"
+LEFT_OUT = "budgets: nothing is spent, so no notification is ever sent; subscribers change with their notification only"
 MOST_EMAILS = 10
 """https://docs.aws.amazon.com/cost-management/latest/userguide/management-limits.html; and one SNS topic."""
 _MALFORMED = "InvalidParameterException"
@@ -36,12 +36,9 @@ def install() -> None:
     actions = {
         "UpdateBudget": _update,
         "CreateNotification": _create_notification,
-        "UpdateNotification": _update_notification,
         "DeleteNotification": _delete_notification,
         "DescribeNotificationsForBudget": _notifications,
         "DescribeSubscribersForNotification": _subscribers,
-        "CreateSubscriber": _create_subscriber,
-        "DeleteSubscriber": _delete_subscriber,
         "ListTagsForResource": _list_tags,
         "TagResource": _tag,
         "UntagResource": _untag,
@@ -69,8 +66,8 @@ def _same(details: Mapping[str, Any]) -> tuple[Any, ...]:
     return details["NotificationType"], details["ComparisonOperator"], threshold, kind
 
 
-def _notification(call: Call, member: str = "Notification") -> Any:
-    wanted = _same(call.get(member))
+def _notification(call: Call) -> Any:
+    wanted = _same(call.get("Notification"))
     found = next((one for one in _budget(call).notifications if _same(one.details) == wanted), None)
     if found is None:
         refuse("NotFoundException", "Unable to find notification - the notification doesn't exist.")
@@ -110,12 +107,6 @@ def _create_notification(call: Call) -> Mapping[str, Any]:
     return {}
 
 
-def _update_notification(call: Call) -> Mapping[str, Any]:
-    old = _notification(call, "OldNotification")
-    old.details = {**old.details, **call.get("NewNotification")}
-    return {}
-
-
 def _delete_notification(call: Call) -> Mapping[str, Any]:
     _budget(call).notifications.remove(_notification(call))
     return {}
@@ -127,20 +118,6 @@ def _notifications(call: Call) -> Mapping[str, Any]:
 
 def _subscribers(call: Call) -> Mapping[str, Any]:
     return {"Subscribers": _notification(call).subscribers}
-
-
-def _create_subscriber(call: Call) -> Mapping[str, Any]:
-    found = _notification(call)
-    both = [*found.subscribers, call.get("Subscriber")]
-    _check_subscribers(both)
-    found.subscribers = both
-    return {}
-
-
-def _delete_subscriber(call: Call) -> Mapping[str, Any]:
-    found = _notification(call)
-    found.subscribers = [one for one in found.subscribers if one != call.get("Subscriber")]
-    return {}
 
 
 def _list_tags(call: Call) -> Mapping[str, Any]:

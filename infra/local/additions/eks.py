@@ -23,7 +23,7 @@ from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
     "eks: control planes without Kubernetes; any version 1.x is taken; no access entry for the creator, no outposts, identity "
-    "providers, changes of encryption, waiting for the update before, or pages of long listings"
+    "providers, changes of encryption, Auto Mode or scaling, waiting for the update before, or pages of long listings"
 )
 INVALID = "InvalidParameterException"
 CREATING_SECONDS = 0.3
@@ -54,11 +54,7 @@ UPDATE_TYPES = {
     "logging": "LoggingUpdate",
     "accessConfig": "AccessConfigUpdate",
     "upgradePolicy": "UpgradePolicyUpdate",
-    "zonalShiftConfig": "ZonalShiftConfigUpdate",
-    "computeConfig": "AutoModeUpdate",
     "deletionProtection": "DeletionProtectionUpdate",
-    "remoteNetworkConfig": "RemoteNetworkConfigUpdate",
-    "controlPlaneScalingConfig": "ControlPlaneScalingConfigUpdate",
 }
 
 
@@ -205,12 +201,8 @@ def _put_interfaces(call: Call, found: ControlPlane) -> None:
 
 
 def _check_network(call: Call, asked: Mapping[str, Any]) -> str:
-    """The VPC of the subnets; they must be of two zones that EKS is in, the groups of that same VPC."""
-    found = {subnet_id: world.subnet(call, subnet_id) for subnet_id in asked.get("subnetIds") or []}
-    for subnet_id, subnet in found.items():
-        if subnet is None:
-            invalid(f"The subnet ID '{subnet_id}' does not exist")
-    subnets = [subnet for subnet in found.values() if subnet is not None]
+    """The VPC of the subnets; they must be of two zones that EKS is in."""
+    vpc, subnets = world.vpc_of(call, asked.get("subnetIds") or [], asked.get("securityGroupIds") or [], invalid)
     zones = {str(subnet.availability_zone_id) for subnet in subnets}
     for zone in zones.intersection(CLOSED_ZONES):
         message = (
@@ -219,14 +211,6 @@ def _check_network(call: Call, asked: Mapping[str, Any]) -> str:
         refuse("UnsupportedAvailabilityZoneException", message + "capacity to support the cluster.")
     if len(zones) < 2:
         invalid("Subnets specified must be in at least two different AZs")
-    vpcs = {str(subnet.vpc_id) for subnet in subnets}
-    if len(vpcs) != 1:
-        invalid("Subnets specified must belong to the same VPC")
-    (vpc,) = vpcs
-    for group_id in asked.get("securityGroupIds") or []:
-        group = world.group(call, group_id)
-        if group is None or group.vpc != vpc:
-            invalid(f"The security group ID '{group_id}' does not exist in VPC '{vpc}'")
     if asked.get("endpointPublicAccess") is False and not asked.get("endpointPrivateAccess"):
         invalid("Private and public endpoint access cannot be false")
     _check_ranges(asked.get("publicAccessCidrs") or [])
@@ -406,5 +390,5 @@ def _untag(call: Call) -> Mapping[str, Any]:
     return {}
 
 
-def invalid(message: str) -> NoReturn:
-    refuse(INVALID, message)
+def invalid(message: str, **details: str) -> NoReturn:
+    refuse(INVALID, message, **details)

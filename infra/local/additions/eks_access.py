@@ -14,7 +14,8 @@ from infra.local.additions.eks import INVALID, ControlPlane, active, arn, check_
 from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
-    "eks access: a principal need not exist in IAM, nothing is permitted or denied, HyperPod adds no entries of its own"
+    "eks access: a principal need not exist in IAM, nothing is permitted or denied, HyperPod adds no entries of its own, "
+    "no lists of entries and policies"
 )
 POLICIES = (
     "AmazonEKSClusterAdminPolicy",
@@ -39,11 +40,9 @@ def install() -> None:
             "DescribeAccessEntry": lambda call: {"accessEntry": _shown(_entry(call))},
             "UpdateAccessEntry": _update_entry,
             "DeleteAccessEntry": _delete_entry,
-            "ListAccessEntries": lambda call: {"accessEntries": list(_plane(call).parts["entries"])},
             "AssociateAccessPolicy": _associate,
             "DisassociateAccessPolicy": _disassociate,
             "ListAssociatedAccessPolicies": _list_associated,
-            "ListAccessPolicies": _list_policies,
             "CreatePodIdentityAssociation": _create_identity,
             "DescribePodIdentityAssociation": lambda call: {"association": _identity(call)},
             "UpdatePodIdentityAssociation": _update_identity,
@@ -177,10 +176,6 @@ def _list_associated(call: Call) -> Mapping[str, Any]:
         "principalArn": entry["principalArn"],
         "associatedAccessPolicies": list(entry["policies"].values()),
     }
-
-
-def _list_policies(call: Call) -> Mapping[str, Any]:
-    return {"accessPolicies": [{"name": name, "arn": _policy_arn(call, name)} for name in POLICIES]}
 
 
 def _identity(call: Call) -> dict[str, Any]:

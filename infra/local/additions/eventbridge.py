@@ -18,7 +18,6 @@ from typing import Any
 from moto.core.exceptions import ServiceException
 from moto.events.models import Rule, events_backends
 from moto.events.responses import EventsHandler
-from moto.events.utils import EventTemplateParser
 from moto.sns.models import sns_backends
 from moto.sqs.models import sqs_backends
 from moto.utilities.arns import parse_arn
@@ -27,7 +26,8 @@ from infra.local.additions.policies import allows
 from infra.local.additions.seams import around, kept_by
 
 LEFT_OUT = (
-    "EventBridge: one try for each event, no schedules, no InputPath; the policies of queues and topics are judged"
+    "EventBridge: one try for each event, no schedules, no InputPath, no InputTransformer; the policies of queues and topics "
+    "are judged"
 )
 SERVICE = "events.amazonaws.com"
 _WRITES = {"sqs": "sqs:SendMessage", "sns": "sns:Publish"}
@@ -124,8 +124,4 @@ def _body(target: Mapping[str, Any], event: Mapping[str, Any]) -> str:
     shown: dict[str, Any] = {name: value for name, value in event.items() if name != "ingestion-time"}
     if not isinstance(shown.get("time"), str):
         shown["time"] = datetime.fromtimestamp(float(shown["time"]), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    change = target.get("InputTransformer")
-    if change:
-        ingested: Any = {**shown, "ingestion-time": shown["time"]}
-        return json.dumps(EventTemplateParser.parse(change["InputTemplate"], change.get("InputPathsMap", {}), ingested))
     return json.dumps(shown, separators=(",", ":"))

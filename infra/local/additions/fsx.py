@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from moto.fsx.models import fsx_backends
@@ -16,8 +17,8 @@ from infra.local.additions.seams import kept_by
 from infra.local.additions.serving import Call, refuse, serve
 
 LEFT_OUT = (
-    "fsx: Lustre and OpenZFS only, two network interfaces each; no data, file caches, snapshots, child volumes, data "
-    "repository tasks or pages of long listings; the hours that storage takes to grow or settle pass at once"
+    "fsx: Lustre PERSISTENT_2 and OpenZFS SINGLE_AZ_HA_2 only, two network interfaces each; no data, file caches, snapshots, "
+    "child volumes, data repository tasks or pages of long listings; the hours of growing and settling pass at once"
 )
 CREATING_SECONDS = 0.5
 
@@ -160,22 +161,9 @@ def _default_logs(call: Call) -> str:
 
 
 def _check_network(call: Call) -> str:
-    """The VPC of the request's subnets; subnets and security groups must exist, the groups in that same VPC."""
-    found = {subnet_id: world.subnet(call, subnet_id) for subnet_id in call.params["SubnetIds"]}
-    for subnet_id, subnet in found.items():
-        if subnet is None:
-            message = f"The subnet ID '{subnet_id}' does not exist"
-            refuse("InvalidNetworkSettings", message, InvalidSubnetId=subnet_id)
-    vpcs = {str(subnet.vpc_id) for subnet in found.values() if subnet is not None}
-    if len(vpcs) != 1:
-        refuse("InvalidNetworkSettings", "The subnets must be of one VPC.")
-    (vpc,) = vpcs
-    for group_id in call.get("SecurityGroupIds", []):
-        group = world.group(call, group_id)
-        if group is None or group.vpc != vpc:
-            message = f"The security group ID '{group_id}' does not exist in VPC '{vpc}'"
-            refuse("InvalidNetworkSettings", message, InvalidSecurityGroupId=group_id)
-    return vpc
+    """The VPC of the request's subnets and security groups."""
+    wrong = partial(refuse, "InvalidNetworkSettings")
+    return world.vpc_of(call, call.params["SubnetIds"], call.get("SecurityGroupIds", []), wrong)[0]
 
 
 def _check_lustre_groups(call: Call) -> None:

@@ -1,7 +1,7 @@
 """Data repository associations: a folder of a Lustre file system linked to a bucket or a prefix, with the service's rules.
 
-At most eight for a file system, worked on one at a time; no folder and no prefix inside another one; not on scratch 1,
-Lustre 2.10 or Intelligent-Tiering, nor beside backups; the bucket in the same region.
+At most eight for a file system, worked on one at a time; no folder and no prefix inside another one; not on
+Intelligent-Tiering, nor beside backups; the bucket in the same region.
 https://docs.aws.amazon.com/fsx/latest/LustreGuide/create-dra-linked-data-repo.html
 """
 
@@ -101,8 +101,8 @@ def _make(call: Call) -> str:
 
 def _check_file_system(record: Mapping[str, Any]) -> None:
     lustre = record.get("LustreConfiguration")
-    if not lustre or lustre["DeploymentType"] == "SCRATCH_1" or record["FileSystemTypeVersion"] == "2.10":
-        _bad("Data repository associations need FSx for Lustre 2.12 or newer, not SCRATCH_1.")
+    if not lustre:
+        _bad("Data repository associations need FSx for Lustre.")
     if record["StorageType"] == "INTELLIGENT_TIERING":
         _bad("Data repository associations are not supported on Intelligent-Tiering file systems.")
     if lustre["AutomaticBackupRetentionDays"]:

@@ -15,61 +15,50 @@ from typing import Any, NoReturn
 
 from infra.local.additions.serving import refuse
 
-SSD_THROUGHPUT = {"PERSISTENT_1": (50, 100, 200), "PERSISTENT_2": (125, 250, 500, 1000)}
-HDD_STEP = {12: 6000, 40: 1800}
+DEPLOYMENT = "PERSISTENT_2"
+SSD_THROUGHPUT = (125, 250, 500, 1000)
+SSD_SMALLEST, SSD_STEP = 1200, 2400
 EFA_STEP = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}
 METADATA_IOPS = (1500, 3000, 6000, *range(12000, 192001, 12000))
 TIERED_METADATA_IOPS = (6000, 12000)
 TIERED_STEP = 4000
 TIERED_MOST = 2_000_000
 CACHE_LEAST, CACHE_MOST = 32, 131072
-VERSIONS = ("2.10", "2.12", "2.15")
+VERSIONS = ("2.12", "2.15")
 TIERED = "INTELLIGENT_TIERING"
 
 
 def check_new(request: Mapping[str, Any]) -> None:
     """Refuse a CreateFileSystem request of type LUSTRE that breaks one of the service's rules."""
     lustre = request.get("LustreConfiguration") or {}
-    deployment = lustre.get("DeploymentType", "SCRATCH_1")
-    storage = request.get("StorageType", "SSD")
+    deployment, storage = lustre.get("DeploymentType", "SCRATCH_1"), request.get("StorageType", "SSD")
+    if deployment != DEPLOYMENT or storage not in ("SSD", TIERED):
+        _bad(f"The embedded AWS makes Lustre file systems of {DEPLOYMENT} on SSD or {TIERED} only, not {deployment}.")
     if len(request["SubnetIds"]) != 1:
         _bad("Lustre file systems take exactly one subnet ID.")
-    if storage == "HDD" and deployment != "PERSISTENT_1":
-        _bad(f"Storage type HDD is supported on PERSISTENT_1 only, not on {deployment}.")
-    if deployment == "PERSISTENT_2" and any(
-        lustre.get(name) for name in ("ImportPath", "ExportPath", "AutoImportPolicy")
-    ):
+    if any(lustre.get(name) for name in ("ImportPath", "ExportPath", "AutoImportPolicy")):
         _bad(
             "ImportPath, ExportPath and AutoImportPolicy are not supported on PERSISTENT_2; use data repository associations."
         )
-    if lustre.get("EfaEnabled") and (deployment != "PERSISTENT_2" or not lustre.get("MetadataConfiguration")):
+    if lustre.get("EfaEnabled") and not lustre.get("MetadataConfiguration"):
         _bad("EFA is supported on PERSISTENT_2 file systems with a metadata configuration only.")
-    _check_version(lustre, version(request))
+    asked = version(request)
+    if asked not in VERSIONS:
+        _bad(f"FileSystemTypeVersion {asked} is not one of {', '.join(VERSIONS)}.")
+    if lustre.get("EfaEnabled") and asked != "2.15":
+        _bad("EFA-enabled file systems need FileSystemTypeVersion 2.15.")
     _check_logs(lustre.get("LogConfiguration"))
     if storage == TIERED:
-        _check_tiered(request, lustre, deployment)
+        _check_tiered(request, lustre)
     else:
-        _check_provisioned(request, lustre, deployment, storage)
+        _check_provisioned(request, lustre)
 
 
 def version(request: Mapping[str, Any]) -> str:
-    """The Lustre version a request gets: 2.10, on PERSISTENT_2 2.12, with a metadata configuration 2.15, unless it says."""
-    lustre = request.get("LustreConfiguration") or {}
-    asked = request.get("FileSystemTypeVersion")
-    if asked:
-        return str(asked)
-    if lustre.get("DeploymentType") != "PERSISTENT_2":
-        return "2.10"
-    return "2.15" if lustre.get("MetadataConfiguration") or request.get("StorageType") == TIERED else "2.12"
-
-
-def _check_version(lustre: Mapping[str, Any], asked: str) -> None:
-    if asked not in VERSIONS:
-        _bad(f"FileSystemTypeVersion {asked} is not one of {', '.join(VERSIONS)}.")
-    if lustre.get("DeploymentType") == "PERSISTENT_2" and asked == "2.10":
-        _bad("PERSISTENT_2 file systems need FileSystemTypeVersion 2.12 or 2.15.")
-    if lustre.get("EfaEnabled") and asked != "2.15":
-        _bad("EFA-enabled file systems need FileSystemTypeVersion 2.15.")
+    """The Lustre version a request gets: 2.12, with a metadata configuration 2.15, unless it says."""
+    metadata = (request.get("LustreConfiguration") or {}).get("MetadataConfiguration")
+    newest = metadata or request.get("StorageType") == TIERED
+    return str(request.get("FileSystemTypeVersion") or ("2.15" if newest else "2.12"))
 
 
 def _check_logs(logs: Mapping[str, Any] | None) -> None:
@@ -80,10 +69,8 @@ def _check_logs(logs: Mapping[str, Any] | None) -> None:
         )
 
 
-def _check_tiered(request: Mapping[str, Any], lustre: Mapping[str, Any], deployment: str) -> None:
+def _check_tiered(request: Mapping[str, Any], lustre: Mapping[str, Any]) -> None:
     throughput = lustre.get("ThroughputCapacity")
-    if deployment != "PERSISTENT_2":
-        _bad("Storage type INTELLIGENT_TIERING is supported on PERSISTENT_2 only.")
     if request.get("StorageCapacity") is not None:
         _bad("StorageCapacity cannot be set on an Intelligent-Tiering file system.")
     if lustre.get("PerUnitStorageThroughput") is not None:
@@ -108,58 +95,41 @@ def _check_cache(cache: Mapping[str, Any] | None, throughput: int) -> None:
         _bad("SizeGiB is valid only with SizingMode USER_PROVISIONED.")
 
 
-def _check_provisioned(request: Mapping[str, Any], lustre: Mapping[str, Any], deployment: str, storage: str) -> None:
+def _check_provisioned(request: Mapping[str, Any], lustre: Mapping[str, Any]) -> None:
     per_unit = lustre.get("PerUnitStorageThroughput")
     for name in ("ThroughputCapacity", "DataReadCacheConfiguration"):
         if lustre.get(name) is not None:
             _bad(f"{name} is valid only when StorageType is {TIERED}.")
-    check_per_unit(deployment, storage, per_unit)
-    efa = bool(lustre.get("EfaEnabled"))
-    check_capacity(deployment, storage, per_unit, request.get("StorageCapacity"), efa=efa)
-    metadata = lustre.get("MetadataConfiguration")
-    if metadata:
-        check_metadata(deployment, metadata)
+    _check_per_unit(per_unit)
+    _check_capacity(per_unit, request.get("StorageCapacity"), efa=bool(lustre.get("EfaEnabled")))
+    if lustre.get("MetadataConfiguration"):
+        _check_metadata(lustre["MetadataConfiguration"])
 
 
-def check_per_unit(deployment: str, storage: str, per_unit: int | None) -> None:
-    allowed = tuple(HDD_STEP) if storage == "HDD" else SSD_THROUGHPUT.get(deployment, ())
-    if not allowed and per_unit is not None:
-        refuse("InvalidPerUnitStorageThroughput", f"PerUnitStorageThroughput is not supported on {deployment}.")
-    if allowed and per_unit not in allowed:
-        known = ", ".join(str(value) for value in allowed)
+def _check_per_unit(per_unit: int | None) -> None:
+    if per_unit not in SSD_THROUGHPUT:
+        known = ", ".join(map(str, SSD_THROUGHPUT))
         refuse(
             "InvalidPerUnitStorageThroughput",
-            f"PerUnitStorageThroughput {per_unit} is not valid for {deployment} with {storage} storage: use {known}.",
+            f"PerUnitStorageThroughput {per_unit} is not valid for {DEPLOYMENT} with SSD storage: use {known}.",
         )
 
 
-def check_capacity(deployment: str, storage: str, per_unit: int | None, capacity: int | None, *, efa: bool) -> None:
+def _check_capacity(per_unit: int | None, capacity: int | None, *, efa: bool) -> None:
     """Refuse a capacity off the steps; those of an EFA file system depend on its throughput per unit."""
     if not capacity:
         _bad("StorageCapacity is required.")
-    if efa:
-        step = EFA_STEP.get(per_unit or 0, 0)
-        if step and capacity % step:
-            _bad(
-                f"StorageCapacity {capacity} is not valid for an EFA-enabled file system with {per_unit} MB/s/TiB: "
-                f"use multiples of {step} GiB."
-            )
-        return
-    small: tuple[int, ...]
-    if storage == "HDD":
-        step, small = HDD_STEP[per_unit or 12], ()
-    elif deployment == "SCRATCH_1":
-        step, small = 3600, (1200, 2400)
-    else:
-        step, small = 2400, (1200,)
-    if capacity % step and capacity not in small:
-        known = ", ".join(f"{value} GiB" for value in small)
-        _bad(f"StorageCapacity {capacity} is not valid: use {known + ' or ' if known else ''}multiples of {step} GiB.")
+    step = EFA_STEP[per_unit or 0] if efa else SSD_STEP
+    if efa and capacity % step:
+        _bad(
+            f"StorageCapacity {capacity} is not valid for an EFA-enabled file system with {per_unit} MB/s/TiB: "
+            f"use multiples of {step} GiB."
+        )
+    if capacity % step and capacity != SSD_SMALLEST:
+        _bad(f"StorageCapacity {capacity} is not valid: use {SSD_SMALLEST} GiB or multiples of {step} GiB.")
 
 
-def check_metadata(deployment: str, metadata: Mapping[str, Any]) -> None:
-    if deployment != "PERSISTENT_2":
-        _bad("MetadataConfiguration is supported on PERSISTENT_2 file systems only.")
+def _check_metadata(metadata: Mapping[str, Any]) -> None:
     iops = metadata.get("Iops")
     if metadata.get("Mode") == "AUTOMATIC":
         if iops is not None:
@@ -182,9 +152,7 @@ def automatic_iops(capacity: int) -> int:
 def described(request: Mapping[str, Any], default_logs: str) -> dict[str, Any]:
     """The LustreConfiguration that FSx shows of a new file system: what was asked for and the service's defaults."""
     asked = dict(request.get("LustreConfiguration") or {})
-    deployment = asked.setdefault("DeploymentType", "SCRATCH_1")
-    letters = string.ascii_lowercase + string.digits
-    asked["MountName"] = "fsx" if deployment == "SCRATCH_1" else "".join(secrets.choice(letters) for _ in range(8))
+    asked["MountName"] = "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
     asked.setdefault("WeeklyMaintenanceStartTime", "1:05:00")
     asked.setdefault("AutomaticBackupRetentionDays", 0)
     asked.setdefault("CopyTagsToBackups", False)
@@ -214,12 +182,12 @@ def check_update(record: Mapping[str, Any], request: Mapping[str, Any]) -> None:
     """Refuse an UpdateFileSystem request that the file system described by `record` cannot follow."""
     now: Mapping[str, Any] = record["LustreConfiguration"]
     asked: Mapping[str, Any] = request.get("LustreConfiguration") or {}
-    deployment, storage = now["DeploymentType"], record["StorageType"]
+    storage = record["StorageType"]
     per_unit = asked.get("PerUnitStorageThroughput")
     if per_unit is not None:
         if now["EfaEnabled"] and per_unit != now.get("PerUnitStorageThroughput"):
             _bad("PerUnitStorageThroughput of an EFA-enabled file system cannot be changed.")
-        check_per_unit(deployment, storage, per_unit)
+        _check_per_unit(None if storage == TIERED else per_unit)
     _check_growth(record, request, per_unit or now.get("PerUnitStorageThroughput"))
     if asked.get("MetadataConfiguration"):
         _check_metadata_growth(now, asked["MetadataConfiguration"], tiered=storage == TIERED)
@@ -240,15 +208,11 @@ def _check_growth(record: Mapping[str, Any], request: Mapping[str, Any], per_uni
     capacity = request.get("StorageCapacity")
     if capacity is None or capacity == record.get("StorageCapacity"):
         return
-    now = record["LustreConfiguration"]
-    deployment, storage = now["DeploymentType"], record["StorageType"]
-    if storage == TIERED or deployment == "SCRATCH_1":
-        _bad(f"The storage capacity of a {deployment} file system with {storage} storage cannot be changed.")
+    if record["StorageType"] == TIERED:
+        _bad(f"The storage capacity of a file system with {TIERED} storage cannot be changed.")
     if capacity < record["StorageCapacity"]:
         _bad(f"StorageCapacity must be greater than the current {record['StorageCapacity']} GiB.")
-    if not now["EfaEnabled"] and storage != "HDD" and capacity % 2400:
-        _bad(f"StorageCapacity {capacity} is not valid: use multiples of 2400 GiB.")
-    check_capacity(deployment, storage, per_unit, capacity, efa=now["EfaEnabled"])
+    _check_capacity(per_unit, capacity, efa=record["LustreConfiguration"]["EfaEnabled"])
 
 
 def _check_metadata_growth(now: Mapping[str, Any], asked: Mapping[str, Any], *, tiered: bool) -> None:
@@ -257,7 +221,7 @@ def _check_metadata_growth(now: Mapping[str, Any], asked: Mapping[str, Any], *, 
         _bad("A metadata configuration cannot be added to a file system that was created without one.")
     if tiered and (asked.get("Mode") == "AUTOMATIC" or asked.get("Iops") not in TIERED_METADATA_IOPS):
         _bad("Intelligent-Tiering needs metadata Mode USER_PROVISIONED and Iops 6000 or 12000.")
-    check_metadata(now["DeploymentType"], {"Mode": current["Mode"], **asked})
+    _check_metadata({"Mode": current["Mode"], **asked})
     if asked.get("Iops") is not None and asked["Iops"] < current["Iops"]:
         _bad(f"Metadata Iops can only be increased; the file system has {current['Iops']}.")
 

@@ -11,15 +11,8 @@ from typing import Any, NoReturn
 
 from infra.local.additions.serving import refuse
 
-_FIRST = (64, 128, 256, 512, 1024, 2048, 3072, 4096)
-_SECOND = (160, 320, 640, 1280, 2560, 3840, 5120, 7680, 10240)
-THROUGHPUT = {
-    "SINGLE_AZ_1": _FIRST,
-    "SINGLE_AZ_HA_1": _FIRST,
-    "SINGLE_AZ_2": _SECOND,
-    "SINGLE_AZ_HA_2": _SECOND,
-    "MULTI_AZ_1": _SECOND,
-}
+DEPLOYMENT = "SINGLE_AZ_HA_2"
+THROUGHPUT = (160, 320, 640, 1280, 2560, 3840, 5120, 7680, 10240)
 CAPACITY = range(64, 524288 + 1)
 IOPS_PER_GIB = 3
 
@@ -29,26 +22,23 @@ def check_new(request: Mapping[str, Any]) -> None:
     zfs = request.get("OpenZFSConfiguration") or {}
     if not zfs:
         refuse("MissingFileSystemConfiguration", "OpenZFSConfiguration is required.")
-    deployment = zfs["DeploymentType"]
-    subnets = 2 if deployment == "MULTI_AZ_1" else 1
-    if len(request["SubnetIds"]) != subnets:
-        _bad(f"{deployment} takes exactly {subnets} subnet ID(s).")
-    if deployment == "MULTI_AZ_1" and zfs.get("PreferredSubnetId") not in request["SubnetIds"]:
-        _bad("PreferredSubnetId must be one of SubnetIds for MULTI_AZ_1.")
-    check_throughput(deployment, zfs["ThroughputCapacity"])
+    if (deployment := zfs["DeploymentType"]) != DEPLOYMENT:
+        _bad(f"The embedded AWS makes OpenZFS file systems of {DEPLOYMENT} only, not {deployment}.")
+    if len(request["SubnetIds"]) != 1:
+        _bad(f"{DEPLOYMENT} takes exactly 1 subnet ID(s).")
+    _check_throughput(zfs["ThroughputCapacity"])
     if request.get("StorageType", "SSD") == "SSD":
         if request.get("StorageCapacity") not in CAPACITY:
             _bad("StorageCapacity must be between 64 and 524288 GiB.")
-        check_iops(zfs.get("DiskIopsConfiguration"), request["StorageCapacity"])
+        _check_iops(zfs.get("DiskIopsConfiguration"), request["StorageCapacity"])
 
 
-def check_throughput(deployment: str, throughput: int) -> None:
-    if throughput not in THROUGHPUT[deployment]:
-        known = ", ".join(str(value) for value in THROUGHPUT[deployment])
-        _bad(f"ThroughputCapacity {throughput} is not valid for {deployment}: use {known}.")
+def _check_throughput(throughput: int) -> None:
+    if throughput not in THROUGHPUT:
+        _bad(f"ThroughputCapacity {throughput} is not valid for {DEPLOYMENT}: use {', '.join(map(str, THROUGHPUT))}.")
 
 
-def check_iops(asked: Mapping[str, Any] | None, capacity: int) -> None:
+def _check_iops(asked: Mapping[str, Any] | None, capacity: int) -> None:
     if (asked or {}).get("Mode") == "USER_PROVISIONED" and (asked or {}).get("Iops", 0) < IOPS_PER_GIB * capacity:
         _bad(f"Iops must be at least {IOPS_PER_GIB} per GiB, here {IOPS_PER_GIB * capacity}.")
 
@@ -91,13 +81,12 @@ def root_volume(request: Mapping[str, Any]) -> dict[str, Any]:
 def check_update(record: Mapping[str, Any], request: Mapping[str, Any]) -> None:
     """Refuse an UpdateFileSystem request that the file system described by `record` cannot follow."""
     asked = request.get("OpenZFSConfiguration") or {}
-    now = record["OpenZFSConfiguration"]
     if asked.get("ThroughputCapacity") is not None:
-        check_throughput(now["DeploymentType"], asked["ThroughputCapacity"])
+        _check_throughput(asked["ThroughputCapacity"])
     capacity = request.get("StorageCapacity")
     if capacity is not None and capacity != record["StorageCapacity"] and capacity < record["StorageCapacity"] * 1.1:
         _bad("StorageCapacity must be at least 10 percent greater than the current storage capacity value.")
-    check_iops(asked.get("DiskIopsConfiguration"), capacity or record["StorageCapacity"])
+    _check_iops(asked.get("DiskIopsConfiguration"), capacity or record["StorageCapacity"])
 
 
 def _bad(message: str) -> NoReturn:

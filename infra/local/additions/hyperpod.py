@@ -19,8 +19,8 @@ from infra.local.additions.serving import LOCK, Call, refuse, serve
 
 LEFT_OUT = (
     "hyperpod: nodes are records; every group reaches its target at once, a training plan, an image and an accounting database "
-    "are taken at their word, health checks find nothing; no patches, account roots of EKS access entries, file systems of "
-    "restricted groups, scaling by Karpenter, second image version or pages of long listings"
+    "are taken at their word, health checks find nothing; no patches, restricted groups, groups of several types, account "
+    "roots of EKS access entries, scaling by Karpenter, second image version or pages of long listings"
 )
 SETTLING_SECONDS = 0.3
 IMAGE_RELEASE = "1.0.0"
@@ -32,7 +32,6 @@ KEPT = (
     "NodeProvisioningMode",
     "ClusterRole",
     "AutoScaling",
-    "RestrictedInstanceGroupsConfig",
 )
 
 
@@ -45,7 +44,6 @@ class Node:
     id: str = field(default_factory=lambda: world.new_id("i"))
     logical_id: str = field(default_factory=lambda: f"node-{secrets.token_hex(8)}")
     launched: datetime = field(default_factory=lambda: datetime.now(UTC))
-    updated: datetime | None = None
     status: str = "Running"
     message: str = ""
 
@@ -84,7 +82,6 @@ class Cluster:
 
     def groups(self) -> Iterator[dict[str, Any]]:
         yield from self.spec.get("InstanceGroups") or []
-        yield from self.spec.get("RestrictedInstanceGroups") or []
 
     def group(self, name: str) -> dict[str, Any]:
         found = next((one for one in self.groups() if one["InstanceGroupName"] == name), None)
@@ -104,7 +101,6 @@ def install() -> None:
             "CreateCluster": lambda call: {"ClusterArn": create(call, call.params, call.get("Tags", [])).arn},
             "DescribeCluster": lambda call: described(named(call, call.params["ClusterName"])),
             "UpdateCluster": _update,
-            "UpdateClusterSoftware": _update_software,
             "DeleteCluster": lambda call: {"ClusterArn": delete(call, call.params["ClusterName"]).arn},
             "ListClusters": _list,
         },
@@ -174,8 +170,7 @@ def scale(found: Cluster) -> None:
         mine = [node for node in found.nodes if node.group == name]
         surplus = {node.id for node in mine[group["InstanceCount"] :]}
         found.nodes = [node for node in found.nodes if node.id not in surplus]
-        kind = group.get("InstanceType") or group["InstanceRequirements"]["InstanceTypes"][0]
-        found.nodes += [Node(name, kind) for _ in range(group["InstanceCount"] - len(mine))]
+        found.nodes += [Node(name, group["InstanceType"]) for _ in range(group["InstanceCount"] - len(mine))]
 
 
 def described(found: Cluster) -> dict[str, Any]:
@@ -189,9 +184,6 @@ def described(found: Cluster) -> dict[str, Any]:
         **{name: found.spec[name] for name in KEPT if name in found.spec},
     }
     shown["InstanceGroups"] = [_described_group(found, group) for group in found.spec.get("InstanceGroups") or []]
-    restricted = [_described_group(found, group) for group in found.spec.get("RestrictedInstanceGroups") or []]
-    if restricted:
-        shown["RestrictedInstanceGroups"] = restricted
     if "AutoScaling" in shown:
         shown["AutoScaling"] = {**shown["AutoScaling"], "Status": "InService"}
     return shown
@@ -206,12 +198,9 @@ def _described_group(found: Cluster, group: Mapping[str, Any]) -> dict[str, Any]
     shown["Status"] = found.status if found.status in ("Creating", "Updating") else "InService"
     if "MinInstanceCount" in group:
         shown["MinCount"] = group["MinInstanceCount"]
-    for name, parts in (("InstanceRequirements", ("InstanceTypes",)), ("KubernetesConfig", ("Labels", "Taints"))):
-        if name in group:
-            asked = group[name]
-            shown[name] = {
-                f"{when}{part}": asked[part] for part in parts if part in asked for when in ("Current", "Desired")
-            }
+    if "KubernetesConfig" in group:
+        asked = group["KubernetesConfig"]
+        shown["KubernetesConfig"] = {f"{when}{part}": asked[part] for part in asked for when in ("Current", "Desired")}
     if "ImageId" in group:
         shown |= dict.fromkeys(("CurrentImageId", "DesiredImageId"), group["ImageId"])
     if "AutoPatchConfig" in group:
@@ -226,23 +215,9 @@ def _update(call: Call) -> Mapping[str, Any]:
     for name in gone:
         found.group(name)
     spec = {**found.spec, **{name: call.params[name] for name in KEPT if name in call.params}}
-    for kind in ("InstanceGroups", "RestrictedInstanceGroups"):
-        asked = {group["InstanceGroupName"]: group for group in call.get(kind, [])}
-        kept = {group["InstanceGroupName"]: group for group in found.spec.get(kind) or []}
-        merged = [group for name, group in {**kept, **asked}.items() if name not in gone]
-        if merged or kind in spec:
-            spec[kind] = merged
+    groups = {group["InstanceGroupName"]: group for group in (*found.groups(), *call.get("InstanceGroups", []))}
+    spec["InstanceGroups"] = [group for name, group in groups.items() if name not in gone]
     change(call, found, spec)
-    return {"ClusterArn": found.arn}
-
-
-def _update_software(call: Call) -> Mapping[str, Any]:
-    found = named(call, call.params["ClusterName"])
-    only = [found.group(group["InstanceGroupName"])["InstanceGroupName"] for group in call.get("InstanceGroups", [])]
-    for node in found.nodes:
-        if not only or node.group in only:
-            node.updated = datetime.now(UTC)
-    found.settle("SystemUpdating")
     return {"ClusterArn": found.arn}
 
 

@@ -28,7 +28,7 @@ def read(call: Call, identifier: str) -> dict[str, Any] | None:
     if found is None:
         return None
     model = deepcopy(found.spec)
-    for group in (*(model.get("InstanceGroups") or []), *(model.get("RestrictedInstanceGroups") or [])):
+    for group in model.get("InstanceGroups") or []:
         group["CurrentCount"] = sum(node.group == group["InstanceGroupName"] for node in found.nodes)
     created = found.created.isoformat()
     return model | {

@@ -22,36 +22,19 @@ Spec = Mapping[str, Any]
 def check(call: Call, cluster: Spec) -> None:
     """Refuse a cluster that HyperPod would not make or keep; `cluster` has the members of CreateCluster's request."""
     groups: Sequence[Spec] = cluster.get("InstanceGroups") or []
-    restricted: Sequence[Spec] = cluster.get("RestrictedInstanceGroups") or []
-    if not groups and not restricted and cluster.get("NodeProvisioningMode") != "Continuous":
+    if cluster.get("RestrictedInstanceGroups"):
+        _bad("The embedded AWS makes no restricted instance groups.")
+    if not groups and cluster.get("NodeProvisioningMode") != "Continuous":
         _bad("At least one instance group must be provided.")
-    names = [group["InstanceGroupName"] for group in (*groups, *restricted)]
+    names = [group["InstanceGroupName"] for group in groups]
     for name in names:
         if names.count(name) > 1:
             _bad(f"Instance group name {name} is not unique within the cluster.")
     _check_orchestrator(call, cluster, groups)
     for config in _networks(cluster, groups):
-        check_network(call, config)
+        world.vpc_of(call, config["Subnets"], config["SecurityGroupIds"], _bad)
     for group in groups:
         _check_group(call, cluster, group)
-
-
-def check_network(call: Call, config: Mapping[str, Any]) -> str:
-    """The VPC of a VpcConfig whose subnets and security groups exist and belong together."""
-    vpcs = set()
-    for subnet_id in config["Subnets"]:
-        subnet = world.subnet(call, subnet_id)
-        if subnet is None:
-            _bad(f"The subnet ID '{subnet_id}' does not exist.")
-        vpcs.add(str(subnet.vpc_id))
-    for group_id in config["SecurityGroupIds"]:
-        group = world.group(call, group_id)
-        if group is None:
-            _bad(f"The security group '{group_id}' does not exist.")
-        vpcs.add(str(group.vpc))
-    if len(vpcs) != 1:
-        _bad("The subnets and the security groups must be of one VPC.")
-    return vpcs.pop()
 
 
 def _networks(cluster: Spec, groups: Sequence[Spec]) -> Iterator[Mapping[str, Any]]:
@@ -126,8 +109,8 @@ def _check_slurm(groups: Sequence[Spec]) -> None:
 
 def _check_group(call: Call, cluster: Spec, group: Spec) -> None:
     name = group["InstanceGroupName"]
-    if bool(group.get("InstanceType")) == bool(group.get("InstanceRequirements")):
-        _bad(f"Instance group {name} must have exactly one of InstanceType and InstanceRequirements.")
+    if not group.get("InstanceType") or group.get("InstanceRequirements"):
+        _bad(f"Instance group {name} must have exactly one of InstanceType and InstanceRequirements; here the first.")
     least = group.get("MinInstanceCount")
     if least is not None and least > group["InstanceCount"]:
         _bad(
@@ -233,5 +216,5 @@ def _accounting(cluster: Spec) -> Any:
     return ((cluster.get("Orchestrator") or {}).get("Slurm") or {}).get("AccountingDatabase")
 
 
-def _bad(message: str) -> NoReturn:
-    refuse("ValidationException", message)
+def _bad(message: str, **details: str) -> NoReturn:
+    refuse("ValidationException", message, **details)

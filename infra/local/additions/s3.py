@@ -1,4 +1,4 @@
-"""S3: policies with conditions, lifecycle rules kept whole, and buckets with delete markers that can be emptied.
+"""S3: policies with conditions, and buckets with delete markers that can be emptied.
 
 The emulation is reached over plain HTTP on loopback, which stands for AWS's TLS: `aws:SecureTransport` counts as true, so a
 policy that denies plain HTTP denies nothing here. Whoever asks is somebody of the account and no service. Statements with
@@ -14,14 +14,13 @@ from typing import Any
 from moto.iam.access_control import IAMPolicy, PermissionResult
 from moto.s3 import notifications
 from moto.s3.models import FakeBucket, FakeDeleteMarker
-from moto.s3.responses import S3Response
 
 from infra.local.additions.policies import met
 from infra.local.additions.seams import around
 
 LEFT_OUT = (
     "S3: plain HTTP counts as TLS in bucket policies and every caller as one of the account, conditions are judged in part, "
-    "lifecycle rules are kept and never carried out"
+    "lifecycle rules are kept, less NewerNoncurrentVersions, and never carried out"
 )
 _CONTEXT = {"aws:SecureTransport": "true", "aws:PrincipalIsAWSService": "false"}
 
@@ -44,27 +43,6 @@ def install() -> None:
             if met(one, context)
         ]
         return IAMPolicy(json.dumps(policy)).is_action_permitted(action, resource)
-
-    @around(FakeBucket, "set_lifecycle")
-    def _lifecycle(original: Any, self: Any, rules: Any) -> None:
-        original(self, rules)
-        for rule, asked in zip(self.rules, rules, strict=True):
-            rule.newer_noncurrent = (asked.get("NoncurrentVersionExpiration") or {}).get("NewerNoncurrentVersions")
-
-    @around(S3Response, "get_bucket_lifecycle")
-    def _shown(original: Any, self: Any) -> Any:
-        serialized = self.serialized
-
-        def with_newer(answer: Any) -> Any:
-            if isinstance(answer.result, dict):
-                rules = self.backend.get_bucket_lifecycle(self.bucket_name)
-                for shown, rule in zip(answer.result["Rules"], rules, strict=True):
-                    if getattr(rule, "newer_noncurrent", None) is not None:
-                        shown["NoncurrentVersionExpiration"]["NewerNoncurrentVersions"] = rule.newer_noncurrent
-            return serialized(answer)
-
-        self.serialized = with_newer
-        return original(self)
 
     @around(notifications, "send_event")
     def _send(original: Any, account_id: str, event_name: Any, bucket: Any, key: Any) -> None:

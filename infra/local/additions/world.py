@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from moto.ec2.exceptions import InvalidSubnetIdError
 from moto.ec2.models import ec2_backends
@@ -69,6 +69,26 @@ def group(call: Call, group_id: str) -> Group | None:
     if found is None:
         return None
     return Group(found.id, found.vpc_id, _permissions(found.ingress_rules), _permissions(found.egress_rules))
+
+
+def vpc_of(
+    call: Call, subnet_ids: Iterable[str], group_ids: Iterable[str], wrong: Callable[..., NoReturn]
+) -> tuple[str, list[Any]]:
+    """The one VPC of these subnets and security groups, and moto's subnets; `wrong` refuses with a message and the id."""
+    found = {one: subnet(call, one) for one in subnet_ids}
+    for one, there in found.items():
+        if there is None:
+            wrong(f"The subnet ID '{one}' does not exist", InvalidSubnetId=one)
+    subnets = [there for there in found.values() if there is not None]
+    vpcs = {str(there.vpc_id) for there in subnets}
+    if len(vpcs) != 1:
+        wrong("Subnets specified must belong to the same VPC")
+    (vpc,) = vpcs
+    for one in group_ids:
+        known = group(call, one)
+        if known is None or known.vpc != vpc:
+            wrong(f"The security group ID '{one}' does not exist in VPC '{vpc}'", InvalidSecurityGroupId=one)
+    return vpc, subnets
 
 
 def bucket_region(call: Call, name: str) -> str | None:
