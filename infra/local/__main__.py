@@ -70,7 +70,7 @@ def _read(details: Sequence[str]) -> dict[str, Any]:
     for word in details:
         name, given, value = word.partition("=")
         if not given:
-            raise ValueError(f"{word} is no name=value")
+            raise ValueError(f"{word}: must have the form name=value")
         try:
             read[name] = json.loads(value)
         except ValueError:

@@ -58,7 +58,7 @@ class LocalAws:
             watchdog.cancel()
         if not line.startswith(_READY):
             self.stop()
-            raise RuntimeError(f"the local AWS server did not start: {line.strip() or 'it ended without a word'}")
+            raise RuntimeError(f"the local AWS server did not start: {line.strip() or 'it ended and printed nothing'}")
         self.endpoint, self.control = line.removeprefix(_READY).split()
         return self
 

@@ -36,7 +36,7 @@ def spot(
         raise ValueError(f"EC2 has no spot action {action!r}")
     found = _running(instance)
     if found.lifecycle != "spot":
-        raise ValueError(f"{instance} is no spot instance: EC2 sends it no interruption notice")
+        raise ValueError(f"{instance} is not a spot instance: EC2 sends it no interruption notice")
     if metadata:
         send(f"{metadata}/control/spot", {"action": action, "in_s": in_s})
     zone = found.placement.zone
@@ -107,7 +107,7 @@ def block_expiry(reservation: str, in_s: float = BLOCK_WARNING_SECONDS) -> dict[
         if found is None:
             continue
         if found.kind != "capacity-block":
-            raise ValueError(f"{reservation} is no capacity block: it has no end to warn of")
+            raise ValueError(f"{reservation} is not a capacity block: only a block has an end to warn of")
         found.end = datetime.now(UTC) + timedelta(seconds=in_s)
         detail = {"capacity-reservation-id": reservation, "end-date": _stamp(found.end)}
         _tell(backend, "Capacity Block Expiration Warning", detail, [found.arn])

@@ -89,7 +89,9 @@ def gathered(
         if name not in sources
     ]
     problems += [
-        problem(f"lifecycle/{name}", "", "is made for each cluster anew and would not be used", fix="remove it")
+        problem(
+            f"lifecycle/{name}", "", "is generated for each cluster, and this file would not be used", fix="remove it"
+        )
         for name in sources
         if name in generated
     ]
@@ -97,7 +99,7 @@ def gathered(
         problems += _wrong(file.path, file.content)
     if (size := sum(len(file.content) for file in files)) > MAX_BYTES:
         fix = "let the image carry what is large"
-        problems.append(problem("lifecycle/", size, "bytes in all are too many", allowed=f"<= {MAX_BYTES}", fix=fix))
+        problems.append(problem("lifecycle/", size, "too many bytes in all", allowed=f"<= {MAX_BYTES}", fix=fix))
     if problems:
         raise UserError(problems)
     ordered = tuple(sorted(files, key=lambda file: file.path))
@@ -123,15 +125,15 @@ def _wrong(name: str, content: bytes) -> Sequence[str]:
     found = []
     if content.startswith(BOM):
         found.append(
-            problem(path, "BOM", "begins with a byte order mark, so that the kernel finds no `#!`", fix="save without")
+            problem(path, "BOM", "begins with a byte order mark, and the kernel then finds no `#!`", fix="save without")
         )
     if b"\r" in content:
         found.append(
-            problem(path, "CRLF", "has Windows line ends, which bash takes as part of words", fix="save with LF")
+            problem(path, "CRLF", "has Windows line ends, which bash reads as part of words", fix="save with LF")
         )
     if name.endswith(".sh") and not content.removeprefix(BOM).startswith(b"#!/"):
         first = content.split(b"\n", 1)[0].decode("utf-8", "replace")
-        found.append(problem(path, first, "is no first line of a script", allowed="#!/bin/bash"))
+        found.append(problem(path, first, "must be the first line of a script", allowed="#!/bin/bash"))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a person has to do around a deployment: once after the first, and before and after the last."""
+"""What a person has to do by hand: after the first `pulumi up`, and around the last `pulumi destroy`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def first_steps(plan: Plan) -> tuple[str, ...]:
         hand = [one.name for one in spec.groups if one.capacity.reservation or one.capacity.training_plan]
         if hand:
             lines.append(
-                f"The budget does not see what was bought by hand for {', '.join(hand)}: it has no tag of the cluster"
+                f"The budget does not see what was bought by hand for {', '.join(hand)}: it does not carry the cluster's tag"
             )
     if spec.alarms.emails:
         lines.append(f"Confirm the subscription that SNS mailed to {', '.join(spec.alarms.emails)}")
@@ -54,13 +54,13 @@ def _before(spec: ClusterSpec) -> list[str]:
     lustre = spec.storage.lustre
     if lustre and not lustre.existing and any(one.export_events for one in lustre.associations):
         lines.append(
-            f"Wait until this shows 0: what FSx has not exported to S3 yet goes with the file system: {EXPORTS}"
+            f"Wait until this shows 0: files that FSx has not exported to S3 yet are lost with the file system: {EXPORTS}"
         )
     if protected(spec):
         beside = "controller, login nodes" if spec.backend == "hyperpod-slurm" else "EKS control plane"
         lines.append(
-            f"HyperPod on a training plan is protected and would stay with its {beside}, which cost on; let it go first: "
-            f"{unprotect(spec)}"
+            f"HyperPod on a training plan is protected: it would stay and go on costing, with its {beside}. "
+            f"Unprotect it first: {unprotect(spec)}"
         )
     return lines
 
@@ -82,7 +82,7 @@ def _again(plan: Plan) -> list[str]:
     if lines:
         lines.insert(
             0,
-            "What you keep is then nobody's; another `pulumi up` under this name stops at it unless you name it there:",
+            "What you keep belongs to no stack then. Before another `pulumi up` under this name, add it to the description:",
         )
     return lines
 
@@ -99,8 +99,8 @@ def teardown(plan: Plan) -> tuple[str, ...]:
     own = [bucket.name for bucket in plan.buckets if not bucket.existing]
     lines = [
         *_before(spec),
-        "Take the nodes and all that costs by the hour down: pulumi destroy --exclude-protected",
-        "What stays holds data or money, and the network under it; each costs until it is removed by hand:",
+        "Take down the nodes and everything that costs by the hour: pulumi destroy --exclude-protected",
+        "What stays is data or paid capacity, and the network under it. Each costs until you remove it by hand:",
         *(f"  bucket {name}: {empty(name)}" for name in own),
     ]
     if plan.lustre and not plan.lustre.existing:
@@ -116,11 +116,11 @@ def teardown(plan: Plan) -> tuple[str, ...]:
     if made := plan.reservations:
         lines.append(f"  reserved capacity of {', '.join(one.group for one in made)}: {CANCEL}")
     lines += [
-        "Then forget what is gone and remove the rest: pulumi refresh, pulumi state unprotect --all, pulumi destroy; "
-        "it forgets what is retained and deletes none of it, so remove that first",
-        "pulumi stack rm --preserve-config keeps the stack's file, which it would delete",
+        "Then remove the rest: pulumi refresh, pulumi state unprotect --all, pulumi destroy. "
+        "It only forgets what is listed above and deletes none of it, so remove that first",
+        "pulumi stack rm --preserve-config removes the stack and keeps its file",
         *_again(plan),
-        "A VPC that will not go may hold GuardDuty's own endpoint and security group: aws ec2 describe-vpc-endpoints "
+        "A VPC that cannot be deleted may hold GuardDuty's own endpoint and security group: aws ec2 describe-vpc-endpoints "
         "--filters Name=tag:GuardDutyManaged,Values=true",
     ]
     return tuple(lines)

@@ -94,7 +94,7 @@ def encoded(text: str) -> str:
 def _check(text: str) -> None:
     if not text.isascii():
         odd = next(character for character in text if not character.isascii())
-        raise UserError(problem("user data", odd, "is no ASCII, which cloud-init takes only in other forms"))
+        raise UserError(problem("user data", odd, "must be ASCII: cloud-init takes other text in another form only"))
     if (size := len(encoded(text))) > MAX_BYTES:
         fix = "carry what is large in the lifecycle bundle"
-        raise UserError(problem("user data", size, "bytes are too many", allowed=f"<= {MAX_BYTES}", fix=fix))
+        raise UserError(problem("user data", size, "too many bytes", allowed=f"<= {MAX_BYTES}", fix=fix))

@@ -198,7 +198,7 @@ def test_only_a_running_spot_instance_gets_a_notice(aws: LocalAws, cluster: Clus
         MaxCount=1,
         SubnetId=cluster.network.subnet,
     )["Instances"][0]["InstanceId"]
-    with pytest.raises(ValueError, match="is no spot instance"):
+    with pytest.raises(ValueError, match="is not a spot instance"):
         aws.events.spot(made)
     with pytest.raises(ValueError, match="no spot action"):
         aws.events.spot(min(cluster.nodes()), action="explode")

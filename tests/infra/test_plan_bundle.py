@@ -77,7 +77,7 @@ def test_a_bundle_is_another_one_exactly_where_nodes_boot_otherwise(edit: dict[s
 
 
 def test_a_file_that_would_hide_the_generated_one_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"lifecycle/tuning\.json = '': is made for each cluster anew"):
+    with pytest.raises(UserError, match=r"lifecycle/tuning\.json = '': is generated for each cluster"):
         gathered(filled(tmp_path, {DOCUMENT: b"{}"}), entries=(), generated={DOCUMENT: b"{}"})
 
 
@@ -129,9 +129,9 @@ def test_hidden_files_and_caches_do_not_change_the_name(tmp_path: Path) -> None:
         ({"a.sh": b"#!/bin/bash\r\necho here\r\n"}, "lifecycle/a.sh = 'CRLF': has Windows line ends"),
         ({"facts.json": b"{}\r\n"}, "lifecycle/facts.json = 'CRLF': has Windows line ends"),
         ({"a.sh": b"\xef\xbb\xbf#!/bin/bash\n"}, "lifecycle/a.sh = 'BOM': begins with a byte order mark"),
-        ({"a.sh": b"echo here\n"}, "lifecycle/a.sh = 'echo here': is no first line of a script"),
-        ({"a.sh": b""}, "lifecycle/a.sh = '': is no first line of a script"),
-        ({"big.pyz": bytes(MAX_BYTES + 1)}, f"lifecycle/ = {MAX_BYTES + 1}: bytes in all are too many"),
+        ({"a.sh": b"echo here\n"}, "lifecycle/a.sh = 'echo here': must be the first line of a script"),
+        ({"a.sh": b""}, "lifecycle/a.sh = '': must be the first line of a script"),
+        ({"big.pyz": bytes(MAX_BYTES + 1)}, f"lifecycle/ = {MAX_BYTES + 1}: too many bytes in all"),
     ],
 )
 def test_what_would_fail_on_a_node_is_told_before(tmp_path: Path, files: dict[str, bytes], said: str) -> None:

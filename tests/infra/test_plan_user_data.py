@@ -131,9 +131,9 @@ def test_it_is_plain_ascii_and_fits_ec2_with_everything_on() -> None:
 
 
 def test_what_would_not_fit_or_is_no_ascii_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match="bytes are too many"):
+    with pytest.raises(UserError, match="too many bytes"):
         script(queue_url="y" * MAX_BYTES)
-    with pytest.raises(UserError, match="no ASCII"):
+    with pytest.raises(UserError, match="must be ASCII"):
         script(bundle_uri="s3://b/größe")
 
 

@@ -185,7 +185,7 @@ def test_a_node_that_switches_itself_off_stays_off(lab: StartLab) -> None:
 @pytest.mark.parametrize("program", ["reboot", "shutdown", "poweroff"])
 def test_the_programs_that_end_a_node_refuse_to_run_on_this_machine(program: str) -> None:
     refusal = import_module("rehearsal.lab.programs.state").Refusal
-    with pytest.raises(refusal, match="no node of a lab"):
+    with pytest.raises(refusal, match="not a node of a lab"):
         import_module(f"rehearsal.lab.programs.{program}").main(["-r", "now"])
 
 

@@ -20,7 +20,7 @@ def switch_off() -> None:
 def _reboot(how: int) -> None:
     # In the first PID namespace the same call restarts the machine that runs the lab.
     if not _on_node():
-        refuse("this is no node of a lab: left as it is")
+        refuse("this machine is not a node of a lab; nothing was done")
     # Every call of systemctl loads this module, and next to none restarts anything.
     import ctypes
 
