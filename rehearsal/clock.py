@@ -1,4 +1,4 @@
-"""A line now and then while a stage says nothing itself."""
+"""A progress line for stages that print nothing themselves."""
 
 from __future__ import annotations
 

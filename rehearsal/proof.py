@@ -1,4 +1,4 @@
-"""What the rehearsal promises, decided from the runs' own records: pure functions over what `trainer.metrics` reads back."""
+"""The promises of the rehearsal, decided from the runs' own records by pure functions."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pulumi components: thin, typed arguments only; what AWS wants is decided in `infra.plan`."""
+"""Pulumi components: they make the resources that `infra.plan` decides on."""

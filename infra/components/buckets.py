@@ -1,4 +1,4 @@
-"""What outlives the stack beside the file systems: the buckets and the repository of the trainer's images."""
+"""The buckets and the repository of the trainer's images; both outlive the stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program has to ask AWS for before it declares anything: a refusal then stops the update in one line."""
+"""Lookups in AWS before anything is declared: a refusal stops the update in one line."""
 
 from __future__ import annotations
 

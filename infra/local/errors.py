@@ -1,4 +1,4 @@
-"""Every error of the embedded AWS is one that a client of AWS can read, and a line in the terminal where moto is to blame.
+"""Errors of the embedded AWS in the form that AWS clients read; where moto is to blame, a line in the terminal as well.
 
 moto answers what it does not implement with a page in HTML and a traceback. No client of AWS can read the page, and the
 traceback says no more than the action's name.

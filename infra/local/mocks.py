@@ -1,4 +1,4 @@
-"""What answers a Pulumi program where there is no engine: it records what the program asks for.
+"""A mock of the Pulumi engine: it records the resources that a program asks for.
 
 What it leaves out is nearly everything: no provider checks an argument, nothing is created, no order is kept, ids and
 computed values are made up here, and a misspelled key of a plain dictionary passes.

@@ -1,4 +1,4 @@
-"""The server's side of the event player: each command of `events.Events`, played on moto's backends, and its HTTP port."""
+"""The server of the event player: each command of `events.Events`, played on moto's backends."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From wishes to what AWS accepts: pure functions over data, without any cloud SDK."""
+"""Pure plans: what AWS gets for a description, decided without a cloud SDK."""

@@ -1,4 +1,4 @@
-"""Data repository associations: which folders of the file system mirror which S3 prefixes, and where that goes wrong.
+"""Data repository associations: which folders of the file system mirror which S3 prefixes, and which pairs clash.
 
 FSx takes eight of them, works on one at a time, and lets neither side of two associations overlap
 (https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateDataRepositoryAssociation.html).

@@ -1,4 +1,4 @@
-"""The lifecycle bundle: what a node runs at boot, named by what is in it.
+"""The lifecycle bundle: the files that a node runs at boot, named by their content.
 
 HyperPod reads the bundle again whenever it replaces a node, weeks after the deployment; a prefix that never changes and
 is never deleted keeps that node like its neighbours. In it are our scripts, the node agent, and what that has to know of

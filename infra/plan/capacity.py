@@ -1,4 +1,4 @@
-"""Where a group's machines come from, in EC2's terms: market, reservation, placement group, and what the deployment reserves.
+"""Where a group's machines come from, in EC2's terms: market, reservation, placement group, and own reservations.
 
 A cluster placement group and a reservation exclude each other: EC2 then looks for the reserved machines inside the group,
 where they do not lie, and answers InsufficientInstanceCapacity (https://github.com/aws/aws-parallelcluster/issues/4215,

@@ -1,4 +1,4 @@
-"""How nodes use the file system: layouts of its folders, and what its client must be told before it is loaded.
+"""How nodes use the file system: the layouts of its folders, and module options that must be there before Lustre loads.
 
 All other settings of clients are the node agent's (`node_setup/settings/`), which runs once the file system is mounted.
 """

@@ -1,4 +1,4 @@
-"""IAM policy documents as plain data, and the S3 places that they speak of."""
+"""IAM policy documents as plain data, and the S3 locations in them."""
 
 from __future__ import annotations
 

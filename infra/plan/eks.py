@@ -1,4 +1,4 @@
-"""The EKS control plane under a HyperPod cluster: cluster, who may enter, add-ons, pod identities; what needs Helm, in words.
+"""The EKS control plane under a HyperPod cluster: cluster, access, add-ons, pod identities, and the steps that need Helm.
 
 HyperPod asks for authentication by the API, the VPC CNI, and its own chart before it joins
 (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-prerequisites.html).

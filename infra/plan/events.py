@@ -1,4 +1,4 @@
-"""The interruption channel: which notices of AWS reach a cluster's queue, and which of them people get by mail.
+"""The interruption channel: the notices of AWS that reach a cluster's queue, and those that are mailed.
 
 EventBridge matches what stands in an event. Notices of Auto Scaling, of the end of a capacity block and of HyperPod name the
 group, the reservation or the cluster; those rules pass this cluster's only. Those of EC2 about one instance (spot,

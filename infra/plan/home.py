@@ -1,4 +1,4 @@
-"""The OpenZFS file system for home folders, and what the mount points of the two file systems must not do to each other."""
+"""The OpenZFS file system for home folders, and the checks of its mount point."""
 
 from __future__ import annotations
 

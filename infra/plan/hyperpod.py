@@ -1,4 +1,4 @@
-"""What is asked of SageMaker HyperPod: the desired state of one AWS::SageMaker::Cluster.
+"""The desired state of one AWS::SageMaker::Cluster, SageMaker HyperPod.
 
 Field names and limits follow the CloudFormation schema
 (https://docs.aws.amazon.com/AWSCloudFormation/latest/TemplateReference/aws-resource-sagemaker-cluster.html); tests hold

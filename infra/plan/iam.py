@@ -1,4 +1,4 @@
-"""The roles of a cluster: who may take each on, and what it may do, as plain documents.
+"""The roles of a cluster: their trust and their permissions, as plain documents.
 
 Roles lie under the path /lustrain/<cluster>/, so that whoever deploys needs a right on that path only. A resource of `*`
 stands where AWS's service authorization reference knows no narrower one

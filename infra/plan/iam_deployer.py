@@ -1,4 +1,4 @@
-"""What whoever runs `pulumi up` and `pulumi destroy` needs, and no more than this cluster's names and tags where AWS allows.
+"""The permissions for `pulumi up` and `pulumi destroy`, held to this cluster's names and tags where AWS allows it.
 
 Making roles and handing them to machines is power over the account within what roles may do; give this policy to people
 whom you would trust with that, or put a permissions boundary on it. Written from the calls of the provider's resources and

@@ -1,4 +1,4 @@
-"""What a node may do, statement by statement: the trainer's S3, its file system, its queue, and no more."""
+"""The permissions of a node, statement by statement: the trainer's S3, its file system, its queue, and no more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many EFA interfaces a node gives to Lustre; the node agent adds them to LNet (`node_setup/agent/kinds/lnet_efa.py`)."""
+"""The number of EFA interfaces for Lustre on a node; the agent adds them to LNet (`node_setup/agent/kinds/lnet_efa.py`)."""
 
 from __future__ import annotations
 

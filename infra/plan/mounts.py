@@ -1,4 +1,4 @@
-"""Where a file system may be mounted on a node."""
+"""The folders of a node where a file system may be mounted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which network interfaces an EFA instance gets on which cards.
+"""The network interfaces of an EFA instance, card by card.
 
 The primary interface is a plain one, it alone has an IP address; EFA traffic goes over `efa-only` interfaces, which
 take none (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html). The layout follows the interface

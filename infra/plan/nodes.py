@@ -1,4 +1,4 @@
-"""The nodes of a cluster as the rest of the house knows them, told from the spec before there are any."""
+"""The node document: the nodes of a cluster as other tools read them, from the spec alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster's logs, alarms and dashboard are, as data; ids that only exist after `up` are named by their subject.
+"""A cluster's logs, alarms and dashboard as data; an id that exists only after `up` is named by its subject.
 
 A subject is what an alarm watches: `cluster`, `lustre`, `nat`, `queue`, or `group:<name>` for a group's Auto Scaling group.
 """

@@ -1,4 +1,4 @@
-"""Where a cluster goes: region, account and partition, and the names that follow from them."""
+"""The place of a cluster: region, account and partition, and the names that follow from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which FSx for Lustre file system a wish becomes, and what is wrong with one that is spelled out.
+"""The smallest FSx for Lustre file system that meets a wish, and the checks of one that is spelled out.
 
 Sizes are counted as FSx counts them: a "2.4-TiB file system" is one of 2400 GiB, and 50 MB/s/TiB on it make 120 MB/s
 (https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystemLustreConfiguration.html, PerUnitStorageThroughput).

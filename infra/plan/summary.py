@@ -1,4 +1,4 @@
-"""What a description comes to, for a person: machines, addresses, and the file system with the rule that decided it."""
+"""A summary of a description: machines, addresses, and the file system with the rule that decided its size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node of an EC2 gang does at its first boot: the cluster's facts in front of `first_boot.sh`.
+"""The first boot of a node in an EC2 gang: the cluster's facts in front of `first_boot.sh`.
 
 Mounts and settings only, and no secrets: whoever may read the node's metadata reads this. Values that exist only after
 the deployment (names of file systems, the bundle's place) come in as text, so that a component can wait for them.

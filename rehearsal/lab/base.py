@@ -1,4 +1,4 @@
-"""What a build starts from where nothing can be pulled: a Debian made from packages, and torch's wheel; both kept for a day."""
+"""The base of the lab's builds where nothing can be pulled: a Debian made from packages, and torch's wheel, kept for a day."""
 
 from __future__ import annotations
 

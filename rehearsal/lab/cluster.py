@@ -1,4 +1,4 @@
-"""The Cluster that a lab's nodes are: machines that are there already, with a file system to mount."""
+"""The Cluster file of a lab: its nodes as machines that exist already, with a file system to mount."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training in a container, as a node would run it: read-only, without root, told of its end by SIGTERM to PID 1."""
+"""Training in a container as on a node: read-only, without root, ended by SIGTERM to PID 1."""
 
 from __future__ import annotations
 

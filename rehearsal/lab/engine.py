@@ -1,4 +1,4 @@
-"""A container engine of our own: a dockerd that shares nothing with the machine's and is gone with whoever started it.
+"""A container engine of the lab's own: a dockerd that shares nothing with the machine's and ends with its owner.
 
 It runs as a child of a process namespace that ends when this process does, however that ends: containerd, shims, containers
 and mounts go with it. Its bridge has a free private subnet; firewall rules are three, and all name that bridge.

@@ -1,4 +1,4 @@
-"""What a lab's nodes stand on: namespaces that end with this process, a bridge, and the files that nodes share."""
+"""The ground of a lab's nodes: namespaces that end with this process, a bridge, and shared files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulated node says it is made of: files of /sys, /proc and /dev that programs find, and services of its image.
+"""The simulated hardware of a node: files of /sys, /proc and /dev that programs read, and services of its image.
 
 Shapes follow the kernel's own files: Documentation/ABI for /sys, proc(5), and what an EC2 instance of the type shows as far
 as published (instance sizes: https://aws.amazon.com/ec2/instance-types/). Nothing here computes, transfers or fails.

@@ -1,4 +1,4 @@
-"""The disk image of a lab's nodes, as layers that all of them share below what each writes itself."""
+"""The disk image of a lab's nodes, as layers that all of them share under their own writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One private subnet a lab: who owns which, and what a killed lab left behind."""
+"""One private subnet for each lab, its owner, and what a killed lab left behind."""
 
 from __future__ import annotations
 

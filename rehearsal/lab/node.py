@@ -1,4 +1,4 @@
-"""One node of a lab: switched on and off, looked into, and broken in the ways in which machines break."""
+"""One node of a lab: powered on and off, inspected, and broken in the ways in which machines break."""
 
 from __future__ import annotations
 

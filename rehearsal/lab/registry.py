@@ -1,4 +1,4 @@
-"""A registry of our own: Debian's docker-registry on a free port, with users and TLS where asked for."""
+"""A registry of the lab's own: Debian's docker-registry on a free port, with users and TLS on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What moto lacks and the unmodified AWS provider needs; each module of this package mends one service.
+"""Additions to moto that the unmodified AWS provider needs; each module completes one service.
 
 moto looks a service up by the name of a `moto.<service>.models` module and a line in
 `moto.backend_index.backend_url_patterns`; a missing action of a known service is a method set on its `*Response` class.

@@ -1,4 +1,4 @@
-"""Who may enter an EKS cluster: access entries with their policies, and pod identities."""
+"""Access to an EKS cluster: access entries with their policies, and pod identities."""
 
 from __future__ import annotations
 

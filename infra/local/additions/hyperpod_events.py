@@ -1,4 +1,4 @@
-"""What HyperPod tells EventBridge; rules of the embedded AWS deliver it to their targets.
+"""The events of HyperPod on EventBridge; rules of the embedded AWS deliver them to their targets.
 
 Forms: https://docs.aws.amazon.com/sagemaker/latest/dg/automating-sagemaker-with-eventbridge.html and
 sagemaker-hyperpod-cluster-events-reference.html beside it.

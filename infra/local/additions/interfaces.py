@@ -1,4 +1,4 @@
-"""Network interfaces that services put into a customer's subnets, and what EC2 does not delete while something stands on it.
+"""Network interfaces that services put into a customer's subnets; EC2 deletes nothing that they use.
 
 moto deletes a subnet or a security group whatever lies in it. EC2 refuses with DependencyViolation, which is how a file
 system that outlives its stack keeps the network under it:

@@ -1,4 +1,4 @@
-"""What EC2 finds wrong with the data of a launch: of a template, of RunInstances, or of both laid over each other.
+"""The checks that EC2 makes of a launch: of a template, of RunInstances, or of both together.
 
 EC2 takes a template with such flaws and only warns (member `Warning` of CreateLaunchTemplate); RunInstances and
 CreateAutoScalingGroup refuse it. Codes and words follow EC2's error code page and messages that users reported, e.g.

@@ -1,4 +1,4 @@
-"""What an Auto Scaling group does when one of its instances is about to go: replacement, hook, wait, end.
+"""The end of an instance in an Auto Scaling group: replacement, hook, wait, termination.
 
 With capacity rebalancing a group acts at the recommendation or the notice: it launches a replacement and terminates the
 instance through its hooks. Without, it does nothing until EC2 has taken the instance, then replaces it

@@ -1,4 +1,4 @@
-"""How an addition puts itself around what moto does already; new actions go through `serving.serve`."""
+"""Wrappers around actions that moto has; new actions go through `serving.serve`."""
 
 from __future__ import annotations
 

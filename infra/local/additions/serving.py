@@ -1,4 +1,4 @@
-"""How an addition hangs its actions on moto, and the checks that every AWS service makes of a request before it acts.
+"""New actions for moto, and the checks that every AWS service makes of a request first.
 
 A service checks the shape of a request against its own model: required members, ranges, lengths, patterns, enumerations.
 The same model ships with botocore, whose client checks only a part of it, so the checks are made here from that model.

@@ -1,4 +1,4 @@
-"""What one emulated service asks another: does this subnet exist, what do these groups allow, where does this bucket live."""
+"""Lookups across emulated services: subnets, security groups, buckets, keys, roles."""
 
 from __future__ import annotations
 

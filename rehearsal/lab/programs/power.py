@@ -1,4 +1,4 @@
-"""Switching the node off or restarting it: reboot(2), which in a PID namespace ends that namespace only."""
+"""Power off and restart of a node: reboot(2), which in a PID namespace ends that namespace only."""
 
 from __future__ import annotations
 

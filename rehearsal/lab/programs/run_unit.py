@@ -1,4 +1,4 @@
-"""Starting and stopping what a unit file names, for the stand-in of systemctl."""
+"""Start and stop of the commands in a unit file, for the stand-in of systemctl."""
 
 from __future__ import annotations
 

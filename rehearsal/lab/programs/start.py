@@ -1,4 +1,4 @@
-"""Where every stand-in program begins: finds the one that it was called as."""
+"""The start of every stand-in program: finds the one by whose name it was called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stand-in programs remember, as JSON files under a lock."""
+"""The state of stand-in programs, as JSON files under a lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unit files as systemd reads them, of the parts that the stand-in for systemctl acts on."""
+"""Unit files as systemd reads them, as far as the stand-in for systemctl needs them."""
 
 from __future__ import annotations
 
