@@ -26,7 +26,7 @@ class Preflight:
 @task("preflight")
 def preflight(flags: Preflight) -> Answer:
     """Find mistakes in a cluster's description before it is created. Exit code: 1 errors, 2 nothing to check, 3 no AWS."""
-    from infra.plan.eks import first_up
+    from infra.plan.nodes.eks import first_up
     from infra.plan.summary import summary
     from infra.preflight import commands, report
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from posixpath import dirname
 from typing import Any
 
-from infra.plan.bundle import AGENT, DOCUMENT, FOLDER, gathered
+from infra.plan.nodes.bundle import AGENT, DOCUMENT, FOLDER, gathered
 from lustrain.cluster import node_document, to_json
 from node_setup.agent import owned
 from node_setup.agent.model import CHANGE, CHANGED, FAILED
@@ -40,7 +40,7 @@ FOLDERS = tuple(sorted({dirname(path) for path in OURS}))
 """A file is compared together with all its neighbours."""
 BUNDLE = "/opt/lustrain/bundle"
 FIRST_BOOT = ("env", "LUSTRAIN_FLUSH_SECONDS=0", "bash", "-c", 'source "$1/node.sh" && boot "$2" ec2', "boot")
-"""What user data runs, once the bundle is there (infra/plan/first_boot.sh). Nobody carries the log of a failure away here."""
+"""What user data runs once the bundle is there (infra/plan/nodes/first_boot.sh); here no log of a failure is shipped."""
 
 Tree = dict[str, tuple[str, str]]
 

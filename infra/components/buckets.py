@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pulumi
 from pulumi_aws import ecr, s3
 
-from infra.plan.buckets import BucketKey, BucketPlan, Rule
-from infra.plan.repository import RepositoryPlan
+from infra.plan.storage.buckets import BucketKey, BucketPlan, Rule
+from infra.plan.storage.repository import RepositoryPlan
 
 
 class Buckets(pulumi.ComponentResource):

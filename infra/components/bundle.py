@@ -7,7 +7,7 @@ from pathlib import Path
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.bundle import Bundle, BundleFile
+from infra.plan.nodes.bundle import Bundle, BundleFile
 from lustrain.files import write_whole
 from lustrain.problem import UserError, problem
 from node_setup.pack import BUILD

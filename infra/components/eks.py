@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.eks import Addon, EksPlan
+from infra.plan.nodes.eks import Addon, EksPlan
 
 
 class EksCluster(pulumi.ComponentResource):

@@ -8,9 +8,9 @@ import pulumi
 from pulumi_aws import cloudwatch, fsx
 
 from infra.config import ExistingLustre
-from infra.plan.associations import AssociationPlan
-from infra.plan.home import HomePlan
-from infra.plan.storage import VERSION, LustrePlan
+from infra.plan.storage.associations import AssociationPlan
+from infra.plan.storage.home import HomePlan
+from infra.plan.storage.lustre import VERSION, LustrePlan
 
 LINK_TIMEOUT = "60m"
 """The provider gives up after 10 minutes; a link waits its turn behind whatever FSx is doing for the others."""

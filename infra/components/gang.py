@@ -8,8 +8,8 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.components.lookup import FoundImage
-from infra.plan.capacity import PLATFORM, ReservationPlan
-from infra.plan.gang import (
+from infra.plan.nodes.capacity import PLATFORM, ReservationPlan
+from infra.plan.nodes.gang import (
     GONE_WITHIN,
     HOP_LIMIT,
     METRICS,
@@ -21,7 +21,7 @@ from infra.plan.gang import (
     GangPlan,
     Interface,
 )
-from infra.plan.user_data import encoded
+from infra.plan.nodes.user_data import encoded
 
 
 class Reservation(pulumi.ComponentResource):

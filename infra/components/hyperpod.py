@@ -8,11 +8,11 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.hyperpod import TYPE, create_only
+from infra.plan.nodes.hyperpod import TYPE, create_only
 
 
 class HyperPod(pulumi.ComponentResource):
-    """One cluster with the state that `infra.plan.hyperpod.desired_state` gives; `id` is what SSM targets and log groups name.
+    """A cluster with the state that `infra.plan.nodes.hyperpod.desired_state` gives; SSM targets and log groups name its `id`.
 
     The provider compares wishes with wishes: what the service adds (counts, status) is in `properties` and makes no
     difference. A changed name, subnet, security group or EKS cluster replaces the cluster, and the name is taken until the

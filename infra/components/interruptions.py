@@ -7,8 +7,8 @@ import json
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan import events
-from infra.plan.events import ChannelPlan
+from infra.plan.watch import interruptions as events
+from infra.plan.watch.interruptions import ChannelPlan
 
 
 class Interruptions(pulumi.ComponentResource):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pulumi_aws as aws
 
-from infra.plan.gang import Image
+from infra.plan.nodes.gang import Image
 from lustrain.problem import UserError, problem, without_page
 
 LONGEST_WORD_OF_AWS = 300

@@ -10,9 +10,9 @@ import pulumi_aws as aws
 
 from infra.components.roles import Roles
 from infra.config import ExistingNetwork
-from infra.plan.endpoints import EndpointPlan
-from infra.plan.network import FlowLogPlan, NetworkPlan, RouteTablePlan, in_zone
-from infra.plan.security import EVERYWHERE
+from infra.plan.network.endpoints import EndpointPlan
+from infra.plan.network.security import EVERYWHERE
+from infra.plan.network.vpc import FlowLogPlan, NetworkPlan, RouteTablePlan, in_zone
 
 
 class Network(pulumi.ComponentResource):

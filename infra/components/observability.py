@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.budget import BudgetPlan
-from infra.plan.observability import Alarm, Metric, ObservabilityPlan, dashboard
+from infra.plan.watch.budget import BudgetPlan
+from infra.plan.watch.observability import Alarm, Metric, ObservabilityPlan, dashboard
 
 
 class Observability(pulumi.ComponentResource):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.iam import RolePlan
+from infra.plan.roles import RolePlan
 
 
 class Roles(pulumi.ComponentResource):

@@ -8,7 +8,7 @@ from typing import TypedDict
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.security import DESCRIPTIONS, Rule
+from infra.plan.network.security import DESCRIPTIONS, Rule
 
 
 class _Other(TypedDict, total=False):

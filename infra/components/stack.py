@@ -18,13 +18,13 @@ from infra.components.lookup import FoundImage, look_up, refusal
 from infra.components.observability import Budget, Observability
 from infra.components.tagging import tag_everything
 from infra.config import ClusterSpec, Group, parse
-from infra.plan.eks import KARPENTER_ROLE
-from infra.plan.hyperpod import HomeMount, Mount, Refs, desired_state, protected
+from infra.plan.nodes.eks import KARPENTER_ROLE
+from infra.plan.nodes.hyperpod import HomeMount, Mount, Refs, desired_state, protected
+from infra.plan.nodes.user_data import user_data
 from infra.plan.outputs import Made, cluster
 from infra.plan.place import Place
 from infra.plan.stack import Plan
 from infra.plan.teardown import first_steps, teardown
-from infra.plan.user_data import user_data
 from infra.preflight.finding import Finding
 from infra.preflight.offline import run_in, run_offline
 from infra.preflight.rule import Context

@@ -17,10 +17,10 @@ from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.events.models import events_backends
 
-from infra.local.additions import lifecycle
-from infra.local.additions.capacity import deliver_block, reservations
+from infra.local.additions.autoscaling import lifecycle
+from infra.local.additions.ec2.capacity import deliver_block, reservations
 from infra.local.additions.eventbridge import put_service_event, undelivered
-from infra.local.additions.hyperpod_nodes import fail_node, replace_node
+from infra.local.additions.hyperpod.nodes import fail_node, replace_node
 from infra.local.events import BLOCK_WARNING_SECONDS, FAULT, NOTICE_SECONDS, RETIREMENT, RETIREMENT_SECONDS, send
 
 ACCOUNT = DEFAULT_ACCOUNT_ID

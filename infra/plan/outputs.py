@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.config import ClusterSpec
-from infra.plan.hyperpod import ssm_target
-from infra.plan.nodes import file_system, node_group
+from infra.plan.nodes.document import file_system, node_group
+from infra.plan.nodes.hyperpod import ssm_target
 from infra.plan.stack import Plan
 from lustrain.cluster import BucketNames, Cluster, HomeSystem, Nodes, Paid, Reach
 

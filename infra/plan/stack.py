@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from infra.config import ClusterSpec
-from infra.plan.associations import AssociationPlan, associations
-from infra.plan.buckets import BucketPlan, buckets
-from infra.plan.budget import BudgetPlan, budget
-from infra.plan.bundle import Bundle, bundle
-from infra.plan.capacity import ReservationPlan, reservations
-from infra.plan.eks import EksPlan, eks_plan
-from infra.plan.events import ChannelPlan, channel
-from infra.plan.gang import GangPlan, gangs
-from infra.plan.home import HomePlan, home
-from infra.plan.iam import RolePlan, roles
-from infra.plan.network import NetworkPlan, network
-from infra.plan.observability import ObservabilityPlan, observability
+from infra.plan.network.security import Rule, rules
+from infra.plan.network.vpc import NetworkPlan, network
+from infra.plan.nodes.bundle import Bundle, bundle
+from infra.plan.nodes.capacity import ReservationPlan, reservations
+from infra.plan.nodes.eks import EksPlan, eks_plan
+from infra.plan.nodes.gang import GangPlan, gangs
 from infra.plan.place import BucketNames, Place, bucket_names, runs_uri, tags
-from infra.plan.repository import RepositoryPlan, repository
-from infra.plan.security import Rule, rules
-from infra.plan.storage import LustrePlan, lustre_plan
+from infra.plan.roles import RolePlan, roles
+from infra.plan.storage.associations import AssociationPlan, associations
+from infra.plan.storage.buckets import BucketPlan, buckets
+from infra.plan.storage.home import HomePlan, home
+from infra.plan.storage.lustre import LustrePlan, lustre_plan
+from infra.plan.storage.repository import RepositoryPlan, repository
+from infra.plan.watch.budget import BudgetPlan, budget
+from infra.plan.watch.interruptions import ChannelPlan, channel
+from infra.plan.watch.observability import ObservabilityPlan, observability
 
 
 @dataclass(frozen=True)

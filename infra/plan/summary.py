@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec
-from infra.plan.network import addresses_needed
-from infra.plan.storage import LustrePlan, lustre_plan
+from infra.plan.network.vpc import addresses_needed
+from infra.plan.storage.lustre import LustrePlan, lustre_plan
 
 
 def summary(spec: ClusterSpec) -> tuple[str, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from infra.config import ClusterSpec
-from infra.plan.budget import ACTIVATE
-from infra.plan.eks import helm_commands, helm_place
-from infra.plan.hyperpod import protected
-from infra.plan.repository import url
+from infra.plan.nodes.eks import helm_commands, helm_place
+from infra.plan.nodes.hyperpod import protected
 from infra.plan.stack import Plan
+from infra.plan.storage.repository import url
+from infra.plan.watch.budget import ACTIVATE
 
 CANCEL = (
     """for id in $(pulumi stack output reservations --json | tr '[]",' ' '); do """

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_network
 from typing import Any
 
-from infra.plan.gang import HOP_LIMIT
+from infra.plan.network.security import WORLD
+from infra.plan.nodes.gang import HOP_LIMIT
 from infra.plan.place import COST_TAG
-from infra.plan.security import WORLD
 from infra.policy.declared import UNKNOWN, Resource, allowed, any_resource, is_true, is_unknown, parsed, tables, texts
 
 LAUNCH_TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"

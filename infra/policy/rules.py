@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from infra.plan.gang import HOP_LIMIT
+from infra.plan.nodes.gang import HOP_LIMIT
 from infra.plan.place import COST_TAG
 from infra.policy import checks, relations
 from infra.policy.declared import Resource

@@ -1,4 +1,4 @@
-"""DRA: what links folders of Lustre with prefixes in S3. The comparing is `infra.plan.associations`'s."""
+"""DRA: what links folders of Lustre with prefixes in S3. The comparing is `infra.plan.storage.associations`'s."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable
 
 from infra.config import ClusterSpec
-from infra.plan.associations import MOST, archived_over, associations, exports_over, key_statement, overlaps
 from infra.plan.place import runs_uri
-from infra.plan.storage import API, LUSTRE_GUIDE
+from infra.plan.storage.associations import MOST, archived_over, associations, exports_over, key_statement, overlaps
+from infra.plan.storage.lustre import API, LUSTRE_GUIDE
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator
 
 from infra.config import ClusterSpec
-from infra.plan.associations import associations, nested
-from infra.plan.buckets import violations
 from infra.plan.place import bucket_names, runs_uri
+from infra.plan.storage.associations import associations, nested
+from infra.plan.storage.buckets import violations
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule
 
@@ -59,7 +59,7 @@ class OneBucketTwice(OfflineRule):
     code = "S3-003"
     level = "warning"
     checks = "Data, checkpoints and lifecycle are different buckets."
-    source = "infra/plan/buckets.py"
+    source = "infra/plan/storage/buckets.py"
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         given = [(key, getattr(spec.buckets, key)) for key in ("data", "checkpoints", "lifecycle")]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from infra.config import CapacityMode, ClusterSpec, Group
-from infra.plan.capacity import BLOCK_MARGIN, MODES, CapacityProblem, capacity_problems
+from infra.plan.nodes.capacity import BLOCK_MARGIN, MODES, CapacityProblem, capacity_problems
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, groups, known_groups, listed
 

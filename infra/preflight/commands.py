@@ -11,8 +11,8 @@ from typing import Any
 
 from infra.clock import now
 from infra.config import ClusterSpec, parse
-from infra.plan import iam_deployer
-from infra.plan.bundle import bundle
+from infra.plan import deployer_policy as iam_deployer
+from infra.plan.nodes.bundle import bundle
 from infra.preflight import stackfile
 from infra.preflight.change import Change
 from infra.preflight.explain import explain, explain_bundle

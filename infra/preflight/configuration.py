@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pydantic import BaseModel
 
 from infra.config import ClusterSpec
-from infra.plan.gang import untaggable
+from infra.plan.nodes.gang import untaggable
 from infra.plan.place import tags
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, groups, known_groups, listed

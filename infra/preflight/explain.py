@@ -14,8 +14,8 @@ from ipaddress import IPv4Network
 from pydantic import BaseModel
 
 from infra.config import ClusterSpec, Group
-from infra.plan import hyperpod
-from infra.plan.network import cidr_problems, in_zone, layout
+from infra.plan.network.vpc import cidr_problems, in_zone, layout
+from infra.plan.nodes import hyperpod
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_storage import associations, file_system, home, objects
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from infra.config import Association, ClusterSpec
 from infra.plan.place import Place, runs_uri
-from infra.plan.storage import LustrePlan, lustre_plan
+from infra.plan.storage.lustre import LustrePlan, lustre_plan
 from infra.preflight.change import Change, Effect, protected
 
 NOWHERE = Place("region", "account")

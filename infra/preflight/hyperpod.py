@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from infra.config import ClusterSpec
-from infra.plan.endpoints import ALWAYS, BY_BACKEND
+from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
 from infra.preflight.finding import Finding
 from infra.preflight.hyperpod_types import OFFERED, SOURCE
 from infra.preflight.rule import Context, OfflineRule, groups, known_groups, listed

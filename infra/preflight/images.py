@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from infra.catalog.instances import Instance
 from infra.config import ClusterSpec, Group
-from infra.plan.gang import CANONICAL, image
+from infra.plan.nodes.gang import CANONICAL, image
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, known_groups, listed
 
@@ -59,7 +59,7 @@ def _lacking(spec: ClusterSpec) -> Iterator[tuple[str, Group, str, list[str]]]:
 
 
 def _lacks(spec: ClusterSpec, facts: Instance, family: str) -> Iterator[str]:
-    """By `infra.plan.gang.IMAGES`. infra/plan/first_boot.sh fetches all of it in an open network, except for EFA's driver."""
+    """By `infra.plan.nodes.gang.IMAGES`; in an open network first_boot.sh fetches all of it but EFA's driver."""
     if family == "ubuntu":
         yield "the AWS CLI"
         if facts.efa:

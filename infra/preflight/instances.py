@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from infra.catalog.instances import instance, similar, snapshot
 from infra.config import ClusterSpec
-from infra.plan.gang import CANONICAL
-from infra.plan.nics import nics
+from infra.plan.nodes.gang import CANONICAL
+from infra.plan.nodes.nics import nics
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, groups, known_groups, listed
 
@@ -182,7 +182,7 @@ class RootVolume(OfflineRule):
     code = "EC2-011"
     level = "warning"
     checks = "A node that stages on its root disk has room for twice its accelerators' memory there."
-    source = "infra/plan/clients.py"
+    source = "infra/plan/nodes/clients.py"
 
     def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
         for path, group, facts in known_groups(spec):

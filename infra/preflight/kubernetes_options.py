@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Network
 
 from infra.config import ClusterSpec
-from infra.plan.network import PRIVATE
-from infra.plan.security import WORLD
+from infra.plan.network.security import WORLD
+from infra.plan.network.vpc import PRIVATE
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule
 

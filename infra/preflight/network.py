@@ -1,4 +1,4 @@
-"""NET: zones, address ranges and ways out. The counting of addresses is `infra.plan.network`'s."""
+"""NET: zones, address ranges and ways out. The counting of addresses is `infra.plan.network.vpc`'s."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 
 from infra.config import ClusterSpec
-from infra.plan.endpoints import ALWAYS, BY_BACKEND
-from infra.plan.network import RESERVED, SHORTEST_PREFIX, VPC_BLOCKS, addresses_needed, cidr_problems, usable
+from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
+from infra.plan.network.vpc import RESERVED, SHORTEST_PREFIX, VPC_BLOCKS, addresses_needed, cidr_problems, usable
 from infra.plan.place import host
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, groups, listed

@@ -1,4 +1,4 @@
-"""FSX: the file systems' sizes, rates and mounts. The arithmetic is `infra.plan.storage`'s."""
+"""FSX: the file systems' sizes, rates and mounts. The arithmetic is `infra.plan.storage.lustre`'s."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec
-from infra.plan import home
-from infra.plan.associations import nested
-from infra.plan.lnet import EFA_CONNECTIONS, WITHOUT_LUSTRE_EFA, lustre_interfaces
+from infra.plan.nodes.lnet import EFA_CONNECTIONS, WITHOUT_LUSTRE_EFA, lustre_interfaces
 from infra.plan.place import host
-from infra.plan.storage import API, LUSTRE_GUIDE, Violation, efa_wanted, violations
+from infra.plan.storage import home
+from infra.plan.storage.associations import nested
+from infra.plan.storage.lustre import API, LUSTRE_GUIDE, Violation, efa_wanted, violations
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, known_groups
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec, Group
-from infra.plan.lnet import by_default
-from infra.plan.storage import efa_wanted
+from infra.plan.nodes.lnet import by_default
+from infra.plan.storage.lustre import efa_wanted
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, groups, known_groups, listed
 

@@ -12,28 +12,28 @@ from typing import Any
 
 from infra.catalog.instances import snapshot
 from infra.config import Backend, ClusterSpec, parse
-from infra.plan.associations import associations, overlaps
-from infra.plan.buckets import buckets
-from infra.plan.budget import budget
-from infra.plan.bundle import bundle
-from infra.plan.capacity import capacity_problems, reservations
-from infra.plan.eks import eks_plan, helm_commands
-from infra.plan.endpoints import endpoints
-from infra.plan.events import channel
-from infra.plan.gang import gangs
-from infra.plan.home import home
-from infra.plan.hyperpod import Mount, Refs, desired_state
-from infra.plan.iam import roles
-from infra.plan.iam_deployer import deployer_policy
-from infra.plan.network import addresses_needed, cidr_problems, network
-from infra.plan.observability import dashboard, observability
+from infra.plan.deployer_policy import deployer_policy
+from infra.plan.network.endpoints import endpoints
+from infra.plan.network.security import rules
+from infra.plan.network.vpc import addresses_needed, cidr_problems, network
+from infra.plan.nodes.bundle import bundle
+from infra.plan.nodes.capacity import capacity_problems, reservations
+from infra.plan.nodes.eks import eks_plan, helm_commands
+from infra.plan.nodes.gang import gangs
+from infra.plan.nodes.hyperpod import Mount, Refs, desired_state
+from infra.plan.nodes.user_data import user_data
 from infra.plan.outputs import Made, cluster
 from infra.plan.place import Place
-from infra.plan.repository import repository
-from infra.plan.security import rules
-from infra.plan.storage import lustre_plan
+from infra.plan.roles import roles
+from infra.plan.storage.associations import associations, overlaps
+from infra.plan.storage.buckets import buckets
+from infra.plan.storage.home import home
+from infra.plan.storage.lustre import lustre_plan
+from infra.plan.storage.repository import repository
 from infra.plan.teardown import teardown
-from infra.plan.user_data import user_data
+from infra.plan.watch.budget import budget
+from infra.plan.watch.interruptions import channel
+from infra.plan.watch.observability import dashboard, observability
 from tests.bench.harness import Row, interleaved, median, run_bench, timed
 
 PLACE = Place("us-west-2", "123456789012")

@@ -17,7 +17,7 @@ from infra.config import KEY, ClusterSpec
 from infra.config import parse as parse_spec
 from infra.local.aws import LocalAws
 from infra.local.engine import PROGRAM, Engine, engine_missing
-from infra.plan.eks import helm_commands
+from infra.plan.nodes.eks import helm_commands
 from infra.plan.place import Place
 from lustrain.cluster import Cluster, parse
 from tests.conftest import require

@@ -12,7 +12,7 @@ import pytest
 
 from infra.local.aws import LocalAws
 from infra.local.engine import Engine, engine_missing
-from infra.plan import events
+from infra.plan.watch import interruptions as events
 from tests.conftest import require
 
 pytestmark = pytest.mark.slow

@@ -24,8 +24,8 @@ from infra.components.lookup import look_up
 from infra.components.stack import build as build_cluster
 from infra.components.stack import current_place
 from infra.config import KEY, ClusterSpec, parse
-from infra.plan.capacity import ReservationPlan, reservations
-from infra.plan.gang import gangs
+from infra.plan.nodes.capacity import ReservationPlan, reservations
+from infra.plan.nodes.gang import gangs
 from infra.plan.place import Place
 from infra.plan.stack import Plan
 from lustrain.problem import UserError

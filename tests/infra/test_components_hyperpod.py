@@ -16,8 +16,8 @@ from infra.components.bundle import LifecycleBundle
 from infra.components.eks import EksCluster, NodeAddons
 from infra.components.hyperpod import HyperPod
 from infra.config import parse
-from infra.plan.bundle import Bundle, bundle
-from infra.plan.eks import EksPlan, eks_plan
+from infra.plan.nodes.bundle import Bundle, bundle
+from infra.plan.nodes.eks import EksPlan, eks_plan
 from infra.plan.place import Place
 from tests.infra.edits import spec_of
 from tests.infra.registered import Registered, run_on

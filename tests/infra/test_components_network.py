@@ -16,9 +16,9 @@ from infra.components.roles import Roles
 from infra.components.security import SecurityGroups
 from infra.config import ClusterSpec
 from infra.local.mocks import Recorder
-from infra.plan.iam import roles
-from infra.plan.network import network
-from infra.plan.security import rules
+from infra.plan.network.security import rules
+from infra.plan.network.vpc import network
+from infra.plan.roles import roles
 from tests.infra.registered import run_on
 from tests.infra.specs import AWS, EXISTING, spec_of
 

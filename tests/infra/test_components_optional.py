@@ -13,10 +13,10 @@ from infra.components.observability import Observability
 from infra.components.stack import build
 from infra.config import ClusterSpec, parse
 from infra.local.mocks import Recorder
-from infra.plan.observability import observability
 from infra.plan.place import Place
-from infra.plan.repository import repository
 from infra.plan.stack import Plan
+from infra.plan.storage.repository import repository
+from infra.plan.watch.observability import observability
 from tests.infra.edits import GONE
 from tests.infra.edits import spec_of as edited
 

@@ -14,11 +14,11 @@ from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks
 from infra.components.buckets import Buckets
 from infra.components.file_systems import LustreSystem, OpenZfsHome
 from infra.config import ClusterSpec, ExistingLustre, Home, Lustre, parse
-from infra.plan.associations import associations
-from infra.plan.buckets import buckets
-from infra.plan.home import home
 from infra.plan.place import Place
-from infra.plan.storage import LustrePlan, efa_wanted, lustre
+from infra.plan.storage.associations import associations
+from infra.plan.storage.buckets import buckets
+from infra.plan.storage.home import home
+from infra.plan.storage.lustre import LustrePlan, efa_wanted, lustre
 from tests.infra.registered import Registered, run_on
 
 PLACE = Place("us-east-1", "123456789012")

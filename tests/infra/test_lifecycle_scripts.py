@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.plan.bundle import AGENT, FOLDER, ON_CREATE, ON_INIT, bundle
+from infra.plan.nodes.bundle import AGENT, FOLDER, ON_CREATE, ON_INIT, bundle
 from tests.conftest import require
 from tests.infra.edits import spec_of
 

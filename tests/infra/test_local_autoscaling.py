@@ -8,7 +8,7 @@ import pytest
 
 from infra.catalog.instances import instance
 from infra.local.aws import LocalAws
-from infra.plan.nics import nics
+from infra.plan.nodes.nics import nics
 from tests.infra.local_network import Network, client, refusal
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from infra.catalog.instances import instance, snapshot
 from infra.local.aws import LocalAws
-from infra.plan.nics import Nic, nics
+from infra.plan.nodes.nics import Nic, nics
 from tests.infra.local_network import Network, refusal
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ import pytest
 from moto import mock_aws
 from moto.sagemaker.models import sagemaker_backends
 
-from infra.local.additions.hyperpod import Cluster, Node
-from infra.local.additions.hyperpod_nodes import fail_node
+from infra.local.additions.hyperpod.clusters import Cluster, Node
+from infra.local.additions.hyperpod.nodes import fail_node
 from infra.local.aws import LocalAws
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.config import ClusterSpec, parse
-from infra.plan.associations import (
+from infra.plan.place import Place, runs_uri
+from infra.plan.storage.associations import (
     AssociationPlan,
     archived_over,
     associations,
@@ -20,7 +21,6 @@ from infra.plan.associations import (
     nested,
     overlaps,
 )
-from infra.plan.place import Place, runs_uri
 
 STACKS = sorted(Path(__file__).parents[2].glob("infra/Pulumi.*.yaml"))
 PLACE = Place("us-east-1", "123456789012")

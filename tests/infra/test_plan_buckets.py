@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.config import ClusterSpec, parse
-from infra.plan.buckets import BucketPlan, buckets, violations
 from infra.plan.place import Place, runs_uri
+from infra.plan.storage.buckets import BucketPlan, buckets, violations
 
 PLACE = Place("us-east-1", "123456789012")
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.config import ClusterSpec, parse
-from infra.plan.budget import Notice, budget
 from infra.plan.place import COST_TAG, Place, tags
-from infra.plan.repository import keep_last, repository
+from infra.plan.storage.repository import keep_last, repository
+from infra.plan.watch.budget import Notice, budget
 
 PLACE = Place("us-east-1", "123456789012")
 

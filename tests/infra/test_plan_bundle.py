@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.components.bundle import written
-from infra.plan.bundle import AGENT, DOCUMENT, FOLDER, MAX_BYTES, ON_CREATE, ON_INIT, Bundle, bundle, gathered
-from infra.plan.nodes import node_document
+from infra.plan.nodes.bundle import AGENT, DOCUMENT, FOLDER, MAX_BYTES, ON_CREATE, ON_INIT, Bundle, bundle, gathered
+from infra.plan.nodes.document import node_document
 from lustrain.problem import UserError
 from tests.infra.edits import STACKS, spec_of
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from infra.catalog.instances import instance, snapshot
 from infra.config import Backend, Capacity, ClusterSpec, Group, parse
-from infra.plan.capacity import MODES, Market, capacity_problems, empty_at, market, reservations
+from infra.plan.nodes.capacity import MODES, Market, capacity_problems, empty_at, market, reservations
 
 RESERVATION = "cr-0a1b2c3d4e5f60718"
 PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/mine"

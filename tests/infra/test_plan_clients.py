@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from infra.config import ClusterSpec, parse
-from infra.plan.clients import module_options, stripes
-from infra.plan.nodes import node_document
+from infra.plan.nodes.clients import module_options, stripes
+from infra.plan.nodes.document import node_document
 from node_setup.agent.owned import HEADER
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from infra.config import ClusterSpec, parse
-from infra.plan.eks import CHART_FOLDER, EksPlan, eks_plan, helm_commands, helm_place
+from infra.plan.nodes.eks import CHART_FOLDER, EksPlan, eks_plan, helm_commands, helm_place
 from infra.plan.place import Place
 
 STACK = Path(__file__).parents[2] / "infra" / "Pulumi.hyperpod-eks-g6e-spot.yaml"

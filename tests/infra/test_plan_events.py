@@ -13,9 +13,9 @@ from botocore.loaders import Loader
 from moto.events.models import EventPattern, EventPatternParser
 
 from infra.config import ClusterSpec, parse
-from infra.plan import events
-from infra.plan.events import channel, patterns
 from infra.plan.place import Place
+from infra.plan.watch import interruptions as events
+from infra.plan.watch.interruptions import channel, patterns
 
 PLACE = Place("us-east-1", "123456789012")
 STACKS = sorted(Path("infra").glob("Pulumi.*.yaml"))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from infra.catalog.instances import snapshot
 from infra.config import ClusterSpec, parse
-from infra.plan.gang import Cpu, GangPlan, gangs, untaggable
-from infra.plan.nics import Policy, nics
+from infra.plan.nodes.gang import Cpu, GangPlan, gangs, untaggable
+from infra.plan.nodes.nics import Policy, nics
 from infra.plan.place import Place
 from infra.preflight.offline import run_offline
 from lustrain.problem import UserError

@@ -23,7 +23,7 @@ from botocore.validate import ParamValidator
 from cfnlint.api import ManualArgs, lint
 
 from infra.config import ClusterSpec, parse
-from infra.plan.hyperpod import (
+from infra.plan.nodes.hyperpod import (
     TYPE,
     HomeMount,
     Mount,

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 
 from infra.config import ClusterSpec
-from infra.plan.endpoints import interface_services, s3_policy
-from infra.plan.iam import RolePlan, flow_log_role, roles
-from infra.plan.iam_deployer import MANAGED_POLICY_CHARACTERS, deployer_policy, managed_policies
+from infra.plan.deployer_policy import MANAGED_POLICY_CHARACTERS, deployer_policy, managed_policies
+from infra.plan.network.endpoints import interface_services, s3_policy
 from infra.plan.place import Place
+from infra.plan.roles import RolePlan, flow_log_role, roles
 from tests.infra.specs import ACCOUNT, AWS, CHINA, PLACES, spec_of, specs
 from tests.infra.stacks import EXAMPLES, example, region_of
 

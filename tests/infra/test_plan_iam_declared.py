@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from infra.local.engine import PROGRAM
-from infra.plan.iam_deployer import deployer_policy
+from infra.plan.deployer_policy import deployer_policy
 from infra.plan.place import Place
 from tests.infra.specs import ACCOUNT
 from tests.infra.stacks import EXAMPLES, example, region_of

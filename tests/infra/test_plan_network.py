@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 
 from infra.config import ClusterSpec, Network
-from infra.plan.endpoints import aws_buckets, s3_policy
-from infra.plan.network import NetworkPlan, addresses_needed, cidr_problems, network, usable
+from infra.plan.network.endpoints import aws_buckets, s3_policy
+from infra.plan.network.vpc import NetworkPlan, addresses_needed, cidr_problems, network, usable
 from infra.plan.place import Place, bucket_names
 from lustrain.problem import UserError
 from tests.infra.specs import ACCOUNT, AWS, CHINA, EXISTING, EXISTING_LUSTRE, GOVERNMENT, PLACES, spec_of, specs

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from infra.catalog.instances import Instance, instance, snapshot
-from infra.plan.nics import Nic, Policy, addresses, nics
+from infra.plan.nodes.nics import Nic, Policy, addresses, nics
 
 WITH_EFA = [found for found in snapshot().types.values() if found.efa]
 POLICIES: list[Policy] = ["addresses", "bandwidth"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infra.config import ClusterSpec, parse
-from infra.plan.nodes import node_document, node_group
+from infra.plan.nodes.document import node_document, node_group
 
 
 def spec(*groups: dict[str, Any]) -> ClusterSpec:

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.config import ClusterSpec, parse
-from infra.plan.iam_node import METRIC_NAMESPACES
-from infra.plan.observability import GIB, LOG_DAYS, Alarm, dashboard, log_days, observability
+from infra.plan.node_policy import METRIC_NAMESPACES
 from infra.plan.place import Place
-from infra.plan.storage import efa_wanted, lustre
+from infra.plan.storage.lustre import efa_wanted, lustre
+from infra.plan.watch.observability import GIB, LOG_DAYS, Alarm, dashboard, log_days, observability
 
 PLACE = Place("us-east-1", "123456789012")
 STACKS = sorted(Path("infra").glob("Pulumi.*.yaml"))

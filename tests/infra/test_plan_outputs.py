@@ -13,7 +13,7 @@ import yaml
 from moto import mock_aws
 
 from infra.config import parse as parse_spec
-from infra.plan.bundle import DOCUMENT, bundle
+from infra.plan.nodes.bundle import DOCUMENT, bundle
 from infra.plan.outputs import Made, cluster
 from infra.plan.place import Place, bucket_names
 from infra.plan.stack import Plan

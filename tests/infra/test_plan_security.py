@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from infra.config import ClusterSpec
-from infra.plan.security import DESCRIPTIONS, EVERYWHERE, Peer, Rule, rules
+from infra.plan.network.security import DESCRIPTIONS, EVERYWHERE, Peer, Rule, rules
 from tests.infra.specs import EXISTING, EXISTING_LUSTRE, spec_of, specs
 from tests.infra.stacks import EXAMPLES, example
 

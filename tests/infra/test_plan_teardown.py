@@ -10,8 +10,8 @@ import yaml
 from infra.config import ClusterSpec, parse
 from infra.local.engine import PROGRAM
 from infra.plan.place import Place, bucket_names
-from infra.plan.repository import url
 from infra.plan.stack import Plan
+from infra.plan.storage.repository import url
 from infra.plan.teardown import first_steps, teardown, unprotect
 from tests.infra.edits import spec_of
 from tests.infra.stacks import EXAMPLES, example

@@ -18,10 +18,10 @@ import pytest
 
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec, parse
-from infra.plan.clients import expected
-from infra.plan.nodes import node_document
+from infra.plan.nodes.clients import expected
+from infra.plan.nodes.document import node_document
+from infra.plan.nodes.user_data import MAX_BYTES, encoded, user_data
 from infra.plan.place import Place
-from infra.plan.user_data import MAX_BYTES, encoded, user_data
 from lustrain.problem import UserError
 from node_setup.agent import catalog
 from node_setup.agent.model import Request

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from infra.catalog.instances import snapshot
 from infra.config import ClusterSpec, parse
-from infra.plan import buckets, home, storage
-from infra.plan.associations import associations, overlaps
-from infra.plan.capacity import capacity_problems
-from infra.plan.network import cidr_problems
+from infra.plan.network.vpc import cidr_problems
+from infra.plan.nodes.capacity import capacity_problems
 from infra.plan.place import Place
+from infra.plan.storage import buckets, home
+from infra.plan.storage import lustre as storage
+from infra.plan.storage.associations import associations, overlaps
 from infra.preflight.explain import explain, refused
 from infra.preflight.offline import run_offline
 from tests.infra.edits import STACKS, edited

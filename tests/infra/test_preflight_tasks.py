@@ -19,7 +19,7 @@ from invoke.exceptions import Exit
 
 from infra import tasks
 from infra.config import parse
-from infra.plan.bundle import bundle
+from infra.plan.nodes.bundle import bundle
 from infra.preflight import report, stackfile
 from infra.preflight.finding import Finding
 from infra.preflight.offline import OFFLINE

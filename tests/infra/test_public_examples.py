@@ -14,7 +14,7 @@ import pytest
 from cfnlint.api import ManualArgs, lint
 
 from infra.config import ClusterSpec, parse
-from infra.plan.hyperpod import TYPE, Mount, Refs, desired_state
+from infra.plan.nodes.hyperpod import TYPE, Mount, Refs, desired_state
 from infra.plan.place import Place
 from infra.preflight.offline import run_offline
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from infra.plan.associations import associations
-from infra.plan.buckets import buckets
-from infra.plan.gang import gangs
+from infra.plan.nodes.gang import gangs
 from infra.plan.place import Place
-from infra.plan.storage import efa_wanted, lustre
+from infra.plan.storage.associations import associations
+from infra.plan.storage.buckets import buckets
+from infra.plan.storage.lustre import efa_wanted, lustre
 from infra.preflight.offline import run_offline
 from lustrain.cluster import parse as parse_cluster
 from lustrain.cluster import to_json

@@ -16,7 +16,7 @@ import pytest
 
 from infra.config import parse as parse_spec
 from infra.local.engine import PROGRAM, Engine, EngineError
-from infra.plan.bundle import bundle
+from infra.plan.nodes.bundle import bundle
 from infra.preflight.change import Effect
 from infra.preflight.explain import explain, explain_bundle
 from tests.infra.stacks import AT_ONCE, EXAMPLES, Live, example

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from infra.plan.bundle import AGENT, DOCUMENT, FOLDER, ON_CREATE, ON_INIT, gathered
+from infra.plan.nodes.bundle import AGENT, DOCUMENT, FOLDER, ON_CREATE, ON_INIT, gathered
 from lustrain.cluster import Tuning, node_document, to_json
 from node_setup.agent import catalog, owned
 from node_setup.pack import archive

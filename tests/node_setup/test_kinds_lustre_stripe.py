@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.plan.clients import stripes
+from infra.plan.nodes.clients import stripes
 from lustrain.problem import UserError
 from node_setup.agent.facts.lustre import parse_layout
 from node_setup.agent.kinds.lustre_stripe import END, LARGEST_SIZE, found_layout, layout_of, same, text_of

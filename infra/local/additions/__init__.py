@@ -13,31 +13,31 @@ from types import ModuleType
 
 MODULES = (
     "iam",
-    "images",
-    "vpc",
-    "interfaces",
-    "placement",
-    "capacity",
-    "launches",
-    "launch_templates",
-    "autoscaling",
+    "ec2.images",
+    "ec2.vpc",
+    "ec2.interfaces",
+    "ec2.placement",
+    "ec2.capacity",
+    "ec2.launches",
+    "ec2.launch_templates",
+    "autoscaling.groups",
     "budgets",
     "s3",
     "ecr",
     "sqs",
     "eventbridge",
-    "lifecycle",
-    "fsx",
-    "fsx_associations",
-    "hyperpod",
-    "hyperpod_nodes",
-    "cloudcontrol",
-    "eks",
-    "eks_access",
-    "eks_addons",
+    "autoscaling.lifecycle",
+    "fsx.file_systems",
+    "fsx.associations",
+    "hyperpod.clusters",
+    "hyperpod.nodes",
+    "hyperpod.cloudcontrol",
+    "eks.clusters",
+    "eks.access",
+    "eks.addons",
 )
 """Each has an `install()`."""
-BESIDE = ("serving", "world", "resource_types", "hyperpod_events")
+BESIDE = ("serving", "lookups", "hyperpod.resource_types", "hyperpod.events")
 """What several of them use; nothing to install."""
 
 

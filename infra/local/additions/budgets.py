@@ -10,8 +10,8 @@ from typing import Any
 from moto.budgets.models import Budget, Notification, budgets_backends
 from moto.budgets.responses import BudgetsResponse
 
-from infra.local.additions.seams import around, kept_by
 from infra.local.additions.serving import Call, refuse, serve
+from infra.local.additions.wrapping import around, kept_by
 
 LEFT_OUT = "budgets: nothing is spent, so no notification is ever sent; subscribers change with their notification only"
 MOST_EMAILS = 10

@@ -7,7 +7,7 @@ from typing import Any
 
 from moto.ecr.models import ECRBackend
 
-from infra.local.additions.seams import around
+from infra.local.additions.wrapping import around
 
 LEFT_OUT = "ECR holds no layers to pull: repositories, their settings and policies only; nothing is scanned or expired"
 

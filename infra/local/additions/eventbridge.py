@@ -23,7 +23,7 @@ from moto.sqs.models import sqs_backends
 from moto.utilities.arns import parse_arn
 
 from infra.local.additions.policies import allows
-from infra.local.additions.seams import around, kept_by
+from infra.local.additions.wrapping import around, kept_by
 
 LEFT_OUT = (
     "EventBridge: one try for each event, no schedules, no InputPath, no InputTransformer; the policies of queues and topics "

@@ -16,7 +16,7 @@ from moto.s3 import notifications
 from moto.s3.models import FakeBucket, FakeDeleteMarker
 
 from infra.local.additions.policies import met
-from infra.local.additions.seams import around
+from infra.local.additions.wrapping import around
 
 LEFT_OUT = (
     "S3: plain HTTP counts as TLS in bucket policies and every caller as one of the account, conditions are judged in part, "

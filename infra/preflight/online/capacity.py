@@ -10,7 +10,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from infra.config import ClusterSpec, Group
-from infra.plan.capacity import BLOCK_MARGIN
+from infra.plan.nodes.capacity import BLOCK_MARGIN
 from infra.preflight.finding import Finding
 from infra.preflight.online.asking import Aws, OnlineRule, code_of
 from infra.preflight.rule import Context, groups, known_groups, listed

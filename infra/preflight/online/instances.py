@@ -12,8 +12,8 @@ from botocore.exceptions import ClientError
 from infra.catalog.instances import instance
 from infra.catalog.refresh import summary
 from infra.config import ClusterSpec, Group
-from infra.plan.capacity import market
-from infra.plan.gang import CANONICAL, image
+from infra.plan.nodes.capacity import market
+from infra.plan.nodes.gang import CANONICAL, image
 from infra.preflight.finding import Finding, Level
 from infra.preflight.online.asking import DENIED, Aws, OnlineRule, code_of
 from infra.preflight.rule import Context, groups, known_groups

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from botocore.exceptions import ClientError
 
 from infra.config import ClusterSpec
-from infra.plan.events import queue_name
 from infra.plan.place import bucket_names
-from infra.plan.repository import repository
+from infra.plan.storage.repository import repository
+from infra.plan.watch.interruptions import queue_name
 from infra.preflight.finding import Finding
 from infra.preflight.online.asking import Aws, OnlineRule, code_of
 from infra.preflight.rule import Context

@@ -8,7 +8,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from infra.config import ClusterSpec
-from infra.plan.network import addresses_needed
+from infra.plan.network.vpc import addresses_needed
 from infra.preflight.finding import Finding
 from infra.preflight.online.asking import Aws, OnlineRule, code_of
 from infra.preflight.rule import Context, groups, known_groups, listed

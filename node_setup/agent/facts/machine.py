@@ -11,7 +11,7 @@ from node_setup.agent.facts.scene import Scene, integer, space, start_ticks
 EMPTY: dict[str, Any] = {"host": {}, "os": {}, "kernel": {}, "cpu": {}, "memory": {}, "disk": {}, "boot_outcome": None}
 DISKS = ("/", "/etc", "/dev/shm")
 BOOT_OUTCOME = "/var/lib/lustrain/boot"
-"""Where infra/plan/first_boot.sh says how its last run ended: `ready`, or `failed` and the step."""
+"""Where infra/plan/nodes/first_boot.sh says how its last run ended: `ready`, or `failed` and the step."""
 _HEAD_BYTES = 4096
 
 

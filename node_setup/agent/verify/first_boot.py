@@ -8,7 +8,7 @@ from node_setup.agent.verify.result import FAIL, OK, SKIP, UNKNOWN, Result, know
 
 
 def boot(facts: Facts, want: Expected, request: Request) -> Result:
-    """By the outcome that `infra/plan/first_boot.sh` leaves behind; HyperPod and machines of one's own have no such script.
+    """By the outcome that `infra/plan/nodes/first_boot.sh` leaves behind; HyperPod and a user's own machines have none.
 
     An alarm counts failed boots by the cluster; this tells which node it was.
     """

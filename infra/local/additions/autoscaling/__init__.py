@@ -1,0 +1,1 @@
+"""Auto Scaling groups and the end of their instances."""

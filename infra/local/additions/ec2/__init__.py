@@ -1,0 +1,1 @@
+"""EC2: networks, launches, reservations, placement and images."""

@@ -1,0 +1,85 @@
+"""Launch templates as EC2 keeps them: nothing is lost, malformed data is refused, other flaws come back as a warning.
+
+moto adds the template's own tags to the data of its launches, never renews them, and forgets on a second version that
+user data is encoded; that makes the provider see changes that nobody made.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from moto.ec2.models import ec2_backends
+from moto.ec2.models.launch_templates import LaunchTemplate
+from moto.ec2.responses import EC2Response
+from moto.ec2.utils import convert_tag_spec, parse_user_data
+
+from infra.local.additions.ec2.launch_rules import MOST_USER_DATA, flaws
+from infra.local.additions.ec2.placement import no_dry_run
+from infra.local.additions.serving import Call, refuse, serve
+
+LEFT_OUT = "launch templates: key pairs, block devices, CPU and metadata options are kept but not checked"
+
+
+@cache
+def install() -> None:
+    """Puts these actions in the place of moto's."""
+    # moto takes the tags once, when the template is made.
+    LaunchTemplate.tags = property(lambda self: self.get_tags(), lambda self, value: None)  # type: ignore[assignment]
+    actions = {"CreateLaunchTemplate": _create, "CreateLaunchTemplateVersion": _create_version}
+    serve(EC2Response, "ec2", actions, "InvalidParameterValue")
+
+
+def _create(call: Call) -> Mapping[str, Any]:
+    backend = ec2_backends[call.account][call.region]
+    data = _data(call.get("LaunchTemplateData", {}))
+    no_dry_run(call)
+    tags = convert_tag_spec(call.get("TagSpecifications", []))
+    made = backend.create_launch_template(call.get("LaunchTemplateName"), call.get("VersionDescription"), data, tags)
+    shown = {
+        "CreateTime": made.create_time,
+        "CreatedBy": f"arn:{call.partition}:iam::{call.account}:root",
+        "DefaultVersionNumber": made.default_version_number,
+        "LatestVersionNumber": made.latest_version_number,
+        "LaunchTemplateId": made.id,
+        "LaunchTemplateName": made.name,
+        "Tags": made.tags,
+    }
+    return {"LaunchTemplate": shown, **_warning(backend, data)}
+
+
+def _create_version(call: Call) -> Mapping[str, Any]:
+    backend = ec2_backends[call.account][call.region]
+    name, wanted = call.get("LaunchTemplateName"), call.get("LaunchTemplateId")
+    template = backend.get_launch_template_by_name(name) if name else backend.get_launch_template(wanted)
+    source = call.get("SourceVersion")
+    data = {**(template.get_version(source).data if source else {}), **_data(call.get("LaunchTemplateData", {}))}
+    no_dry_run(call)
+    made = template.create_version(data, call.get("VersionDescription"))
+    shown = {
+        "CreateTime": made.create_time,
+        "CreatedBy": f"arn:{call.partition}:iam::{call.account}:root",
+        "DefaultVersion": template.is_default(made),
+        "LaunchTemplateData": made.data,
+        "LaunchTemplateId": template.id,
+        "LaunchTemplateName": template.name,
+        "VersionDescription": made.description,
+        "VersionNumber": made.number,
+    }
+    return {"LaunchTemplateVersion": shown, **_warning(backend, data)}
+
+
+def _data(asked: Mapping[str, Any]) -> dict[str, Any]:
+    data = dict(asked)
+    if (encoded := data.pop("UserData", None)) is not None:
+        data["UserData"] = parse_user_data(encoded)
+        if len(base64.b64decode(encoded)) > MOST_USER_DATA:
+            refuse("InvalidParameterValue", f"User data is limited to {MOST_USER_DATA} bytes")
+    return data
+
+
+def _warning(backend: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    found = flaws(backend, data)
+    return {"Warning": {"Errors": [{"Code": one.code, "Message": one.message} for one in found]}} if found else {}

@@ -1,0 +1,128 @@
+"""EC2 placement groups, which moto lacks; rules and codes follow the API reference of CreatePlacementGroup."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from moto.ec2.models import ec2_backends
+from moto.ec2.responses import EC2Response
+from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, EC2_RESOURCE_TO_PREFIX, convert_tag_spec
+
+from infra.local.additions.lookups import new_id
+from infra.local.additions.serving import Call, refuse, serve
+from infra.local.additions.wrapping import filtered, kept_by
+
+LEFT_OUT = "placement groups are names: nothing is placed, spread or refused for lack of room"
+
+
+@dataclass
+class PlacementGroup:
+    id: str
+    name: str
+    strategy: str
+    arn: str
+    partitions: int | None
+    spread_level: str | None
+
+
+@cache
+def install() -> None:
+    """Adds the actions to EC2, and the prefix of the ids so that they take tags."""
+    known_prefix("placement-group", "pg")
+    actions = {"CreatePlacementGroup": _create, "DescribePlacementGroups": _describe, "DeletePlacementGroup": _delete}
+    serve(EC2Response, "ec2", actions, "InvalidParameterValue")
+
+
+def placement_groups(backend: Any) -> dict[str, PlacementGroup]:
+    """The groups beside this EC2 backend of moto, by name."""
+    found: dict[str, PlacementGroup] = kept_by(backend, "lustrain_placement_groups", dict)
+    return found
+
+
+def known_prefix(resource: str, prefix: str) -> None:
+    """moto refuses tags on ids whose prefix it does not know."""
+    EC2_RESOURCE_TO_PREFIX[resource] = prefix
+    EC2_PREFIX_TO_RESOURCE[prefix] = resource
+
+
+def no_dry_run(call: Call) -> None:
+    """EC2's answer to a dry run that found nothing wrong."""
+    if call.get("DryRun"):
+        refuse("DryRunOperation", "Request would have succeeded, but DryRun flag is set.")
+
+
+def put_tags(call: Call, resource: str, resource_id: str) -> None:
+    backend = ec2_backends[call.account][call.region]
+    backend.create_tags([resource_id], convert_tag_spec(call.get("TagSpecifications", [])).get(resource, {}))
+
+
+def shown_tags(backend: Any, resource_id: str) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in backend.tags.get(resource_id, {}).items()]
+
+
+def _create(call: Call) -> Mapping[str, Any]:
+    groups = placement_groups(ec2_backends[call.account][call.region])
+    name, strategy, partitions = call.get("GroupName"), call.get("Strategy", "cluster"), call.get("PartitionCount")
+    if strategy not in ("cluster", "spread", "partition"):
+        refuse("InvalidParameterValue", f"Value ({strategy}) for parameter strategy is invalid.")
+    if partitions is not None and strategy != "partition":
+        refuse("InvalidParameterCombination", "PartitionCount is only for placement groups of strategy partition.")
+    if not name:
+        refuse("MissingParameter", "The request must contain the parameter groupName")
+    if name in groups:
+        refuse("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
+    no_dry_run(call)
+    made = groups[name] = PlacementGroup(
+        id=new_id("pg"),
+        name=name,
+        strategy=strategy,
+        arn=f"arn:{call.partition}:ec2:{call.region}:{call.account}:placement-group/{name}",
+        partitions=(partitions or 2) if strategy == "partition" else None,
+        spread_level=call.get("SpreadLevel", "rack") if strategy == "spread" else None,
+    )
+    put_tags(call, "placement-group", made.id)
+    return {"PlacementGroup": _shown(ec2_backends[call.account][call.region], made)}
+
+
+def _describe(call: Call) -> Mapping[str, Any]:
+    backend = ec2_backends[call.account][call.region]
+    groups = placement_groups(backend)
+    names, ids = call.get("GroupNames", []), call.get("GroupIds", [])
+    for name in names:
+        if name not in groups:
+            refuse("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
+    shown = [
+        _shown(backend, group)
+        for group in groups.values()
+        if (not names or group.name in names) and (not ids or group.id in ids)
+    ]
+    keys = {"group-name": "GroupName", "strategy": "Strategy", "state": "State", "group-arn": "GroupArn"}
+    return {"PlacementGroups": filtered(shown, call.get("Filters", []), keys)}
+
+
+def _delete(call: Call) -> Mapping[str, Any]:
+    backend, name = ec2_backends[call.account][call.region], call.get("GroupName")
+    if name not in placement_groups(backend):
+        refuse("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
+    alive = (one for one in backend.all_instances() if one.state not in ("terminated", "shutting-down"))
+    if any(one.placement.group_name == name for one in alive):
+        refuse("InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use and may not be deleted.")
+    no_dry_run(call)
+    del placement_groups(backend)[name]
+    return {}
+
+
+def _shown(backend: Any, group: PlacementGroup) -> dict[str, Any]:
+    return {
+        "GroupName": group.name,
+        "State": "available",
+        "Strategy": group.strategy,
+        "PartitionCount": group.partitions,
+        "SpreadLevel": group.spread_level,
+        "GroupId": group.id,
+        "GroupArn": group.arn,
+        "Tags": shown_tags(backend, group.id),
+    }

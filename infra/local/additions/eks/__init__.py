@@ -1,0 +1,1 @@
+"""EKS control planes, access and add-ons."""

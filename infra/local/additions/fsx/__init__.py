@@ -1,0 +1,1 @@
+"""FSx file systems and their links to S3."""

@@ -1,0 +1,1 @@
+"""SageMaker HyperPod, and Cloud Control, through which it is made."""

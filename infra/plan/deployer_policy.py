@@ -1,0 +1,299 @@
+"""The permissions for `pulumi up` and `pulumi destroy`, held to this cluster's names and tags where AWS allows it.
+
+Making roles and handing them to machines is power over the account within what roles may do; give this policy to people
+whom you would trust with that, or put a permissions boundary on it. Written from the calls of the provider's resources and
+AWS's service authorization reference; not yet used on a real account.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from infra.config import ClusterSpec
+from infra.plan.documents import Document, Statement, allow, document
+from infra.plan.network.endpoints import interface_services
+from infra.plan.node_policy import key_resource
+from infra.plan.place import COST_TAG, Place, bucket_names
+from infra.plan.roles import role_path, roles
+
+NETWORK = (
+    "vpc",
+    "subnet",
+    "internet-gateway",
+    "elastic-ip",
+    "natgateway",
+    "route-table",
+    "vpc-endpoint",
+    "vpc-flow-log",
+)
+GROUPS = ("security-group", "security-group-rule")
+LAUNCH = (
+    "instance",
+    "volume",
+    "network-interface",
+    "subnet",
+    "security-group",
+    "launch-template",
+    "placement-group",
+    "capacity-reservation",
+    "key-pair",
+    "spot-instances-request",
+)
+SERVICE_LINKED = {
+    "always": ("fsx.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com"),
+    "ec2": ("autoscaling.amazonaws.com", "spot.amazonaws.com"),
+    "hyperpod-slurm": ("sagemaker.amazonaws.com", "hyperpod.sagemaker.amazonaws.com"),
+    "hyperpod-eks": ("sagemaker.amazonaws.com", "hyperpod.sagemaker.amazonaws.com", "eks.amazonaws.com"),
+}
+"""Services that make a role of their own in the account at first use. For a data repository association FSx does so with
+the caller's rights (https://docs.aws.amazon.com/fsx/latest/LustreGuide/setting-up.html#fsx-adding-permissions-s3)."""
+
+MANAGED_POLICY_CHARACTERS = 6144
+"""https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_iam-quotas.html"""
+
+
+def deployer_policy(spec: ClusterSpec, place: Place) -> Document:
+    """The document for this cluster; statements that another backend or option would need are not in it.
+
+    It is longer than one managed policy may be: `managed_policies` splits it.
+    """
+    found = [*_look(spec), *_ec2(spec, place), *_iam(spec, place), *_s3(spec, place), *_fsx(spec, place)]
+    found += [*_signals(spec, place), *_named(spec, place), *_keys(spec, place)]
+    if spec.backend == "ec2":
+        found += _gang(spec, place)
+    else:
+        found += _hyperpod(spec, place)
+    return document([*found, *_eks(spec, place)] if spec.backend == "hyperpod-eks" else found)
+
+
+def managed_policies(policy: Document, limit: int = MANAGED_POLICY_CHARACTERS) -> tuple[Document, ...]:
+    """`policy` in as many documents as IAM needs to hold it, statements in their order."""
+    found: list[list[Statement]] = [[]]
+    for statement in policy["Statement"]:
+        if found[-1] and _characters([*found[-1], statement]) > limit:
+            found.append([])
+        found[-1].append(statement)
+    return tuple(document(statements) for statements in found)
+
+
+def _characters(statements: list[Statement]) -> int:
+    """As IAM counts: without white space between tokens."""
+    return len(json.dumps(document(statements), separators=(",", ":")))
+
+
+def _ours(spec: ClusterSpec) -> Mapping[str, Mapping[str, Any]]:
+    return {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
+
+
+def _named_actions(service: str, actions: str) -> list[str]:
+    return [f"{service}:{action}" for action in actions.split()]
+
+
+def _look(spec: ClusterSpec) -> Iterator[Statement]:
+    """Reads that AWS does not scope; preflight's online rules need them too."""
+    by_backend = {
+        "ec2": ["autoscaling:Describe*", "ec2:GetSpotPlacementScores"],
+        "hyperpod-slurm": ["sagemaker:ListClusters"],
+        "hyperpod-eks": ["sagemaker:ListClusters", "eks:DescribeAddonVersions", "eks:ListClusters"],
+    }
+    common = ["ec2:Describe*", "fsx:Describe*", "logs:DescribeLogGroups", "servicequotas:ListServiceQuotas"]
+    yield allow("Look", [*common, *by_backend[spec.backend]], "*")
+
+
+def _ec2(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    if spec.network.existing is None:
+        make = """CreateVpc ModifyVpcAttribute CreateSubnet ModifySubnetAttribute CreateInternetGateway
+            AttachInternetGateway AllocateAddress CreateNatGateway CreateRouteTable AssociateRouteTable CreateRoute
+            ReplaceRoute CreateVpcEndpoint ModifyVpcEndpoint CreateFlowLogs"""
+        drop = """DeleteVpc DeleteSubnet DetachInternetGateway DeleteInternetGateway ReleaseAddress DeleteNatGateway
+            DisassociateRouteTable DeleteRoute DeleteRouteTable DeleteVpcEndpoints DeleteFlowLogs"""
+        arns = [place.arn("ec2", f"{kind}/*") for kind in NETWORK]
+        # The group of an endpoint's interfaces is named in the request that makes the endpoint.
+        beside = [place.arn("ec2", "security-group/*")] if interface_services(spec) else []
+        yield allow("NetworkMake", _named_actions("ec2", make), [*arns, *beside])
+        yield allow("NetworkDrop", _named_actions("ec2", drop), arns, _ours(spec))
+    groups, vpcs = place.arn("ec2", "security-group/*"), place.arn("ec2", "vpc/*")
+    make = "CreateSecurityGroup AuthorizeSecurityGroupIngress AuthorizeSecurityGroupEgress ModifySecurityGroupRules"
+    drop = "DeleteSecurityGroup RevokeSecurityGroupIngress RevokeSecurityGroupEgress"
+    yield allow("GroupsMake", _named_actions("ec2", make), [groups, vpcs, place.arn("ec2", "security-group-rule/*")])
+    yield allow("GroupsDrop", _named_actions("ec2", drop), groups, _ours(spec))
+    kinds = dict.fromkeys((*NETWORK, *GROUPS, *(LAUNCH if spec.backend == "ec2" else ())))
+    tagged = [place.arn("ec2", f"{kind}/*") for kind in kinds if kind != "key-pair"]
+    yield allow("Tag", ["ec2:CreateTags"], tagged)
+    yield allow("Untag", ["ec2:DeleteTags"], tagged, _ours(spec))
+
+
+def _iam(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    path = role_path(spec)
+    own = place.arn("iam", f"role{path}*", region="")
+    make = """CreateRole DeleteRole GetRole UpdateRole UpdateRoleDescription UpdateAssumeRolePolicy TagRole UntagRole
+        ListRolePolicies ListAttachedRolePolicies ListInstanceProfilesForRole PutRolePolicy GetRolePolicy
+        DeleteRolePolicy DetachRolePolicy"""
+    yield allow("Roles", _named_actions("iam", make), own)
+    managed = sorted({arn for role in roles(spec, place) for arn in role.managed})
+    yield allow("RolesAttach", ["iam:AttachRolePolicy"], own, {"ArnEquals": {"iam:PolicyARN": managed}})
+    services = {
+        statement["Principal"]["Service"] for role in roles(spec, place) for statement in role.trust["Statement"]
+    }
+    if spec.network.flow_logs:
+        services.add("vpc-flow-logs.amazonaws.com")
+    passed = {"StringEquals": {"iam:PassedToService": sorted(services)}}
+    yield allow("RolesPass", ["iam:PassRole"], own, passed)
+    if spec.backend == "ec2":
+        profile = """CreateInstanceProfile DeleteInstanceProfile GetInstanceProfile AddRoleToInstanceProfile
+            RemoveRoleFromInstanceProfile TagInstanceProfile UntagInstanceProfile"""
+        arn = place.arn("iam", f"instance-profile{path}*", region="")
+        yield allow("Profiles", _named_actions("iam", profile), arn)
+    linked = place.arn("iam", "role/aws-service-role/*", region="")
+    names = {"StringEquals": {"iam:AWSServiceName": [*SERVICE_LINKED["always"], *SERVICE_LINKED[spec.backend]]}}
+    yield allow("ServiceLinkedRoles", ["iam:CreateServiceLinkedRole"], linked, names)
+    lustre = place.arn("iam", "role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/*", region="")
+    if spec.storage.lustre and spec.storage.lustre.associations:
+        yield allow("LustreS3Role", ["iam:AttachRolePolicy", "iam:PutRolePolicy"], lustre)
+
+
+def _s3(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    names = bucket_names(spec, place)
+    made = {"data": names.data, "checkpoints": names.checkpoints, "lifecycle": names.lifecycle}
+    own = [place.bucket_arn(name) for key, name in made.items() if getattr(spec.buckets, key) is None]
+    others = [place.bucket_arn(name) for key, name in made.items() if getattr(spec.buckets, key) is not None]
+    if others:
+        yield allow("BucketsLook", ["s3:ListBucket", "s3:GetBucketLocation"], others)
+    if own:
+        settings = """CreateBucket DeleteBucket ListBucket GetBucketTagging PutBucketTagging GetBucketVersioning
+            PutBucketVersioning GetBucketPublicAccessBlock PutBucketPublicAccessBlock GetBucketOwnershipControls
+            PutBucketOwnershipControls GetEncryptionConfiguration PutEncryptionConfiguration GetLifecycleConfiguration
+            PutLifecycleConfiguration GetBucketPolicy PutBucketPolicy DeleteBucketPolicy GetBucketAcl GetBucketCORS
+            GetBucketLocation GetBucketLogging GetBucketObjectLockConfiguration GetBucketRequestPayment
+            GetBucketWebsite GetAccelerateConfiguration GetReplicationConfiguration"""
+        yield allow("Buckets", _named_actions("s3", settings), own)
+    # Nodes of every backend read the bundle from there.
+    objects = "PutObject GetObject DeleteObject GetObjectTagging PutObjectTagging"
+    yield allow("LifecycleBundle", _named_actions("s3", objects), place.bucket_arn(names.lifecycle, "*"))
+
+
+def _fsx(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    if spec.storage.lustre is None and spec.storage.home is None:
+        return
+    arns = [place.arn("fsx", f"{kind}/*") for kind in ("file-system", "association", "volume", "backup")]
+    make = """CreateFileSystem CreateDataRepositoryAssociation UpdateFileSystem UpdateDataRepositoryAssociation
+        CreateVolume UpdateVolume TagResource UntagResource ListTagsForResource"""
+    yield allow("FileSystems", _named_actions("fsx", make), arns)
+    drop = "DeleteFileSystem DeleteDataRepositoryAssociation DeleteVolume"
+    yield allow("FileSystemsDrop", _named_actions("fsx", drop), arns, _ours(spec))
+
+
+def _signals(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    queue = (
+        "CreateQueue DeleteQueue GetQueueAttributes SetQueueAttributes GetQueueUrl TagQueue UntagQueue ListQueueTags"
+    )
+    yield allow("Queues", _named_actions("sqs", queue), place.arn("sqs", f"{spec.name}-*"))
+    topic = """CreateTopic DeleteTopic GetTopicAttributes SetTopicAttributes Subscribe Unsubscribe TagResource
+        UntagResource ListTagsForResource ListSubscriptionsByTopic GetSubscriptionAttributes SetSubscriptionAttributes"""
+    yield allow("Topics", _named_actions("sns", topic), place.arn("sns", f"{spec.name}-*"))
+    rule = """PutRule DeleteRule DescribeRule PutTargets RemoveTargets ListTargetsByRule TagResource UntagResource
+        ListTagsForResource"""
+    yield allow("Events", _named_actions("events", rule), place.arn("events", f"rule/{spec.name}-*"))
+    alarm = "PutMetricAlarm DeleteAlarms DescribeAlarms TagResource UntagResource ListTagsForResource"
+    yield allow("Alarms", _named_actions("cloudwatch", alarm), place.arn("cloudwatch", f"alarm:{spec.name}-*"))
+    board = "PutDashboard GetDashboard DeleteDashboards"
+    yield allow(
+        "Dashboards", _named_actions("cloudwatch", board), place.arn("cloudwatch", f"dashboard/{spec.name}*", region="")
+    )
+
+
+def _named(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    logs = "CreateLogGroup DeleteLogGroup PutRetentionPolicy TagResource UntagResource ListTagsForResource"
+    # FSx for Lustre takes groups under /aws/fsx/ only.
+    groups = [f"/lustrain/{spec.name}/*", *([f"/aws/fsx/{spec.name}*"] if spec.storage.lustre else [])]
+    arns = [place.arn("logs", f"log-group:{group}") for group in groups]
+    yield allow("LogGroups", _named_actions("logs", logs), arns)
+    if spec.storage.lustre:
+        # FSx begins its log with the rights of whoever makes the file system; AWS's AmazonFSxFullAccess grants the same
+        # (https://docs.aws.amazon.com/aws-managed-policy/latest/reference/AmazonFSxFullAccess.html).
+        begin = ["logs:CreateLogStream", "logs:PutLogEvents"]
+        yield allow("LustreLog", begin, place.arn("logs", f"log-group:/aws/fsx/{spec.name}*"))
+    if spec.repository.existing is None:
+        images = """CreateRepository DeleteRepository DescribeRepositories PutLifecyclePolicy GetLifecyclePolicy
+            DeleteLifecyclePolicy PutImageScanningConfiguration PutImageTagMutability TagResource UntagResource
+            ListTagsForResource"""
+        yield allow("Images", _named_actions("ecr", images), place.arn("ecr", f"repository/{spec.name}/*"))
+    if spec.budget is not None:
+        money = "ModifyBudget ViewBudget TagResource UntagResource ListTagsForResource"
+        arn = place.arn("budgets", f"budget/{spec.name}*", region="")
+        yield allow("Budget", _named_actions("budgets", money), arn)
+    if spec.observability.prometheus:
+        yield allow("PrometheusMake", ["aps:CreateWorkspace"], "*")
+        kept = "DescribeWorkspace UpdateWorkspaceAlias DeleteWorkspace TagResource UntagResource ListTagsForResource"
+        yield allow("Prometheus", _named_actions("aps", kept), place.arn("aps", "workspace/*"), _ours(spec))
+
+
+def _keys(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    """FSx and S3 use a key of the user's with the rights of whoever makes the file system or puts the object
+    (https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html)."""
+    lustre = spec.storage.lustre.kms_key if spec.storage.lustre else None
+    for sid, key in (("LustreKey", lustre), ("BucketKey", spec.buckets.kms_key)):
+        if key is not None:
+            arn, condition = key_resource(key, place)
+            actions = ["kms:DescribeKey", "kms:CreateGrant", "kms:Decrypt", "kms:GenerateDataKey"]
+            yield allow(sid, actions, arn, condition)
+    # HyperPod makes its grant, and Auto Scaling tries a template, with the rights of whoever makes the group.
+    if keys := sorted({group.volume_kms_key for group in spec.groups if group.volume_kms_key}):
+        tried = ["kms:Decrypt", "kms:GenerateDataKeyWithoutPlaintext", "kms:ReEncryptFrom", "kms:ReEncryptTo"]
+        made = ["kms:DescribeKey", "kms:CreateGrant"]
+        yield allow("VolumeKeys", made if spec.hyperpod else [*made, *tried], keys)
+
+
+def _gang(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    arns = [place.arn("ec2", f"{kind}/*") for kind in LAUNCH]
+    # Auto Scaling tries the template with the caller's rights when a group is made.
+    yield allow("Launch", ["ec2:RunInstances"], [*arns, place.arn("ec2", "image/*", account="")])
+    make = "CreateLaunchTemplate CreateLaunchTemplateVersion ModifyLaunchTemplate CreatePlacementGroup"
+    kinds = [place.arn("ec2", f"{kind}/*") for kind in ("launch-template", "placement-group")]
+    yield allow("TemplatesMake", _named_actions("ec2", make), kinds)
+    drop = "DeleteLaunchTemplate DeleteLaunchTemplateVersions DeletePlacementGroup"
+    yield allow("TemplatesDrop", _named_actions("ec2", drop), kinds, _ours(spec))
+    group = """CreateAutoScalingGroup UpdateAutoScalingGroup DeleteAutoScalingGroup PutLifecycleHook DeleteLifecycleHook
+        PutScheduledUpdateGroupAction DeleteScheduledAction SuspendProcesses ResumeProcesses CreateOrUpdateTags DeleteTags
+        EnableMetricsCollection DisableMetricsCollection SetInstanceProtection"""
+    groups = place.arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{spec.name}-*")
+    yield allow("Gangs", _named_actions("autoscaling", group), groups)
+    images = place.arn("ssm", "parameter/aws/service/*", account="")
+    yield allow("ImageIds", ["ssm:GetParameter", "ssm:GetParameters"], images)
+    if any(one.capacity.create for one in spec.groups):
+        reserve = "CreateCapacityReservation ModifyCapacityReservation CancelCapacityReservation"
+        yield allow("CapacityReserve", _named_actions("ec2", reserve), place.arn("ec2", "capacity-reservation/*"))
+
+
+def _hyperpod(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    """Pulumi speaks to HyperPod through the Cloud Control API, whose own actions have no resources
+    (https://docs.aws.amazon.com/cloudcontrolapi/latest/userguide/security.html)."""
+    control = "CreateResource GetResource UpdateResource DeleteResource GetResourceRequestStatus DescribeType"
+    yield allow("CloudControl", _named_actions("cloudformation", control), "*")
+    clusters = """CreateCluster UpdateCluster DeleteCluster DescribeCluster ListClusterNodes DescribeClusterNode
+        BatchDeleteClusterNodes UpdateClusterSoftware AddTags DeleteTags ListTags"""
+    plans = {one.capacity.training_plan for one in spec.groups if one.capacity.training_plan}
+    arns = [place.arn("sagemaker", "cluster/*"), *plans]
+    yield allow("Clusters", _named_actions("sagemaker", clusters), arns)
+    if any(one.image_id for one in spec.groups):
+        # HyperPod shares an image of the user's with the account that its machines are in
+        # (https://docs.aws.amazon.com/sagemaker/latest/dg/hyperpod-custom-ami-cluster-management.html).
+        yield allow("ImagesLook", ["ec2:DescribeImages", "ec2:DescribeSnapshots"], "*")
+        arns = [place.arn("ec2", f"{kind}/*", account="") for kind in ("image", "snapshot")]
+        yield allow("ImagesShare", ["ec2:ModifyImageAttribute", "ec2:ModifySnapshotAttribute"], arns)
+    if plans:
+        yield allow("TrainingPlans", ["sagemaker:DescribeTrainingPlan"], sorted(plans))
+
+
+def _eks(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    yield allow("EksMake", ["eks:CreateCluster"], "*")
+    kinds = ("cluster/{0}", "addon/{0}/*/*", "access-entry/{0}/*", "podidentityassociation/{0}/*")
+    arns = [place.arn("eks", kind.format(spec.name)) for kind in kinds]
+    actions = """DescribeCluster UpdateClusterConfig UpdateClusterVersion DeleteCluster DescribeUpdate CreateAddon
+        DescribeAddon UpdateAddon DeleteAddon CreateAccessEntry DescribeAccessEntry UpdateAccessEntry DeleteAccessEntry
+        AssociateAccessPolicy DisassociateAccessPolicy ListAssociatedAccessPolicies CreatePodIdentityAssociation
+        DescribePodIdentityAssociation UpdatePodIdentityAssociation DeletePodIdentityAssociation TagResource
+        UntagResource ListTagsForResource"""
+    yield allow("Eks", _named_actions("eks", actions), arns)

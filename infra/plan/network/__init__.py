@@ -1,0 +1,1 @@
+"""Plans of the VPC, its endpoints and its security groups."""

@@ -1,0 +1,141 @@
+"""Security-group rules as a table: nothing comes in from outside the cluster, and EFA has the pair of rules it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from infra.config import ClusterSpec
+from infra.plan.network.endpoints import interface_services
+from infra.plan.storage.lustre import efa_wanted
+
+Direction = Literal["ingress", "egress"]
+PeerKind = Literal["group", "group-id", "cidr", "prefix-list"]
+
+EVERYWHERE = "0.0.0.0/0"
+WORLD = {4: 8, 6: 16}
+"""By IP version: public ranges with a shorter prefix are the world, whole or in pieces; ours: nobody owns as much."""
+EFA = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html"
+LUSTRE_PORTS = ((988, 988), (1018, 1023))
+"""LNET, both ways between servers and clients
+(https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html)."""
+NFS_PORTS = ((111, 111), (2049, 2049), (20001, 20003))
+"""Port mapper, NFS, mount, status and lock daemons
+(https://docs.aws.amazon.com/fsx/latest/OpenZFSGuide/limit-access-security-groups.html)."""
+PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
+"""RFC 1918's, and RFC 6598's, which a VPC may have too (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html)."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The other end: one of our groups by key, a foreign one by id, a block, or the prefix list of a service."""
+
+    kind: PeerKind
+    value: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of the group with that key. `protocol` is tcp, udp, or -1 for all, which has no ports."""
+
+    group: str
+    direction: Direction
+    protocol: Literal["tcp", "udp", "-1"]
+    ports: tuple[int, int] | None
+    peer: Peer
+    why: str
+
+    @property
+    def key(self) -> str:
+        """Names the rule within the cluster, whatever order it comes in."""
+        what = "all" if self.ports is None else f"{self.protocol}-{self.ports[0]}"
+        other = self.peer.value.replace("/", "-")
+        return f"{self.group}-{self.direction}-{what}-{other}"
+
+
+DESCRIPTIONS = {
+    "cluster": "All nodes, and what they reach over EFA",
+    "lustre": "FSx for Lustre without EFA",
+    "home": "FSx for OpenZFS",
+    "endpoints": "Interface endpoints",
+}
+"""By group key; a description cannot be changed without replacing the group, and then what it is attached to."""
+
+
+def rules(spec: ClusterSpec) -> tuple[Rule, ...]:
+    """All rules of all groups: `cluster` always, and one for each kind of thing that nodes talk to by fewer ports."""
+    return (*_cluster(spec), *_lustre(spec), *_home(spec), *_endpoints(spec))
+
+
+def _cluster(spec: ClusterSpec) -> tuple[Rule, ...]:
+    own = Peer("group", "cluster")
+    why = f"EFA needs all traffic of the group to itself, in a rule of its own for each direction: {EFA}"
+    return (
+        Rule("cluster", "ingress", "-1", None, own, why),
+        Rule("cluster", "egress", "-1", None, own, why),
+        *_way_out(spec),
+        *_existing_lustre(spec),
+    )
+
+
+def _way_out(spec: ClusterSpec) -> tuple[Rule, ...]:
+    """Where nodes may connect to; answers come back without a rule."""
+    if not spec.network.closed:
+        return (Rule("cluster", "egress", "-1", None, Peer("cidr", EVERYWHERE), "S3, images, packages, SSM"),)
+    inside = PRIVATE_RANGES if spec.network.existing else (spec.network.cidr,)
+    return (
+        *(Rule("cluster", "egress", "-1", None, Peer("cidr", one), "inside of the closed network") for one in inside),
+        Rule("cluster", "egress", "tcp", (443, 443), Peer("prefix-list", "s3"), "S3 through the gateway endpoint"),
+    )
+
+
+def _existing_lustre(spec: ClusterSpec) -> tuple[Rule, ...]:
+    """Servers of a file system that is there already connect to clients too; its own group stays as it is."""
+    wish = spec.storage.lustre
+    if wish is None or wish.existing is None:
+        return ()
+    peer = Peer("group-id", wish.existing.security_group_id)
+    if wish.existing.efa:
+        why = "EFA between the nodes and an EFA-enabled file system"
+        return (
+            Rule("cluster", "ingress", "-1", None, peer, why),
+            Rule("cluster", "egress", "-1", None, peer, why),
+        )
+    return tuple(Rule("cluster", "ingress", "tcp", ports, peer, "Lustre servers call back") for ports in LUSTRE_PORTS)
+
+
+def _lustre(spec: ClusterSpec) -> tuple[Rule, ...]:
+    """An EFA-enabled file system is in the cluster's group: FSx refuses it unless all traffic is open both ways
+    (https://docs.aws.amazon.com/fsx/latest/LustreGuide/cannot-create-fs.html)."""
+    wish = spec.storage.lustre
+    if wish is None or wish.existing is not None or efa_wanted(spec):
+        return ()
+    directions: tuple[Direction, ...] = ("ingress", "egress")
+    servers = tuple(
+        Rule("lustre", direction, "tcp", ports, Peer("group", peer), "Lustre LNET")
+        for direction in directions
+        for ports in LUSTRE_PORTS
+        for peer in ("cluster", "lustre")
+    )
+    back = tuple(
+        Rule("cluster", "ingress", "tcp", ports, Peer("group", "lustre"), "Lustre servers call back")
+        for ports in LUSTRE_PORTS
+    )
+    return (*servers, *back)
+
+
+def _home(spec: ClusterSpec) -> tuple[Rule, ...]:
+    if spec.storage.home is None:
+        return ()
+    protocols: tuple[Literal["tcp", "udp"], ...] = ("tcp", "udp")
+    return tuple(
+        Rule("home", "ingress", protocol, ports, Peer("group", "cluster"), "NFS")
+        for protocol in protocols
+        for ports in NFS_PORTS
+    )
+
+
+def _endpoints(spec: ClusterSpec) -> tuple[Rule, ...]:
+    if not interface_services(spec):
+        return ()
+    return (Rule("endpoints", "ingress", "tcp", (443, 443), Peer("group", "cluster"), "HTTPS to services of AWS"),)

@@ -1,0 +1,157 @@
+"""The permissions of a node, statement by statement: the trainer's S3, its file system, its queue, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from infra.config import ClusterSpec
+from infra.plan.documents import Location, Statement, allow, location
+from infra.plan.place import COST_TAG, Place, bucket_names, runs_uri
+from infra.plan.storage.buckets import EPHEMERAL, MILESTONE
+
+READ = ("s3:GetObject",)
+WRITE = ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts")
+"""What saving, pruning and resuming take (docs/checkpoints.md, "On S3")."""
+PULL = ("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
+METRIC_NAMESPACES = ("CWAgent", "Lustrain")
+
+
+def node_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
+    """The statements of a node's own policy, on top of the managed one that its backend has."""
+    found = [*_s3(spec, place), *_kms(spec, place), *_common(spec, place)]
+    if spec.backend == "ec2":
+        return [*found, *_ec2(spec, place)]
+    found += [*_hyperpod(place), *_volume_keys(spec), *_accounting(spec)]
+    return [*found, *_hyperpod_eks(spec, place)] if spec.backend == "hyperpod-eks" else found
+
+
+def written(spec: ClusterSpec, place: Place) -> tuple[Location, ...]:
+    """Where the trainer writes: the runs, and in the checkpoints bucket what expires soon or is kept for long."""
+    checkpoints = bucket_names(spec, place).checkpoints
+    prefixes = dict.fromkeys((spec.buckets.runs_prefix, EPHEMERAL, MILESTONE))
+    own = [Location(checkpoints, prefix) for prefix in prefixes]
+    elsewhere = location(runs_uri(spec, place))
+    return tuple(dict.fromkeys([*own, *([elsewhere] if elsewhere else [])]))
+
+
+def _s3(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    names = bucket_names(spec, place)
+    yield allow("DataList", ["s3:ListBucket"], place.bucket_arn(names.data))
+    yield allow("DataRead", READ, place.bucket_arn(names.data, "*"))
+    places = written(spec, place)
+    for number, bucket in enumerate(dict.fromkeys(one.bucket for one in places)):
+        prefixes = [one.prefix for one in places if one.bucket == bucket]
+        # The prefix itself too: a listing without a trailing star asks for exactly it.
+        under = sorted(text for prefix in prefixes for text in (prefix, f"{prefix}*"))
+        condition = {"StringLike": {"s3:prefix": under}}
+        yield allow(f"RunsList{number}", ["s3:ListBucket"], place.bucket_arn(bucket), condition)
+    objects = [place.bucket_arn(one.bucket, f"{one.prefix}*") for one in places]
+    yield allow("RunsReadWrite", (*READ, *WRITE), objects)
+    if further := spec.network.s3_buckets:
+        yield allow("NamedList", ["s3:ListBucket"], [place.bucket_arn(bucket) for bucket in further])
+        yield allow("NamedRead", READ, [place.bucket_arn(bucket, "*") for bucket in further])
+    yield allow("LifecycleList", ["s3:ListBucket"], place.bucket_arn(names.lifecycle))
+    yield allow("LifecycleRead", READ, place.bucket_arn(names.lifecycle, "*"))
+
+
+def key_resource(key: str, place: Place) -> tuple[str, dict[str, Mapping[str, Any]]]:
+    """Resource and condition for the use of a key, given as its id, its ARN or an alias.
+
+    A policy may not name an alias as the resource of such actions: it becomes a condition
+    (https://docs.aws.amazon.com/kms/latest/developerguide/alias-authorization.html).
+    """
+    _, alias, name = key.rpartition("alias/")
+    if alias:
+        return place.arn("kms", "key/*"), {"ForAnyValue:StringEquals": {"kms:ResourceAliases": f"alias/{name}"}}
+    return key if key.startswith("arn:") else place.arn("kms", f"key/{key}"), {}
+
+
+def _kms(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    """Through S3 only."""
+    if spec.buckets.kms_key is None:
+        return
+    arn, condition = key_resource(spec.buckets.kms_key, place)
+    through = {"StringEquals": {"kms:ViaService": f"s3.{place.region}.{place.dns_suffix}"}}
+    yield allow("BucketKey", ["kms:GenerateDataKey", "kms:Decrypt"], arn, {**condition, **through})
+
+
+def _common(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    # Without it the check for EFA on a Lustre mount silently does nothing (awslabs/awsome-distributed-ai #1202).
+    yield allow("FsxLook", ["fsx:DescribeFileSystems"], "*")
+    queue = ["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"]
+    yield allow("Interruptions", queue, place.arn("sqs", f"{spec.name}-interruptions"))
+    yield allow("EcrToken", ["ecr:GetAuthorizationToken"], "*")
+    yield allow("EcrPull", PULL, _repositories(spec, place))
+    group = place.arn("logs", f"log-group:/lustrain/{spec.name}/*")
+    yield allow("Logs", ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"], group)
+    namespace = {"StringEquals": {"cloudwatch:namespace": list(METRIC_NAMESPACES)}}
+    yield allow("Metrics", ["cloudwatch:PutMetricData"], "*", namespace)
+    if spec.observability.prometheus:
+        own = {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
+        yield allow("Prometheus", ["aps:RemoteWrite"], place.arn("aps", "workspace/*"), own)
+
+
+def _repositories(spec: ClusterSpec, place: Place) -> str:
+    """The cluster's repository, or the one behind a URL like 123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer."""
+    if spec.repository.existing is None:
+        return place.arn("ecr", f"repository/{spec.name}/*")
+    host, _, name = spec.repository.existing.removeprefix("https://").partition("/")
+    account, _, rest = host.partition(".dkr.ecr.")
+    return place.arn("ecr", f"repository/{name.partition(':')[0]}", region=rest.partition(".")[0], account=account)
+
+
+def _ec2(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    # Ranks are ordered by network topology, and peers are found by tag.
+    look = ["ec2:DescribeInstances", "ec2:DescribeTags", "ec2:DescribeInstanceTopology"]
+    yield allow("PeersLook", look, "*")
+    own = {"StringEquals": {f"autoscaling:ResourceTag/{COST_TAG}": spec.name}}
+    groups = place.arn("autoscaling", f"autoScalingGroup:*:autoScalingGroupName/{spec.name}-*")
+    # A node that saved its checkpoint lets the group go on, or asks for more time; one that is broken says so.
+    hooks = ["CompleteLifecycleAction", "RecordLifecycleActionHeartbeat", "SetInstanceHealth"]
+    yield allow("Gang", [f"autoscaling:{action}" for action in hooks], groups, own)
+
+
+def _hyperpod(place: Place) -> Iterator[Statement]:
+    """HyperPod's nodes stand in an account of the service and reach into our VPC by interfaces that they make
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-prerequisites-iam.html)."""
+    interface, instance = place.arn("ec2", "network-interface/*"), place.arn("ec2", "instance/*", account="*")
+    here = [interface, place.arn("ec2", "subnet/*"), place.arn("ec2", "security-group/*")]
+    yield allow("EniMake", ["ec2:CreateNetworkInterface"], here)
+    permissions = ["ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterfacePermission"]
+    yield allow("EniUse", [*permissions, "ec2:DeleteNetworkInterface"], interface)
+    yield allow("EniDetach", ["ec2:DetachNetworkInterface"], [interface, instance])
+    yield allow("EniTag", ["ec2:CreateTags"], interface)
+    kinds = ("NetworkInterfaces", "Vpcs", "DhcpOptions", "Subnets", "SecurityGroups")
+    yield allow("VpcLook", [f"ec2:Describe{kind}" for kind in kinds], "*")
+
+
+def _accounting(spec: ClusterSpec) -> Iterator[Statement]:
+    """The controller's slurmdbd logs into a database of the user's; AWS's page names no other role that could read it."""
+    if spec.backend == "hyperpod-slurm" and spec.slurm.accounting:
+        yield allow("AccountingSecret", ["secretsmanager:GetSecretValue"], spec.slurm.accounting.secret_arn)
+
+
+def _volume_keys(spec: ClusterSpec) -> Iterator[Statement]:
+    """HyperPod encrypts volumes with the rights of the nodes' role
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/smcluster-cmk.html); EC2 with those of Auto Scaling, see IAM-007."""
+    if keys := sorted({group.volume_kms_key for group in spec.groups if group.volume_kms_key}):
+        yield allow("VolumeKeys", ["kms:CreateGrant", "kms:DescribeKey"], keys)
+
+
+def _hyperpod_eks(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
+    """What the VPC CNI and Pod Identity do on a node, and the images of EKS's add-ons, which lie in AWS's own accounts
+    (https://docs.aws.amazon.com/eks/latest/userguide/add-ons-images.html)."""
+    interface, instance = place.arn("ec2", "network-interface/*"), place.arn("ec2", "instance/*", account="*")
+    pods = ["ec2:AssignPrivateIpAddresses", "ec2:UnassignPrivateIpAddresses"]
+    yield allow("PodAddresses", pods, interface)
+    attach = ["ec2:AttachNetworkInterface", "ec2:ModifyNetworkInterfaceAttribute"]
+    yield allow("EniAttach", attach, [interface, instance, place.arn("ec2", "security-group/*")])
+    yield allow(
+        "EniAttachHyperPod", ["sagemaker:AttachClusterNodeNetworkInterface"], place.arn("sagemaker", "cluster/*")
+    )
+    look = ["ec2:DescribeInstances", "ec2:DescribeInstanceTypes", "ec2:DescribeTags"]
+    yield allow("NodesLook", look, "*")
+    yield allow("PodIdentity", ["eks-auth:AssumeRoleForPodIdentity"], place.arn("eks", f"cluster/{spec.name}"))
+    yield allow("EcrPullAddons", PULL, place.arn("ecr", "repository/*", account="*"))
+    yield allow("AlarmsLook", ["cloudwatch:DescribeAlarms"], place.arn("cloudwatch", "alarm:*"))

@@ -1,0 +1,1 @@
+"""Plans of machines: capacity, gangs, HyperPod, EKS, and what runs at boot."""

@@ -1,0 +1,145 @@
+"""The lifecycle bundle: the files that a node runs at boot, named by their content.
+
+HyperPod reads the bundle again whenever it replaces a node, weeks after the deployment; a prefix that never changes and
+is never deleted keeps that node like its neighbours. In it are our scripts, the node agent, and what that has to know of
+the cluster. Equal contents have equal names, so that a bundle is another one exactly where a node would boot otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from infra.config import ClusterSpec
+from infra.plan.nodes.document import node_document
+from lustrain.problem import UserError, problem
+from node_setup.pack import NAME, archive
+
+FOLDER = Path(__file__).parents[2] / "lifecycle"
+ON_INIT = "on_init.sh"
+"""HyperPod with Slurm: runs after the service's own set-up (`OnInitComplete`)."""
+ON_CREATE = "on_create.sh"
+"""HyperPod on EKS: runs when a node comes up (`OnCreate`)."""
+AGENT = NAME
+DOCUMENT = "tuning.json"
+"""The node document; the agent looks for it beside itself."""
+MAX_BYTES = 64 * 1024 * 1024
+"""Ours: all nodes of a cluster read the bundle at once, in the minutes that are paid for and compute nothing."""
+SHA_DIGITS = 12
+BINARY = frozenset({".pyz"})
+"""Suffixes that are not text and are not checked as such."""
+
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class BundleFile:
+    """`path` is relative to the bundle, with slashes; `source` is None where the content lies in no file."""
+
+    path: str
+    content: bytes = field(repr=False)
+    source: Path | None = None
+
+    @property
+    def sha256(self) -> str:
+        """Of the content, in hex."""
+        return hashlib.sha256(self.content).hexdigest()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Files by path, and the first digits of the SHA-256 over their paths and contents."""
+
+    files: tuple[BundleFile, ...]
+    sha: str
+
+    @property
+    def prefix(self) -> str:
+        """Where the bundle lies in its bucket, without a slash at the end."""
+        return f"lifecycle/{self.sha}"
+
+    def key(self, file: BundleFile) -> str:
+        return f"{self.prefix}/{file.path}"
+
+
+def bundle(spec: ClusterSpec, folder: Path = FOLDER) -> Bundle:
+    """What nodes of this cluster boot with: the scripts in `folder`, the packed agent, the node document."""
+    document = json.dumps(node_document(spec), sort_keys=True, indent=1) + "\n"
+    return gathered(folder, generated={AGENT: archive(), DOCUMENT: document.encode("ascii")})
+
+
+def gathered(
+    folder: Path,
+    entries: Iterable[str] = (ON_INIT, ON_CREATE),
+    generated: Mapping[str, bytes] = MappingProxyType({}),
+) -> Bundle:
+    """The bundle of the files in `folder` and of what is `generated`, by path; UserError lists what would fail on a node:
+    a missing entry, Windows line ends, a byte order mark, a script without `#!`, a link, too much in all. Hidden files and
+    `__pycache__` are left out."""
+    sources = {path.relative_to(folder).as_posix(): path for path in _members(folder)}
+    files = [BundleFile(name, path.read_bytes(), path) for name, path in sources.items() if name not in generated]
+    files += [BundleFile(name, content) for name, content in generated.items()]
+    problems: list[str] = [
+        problem(f"lifecycle/{name}", "", "is missing: a node would fail at boot", fix="put it back")
+        for name in entries
+        if name not in sources
+    ]
+    problems += [
+        problem(
+            f"lifecycle/{name}", "", "is generated for each cluster, and this file would not be used", fix="remove it"
+        )
+        for name in sources
+        if name in generated
+    ]
+    for file in files:
+        problems += _wrong(file.path, file.content)
+    if (size := sum(len(file.content) for file in files)) > MAX_BYTES:
+        fix = "let the image carry what is large"
+        problems.append(problem("lifecycle/", size, "too many bytes in all", allowed=f"<= {MAX_BYTES}", fix=fix))
+    if problems:
+        raise UserError(problems)
+    ordered = tuple(sorted(files, key=lambda file: file.path))
+    return Bundle(ordered, _sha(ordered))
+
+
+def _members(folder: Path) -> list[Path]:
+    found = [path for path in folder.rglob("*") if not _left_out(path.relative_to(folder))]
+    if links := sorted(path.relative_to(folder).as_posix() for path in found if path.is_symlink()):
+        fix = "put the file itself there"
+        raise UserError([problem(f"lifecycle/{name}", "link", "S3 holds no links", fix=fix) for name in links])
+    return [path for path in found if path.is_file()]
+
+
+def _left_out(path: Path) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+
+
+def _wrong(name: str, content: bytes) -> Sequence[str]:
+    if Path(name).suffix in BINARY:
+        return []
+    path = f"lifecycle/{name}"
+    found = []
+    if content.startswith(BOM):
+        found.append(
+            problem(path, "BOM", "begins with a byte order mark, and the kernel then finds no `#!`", fix="save without")
+        )
+    if b"\r" in content:
+        found.append(
+            problem(path, "CRLF", "has Windows line ends, which bash reads as part of words", fix="save with LF")
+        )
+    if name.endswith(".sh") and not content.removeprefix(BOM).startswith(b"#!/"):
+        first = content.split(b"\n", 1)[0].decode("utf-8", "replace")
+        found.append(problem(path, first, "must be the first line of a script", allowed="#!/bin/bash"))
+    return found
+
+
+def _sha(files: Iterable[BundleFile]) -> str:
+    """Paths and contents both count; a path holds no NUL, so that no two bundles write the same bytes."""
+    total = hashlib.sha256()
+    for file in files:
+        total.update(f"{file.path}\0{file.sha256}\n".encode())
+    return total.hexdigest()[:SHA_DIGITS]

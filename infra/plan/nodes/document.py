@@ -1,0 +1,53 @@
+"""The node document: the nodes of a cluster as other tools read them, from the spec alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from infra.catalog.instances import instance
+from infra.config import ClusterSpec, Group
+from infra.plan.nodes.clients import stripes
+from infra.plan.nodes.lnet import lustre_interfaces
+from infra.plan.storage.lustre import lustre_plan
+from lustrain.cluster import FileSystem, NodeGroup, described
+
+NOT_YET = {"id": "", "dns_name": "", "mount_name": ""}
+"""Names of a file system that is not made yet."""
+
+
+def node_document(spec: ClusterSpec) -> dict[str, Any]:
+    """`lustrain.cluster.node_document` of the cluster that this spec will become."""
+    groups = {group.name: node_group(spec, group) for group in spec.groups}
+    return described(spec.name, spec.backend, groups, file_system(spec, NOT_YET), spec.tuning)
+
+
+def node_group(spec: ClusterSpec, group: Group) -> NodeGroup:
+    kind = instance(group.ec2_type)
+    accelerators = kind.accelerators if kind else ()
+    return NodeGroup(
+        type=group.ec2_type,
+        count=group.count,
+        role=group.role,
+        gpus=sum(one.count for one in accelerators if one.kind == "gpu"),
+        accelerator=accelerators[0].name if accelerators else None,
+        efa=kind.efa if kind else 0,
+        nvme=kind.nvme_count if kind else 0,
+        lustre_efa=lustre_interfaces(spec, group),
+    )
+
+
+def file_system(spec: ClusterSpec, made: Mapping[str, str]) -> FileSystem | None:
+    """The file system as `made` calls it (`id`, `dns_name`, `mount_name`); None without one."""
+    plan = lustre_plan(spec)
+    if plan is None:
+        return None
+    return FileSystem(
+        id=made["id"],
+        dns_name=made["dns_name"],
+        mount_name=made["mount_name"],
+        path=plan.mount_path,
+        efa=plan.efa,
+        throughput_mb_s=plan.throughput_mb_s,
+        stripes=stripes(spec),
+    )

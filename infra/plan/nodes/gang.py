@@ -1,0 +1,209 @@
+"""A worker group on plain EC2: one launch template, one Auto Scaling group that has all its nodes or is short of some.
+
+Spot comes from the template's market options, not from a mixed-instances policy: a gang has one instance type, and the
+same template then serves every market. Fields that the provider behind pulumi-aws does not know are left out
+(placement group by id, bandwidth weighting, secondary interfaces, the group's own instance lifecycle policy).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from infra.catalog.instances import Instance, instance
+from infra.config import ClusterSpec, Group
+from infra.plan.nodes.capacity import Market, empty_at, market
+from infra.plan.nodes.nics import Nic, nics
+from infra.plan.place import Place, tags
+from lustrain.problem import UserError, problem
+
+SAVE_SECONDS = 300
+"""How long a terminating node waits for the trainer, which may ask for more with RecordLifecycleActionHeartbeat. Spot
+takes its two minutes whatever a hook says (https://docs.aws.amazon.com/autoscaling/ec2/userguide/lifecycle-hooks.html)."""
+GONE_WITHIN = "1h"
+"""A group is deleted when its last node is gone, each after its hook; AWS ends those of a large group in turns."""
+SUSPENDED = ("AZRebalance",)
+"""The gang lives in one zone. ReplaceUnhealthy stays on: without it nothing follows a node that spot took
+(https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-suspend-resume-processes.html)."""
+METRICS = (
+    "GroupDesiredCapacity",
+    "GroupInServiceInstances",
+    "GroupPendingInstances",
+    "GroupTerminatingInstances",
+    "GroupTotalInstances",
+)
+ROOT_DEVICE = "/dev/sda1"
+"""Root of Ubuntu images, the deep-learning ones among them; a mapping of another name would add a volume instead."""
+ROOT_IOPS = 6000
+ROOT_MB_S = 500
+"""gp3 allows up to 0.25 MiB/s for each of the IOPS (https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html)."""
+HOP_LIMIT = 2
+"""Two let a container on the node reach the metadata service; more let others reach it
+(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-options.html)."""
+TAGGED = ("instance", "volume", "network-interface")
+NEURON = re.compile(r"(trn|inf)\d")
+"""Families with AWS's own accelerators; the snapshot lists no devices for some of them."""
+
+IMAGES = {
+    "nvidia": "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
+    "neuron": "/aws/service/neuron/dlami/base/ubuntu-22.04/latest/image_id",
+    "ubuntu": "/aws/service/canonical/ubuntu/server/22.04/stable/current/{arch}/hvm/ebs-gp2/ami-id",
+}
+"""SSM parameters that name AWS's and Canonical's newest images. AWS's bring the EFA driver, that for GPUs the Lustre client
+too (https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html); first_boot.sh installs it elsewhere.
+22.04 and not newer: FSx over EFA wants kernel 6.8, which those have; Lustre clients follow newer kernels with delay.
+https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html,
+https://awsdocs-neuron.readthedocs-hosted.com/en/latest/dlami/index.html,
+https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/."""
+CANONICAL = {"x86_64": "amd64", "arm64": "arm64"}
+"""Canonical's names of the architectures."""
+TAG_KEY = re.compile(r"[0-9A-Za-z_+=,.@:-]{1,255}")
+"""Keys that the metadata service can serve; EC2 refuses an instance with another one
+(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/work-with-tags-in-IMDS.html)."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """`id` as the user gave it, or the SSM parameter to look up when the template is first made.
+
+    The answer is kept: a template that resolves the parameter at each launch would put next month's driver beside this
+    month's in one gang, and one that looked it up at each deployment would differ whenever AWS publishes. A new image is
+    taken by naming its id. `family` names the kind, so that a group that changes kind looks up anew.
+    `root_device` is None where only the image knows.
+    """
+
+    family: str
+    id: str | None = None
+    parameter: str | None = None
+    root_device: str | None = ROOT_DEVICE
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface as a launch template says it: a plain one has no `type`. Only the primary may say anything of
+    public addresses, and it says no: EC2 gives none to an instance with several interfaces, and a gang needs none."""
+
+    card: int
+    device: int
+    type: str | None
+    public_address: str | None
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """Both are needed in one request, https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_LaunchTemplateCpuOptionsRequest.html."""
+
+    cores: int
+    threads_per_core: int
+
+
+@dataclass(frozen=True)
+class GangPlan:
+    """One group. `tags` go on the group, its instances, their volumes and interfaces; `min_size` is below `count` only
+    where the machines may not be there yet. `empty_at` is when a capacity block's group goes to zero, RFC 3339; from then on
+    preflight (CAP-011) stops a deployment, which would ask for nodes in a block that is over and for a schedule in the past.
+
+    No group rebalances its capacity: at a mere recommendation it would end a healthy node, and with it the step of all the
+    others (https://docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-capacity-rebalancing.html). The
+    recommendation still reaches the queue; the group replaces a node once spot has taken it.
+    """
+
+    name: str
+    group: str
+    description: str
+    instance_type: str
+    count: int
+    min_size: int
+    image: Image
+    interfaces: tuple[Interface, ...]
+    cpu: Cpu | None
+    root_volume_gib: int
+    volume_kms_key: str | None
+    market: Market
+    key_name: str | None
+    tags: Mapping[str, str]
+    empty_at: str | None
+
+
+def gangs(spec: ClusterSpec, place: Place) -> tuple[GangPlan, ...]:
+    """One plan for each worker group; UserError for a type that the snapshot does not know or that runs no Linux."""
+    problems: list[str] = []
+    found: list[GangPlan] = []
+    for index, group in enumerate(spec.groups):
+        if group.role != "worker":
+            continue
+        path, kind = f"groups.{index}.instance_type", instance(group.ec2_type)
+        if kind is None:
+            problems.append(problem(path, group.instance_type, "is not in the snapshot of instance types"))
+        elif kind.architecture not in CANONICAL:
+            problems.append(problem(path, group.instance_type, f"is {kind.architecture}", allowed=", ".join(CANONICAL)))
+        else:
+            found.append(_gang(spec, place, group, kind))
+    if problems:
+        raise UserError(problems)
+    return tuple(found)
+
+
+def untaggable(tags: Mapping[str, str]) -> tuple[str, ...]:
+    """Keys that an instance with tags in its metadata cannot carry."""
+    return tuple(key for key in tags if not TAG_KEY.fullmatch(key) or key in (".", "..", "_index"))
+
+
+def _gang(spec: ClusterSpec, place: Place, group: Group, kind: Instance) -> GangPlan:
+    name = f"{spec.name}-{group.name}"
+    return GangPlan(
+        name=name,
+        group=group.name,
+        description=f"Lustrain cluster {spec.name}, group {group.name}, {place.region}",
+        instance_type=kind.name,
+        count=group.count,
+        # A block begins at its own time: until then no launch succeeds, and the group must not be in breach.
+        min_size=0 if group.capacity.mode == "capacity-block" else group.count,
+        image=image(group, kind),
+        interfaces=interfaces(nics(kind, spec.network.nic_policy)),
+        cpu=cpu(group, kind),
+        root_volume_gib=group.root_volume_gib,
+        volume_kms_key=group.volume_kms_key,
+        market=market(group),
+        key_name=spec.access.ssh_key,
+        tags={**tags(spec), "Name": name, "lustrain:group": group.name},
+        empty_at=empty_at(group.capacity),
+    )
+
+
+def interfaces(layout: tuple[Nic, ...]) -> tuple[Interface, ...]:
+    """A layout in the words of a launch template, the primary first."""
+    return tuple(
+        Interface(
+            card=nic.card,
+            device=nic.device,
+            type=None if nic.kind == "interface" else nic.kind,
+            public_address=None if number else "false",
+        )
+        for number, nic in enumerate(layout)
+    )
+
+
+def image(group: Group, kind: Instance) -> Image:
+    """The image of a group: the user's, or the newest one for the type's accelerator and architecture."""
+    family = _family(kind)
+    name = f"{family}-{kind.architecture.replace('_', '-')}"
+    if group.image_id:
+        return Image(name, id=group.image_id, root_device=None)
+    arch = CANONICAL[kind.architecture] if family == "ubuntu" else kind.architecture
+    return Image(name, parameter=IMAGES[family].format(arch=arch))
+
+
+def cpu(group: Group, kind: Instance) -> Cpu | None:
+    """CPU options where they change something and the type takes them: bare metal has its firmware's threads."""
+    if ".metal" in kind.name or group.threads_per_core >= kind.threads_per_core:
+        return None
+    return Cpu(kind.vcpus // kind.threads_per_core, group.threads_per_core)
+
+
+def _family(kind: Instance) -> str:
+    if NEURON.match(kind.name):
+        return "neuron"
+    nvidia = any(one.name.startswith("NVIDIA") for one in kind.accelerators)
+    return "nvidia" if nvidia else "ubuntu"

@@ -1,0 +1,100 @@
+"""The first boot of a node in an EC2 gang: the cluster's facts in front of `first_boot.sh`.
+
+Mounts and settings only, and no secrets: whoever may read the node's metadata reads this. Values that exist only after
+the deployment (names of file systems, the bundle's place) come in as text, so that a component can wait for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from infra.catalog.instances import instance
+from infra.config import ClusterSpec, Group
+from infra.plan.nodes.clients import module_options
+from infra.plan.nodes.document import node_document
+from infra.plan.nodes.lnet import lustre_interfaces
+from infra.plan.place import Place, runs_uri
+from lustrain.problem import UserError, problem
+
+BODY = Path(__file__).with_name("first_boot.sh")
+MAX_BYTES = 16 * 1024
+"""EC2's limit before base64 (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html); ours is on the base64."""
+
+
+def facts(
+    spec: ClusterSpec, place: Place, group: Group, *, queue_url: str = "", lustre: bool, home: bool
+) -> dict[str, Any]:
+    """What a node may want to know of itself and its cluster, as it lies in /etc/lustrain/node.json."""
+    kind = instance(group.ec2_type)
+    wish = spec.storage.lustre
+    return {
+        "cluster": spec.name,
+        "backend": spec.backend,
+        "region": place.region,
+        "zone_id": spec.zone_of(group),
+        "group": group.name,
+        "instance_type": group.ec2_type,
+        "efa": kind.efa if kind else 0,
+        "accelerators": sum(one.count for one in kind.accelerators) if kind else 0,
+        "capacity": group.capacity.mode,
+        "ends_at": spec.ends_at.isoformat() if spec.ends_at else None,
+        "runs_uri": runs_uri(spec, place),
+        "lustre": wish.mount_path if lustre and wish else None,
+        "home": spec.storage.home.mount_path if home and spec.storage.home else None,
+        "interruption_queue": queue_url or None,
+    }
+
+
+def user_data(
+    spec: ClusterSpec,
+    place: Place,
+    group: Group,
+    *,
+    lustre_dns: str = "",
+    lustre_mount_name: str = "",
+    home_dns: str = "",
+    bundle_uri: str = "",
+    queue_url: str = "",
+) -> str:
+    """The script as text; what is empty is left out of the boot. UserError when EC2 would not take it."""
+    wish, home = spec.storage.lustre, spec.storage.home
+    options = module_options(spec, group, node_document(spec)) if lustre_dns else ""
+    known = facts(spec, place, group, queue_url=queue_url, lustre=bool(lustre_dns), home=bool(home_dns))
+    head = [
+        "#!/bin/bash",
+        f"# First boot of a node of cluster {spec.name}, group {group.name}; written by Lustrain.",
+        "set -euo pipefail",
+        # Without it some versions of the CLI ask S3 in us-east-1, which a closed network does not reach.
+        f"export AWS_REGION={shlex.quote(place.region)} AWS_DEFAULT_REGION={shlex.quote(place.region)}",
+        f"cluster={shlex.quote(spec.name)}",
+        f"facts={shlex.quote(json.dumps(known, indent=1))}",
+        f"lustre_dns={shlex.quote(lustre_dns)}",
+        f"lustre_mount={shlex.quote(lustre_mount_name)}",
+        f"lustre_path={shlex.quote(wish.mount_path if wish else '')}",
+        f"lustre_efa={lustre_interfaces(spec, group)}",
+        f"lustre_options={shlex.quote(options)}",
+        f"home_dns={shlex.quote(home_dns)}",
+        f"home_path={shlex.quote(home.mount_path if home else '')}",
+        f"bundle_uri={shlex.quote(bundle_uri)}",
+    ]
+    text = "\n".join(head) + "\n\n" + BODY.read_text(encoding="ascii")
+    _check(text)
+    return text
+
+
+def encoded(text: str) -> str:
+    """User data as a launch template wants it."""
+    return base64.b64encode(text.encode("ascii")).decode("ascii")
+
+
+def _check(text: str) -> None:
+    if not text.isascii():
+        odd = next(character for character in text if not character.isascii())
+        raise UserError(problem("user data", odd, "must be ASCII: cloud-init takes other text in another form only"))
+    if (size := len(encoded(text))) > MAX_BYTES:
+        fix = "carry what is large in the lifecycle bundle"
+        raise UserError(problem("user data", size, "too many bytes", allowed=f"<= {MAX_BYTES}", fix=fix))

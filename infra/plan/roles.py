@@ -1,0 +1,171 @@
+"""The roles of a cluster: their trust and their permissions, as plain documents.
+
+Roles lie under the path /lustrain/<cluster>/, so that whoever deploys needs a right on that path only. A resource of `*`
+stands where AWS's service authorization reference knows no narrower one
+(https://docs.aws.amazon.com/service-authorization/latest/reference/reference_policies_actions-resources-contextkeys.html).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from infra.config import ClusterSpec
+from infra.plan.documents import Document, allow, document, trust
+from infra.plan.node_policy import node_statements
+from infra.plan.nodes.eks import CSI_ROLE, KARPENTER_ROLE, OPERATOR_ROLE
+from infra.plan.place import COST_TAG, Place
+
+GRANTED = (
+    "CreateGrant",
+    "Decrypt",
+    "DescribeKey",
+    "GenerateDataKeyWithoutPlaintext",
+    "ReEncryptFrom",
+    "ReEncryptTo",
+    "RetireGrant",
+)
+"""What a grant for the volumes of Karpenter's nodes may hold, as AWS's page of its role says."""
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """One role; `managed` are ARNs of AWS's own policies, `policy` is ours. EC2 takes a role on through a profile."""
+
+    key: str
+    path: str
+    description: str
+    trust: Document
+    policy: Document | None = None
+    managed: tuple[str, ...] = ()
+    instance_profile: bool = False
+
+
+def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
+    """`node` always; with `hyperpod-eks` also `eks-cluster` and one for each part that is asked for and needs one."""
+    if spec.backend == "ec2":
+        return (_ec2_node(spec, place),)
+    if spec.backend == "hyperpod-slurm":
+        return (_hyperpod_node(spec, place),)
+    found = [_hyperpod_node(spec, place), _eks_cluster(spec, place)]
+    if spec.storage.lustre:
+        found.append(_fsx_csi(spec, place))
+    if spec.eks.training_operator:
+        found.append(_train_operator(spec, place))
+    if spec.eks.karpenter:
+        found.append(_karpenter(spec, place))
+    return tuple(found)
+
+
+def role_path(spec: ClusterSpec) -> str:
+    return f"/lustrain/{spec.name}/"
+
+
+def flow_log_group(spec: ClusterSpec) -> str:
+    """Known by name, so that the role can be held to it."""
+    return f"/lustrain/{spec.name}/flow-logs"
+
+
+def flow_log_role(spec: ClusterSpec, place: Place) -> RolePlan:
+    """Lets VPC write flow logs into their log group
+    (https://docs.aws.amazon.com/vpc/latest/userguide/flow-logs-iam-role.html)."""
+    group = place.arn("logs", f"log-group:{flow_log_group(spec)}")
+    condition = {
+        "StringEquals": {"aws:SourceAccount": place.account},
+        "ArnLike": {"aws:SourceArn": place.arn("ec2", "vpc-flow-log/*")},
+    }
+    write = ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"]
+    return RolePlan(
+        key="flow-logs",
+        path=role_path(spec),
+        description=f"VPC flow logs of {spec.name}",
+        trust=trust("vpc-flow-logs", condition=condition),
+        policy=document([allow("Write", write, [group, f"{group}:*"])]),
+    )
+
+
+def _ec2_node(spec: ClusterSpec, place: Place) -> RolePlan:
+    return RolePlan(
+        key="node",
+        path=role_path(spec),
+        description=f"Nodes of {spec.name}",
+        trust=trust("ec2"),
+        managed=(place.managed_policy("AmazonSSMManagedInstanceCore"),),
+        policy=document(node_statements(spec, place)),
+        instance_profile=True,
+    )
+
+
+def _hyperpod_node(spec: ClusterSpec, place: Place) -> RolePlan:
+    """The managed policy has logs, metrics, SSM and lifecycle scripts in `sagemaker-…` buckets
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/security-iam-awsmanpol-AmazonSageMakerClusterInstanceRolePolicy.html)."""
+    return RolePlan(
+        key="node",
+        path=role_path(spec),
+        description=f"HyperPod nodes of {spec.name}",
+        trust=trust("sagemaker"),
+        managed=(place.managed_policy("AmazonSageMakerClusterInstanceRolePolicy"),),
+        policy=document(node_statements(spec, place)),
+    )
+
+
+def _eks_cluster(spec: ClusterSpec, place: Place) -> RolePlan:
+    """https://docs.aws.amazon.com/eks/latest/userguide/cluster-iam-role.html"""
+    return RolePlan(
+        key="eks-cluster",
+        path=role_path(spec),
+        description=f"EKS control plane of {spec.name}",
+        trust=trust("eks"),
+        managed=(place.managed_policy("AmazonEKSClusterPolicy"),),
+    )
+
+
+def _fsx_csi(spec: ClusterSpec, place: Place) -> RolePlan:
+    """The driver mounts the cluster's own file system and makes none, so that it only looks."""
+    policy = document([allow("FsxLook", ["fsx:DescribeFileSystems"], "*")])
+    return _of_pods(spec, place, CSI_ROLE, f"FSx CSI driver of {spec.name}", policy)
+
+
+def _train_operator(spec: ClusterSpec, place: Place) -> RolePlan:
+    """What AmazonSageMakerHyperPodTrainingOperatorAccess grants; that policy goes by a tag `SageMaker` of the HyperPod cluster,
+    this one by ours
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/security-iam-awsmanpol-AmazonSageMakerHyperPodTrainingOperatorAccess.html)."""
+    own = {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
+    policy = document([allow("NodesLook", ["sagemaker:DescribeClusterNode"], place.arn("sagemaker", "cluster/*"), own)])
+    return _of_pods(spec, place, OPERATOR_ROLE, f"HyperPod training operator of {spec.name}", policy)
+
+
+def _of_pods(spec: ClusterSpec, place: Place, key: str, description: str, policy: Document) -> RolePlan:
+    """Pods get the role through EKS Pod Identity (https://docs.aws.amazon.com/eks/latest/userguide/pod-id-role.html)."""
+    condition = {
+        "StringEquals": {"aws:SourceAccount": place.account},
+        "ArnEquals": {"aws:SourceArn": place.arn("eks", f"cluster/{spec.name}")},
+    }
+    trusted = trust("pods.eks", actions=("sts:AssumeRole", "sts:TagSession"), condition=condition)
+    return RolePlan(key, role_path(spec), description, trusted, policy)
+
+
+def _karpenter(spec: ClusterSpec, place: Place) -> RolePlan:
+    """HyperPod adds and removes nodes with it, and lets EBS use a customer's key for their volumes. AWS's page allows every
+    cluster of the account; the condition on our tag has not been tried on AWS
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-autoscaling-iam.html)."""
+    own = {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
+    through = {"StringEquals": {"kms:ViaService": f"sagemaker.{place.region}.{place.dns_suffix}"}}
+    grants: dict[str, dict[str, Any]] = {
+        **through,
+        "Bool": {"kms:GrantIsForAWSResource": "true"},
+        "ForAllValues:StringEquals": {"kms:GrantOperations": list(GRANTED)},
+    }
+    nodes = ["sagemaker:BatchAddClusterNodes", "sagemaker:BatchDeleteClusterNodes"]
+    statements = [
+        allow("Nodes", nodes, place.arn("sagemaker", "cluster/*"), own),
+        allow("VolumeKeyGrant", ["kms:CreateGrant"], place.arn("kms", "key/*"), grants),
+        allow("VolumeKeyLook", ["kms:DescribeKey"], place.arn("kms", "key/*"), through),
+    ]
+    return RolePlan(
+        key=KARPENTER_ROLE,
+        path=role_path(spec),
+        description=f"Autoscaling of {spec.name}",
+        trust=trust("hyperpod.sagemaker"),
+        policy=document(statements),
+    )

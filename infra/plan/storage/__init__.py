@@ -1,0 +1,1 @@
+"""Plans of file systems, buckets and the image repository."""

@@ -1,0 +1,167 @@
+"""Data repository associations: which folders of the file system mirror which S3 prefixes, and which pairs clash.
+
+FSx takes eight of them, works on one at a time, and lets neither side of two associations overlap
+(https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateDataRepositoryAssociation.html).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Literal
+
+from infra.config import ClusterSpec, DraEvent
+from infra.plan.documents import Statement, allow
+from infra.plan.place import Place, bucket_names
+from infra.plan.storage.buckets import Rule, buckets
+
+MOST = 8
+"""For one file system (API_CreateDataRepositoryAssociation.html)."""
+
+Side = Literal["path", "prefix"]
+
+
+@dataclass(frozen=True)
+class AssociationPlan:
+    """`path` is a folder of the file system, not of a node; `prefix` has a slash at its end, or is empty for a whole bucket.
+
+    `own` tells which of the cluster's buckets it is, None for a foreign one. With `batch_import` the names of what lies in
+    the bucket already are read once, when the association is made; later objects come by `import_events`.
+    """
+
+    path: str
+    bucket: str
+    own: Literal["data", "checkpoints"] | None
+    prefix: str
+    import_events: tuple[DraEvent, ...]
+    export_events: tuple[DraEvent, ...]
+    chunk_mib: int
+
+    @property
+    def batch_import(self) -> bool:
+        return bool(self.import_events)
+
+    @property
+    def uri(self) -> str:
+        return s3_uri(self.bucket, self.prefix)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Two associations, by their place in the list, that share something on one side."""
+
+    first: int
+    second: int
+    side: Side
+
+
+def s3_uri(bucket: str, prefix: str = "") -> str:
+    """As FSx wants it: a prefix ends in a slash, a bucket alone does not."""
+    return f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
+
+
+def associations(spec: ClusterSpec, place: Place) -> tuple[AssociationPlan, ...]:
+    """In the order of the configuration, `data` and `checkpoints` resolved to the cluster's buckets.
+
+    None for an existing file system: nothing in it is changed.
+    """
+    lustre = spec.storage.lustre
+    if lustre is None or lustre.existing is not None:
+        return ()
+    names = bucket_names(spec, place)
+    own = {"data": names.data, "checkpoints": names.checkpoints}
+    return tuple(
+        AssociationPlan(
+            path=wanted.path,
+            bucket=own.get(wanted.bucket, wanted.bucket),
+            own=_own(own.get(wanted.bucket, wanted.bucket), own),
+            prefix=_as_prefix(wanted.prefix),
+            import_events=wanted.import_events,
+            export_events=wanted.export_events,
+            chunk_mib=wanted.chunk_mib,
+        )
+        for wanted in lustre.associations
+    )
+
+
+def nested(one: str, other: str) -> bool:
+    """Whether two paths or URIs are the same place or one lies in the other; `/a` and `/ab` are two places."""
+    return all(left == right for left, right in zip(_parts(one), _parts(other), strict=False))
+
+
+def overlaps(plans: Sequence[AssociationPlan]) -> tuple[Overlap, ...]:
+    """Every pair that FSx would refuse, with the side it clashes on; a pair that clashes on both is named twice."""
+    found: list[Overlap] = []
+    for (first, one), (second, other) in combinations(enumerate(plans), 2):
+        if nested(one.path, other.path):
+            found.append(Overlap(first, second, "path"))
+        if nested(one.uri, other.uri):
+            found.append(Overlap(first, second, "prefix"))
+    return tuple(found)
+
+
+def exports_over(spec: ClusterSpec, place: Place, uri: str) -> tuple[AssociationPlan, ...]:
+    """The associations that export files by themselves to where `uri` lies, or to a place inside it.
+
+    The trainer and FSx would write the same keys, and neither knows of the other. A `uri` that is a folder cannot clash.
+    """
+    if not uri.startswith("s3://"):
+        return ()
+    return tuple(plan for plan in associations(spec, place) if plan.export_events and nested(plan.uri, uri))
+
+
+def archived_over(spec: ClusterSpec, place: Place) -> tuple[tuple[AssociationPlan, Rule], ...]:
+    """Associations over keys that a lifecycle rule of ours moves to a Glacier class.
+
+    FSx releases data it can read back from S3; what has moved comes back slower and at a price per GB, or not at all.
+    """
+    rules = {bucket.key: bucket.rules for bucket in buckets(spec, place)}
+    return tuple(
+        (plan, rule)
+        for plan in associations(spec, place)
+        if plan.own is not None
+        for rule in rules[plan.own]
+        if rule.storage_class is not None and nested(plan.uri, s3_uri(plan.bucket, rule.prefix))
+    )
+
+
+def key_statement(spec: ClusterSpec, place: Place) -> Statement | None:
+    """What the policy of `buckets.kms_key` must hold for FSx to read and write buckets of ours that are linked; None where
+    no such bucket is encrypted with a key whose policy can be changed.
+
+    FSx comes with a role of its own for each file system, whose id nobody knows yet. With S3 bucket keys the context is the
+    bucket, without it the object (https://docs.aws.amazon.com/fsx/latest/LustreGuide/s3-server-side-encryption-support.html).
+    """
+    key = spec.buckets.kms_key
+    made = {bucket.name for bucket in buckets(spec, place) if not bucket.existing}
+    linked = dict.fromkeys(plan.bucket for plan in associations(spec, place) if plan.bucket in made)
+    if key is None or key.endswith("alias/aws/s3") or not linked:
+        return None
+    role = "role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/AWSServiceRoleForFSxS3Access_fs-*"
+    context = [place.bucket_arn(bucket, path) for bucket in linked for path in ("", "*")]
+    condition: dict[str, dict[str, Any]] = {
+        "StringEquals": {
+            "kms:CallerAccount": place.account,
+            "kms:ViaService": f"s3.{place.region}.{place.dns_suffix}",
+        },
+        "StringLike": {"kms:EncryptionContext:aws:s3:arn": context},
+        "ArnLike": {"aws:PrincipalArn": place.arn("iam", role, region="")},
+    }
+    actions = ["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"]
+    return allow("FsxOnLinkedBuckets", actions, "*", condition, Principal={"AWS": "*"})
+
+
+def _own(bucket: str, own: dict[str, str]) -> Literal["data", "checkpoints"] | None:
+    if bucket == own["data"]:
+        return "data"
+    return "checkpoints" if bucket == own["checkpoints"] else None
+
+
+def _as_prefix(prefix: str) -> str:
+    bare = prefix.strip("/")
+    return f"{bare}/" if bare else ""
+
+
+def _parts(place: str) -> list[str]:
+    return [part for part in place.split("/") if part]

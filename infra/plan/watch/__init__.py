@@ -1,0 +1,1 @@
+"""Plans of interruption notices, alarms, dashboard and budget."""

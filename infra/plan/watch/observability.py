@@ -1,0 +1,324 @@
+"""A cluster's logs, alarms and dashboard as data; an id that exists only after `up` is named by its subject.
+
+A subject is what an alarm watches: `cluster`, `lustre`, `nat`, `queue`, or `group:<name>` for a group's Auto Scaling group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from infra.config import ClusterSpec, Group
+from infra.plan.place import Place, bucket_names
+from infra.plan.storage.lustre import lustre_plan
+from infra.plan.watch.interruptions import queue_name
+
+LOG_DAYS = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
+"""The retention that CloudWatch Logs knows
+(https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_PutRetentionPolicy.html)."""
+GIB = 1024**3
+MINUTE = 60
+HOUR = 3600
+GANG_MINUTES = 15
+"""A gang may take this long to come together before somebody should look."""
+UNREAD_MINUTES = 10
+"""A notice that lay this long was not read: a spot notice gives two minutes."""
+COUNTED_GROUPS = 9
+"""CloudWatch evaluates an alarm over at most ten metrics
+(https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/cloudwatch_limits.html)."""
+BOOT_NAMESPACE, BOOT_FAILED = "Lustrain", "FirstBootFailed"
+"""What first_boot.sh counts, in a namespace that the node role may write to."""
+HYPERPOD_NAMESPACE = "/aws/sagemaker/Clusters"
+"""Where HyperPod nodes may put metrics, as the managed policy of their role allows."""
+
+Comparison = Literal["LessThanThreshold", "GreaterThanThreshold"]
+Missing = Literal["breaching", "notBreaching", "missing"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One statistic over one period (seconds) of one metric; `dimension` names the alarm's subject, or another `subject`."""
+
+    id: str
+    namespace: str
+    name: str
+    statistic: Literal["Minimum", "Maximum", "Sum", "Average", "SampleCount"]
+    dimension: str
+    period: int = MINUTE
+    subject: str | None = None
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Fires when `expression` over `metrics` compares so with `threshold` for `periods` periods in a row.
+
+    `{id}` in the description stands for the subject's id, which nobody knows before `up`. `mails_end`: the end of it is
+    news too.
+    """
+
+    name: str
+    subject: str
+    description: str
+    metrics: tuple[Metric, ...]
+    expression: str
+    label: str
+    comparison: Comparison
+    threshold: float
+    periods: int
+    missing: Missing
+    mails_end: bool = True
+
+    @property
+    def subjects(self) -> frozenset[str]:
+        """All that must be there for this alarm."""
+        return frozenset({self.subject, *(metric.subject for metric in self.metrics if metric.subject)})
+
+
+@dataclass(frozen=True)
+class ObservabilityPlan:
+    """`groups` names the subjects of the Auto Scaling groups in the order of the spec's groups."""
+
+    name: str
+    board: str
+    """Name of the dashboard: dashboards belong to the account, not to a region, and a second one of a name overwrites the
+    first (https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_PutDashboard.html)."""
+    region: str
+    log_group: str
+    log_days: int
+    alarms: tuple[Alarm, ...]
+    alarm_arns: tuple[str, ...]
+    groups: tuple[str, ...]
+    queue: str
+    buckets: tuple[str, ...]
+    hyperpod: bool
+    dashboard: bool
+    prometheus: bool
+
+
+def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
+    groups = () if spec.hyperpod else tuple(f"group:{group.name}" for group in spec.groups)
+    alarms = (
+        *_lustre_alarms(spec),
+        *(_gang_alarm(spec, group) for group in spec.groups if not spec.hyperpod),
+        *([] if spec.hyperpod else [_boot_alarm(spec)]),
+        *_nat_alarms(spec),
+        *([_queue_alarm(spec, groups)] if spec.alarms.unread_notices else []),
+    )
+    names = bucket_names(spec, place)
+    return ObservabilityPlan(
+        name=spec.name,
+        board=f"{spec.name}-{place.region}",
+        region=place.region,
+        log_group=f"/lustrain/{spec.name}/train",
+        log_days=log_days(spec.observability.log_days),
+        alarms=alarms,
+        alarm_arns=tuple(place.arn("cloudwatch", f"alarm:{alarm.name}") for alarm in alarms),
+        groups=groups,
+        queue=queue_name(spec),
+        buckets=(names.data, names.checkpoints),
+        hyperpod=spec.hyperpod,
+        dashboard=spec.observability.dashboard,
+        prometheus=spec.observability.prometheus,
+    )
+
+
+def log_days(wanted: int) -> int:
+    """The shortest retention that CloudWatch Logs knows and that keeps logs for `wanted` days (1 to 3653)."""
+    return next(days for days in LOG_DAYS if days >= wanted)
+
+
+def _lustre_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
+    """A write fails as soon as one storage target is full, whatever room the others have, so the fullest one counts.
+
+    `FreeDataStorageCapacity` has a sample a minute for each target: Minimum is what the fullest has left, SampleCount is
+    the number of targets, hence capacity / SampleCount is what each can hold
+    (https://docs.aws.amazon.com/fsx/latest/LustreGuide/fs-metrics.html). Capacity is the nominal one; Lustre keeps a few
+    percent for itself, so the alarm is a little early. Intelligent-Tiering has no capacity to run out of, and that of a
+    file system of the user is not known here: neither gets this alarm.
+    """
+    planned = lustre_plan(spec)
+    if planned is None or not planned.capacity_gib:
+        return ()
+    percent = 100 * spec.alarms.lustre_free_fraction
+    return (
+        Alarm(
+            name=f"{spec.name}-lustre-full",
+            subject="lustre",
+            description=f"The fullest storage target has less than {percent:g} % left; writes to it fail when it is full",
+            metrics=(
+                Metric("free", "AWS/FSx", "FreeDataStorageCapacity", "Minimum", "FileSystemId"),
+                Metric("targets", "AWS/FSx", "FreeDataStorageCapacity", "SampleCount", "FileSystemId"),
+            ),
+            expression=f"100 * free * targets / {planned.capacity_gib * GIB}",
+            label="free on the fullest storage target, percent",
+            comparison="LessThanThreshold",
+            threshold=percent,
+            periods=5,
+            missing="missing",
+        ),
+    )
+
+
+def _gang_alarm(spec: ClusterSpec, group: Group) -> Alarm:
+    """Against what the group wants at the time, so that a group scaled to nothing on purpose is silent.
+
+    A group without these metrics breaches: they are off by default, and then nobody would hear of a missing node. A block
+    begins at a time that is not known here, and until then its group is empty by right: an empty one is silent, which also
+    hides a block that has begun and gave nothing, and one that lost all its nodes at once.
+    """
+    block = group.capacity.mode == "capacity-block"
+    silent = " (silent while there is none at all: the capacity block may not have begun)" if block else ""
+    zero = "aws autoscaling update-auto-scaling-group --auto-scaling-group-name {id} --min-size 0 --desired-capacity 0"
+    return Alarm(
+        name=f"{spec.name}-{group.name}-incomplete",
+        subject=f"group:{group.name}",
+        description=(
+            f"Group {group.name} has had fewer nodes in service than it wants for {GANG_MINUTES} minutes{silent}. "
+            f"It goes on trying, and what it has is billed. To give that back: {zero}"
+        ),
+        metrics=(
+            Metric("wanted", "AWS/AutoScaling", "GroupDesiredCapacity", "Maximum", "AutoScalingGroupName"),
+            Metric("there", "AWS/AutoScaling", "GroupInServiceInstances", "Minimum", "AutoScalingGroupName"),
+        ),
+        expression="IF(there > 0, wanted - there, 0)" if block else "wanted - there",
+        label="nodes missing",
+        comparison="GreaterThanThreshold",
+        threshold=0,
+        periods=GANG_MINUTES,
+        missing="breaching",
+    )
+
+
+def _boot_alarm(spec: ClusterSpec) -> Alarm:
+    """A node whose boot failed is in service for its group, which looks at the machine alone. Its end is no news: the count
+    is one minute's, and the node stays as it is."""
+    return Alarm(
+        name=f"{spec.name}-boot-failed",
+        subject="cluster",
+        description=(
+            "A node could not mount or set up what it needs and takes no part; it is billed. `fab node-verify` says which "
+            "one. On the node: /var/lib/lustrain/boot names the step, /var/log/lustrain-boot.log says why"
+        ),
+        metrics=(Metric("failed", BOOT_NAMESPACE, BOOT_FAILED, "Sum", "Cluster"),),
+        expression="1 * failed",
+        label="boots that failed",
+        comparison="GreaterThanThreshold",
+        threshold=0,
+        periods=1,
+        missing="notBreaching",
+        mails_end=False,
+    )
+
+
+def _nat_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
+    """Checkpoints that leave through the NAT gateway and not the S3 gateway endpoint are paid by the gigabyte."""
+    if not spec.network.nat or spec.network.closed or spec.network.existing:
+        return ()
+    limit = spec.alarms.nat_gb_per_hour
+    return (
+        Alarm(
+            name=f"{spec.name}-nat-traffic",
+            subject="nat",
+            description=f"More than {limit:g} GB an hour leave by NAT: is S3 traffic missing the gateway endpoint?",
+            metrics=(Metric("out", "AWS/NATGateway", "BytesOutToDestination", "Sum", "NatGatewayId", HOUR),),
+            expression="out / 1000000000",
+            label="GB an hour out by NAT",
+            comparison="GreaterThanThreshold",
+            threshold=limit,
+            periods=1,
+            missing="notBreaching",
+        ),
+    )
+
+
+def _queue_alarm(spec: ClusterSpec, groups: tuple[str, ...]) -> Alarm:
+    """For a queue that somebody reads. Rules of EC2 pass the notices of the whole account, also while this cluster has no node
+    and so no watcher: silent then.
+
+    More groups than an alarm can count, or nodes of HyperPod, which have no such count: the age alone.
+    """
+    counted = groups if len(groups) <= COUNTED_GROUPS else ()
+    nodes = tuple(
+        Metric(
+            f"nodes{index}",
+            "AWS/AutoScaling",
+            "GroupInServiceInstances",
+            "Minimum",
+            "AutoScalingGroupName",
+            subject=one,
+        )
+        for index, one in enumerate(counted)
+    )
+    there = " + ".join(f"FILL({one.id}, 0)" for one in nodes)
+    foreign = (
+        "" if spec.hyperpod else ". It may concern an instance of somebody else: EC2's notices are those of the account"
+    )
+    return Alarm(
+        name=f"{spec.name}-notices-unread",
+        subject="queue",
+        description=(
+            f"A notice has lain in the interruption queue for {UNREAD_MINUTES} minutes: its reader has stopped{foreign}"
+        ),
+        metrics=(Metric("age", "AWS/SQS", "ApproximateAgeOfOldestMessage", "Maximum", "QueueName"), *nodes),
+        expression=f"IF({there} > 0, age / 60, 0)" if nodes else "age / 60",
+        label="minutes that the oldest notice has lain",
+        comparison="GreaterThanThreshold",
+        threshold=UNREAD_MINUTES,
+        periods=2,
+        missing="notBreaching",
+    )
+
+
+def dashboard(plan: ObservabilityPlan, ids: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a CloudWatch dashboard; `ids` has the id of each subject that there is, values may be Outputs
+    (https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/CloudWatch-Dashboard-Body-Structure.html)."""
+    widgets: list[dict[str, Any]] = [_alarm_widget(plan)]
+    if "lustre" in ids:
+        widgets += _lustre_widgets(plan, ids["lustre"])
+    groups = [ids[subject] for subject in plan.groups if subject in ids]
+    if groups:
+        names = ("GroupInServiceInstances", "GroupDesiredCapacity")
+        rows = [["AWS/AutoScaling", name, "AutoScalingGroupName", group] for group in groups for name in names]
+        widgets.append(_graph(plan, "Nodes in service and wanted", rows, "Minimum"))
+    if "nat" in ids:
+        names = ("BytesOutToDestination", "BytesInFromDestination")
+        rows = [["AWS/NATGateway", name, "NatGatewayId", ids["nat"]] for name in names]
+        widgets.append(_graph(plan, "Bytes through NAT", rows, "Sum", 300))
+    rows = [["AWS/SQS", name, "QueueName", plan.queue] for name in ("NumberOfMessagesSent", "NumberOfMessagesDeleted")]
+    widgets.append(_graph(plan, "Notices sent and handled", rows, "Sum", 300))
+    sizes = [
+        ["AWS/S3", "BucketSizeBytes", "StorageType", "StandardStorage", "BucketName", name] for name in plan.buckets
+    ]
+    widgets.append(_graph(plan, "Bytes in buckets, S3 Standard", sizes, "Average", 24 * HOUR))
+    if plan.hyperpod:
+        search = f"SEARCH('Namespace=\"{HYPERPOD_NAMESPACE}\" {plan.name}', 'Average', 300)"
+        widgets.append(_graph(plan, "What HyperPod nodes report", [[{"expression": search}]], "Average", 300))
+    return {"widgets": [{**widget, **_spot(index)} for index, widget in enumerate(widgets)]}
+
+
+def _alarm_widget(plan: ObservabilityPlan) -> dict[str, Any]:
+    return {"type": "alarm", "properties": {"title": f"Alarms of {plan.name}", "alarms": list(plan.alarm_arns)}}
+
+
+def _lustre_widgets(plan: ObservabilityPlan, file_system: Any) -> list[dict[str, Any]]:
+    def rows(*names: str) -> list[list[Any]]:
+        return [["AWS/FSx", name, "FileSystemId", file_system] for name in names]
+
+    return [
+        _graph(plan, "Lustre bytes read and written", rows("DataReadBytes", "DataWriteBytes"), "Sum"),
+        _graph(plan, "Lustre bytes free, all targets", rows("FreeDataStorageCapacity"), "Sum"),
+        _graph(plan, "Lustre metadata operations", rows("MetadataOperations"), "Sum"),
+    ]
+
+
+def _graph(
+    plan: ObservabilityPlan, title: str, rows: list[list[Any]], statistic: str, period: int = MINUTE
+) -> dict[str, Any]:
+    properties = {"title": title, "region": plan.region, "view": "timeSeries", "stat": statistic, "period": period}
+    return {"type": "metric", "properties": {**properties, "metrics": rows}}
+
+
+def _spot(index: int) -> dict[str, int]:
+    """Two columns on the dashboard's grid of 24."""
+    return {"x": 12 * (index % 2), "y": 6 * (index // 2), "width": 12, "height": 6}
