@@ -99,13 +99,13 @@ class Journey:
     def stage(self, name: str, *, real: str, emulated: str) -> Iterator[dict[str, str]]:
         """Announce a stage, time it, and keep its line; the body fills in `outcome`."""
         print(f"\n── {len(self.stages) + 1}. {name}", flush=True)
-        said: dict[str, str] = {}
+        stage: dict[str, str] = {}
         began = time.monotonic()
         with clock():
-            yield said
+            yield stage
         seconds = time.monotonic() - began
-        print(f"   {said['outcome']}  ({seconds:.0f} s)", flush=True)
-        self.stages.append(Stage(name, real, emulated, seconds, said["outcome"]))
+        print(f"   {stage['outcome']}  ({seconds:.0f} s)", flush=True)
+        self.stages.append(Stage(name, real, emulated, seconds, stage["outcome"]))
 
     def sets(self, name: str) -> dict[str, str]:
         """What the run of that name adds to the config."""
@@ -148,13 +148,13 @@ def travel(steps: int, seed: int, picture: Path) -> Journey:
 def bring_up(journey: Journey) -> None:
     """Stage 1: the cluster that everything after it runs on, and the credentials of its nodes."""
     real, emulated = what_is_real()
-    with journey.stage("pulumi up of the rehearsal stack", real=real, emulated=emulated) as said:
+    with journey.stage("pulumi up of the rehearsal stack", real=real, emulated=emulated) as stage:
         errors = preflight()
         journey.promise(
             "preflight finds no error", not errors, errors[0] if errors else f"{len(OFFLINE)} offline rules"
         )
         found = provision(journey.folder / "pulumi", journey.environment)
-        said["outcome"] = found.outcome
+        stage["outcome"] = found.outcome
         journey.provisioned = found
         journey.environment.update(role_credentials(found.cluster))
         if found.engine:
@@ -169,13 +169,13 @@ def set_up_nodes(journey: Journey) -> None:
 
 def play(journey: Journey, scenes: Iterable[nodes.Scene]) -> None:
     for scene in scenes:
-        with journey.stage(scene.name, real=scene.real, emulated=scene.emulated) as said:
-            said["outcome"], promises = scene.play()
+        with journey.stage(scene.name, real=scene.real, emulated=scene.emulated) as stage:
+            stage["outcome"], promises = scene.play()
             journey.promises += promises
 
 
 def tokenize(journey: Journey) -> None:
-    with journey.stage("text to token shards in S3", real="tokenizer, S3 protocol", emulated="S3") as said:
+    with journey.stage("text to token shards in S3", real="tokenizer, S3 protocol", emulated="S3") as stage:
         listing = journey.folder / "sources.txt"
         sources = standard_library_sources()
         listing.write_text("\n".join(map(str, sources)))
@@ -183,17 +183,17 @@ def tokenize(journey: Journey) -> None:
         words += ["--tokenizer", "train:2048", "--val-fraction", "0.05", "--shard-mib", "4"]
         code = LocalJob(words, 1, journey.environment).wait()
         megabytes = sum(path.stat().st_size for path in sources) / 1e6
-        said["outcome"] = f"{len(sources)} files, {megabytes:.1f} MB of Python sources, exit {code}"
+        stage["outcome"] = f"{len(sources)} files, {megabytes:.1f} MB of Python sources, exit {code}"
         journey.promise("tokenize exits 0", code == EXIT_DONE, f"exit {code}")
 
 
 def reference(journey: Journey) -> None:
     with journey.stage(
         f"reference: {RANKS} ranks, never interrupted", real="ranks, gloo, S3 protocol", emulated="S3"
-    ) as said:
+    ) as stage:
         code = journey.train("reference", RANKS).wait()
         seen = read_steps(journey.store("reference"))
-        said["outcome"] = f"exit {code}, {len(seen)} steps, loss {seen[0]['loss']:.3f} → {seen[-1]['loss']:.3f}"
+        stage["outcome"] = f"exit {code}, {len(seen)} steps, loss {seen[0]['loss']:.3f} → {seen[-1]['loss']:.3f}"
         journey.promise(
             "the reference exits 0 with all steps", code == EXIT_DONE and len(seen) == journey.steps, f"exit {code}"
         )
@@ -220,7 +220,7 @@ def interrupted_by_notice(journey: Journey) -> int:
     at = journey.rng.randrange(journey.steps // 6, journey.steps // 3)
     title = f"attempt 1: spot notice around step {at}, to the node and to the event bus"
     real = "IMDSv2 protocol, save, commit, exit code; EventBridge rule to SQS where the stack is up"
-    with journey.stage(title, real=real, emulated="EC2, metadata service, S3") as said:
+    with journey.stage(title, real=real, emulated="EC2, metadata service, S3") as stage:
         job = journey.train("interrupted", RANKS)
         wait_for_step(journey, job, at)
         noticed = time.monotonic()
@@ -233,7 +233,7 @@ def interrupted_by_notice(journey: Journey) -> int:
             arrived = bool(node) and notice_arrived(journey.cluster, node)
             figure = f"spot interruption of {node}" if node else "the cluster has no node in service"
             journey.promise("the notice is in the interruption queue", arrived, figure)
-        said["outcome"] = f"exit {code} {took:.1f} s after the notice, step {saved} committed"
+        stage["outcome"] = f"exit {code} {took:.1f} s after the notice, step {saved} committed"
         kept = code == EXIT_REQUEUE and saved >= at and took < NOTICE_S
         journey.promise(
             "a notice ends in a committed checkpoint and exit 85, in time",
@@ -259,14 +259,14 @@ def killed(journey: Journey, notice_at: int) -> None:
     first_save = (notice_at // EVERY_STEPS + 1) * EVERY_STEPS
     at = journey.rng.randrange(first_save + 3, max(first_save + 4, journey.steps * 3 // 4))
     title = f"attempt 2: node lost around step {at} (SIGKILL, no notice)"
-    with journey.stage(title, real="resume, SIGKILL", emulated="S3") as said:
+    with journey.stage(title, real="resume, SIGKILL", emulated="S3") as stage:
         job = journey.train("interrupted", RANKS)
         wait_for_step(journey, job, at)
         job.send(signal.SIGKILL)
         code = job.wait()
         store = journey.store("interrupted")
         last_seen, left = read_steps(store)[-1]["step"], newest(store)
-        said["outcome"] = (
+        stage["outcome"] = (
             f"all ranks dead (job exit {code}) after step {last_seen}; newest checkpoint: step {left.step}"
         )
         journey.promises.append(proof.lost_at_most(EVERY_STEPS, last_seen, left.step))
@@ -274,14 +274,14 @@ def killed(journey: Journey, notice_at: int) -> None:
 
 def resumed(journey: Journey) -> None:
     title = f"attempt 3: resume on new capacity, {RANKS} ranks, to the end"
-    with journey.stage(title, real="verified load, resume", emulated="S3") as said:
-        said["outcome"] = finish(journey, "interrupted", RANKS)
+    with journey.stage(title, real="verified load, resume", emulated="S3") as stage:
+        stage["outcome"] = finish(journey, "interrupted", RANKS)
 
 
 def resumed_elsewhere(journey: Journey) -> None:
     title = f"attempt 3 again, from a copy of the run, with {OTHER_RANKS} rank instead of {RANKS}"
-    with journey.stage(title, real="verified load, resharding", emulated="S3") as said:
-        said["outcome"] = finish(journey, "other-world", OTHER_RANKS)
+    with journey.stage(title, real="verified load, resharding", emulated="S3") as stage:
+        stage["outcome"] = finish(journey, "other-world", OTHER_RANKS)
 
 
 def finish(journey: Journey, name: str, ranks: int) -> str:
@@ -297,7 +297,7 @@ def finish(journey: Journey, name: str, ranks: int) -> str:
 
 def prove(journey: Journey) -> None:
     """Compare the histories and the final weights, and verify every byte of every checkpoint that is left."""
-    with journey.stage("proof", real="every byte read back and verified", emulated="S3") as said:
+    with journey.stage("proof", real="every byte read back and verified", emulated="S3") as stage:
         names = ("reference", "interrupted", "other-world")
         stores = {name: journey.store(name) for name in names}
         steps = {name: read_steps(store) for name, store in stores.items()}
@@ -319,7 +319,7 @@ def prove(journey: Journey) -> None:
             "every checkpoint in S3 verifies", whole == len(checked) > 0, f"{whole} of {len(checked)} whole"
         )
         broken = [promise.claim for promise in journey.promises if not promise.kept]
-        said["outcome"] = f"{len(journey.promises) - len(broken)} of {len(journey.promises)} promises kept"
+        stage["outcome"] = f"{len(journey.promises) - len(broken)} of {len(journey.promises)} promises kept"
 
 
 def final_weights(journey: Journey, name: str) -> dict[str, bytes]:
@@ -333,9 +333,9 @@ def final_weights(journey: Journey, name: str) -> dict[str, bytes]:
 def draw(journey: Journey, picture: Path) -> None:
     from trainer.metrics.plot import draw_run
 
-    with journey.stage("plot", real="matplotlib", emulated="–") as said:
+    with journey.stage("plot", real="matplotlib", emulated="–") as stage:
         draw_run(journey.store("interrupted"), picture)
-        said["outcome"] = f"{picture.stat().st_size:,} bytes"
+        stage["outcome"] = f"{picture.stat().st_size:,} bytes"
 
 
 def take_down(journey: Journey) -> None:
@@ -346,10 +346,10 @@ def take_down(journey: Journey) -> None:
         return
     with journey.stage(
         "pulumi destroy --exclude-protected", real="Pulumi engine, AWS provider", emulated="AWS"
-    ) as said:
+    ) as stage:
         before = {name: committed(journey.store(name)) for name in ("reference", "interrupted")}
         gone, stays = tear_down(found.engine)
-        said["outcome"] = f"{gone} resources gone; protected: {', '.join(stays)}"
+        stage["outcome"] = f"{gone} resources gone; protected: {', '.join(stays)}"
         after = {name: committed(journey.store(name)) for name in before}
         count = sum(map(len, after.values()))
         journey.promise("the teardown leaves every checkpoint", before == after and count > 0, f"{count} still there")

@@ -167,13 +167,13 @@ class Fleet:
         lost.exec("umount", MOUNT, check=False)
         after = self.fab("node-verify")
         out = sorted(set(before.ready) - set(after.ready))
-        said = f"{len(before.ready)} of {len(before.nodes)} ready"
+        ready = f"{len(before.ready)} of {len(before.nodes)} ready"
         unlike = ", ".join(amiss) or "nothing"
-        return f"{said}; of {len(checks)} checks not passed: {unlike}; without {MOUNT} not ready: {', '.join(out)}", [
+        return f"{ready}; of {len(checks)} checks not passed: {unlike}; without {MOUNT} not ready: {', '.join(out)}", [
             Promise(
                 "node-verify finds every node ready, the replaced one too",
                 not before.status and len(before.ready) == len(self.lab.nodes),
-                f"{said}, {before}",
+                f"{ready}, {before}",
             ),
             Promise(
                 "node-verify tells the node that lost its Lustre from the others",

@@ -90,9 +90,9 @@ def _without_engine(environment: Mapping[str, str], missing: str) -> Provisioned
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise EngineError(f"{' '.join(command)} ended with {done.returncode}\n{done.stderr}")
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    cluster = parse(said["outputs"]["cluster"])
-    asked = sum(kind.startswith("aws:") for kind, _ in said["resources"])
+    printed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    cluster = parse(printed["outputs"]["cluster"])
+    asked = sum(kind.startswith("aws:") for kind, _ in printed["resources"])
     _make_what_the_run_needs(cluster)
     return Provisioned(
         cluster=cluster,

@@ -30,7 +30,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 LEFT_OUT = (
-    "every action that moto does not implement: answered with the error NotImplemented (status 501), and told here once. "
+    "every action that moto does not implement: answered with the error NotImplemented (status 501), and printed here once. "
     "Service Quotas answers no ListServiceQuotas, SSM no StartSession; its SendCommand says Success and runs nothing"
 )
 NOT_IMPLEMENTED = "NotImplemented"
@@ -46,21 +46,21 @@ class Unanswered(ServiceException):
     """moto's own exception looks for its error's model in the module of its class, which must be outside moto then."""
 
 
-class Told:
+class Terminal:
     """Prints each thing once, whatever thread it comes from."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     def once(self, key: str, text: str) -> None:
         with self._lock:
-            if key not in self._said:
-                self._said.add(key)
+            if key not in self._printed:
+                self._printed.add(key)
                 print(text, file=sys.stderr, flush=True)
 
 
-TOLD = Told()
+TERMINAL = Terminal()
 
 
 def application() -> Wsgi:
@@ -106,14 +106,14 @@ def _no_such_service(environ: WSGIEnvironment, start_response: StartResponse) ->
 def _left_out(asked: Request, model: ServiceModel | None, why: str) -> Response:
     name = str(model.service_name) if model else _scope(asked) or asked.host
     action = _action(asked, model) or why
-    TOLD.once(f"{name} {action}", f"left out: {name} {action}")
+    TERMINAL.once(f"{name} {action}", f"left out: {name} {action}")
     return _error(asked, model, 501, NOT_IMPLEMENTED, f"the embedded AWS does not implement {name} {action}")
 
 
 def _failed(asked: Request, model: ServiceModel | None, error: Exception) -> Response:
     places = traceback.extract_tb(error.__traceback__)
     where = f"{places[-1].filename}:{places[-1].lineno}" if places else ""
-    TOLD.once(f"{type(error).__name__} {where}", "".join(traceback.format_exception(error)).rstrip())
+    TERMINAL.once(f"{type(error).__name__} {where}", "".join(traceback.format_exception(error)).rstrip())
     return _error(asked, model, 500, BROKEN, f"the embedded AWS failed: {type(error).__name__}: {error}")
 
 

@@ -40,7 +40,7 @@ def spot(
     if metadata:
         send(f"{metadata}/control/spot", {"action": action, "in_s": in_s})
     zone = found.placement.zone
-    _tell(
+    _put_ec2_event(
         found.ec2_backend,
         "EC2 Spot Instance Interruption Warning",
         {"instance-id": instance, "instance-action": action},
@@ -59,7 +59,9 @@ def rebalance(instance: str, metadata: str | None = None) -> dict[str, Any]:
     if metadata:
         send(f"{metadata}/control/rebalance", {})
     kind = "EC2 Instance Rebalance Recommendation"
-    _tell(found.ec2_backend, kind, {"instance-id": instance}, [_arn(found.ec2_backend, f"instance/{instance}")])
+    _put_ec2_event(
+        found.ec2_backend, kind, {"instance-id": instance}, [_arn(found.ec2_backend, f"instance/{instance}")]
+    )
     _group_follows(found, metadata)
     return _seen(found)
 
@@ -96,7 +98,7 @@ def block(reservation: str, instance_type: str, count: int, zone_id: str, region
     end = datetime.fromisoformat(ends_at)
     made = deliver_block(backend, reservation, instance_type, count, zone_id, end)
     detail = {"capacity-reservation-id": reservation, "end-date": _stamp(end)}
-    _tell(backend, "Capacity Block Delivered", detail, [made.arn])
+    _put_ec2_event(backend, "Capacity Block Delivered", detail, [made.arn])
     return {"arn": made.arn}
 
 
@@ -110,7 +112,7 @@ def block_expiry(reservation: str, in_s: float = BLOCK_WARNING_SECONDS) -> dict[
             raise ValueError(f"{reservation} is not a capacity block: only a block has an end to warn of")
         found.end = datetime.now(UTC) + timedelta(seconds=in_s)
         detail = {"capacity-reservation-id": reservation, "end-date": _stamp(found.end)}
-        _tell(backend, "Capacity Block Expiration Warning", detail, [found.arn])
+        _put_ec2_event(backend, "Capacity Block Expiration Warning", detail, [found.arn])
         for instance in sorted(found.used_by):
             gone = backend.get_instance(instance)
             _later(max(0.0, in_s - BLOCK_GRACE_SECONDS), partial(lifecycle.taken, gone))
@@ -209,7 +211,7 @@ def _seen(instance: Any) -> dict[str, Any]:
     }
 
 
-def _tell(backend: Any, kind: str, detail: dict[str, Any], resources: list[str]) -> None:
+def _put_ec2_event(backend: Any, kind: str, detail: dict[str, Any], resources: list[str]) -> None:
     put_service_event(backend.account_id, backend.region_name, "aws.ec2", kind, detail, resources)
 
 

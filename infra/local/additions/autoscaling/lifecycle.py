@@ -109,9 +109,9 @@ def taken(instance: Any) -> None:
         action = getattr(state, "action", None)
         if instance.state == "terminated":
             return
-        _tell_state(instance, "shutting-down")
+        _put_state_event(instance, "shutting-down")
         backend.terminate_instances([instance.id])
-        _tell_state(instance, "terminated")
+        _put_state_event(instance, "terminated")
         if action is None:
             autoscaling_backends[backend.account_id][backend.region_name].notify_terminate_instances([instance.id])
     if action is not None:
@@ -137,8 +137,8 @@ def _terminate(state: Any) -> None:
         "Origin": "AutoScalingGroup",
         "Destination": "EC2",
     }
-    if said := getattr(hook, "notification_metadata", None):
-        detail["NotificationMetadata"] = said
+    if metadata := getattr(hook, "notification_metadata", None):
+        detail["NotificationMetadata"] = metadata
     put_service_event(group.account_id, group.region, "aws.autoscaling", TERMINATE, detail, [group.arn])
 
     def wait() -> None:
@@ -154,9 +154,9 @@ def _end(state: Any) -> None:
     began = _now()
     with LOCK:
         if instance.state != "terminated":
-            _tell_state(instance, "shutting-down")
+            _put_state_event(instance, "shutting-down")
             ec2_backends[group.account_id][group.region].terminate_instances([instance.id])
-            _tell_state(instance, "terminated")
+            _put_state_event(instance, "terminated")
         group.instance_states = [one for one in group.instance_states if one is not state]
     detail = {
         "StatusCode": "InProgress",
@@ -177,7 +177,7 @@ def _end(state: Any) -> None:
     put_service_event(group.account_id, group.region, "aws.autoscaling", TERMINATED, detail, resources)
 
 
-def _tell_state(instance: Any, state: str) -> None:
+def _put_state_event(instance: Any, state: str) -> None:
     backend, detail = instance.ec2_backend, {"instance-id": instance.id, "state": state}
     kind = "EC2 Instance State-change Notification"
     put_service_event(backend.account_id, backend.region_name, "aws.ec2", kind, detail, [_arn(instance)])

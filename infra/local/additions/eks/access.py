@@ -57,7 +57,7 @@ def _plane(call: Call) -> ControlPlane:
     return control_plane(call, call.params["clusterName"])
 
 
-def _speaking(call: Call) -> ControlPlane:
+def _open_to_the_api(call: Call) -> ControlPlane:
     """The control plane, which must let the API say who enters."""
     found = active(call)
     if found.access_config["authenticationMode"] == "CONFIG_MAP":
@@ -91,7 +91,7 @@ def _check_entry(call: Call) -> None:
 
 
 def _create_entry(call: Call) -> Mapping[str, Any]:
-    found = _speaking(call)
+    found = _open_to_the_api(call)
     principal = call.params["principalArn"]
     service, _, name = principal.partition(":iam::")[2].partition(":")[2].partition("/")
     if service not in ("role", "user") or not name:

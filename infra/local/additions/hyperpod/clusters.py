@@ -225,14 +225,14 @@ def _update(call: Call) -> Mapping[str, Any]:
 
 def _announce(found: Cluster) -> None:
     """Tell EventBridge the state now and, when the cluster is on its way, once more on arrival."""
-    _tell_state(found)
+    _put_state_event(found)
     if found.status != "InService" and found.settled != float("inf"):
-        timer = threading.Timer(SETTLING_SECONDS, _tell_state, (found,))
+        timer = threading.Timer(SETTLING_SECONDS, _put_state_event, (found,))
         timer.daemon = True
         timer.start()
 
 
-def _tell_state(found: Cluster) -> None:
+def _put_state_event(found: Cluster) -> None:
     with LOCK:
         hyperpod_events.put(found.account, found.region, found.arn, hyperpod_events.STATE_CHANGE, described(found))
 

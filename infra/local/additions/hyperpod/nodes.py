@@ -82,8 +82,8 @@ def _of(account: str, region: str, cluster: str, instance_id: str) -> tuple[Clus
 def _replace(found: Cluster, node: Node) -> None:
     old, node.id = node.id, lookups.new_id("i")
     node.status, node.message, node.launched = "Running", "", datetime.now(UTC)
-    _tell(found, node.group, old, "Warn", f"Instance {old} is being replaced")
-    _tell(found, node.group, node.id, "Info", f"Instance {node.id} has replaced {old} and is Running")
+    _record_event(found, node.group, old, "Warn", f"Instance {old} is being replaced")
+    _record_event(found, node.group, node.id, "Info", f"Instance {node.id} has replaced {old} and is Running")
     reason = "The node passed its health checks."
     detail = events.health(found.name, found.arn, node.id, healthy=True, reason=reason, action="None", advice="None")
     events.put(found.account, found.region, found.arn, events.NODE_HEALTH, detail)
@@ -91,10 +91,10 @@ def _replace(found: Cluster, node: Node) -> None:
 
 def _reboot(found: Cluster, node: Node) -> None:
     node.status, node.message = "Running", ""
-    _tell(found, node.group, node.id, "Info", f"Instance {node.id} has been rebooted")
+    _record_event(found, node.group, node.id, "Info", f"Instance {node.id} has been rebooted")
 
 
-def _tell(found: Cluster, group: str, instance_id: str, level: str, description: str) -> None:
+def _record_event(found: Cluster, group: str, instance_id: str, level: str, description: str) -> None:
     event = events.occurrence(found.name, found.arn, group, instance_id, level, description)
     found.events.append(event)
     events.put(found.account, found.region, found.arn, events.CLUSTER_EVENT, {"EventDetails": event})
@@ -173,7 +173,7 @@ def _batch_delete(call: Call) -> Mapping[str, Any]:
     for node in done:
         found.nodes.remove(node)
         found.group(node.group)["InstanceCount"] -= 1
-        _tell(found, node.group, node.id, "Info", f"Instance {node.id} has been deleted")
+        _record_event(found, node.group, node.id, "Info", f"Instance {node.id} has been deleted")
     return answers
 
 

@@ -33,7 +33,7 @@ def schema(type_name: str) -> dict[str, Any] | None:
 
 def violations(type_name: str, model: Mapping[str, Any]) -> list[str]:
     """What breaks the type's schema, in CloudFormation's words."""
-    return [_said(error) for error in _validator(type_name).iter_errors(model)]
+    return [_message(error) for error in _validator(type_name).iter_errors(model)]
 
 
 def changed(type_name: str, kind: str, before: Any, after: Any) -> list[str]:
@@ -85,7 +85,7 @@ def _pattern(_validator: Any, pattern: str, value: Any, _schema: Any) -> Iterato
         yield ValidationError(f"string [{value}] does not match pattern {pattern}")
 
 
-def _said(error: ValidationError) -> str:
+def _message(error: ValidationError) -> str:
     where = "/".join(["#", *(str(part) for part in error.absolute_path)])
     if error.validator == "additionalProperties":
         known = error.schema.get("properties", {})
