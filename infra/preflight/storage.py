@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec
-from infra.plan.nodes.lnet import EFA_CONNECTIONS, WITHOUT_LUSTRE_EFA, lustre_interfaces
+from infra.plan.nodes.clients import EFA_CONNECTIONS, WITHOUT_LUSTRE_EFA, lustre_interfaces
 from infra.plan.place import host
 from infra.plan.storage import home
 from infra.plan.storage.associations import nested

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec, Group
-from infra.plan.nodes.lnet import by_default
+from infra.plan.nodes.clients import by_default
 from infra.plan.storage.lustre import efa_wanted
 from infra.preflight.finding import Finding
 from infra.preflight.rule import Context, OfflineRule, groups, known_groups, listed

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from infra.config import ClusterSpec, parse
+from infra.plan.nodes.clients import lustre_interfaces
 from infra.plan.nodes.document import node_document
-from infra.plan.nodes.lnet import lustre_interfaces
 from infra.preflight.rule import Context
 from infra.preflight.storage import EfaUnused
 from infra.preflight.zones import StorageElsewhere

@@ -7,8 +7,7 @@ from typing import Any
 
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec, Group
-from infra.plan.nodes.clients import stripes
-from infra.plan.nodes.lnet import lustre_interfaces
+from infra.plan.nodes.clients import lustre_interfaces, stripes
 from infra.plan.storage.lustre import lustre_plan
 from lustrain.cluster import FileSystem, NodeGroup, described
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec, Group
-from infra.plan.nodes.clients import module_options
+from infra.plan.nodes.clients import lustre_interfaces, module_options
 from infra.plan.nodes.document import node_document
-from infra.plan.nodes.lnet import lustre_interfaces
 from infra.plan.place import Place, runs_uri
 from lustrain.problem import UserError, problem
 
