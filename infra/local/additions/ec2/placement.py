@@ -15,17 +15,15 @@ from infra.local.additions.lookups import new_id
 from infra.local.additions.serving import Call, refuse, serve
 from infra.local.additions.wrapping import filtered, kept_by
 
-LEFT_OUT = "placement groups are names: nothing is placed, spread or refused for lack of room"
+LEFT_OUT = "placement groups are names, of strategy cluster only: nothing is placed or refused for lack of room"
 
 
 @dataclass
 class PlacementGroup:
     id: str
     name: str
-    strategy: str
     arn: str
-    partitions: int | None
-    spread_level: str | None
+    strategy: str = "cluster"
 
 
 @cache
@@ -65,11 +63,9 @@ def shown_tags(backend: Any, resource_id: str) -> list[dict[str, str]]:
 
 def _create(call: Call) -> Mapping[str, Any]:
     groups = placement_groups(ec2_backends[call.account][call.region])
-    name, strategy, partitions = call.get("GroupName"), call.get("Strategy", "cluster"), call.get("PartitionCount")
-    if strategy not in ("cluster", "spread", "partition"):
-        refuse("InvalidParameterValue", f"Value ({strategy}) for parameter strategy is invalid.")
-    if partitions is not None and strategy != "partition":
-        refuse("InvalidParameterCombination", "PartitionCount is only for placement groups of strategy partition.")
+    name, strategy = call.get("GroupName"), call.get("Strategy", "cluster")
+    if strategy != "cluster":
+        refuse("InvalidParameterValue", f"The embedded AWS makes cluster placement groups only, not {strategy}.")
     if not name:
         refuse("MissingParameter", "The request must contain the parameter groupName")
     if name in groups:
@@ -78,10 +74,7 @@ def _create(call: Call) -> Mapping[str, Any]:
     made = groups[name] = PlacementGroup(
         id=new_id("pg"),
         name=name,
-        strategy=strategy,
         arn=f"arn:{call.partition}:ec2:{call.region}:{call.account}:placement-group/{name}",
-        partitions=(partitions or 2) if strategy == "partition" else None,
-        spread_level=call.get("SpreadLevel", "rack") if strategy == "spread" else None,
     )
     put_tags(call, "placement-group", made.id)
     return {"PlacementGroup": _shown(ec2_backends[call.account][call.region], made)}
@@ -120,8 +113,6 @@ def _shown(backend: Any, group: PlacementGroup) -> dict[str, Any]:
         "GroupName": group.name,
         "State": "available",
         "Strategy": group.strategy,
-        "PartitionCount": group.partitions,
-        "SpreadLevel": group.spread_level,
         "GroupId": group.id,
         "GroupArn": group.arn,
         "Tags": shown_tags(backend, group.id),
