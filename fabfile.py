@@ -5,7 +5,7 @@ from invoke.collection import Collection
 from images import tasks as image_tasks
 from infra import tasks as infra_tasks
 from node_setup import tasks as node_tasks
-from node_setup.options import DEFAULTS
+from node_setup.fleet.options import DEFAULTS
 from rehearsal import tasks as rehearsal_tasks
 
 namespace = Collection()

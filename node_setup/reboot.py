@@ -10,14 +10,14 @@ from typing import Any
 
 from lustrain.problem import FAILED, UserError
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC
-from node_setup.asking import LEAST_S
-from node_setup.exchange import Traffic
-from node_setup.faults import HOST_KEY, STOPPED, TIMEOUT, Fault
-from node_setup.flags import number
-from node_setup.fleet import Outcome
-from node_setup.hosts import Node
-from node_setup.running import Run
-from node_setup.transport import Deadline
+from node_setup.fleet.agent_call import LEAST_S
+from node_setup.fleet.faults import HOST_KEY, STOPPED, TIMEOUT, Fault
+from node_setup.fleet.flags import number
+from node_setup.fleet.hosts import Node
+from node_setup.fleet.pool import Outcome
+from node_setup.fleet.protocol import Traffic
+from node_setup.fleet.run import Run
+from node_setup.fleet.transport import Deadline
 
 IDS = 25
 """Instance ids that BatchRebootClusterNodes takes at once (SageMaker API reference)."""

@@ -22,8 +22,8 @@ from node_setup.agent.model import (
     SKIPPED,
     UNKNOWN,
 )
-from node_setup.faults import NOT_REACHED
-from node_setup.fleet import ANSWERED, Outcome
+from node_setup.fleet.faults import NOT_REACHED
+from node_setup.fleet.pool import ANSWERED, Outcome
 
 SYNC, FAILURE, DRIFT, UNREACHED = 0, 1, 2, 3
 VERSION = 1
@@ -58,11 +58,6 @@ def as_json(command: str, outcomes: Sequence[Outcome], code: int, **more: Any) -
         **more,
         "nodes": [_node_json(one) for one in outcomes],
     }
-
-
-def mistaken(command: str, lines: Sequence[str], code: int) -> dict[str, Any]:
-    """The one object of a run that did not begin: `error` in place of `nodes`."""
-    return {"version": VERSION, "command": command, "exit": code, "error": list(lines)}
 
 
 def _node_json(outcome: Outcome) -> dict[str, Any]:

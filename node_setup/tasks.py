@@ -10,10 +10,10 @@ from invoke.exceptions import Exit
 
 from lustrain.problem import FAILED, UserError, problem
 from node_setup import report
-from node_setup.flags import Flags, node_task
-from node_setup.fleet import Outcome
-from node_setup.requests import Wanted, wanted
-from node_setup.running import Run, prepare
+from node_setup.fleet.flags import Flags, node_task
+from node_setup.fleet.pool import Outcome
+from node_setup.fleet.run import Run, prepare
+from node_setup.request import Wanted, wanted
 
 
 @node_task("node-facts")
@@ -70,23 +70,24 @@ def node_verify(
     drain_reasons: bool = False,
 ) -> None:
     """Tell which nodes are fit to train, and who is unlike the others. Exit code: 2 not ready, 1 failed, 3 not reached."""
-    from node_setup import reduction, verdicts
+    from node_setup import verify_report
     from node_setup.agent.verify import TIERS
-    from node_setup.programs import Programs
-    from node_setup.transport import Deadline
+    from node_setup.allreduce import launch
+    from node_setup.allreduce.programs import Programs
+    from node_setup.fleet.transport import Deadline
 
     if tier not in TIERS:
         raise UserError(problem("--tier", tier, "unknown", allowed=", ".join(TIERS)), FAILED)
     run = prepare(context, flags, Wanted())
     deadline = Deadline(run.pace.total_s)
     outcomes = run.ask(f"verify --tier {tier}")
-    reduced = reduction.all_reduce(run, outcomes, deadline, Programs(nccl_test, mpirun)) if all_reduce else []
-    odd = verdicts.odd(outcomes)
-    lines = verdicts.lines(outcomes, odd) + reduction.lines(reduced)
+    reduced = launch.all_reduce(run, outcomes, deadline, Programs(nccl_test, mpirun)) if all_reduce else []
+    odd = verify_report.odd(outcomes)
+    lines = verify_report.lines(outcomes, odd) + launch.lines(reduced)
     if drain_reasons:
-        lines = verdicts.drain_lines(outcomes)
+        lines = verify_report.drain_lines(outcomes)
     least = report.SYNC if all(one.good for one in reduced) else report.DRIFT
-    more = {"odd": verdicts.as_json(odd), "all_reduce": reduction.as_json(reduced)}
+    more = {"odd": verify_report.as_json(odd), "all_reduce": launch.as_json(reduced)}
     _finish(run, "node-verify", outcomes, lines, least, **more)
 
 

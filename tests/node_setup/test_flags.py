@@ -10,9 +10,9 @@ import pytest
 from fabric.main import make_program
 
 from lustrain.problem import UserError
-from node_setup.flags import WHERE, Flags
-from node_setup.inventory import Source, inventory
-from node_setup.requests import wanted
+from node_setup.fleet.flags import WHERE, Flags
+from node_setup.fleet.inventory import Source, inventory
+from node_setup.request import wanted
 from tests.node_setup.test_inventory import described
 
 TEXTS = [name for name, (default, _) in WHERE.items() if default is None]

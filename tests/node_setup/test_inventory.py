@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from infra.local.aws import LocalAws
 from lustrain.cluster import Cluster, parse
 from lustrain.problem import UserError
-from node_setup.hosts import Route, chosen, parse_host, parse_hosts, parse_lines
-from node_setup.inventory import VARIABLE, Inventory, Source, inventory
+from node_setup.fleet.hosts import Route, chosen, parse_host, parse_hosts, parse_lines
+from node_setup.fleet.inventory import VARIABLE, Inventory, Source, inventory
 from tests.infra.local_network import Network, client
 from tests.infra.test_local_hyperpod import in_service, make_role, put_scripts, slurm_cluster
 

@@ -12,11 +12,11 @@ from invoke.context import MockContext
 
 from lustrain.cluster import Cluster, parse
 from lustrain.problem import UserError
-from node_setup.flags import Flags
-from node_setup.hosts import Route
-from node_setup.inventory import Inventory, Source, inventory, nodes_of
-from node_setup.requests import Wanted
-from node_setup.running import prepare
+from node_setup.fleet.flags import Flags
+from node_setup.fleet.hosts import Route
+from node_setup.fleet.inventory import Inventory, Source, inventory, nodes_of
+from node_setup.fleet.run import prepare
+from node_setup.request import Wanted
 from tests.node_setup.test_inventory import described
 
 MOST_VALUES = 200

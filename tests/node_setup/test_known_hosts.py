@@ -17,9 +17,9 @@ import pytest
 from paramiko import ECDSAKey, PKey
 from paramiko.ssh_exception import BadHostKeyException
 
-from node_setup.faults import HOST_KEY, Fault, of_connecting
-from node_setup.known_hosts import KnownHosts, UnrecordedError
-from node_setup.transport import Deadline, Limits, Ways
+from node_setup.fleet.faults import HOST_KEY, Fault, of_connecting
+from node_setup.fleet.known_hosts import KnownHosts, UnrecordedError
+from node_setup.fleet.transport import Deadline, Limits, Ways
 from tests.conftest import require
 from tests.node_setup.local_sshd import Sshd, can_run
 
@@ -80,7 +80,7 @@ def test_who_finds_the_file_taken_waits_and_reads_what_was_written(file: Path, k
 RECORDS = """
 import sys
 from paramiko import ECDSAKey
-from node_setup.known_hosts import KnownHosts
+from node_setup.fleet.known_hosts import KnownHosts
 known = KnownHosts(sys.argv[1])
 key = ECDSAKey.generate()
 sys.stdin.readline()

@@ -15,18 +15,18 @@ from lustrain.cluster import parse
 from lustrain.problem import UserError
 from node_setup import reboot as rebooting
 from node_setup import tasks
-from node_setup.exchange import Agent
-from node_setup.faults import HOST_KEY, TIMEOUT, UNREACHABLE, Fault
-from node_setup.flags import Flags
-from node_setup.fleet import ANSWERED, Outcome, Pace
-from node_setup.hosts import THIS_MACHINE, Node
-from node_setup.inventory import Inventory
-from node_setup.known_hosts import KnownHosts
-from node_setup.options import Options
-from node_setup.requests import Wanted
-from node_setup.running import Run
-from node_setup.session import Answer
-from node_setup.transport import Deadline, Ways
+from node_setup.fleet.faults import HOST_KEY, TIMEOUT, UNREACHABLE, Fault
+from node_setup.fleet.flags import Flags
+from node_setup.fleet.hosts import THIS_MACHINE, Node
+from node_setup.fleet.inventory import Inventory
+from node_setup.fleet.known_hosts import KnownHosts
+from node_setup.fleet.options import Options
+from node_setup.fleet.pool import ANSWERED, Outcome, Pace
+from node_setup.fleet.protocol import Agent
+from node_setup.fleet.run import Run
+from node_setup.fleet.session import Answer
+from node_setup.fleet.transport import Deadline, Ways
+from node_setup.request import Wanted
 
 AWAY = Fault(UNREACHABLE, "connection refused", passing=True)
 

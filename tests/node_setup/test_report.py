@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_setup import report, verdicts
-from node_setup.exchange import Traffic
-from node_setup.faults import HOST_KEY, LOGIN, LOST, NOT_BEGUN, STOPPED, SUDO, TIMEOUT, UNREACHABLE
-from node_setup.fleet import ANSWERED, Outcome
-from node_setup.hosts import Node, Route
+from node_setup import report, verify_report
+from node_setup.fleet.faults import HOST_KEY, LOGIN, LOST, NOT_BEGUN, STOPPED, SUDO, TIMEOUT, UNREACHABLE
+from node_setup.fleet.hosts import Node, Route
+from node_setup.fleet.pool import ANSWERED, Outcome
+from node_setup.fleet.protocol import Traffic
 
 
 def row(setting: str, status: str, why: str = "", **more: Any) -> dict[str, Any]:
@@ -222,15 +222,15 @@ def test_verify_tells_who_is_not_ready_who_to_drain_and_who_is_unlike_the_others
     outcomes = [verified(f"n{number}", True, kernel="6.8") for number in range(3)]
     outcomes += [verified("n3", False, "lustrain: efa-devices: 30 of 32; action=REPLACE", kernel="6.5")]
     outcomes += [bad("n4", UNREACHABLE)]
-    found = verdicts.odd(outcomes)
-    lines = verdicts.lines(outcomes, found)
+    found = verify_report.odd(outcomes)
+    lines = verify_report.lines(outcomes, found)
     assert lines[4].split() == ["n3", "no", "1", "1", "lustrain:", "efa-devices:", "30", "of", "32;", "action=REPLACE"]
     assert lines[5].split()[:2] == ["n4", "unreachable"]
     assert "  FAIL     efa-devices: 30 of 32 (found 30, expected 32)" in lines
     assert "  train: kernel: n3: 6.5; most have 6.8" in lines
     assert lines[-1] == "5 nodes: 3 ready, 1 not ready, 1 unreachable"
-    assert verdicts.drain_lines(outcomes) == ["n3 lustrain: efa-devices: 30 of 32; action=REPLACE"]
-    assert verdicts.as_json(found)[0]["hosts"] == {"n3": "6.5"}
+    assert verify_report.drain_lines(outcomes) == ["n3 lustrain: efa-devices: 30 of 32; action=REPLACE"]
+    assert verify_report.as_json(found)[0]["hosts"] == {"n3": "6.5"}
 
 
 def test_nodes_that_need_the_same_are_told_once() -> None:

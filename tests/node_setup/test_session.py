@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from node_setup.faults import NO_ANSWER, STOPPED, Fault
-from node_setup.known_hosts import KnownHosts
-from node_setup.session import LONGEST_ANSWER, Session
-from node_setup.transport import Deadline, Limits, Ways
+from node_setup.fleet.faults import NO_ANSWER, STOPPED, Fault
+from node_setup.fleet.known_hosts import KnownHosts
+from node_setup.fleet.session import LONGEST_ANSWER, Session
+from node_setup.fleet.transport import Deadline, Limits, Ways
 from tests.node_setup.local_sshd import Sshd
 
 pytestmark = pytest.mark.slow

@@ -22,10 +22,10 @@ from fabric.main import make_program
 from lustrain.problem import UserError
 from node_setup import pack
 from node_setup.agent import catalog
-from node_setup.flags import Flags
-from node_setup.options import DEFAULTS, SECTION, Options, options
-from node_setup.requests import Wanted, wanted
-from node_setup.running import packed, prepare
+from node_setup.fleet.flags import Flags
+from node_setup.fleet.options import DEFAULTS, SECTION, Options, options
+from node_setup.fleet.run import packed, prepare
+from node_setup.request import Wanted, wanted
 from tests.node_setup.local_sshd import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -174,7 +174,7 @@ def test_ctrl_c_before_any_node_is_asked_is_one_line(
     def stopped(*words: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("node_setup.running.checked", stopped)
+    monkeypatch.setattr("node_setup.fleet.run.checked", stopped)
     assert called(["node-facts", "--nodes", NOBODY]) == 1
     assert capsys.readouterr().err == "stopped by Ctrl-C before any node was asked\n"
     monkeypatch.setattr("node_setup.tasks.prepare", stopped)

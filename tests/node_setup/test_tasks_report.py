@@ -11,18 +11,19 @@ import pytest
 from invoke.context import MockContext
 from invoke.exceptions import Exit
 
-from node_setup import reduction, tasks
-from node_setup.exchange import Agent
-from node_setup.flags import Flags
-from node_setup.fleet import ANSWERED, Outcome, Pace
-from node_setup.hosts import Node
-from node_setup.inventory import Inventory
-from node_setup.known_hosts import KnownHosts
-from node_setup.options import Options
-from node_setup.reduction import Reduction
-from node_setup.requests import Wanted
-from node_setup.running import Run
-from node_setup.transport import Ways
+from node_setup import tasks
+from node_setup.allreduce import launch
+from node_setup.allreduce.launch import Reduction
+from node_setup.fleet.flags import Flags
+from node_setup.fleet.hosts import Node
+from node_setup.fleet.inventory import Inventory
+from node_setup.fleet.known_hosts import KnownHosts
+from node_setup.fleet.options import Options
+from node_setup.fleet.pool import ANSWERED, Outcome, Pace
+from node_setup.fleet.protocol import Agent
+from node_setup.fleet.run import Run
+from node_setup.fleet.transport import Ways
+from node_setup.request import Wanted
 
 Called = Callable[..., tuple[int, str]]
 
@@ -72,7 +73,7 @@ def test_an_all_reduce_that_is_not_good_is_in_the_exit_code(
     called: Called, monkeypatch: pytest.MonkeyPatch, unable: bool, code: int
 ) -> None:
     why = "no all_reduce_perf on n0"
-    monkeypatch.setattr(reduction, "all_reduce", lambda *of: [Reduction("train", None, (why,), unable=unable)])
+    monkeypatch.setattr(launch, "all_reduce", lambda *of: [Reduction("train", None, (why,), unable=unable)])
     found, out = called(tasks.node_verify, KERNELS, all_reduce=True)
     assert (found, why in out) == (code, True)
     said = json.loads(called(tasks.node_verify, KERNELS, all_reduce=True, json=True)[1])

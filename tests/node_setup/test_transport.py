@@ -18,11 +18,11 @@ import pytest
 from fabric import Config
 
 from lustrain.problem import UserError
-from node_setup.faults import HOST_KEY, LOGIN, LOST, STOPPED, TIMEOUT, UNREACHABLE, Fault
-from node_setup.hosts import Node, Route
-from node_setup.inventory import Source, inventory
-from node_setup.known_hosts import KnownHosts
-from node_setup.transport import Deadline, Limits, Ways
+from node_setup.fleet.faults import HOST_KEY, LOGIN, LOST, STOPPED, TIMEOUT, UNREACHABLE, Fault
+from node_setup.fleet.hosts import Node, Route
+from node_setup.fleet.inventory import Source, inventory
+from node_setup.fleet.known_hosts import KnownHosts
+from node_setup.fleet.transport import Deadline, Limits, Ways
 from tests.conftest import require
 from tests.node_setup.local_sshd import Sshd, can_run, free_port, make_key
 from tests.processes import alive, wait_until

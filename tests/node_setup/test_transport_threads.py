@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from fabric import Config
 
-from node_setup.faults import Fault
-from node_setup.hosts import Node, Route
-from node_setup.known_hosts import KnownHosts
-from node_setup.transport import Deadline, Limits, Ways
+from node_setup.fleet.faults import Fault
+from node_setup.fleet.hosts import Node, Route
+from node_setup.fleet.known_hosts import KnownHosts
+from node_setup.fleet.transport import Deadline, Limits, Ways
 from tests.node_setup.local_sshd import free_port
 
 THREADS, EACH = 8, 40

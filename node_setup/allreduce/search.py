@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from node_setup.allreduce import Verdict, judge, parse
-from node_setup.compare import slow_ones
-from node_setup.pairs import Finding, Pair, finding, next_round
+from node_setup.allreduce.nccl_tests import Verdict, judge, parse
+from node_setup.allreduce.outliers import slow_ones
+from node_setup.allreduce.pairs import Finding, Pair, finding, next_round
 
 Runner = Callable[[Sequence[tuple[str, ...]]], Sequence[str]]
 """Runs one all-reduce for each set of nodes, all at once since no node is in two of them; gives what each printed, in order."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node_setup.pairs import Finding, Outcomes, Pair, finding, next_round, tournament
+from node_setup.allreduce.pairs import Finding, Outcomes, Pair, finding, next_round, tournament
 
 NODES = [f"n{number}" for number in range(24)]
 

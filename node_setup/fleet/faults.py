@@ -14,7 +14,7 @@ from paramiko.ssh_exception import (
     SSHException,
 )
 
-from node_setup.known_hosts import UnknownHostKeyError, UnrecordedError
+from node_setup.fleet.known_hosts import UnknownHostKeyError, UnrecordedError
 
 UNREACHABLE, LOGIN, HOST_KEY = "unreachable", "login refused", "host key"
 SUDO, PYTHON, DISK, TIMEOUT, LOST, NO_ANSWER, STOPPED, NOT_BEGUN = (

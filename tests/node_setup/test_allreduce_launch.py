@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from lustrain.cluster import parse
-from node_setup import programs, reduction
-from node_setup.exchange import Agent
-from node_setup.flags import Flags
-from node_setup.fleet import ANSWERED, Outcome, Pace
-from node_setup.inventory import Inventory
-from node_setup.known_hosts import KnownHosts
-from node_setup.options import Options
-from node_setup.programs import UNNAMED, Programs, libraries
-from node_setup.reduction import Reduction, all_reduce, as_json, lines
-from node_setup.requests import Wanted
-from node_setup.running import Run
-from node_setup.transport import Deadline, Ways
+from node_setup.allreduce import launch, programs
+from node_setup.allreduce.launch import Reduction, all_reduce, as_json, lines
+from node_setup.allreduce.programs import UNNAMED, Programs, libraries
+from node_setup.fleet.flags import Flags
+from node_setup.fleet.inventory import Inventory
+from node_setup.fleet.known_hosts import KnownHosts
+from node_setup.fleet.options import Options
+from node_setup.fleet.pool import ANSWERED, Outcome, Pace
+from node_setup.fleet.protocol import Agent
+from node_setup.fleet.run import Run
+from node_setup.fleet.transport import Deadline, Ways
+from node_setup.request import Wanted
 from tests.node_setup.local_sshd import Sshd
 
 pytestmark = pytest.mark.slow
@@ -189,7 +189,7 @@ def test_it_has_what_is_left_of_the_time_for_all_nodes_and_no_more(
     began = time.monotonic()
     (found,) = reduced(run("machines"), two(machine), seconds=25)
     assert (found.why, found.good) == (("not run: the 3600 s for all nodes are over",), False)
-    monkeypatch.setattr(reduction, "LEAST_S", 1.0)
+    monkeypatch.setattr(launch, "LEAST_S", 1.0)
     (found,) = reduced(run("machines"), two(machine), seconds=11)
     assert time.monotonic() - began < 11
     assert (len(log.read_text().splitlines()), found.good) == (1, False)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_setup import allreduce
 from node_setup.agent import data
-from node_setup.allreduce import Output, Row, floor, judge, not_over_efa, parse
+from node_setup.allreduce import nccl_tests
+from node_setup.allreduce.nccl_tests import Output, Row, floor, judge, not_over_efa, parse
 
 RECORDED = Path(__file__).parent / "recorded" / "nccl"
 
@@ -141,7 +141,7 @@ def test_every_floor_names_its_source() -> None:
 
 
 def test_srun_gets_one_rank_a_gpu_and_pins_the_network_to_efa() -> None:
-    command = allreduce.by_srun(["n1", "n2"], 8, 2**33, efa=True)
+    command = nccl_tests.by_srun(["n1", "n2"], 8, 2**33, efa=True)
     assert command[:3] == ["srun", "--nodes=2", "--nodelist=n1,n2"]
     assert "--ntasks-per-node=8" in command
     assert "--export=ALL,NCCL_DEBUG=INFO,NCCL_NET=AWS Libfabric" in command
@@ -150,7 +150,7 @@ def test_srun_gets_one_rank_a_gpu_and_pins_the_network_to_efa() -> None:
 
 
 def test_mpirun_gets_explicit_hosts() -> None:
-    command = allreduce.by_mpirun(["10.0.0.1", "10.0.0.2"], 4, 2**30, efa=False)
+    command = nccl_tests.by_mpirun(["10.0.0.1", "10.0.0.2"], 4, 2**30, efa=False)
     assert command[:5] == ["mpirun", "--host", "10.0.0.1:4,10.0.0.2:4", "-np", "8"]
     assert not any("NCCL_NET" in word for word in command)
 
@@ -158,7 +158,7 @@ def test_mpirun_gets_explicit_hosts() -> None:
 @pytest.mark.parametrize("nodes", [[], ["n1"], ["n1", "n1"]])
 def test_one_node_is_no_all_reduce_between_nodes(nodes: list[str]) -> None:
     with pytest.raises(ValueError, match="two or more"):
-        allreduce.by_srun(nodes, 8, 2**30, efa=True)
+        nccl_tests.by_srun(nodes, 8, 2**30, efa=True)
 
 
 @given(st.text())

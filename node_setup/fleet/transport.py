@@ -13,12 +13,12 @@ from typing import Any
 from fabric import Config, Connection
 from paramiko.ssh_exception import SSHException
 
-from node_setup.faults import STOPPED, UNREACHABLE, Fault, of_connecting
-from node_setup.hosts import Node, parse_host
-from node_setup.known_hosts import KnownHosts
-from node_setup.proxy import Proxy, fix_of
-from node_setup.session import KEEPALIVE_S, LocalSession, Session, SshSession
-from node_setup.wire import dial
+from node_setup.fleet.faults import STOPPED, UNREACHABLE, Fault, of_connecting
+from node_setup.fleet.hosts import Node, parse_host
+from node_setup.fleet.known_hosts import KnownHosts
+from node_setup.fleet.proxy import Proxy, fix_of
+from node_setup.fleet.session import KEEPALIVE_S, LocalSession, Session, SshSession
+from node_setup.fleet.tcp import dial
 
 # Otherwise Python prints paramiko's traceback of every connection that fails: we tell it in one line.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())

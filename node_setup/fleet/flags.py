@@ -14,9 +14,8 @@ from fabric import Connection, task
 from invoke.exceptions import Exit
 
 from lustrain.problem import FAILED, UserError, problem
-from node_setup import report
-from node_setup.hosts import Route
-from node_setup.inventory import Source
+from node_setup.fleet.hosts import Route
+from node_setup.fleet.inventory import Source
 
 WHERE: Mapping[str, tuple[Any, str]] = {
     "cluster": (None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment"),
@@ -175,9 +174,9 @@ def _run(
     except UserError as error:
         lines, code = error.problems, error.exit_code
     except KeyboardInterrupt:
-        lines, code = ["stopped by Ctrl-C"], report.FAILURE
+        lines, code = ["stopped by Ctrl-C"], FAILED
     else:
         return
     if flags.json:
-        print(json.dumps(report.mistaken(name, lines, code), indent=1))
+        print(json.dumps({"version": 1, "command": name, "exit": code, "error": list(lines)}, indent=1))
     raise Exit("\n".join(lines), code)

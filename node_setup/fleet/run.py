@@ -15,18 +15,19 @@ from typing import Any
 from fabric import Config, Connection
 
 from lustrain.problem import FAILED, UserError
-from node_setup import fleet, pack
-from node_setup.asking import Asker
-from node_setup.exchange import Agent
-from node_setup.flags import Flags
-from node_setup.fleet import Outcome, Pace
-from node_setup.hosts import Node
-from node_setup.inventory import Inventory, Source, inventory
-from node_setup.known_hosts import KnownHosts
-from node_setup.options import SECTION, Options, options
+from node_setup import pack
+from node_setup.fleet import pool
+from node_setup.fleet.agent_call import Asker
+from node_setup.fleet.flags import Flags
+from node_setup.fleet.hosts import Node
+from node_setup.fleet.inventory import Inventory, Source, inventory
+from node_setup.fleet.known_hosts import KnownHosts
+from node_setup.fleet.options import SECTION, Options, options
+from node_setup.fleet.pool import Outcome, Pace
+from node_setup.fleet.protocol import Agent
+from node_setup.fleet.transport import Limits, Ways
 from node_setup.progress import Progress
-from node_setup.requests import Wanted, checked, request_for
-from node_setup.transport import Limits, Ways
+from node_setup.request import Wanted, checked, request_for
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,20 @@ class Run:
         cluster = self.inventory.cluster
 
         def request(node: Node) -> Mapping[str, Any]:
-            return request_for(node, self.asked, cluster)
+            return request_for(node.group, self.asked, cluster)
 
         # This machine's own facts and plan are anybody's to read; only what changes it takes root.
         privileged = command == "tune" or not all(node.local for node in self.inventory.nodes)
         return Asker(self.ways, self.agent, command, request, self.options.python, privileged)
 
-    def each(self, label: str, work: fleet.Work) -> list[Outcome]:
+    def each(self, label: str, work: pool.Work) -> list[Outcome]:
         nodes = self.inventory.nodes
         with Progress(label, [node.name for node in nodes]) as progress:
 
             def told(one: Outcome) -> None:
                 progress.node(one.node.name, one.good)
 
-            return fleet.run(nodes, work, self.ways, self.pace, told, progress.beat)
+            return pool.run(nodes, work, self.ways, self.pace, told, progress.beat)
 
     def close(self) -> None:
         self.ways.stop()

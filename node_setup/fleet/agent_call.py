@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from node_setup.exchange import ENDED_STATUS, KILLED_AFTER_S, SPARE_S, Agent, Question, Traffic, ask
-from node_setup.faults import LOST, TIMEOUT, Fault
-from node_setup.fleet import ANSWERED, Outcome
-from node_setup.hosts import Node
-from node_setup.session import Session
-from node_setup.transport import Deadline, Ways
+from node_setup.fleet.faults import LOST, TIMEOUT, Fault
+from node_setup.fleet.hosts import Node
+from node_setup.fleet.pool import ANSWERED, Outcome
+from node_setup.fleet.protocol import ENDED_STATUS, KILLED_AFTER_S, SPARE_S, Agent, Question, Traffic, ask
+from node_setup.fleet.session import Session
+from node_setup.fleet.transport import Deadline, Ways
 
 LEAST_S = KILLED_AFTER_S + SPARE_S + 1
 """Below this it makes no sense to ask a node anything."""

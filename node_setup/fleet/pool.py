@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from node_setup.exchange import Traffic
-from node_setup.faults import MISTAKE, NOT_BEGUN, RUNS_ON, STOPPED, TIMEOUT, Fault
-from node_setup.hosts import Node
-from node_setup.transport import Deadline, Ways
+from node_setup.fleet.faults import MISTAKE, NOT_BEGUN, RUNS_ON, STOPPED, TIMEOUT, Fault
+from node_setup.fleet.hosts import Node
+from node_setup.fleet.protocol import Traffic
+from node_setup.fleet.transport import Deadline, Ways
 
 ANSWERED = "answered"
 BEATS_EVERY_S = 1.0

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lustrain.cluster import NodeGroup
-from node_setup.allreduce import PROGRAM, Verdict, by_mpirun, by_srun, floor
-from node_setup.bandwidth import Measured, measure
-from node_setup.exchange import KILLED_AFTER_S, SPARE_S
-from node_setup.faults import Fault
-from node_setup.fleet import Outcome
-from node_setup.hosts import Node
-from node_setup.programs import UNNAMED, Programs, find, lacking, libraries
-from node_setup.running import Run
-from node_setup.transport import Deadline
+from node_setup.allreduce.nccl_tests import PROGRAM, Verdict, by_mpirun, by_srun, floor
+from node_setup.allreduce.programs import UNNAMED, Programs, find, lacking, libraries
+from node_setup.allreduce.search import Measured, measure
+from node_setup.fleet.faults import Fault
+from node_setup.fleet.hosts import Node
+from node_setup.fleet.pool import Outcome
+from node_setup.fleet.protocol import KILLED_AFTER_S, SPARE_S
+from node_setup.fleet.run import Run
+from node_setup.fleet.transport import Deadline
 
 GOOD = ("ok", "unmeasured")
 LEAST_S = 30.0

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_setup import report, verdicts
-from node_setup.asking import Asker
-from node_setup.compare import odd_ones
-from node_setup.exchange import Agent, Question, Traffic, ask
-from node_setup.faults import NO_ANSWER, Fault
-from node_setup.fleet import ANSWERED, Outcome, Pace, run
-from node_setup.hosts import Node
-from node_setup.known_hosts import KnownHosts
-from node_setup.session import Answer
+from node_setup import report, verify_report
+from node_setup.differences import odd_ones
+from node_setup.fleet.agent_call import Asker
+from node_setup.fleet.faults import NO_ANSWER, Fault
+from node_setup.fleet.hosts import Node
+from node_setup.fleet.known_hosts import KnownHosts
+from node_setup.fleet.pool import ANSWERED, Outcome, Pace, run
+from node_setup.fleet.protocol import Agent, Question, Traffic, ask
+from node_setup.fleet.session import Answer
+from node_setup.fleet.transport import Ways
 from node_setup.shape import DEEPEST, flaw
-from node_setup.transport import Ways
 
 SHA = "a" * 64
 OURS = Agent(b"", SHA)
@@ -140,7 +140,9 @@ def test_of_whatever_passes_for_an_answer_every_report_can_be_made(
     lines = {
         "facts": lambda: report.facts(outcomes),
         "plan": lambda: report.tuned(outcomes, check=True) + report.rebooted(outcomes),
-        "verify": lambda: verdicts.lines(outcomes, verdicts.odd(outcomes)) + verdicts.drain_lines(outcomes),
+        "verify": lambda: (
+            verify_report.lines(outcomes, verify_report.odd(outcomes)) + verify_report.drain_lines(outcomes)
+        ),
     }[command]()
     assert all(isinstance(line, str) for line in lines)
     json.dumps(report.as_json("node-x", outcomes, report.exit_code(outcomes)), indent=1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from lustrain.problem import FAILED, UserError, problem
-from node_setup.known_hosts import DEFAULT
+from node_setup.fleet.known_hosts import DEFAULT
 
 SECTION = "node_setup"
 OVER_SSM = 10

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from node_setup.asking import Asker, pid1_age
-from node_setup.exchange import Agent, Question, Reply, Traffic, ask
-from node_setup.faults import DISK, LOST, NO_ANSWER, PYTHON, RUNS_ON, STOPPED, SUDO, TIMEOUT, Fault
-from node_setup.hosts import Node
-from node_setup.known_hosts import KnownHosts
-from node_setup.session import Answer, LocalSession
-from node_setup.transport import Deadline, Limits, Ways
+from node_setup.fleet.agent_call import Asker, pid1_age
+from node_setup.fleet.faults import DISK, LOST, NO_ANSWER, PYTHON, RUNS_ON, STOPPED, SUDO, TIMEOUT, Fault
+from node_setup.fleet.hosts import Node
+from node_setup.fleet.known_hosts import KnownHosts
+from node_setup.fleet.protocol import Agent, Question, Reply, Traffic, ask
+from node_setup.fleet.session import Answer, LocalSession
+from node_setup.fleet.transport import Deadline, Limits, Ways
 from tests.conftest import require
 from tests.node_setup.local_sshd import Sshd, can_run
 from tests.processes import alive, wait_until
@@ -311,7 +311,7 @@ def test_a_connection_that_breaks_is_told_from_a_reboot(machine: Sshd, asker: Ca
 def test_a_reboot_in_the_middle_is_told_as_one(
     machine: Sshd, asker: Callable[[str], Asker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node_setup.asking.pid1_age", lambda session: 0.2)
+    monkeypatch.setattr("node_setup.fleet.agent_call.pid1_age", lambda session: 0.2)
     threading.Timer(1, machine.cut).start()
     with pytest.raises(Fault) as caught:
         asker(HANGS)(machine.node, Deadline(40), Traffic())
@@ -321,7 +321,7 @@ def test_a_reboot_in_the_middle_is_told_as_one(
 @pytest.mark.slow
 def test_a_node_that_stays_away_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require(can_run(), "needs sshd and ssh-keygen (openssh-server)")
-    monkeypatch.setattr("node_setup.asking.LOOKS_AFTER_LOSS_S", 2.0)
+    monkeypatch.setattr("node_setup.fleet.agent_call.LOOKS_AFTER_LOSS_S", 2.0)
     server = Sshd(tmp_path / "sshd")
     server.start()
     ways = Ways(KnownHosts(str(tmp_path / "known")), Limits(connect_s=2, retries=0))

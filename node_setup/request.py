@@ -11,7 +11,6 @@ from lustrain.cluster import Cluster, node_document
 from lustrain.problem import FAILED, UserError, did_you_mean, problem
 from node_setup.agent import catalog, plan
 from node_setup.agent.model import Request
-from node_setup.hosts import Node
 
 SPELLING = "ID=VALUE, ID=on or ID=off"
 
@@ -86,12 +85,12 @@ def _as_flag(line: str, asked: Wanted) -> str:
     return f"{flag} {line.removeprefix('setting.')}"
 
 
-def request_for(node: Node, asked: Wanted, cluster: Cluster | None) -> dict[str, Any]:
-    """The request of one node, as its agent reads it. Without a Cluster the agent takes what it was tuned for before."""
+def request_for(group: str | None, asked: Wanted, cluster: Cluster | None) -> dict[str, Any]:
+    """The request of a node of this group, for its agent. Without a Cluster the agent takes what it was tuned for before."""
     expect = {"lustre_source": _lustre_source(cluster)} if cluster and cluster.lustre else {}
     return {
         "document": _document(cluster),
-        "group": node.group,
+        "group": group,
         "profile": asked.profile,
         "overrides": dict(asked.overrides),
         "only": list(asked.only),

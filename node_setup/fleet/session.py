@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from fabric import Connection
 from paramiko.ssh_exception import SSHException
 
-from node_setup.faults import LOST, NO_ANSWER, RUNS_ON, STOPPED, TIMEOUT, Fault
-from node_setup.proxy import Proxy
+from node_setup.fleet.faults import LOST, NO_ANSWER, RUNS_ON, STOPPED, TIMEOUT, Fault
+from node_setup.fleet.proxy import Proxy
 
 KEEPALIVE_S = 5
 LOOKS_EVERY_S = 0.5

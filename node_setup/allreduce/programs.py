@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from node_setup.allreduce import PROGRAM
-from node_setup.session import Session
+from node_setup.allreduce.nccl_tests import PROGRAM
+from node_setup.fleet.session import Session
 
 PLACES: Mapping[str, Sequence[str]] = {
     PROGRAM: (

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node_setup.exchange import Traffic
-from node_setup.faults import MISTAKE, NOT_BEGUN, RUNS_ON, STOPPED, TIMEOUT, UNREACHABLE, Fault
-from node_setup.fleet import ANSWERED, Outcome, Pace, run
-from node_setup.hosts import Node
-from node_setup.known_hosts import KnownHosts
+from node_setup.fleet.faults import MISTAKE, NOT_BEGUN, RUNS_ON, STOPPED, TIMEOUT, UNREACHABLE, Fault
+from node_setup.fleet.hosts import Node
+from node_setup.fleet.known_hosts import KnownHosts
+from node_setup.fleet.pool import ANSWERED, Outcome, Pace, run
+from node_setup.fleet.protocol import Traffic
+from node_setup.fleet.transport import Deadline, Ways
 from node_setup.progress import Progress
-from node_setup.transport import Deadline, Ways
 
 Answer = Callable[[Node], int]
 

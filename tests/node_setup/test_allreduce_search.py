@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_setup.allreduce import floor
-from node_setup.bandwidth import measure
+from node_setup.allreduce.nccl_tests import floor
+from node_setup.allreduce.search import measure
 
 RECORDED = (Path(__file__).parent / "recorded" / "nccl" / "p5-2-nodes-srun.txt").read_text(encoding="utf-8")
 NODES = [f"ip-10-1-0-{number}" for number in range(10, 26)]

@@ -12,7 +12,7 @@ from lustrain import deployed
 from lustrain.cluster import Cluster
 from lustrain.deployed import VARIABLE
 from lustrain.problem import FAILED, UNREACHABLE, UserError, problem
-from node_setup.hosts import THIS_MACHINE, Node, Route, chosen, parse_host, parse_hosts, parse_lines, unique
+from node_setup.fleet.hosts import THIS_MACHINE, Node, Route, chosen, parse_host, parse_hosts, parse_lines, unique
 
 NO_CLUSTER = (
     f"there is no Cluster to take nodes from; fix: give --cluster FILE (or set {VARIABLE}), --stack NAME, --nodes a,b, "

@@ -14,8 +14,8 @@ from typing import Any
 from lustrain.problem import plain
 from node_setup.agent.model import EXIT_OTHER_AGENT
 from node_setup.agent.owned import AGENT
-from node_setup.faults import DISK, NO_ANSWER, PYTHON, SUDO, TIMEOUT, Fault
-from node_setup.session import Answer, Session
+from node_setup.fleet.faults import DISK, NO_ANSWER, PYTHON, SUDO, TIMEOUT, Fault
+from node_setup.fleet.session import Answer, Session
 from node_setup.shape import flaw
 
 EXIT_NOT_STORED = 97

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_setup.compare import Odd, odd_ones, slow_ones
+from node_setup.allreduce.outliers import slow_ones
+from node_setup.differences import Odd, odd_ones
 
 ONE = dict.fromkeys(("n1", "n2", "n3", "n4"), "train")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from lustrain.problem import plain
 from lustrain.tables import table
-from node_setup.compare import Odd, odd_ones
-from node_setup.fleet import Outcome
+from node_setup.differences import Odd, odd_ones
+from node_setup.fleet.pool import Outcome
 from node_setup.report import blocks, summary, trouble
 
 _FINE = ("OK", "SKIP")
