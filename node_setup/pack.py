@@ -18,7 +18,7 @@ from node_setup.agent import catalog, data
 FOLDER = Path(__file__).resolve().parent
 BUILD = FOLDER.parent / ".build"
 NAME = "node_setup.pyz"
-GROUND = ("lustrain/__init__.py", "lustrain/files.py", "lustrain/problem.py")
+GROUND = tuple(f"lustrain/{name}.py" for name in ("__init__", "files", "problem", "status"))
 """What the agent needs of the ground floor."""
 LARGEST = 200_000
 """Bytes. It goes to every node over SSH in one round trip, and into the lifecycle bundle."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lustrain.problem import FAILED, UserError
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC
+from node_setup.answers import Answer
 from node_setup.fleet.agent_call import LEAST_S
 from node_setup.fleet.faults import HOST_KEY, STOPPED, TIMEOUT, Fault
 from node_setup.fleet.flags import number
@@ -67,7 +67,7 @@ def for_hyperpod(run: Run) -> Left:
     workers = tuple(one for one in run.inventory.nodes if roles.get(one.group or "") == "worker")
     asked = replace(run, inventory=replace(run.inventory, nodes=workers))
     outcomes = [_idle(one) for one in asked.ask("reboot-check")] if workers else []
-    ids = [str(one.node.instance_id) for one in outcomes if "did" in (one.result or {})]
+    ids = [str(one.node.instance_id) for one in outcomes if one.answer and one.answer.did]
     where = ["--region", cluster.region] if cluster.region else []
     command = ["aws", "sagemaker", "batch-reboot-cluster-nodes", *where]
     command += ["--cluster-name", str(cluster.nodes.hyperpod_cluster), "--node-ids"]
@@ -83,11 +83,15 @@ def for_hyperpod(run: Run) -> Left:
 
 
 def _idle(outcome: Outcome) -> Outcome:
-    if outcome.status != EXIT_IN_SYNC or outcome.result is None:
+    if outcome.status != EXIT_IN_SYNC or outcome.answer is None:
         return outcome
     if outcome.node.instance_id is None:
         return replace(outcome, why="nobody knows its instance id", fix="see the cluster in the console", status=None)
-    return replace(outcome, result={**outcome.result, "did": "idle, HyperPod's to reboot"})
+    return _did(outcome, "idle, HyperPod's to reboot")
+
+
+def _did(outcome: Outcome, what: str) -> Outcome:
+    return replace(outcome, answer=outcome.answer and outcome.answer.model_copy(update={"did": what}))
 
 
 @dataclass(frozen=True)
@@ -98,16 +102,15 @@ class _Reboot:
     def __call__(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
         began = time.monotonic()
         before = self._ask("reboot-check", node, deadline, traffic)
-        if before.status != EXIT_IN_SYNC or before.result is None:
+        if before.status != EXIT_IN_SYNC or before.answer is None:
             return before
         if self.check:
-            return replace(before, result={**before.result, "did": "would be rebooted"})
+            return _did(before, "would be rebooted")
         self._send(node, deadline)
-        self._back(node, _boot(before.result), deadline, traffic)
+        self._back(node, _boot(before.answer), deadline, traffic)
         back_s = time.monotonic() - began
         after = self._settled(node, deadline, traffic)
-        did = f"rebooted, back after {back_s:.0f} s"
-        return replace(after, result={**(after.result or {}), "did": did}, seconds=time.monotonic() - began)
+        return replace(_did(after, f"rebooted, back after {back_s:.0f} s"), seconds=time.monotonic() - began)
 
     def _ask(self, command: str, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
         return self.run.asker(command)(node, deadline, traffic)
@@ -120,7 +123,7 @@ class _Reboot:
         finally:
             self.run.ways.close(session)
 
-    def _back(self, node: Node, before: tuple[Any, ...], deadline: Deadline, traffic: Traffic) -> None:
+    def _back(self, node: Node, before: tuple[Any, ...] | None, deadline: Deadline, traffic: Traffic) -> None:
         """Returns once another boot answers. Fault."""
         last = "it never went down"
         while deadline.left() > LEAST_S:
@@ -133,7 +136,7 @@ class _Reboot:
                     raise
                 last = f"{fault.kind}: {fault.why}"
                 continue
-            if now.result is not None and _boot(now.result) != before:
+            if now.answer and now.answer.boot and _boot(now.answer) != before:
                 return
         raise Fault(
             TIMEOUT, f"it was told to reboot and is not back in time; {last}", "look at its console, or --wait longer"
@@ -148,7 +151,6 @@ class _Reboot:
                 return after
 
 
-def _boot(result: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What is another with each boot; in a container only when PID 1 began."""
-    boot = result.get("boot") or {}
-    return boot.get("boot_id"), boot.get("pid1_start")
+def _boot(answer: Answer) -> tuple[Any, ...] | None:
+    """What is new with each boot; in a container only when PID 1 began."""
+    return (answer.boot.boot_id, answer.boot.pid1_start) if answer.boot else None

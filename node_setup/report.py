@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from lustrain.problem import plain
+from lustrain.status import Status
 from lustrain.tables import table
-from node_setup.agent.model import (
-    CHANGE,
-    CHANGED,
-    CONFLICT,
-    EXIT_DRIFT,
-    EXIT_IN_SYNC,
-    EXIT_REFUSED,
-    FAILED,
-    OK,
-    REBOOT,
-    SKIPPED,
-    UNKNOWN,
-)
+from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, EXIT_REFUSED
+from node_setup.answers import Answer, Finding, Row
 from node_setup.fleet.faults import NOT_REACHED
 from node_setup.fleet.pool import ANSWERED, Outcome
 
 SYNC, FAILURE, DRIFT, UNREACHED = 0, 1, 2, 3
 VERSION = 1
-_SHOWN = (CHANGE, CHANGED, FAILED, CONFLICT, REBOOT, UNKNOWN)
-_WORST_FIRST = (FAILED, CONFLICT, UNKNOWN, REBOOT, CHANGE, CHANGED, OK, SKIPPED)
-"""A setting has rows for its parts; it is counted once, as its worst, and one that is in place in part is in place."""
+_SHOWN = (Status.CHANGE, Status.CHANGED, Status.FAILED, Status.CONFLICT, Status.REBOOT, Status.UNKNOWN)
 _LONGEST = 160
 _OPT_IN = "opt-in: "
+_NOTHING = Answer(version=1)
 
 
 def exit_code(outcomes: Iterable[Outcome], least: int = SYNC) -> int:
@@ -73,14 +62,14 @@ def _node_json(outcome: Outcome) -> dict[str, Any]:
         "fix": outcome.fix or None,
         "seconds": round(outcome.seconds, 3),
         **asdict(outcome.traffic),
-        "result": outcome.result,
+        "result": outcome.answer and outcome.answer.to_json(),
     }
 
 
 def tuned(outcomes: Sequence[Outcome], *, check: bool) -> list[str]:
     """Of `node-tune`: a line a node that counts settings, then what changed or needs eyes, node by node; what was left out,
     by why, and findings in the environment, once for all nodes that share them."""
-    changed = CHANGE if check else CHANGED
+    changed = Status.CHANGE if check else Status.CHANGED
     heads = (
         "node",
         "profile",
@@ -96,7 +85,7 @@ def tuned(outcomes: Sequence[Outcome], *, check: bool) -> list[str]:
     lines += blocks([(one.node.name, _details(one)) for one in outcomes])
     lines += _grouped("skipped", outcomes, _skipped)
     lines += _grouped("environment", outcomes, _findings)
-    waiting = [one.node.name for one in outcomes if (one.result or {}).get("reboot")]
+    waiting = [one.node.name for one in outcomes if one.answer and one.answer.reboot]
     more = f"; {named(waiting)} need{'s' * (len(waiting) == 1)} a reboot: fab node-reboot" if waiting else ""
     return [*lines, "", summary(outcomes) + more]
 
@@ -104,35 +93,23 @@ def tuned(outcomes: Sequence[Outcome], *, check: bool) -> list[str]:
 def facts(outcomes: Sequence[Outcome]) -> list[str]:
     """Of `node-facts`: a line a node; all else is in `--json`."""
     heads = ("node", "group", "type", "system", "kernel", "cpus", "GiB", "gpus", "efa", "lustre", "jobs", "")
-    lines = table(heads, [(one.node.name, *_machine(one.result or {}), _word(one)) for one in outcomes])
+    lines = table(heads, [(one.node.name, *_machine(one.answer or _NOTHING), _word(one)) for one in outcomes])
     return [*lines, *_troubles(outcomes), "", summary(outcomes)]
 
 
-def _machine(found: Mapping[str, Any]) -> list[str]:
-    def of(*path: str) -> Any:
-        value: Any = found
-        for key in path:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return value
-
-    def count(*path: str) -> str:
-        value = of(*path)
-        return "-" if value is None else str(len(value))
-
-    texts = [of("group"), of("instance", "type"), _joined(of("os", "id"), of("os", "version")), of("kernel", "release")]
-    memory = of("memory", "gib")
-    figures = [of("cpu", "count"), None if memory is None else round(memory)]
-    counts = [count("gpu", "devices"), count("efa", "devices"), count("lustre", "mounts"), count("jobs")]
-    return ["-" if value is None else str(value) for value in (*texts, *figures)] + counts
-
-
-def _joined(*words: Any) -> str | None:
-    return " ".join(str(word) for word in words if word) or None
+def _machine(found: Answer) -> list[str]:
+    system = " ".join(filter(None, (found.os.id, found.os.version))) or None
+    release = found.kernel and found.kernel.release
+    gib = None if found.memory.gib is None else round(found.memory.gib)
+    lists = (found.gpu.devices, found.efa.devices, found.lustre.mounts, found.jobs)
+    counts = [None if one is None else len(one) for one in lists]
+    cells = (found.group, found.instance.type, system, release, found.cpu.count, gib, *counts)
+    return ["-" if cell is None else str(cell) for cell in cells]
 
 
 def rebooted(outcomes: Sequence[Outcome]) -> list[str]:
     """Of `node-reboot`: a line a node."""
-    rows = [(one.node.name, str((one.result or {}).get("did") or "-"), _word(one)) for one in outcomes]
+    rows = [(one.node.name, (one.answer and one.answer.did) or "-", _word(one)) for one in outcomes]
     return [*table(("node", "did", ""), rows), *_troubles(outcomes), "", summary(outcomes)]
 
 
@@ -140,18 +117,17 @@ def _troubles(outcomes: Sequence[Outcome]) -> list[str]:
     return blocks([(one.node.name, trouble(one)) for one in outcomes])
 
 
-def _counts(outcome: Outcome, changed: str) -> tuple[str, ...]:
-    if outcome.result is None:
+def _counts(outcome: Outcome, changed: Status) -> tuple[str, ...]:
+    if outcome.answer is None:
         return (outcome.node.name, "-", *["-"] * 6, outcome.kind)
-    rows = outcome.result.get("rows") or []
-    worst: dict[str, str] = {}
-    for row in rows:
-        worst[row["setting"]] = min(row["status"], worst.get(row["setting"], SKIPPED), key=_WORST_FIRST.index)
+    # A setting has rows for its parts; it is counted once, as its worst.
+    worst: dict[str, Status] = {}
+    for row in outcome.answer.rows or ():
+        worst[row.setting] = max(row.status, worst.get(row.setting, Status.SKIPPED), key=list(Status).index)
     counts = Counter(worst.values())
-    failed = counts[FAILED] + counts[CONFLICT] + counts[UNKNOWN]
-    figures = (len(worst), counts[OK], counts[changed], counts[SKIPPED], failed, counts[REBOOT])
-    profile = str(outcome.result.get("profile") or "-")
-    return (outcome.node.name, profile, *map(str, figures), _word(outcome))
+    failed = counts[Status.FAILED] + counts[Status.CONFLICT] + counts[Status.UNKNOWN]
+    figures = (len(worst), counts[Status.OK], counts[changed], counts[Status.SKIPPED], failed, counts[Status.REBOOT])
+    return (outcome.node.name, outcome.answer.profile or "-", *map(str, figures), _word(outcome))
 
 
 def _word(outcome: Outcome) -> str:
@@ -164,11 +140,9 @@ def _word(outcome: Outcome) -> str:
 
 def _details(outcome: Outcome) -> list[str]:
     """What a person has to know of this node, or nothing."""
-    lines = trouble(outcome)
-    result = outcome.result or {}
-    lines += [_row(row) for row in result.get("rows") or [] if row["status"] in _SHOWN]
-    lines += [f"not as planned: {one}" for one in result.get("unplanned") or []]
-    return lines
+    answer = outcome.answer or _NOTHING
+    lines = trouble(outcome) + [_row(row) for row in answer.rows or () if row.status in _SHOWN]
+    return lines + [f"not as planned: {one}" for one in answer.unplanned]
 
 
 def blocks(details: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
@@ -189,32 +163,31 @@ def trouble(outcome: Outcome) -> list[str]:
     lines = []
     if outcome.why:
         lines.append(f"{outcome.kind}: {outcome.why}" + (f"; fix: {outcome.fix}" if outcome.fix else ""))
-    result = outcome.result or {}
-    if result.get("refused"):
-        lines.append(f"refused: {result['refused']}")
-    lines += [f"error: {one['where']}: {one['why']}" for one in result.get("errors") or []]
-    return lines
+    answer = outcome.answer or _NOTHING
+    if answer.refused:
+        lines.append(f"refused: {answer.refused}")
+    return lines + [f"error: {one.where}: {one.why}" for one in answer.errors]
 
 
-def _row(row: Mapping[str, Any]) -> str:
-    part = f" ({row['part']})" if row.get("part") else ""
-    target = f" {row['target']}" if row.get("target") and row["target"] != row["setting"] else ""
-    values = f": {_short(row.get('found'))} → {_short(row.get('wanted'))}" if row.get("wanted") is not None else ""
-    why = f": {row['why']}" if row.get("why") else ""
-    return f"{row['status']:<8} {row['setting']}{part}{target}{values}{why}"
+def _row(row: Row) -> str:
+    part = f" ({row.part})" if row.part else ""
+    target = f" {row.target}" if row.target and row.target != row.setting else ""
+    values = f": {_short(row.found)} → {_short(row.wanted)}" if row.wanted is not None else ""
+    why = f": {row.why}" if row.why else ""
+    return f"{row.status:<8} {row.setting}{part}{target}{values}{why}"
 
 
-def _short(value: object) -> str:
-    text = "nothing" if value is None else str(value)
+def _short(value: str | None) -> str:
+    text = "nothing" if value is None else value
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
 
 
 def _skipped(outcome: Outcome) -> list[str]:
     """A line for each reason, with the settings that share it."""
     reasons: dict[str, list[str]] = {}
-    for row in (outcome.result or {}).get("rows") or []:
-        if row["status"] == SKIPPED:
-            reasons.setdefault(row["why"], []).append(row["setting"])
+    for row in (outcome.answer or _NOTHING).rows or ():
+        if row.status == Status.SKIPPED:
+            reasons.setdefault(row.why, []).append(row.setting)
     return [
         f"{_OPT_IN}{named(names)}" if why.startswith(_OPT_IN) else f"{why}: {named(names)}"
         for why, names in sorted(reasons.items(), key=lambda one: one[0].startswith(_OPT_IN))
@@ -222,24 +195,23 @@ def _skipped(outcome: Outcome) -> list[str]:
 
 
 def _findings(outcome: Outcome) -> list[str]:
-    found = (outcome.result or {}).get("lint") or []
     return [
-        f"{one['harm']}: {one['name']}={one['value']} in {_place(one)}: {one['why']}; fix: {one['fix']}"
-        for one in found
+        f"{one.harm}: {one.name}={one.value} in {_place(one)}: {one.why}; fix: {one.fix}"
+        for one in (outcome.answer or _NOTHING).lint
     ]
 
 
-def _place(finding: Mapping[str, Any]) -> str:
-    return f"{finding['where']}:{finding['line']}" if finding.get("line") else str(finding["where"])
+def _place(finding: Finding) -> str:
+    return f"{finding.where}:{finding.line}" if finding.line else finding.where
 
 
-def _grouped(title: str, outcomes: Sequence[Outcome], said: Any) -> list[str]:
+def _grouped(title: str, outcomes: Sequence[Outcome], said: Callable[[Outcome], list[str]]) -> list[str]:
     """Each line once, with the nodes that share it unless all do."""
     sharing: dict[str, list[str]] = {}
     for one in outcomes:
         for line in said(one):
             sharing.setdefault(line, []).append(one.node.name)
-    answered = sum(one.result is not None for one in outcomes)
+    answered = sum(one.answer is not None for one in outcomes)
     lines = [
         f"  {plain(line)}" + ("" if len(names) == answered else f" ({named(names)})") for line, names in sharing.items()
     ]

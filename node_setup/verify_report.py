@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from lustrain.problem import plain
+from lustrain.status import Status
 from lustrain.tables import table
+from node_setup.answers import Check
 from node_setup.differences import Odd, odd_ones
 from node_setup.fleet.pool import Outcome
 from node_setup.report import blocks, summary, trouble
 
-_FINE = ("OK", "SKIP")
+_FINE = (Status.OK, Status.SKIPPED)
 
 
 def odd(outcomes: Sequence[Outcome]) -> list[Odd]:
     """Facts in which a node differs from most of its group's."""
-    results = {one.node.name: one.result for one in outcomes if one.result and "facts_digest" in one.result}
-    groups = {one.node.name: one.node.group or "" for one in outcomes}
-    return odd_ones({name: dict(result["facts_digest"]) for name, result in results.items()}, groups)
+    answers = {one.node.name: one.answer for one in outcomes if one.answer}
+    digests = {name: answer.facts_digest for name, answer in answers.items() if answer.facts_digest is not None}
+    return odd_ones(digests, {one.node.name: one.node.group or "" for one in outcomes})
 
 
 def as_json(found: Sequence[Odd]) -> list[dict[str, Any]]:
@@ -37,32 +39,28 @@ def lines(outcomes: Sequence[Outcome], found: Sequence[Odd]) -> list[str]:
 
 def drain_lines(outcomes: Sequence[Outcome]) -> list[str]:
     """`node reason`, for nodes whose agent found a fault: what scontrol takes as a reason."""
-    found = [(one.node.name, (one.result or {}).get("drain")) for one in outcomes]
-    return [plain(f"{name} {reason}") for name, reason in found if reason]
+    return [plain(f"{one.node.name} {one.answer.drain}") for one in outcomes if one.answer and one.answer.drain]
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
-    if outcome.result is None or "ready" not in outcome.result:
-        return (outcome.node.name, outcome.kind if outcome.result is None else "failed", "-", "-", "")
-    checks = _checks(outcome)
-    bad = sum(check["status"] not in _FINE for check in checks)
-    ready = "yes" if outcome.result["ready"] else "no"
-    return (outcome.node.name, ready, str(len(checks)), str(bad), str(outcome.result.get("drain") or ""))
+    answer, checks = outcome.answer, _checks(outcome)
+    if answer is None or answer.ready is None:
+        return (outcome.node.name, outcome.kind if answer is None else "failed", "-", "-", "")
+    bad = sum(check.status not in _FINE for check in checks)
+    return (outcome.node.name, "yes" if answer.ready else "no", str(len(checks)), str(bad), answer.drain or "")
 
 
 def _details(outcome: Outcome) -> list[str]:
-    return trouble(outcome) + [_check(check) for check in _checks(outcome) if check["status"] not in _FINE]
+    return trouble(outcome) + [_check(check) for check in _checks(outcome) if check.status not in _FINE]
 
 
-def _checks(outcome: Outcome) -> Sequence[Mapping[str, Any]]:
-    return (outcome.result or {}).get("results") or []
+def _checks(outcome: Outcome) -> Sequence[Check]:
+    return (outcome.answer and outcome.answer.results) or ()
 
 
-def _check(check: Mapping[str, Any]) -> str:
-    values = ""
-    if check.get("expected") is not None:
-        values = f" (found {check.get('found')}, expected {check['expected']})"
-    return f"{check['status']:<8} {check['check']}: {check['why']}{values}"
+def _check(check: Check) -> str:
+    values = "" if check.expected is None else f" (found {check.found}, expected {check.expected})"
+    return f"{check.status:<8} {check.check}: {check.why}{values}"
 
 
 def _group(found: Odd) -> str:

@@ -21,9 +21,8 @@ from typing import Any
 
 from infra.plan.nodes.bundle import AGENT, DOCUMENT, FOLDER, gathered
 from lustrain.cluster import node_document, to_json
+from lustrain.status import Status
 from node_setup.agent import owned
-from node_setup.agent.model import CHANGE, CHANGED, FAILED
-from node_setup.agent.verify.result import OK, SKIP
 from node_setup.pack import archive
 from rehearsal.lab.cluster import GROUP, MOUNT, cluster_of
 from rehearsal.lab.hardware import KINDS
@@ -79,7 +78,7 @@ class Said:
 
     def __str__(self) -> str:
         silent = [f"{name}: {result['why']}" for name, result in self.nodes.items() if "why" in result]
-        failed = [f"{name}: {one}" for name in self.nodes for one in sorted(self.settings(name, FAILED))]
+        failed = [f"{name}: {one}" for name in self.nodes for one in sorted(self.settings(name, Status.FAILED))]
         return "; ".join([f"exit {self.status} after {self.seconds:.1f} s", *silent, *failed])
 
 
@@ -116,10 +115,10 @@ class Fleet:
     def tune(self) -> tuple[str, list[Promise]]:
         """The first pass changes nodes, the second finds nothing left."""
         first = self.fab("node-tune")
-        changed = [len(first.settings(name, CHANGED)) for name in first.nodes]
+        changed = [len(first.settings(name, Status.CHANGED)) for name in first.nodes]
         tuned = self.trees()
         second = self.fab("node-tune")
-        left = second.total(CHANGED)
+        left = second.total(Status.CHANGED)
         untouched = self.trees() == tuned
         amount = "–".join(map(str, sorted({min(changed), max(changed)})))
         files = "no file is another" if untouched else "files are others"
@@ -148,7 +147,7 @@ class Fleet:
         node.reboot()
         check = self.fab("node-tune", "--check")
         ended = f"its first boot ends with {booted.returncode}"
-        return f"{node.name}: {ended}; after a reboot {check.total(CHANGE)} settings are to change", [
+        return f"{node.name}: {ended}; after a reboot {check.total(Status.CHANGE)} settings are to change", [
             Promise(
                 "a replaced node ends byte-identical to a tuned one, with nobody at a keyboard",
                 not booted.returncode and not differ and not had and owned.AGENT in own,
@@ -161,7 +160,7 @@ class Fleet:
         """All nodes are judged; then one of them loses its file system, and has to be told from the others."""
         before = self.fab("node-verify")
         checks = before.verdicts(self.lab.nodes[-1].name)
-        amiss = [f"{check} {status}" for check, status in checks.items() if status not in (OK, SKIP)]
+        amiss = [f"{check} {status}" for check, status in checks.items() if status not in (Status.OK, Status.SKIPPED)]
         lost = self.lab.nodes[1]
         print(f"   {lost.name} loses {MOUNT}", flush=True)
         lost.exec("umount", MOUNT, check=False)
@@ -211,7 +210,7 @@ def look_here(folder: Path, reason: str) -> tuple[str, list[Promise]]:
     _, facts = fab(folder, "node-facts", "--local")
     status, plan = fab(folder, "node-tune", "--check", "--local")
     rows = plan["nodes"][0]["result"]["rows"]
-    would = len({row["setting"] for row in rows if row["status"] == CHANGE})
+    would = len({row["setting"] for row in rows if row["status"] == Status.CHANGE})
     cpus = facts["nodes"][0]["result"]["cpu"]["count"]
     promises = [
         Promise(

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.apply import Log
 from node_setup.agent.facts.scene import parse_mounts
 from node_setup.agent.host import Host
 from node_setup.agent.identity import Identity
 from node_setup.agent.kinds.lustre_mount import NOT_MOUNTED, made_by_others
-from node_setup.agent.model import CHANGED, EXIT_FAILED, EXIT_IN_SYNC, FAILED, OK, SKIPPED, Request
+from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, Request
 from node_setup.agent.outcome import unfit
 from node_setup.agent.refusal import at_boot
 from node_setup.agent.request import document
@@ -57,7 +58,7 @@ def lnet(host: Host, identity: Identity, log: Log) -> tuple[dict[str, Any], int]
 
 def late(result: Mapping[str, Any], request: Request) -> str | None:
     """The mount point which somebody else has yet to mount, and of which a setting has said that it has to be there."""
-    missed = any(row["status"] == FAILED and row["found"] == NOT_MOUNTED for row in result["rows"])
+    missed = any(row["status"] == Status.FAILED and row["found"] == NOT_MOUNTED for row in result["rows"])
     return made_by_others(request) if missed and not result["refused"] else None
 
 
@@ -103,7 +104,7 @@ def kept(host: Host) -> tuple[Request, str]:
 def judge(result: dict[str, Any], log: Log) -> int:
     """Log what is not as it should be, and the exit status of a boot."""
     for row in result["rows"]:
-        if row["status"] not in (OK, SKIPPED, CHANGED):
+        if row["status"] not in (Status.OK, Status.SKIPPED, Status.CHANGED):
             log(f"{row['status']}: {row['setting']} ({row['severity']}) {row['target'] or ''}: {row['why']}")
     for line in result["unplanned"]:
         log(f"differs, though no step said so: {line}")

@@ -6,24 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
+from lustrain.status import Status
+
 Facts = Mapping[str, Any]
 """What was found on a node; the keys are listed in `node_setup.agent.facts`."""
 
 EXIT_IN_SYNC, EXIT_FAILED, EXIT_DRIFT, EXIT_REFUSED, EXIT_OTHER_AGENT = 0, 1, 2, 4, 96
 """Of the agent. 96: the node holds no agent or another version of it; the caller sends its own and asks again."""
-
-OK, CHANGE, CHANGED, SKIPPED, FAILED, REBOOT, CONFLICT, UNKNOWN = (
-    "ok",
-    "change",
-    "changed",
-    "skipped",
-    "failed",
-    "reboot",
-    "conflict",
-    "unknown",
-)
-"""Status of one setting. `change` is what a plan would do, `changed` what apply did and read back; `reboot` is in place on
-disk and waits for a reboot or remount; `conflict`: a foreign file wins at boot; `unknown`: the fact could not be read."""
 
 RUNTIME, PERSISTED = "runtime", "persisted"
 
@@ -123,11 +112,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Remark:
-    """What a plan says of a setting that it does not change: status `ok`, `skipped`, `reboot`, `conflict`, `unknown` or
-    `failed`."""
+    """What a plan says of a setting that it does not change."""
 
     setting: str
-    status: str
+    status: Status
     why: str
     found: str | None = None
     wanted: str | None = None

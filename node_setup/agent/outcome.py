@@ -6,21 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent.apply import Key, key
-from node_setup.agent.model import (
-    CHANGED,
-    CONFLICT,
-    FAILED,
-    OK,
-    PERSISTED,
-    REBOOT,
-    UNKNOWN,
-    Action,
-    Facts,
-    Remark,
-    Run,
-    Step,
-)
+from node_setup.agent.model import PERSISTED, Action, Facts, Remark, Run, Step
 from node_setup.agent.plan import Plan, rows
 
 Row = dict[str, Any]
@@ -41,7 +29,7 @@ class Done:
 def applied(done: Done, after: Plan) -> list[Row]:
     """A row for each step that was done, with what came of it, and for what else the plan afterwards says."""
     verdicts = {key(step): _verdict(step, done, after) for step in done.steps}
-    statuses: dict[str, set[str]] = {}
+    statuses: dict[str, set[Status]] = {}
     for step in done.steps:
         statuses.setdefault(step.setting, set()).add(verdicts[key(step)][0])
     rest = tuple(one for one in after.remarks if not _is_said(one, statuses.get(one.setting, set()), done))
@@ -68,7 +56,8 @@ def followed(step: Step, before: Plan) -> bool:
     """Whether what was done made this step possible, such as a parameter of a client that had not been mounted: its setting
     did not apply before, or a mount that was made anew lost it. Another step of a setting that was examined before is nothing
     that the plan had said."""
-    examined = {one.setting for one in before.steps} | {one.setting for one in before.remarks if one.status == OK}
+    in_order = {one.setting for one in before.remarks if one.status == Status.OK}
+    examined = in_order | {one.setting for one in before.steps}
     lost = _runs(step, "lctl") and any(_runs(one, "umount") for one in before.steps)
     return lost or step.setting not in examined
 
@@ -89,36 +78,34 @@ def unplanned(done: Done, after: Plan) -> list[str]:
 
 def unfit(made: Iterable[Row]) -> list[str]:
     """Settings without which a node may take no jobs, and of which nobody can say that they are in effect and stay so."""
-    open_ = [
-        row["setting"] for row in made if row["severity"] == "must" and row["status"] in (FAILED, CONFLICT, UNKNOWN)
-    ]
-    return list(dict.fromkeys(open_))
+    bad = (Status.FAILED, Status.CONFLICT, Status.UNKNOWN)
+    return list(dict.fromkeys(row["setting"] for row in made if row["severity"] == "must" and row["status"] in bad))
 
 
 def reboots(made: Iterable[Row]) -> list[str]:
-    return [f"{row['setting']}: {row['why']}" for row in made if row["status"] == REBOOT]
+    return [f"{row['setting']}: {row['why']}" for row in made if row["status"] == Status.REBOOT]
 
 
-def _verdict(step: Step, done: Done, after: Plan) -> tuple[str, str]:
+def _verdict(step: Step, done: Done, after: Plan) -> tuple[Status, str]:
     """Status and why; an empty why leaves the setting's reason."""
     trouble = done.troubles.get(key(step))
     said = f"{trouble}; " if trouble else ""
     gone = next((unit for action in step.actions for unit in _touched(action) if unit in done.fallen), None)
     if gone is not None:
-        return FAILED, f"{said}{gone} ran before and is {done.fallen[gone]} now; fix: journalctl -u {gone}"
+        return Status.FAILED, f"{said}{gone} ran before and is {done.fallen[gone]} now; fix: journalctl -u {gone}"
     left = next((one for one in after.steps if key(one) == key(step)), None)
     if left is not None:
-        return FAILED, f"{said}it is {left.found} now, wanted {left.wanted}"
+        return Status.FAILED, f"{said}it is {left.found} now, wanted {left.wanted}"
     for remark in after.remarks:
         if remark.setting != step.setting or remark in done.known:
             continue
-        if remark.status in (FAILED, UNKNOWN):
-            return FAILED, f"{said}it cannot be read back: {remark.why}"
-        if remark.status == REBOOT and step.part == PERSISTED:
-            return REBOOT, remark.why
+        if remark.status in (Status.FAILED, Status.UNKNOWN):
+            return Status.FAILED, f"{said}it cannot be read back: {remark.why}"
+        if remark.status == Status.REBOOT and step.part == PERSISTED:
+            return Status.REBOOT, remark.why
     if step.needs and step.part == PERSISTED:
-        return REBOOT, f"in place, in effect after: {step.needs}"
-    return CHANGED, f"as wanted, though {trouble}" if trouble else ""
+        return Status.REBOOT, f"in place, in effect after: {step.needs}"
+    return Status.CHANGED, f"as wanted, though {trouble}" if trouble else ""
 
 
 def _touched(action: Action) -> tuple[str, ...]:
@@ -128,12 +115,12 @@ def _touched(action: Action) -> tuple[str, ...]:
     return ()
 
 
-def _is_said(remark: Remark, statuses: set[str], done: Done) -> bool:
+def _is_said(remark: Remark, statuses: set[Status], done: Done) -> bool:
     """A remark that the rows of its setting's steps already tell: all is well now, or why one failed or waits."""
-    if remark.status == OK:
+    if remark.status == Status.OK:
         return bool(statuses)
     if remark in done.known:
         return False
-    if remark.status == REBOOT:
-        return REBOOT in statuses
-    return remark.status in (FAILED, UNKNOWN) and FAILED in statuses
+    if remark.status == Status.REBOOT:
+        return Status.REBOOT in statuses
+    return remark.status in (Status.FAILED, Status.UNKNOWN) and Status.FAILED in statuses

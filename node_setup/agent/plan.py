@@ -8,11 +8,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from lustrain.problem import UserError, did_you_mean, problem
+from lustrain.status import Status
 from node_setup.agent import allowed, condition
 from node_setup.agent.catalog import PROFILES
 from node_setup.agent.group import group_of
 from node_setup.agent.kinds import KINDS, planner
-from node_setup.agent.model import CHANGE, REBOOT, SKIPPED, UNKNOWN, Facts, Remark, Request, Setting, Step
+from node_setup.agent.model import Facts, Remark, Request, Setting, Step
 
 LOGIN_ROLES = ("login", "controller")
 GPU_FAMILIES = ("p3", "p4", "p5", "p6", "g4dn", "g5", "g6", "gr6")
@@ -128,7 +129,7 @@ def _leaving_unknown(
     selected: frozenset[str], remarks: Iterable[Remark], request: Request
 ) -> tuple[frozenset[str], Request]:
     """Whether a setting applies that hangs on an unreadable fact is not known: what is in place for it stays as it is."""
-    unknown = {remark.setting for remark in remarks if remark.status == UNKNOWN}
+    unknown = {remark.setting for remark in remarks if remark.status == Status.UNKNOWN}
     if not unknown:
         return selected, request
     known = selected - unknown
@@ -145,15 +146,17 @@ def _decide(setting: Setting, tree: Mapping[str, Any], profile: str, asked: Mapp
     """The setting with its value where it applies, else why it does not."""
     said = asked.get(setting.id)
     if said == OFF:
-        return Remark(setting.id, SKIPPED, "turned off")
+        return Remark(setting.id, Status.SKIPPED, "turned off")
     if profile not in setting.profiles:
-        return Remark(setting.id, SKIPPED, f"for {', '.join(setting.profiles)}; this node is {profile}")
+        return Remark(setting.id, Status.SKIPPED, f"for {', '.join(setting.profiles)}; this node is {profile}")
     if not setting.default and said is None:
-        return Remark(setting.id, SKIPPED, f'opt-in: name it "{ON}" or give it a value')
+        return Remark(setting.id, Status.SKIPPED, f'opt-in: name it "{ON}" or give it a value')
     for text in setting.when:
         outcome = condition.judge(condition.parse(text), tree)
         if outcome.status != condition.HOLDS:
-            return Remark(setting.id, UNKNOWN if outcome.status == condition.UNKNOWN else SKIPPED, outcome.why)
+            return Remark(
+                setting.id, Status.UNKNOWN if outcome.status == condition.UNKNOWN else Status.SKIPPED, outcome.why
+            )
     return _with_value(setting, tree, None if said in (None, ON) else said)
 
 
@@ -165,7 +168,7 @@ def _with_value(setting: Setting, tree: Mapping[str, Any], said: str | None) -> 
     path, times = setting.value_per
     fact = condition.look(tree, path)[1]
     if not isinstance(fact, (int, float)):
-        return Remark(setting.id, UNKNOWN, f"{path} could not be found out, its value is {times:g} times that")
+        return Remark(setting.id, Status.UNKNOWN, f"{path} could not be found out, its value is {times:g} times that")
     return replace(setting, value=str(int(fact * times)))
 
 
@@ -213,7 +216,7 @@ def _group_mistakes(request: Request) -> Iterator[str]:
 
 def _step_row(step: Step, plan: Plan) -> dict[str, Any]:
     setting = plan.settings.get(step.setting)
-    row: dict[str, Any] = {"setting": step.setting, "status": CHANGE, "why": setting.reason if setting else ""}
+    row: dict[str, Any] = {"setting": step.setting, "status": Status.CHANGE, "why": setting.reason if setting else ""}
     row.update(part=step.part, target=step.target, found=step.found, wanted=step.wanted, needs=step.needs)
     return {**row, "severity": setting.severity if setting else "should"}
 
@@ -228,6 +231,8 @@ def _remark_row(remark: Remark, plan: Plan) -> dict[str, Any]:
         "target": None,
     }
     row.update(
-        found=remark.found, wanted=remark.wanted, needs=setting.needs if setting and remark.status == REBOOT else ""
+        found=remark.found,
+        wanted=remark.wanted,
+        needs=setting.needs if setting and remark.status == Status.REBOOT else "",
     )
     return {**row, "severity": setting.severity if setting else "should"}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Optional
 
+from lustrain.status import Status
 from node_setup.agent import catalog, lock, owed, owned
 from node_setup.agent.answer import blank
 from node_setup.agent.apply import Log, apply, key, perform, sweep
@@ -15,13 +16,10 @@ from node_setup.agent.facts import collect
 from node_setup.agent.host import Host
 from node_setup.agent.identity import Identity, installed
 from node_setup.agent.model import (
-    CHANGE,
-    CONFLICT,
     EXIT_DRIFT,
     EXIT_FAILED,
     EXIT_IN_SYNC,
     EXIT_REFUSED,
-    FAILED,
     Facts,
     Request,
     Setting,
@@ -83,8 +81,8 @@ def check(host: Host, request: Request, identity: Identity) -> tuple[dict[str, A
     made = looker.look()
     result = _result(looker, made, rows(made))
     statuses = {row["status"] for row in result["rows"]}
-    differs = bool(statuses & {CHANGE, CONFLICT}) or bool(unfit(result["rows"]))
-    code = EXIT_FAILED if FAILED in statuses else EXIT_DRIFT if differs else EXIT_IN_SYNC
+    differs = bool(statuses & {Status.CHANGE, Status.CONFLICT}) or bool(unfit(result["rows"]))
+    code = EXIT_FAILED if Status.FAILED in statuses else EXIT_DRIFT if differs else EXIT_IN_SYNC
     return result, code
 
 
@@ -151,7 +149,8 @@ def _record(host: Host, result: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _code(result: Mapping[str, Any]) -> int:
     """A conflict is a failure: what the node has now it loses at its next boot."""
-    failed = any(row["status"] in (FAILED, CONFLICT) for row in result["rows"]) or bool(unfit(result["rows"]))
+    bad = (Status.FAILED, Status.CONFLICT)
+    failed = any(row["status"] in bad for row in result["rows"]) or unfit(result["rows"])
     return EXIT_FAILED if failed or result["unplanned"] or result["errors"] else EXIT_IN_SYNC
 
 

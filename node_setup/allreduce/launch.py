@@ -13,6 +13,7 @@ from lustrain.cluster import NodeGroup
 from node_setup.allreduce.nccl_tests import PROGRAM, Verdict, by_mpirun, by_srun, floor
 from node_setup.allreduce.programs import UNNAMED, Programs, find, lacking, libraries
 from node_setup.allreduce.search import Measured, measure
+from node_setup.answers import Answer
 from node_setup.fleet.faults import Fault
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.pool import Outcome
@@ -51,22 +52,22 @@ def all_reduce(run: Run, outcomes: Sequence[Outcome], deadline: Deadline, named:
     cluster = run.inventory.cluster
     if cluster is None:
         return [Reduction("", None, ("nobody said how many GPUs these nodes have; fix: give --cluster or --stack",))]
-    callers = [one for one in outcomes if one.result and _role(run, one.node) in ("controller", "login")]
+    callers = [one for one in outcomes if one.answer and _role(run, one.node) in ("controller", "login")]
     caller = callers[0].node if callers and cluster.backend == "hyperpod-slurm" else None
     found = []
     for name, group in cluster.groups.items():
         if group.gpus and group.role == "worker":
-            ready = [one for one in outcomes if one.node.group == name and one.result and one.result.get("ready")]
+            ready = [one for one in outcomes if one.node.group == name and one.answer and one.answer.ready]
             found.append(_group(_Launch(run, name, group, caller, deadline), ready, named))
     return found
 
 
-def busy(result: Mapping[str, Any]) -> str:
-    """Why a node that is ready is not to be disturbed; empty where nothing runs there. Not to know is no leave."""
-    jobs = result.get("jobs")
+def busy(answer: Answer) -> str:
+    """Why a node that is ready is not to be disturbed; empty where nothing runs there. Unknown counts as busy."""
+    jobs = answer.jobs
     if jobs is None:
         return "nobody could tell whether a job runs"
-    shown = ", ".join(f"{job['kind']} {job['id']}" for job in jobs[:_NAMED])
+    shown = ", ".join(f"{job.kind} {job.id}" for job in jobs[:_NAMED])
     return f"a job runs: {shown}{f' and {len(jobs) - _NAMED} more' if len(jobs) > _NAMED else ''}" if jobs else ""
 
 
@@ -161,7 +162,7 @@ class _Launch:
 
 def _group(launch: _Launch, ready: Sequence[Outcome], named: Programs) -> Reduction:
     name = launch.name
-    left_out = {one.node.name: why for one in ready if (why := busy(one.result or {}))}
+    left_out = {one.node.name: why for one in ready if one.answer and (why := busy(one.answer))}
     free = [one for one in ready if one.node.name not in left_out]
     if len(free) < 2:
         many = f"{len(free)} of its nodes are ready{' and idle' if left_out else ''}"
@@ -180,7 +181,7 @@ def _group(launch: _Launch, ready: Sequence[Outcome], named: Programs) -> Reduct
 def _word(outcome: Outcome, caller: Node | None) -> str:
     """What the launcher calls a node: Slurm by its host name, mpirun as well where we have no address of it."""
     node = outcome.node
-    host = str((outcome.result or {}).get("host") or node.name)
+    host = outcome.answer.host if outcome.answer and isinstance(outcome.answer.host, str) else node.name
     return host if caller or node.route.proxy else node.address
 
 

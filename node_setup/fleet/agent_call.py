@@ -57,7 +57,7 @@ class Asker:
         if reply.status in ENDED_STATUS:
             kind, fix = TIMEOUT, "see what it was at, or give it more --timeout"
             why = f"it took more than {question.seconds:.0f} s and was ended"
-        return Outcome(node, kind, why, fix, reply.status, reply.result, reply.log, seconds, traffic)
+        return Outcome(node, kind, why, fix, reply.status, reply.answer, reply.log, seconds, traffic)
 
     def _words(self, seconds: float) -> str:
         """The command; of its seconds a tune has most left when its turn comes."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
 
+from node_setup.answers import Answer
 from node_setup.fleet.faults import MISTAKE, NOT_BEGUN, RUNS_ON, STOPPED, TIMEOUT, Fault
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.protocol import Traffic
@@ -33,7 +33,7 @@ class Outcome:
     why: str = ""
     fix: str = ""
     status: int | None = None
-    result: Mapping[str, Any] | None = None
+    answer: Answer | None = None
     log: tuple[str, ...] = ()
     seconds: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)

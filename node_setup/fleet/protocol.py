@@ -14,9 +14,9 @@ from typing import Any
 from lustrain.problem import plain
 from node_setup.agent.model import EXIT_OTHER_AGENT
 from node_setup.agent.owned import AGENT
+from node_setup.answers import Answer, NoAnswerError, answer_to
 from node_setup.fleet.faults import DISK, NO_ANSWER, PYTHON, SUDO, TIMEOUT, Fault
-from node_setup.fleet.session import Answer, Session
-from node_setup.shape import flaw
+from node_setup.fleet.session import Completed, Session
 
 EXIT_NOT_STORED = 97
 KILLED_AFTER_S = 5
@@ -48,10 +48,10 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the agent said: its exit status (`agent.model`), its JSON object, its log."""
+    """What came back from the agent: its exit status (`agent.model`), its answer, its log."""
 
     status: int
-    result: Mapping[str, Any]
+    answer: Answer
     log: tuple[str, ...] = ()
 
 
@@ -77,7 +77,7 @@ def ask(session: Session, agent: Agent, question: Question, traffic: Traffic) ->
     return _reply(answer, question, agent)
 
 
-def _once(session: Session, question: Question, script: str, stdin: bytes, traffic: Traffic) -> Answer:
+def _once(session: Session, question: Question, script: str, stdin: bytes, traffic: Traffic) -> Completed:
     # For what the user's login shell is, the script is one word.
     words = ["sh", "-c", script]
     if question.privileged and not session.root:
@@ -112,12 +112,12 @@ head -c {size} >"$t" && [ "$(wc -c <"$t")" -eq {size} ] && sync "$t" && chmod 64
 {{ rm -f "$t"; exit {EXIT_NOT_STORED}; }}"""
 
 
-def _is_damaged(answer: Answer) -> bool:
+def _is_damaged(answer: Completed) -> bool:
     """Python runs an empty file without a word, and complains of a cut one before any of it has run."""
     return not answer.out and (answer.status == 0 or b"can't find '__main__' module" in answer.err)
 
 
-def _fault(answer: Answer, session: Session, question: Question, spent_s: float) -> Fault | None:
+def _fault(answer: Completed, session: Session, question: Question, spent_s: float) -> Fault | None:
     """What kept the agent from being run, or to its end, told by the exit status and by the last words."""
     said = _last_line(answer.err)
     if _object(answer.out) is not None:
@@ -141,18 +141,20 @@ def _fault(answer: Answer, session: Session, question: Question, spent_s: float)
     return None
 
 
-def _reply(answer: Answer, question: Question, agent: Agent) -> Reply:
+def _reply(answer: Completed, question: Question, agent: Agent) -> Reply:
     found = _object(answer.out)
     if found is None:
         said = _last_line(answer.err) or _last_line(answer.out) or "nothing"
         raise Fault(
             NO_ANSWER, f"the agent ended with status {answer.status} and said: {said}", "run it on the node by hand"
         )
-    if why := flaw(question.command, answer.status, found, agent.sha):
+    try:
+        checked = answer_to(question.command, answer.status, agent.sha, found)
+    except NoAnswerError as error:
         fix = f"run it on the node by hand: {question.python} {agent.path} {question.command}"
-        raise Fault(NO_ANSWER, f"what it said is no answer of our agent: {plain(why[:300])}", fix)
+        raise Fault(NO_ANSWER, f"its output is not an answer of our agent: {plain(str(error)[:300])}", fix) from None
     log = tuple(plain(line) for line in answer.err.decode(errors="replace").splitlines() if line.strip())
-    return Reply(answer.status, found, log)
+    return Reply(answer.status, checked, log)
 
 
 def _object(out: bytes) -> dict[str, Any] | None:

@@ -28,8 +28,8 @@ ENDS_WITHIN_S = 1.5
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a command said; `status` is -1 where a signal ended it."""
+class Completed:
+    """A command that ended; `status` is -1 where a signal ended it."""
 
     status: int
     out: bytes
@@ -49,7 +49,7 @@ class Session(Protocol):
     @property
     def user(self) -> str: ...
 
-    def execute(self, command: str, stdin: bytes, seconds: float) -> Answer: ...
+    def execute(self, command: str, stdin: bytes, seconds: float) -> Completed: ...
 
     def close(self) -> None: ...
 
@@ -82,7 +82,7 @@ class SshSession:
         transport.set_keepalive(KEEPALIVE_S)
         self._channel = transport.open_session(timeout=channel_s)
 
-    def execute(self, command: str, stdin: bytes, seconds: float) -> Answer:
+    def execute(self, command: str, stdin: bytes, seconds: float) -> Completed:
         end = time.monotonic() + seconds
         channel = None
         try:
@@ -103,7 +103,7 @@ class SshSession:
         if self.proxy is not None:
             self.proxy.close()
 
-    def _listen(self, channel: Any, end: float, seconds: float) -> Answer:
+    def _listen(self, channel: Any, end: float, seconds: float) -> Completed:
         out, err = bytearray(), bytearray()
         piece: bytes | None = None
         while piece != b"":
@@ -125,7 +125,7 @@ class SshSession:
         # paramiko's -1: the other side named no status. With the connection gone too, nobody knows how the command ended.
         if channel.exit_status == -1 and not channel.get_transport().is_active():
             raise EOFError
-        return Answer(channel.exit_status, bytes(out), bytes(err))
+        return Completed(channel.exit_status, bytes(out), bytes(err))
 
     def _broken(self, error: Exception, seconds: float, end: float) -> Fault:
         if self._stopped.is_set():
@@ -169,7 +169,7 @@ class LocalSession:
     def user(self) -> str:
         return getpass.getuser()
 
-    def execute(self, command: str, stdin: bytes, seconds: float) -> Answer:
+    def execute(self, command: str, stdin: bytes, seconds: float) -> Completed:
         pipe = subprocess.PIPE
         process = subprocess.Popen(["sh", "-c", command], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         try:
@@ -179,7 +179,7 @@ class LocalSession:
             if isinstance(error, TimeoutError):
                 raise self._broken(seconds, gone) from None
             raise
-        return Answer(process.returncode if process.returncode >= 0 else -1, out, err)
+        return Completed(process.returncode if process.returncode >= 0 else -1, out, err)
 
     def close(self) -> None:
         """Nothing stays open between commands."""

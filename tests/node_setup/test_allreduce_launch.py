@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lustrain.cluster import parse
+from node_setup import answers
 from node_setup.allreduce import launch, programs
 from node_setup.allreduce.launch import Reduction, all_reduce, as_json, lines
 from node_setup.allreduce.programs import UNNAMED, Programs, libraries
@@ -61,7 +62,9 @@ def described(backend: str) -> Any:
 
 def verified(machine: Sshd, name: str, group: str, *, ready: bool = True, jobs: Any = ()) -> Outcome:
     node = replace(machine.node, name=name, group=group)
-    return Outcome(node, ANSWERED, status=0, result={"host": name, "ready": ready, "jobs": jobs})
+    return Outcome(
+        node, ANSWERED, status=0, answer=answers.parse({"version": 1, "host": name, "ready": ready, "jobs": jobs})
+    )
 
 
 def reduced(made: Run, outcomes: list[Outcome], named: Programs = UNNAMED, seconds: float = 60) -> list[Reduction]:
@@ -214,4 +217,4 @@ def test_ctrl_c_ends_it_at_once_and_what_was_found_is_said(machine: Sshd, launch
 
 
 def replace_name(outcome: Outcome, name: str, address: str) -> Outcome:
-    return replace(outcome, node=replace(outcome.node, name=name, address=address), result={**(outcome.result or {})})
+    return replace(outcome, node=replace(outcome.node, name=name, address=address))

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node_setup import report, verify_report
+from node_setup.answers import NoAnswerError, answer_to
 from node_setup.differences import odd_ones
 from node_setup.fleet.agent_call import Asker
 from node_setup.fleet.faults import NO_ANSWER, Fault
@@ -18,9 +19,8 @@ from node_setup.fleet.hosts import Node
 from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.pool import ANSWERED, Outcome, Pace, run
 from node_setup.fleet.protocol import Agent, Question, Traffic, ask
-from node_setup.fleet.session import Answer
+from node_setup.fleet.session import Completed
 from node_setup.fleet.transport import Ways
-from node_setup.shape import DEEPEST, flaw
 
 SHA = "a" * 64
 OURS = Agent(b"", SHA)
@@ -36,9 +36,9 @@ class Node1:
     root, user = True, "root"
 
     def __init__(self, out: bytes, status: int = 0) -> None:
-        self.answer = Answer(status, out, b"")
+        self.answer = Completed(status, out, b"")
 
-    def execute(self, command: str, stdin: bytes, seconds: float) -> Answer:
+    def execute(self, command: str, stdin: bytes, seconds: float) -> Completed:
         return self.answer
 
     def close(self) -> None:
@@ -62,29 +62,30 @@ def levels(depth: int) -> bytes:
     ],
 )
 def test_what_our_agent_says_is_an_answer(command: str, status: int, result: dict[str, Any]) -> None:
-    assert flaw(command, status, result, SHA) is None
+    assert answer_to(command, status, SHA, result).to_json() == result
 
 
 @pytest.mark.parametrize(
     ("command", "result", "why"),
     [
-        ("tune", {}, "its version is None, not 1"),
-        ("tune", {**FINE, "version": 2}, "its version is 2, not 1"),
-        ("tune", {**FINE, "agent": "b" * 64}, "it is of agent"),
-        ("tune", {"version": 1, "rows": []}, "it has no agent"),
-        ("plan", {"version": 1, "agent": SHA}, "it has no rows"),
-        ("plan", {**FINE, "rows": [{}]}, "its rows has another form"),
-        ("plan", {**FINE, "rows": [{**ROW, "status": ["ok"]}]}, "its rows has another form"),
-        ("plan", {**FINE, "rows": {"a": ROW}}, "its rows has another form"),
-        ("plan", {**FINE, "errors": ["trouble"]}, "its errors has another form"),
-        ("plan", {**FINE, "lint": [{"name": "NCCL_PROTO"}]}, "its lint has another form"),
-        ("facts", {**FACTS, "agent": {"sha256": "b"}}, "it is of agent 'b'"),
-        ("facts", {**FACTS, "kernel": None}, "it has no kernel"),
-        ("facts", {**FACTS, "gpu": {"devices": 8}}, "its gpu.devices has another form"),
-        ("facts", {**FACTS, "memory": {"gib": float("inf")}}, "its memory.gib has another form"),
-        ("verify --tier fast", {**VERIFIED, "ready": "yes"}, "its ready has another form"),
-        ("verify --tier facts", {"version": 1, "ready": True}, "it has no results"),
-        ("reboot-check", {"version": 1, "agent": SHA}, "it has no boot"),
+        ("tune", {}, "version is missing"),
+        ("tune", {**FINE, "version": 2}, "version = 2: not allowed; allowed: 1"),
+        ("tune", {**FINE, "agent": "b" * 64}, "not the agent that was asked"),
+        ("tune", {"version": 1, "rows": []}, "agent is missing"),
+        ("plan", {"version": 1, "agent": SHA}, "rows is missing"),
+        ("plan", {**FINE, "rows": [{}]}, "rows.0.setting is missing"),
+        ("plan", {**FINE, "rows": [{**ROW, "status": ["ok"]}]}, "rows.0.status"),
+        ("plan", {**FINE, "rows": [{**ROW, "status": "fine"}]}, "rows.0.status = 'fine'"),
+        ("plan", {**FINE, "rows": {"a": ROW}}, "rows = "),
+        ("plan", {**FINE, "errors": ["trouble"]}, "errors.0 = 'trouble'"),
+        ("plan", {**FINE, "lint": [{"name": "NCCL_PROTO"}]}, "lint.0.where is missing"),
+        ("facts", {**FACTS, "agent": {"sha256": "b"}}, "not the agent that was asked"),
+        ("facts", {**FACTS, "kernel": None}, "kernel is missing"),
+        ("facts", {**FACTS, "gpu": {"devices": 8}}, "gpu.devices = 8: wrong type"),
+        ("facts", {**FACTS, "memory": {"gib": float("inf")}}, "memory.gib = inf"),
+        ("verify --tier fast", {**VERIFIED, "ready": "yes"}, "ready = 'yes': wrong type"),
+        ("verify --tier facts", {"version": 1, "ready": True}, "results is missing"),
+        ("reboot-check", {"version": 1, "agent": SHA}, "boot is missing"),
     ],
 )
 def test_what_is_not_is_no_answer_and_no_node_in_order(command: str, result: dict[str, Any], why: str) -> None:
@@ -93,7 +94,13 @@ def test_what_is_not_is_no_answer_and_no_node_in_order(command: str, result: dic
     assert (caught.value.kind, why in caught.value.why, bool(caught.value.fix)) == (NO_ANSWER, True, True), caught.value
 
 
-@pytest.mark.parametrize("depth", [DEEPEST, 300, 900, 100_000])
+def test_half_a_surrogate_pair_in_a_files_name_costs_no_report() -> None:
+    row = {**ROW, "found": "\udcff"}
+    reply = ask(Node1(json.dumps({**FINE, "rows": [row]}).encode()), OURS, Question("plan"), Traffic())
+    assert [one.found for one in reply.answer.rows or ()] == ["?"]
+
+
+@pytest.mark.parametrize("depth", [300, 900, 100_000])
 def test_levels_without_end_are_no_answer(depth: int) -> None:
     with pytest.raises(Fault) as caught:
         ask(Node1(levels(depth)), OURS, Question("plan"), Traffic())
@@ -133,10 +140,11 @@ def test_of_whatever_passes_for_an_answer_every_report_can_be_made(
     command: str, status: int, parts: dict[str, Any]
 ) -> None:
     base = {"facts": FACTS, "plan": FINE, "verify": VERIFIED}[command]
-    result = {**base, **parts}
-    if flaw(command, status, result, SHA):
+    try:
+        answer = answer_to(command, status, SHA, {**base, **parts})
+    except NoAnswerError:
         return
-    outcomes = [Outcome(Node("n1", "n1"), ANSWERED, status=status, result=result)]
+    outcomes = [Outcome(Node("n1", "n1"), ANSWERED, status=status, answer=answer)]
     lines = {
         "facts": lambda: report.facts(outcomes),
         "plan": lambda: report.tuned(outcomes, check=True) + report.rebooted(outcomes),
@@ -146,4 +154,4 @@ def test_of_whatever_passes_for_an_answer_every_report_can_be_made(
     }[command]()
     assert all(isinstance(line, str) for line in lines)
     json.dumps(report.as_json("node-x", outcomes, report.exit_code(outcomes)), indent=1)
-    odd_ones({"a": dict(result.get("facts_digest") or {})}, {})
+    odd_ones({"a": answer.facts_digest or {}}, {})

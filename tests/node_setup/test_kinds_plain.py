@@ -6,28 +6,13 @@ from typing import Any
 
 import pytest
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.catalog import load
 from node_setup.agent.kinds import KINDS, planner
 from node_setup.agent.kinds.agent import UNIT
 from node_setup.agent.kinds.hold import LOCKED
-from node_setup.agent.model import (
-    CONFLICT,
-    FAILED,
-    OK,
-    PERSISTED,
-    REBOOT,
-    RUNTIME,
-    SKIPPED,
-    UNKNOWN,
-    Remark,
-    Remove,
-    Request,
-    Run,
-    Setting,
-    Step,
-    Write,
-)
+from node_setup.agent.model import PERSISTED, RUNTIME, Remark, Remove, Request, Run, Setting, Step, Write
 from node_setup.agent.owned import HEADER
 from tests.node_setup.plain_node import after, bare
 
@@ -72,54 +57,64 @@ THP = setting("observe", "kernel.thp", "madvise")
 CASES: list[tuple[str, Setting, dict[str, Any], list[tuple[str, str | None]]]] = [
     ("both parts", MAPS, {}, [(RUNTIME, "65530"), (PERSISTED, None)]),
     ("runtime is there", MAPS, {"sysctl": {"vm.max_map_count": "1048576"}}, [(PERSISTED, None)]),
-    ("no such key", MAPS, {"sysctl": {}}, [(SKIPPED, None)]),
-    ("sysctl unreadable", MAPS, {"sysctl": None}, [(UNKNOWN, None)]),
-    ("file unreadable", MAPS, {"files": {}}, [(RUNTIME, "65530"), (UNKNOWN, None)]),
-    ("read-only /etc", MAPS, READ_ONLY, [(RUNTIME, "65530"), (FAILED, None)]),
+    ("no such key", MAPS, {"sysctl": {}}, [(Status.SKIPPED, None)]),
+    ("sysctl unreadable", MAPS, {"sysctl": None}, [(Status.UNKNOWN, None)]),
+    ("file unreadable", MAPS, {"files": {}}, [(RUNTIME, "65530"), (Status.UNKNOWN, None)]),
+    ("read-only /etc", MAPS, READ_ONLY, [(RUNTIME, "65530"), (Status.FAILED, None)]),
     ("module", UVM, {}, [(RUNTIME, "not loaded"), (PERSISTED, None)]),
     ("module loaded", UVM, {"modules__loaded": ["nvidia_uvm"]}, [(PERSISTED, None)]),
-    ("no modules", UVM, {"modules__supported": False}, [(SKIPPED, None)]),
-    ("modules unknown", UVM, {"modules__supported": None}, [(UNKNOWN, None)]),
+    ("no modules", UVM, {"modules__supported": False}, [(Status.SKIPPED, None)]),
+    ("modules unknown", UVM, {"modules__supported": None}, [(Status.UNKNOWN, None)]),
     ("option", CREDITS, {}, [(PERSISTED, None)]),
-    ("option, AWS owns it", CREDITS, {"modules__aws_lustre_block": True}, [(SKIPPED, None)]),
-    ("option, no modules", CREDITS, {"modules__supported": False}, [(SKIPPED, None)]),
-    ("option, unknown", CREDITS, {"modules": None}, [(UNKNOWN, None)]),
+    ("option, AWS owns it", CREDITS, {"modules__aws_lustre_block": True}, [(Status.SKIPPED, None)]),
+    ("option, no modules", CREDITS, {"modules__supported": False}, [(Status.SKIPPED, None)]),
+    ("option, unknown", CREDITS, {"modules": None}, [(Status.UNKNOWN, None)]),
     ("limit", MEMLOCK, {}, [(PERSISTED, None)]),
-    ("limit, read-only", MEMLOCK, READ_ONLY, [(FAILED, None)]),
+    ("limit, read-only", MEMLOCK, READ_ONLY, [(Status.FAILED, None)]),
     ("slurmd, jobs unknown", SLURMD, {"jobs": None}, [(PERSISTED, None)]),
     ("slurmd, under a job", SLURMD, {"jobs": [{"kind": "slurm", "id": "7"}]}, [(PERSISTED, None)]),
     ("slurmd, idle", SLURMD, {"jobs": []}, [(PERSISTED, None), (RUNTIME, "65536 65536")]),
     ("slurmd, idle, not systemd's", SLURMD, {"jobs": [], "services": {}}, [(PERSISTED, None)]),
     ("file", FILE, {}, [(PERSISTED, None)]),
-    ("file, read-only", FILE, READ_ONLY, [(FAILED, None)]),
-    ("file, unknown", FILE, {"files": {}}, [(UNKNOWN, None)]),
+    ("file, read-only", FILE, READ_ONLY, [(Status.FAILED, None)]),
+    ("file, unknown", FILE, {"files": {}}, [(Status.UNKNOWN, None)]),
     ("hold", HOLD, {}, [(PERSISTED, None)]),
     ("half held", HOLD, {"packages__held": ["linux-aws"]}, [(PERSISTED, "linux-aws")]),
-    ("hold nothing", HOLD, {"packages__installed": {"x": "1"}}, [(SKIPPED, None)]),
-    ("hold, dnf", HOLD, {"packages__manager": "dnf"}, [(SKIPPED, None)]),
-    ("hold, unknown", HOLD, {"packages__installed": None}, [(UNKNOWN, None)]),
-    ("argument, reported", CSTATE, {}, [(SKIPPED, None)]),
-    ("argument, other loader", CSTATE, {"os": {"family": "other"}}, [(SKIPPED, None)]),
-    ("argument there, other loader", CSTATE, {"os": {}, "kernel__cmdline": {"processor.max_cstate": "1"}}, [(OK, "1")]),
-    ("argument there", CSTATE, {"kernel__cmdline": {"processor.max_cstate": "0"}}, [(OK, "0")]),
-    ("argument too high", CSTATE, {"kernel__cmdline": {"processor.max_cstate": "3"}}, [(SKIPPED, "3")]),
-    ("argument, unknown", CSTATE, {"kernel__cmdline": None}, [(UNKNOWN, None)]),
+    ("hold nothing", HOLD, {"packages__installed": {"x": "1"}}, [(Status.SKIPPED, None)]),
+    ("hold, dnf", HOLD, {"packages__manager": "dnf"}, [(Status.SKIPPED, None)]),
+    ("hold, unknown", HOLD, {"packages__installed": None}, [(Status.UNKNOWN, None)]),
+    ("argument, reported", CSTATE, {}, [(Status.SKIPPED, None)]),
+    ("argument, other loader", CSTATE, {"os": {"family": "other"}}, [(Status.SKIPPED, None)]),
+    (
+        "argument there, other loader",
+        CSTATE,
+        {"os": {}, "kernel__cmdline": {"processor.max_cstate": "1"}},
+        [(Status.OK, "1")],
+    ),
+    ("argument there", CSTATE, {"kernel__cmdline": {"processor.max_cstate": "0"}}, [(Status.OK, "0")]),
+    ("argument too high", CSTATE, {"kernel__cmdline": {"processor.max_cstate": "3"}}, [(Status.SKIPPED, "3")]),
+    ("argument, unknown", CSTATE, {"kernel__cmdline": None}, [(Status.UNKNOWN, None)]),
     ("unit", CHRONY, {}, [(PERSISTED, "disabled"), (RUNTIME, "inactive")]),
-    ("unit, no systemd", CHRONY, NO_SYSTEMD, [(SKIPPED, None)]),
-    ("unit, unknown", CHRONY, {"services": None}, [(UNKNOWN, None)]),
-    ("unit, not installed", CHRONY, {"services": {"chrony.service": {"load": "not-found"}}}, [(SKIPPED, None)]),
-    ("unit, masked", CHRONY, {"services": {"chrony.service": {"load": "masked"}}}, [(SKIPPED, "masked")]),
+    ("unit, no systemd", CHRONY, NO_SYSTEMD, [(Status.SKIPPED, None)]),
+    ("unit, unknown", CHRONY, {"services": None}, [(Status.UNKNOWN, None)]),
+    ("unit, not installed", CHRONY, {"services": {"chrony.service": {"load": "not-found"}}}, [(Status.SKIPPED, None)]),
+    ("unit, masked", CHRONY, {"services": {"chrony.service": {"load": "masked"}}}, [(Status.SKIPPED, "masked")]),
     ("clock", CLOCK, {}, [(PERSISTED, None)]),
-    ("clock, no EC2", CLOCK, {"instance": {"type": None, "source": None}}, [(SKIPPED, None)]),
-    ("clock, own machine", CLOCK, {"instance": {"type": "p5.48xlarge", "source": "node.json"}}, [(SKIPPED, None)]),
-    ("clock, no chrony", CLOCK, {"services": {}}, [(SKIPPED, None)]),
-    ("clock, unknown", CLOCK, {"services": None}, [(UNKNOWN, None)]),
-    ("clock, chrony 3.5", CLOCK, {"time__folders": []}, [(SKIPPED, None)]),
-    ("clock, its file is not read", CLOCK, {"time__folders": None}, [(UNKNOWN, None)]),
-    ("clock, Rocky", CLOCK, {"os": {"id": "rocky", "family": "rhel"}}, [(SKIPPED, None)]),
-    ("observe", THP, {}, [(OK, "madvise")]),
-    ("observe, other", THP, {"kernel__thp": "always"}, [(SKIPPED, "always")]),
-    ("observe, unknown", THP, {"kernel__thp": None}, [(UNKNOWN, None)]),
+    ("clock, no EC2", CLOCK, {"instance": {"type": None, "source": None}}, [(Status.SKIPPED, None)]),
+    (
+        "clock, own machine",
+        CLOCK,
+        {"instance": {"type": "p5.48xlarge", "source": "node.json"}},
+        [(Status.SKIPPED, None)],
+    ),
+    ("clock, no chrony", CLOCK, {"services": {}}, [(Status.SKIPPED, None)]),
+    ("clock, unknown", CLOCK, {"services": None}, [(Status.UNKNOWN, None)]),
+    ("clock, chrony 3.5", CLOCK, {"time__folders": []}, [(Status.SKIPPED, None)]),
+    ("clock, its file is not read", CLOCK, {"time__folders": None}, [(Status.UNKNOWN, None)]),
+    ("clock, Rocky", CLOCK, {"os": {"id": "rocky", "family": "rhel"}}, [(Status.SKIPPED, None)]),
+    ("observe", THP, {}, [(Status.OK, "madvise")]),
+    ("observe, other", THP, {"kernel__thp": "always"}, [(Status.SKIPPED, "always")]),
+    ("observe, unknown", THP, {"kernel__thp": None}, [(Status.UNKNOWN, None)]),
 ]
 
 
@@ -132,7 +127,7 @@ def test_facts_in_steps_and_remarks_out(one: Setting, changes: dict[str, Any], e
 def test_what_was_done_is_ok_and_is_not_done_again(one: Setting) -> None:
     (remark,) = done(one, bare())
     assert isinstance(remark, Remark)
-    assert remark.status == OK
+    assert remark.status == Status.OK
 
 
 @pytest.mark.parametrize("one", [CREDITS, SLURMD, NOFILE], ids=lambda one: one.id)
@@ -141,7 +136,7 @@ def test_what_was_loaded_before_or_started_under_a_job_waits(one: Setting) -> No
     assert isinstance(step, Step)
     assert step.needs in ("reboot", "restart of slurmd")
     assert not any(isinstance(action, Run) and "restart" in action.command for action in step.actions)
-    assert [line.status for line in done(one, bare()) if isinstance(line, Remark)] == [REBOOT]
+    assert [line.status for line in done(one, bare()) if isinstance(line, Remark)] == [Status.REBOOT]
 
 
 def test_an_idle_slurmd_is_restarted_after_its_drop_in_was_read() -> None:
@@ -160,7 +155,7 @@ def test_what_is_not_running_yet_needs_nothing() -> None:
         assert step.needs == ""
         (remark,) = done(one, facts)
         assert isinstance(remark, Remark)
-        assert remark.status == OK
+        assert remark.status == Status.OK
 
 
 def test_every_kind_leaves_alone_what_is_not_selected() -> None:
@@ -182,7 +177,7 @@ def test_every_name_of_the_registry_is_a_module_with_a_planner() -> None:
 )
 def test_a_later_modprobe_file_with_a_lower_option_conflicts(path: str, value: str, conflict: bool) -> None:
     lines = said(CREDITS, bare(modules__files=[{"path": path, "options": {"ksocklnd": {"credits": value}}}]))
-    assert (CONFLICT in [kind for kind, _ in brief(lines)]) is conflict
+    assert (Status.CONFLICT in [kind for kind, _ in brief(lines)]) is conflict
 
 
 def test_lines_of_ours_go_once_aws_owns_the_options() -> None:
@@ -208,7 +203,7 @@ def test_lines_of_ours_go_once_aws_owns_the_options() -> None:
 )
 def test_a_limit_that_wins_over_ours_conflicts(path: str, line: list[str], conflict: bool) -> None:
     lines = said(MEMLOCK, bare(limits__files=[{"path": path, "lines": [line]}]))
-    assert (CONFLICT in [kind for kind, _ in brief(lines)]) is conflict
+    assert (Status.CONFLICT in [kind for kind, _ in brief(lines)]) is conflict
 
 
 def test_root_whom_a_star_leaves_out_has_the_limit_too() -> None:
@@ -274,7 +269,7 @@ def test_a_source_that_chrony_no_longer_reads_is_a_conflict_and_says_what_is_mis
     there["time"]["folders"] = ["/run/chrony-dhcp"]
     (remark,) = said(CLOCK, there)
     assert isinstance(remark, Remark)
-    assert remark.status == CONFLICT
+    assert remark.status == Status.CONFLICT
     assert "no `sourcedir /etc/chrony/sources.d`" in remark.why
 
 
@@ -283,7 +278,7 @@ def test_hyperpod_loads_modules_before_us_and_the_row_says_that_each_new_node_ne
     for backend, expected in (("hyperpod-slurm", True), ("machines", False)):
         (remark,) = said(CREDITS, there, document={"backend": backend})
         assert isinstance(remark, Remark)
-        assert remark.status == REBOOT
+        assert remark.status == Status.REBOOT
         assert ("each node that it brings needs a reboot" in remark.why) is expected
 
 
@@ -302,7 +297,7 @@ def test_the_boot_loader_is_told_only_where_a_reboot_is_allowed() -> None:
     assert isinstance(step, Step)
     assert (step.needs, step.actions[-1]) == ("reboot", Run(("update-grub",), 120.0))
     assert 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX processor.max_cstate=1"' in step.wanted
-    assert [kind for kind, _ in brief(done(CSTATE, bare(), allow_reboot=True))] == [REBOOT]
+    assert [kind for kind, _ in brief(done(CSTATE, bare(), allow_reboot=True))] == [Status.REBOOT]
 
 
 def test_grubby_is_told_before_we_note_that_it_was() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds import planner
-from node_setup.agent.model import CONFLICT, OK, PERSISTED, RUNTIME, Put, Remark, Remove, Request, Setting, Step, Write
+from node_setup.agent.model import PERSISTED, RUNTIME, Put, Remark, Remove, Request, Setting, Step, Write
 from node_setup.agent.owned import HEADER
 from tests.node_setup.plain_node import bare
 from tests.node_setup.test_kinds_plain import MAPS, RATIO, brief, done, said, setting
@@ -21,12 +22,12 @@ def sysctl_file(path: str, value: str) -> dict[str, Any]:
 def test_a_file_read_later_at_boot_with_another_value_is_a_conflict_beside_the_change() -> None:
     facts = bare(sysctl_files=[sysctl_file("/etc/sysctl.d/99-sysctl.conf", value="65530")])
     lines = said(MAPS, facts)
-    assert [kind for kind, _ in brief(lines)] == [RUNTIME, PERSISTED, CONFLICT]
+    assert [kind for kind, _ in brief(lines)] == [RUNTIME, PERSISTED, Status.CONFLICT]
     remark = lines[-1]
     assert isinstance(remark, Remark)
     assert "/etc/sysctl.d/99-sysctl.conf" in remark.why
     assert "vm.max_map_count = 65530" in remark.why
-    assert brief(done(MAPS, facts)) == [(CONFLICT, "65530"), (OK, "524288")]
+    assert brief(done(MAPS, facts)) == [(Status.CONFLICT, "65530"), (Status.OK, "524288")]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_a_file_read_later_at_boot_with_another_value_is_a_conflict_beside_the_c
 )
 def test_only_what_comes_later_and_will_not_do_conflicts(path: str, value: str, conflict: bool) -> None:
     lines = said(MAPS, bare(sysctl_files=[sysctl_file(path, value=value)]))
-    assert (CONFLICT in [kind for kind, _ in brief(lines)]) is conflict
+    assert (Status.CONFLICT in [kind for kind, _ in brief(lines)]) is conflict
 
 
 @pytest.mark.parametrize("path", ["/usr/lib/sysctl.d/10-map-count.conf", "/etc/sysctl.d/99-sysctl.conf"])

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from lustrain.problem import UserError
+from lustrain.status import Status
 from node_setup.agent import catalog, owned
 from node_setup.agent.kinds.agent import document_text
-from node_setup.agent.model import CHANGE, SKIPPED, UNKNOWN, Request
+from node_setup.agent.model import Request
 from node_setup.agent.plan import choose_profile, plan, rows
 from tests.node_setup.plain_node import after, bare
 
@@ -104,21 +105,27 @@ def test_rows_are_in_the_catalogues_order() -> None:
 
 
 REASONS = [
-    ({"profile": "login"}, {}, "sysctl.vm.max_map_count", SKIPPED, "for efa-gpu, gaudi, cpu; this node is login"),
-    ({}, {}, "sysctl.vm.dirty_ratio", SKIPPED, "opt-in"),
-    ({"overrides": {"sysctl.vm.max_map_count": "off"}}, {}, "sysctl.vm.max_map_count", SKIPPED, "turned off"),
+    (
+        {"profile": "login"},
+        {},
+        "sysctl.vm.max_map_count",
+        Status.SKIPPED,
+        "for efa-gpu, gaudi, cpu; this node is login",
+    ),
+    ({}, {}, "sysctl.vm.dirty_ratio", Status.SKIPPED, "opt-in"),
+    ({"overrides": {"sysctl.vm.max_map_count": "off"}}, {}, "sysctl.vm.max_map_count", Status.SKIPPED, "turned off"),
     (
         {"overrides": {"sysctl.vm.dirty_ratio": "on"}},
         {"memory__gib": 512.0},
         "sysctl.vm.dirty_ratio",
-        SKIPPED,
+        Status.SKIPPED,
         "memory.gib is 512, needs >= 1024",
     ),
     (
         {"overrides": {"sysctl.vm.dirty_ratio": "7"}},
         {"memory__gib": None},
         "sysctl.vm.dirty_ratio",
-        UNKNOWN,
+        Status.UNKNOWN,
         "memory.gib",
     ),
 ]
@@ -144,7 +151,7 @@ def test_a_setting_that_does_not_apply_says_why(
 )
 def test_an_opt_in_is_done_when_it_is_named_and_a_flag_wins(document: Any, overrides: Any, wanted: str) -> None:
     runtime = by_setting(Request(document=document, overrides=overrides))["sysctl.vm.dirty_ratio"][0]
-    assert (runtime["status"], runtime["wanted"]) == (CHANGE, wanted)
+    assert (runtime["status"], runtime["wanted"]) == (Status.CHANGE, wanted)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +212,10 @@ def test_a_value_that_is_a_multiple_of_an_unknown_fact_is_unknown() -> None:
     settings = catalog.parse({"t": {"setting": [{**table, "value_per": {"fact": "cpu.count", "times": 1000}}]}})
     assert plan(settings, bare(), Request()).steps[0].wanted == "192000"
     (remark,) = plan(settings, bare(cpu__count=None), Request()).remarks
-    assert (remark.status, remark.why) == (UNKNOWN, "cpu.count could not be found out, its value is 1000 times that")
+    assert (remark.status, remark.why) == (
+        Status.UNKNOWN,
+        "cpu.count could not be found out, its value is 1000 times that",
+    )
 
 
 def test_lines_of_a_setting_whose_condition_cannot_be_judged_stay() -> None:
@@ -215,4 +225,4 @@ def test_lines_of_a_setting_whose_condition_cannot_be_judged_stay() -> None:
     done["memory"]["gib"] = None
     again = plan(SETTINGS, done, asked)
     assert again.steps == ()
-    assert [one.setting for one in again.remarks if one.status == UNKNOWN] == ["sysctl.vm.dirty_ratio"]
+    assert [one.setting for one in again.remarks if one.status == Status.UNKNOWN] == ["sysctl.vm.dirty_ratio"]

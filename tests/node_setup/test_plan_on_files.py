@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from lustrain.status import Status
 from node_setup.agent import catalog, owned
 from node_setup.agent.apply import apply
 from node_setup.agent.facts.files import collect as files
 from node_setup.agent.facts.kernel import collect as kernel
 from node_setup.agent.facts.scene import Scene
 from node_setup.agent.host import Host
-from node_setup.agent.model import CONFLICT, OK, Request
+from node_setup.agent.model import Request
 from node_setup.agent.plan import Plan, plan
 
 SETTINGS = tuple(one for one in catalog.load() if one.kind in ("sysctl", "limit", "module-option"))
@@ -61,15 +62,17 @@ def test_what_was_written_is_read_back_as_wanted(host: Host) -> None:
     tune(host)
     again = plan(SETTINGS, look(host), REQUEST)
     assert again.steps == ()
-    status = {one.setting: one.status for one in again.remarks if one.status != CONFLICT}
-    assert status["sysctl.vm.max_map_count"] == status["limit.memlock"] == status["sysctl.net.core.rmem_max"] == OK
+    status = {one.setting: one.status for one in again.remarks if one.status != Status.CONFLICT}
+    assert (
+        status["sysctl.vm.max_map_count"] == status["limit.memlock"] == status["sysctl.net.core.rmem_max"] == Status.OK
+    )
     assert host.read("/proc/sys/vm/max_map_count") == "524288"
     assert host.read("/proc/sys/fs/inotify/max_user_watches") == "1048576\n"
 
 
 def test_the_old_sysctl_conf_that_debian_links_to_wins_and_is_named(host: Host) -> None:
     made = tune(host)
-    (conflict,) = [one for one in made.remarks if one.status == CONFLICT]
+    (conflict,) = [one for one in made.remarks if one.status == Status.CONFLICT]
     assert conflict.setting == "sysctl.vm.max_map_count"
     assert "/etc/sysctl.d/99-sysctl.conf" in conflict.why
     lines = host.read(owned.SYSCTL) or ""

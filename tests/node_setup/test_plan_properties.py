@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lustrain.status import Status
 from node_setup.agent import catalog, owned
 from node_setup.agent.kinds.compare import satisfies
 from node_setup.agent.kinds.owned_lines import parse
-from node_setup.agent.model import CHANGE, OK, REBOOT, RUNTIME, Remark, Request
+from node_setup.agent.model import RUNTIME, Remark, Request
 from node_setup.agent.plan import Plan, plan, rows
 from tests.node_setup.plain_node import after, bare
 
@@ -96,11 +97,11 @@ def test_after_a_plan_is_done_there_is_nothing_to_do(facts: dict[str, Any], requ
     second = plan(SETTINGS, after(facts, first.steps), request)
     assert second.steps == ()
     changed = {step.setting for step in first.steps}
-    assert all(one.status in (OK, REBOOT) for one in about(second, changed & set(chosen(second))))
+    assert all(one.status in (Status.OK, Status.REBOOT) for one in about(second, changed & set(chosen(second))))
 
 
 def chosen(made: Plan) -> list[str]:
-    return [one.setting for one in made.remarks if one.status in (OK, REBOOT)]
+    return [one.setting for one in made.remarks if one.status in (Status.OK, Status.REBOOT)]
 
 
 def about(made: Plan, names: set[str]) -> list[Remark]:
@@ -162,4 +163,4 @@ def test_what_is_turned_off_is_in_no_file_and_not_changed_at_run_time(facts: dic
     for path in (owned.SYSCTL, owned.LIMITS, owned.SLURMD, owned.NEEDRESTART):
         file = done["files"][path]
         assert not file or not off & set(parse(file["content"]))
-    assert all(row["status"] != CHANGE or row["part"] for row in rows(made))
+    assert all(row["status"] != Status.CHANGE or row["part"] for row in rows(made))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from node_setup.answers import parse
 from node_setup.fleet.faults import MISTAKE, NOT_BEGUN, RUNS_ON, STOPPED, TIMEOUT, UNREACHABLE, Fault
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.known_hosts import KnownHosts
@@ -42,7 +43,7 @@ class Fleet:
         try:
             if self.ways.stopped.wait(min(self._seconds, deadline.left())):
                 raise Fault(STOPPED, "stopped while it ran")
-            return Outcome(node, ANSWERED, status=self._answer(node), result={})
+            return Outcome(node, ANSWERED, status=self._answer(node), answer=parse({"version": 1}))
         finally:
             with self._lock:
                 self.at_once -= 1
@@ -90,7 +91,7 @@ def test_a_mistake_of_ours_costs_no_other_node_its_outcome() -> None:
 
     outcomes = Fleet(3, broken).run(Pace(max_parallel=1))
     assert [(one.kind, one.status) for one in outcomes] == [(ANSWERED, 0), (MISTAKE, None), (ANSWERED, 0)]
-    assert outcomes[1].why.startswith("KeyError: 'n01' (in broken, test_fleet.py:")
+    assert outcomes[1].why.startswith("KeyError: 'n01' (in broken, test_pool.py:")
     assert not outcomes[1].good
 
 
@@ -176,7 +177,7 @@ def test_ctrl_c_reports_what_ran_and_closes_what_waits() -> None:
     class Mixed(Fleet):
         def __call__(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
             if node.name == "n00":
-                return Outcome(node, ANSWERED, status=0, result={})
+                return Outcome(node, ANSWERED, status=0, answer=parse({"version": 1}))
             return super().__call__(node, deadline, traffic)
 
     fleet = Mixed(6, failing(), seconds=30)

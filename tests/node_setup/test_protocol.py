@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
+from node_setup.answers import parse
 from node_setup.fleet.agent_call import Asker, pid1_age
 from node_setup.fleet.faults import DISK, LOST, NO_ANSWER, PYTHON, RUNS_ON, STOPPED, SUDO, TIMEOUT, Fault
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.protocol import Agent, Question, Reply, Traffic, ask
-from node_setup.fleet.session import Answer, LocalSession
+from node_setup.fleet.session import Completed, LocalSession
 from node_setup.fleet.transport import Deadline, Limits, Ways
 from tests.conftest import require
 from tests.node_setup.local_sshd import Sshd, can_run
@@ -48,12 +49,12 @@ def agent(text: str, folder: Path) -> Agent:
 class Said:
     """A session that gives the answers it was made with, and keeps what it was asked; there is no node."""
 
-    def __init__(self, *answers: Answer, root: bool = True) -> None:
+    def __init__(self, *answers: Completed, root: bool = True) -> None:
         self.answers = list(answers)
         self.asked: list[tuple[str, bytes]] = []
         self.root, self.user, self.to_be_root = root, "root" if root else "ubuntu", "become root"
 
-    def execute(self, command: str, stdin: bytes, seconds: float) -> Answer:
+    def execute(self, command: str, stdin: bytes, seconds: float) -> Completed:
         self.asked.append((command, stdin))
         return self.answers.pop(0)
 
@@ -61,7 +62,7 @@ class Said:
         """Nothing is open."""
 
 
-def fault_of(answer: Answer, tmp_path: Path, *, root: bool = True) -> Fault:
+def fault_of(answer: Completed, tmp_path: Path, *, root: bool = True) -> Fault:
     with pytest.raises(Fault) as caught:
         ask(Said(answer, root=root), agent(SPEAKS, tmp_path), Question("plan"), Traffic())
     return caught.value
@@ -93,7 +94,7 @@ def fault_of(answer: Answer, tmp_path: Path, *, root: bool = True) -> Fault:
 def test_how_it_ended_is_told_in_one_line(
     status: int, err: str, root: bool, kind: str, why: str, tmp_path: Path
 ) -> None:
-    fault = fault_of(Answer(status, b"", f"a warning\n{err}\n".encode()), tmp_path, root=root)
+    fault = fault_of(Completed(status, b"", f"a warning\n{err}\n".encode()), tmp_path, root=root)
     assert (fault.kind, why in fault.why, bool(fault.fix), "\n" in str(fault)) == (kind, True, True, False), fault
 
 
@@ -101,9 +102,9 @@ def test_how_it_ended_is_told_in_one_line(
 def test_an_answer_is_believed_whatever_the_agent_says_of_it(status: int, tmp_path: Path) -> None:
     ours = agent(SPEAKS, tmp_path)
     said = {"version": 1, "agent": ours.sha, "rows": []}
-    out = Answer(status, f"Welcome to the node\n{json.dumps(said)}\n".encode(), b"sudo: unable to resolve host n1\n")
+    out = Completed(status, f"Welcome to the node\n{json.dumps(said)}\n".encode(), b"sudo: unable to resolve host n1\n")
     reply = ask(Said(out), ours, Question("plan"), Traffic())
-    assert reply == Reply(status, said, ("sudo: unable to resolve host n1",))
+    assert reply == Reply(status, parse(said), ("sudo: unable to resolve host n1",))
 
 
 def test_whoever_is_not_root_goes_through_sudo_and_looking_at_this_machine_does_not(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_whoever_is_not_root_goes_through_sudo_and_looking_at_this_machine_does_
         (False, True, "env LC_ALL=C sudo -n sh -c"),
         (False, False, "sh -c"),
     ):
-        said = Said(Answer(1, b'{"version": 1}', b""), root=root)
+        said = Said(Completed(1, b'{"version": 1}', b""), root=root)
         ask(said, agent(SPEAKS, tmp_path), Question("plan", privileged=privileged), Traffic())
         assert said.asked[0][0].startswith(begin)
 
@@ -152,7 +153,7 @@ def test_an_agent_of_root_behind_sudo_is_said_to_run_on(here: LocalSession, monk
 
 def test_whoever_may_not_sudo_here_is_told_to_call_fab_by_it(here: LocalSession, tmp_path: Path) -> None:
     assert here.to_be_root == "run all of it as root: sudo fab …"
-    assert fault_of(Answer(1, b"", b"sudo: a password is required"), tmp_path, root=False).fix == "become root"
+    assert fault_of(Completed(1, b"", b"sudo: a password is required"), tmp_path, root=False).fix == "become root"
 
 
 def asked(session: Any, ours: Agent, request: dict[str, Any], **more: Any) -> tuple[Reply, Traffic]:
@@ -165,7 +166,7 @@ def asked(session: Any, ours: Agent, request: dict[str, Any], **more: Any) -> tu
 def test_the_first_time_takes_two_round_trips_and_every_other_one(here: LocalSession, tmp_path: Path) -> None:
     ours = agent(SPEAKS, tmp_path)
     reply, traffic = asked(here, ours, {"profile": "cpu"})
-    assert (reply.result["command"], reply.result["request"]) == ("plan", {"profile": "cpu"})
+    assert (reply.answer.to_json()["command"], reply.answer.to_json()["request"]) == ("plan", {"profile": "cpu"})
     assert traffic.round_trips == 2
     assert traffic.sent > len(ours.content)
     reply, traffic = asked(here, ours, {"profile": "cpu", "status": 2})
@@ -195,7 +196,7 @@ def test_an_upload_that_is_cut_leaves_the_old_agent(here: LocalSession, tmp_path
     Path(old.path).write_bytes(old.content)
 
     class Cut(LocalSession):
-        def execute(self, command: str, stdin: bytes, seconds: float) -> Answer:
+        def execute(self, command: str, stdin: bytes, seconds: float) -> Completed:
             return super().execute(command, stdin[: len(stdin) // 2], seconds)
 
     with pytest.raises(Fault) as caught:
@@ -224,11 +225,11 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     ours = agent(SPEAKS + "#" * 200_000, tmp_path)
 
     class Small(LocalSession):
-        def execute(self, command: str, stdin: bytes, seconds: float) -> Answer:
+        def execute(self, command: str, stdin: bytes, seconds: float) -> Completed:
             script = f"mount -t tmpfs -o size=64k t {tmp_path}; {command}; s=$?; ls -A {ours.path[:-10]} >&2; exit $s"
             done = subprocess.run(["unshare", "-m", "sh", "-c", script], input=stdin, capture_output=True)
             self.left = done.stderr
-            return Answer(done.returncode, done.stdout, done.stderr)
+            return Completed(done.returncode, done.stdout, done.stderr)
 
     session = Small(threading.Event())
     with pytest.raises(Fault) as caught:
@@ -268,8 +269,9 @@ def test_over_ssh_too_the_agent_goes_once(machine: Sshd, asker: Callable[[str], 
     for rounds in (2, 1):
         traffic = Traffic()
         outcome = work(replace(machine.node, group="train"), Deadline(30), traffic)
-        assert outcome.result is not None
-        assert (outcome.result["command"], outcome.result["request"]) == ("plan", {"group": "train"})
+        assert outcome.answer is not None
+        said = outcome.answer.to_json()
+        assert (said["command"], said["request"]) == ("plan", {"group": "train"})
         assert (traffic.round_trips, outcome.traffic) == (rounds, traffic)
 
 
@@ -348,13 +350,13 @@ def test_the_age_of_the_first_process_is_in_seconds(here: LocalSession) -> None:
     age = pid1_age(here)
     assert age is not None
     assert 0 < age <= float(Path("/proc/uptime").read_text().split()[0])
-    assert pid1_age(Said(Answer(0, b"no such thing", b""))) is None
+    assert pid1_age(Said(Completed(0, b"no such thing", b""))) is None
 
 
 def test_the_request_reaches_the_agent_as_it_is(here: LocalSession, tmp_path: Path) -> None:
     request = {"overrides": {"a.b": "x 'y' \"z\" $(w) \\ \n ü"}, "only": ["*"]}
     reply, _ = asked(here, agent(SPEAKS, tmp_path), request)
-    assert json.loads(json.dumps(reply.result["request"])) == request
+    assert json.loads(json.dumps(reply.answer.to_json()["request"])) == request
 
 
 @pytest.mark.parametrize(
@@ -371,7 +373,7 @@ def test_a_tune_waits_for_another_runs_with_a_part_of_its_time(
     command: str, seconds: float, words: str, tmp_path: Path
 ) -> None:
     ways = Ways(KnownHosts(str(tmp_path / "known")))
-    node = Said(Answer(1, b'{"version": 1}', b""))
+    node = Said(Completed(1, b'{"version": 1}', b""))
     ways.connect = lambda address, deadline: node  # type: ignore[method-assign]
     Asker(ways, agent(SPEAKS, tmp_path), command, lambda one: {})(Node("n1", "n1"), Deadline(seconds), Traffic())
     assert f"agent.pyz {words}" in node.asked[0][0]

@@ -24,7 +24,7 @@ from node_setup.fleet.options import Options
 from node_setup.fleet.pool import ANSWERED, Outcome, Pace
 from node_setup.fleet.protocol import Agent
 from node_setup.fleet.run import Run
-from node_setup.fleet.session import Answer
+from node_setup.fleet.session import Completed
 from node_setup.fleet.transport import Deadline, Ways
 from node_setup.request import Wanted
 
@@ -36,11 +36,11 @@ class Node1:
 
     root, user = True, "root"
 
-    def __init__(self, *script: Fault | Answer) -> None:
+    def __init__(self, *script: Fault | Completed) -> None:
         self.script = list(script)
         self.commands: list[str] = []
 
-    def execute(self, command: str, stdin: bytes, seconds: float) -> Answer:
+    def execute(self, command: str, stdin: bytes, seconds: float) -> Completed:
         self.commands.append(command)
         return self._next
 
@@ -58,16 +58,16 @@ class Node1:
 SAID = {"version": 1, "agent": "0" * 64}
 
 
-def boot(number: int, status: int = 0, **more: Any) -> Answer:
+def boot(number: int, status: int = 0, **more: Any) -> Completed:
     said = {**SAID, "boot": {"boot_id": f"b{number}", "pid1_start": number}, "refused": None, **more}
-    return Answer(status, json.dumps(said).encode(), b"")
+    return Completed(status, json.dumps(said).encode(), b"")
 
 
-def plan(status: int) -> Answer:
-    return Answer(status, json.dumps({**SAID, "rows": [], "errors": []}).encode(), b"")
+def plan(status: int) -> Completed:
+    return Completed(status, json.dumps({**SAID, "rows": [], "errors": []}).encode(), b"")
 
 
-SENT = Answer(0, b"", b"")
+SENT = Completed(0, b"", b"")
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def test_a_node_is_back_when_another_boot_answers_and_nothing_is_left_to_do(rebo
     node = Node1(boot(1), SENT, boot(1), AWAY, AWAY, boot(2), plan(2), plan(0))
     outcome = rebooted(node)
     assert (outcome.kind, outcome.status) == (ANSWERED, 0)
-    assert outcome.result["did"].startswith("rebooted, back after")
+    assert outcome.answer.did.startswith("rebooted, back after")
     assert [("reboot-check" in one, " plan " in one) for one in node.commands] == [
         (True, False), (False, False), (True, False), (True, False), (False, True), (False, True),
     ]  # fmt: skip
@@ -113,7 +113,7 @@ def test_a_running_job_is_a_refusal_and_no_reboot(rebooted: Any) -> None:
 
 def test_check_reboots_nothing(rebooted: Any) -> None:
     node = Node1(boot(1))
-    assert (rebooted(node, check=True).result["did"], len(node.commands)) == ("would be rebooted", 1)
+    assert (rebooted(node, check=True).answer.did, len(node.commands)) == ("would be rebooted", 1)
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_another_machine_at_its_address_is_not_waited_for(rebooted: Any) -> None
     assert rebooted(Node1(boot(1), SENT, Fault(HOST_KEY, "its host key has changed"))).kind == HOST_KEY
 
 
-def on_hyperpod(tmp_path: Path, answers: dict[str, Answer | Fault], region: str | None = "us-west-2") -> Run:
+def on_hyperpod(tmp_path: Path, answers: dict[str, Completed | Fault], region: str | None = "us-west-2") -> Run:
     """Nodes by name, each with its one answer; those called head… are controllers. It keeps nothing of what was asked."""
     described = {"name": "c", "backend": "hyperpod-slurm", "region": region, "nodes": {"hyperpod_cluster": "pod"}}
     groups = {

@@ -84,7 +84,8 @@ def test_at_a_boot_only_a_job_that_was_given_out_refuses(facts: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    ("facts", "status"), [(SPOT, "FAIL"), (SOON, "FAIL"), (STOP, "FAIL"), (FAR, "WARN"), (REBALANCE, "WARN")]
+    ("facts", "status"),
+    [(SPOT, "failed"), (SOON, "failed"), (STOP, "failed"), (FAR, "warning"), (REBALANCE, "warning")],
 )
 def test_a_node_is_drained_for_its_end_and_not_for_what_is_weeks_off(facts: dict[str, Any], status: str) -> None:
     request = Request()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node_setup import report, verify_report
+from node_setup.answers import parse
 from node_setup.fleet.faults import HOST_KEY, LOGIN, LOST, NOT_BEGUN, STOPPED, SUDO, TIMEOUT, UNREACHABLE
 from node_setup.fleet.hosts import Node, Route
 from node_setup.fleet.pool import ANSWERED, Outcome
@@ -28,7 +29,7 @@ def result(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def answered(name: str, status: int = 0, *rows: dict[str, Any], **more: Any) -> Outcome:
-    return Outcome(Node(name, name), ANSWERED, status=status, result=result(*rows, **more), seconds=0.5)
+    return Outcome(Node(name, name), ANSWERED, status=status, answer=parse(result(*rows, **more)), seconds=0.5)
 
 
 def bad(name: str, kind: str) -> Outcome:
@@ -168,6 +169,7 @@ def test_json_is_one_object_with_everything_and_no_way_in() -> None:
 
 
 FACTS = {
+    "version": 1,
     "os": {"id": "ubuntu", "version": "22.04"},
     "kernel": {"release": "6.8"},
     "cpu": {"count": 192},
@@ -182,7 +184,13 @@ FACTS = {
 
 
 def test_facts_are_a_line_a_node_and_what_is_not_known_is_no_nought() -> None:
-    lines = report.facts([replace(answered("n1"), result=FACTS), replace(answered("n2"), result={}), bad("n3", LOGIN)])
+    lines = report.facts(
+        [
+            replace(answered("n1"), answer=parse(FACTS)),
+            replace(answered("n2"), answer=parse({"version": 1})),
+            bad("n3", LOGIN),
+        ]
+    )
     assert lines[1].split() == [
         "n1",
         "train",
@@ -209,13 +217,13 @@ def test_facts_are_a_line_a_node_and_what_is_not_known_is_no_nought() -> None:
 def verified(name: str, ready: bool, drain: str | None = None, **digest: Any) -> Outcome:
     check = {
         "check": "efa-devices",
-        "status": "OK" if ready else "FAIL",
+        "status": "ok" if ready else "failed",
         "why": "30 of 32",
         "found": "30",
         "expected": "32",
     }
     said = {"version": 1, "ready": ready, "drain": drain, "results": [check], "facts_digest": digest}
-    return Outcome(Node(name, name, "train"), ANSWERED, status=0 if ready else 2, result=said)
+    return Outcome(Node(name, name, "train"), ANSWERED, status=0 if ready else 2, answer=parse(said))
 
 
 def test_verify_tells_who_is_not_ready_who_to_drain_and_who_is_unlike_the_others() -> None:
@@ -226,7 +234,7 @@ def test_verify_tells_who_is_not_ready_who_to_drain_and_who_is_unlike_the_others
     lines = verify_report.lines(outcomes, found)
     assert lines[4].split() == ["n3", "no", "1", "1", "lustrain:", "efa-devices:", "30", "of", "32;", "action=REPLACE"]
     assert lines[5].split()[:2] == ["n4", "unreachable"]
-    assert "  FAIL     efa-devices: 30 of 32 (found 30, expected 32)" in lines
+    assert "  failed   efa-devices: 30 of 32 (found 30, expected 32)" in lines
     assert "  train: kernel: n3: 6.5; most have 6.8" in lines
     assert lines[-1] == "5 nodes: 3 ready, 1 not ready, 1 unreachable"
     assert verify_report.drain_lines(outcomes) == ["n3 lustrain: efa-devices: 30 of 32; action=REPLACE"]

@@ -14,6 +14,7 @@ from invoke.exceptions import Exit
 from node_setup import tasks
 from node_setup.allreduce import launch
 from node_setup.allreduce.launch import Reduction
+from node_setup.answers import parse
 from node_setup.fleet.flags import Flags
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.inventory import Inventory
@@ -30,7 +31,7 @@ Called = Callable[..., tuple[int, str]]
 
 def verified(name: str, kernel: str) -> Outcome:
     said = {"version": 1, "ready": True, "drain": None, "results": [], "facts_digest": {"kernel": kernel}, "jobs": []}
-    return Outcome(Node(name, name, "train"), ANSWERED, status=0, result=said)
+    return Outcome(Node(name, name, "train"), ANSWERED, status=0, answer=parse(said))
 
 
 @pytest.fixture
@@ -89,5 +90,7 @@ def test_what_concerns_no_single_node_is_told_before_the_table(called: Called, t
 def test_reasons_to_drain_stand_alone_for_who_reads_them_line_by_line(called: Called) -> None:
     bad = verified("n9", "6.8")
     reason = "lustrain: efa-devices: 30 of 32; action=REPLACE"
-    sick = Outcome(bad.node, ANSWERED, status=2, result={**(bad.result or {}), "ready": False, "drain": reason})
+    sick = Outcome(
+        bad.node, ANSWERED, status=2, answer=parse({**bad.answer.to_json(), "ready": False, "drain": reason})
+    )
     assert called(tasks.node_verify, [*KERNELS, sick], drain_reasons=True) == (2, f"n9 {reason}\n")

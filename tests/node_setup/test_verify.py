@@ -45,7 +45,7 @@ def results(facts: dict[str, Any], request: Request = REQUEST) -> dict[str, Resu
 
 
 def test_a_node_that_is_well_passes_every_check() -> None:
-    assert {name: result for name, result in results(p5()).items() if result.status != "OK"} == {}
+    assert {name: result for name, result in results(p5()).items() if result.status != "ok"} == {}
 
 
 def first_gpu(key: str, value: object) -> Change:
@@ -62,104 +62,104 @@ def hot(jobs: object) -> Change:
 
 
 BROKEN: list[tuple[str, Change, str, str]] = [
-    ("boot", lambda f: f.update(boot_outcome="failed mount of /fsx"), "FAIL", "NONE"),
-    ("boot", lambda f: f.update(boot_outcome="half way"), "UNKNOWN", "NONE"),
-    ("boot", lambda f: f.update(boot_outcome="ready lustre-over-tcp"), "OK", "NONE"),
-    ("boot", lambda f: f.update(boot_outcome=None), "SKIP", "NONE"),
-    ("instance-type", lambda f: f["instance"].update(type="p4d.24xlarge"), "FAIL", "NONE"),
-    ("instance-type", lambda f: f["instance"].update(type="p9.48xlarge"), "FAIL", "NONE"),
+    ("boot", lambda f: f.update(boot_outcome="failed mount of /fsx"), "failed", "NONE"),
+    ("boot", lambda f: f.update(boot_outcome="half way"), "unknown", "NONE"),
+    ("boot", lambda f: f.update(boot_outcome="ready lustre-over-tcp"), "ok", "NONE"),
+    ("boot", lambda f: f.update(boot_outcome=None), "skipped", "NONE"),
+    ("instance-type", lambda f: f["instance"].update(type="p4d.24xlarge"), "failed", "NONE"),
+    ("instance-type", lambda f: f["instance"].update(type="p9.48xlarge"), "failed", "NONE"),
     (
         "notice",
         lambda f: f["metadata"].update(notice={"kind": "spot", "action": "terminate", "at": "12:00"}),
-        "FAIL",
+        "failed",
         "NONE",
     ),
-    ("notice", lambda f: f["metadata"].update(error="timed out"), "UNKNOWN", "NONE"),
-    ("nvme", lambda f: f["blocks"].pop(1), "FAIL", "REPLACE"),
-    ("nvme", lambda f: f.update(blocks=None), "UNKNOWN", "NONE"),
-    ("gpu-count", lambda f: f["gpu"]["devices"].pop(), "FAIL", "REPLACE"),
-    ("gpu-count", lambda f: f["gpu"].update(devices=None), "UNKNOWN", "NONE"),
-    ("gpu-ecc", first_gpu("ecc_volatile_uncorrected", 2), "FAIL", "RESET_GPU"),
-    ("gpu-ecc", first_gpu("ecc_volatile_uncorrected", None), "UNKNOWN", "NONE"),
-    ("gpu-row-remap", first_gpu("remap_failed", True), "FAIL", "REPLACE"),
-    ("gpu-row-remap", first_gpu("remap_pending", True), "FAIL", "RESET_GPU"),
-    ("gpu-xid", xids((79, "GPU has fallen off the bus.")), "FAIL", "REBOOT"),
-    ("gpu-xid", xids((95, "Uncontained ECC error")), "FAIL", "REBOOT"),
-    ("gpu-xid", xids((13, "Graphics Exception"), (64, "row remapper")), "FAIL", "REPLACE"),
-    ("gpu-xid", xids((13, "Graphics Exception")), "WARN", "NONE"),
-    ("gpu-xid", lambda f: f["gpu"].update(xids=None), "UNKNOWN", "NONE"),
-    ("gpu-throttle", first_gpu("throttle", ["hw_slowdown", "hw_thermal_slowdown"]), "FAIL", "REPLACE"),
-    ("gpu-throttle", hot([{"kind": "slurm", "id": "12"}]), "WARN", "NONE"),
-    ("gpu-throttle", hot(None), "UNKNOWN", "NONE"),
-    ("gpu-throttle", first_gpu("throttle", ["sw_thermal_slowdown"]), "WARN", "NONE"),
-    ("gpu-throttle", first_gpu("throttle", ["sw_power_cap", "gpu_idle"]), "OK", "NONE"),
-    ("gpu-throttle", first_gpu("throttle", None), "UNKNOWN", "NONE"),
-    ("gpu-persistence", first_gpu("persistence", False), "WARN", "NONE"),
-    ("gpu-clocks", lambda f: f["gpu"]["devices"][3]["applications"].update(graphics=1200), "WARN", "NONE"),
-    ("gpu-nvlink", lambda f: f["gpu"]["nvlinks"]["0"].update(up=17), "FAIL", "REBOOT"),
-    ("gpu-nvlink", lambda f: f["gpu"]["nvlinks"].pop("7"), "FAIL", "REBOOT"),
-    ("gpu-nvlink", lambda f: f["gpu"]["nvlinks"]["0"].update(errors=4), "WARN", "NONE"),
-    ("gpu-nvlink", lambda f: f["gpu"].update(nvlinks=None), "UNKNOWN", "NONE"),
-    ("fabric-manager", lambda f: f["gpu"].update(fabric_manager={"version": "550.1"}), "FAIL", "NONE"),
-    ("fabric-manager", lambda f: f["gpu"].update(fabric_manager={"version": None}), "UNKNOWN", "NONE"),
+    ("notice", lambda f: f["metadata"].update(error="timed out"), "unknown", "NONE"),
+    ("nvme", lambda f: f["blocks"].pop(1), "failed", "REPLACE"),
+    ("nvme", lambda f: f.update(blocks=None), "unknown", "NONE"),
+    ("gpu-count", lambda f: f["gpu"]["devices"].pop(), "failed", "REPLACE"),
+    ("gpu-count", lambda f: f["gpu"].update(devices=None), "unknown", "NONE"),
+    ("gpu-ecc", first_gpu("ecc_volatile_uncorrected", 2), "failed", "RESET_GPU"),
+    ("gpu-ecc", first_gpu("ecc_volatile_uncorrected", None), "unknown", "NONE"),
+    ("gpu-row-remap", first_gpu("remap_failed", True), "failed", "REPLACE"),
+    ("gpu-row-remap", first_gpu("remap_pending", True), "failed", "RESET_GPU"),
+    ("gpu-xid", xids((79, "GPU has fallen off the bus.")), "failed", "REBOOT"),
+    ("gpu-xid", xids((95, "Uncontained ECC error")), "failed", "REBOOT"),
+    ("gpu-xid", xids((13, "Graphics Exception"), (64, "row remapper")), "failed", "REPLACE"),
+    ("gpu-xid", xids((13, "Graphics Exception")), "warning", "NONE"),
+    ("gpu-xid", lambda f: f["gpu"].update(xids=None), "unknown", "NONE"),
+    ("gpu-throttle", first_gpu("throttle", ["hw_slowdown", "hw_thermal_slowdown"]), "failed", "REPLACE"),
+    ("gpu-throttle", hot([{"kind": "slurm", "id": "12"}]), "warning", "NONE"),
+    ("gpu-throttle", hot(None), "unknown", "NONE"),
+    ("gpu-throttle", first_gpu("throttle", ["sw_thermal_slowdown"]), "warning", "NONE"),
+    ("gpu-throttle", first_gpu("throttle", ["sw_power_cap", "gpu_idle"]), "ok", "NONE"),
+    ("gpu-throttle", first_gpu("throttle", None), "unknown", "NONE"),
+    ("gpu-persistence", first_gpu("persistence", False), "warning", "NONE"),
+    ("gpu-clocks", lambda f: f["gpu"]["devices"][3]["applications"].update(graphics=1200), "warning", "NONE"),
+    ("gpu-nvlink", lambda f: f["gpu"]["nvlinks"]["0"].update(up=17), "failed", "REBOOT"),
+    ("gpu-nvlink", lambda f: f["gpu"]["nvlinks"].pop("7"), "failed", "REBOOT"),
+    ("gpu-nvlink", lambda f: f["gpu"]["nvlinks"]["0"].update(errors=4), "warning", "NONE"),
+    ("gpu-nvlink", lambda f: f["gpu"].update(nvlinks=None), "unknown", "NONE"),
+    ("fabric-manager", lambda f: f["gpu"].update(fabric_manager={"version": "550.1"}), "failed", "NONE"),
+    ("fabric-manager", lambda f: f["gpu"].update(fabric_manager={"version": None}), "unknown", "NONE"),
     (
         "fabric-manager",
         lambda f: f["services"]["nvidia-fabricmanager.service"].update(active="failed"),
-        "FAIL",
+        "failed",
         "REBOOT",
     ),
     (
         "fabric-manager",
         lambda f: f["services"]["nvidia-fabricmanager.service"].update(active="activating"),
-        "UNKNOWN",
+        "unknown",
         "NONE",
     ),
-    ("fabric-manager", first_gpu("fabric_state", "In Progress"), "UNKNOWN", "NONE"),
-    ("fabric-manager", first_gpu("fabric_state", "Not Started"), "FAIL", "REBOOT"),
-    ("efa-devices", lambda f: (f["efa"]["devices"].pop(), f["efa"].update(pci=31)), "FAIL", "REPLACE"),
-    ("efa-devices", lambda f: f["efa"].update(devices=[]), "FAIL", "REBOOT"),
-    ("efa-devices", lambda f: f["efa"]["devices"][0].update(state="DOWN"), "FAIL", "REPLACE"),
-    ("efa-devices", lambda f: f["efa"].update(devices=None), "UNKNOWN", "NONE"),
-    ("efa-domains", lambda f: f["efa"]["domains"].pop(), "FAIL", "REBOOT"),
-    ("efa-domains", lambda f: f["efa"].update(domains=None), "UNKNOWN", "NONE"),
-    ("efa-modules", lambda f: f["modules"]["loaded"].remove("ib_uverbs"), "FAIL", "REBOOT"),
+    ("fabric-manager", first_gpu("fabric_state", "In Progress"), "unknown", "NONE"),
+    ("fabric-manager", first_gpu("fabric_state", "Not Started"), "failed", "REBOOT"),
+    ("efa-devices", lambda f: (f["efa"]["devices"].pop(), f["efa"].update(pci=31)), "failed", "REPLACE"),
+    ("efa-devices", lambda f: f["efa"].update(devices=[]), "failed", "REBOOT"),
+    ("efa-devices", lambda f: f["efa"]["devices"][0].update(state="DOWN"), "failed", "REPLACE"),
+    ("efa-devices", lambda f: f["efa"].update(devices=None), "unknown", "NONE"),
+    ("efa-domains", lambda f: f["efa"]["domains"].pop(), "failed", "REBOOT"),
+    ("efa-domains", lambda f: f["efa"].update(domains=None), "unknown", "NONE"),
+    ("efa-modules", lambda f: f["modules"]["loaded"].remove("ib_uverbs"), "failed", "REBOOT"),
     (
         "ofi-plugin",
         lambda f: f["efa"].update(plugins=["/opt/amazon/ofi-nccl/lib/a.so", "/usr/local/lib/b.so"]),
-        "FAIL",
+        "failed",
         "NONE",
     ),
-    ("ofi-plugin", lambda f: f["efa"].update(plugins=[]), "WARN", "NONE"),
-    ("efa-hugepages", lambda f: f["memory"].update(hugepages_total=0), "WARN", "NONE"),
-    ("efa-hugepages", lambda f: f["memory"].update(hugepages_free=0), "WARN", "NONE"),
-    ("lustre-mount", lambda f: f["lustre"].update(mounts=[]), "FAIL", "NONE"),
-    ("lustre-mount", lambda f: f["lustre"]["mounts"][0]["options"].append("ro"), "FAIL", "NONE"),
-    ("lustre-mount", lambda f: f["lustre"].update(mounts=None), "UNKNOWN", "NONE"),
-    ("lustre-network", lambda f: f["lustre"].update(nets=[{"net": "tcp", "nids": []}]), "FAIL", "NONE"),
-    ("lustre-network", lambda f: f["lustre"].update(nets=None), "UNKNOWN", "NONE"),
-    ("lustre-network", lambda f: f["lustre"]["nets"][2]["nids"].pop(), "FAIL", "NONE"),
-    ("lustre-network", lambda f: f["lustre"]["nets"][2]["nids"][0].update(status="down"), "FAIL", "NONE"),
+    ("ofi-plugin", lambda f: f["efa"].update(plugins=[]), "warning", "NONE"),
+    ("efa-hugepages", lambda f: f["memory"].update(hugepages_total=0), "warning", "NONE"),
+    ("efa-hugepages", lambda f: f["memory"].update(hugepages_free=0), "warning", "NONE"),
+    ("lustre-mount", lambda f: f["lustre"].update(mounts=[]), "failed", "NONE"),
+    ("lustre-mount", lambda f: f["lustre"]["mounts"][0]["options"].append("ro"), "failed", "NONE"),
+    ("lustre-mount", lambda f: f["lustre"].update(mounts=None), "unknown", "NONE"),
+    ("lustre-network", lambda f: f["lustre"].update(nets=[{"net": "tcp", "nids": []}]), "failed", "NONE"),
+    ("lustre-network", lambda f: f["lustre"].update(nets=None), "unknown", "NONE"),
+    ("lustre-network", lambda f: f["lustre"]["nets"][2]["nids"].pop(), "failed", "NONE"),
+    ("lustre-network", lambda f: f["lustre"]["nets"][2]["nids"][0].update(status="down"), "failed", "NONE"),
     (
         "lustre-network",
         lambda f: f["lustre"].update(peers=[{"primary": "10.0.0.9@tcp", "nids": ["10.0.0.9@tcp"]}]),
-        "FAIL",
+        "failed",
         "NONE",
     ),
-    ("lustre-targets", lambda f: f["lustre"]["osts"].update(fullest_percent=99), "FAIL", "NONE"),
-    ("lustre-targets", lambda f: f["lustre"]["osts"].update(fullest_percent=91), "WARN", "NONE"),
-    ("lustre-targets", lambda f: f["lustre"].update(osts=None), "UNKNOWN", "NONE"),
-    ("slurmd-memlock", lambda f: f["limits"]["slurmd"].update(memlock=["8388608", "8388608"]), "FAIL", "NONE"),
-    ("slurmd-memlock", lambda f: f["limits"]["slurmd"].update(memlock=[str(2**35)] * 2), "WARN", "NONE"),
-    ("slurmd-memlock", lambda f: f["limits"].update(slurmd=None), "UNKNOWN", "NONE"),
-    ("clock", lambda f: f["time"].update(offset_s=-0.0013), "FAIL", "NONE"),
-    ("clock", lambda f: f["time"].update(synchronised=False), "FAIL", "NONE"),
-    ("clock", lambda f: f["time"].update(offset_s=None), "UNKNOWN", "NONE"),
-    ("shm", lambda f: f["memory"].update(shm_gib=64), "WARN", "NONE"),
-    ("scratch", lambda f: f["blocks"][1].update(mountpoints=[]), "WARN", "NONE"),
-    ("disk", lambda f: f["disk"]["/"].update(free_bytes=2**29), "FAIL", "NONE"),
-    ("disk", lambda f: f["disk"]["/"].update(free_inodes=3), "FAIL", "NONE"),
-    ("disk", lambda f: f["disk"]["/"].update(read_only=True), "FAIL", "REBOOT"),
-    ("disk", lambda f: f.update(disk={}), "UNKNOWN", "NONE"),
+    ("lustre-targets", lambda f: f["lustre"]["osts"].update(fullest_percent=99), "failed", "NONE"),
+    ("lustre-targets", lambda f: f["lustre"]["osts"].update(fullest_percent=91), "warning", "NONE"),
+    ("lustre-targets", lambda f: f["lustre"].update(osts=None), "unknown", "NONE"),
+    ("slurmd-memlock", lambda f: f["limits"]["slurmd"].update(memlock=["8388608", "8388608"]), "failed", "NONE"),
+    ("slurmd-memlock", lambda f: f["limits"]["slurmd"].update(memlock=[str(2**35)] * 2), "warning", "NONE"),
+    ("slurmd-memlock", lambda f: f["limits"].update(slurmd=None), "unknown", "NONE"),
+    ("clock", lambda f: f["time"].update(offset_s=-0.0013), "failed", "NONE"),
+    ("clock", lambda f: f["time"].update(synchronised=False), "failed", "NONE"),
+    ("clock", lambda f: f["time"].update(offset_s=None), "unknown", "NONE"),
+    ("shm", lambda f: f["memory"].update(shm_gib=64), "warning", "NONE"),
+    ("scratch", lambda f: f["blocks"][1].update(mountpoints=[]), "warning", "NONE"),
+    ("disk", lambda f: f["disk"]["/"].update(free_bytes=2**29), "failed", "NONE"),
+    ("disk", lambda f: f["disk"]["/"].update(free_inodes=3), "failed", "NONE"),
+    ("disk", lambda f: f["disk"]["/"].update(read_only=True), "failed", "REBOOT"),
+    ("disk", lambda f: f.update(disk={}), "unknown", "NONE"),
 ]
 
 
@@ -173,7 +173,7 @@ def test_a_fault_is_named_with_what_it_calls_for(check: str, change: Change, sta
 
 
 def test_every_check_has_a_case_in_which_it_does_not_pass() -> None:
-    assert {check for check, _, status, _ in BROKEN if status != "OK"} == set(results(p5()))
+    assert {check for check, _, status, _ in BROKEN if status != "ok"} == set(results(p5()))
 
 
 def test_a_failed_boot_is_named_by_its_step() -> None:
@@ -187,10 +187,10 @@ def test_an_unknown_type_is_unknown_and_not_ready() -> None:
     document = copy.deepcopy(DOCUMENT)
     document["groups"]["train"]["type"] = "p9.48xlarge"
     said = results(facts, Request(document=document))
-    assert {said[name].status for name in ("instance-type", "gpu-count", "efa-devices", "nvme")} == {"UNKNOWN"}
+    assert {said[name].status for name in ("instance-type", "gpu-count", "efa-devices", "nvme")} == {"unknown"}
     untuned = Request(document=document, overrides={"slurmd-limit.memlock": "off"})
     answer, status = verify(Host("/nonexistent"), facts, untuned, "facts")
-    assert "FAIL" not in {one["status"] for one in answer["results"]}
+    assert "failed" not in {one["status"] for one in answer["results"]}
     assert (answer["ready"], answer["drain"], status) == (False, None, EXIT_DRIFT)
 
 
@@ -203,24 +203,24 @@ def test_an_unknown_machine_that_someone_counted_by_hand_is_known() -> None:
         "groups": {"train": {"type": "other", "gpus": 8, "efa": 32, "nvme": 8}},
     }
     said = results(facts, Request(document=document))
-    assert {said[name].status for name in ("instance-type", "gpu-count", "efa-devices", "nvme")} == {"OK"}
+    assert {said[name].status for name in ("instance-type", "gpu-count", "efa-devices", "nvme")} == {"ok"}
     facts["gpu"]["devices"].pop()
-    assert results(facts, Request(document=document))["gpu-count"].status == "FAIL"
+    assert results(facts, Request(document=document))["gpu-count"].status == "failed"
 
 
 def test_a_group_that_the_cluster_has_not_is_unknown() -> None:
     said = results(p5(), Request(document=DOCUMENT, group="other"))["instance-type"]
-    assert (said.status, said.why) == ("UNKNOWN", "the cluster has no group other; it has train, login")
+    assert (said.status, said.why) == ("unknown", "the cluster has no group other; it has train, login")
 
 
 def test_on_eks_a_node_without_lustre_has_its_lnet_judged_all_the_same() -> None:
     document = copy.deepcopy(DOCUMENT) | {"backend": "hyperpod-eks", "lustre": None}
     facts = p5()
-    assert results(facts, Request(document=document))["lustre-network"].status == "OK"
+    assert results(facts, Request(document=document))["lustre-network"].status == "ok"
     facts["lustre"]["nets"] = [{"net": "tcp", "nids": []}]
-    assert results(facts, Request(document=document))["lustre-network"].status == "FAIL"
+    assert results(facts, Request(document=document))["lustre-network"].status == "failed"
     document["groups"]["train"]["lustre_efa"] = 0
-    assert results(facts, Request(document=document))["lustre-network"].status == "SKIP"
+    assert results(facts, Request(document=document))["lustre-network"].status == "skipped"
 
 
 def test_a_cluster_may_attach_fewer_efa_devices_but_no_fewer_gpus() -> None:
@@ -233,7 +233,7 @@ def test_a_cluster_may_attach_fewer_efa_devices_but_no_fewer_gpus() -> None:
 def test_hyperpods_prefix_is_the_same_type() -> None:
     document = copy.deepcopy(DOCUMENT)
     document["groups"]["train"]["type"] = "ml.p5.48xlarge"
-    assert results(p5(), Request(document=document))["instance-type"].status == "OK"
+    assert results(p5(), Request(document=document))["instance-type"].status == "ok"
 
 
 def test_a_login_node_needs_no_devices() -> None:
@@ -244,24 +244,24 @@ def test_a_login_node_needs_no_devices() -> None:
 def test_neuron_devices_are_not_passed_unseen() -> None:
     facts = facts_of("cpu")
     facts["instance"]["type"] = "trn1.32xlarge"
-    assert results(facts, Request())["gpu-count"].status == "UNKNOWN"
+    assert results(facts, Request())["gpu-count"].status == "unknown"
 
 
 def test_cards_of_gaudi_are_counted() -> None:
     document = {"backend": "machines", "groups": {"gaudi": {"type": "other", "gpus": 8, "efa": 4, "nvme": 4}}}
     facts = facts_of("gaudi")
-    assert results(facts, Request(document=document))["gpu-count"].status == "OK"
+    assert results(facts, Request(document=document))["gpu-count"].status == "ok"
     facts["hpu"]["devices"].pop()
-    assert results(facts, Request(document=document))["gpu-count"].status == "FAIL"
+    assert results(facts, Request(document=document))["gpu-count"].status == "failed"
 
 
 @pytest.mark.parametrize(
     ("source", "status"),
     [
-        ("10.1.1.67@tcp:/xeo3rbev", "OK"),
-        ("fs-1.fsx.us-east-2.amazonaws.com@tcp:/xeo3rbev", "OK"),
-        ("10.1.1.68@tcp:/xeo3rbev", "FAIL"),
-        ("fs-1.fsx.us-east-2.amazonaws.com@tcp:/fsx", "FAIL"),
+        ("10.1.1.67@tcp:/xeo3rbev", "ok"),
+        ("fs-1.fsx.us-east-2.amazonaws.com@tcp:/xeo3rbev", "ok"),
+        ("10.1.1.68@tcp:/xeo3rbev", "failed"),
+        ("fs-1.fsx.us-east-2.amazonaws.com@tcp:/fsx", "failed"),
     ],
 )
 def test_lustre_is_told_by_its_mount_name_and_by_its_server_where_both_are_spelled_alike(
@@ -273,7 +273,7 @@ def test_lustre_is_told_by_its_mount_name_and_by_its_server_where_both_are_spell
 
 def test_the_source_of_a_cluster_that_mounts_itself_is_its_documents() -> None:
     document = {**DOCUMENT, "mount": {"dns_name": "fs-1.example", "mount_name": "other"}}
-    assert results(p5(), Request(document=document))["lustre-mount"].status == "FAIL"
+    assert results(p5(), Request(document=document))["lustre-mount"].status == "failed"
 
 
 @pytest.mark.parametrize(
@@ -297,26 +297,26 @@ def test_xid_95_reboots_an_a100_and_resets_others() -> None:
 def test_an_xid_that_nobody_listed_is_a_persons_to_judge() -> None:
     facts = p5()
     xids((999, "new"))(facts)
-    assert results(facts)["gpu-xid"].status == "WARN"
+    assert results(facts)["gpu-xid"].status == "warning"
 
 
 def test_an_error_of_a_switch_is_not_read_as_one_of_a_gpu() -> None:
     facts = p5()
     facts["gpu"]["xids"] = [{"xid": 79, "pci": "0000:c4:00.0", "text": "", "switch": True}]
-    assert results(facts)["gpu-xid"].status == "WARN"
+    assert results(facts)["gpu-xid"].status == "warning"
 
 
 def test_the_reason_to_drain_is_one_line_with_the_heaviest_action() -> None:
     said = [
-        Result("clock", "FAIL", "off by 3 ms"),
-        Result("gpu-count", "FAIL", 'one of "8"\nis missing', "REPLACE"),
-        Result("shm", "WARN", "small"),
+        Result("clock", "failed", "off by 3 ms"),
+        Result("gpu-count", "failed", 'one of "8"\nis missing', "REPLACE"),
+        Result("shm", "warning", "small"),
     ]
     assert drain(said) == "lustrain: gpu-count: one of '8' is missing (and 1 more); action=REPLACE"
 
 
 def test_not_to_know_is_no_reason_to_drain() -> None:
-    assert drain([Result("gpu-count", "UNKNOWN", "nvidia-smi could not be read")]) is None
+    assert drain([Result("gpu-count", "unknown", "nvidia-smi could not be read")]) is None
 
 
 def test_a_whole_verification_is_json_and_says_what_hyperpod_wants_to_hear() -> None:
@@ -334,9 +334,9 @@ def test_a_whole_verification_is_json_and_says_what_hyperpod_wants_to_hear() -> 
 def test_settings_that_must_be_and_are_not_keep_a_node_from_jobs() -> None:
     said, _ = verify(Host("/nonexistent"), facts_of("p5"), REQUEST, "facts")
     found = {result["check"]: result for result in said["results"]}
-    assert found["settings"]["status"] == "FAIL"
+    assert found["settings"]["status"] == "failed"
     assert "memlock" in found["settings"]["why"]
-    assert found["lustre-stripes"]["status"] == "WARN"
+    assert found["lustre-stripes"]["status"] == "warning"
 
 
 def test_a_login_node_of_the_cluster_is_ready() -> None:
@@ -388,4 +388,4 @@ def test_a_fact_that_could_not_be_read_drains_no_node(section: str) -> None:
         facts = with_fact(path, None)
         want = expected(facts, REQUEST)
         said = [_timed(check, facts, want, REQUEST) for topic in TOPICS for check in topic.CHECKS]
-        assert [result for result in said if result.status == "FAIL"] == [], path
+        assert [result for result in said if result.status == "failed"] == [], path

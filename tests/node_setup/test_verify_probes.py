@@ -47,20 +47,20 @@ def probe(folder: Path, tmp_path: Path) -> Result:
 @pytest.mark.slow
 def test_a_file_is_written_read_back_and_deleted(folder: Path, tmp_path: Path) -> None:
     said = probe(folder, tmp_path)
-    assert said.status in ("OK", "WARN"), said
+    assert said.status in ("ok", "warning"), said
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_a_node_leaves_the_files_of_others_alone(folder: Path, tmp_path: Path) -> None:
     (folder / ".lustrain-verify-ip-10-1-0-18").write_text("of another node's probe")
-    assert probe(folder, tmp_path).status in ("OK", "WARN")
+    assert probe(folder, tmp_path).status in ("ok", "warning")
     assert [one.name for one in folder.iterdir()] == [".lustrain-verify-ip-10-1-0-18"]
 
 
 def test_a_folder_that_is_not_there_fails_with_what_dd_said(tmp_path: Path) -> None:
     said = probe(tmp_path / "away", tmp_path)
-    assert said.status == "FAIL"
+    assert said.status == "failed"
     assert said.why.startswith("write failed: dd: failed to open")
     assert "No such file or directory" in said.why
 
@@ -86,9 +86,9 @@ def test_a_file_system_that_never_answers_is_reported_in_time_and_probed_only_on
     started = time.monotonic()
     first = probe(stuck, stuck)
     assert time.monotonic() - started < 10
-    assert (first.status, first.why) == ("FAIL", "writing did not end within 1 s: Lustre does not answer")
+    assert (first.status, first.why) == ("failed", "writing did not end within 1 s: Lustre does not answer")
     second = probe(stuck, stuck)
-    assert second.status == "FAIL"
+    assert second.status == "failed"
     assert re.match(rf"a probe started before still hangs \(pid {os.getpid()} since ", second.why)
 
 
@@ -96,7 +96,7 @@ def test_a_file_system_that_never_answers_is_reported_in_time_and_probed_only_on
 def test_probes_at_once_wait_for_each_other_and_find_a_healthy_node_healthy(folder: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         said = list(pool.map(lambda _: probe(folder, tmp_path), range(4)))
-    assert {one.status for one in said} <= {"OK", "WARN"}, said
+    assert {one.status for one in said} <= {"ok", "warning"}, said
     assert list(folder.iterdir()) == []
 
 
@@ -112,7 +112,7 @@ def test_a_node_whose_probes_only_queue_is_not_drained(
         second.start()
         said = probe(folder, tmp_path)
         second.join()
-    assert (said.status, said.why) == ("UNKNOWN", "not tried: other probes of this node took the 1 s")
+    assert (said.status, said.why) == ("unknown", "not tried: other probes of this node took the 1 s")
 
 
 def test_other_bytes_than_were_written_are_a_failure(tmp_path: Path) -> None:
@@ -131,21 +131,21 @@ def test_other_bytes_than_were_written_are_a_failure(tmp_path: Path) -> None:
 
 def test_a_host_that_refuses_its_own_folder_is_unknown_not_broken(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "root").write_text("a file in the place of a folder")
-    assert probe(folder, tmp_path).status == "UNKNOWN"
+    assert probe(folder, tmp_path).status == "unknown"
 
 
 @pytest.mark.parametrize(
     ("said", "status", "why"),
     [
-        ("wrote\nread\ndone\n", "OK", "64 MiB written, read back and deleted"),
-        ("wrote\nfailed compare\n", "FAIL", "compare failed: other bytes came back"),
+        ("wrote\nread\ndone\n", "ok", "64 MiB written, read back and deleted"),
+        ("wrote\nfailed compare\n", "failed", "compare failed: other bytes came back"),
         (
             "dd: error writing '/fsx/x': No space left on device\nfailed write\n",
-            "FAIL",
+            "failed",
             "write failed: dd: error writing",
         ),
-        ("wrote\n", "FAIL", "reading did not end"),
-        ("", "FAIL", "writing did not end"),
+        ("wrote\n", "failed", "reading did not end"),
+        ("", "failed", "writing did not end"),
     ],
 )
 def test_what_the_probe_said_last_decides(said: str, status: str, why: str) -> None:
@@ -155,7 +155,7 @@ def test_what_the_probe_said_last_decides(said: str, status: str, why: str) -> N
 
 
 def test_a_file_system_that_crawls_is_told() -> None:
-    assert probes.judge("done\n", 20.0).status == "WARN"
+    assert probes.judge("done\n", 20.0).status == "warning"
 
 
 def nets(efa: int, tcp: int, recv: int | None = None) -> list[Any]:
@@ -170,13 +170,13 @@ def nets(efa: int, tcp: int, recv: int | None = None) -> list[Any]:
 @pytest.mark.parametrize(
     ("after", "over_efa", "status"),
     [
-        (nets(200, 10), True, "OK"),
-        (nets(101, 10), True, "OK"),
-        (nets(100, 200), True, "FAIL"),
-        (nets(100, 10), True, "UNKNOWN"),
-        (nets(100, 200), False, "OK"),
-        (nets(200, 10), False, "FAIL"),
-        (None, True, "UNKNOWN"),
+        (nets(200, 10), True, "ok"),
+        (nets(101, 10), True, "ok"),
+        (nets(100, 200), True, "failed"),
+        (nets(100, 10), True, "unknown"),
+        (nets(100, 200), False, "ok"),
+        (nets(200, 10), False, "failed"),
+        (None, True, "unknown"),
     ],
 )
 def test_the_network_that_carried_the_io_is_told_by_sums_over_all_interfaces(
@@ -186,7 +186,7 @@ def test_the_network_that_carried_the_io_is_told_by_sums_over_all_interfaces(
 
 
 def test_a_network_that_only_sends_carries_nothing() -> None:
-    assert transport(nets(100, 10, recv=5), nets(200, 10, recv=5), True).status != "OK"
+    assert transport(nets(100, 10, recv=5), nets(200, 10, recv=5), True).status != "ok"
 
 
 class Answering(Host):
@@ -211,7 +211,7 @@ def test_a_probe_of_a_mounted_file_system_tells_of_both_the_file_and_the_network
     grown = recorded("lnetctl_net_show_v.txt").replace("_count: ", "_count: 1")
     said = probes.write_probe(Answering(str(tmp_path / "root"), grown), facts, expected(facts, request), request)
     assert [result.check for result in said] == ["lustre-write", "lustre-transport"]
-    assert said[0].status in ("OK", "WARN")
+    assert said[0].status in ("ok", "warning")
 
 
 def test_what_is_not_mounted_is_not_written_to(tmp_path: Path) -> None:
@@ -219,5 +219,5 @@ def test_what_is_not_mounted_is_not_written_to(tmp_path: Path) -> None:
     facts["lustre"]["mounts"] = []
     request = Request(document=DOCUMENT)
     (said,) = probes.write_probe(Host(str(tmp_path)), facts, expected(facts, request), request)
-    assert said.status == "UNKNOWN"
+    assert said.status == "unknown"
     assert list(tmp_path.iterdir()) == []

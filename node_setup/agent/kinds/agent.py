@@ -6,23 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.group import group_of
-from node_setup.agent.model import (
-    OK,
-    PERSISTED,
-    SKIPPED,
-    UNKNOWN,
-    Action,
-    Copy,
-    Facts,
-    Remark,
-    Request,
-    Run,
-    Setting,
-    Step,
-    Write,
-)
+from node_setup.agent.model import PERSISTED, Action, Copy, Facts, Remark, Request, Run, Setting, Step, Write
 
 UNIT = PurePosixPath(owned.BOOT_UNIT).name
 BOOT_UNIT = f"""{owned.HEADER}[Unit]
@@ -61,10 +48,12 @@ def _plan(setting: str, facts: Facts, request: Request) -> list[Step | Remark]:
     if facts.get("init") == "systemd":
         said += _unit(setting, facts)
     elif facts.get("init") is None:
-        said.append(Remark(setting, UNKNOWN, "what runs at boot could not be found out"))
+        said.append(Remark(setting, Status.UNKNOWN, "what runs at boot could not be found out"))
     else:
-        said.append(Remark(setting, SKIPPED, "no systemd: whatever boots this node has to run the agent with `boot`"))
-    return said or [Remark(setting, OK, "in place")]
+        said.append(
+            Remark(setting, Status.SKIPPED, "no systemd: whatever boots this node has to run the agent with `boot`")
+        )
+    return said or [Remark(setting, Status.OK, "in place")]
 
 
 def _copy(setting: str, facts: Facts) -> Iterator[Step]:

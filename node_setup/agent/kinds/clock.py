@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.owned_lines import OwnedLines
 from node_setup.agent.kinds.verdict import with_ok
-from node_setup.agent.model import CONFLICT, SKIPPED, UNKNOWN, Facts, Remark, Request, Run, Setting, Step
+from node_setup.agent.model import Facts, Remark, Request, Run, Setting, Step
 
 ON_EC2 = ("imds", "dmi", "hyperpod")
 """Sources of facts.instance that only an EC2 instance has: the service's link-local address answers nowhere else."""
@@ -24,7 +25,7 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     path = next((path for key, value, path in FOLDERS if system.get(key) == value), None)
     reason = _not_here(facts, path)
     if reason or path is None:
-        return [Remark(one.id, *(reason or (SKIPPED, ""))) for one in asked]
+        return [Remark(one.id, *(reason or (Status.SKIPPED, ""))) for one in asked]
     unread = _unread(facts, path)
     if unread and chosen:
         return [Remark(one.id, *unread) for one in asked]
@@ -35,29 +36,29 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     return with_ok(said, chosen, selected, {one.id: source for one in chosen}, why)
 
 
-def _unread(facts: Facts, path: str) -> tuple[str, str] | None:
+def _unread(facts: Facts, path: str) -> tuple[Status, str] | None:
     """Status and why where chrony does not read the file's folder: it knows `sourcedir` since 4.0, and Ubuntu 20.04 has 3.5."""
     folder = str(PurePosixPath(path).parent)
     folders = (facts.get("time") or {}).get("folders")
     if folders is None:
-        return UNKNOWN, "chrony's own file could not be read, so whether it would read ours is not known"
+        return Status.UNKNOWN, "chrony's own file could not be read, so whether it would read ours is not known"
     if folder in folders:
         return None
     why = f"chrony.conf has no `sourcedir {folder}`, so that chrony reads no file there; fix: add it, if chrony is 4.0 or newer"
-    return (CONFLICT if (facts.get("files") or {}).get(path) else SKIPPED), why
+    return (Status.CONFLICT if (facts.get("files") or {}).get(path) else Status.SKIPPED), why
 
 
 def _line(setting: Setting) -> str:
     return f"server {setting.value} {setting.options['flags']}"
 
 
-def _not_here(facts: Facts, path: str | None) -> tuple[str, str] | None:
+def _not_here(facts: Facts, path: str | None) -> tuple[Status, str] | None:
     instance: Mapping[str, Any] = facts.get("instance") or {}
     if instance.get("source") not in ON_EC2:
-        return SKIPPED, "no EC2 instance: Amazon's time service answers nowhere else"
+        return Status.SKIPPED, "no EC2 instance: Amazon's time service answers nowhere else"
     services = facts.get("services")
     if services is None:
-        return UNKNOWN, "systemd could not be asked whether chrony is there"
+        return Status.UNKNOWN, "systemd could not be asked whether chrony is there"
     if not any((services.get(f"{name}.service") or {}).get("load") == "loaded" for name in ("chrony", "chronyd")):
-        return SKIPPED, "chrony is not installed"
-    return None if path else (SKIPPED, "this distribution's chrony reads no folder of sources")
+        return Status.SKIPPED, "chrony is not installed"
+    return None if path else (Status.SKIPPED, "this distribution's chrony reads no folder of sources")

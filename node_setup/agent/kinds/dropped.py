@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lustrain.status import Status
 from node_setup.agent.kinds.owned_lines import unwritable
-from node_setup.agent.model import FAILED, PERSISTED, Action, Facts, Remark, Remove, Request, Setting, Step
+from node_setup.agent.model import PERSISTED, Action, Facts, Remark, Remove, Request, Setting, Step
 
 
 def dropped(
@@ -21,5 +22,5 @@ def dropped(
         return []
     refused = unwritable(facts, path)
     if refused:
-        return [Remark(path, FAILED, refused, "in place", "no file")]
+        return [Remark(path, Status.FAILED, refused, "in place", "no file")]
     return [Step(path, PERSISTED, path, "in place, not wanted", "no file", (*before, Remove(path), *after))]

@@ -5,23 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds import owned_unit
 from node_setup.agent.kinds.dropped import dropped
 from node_setup.agent.kinds.gpu_persistence import owner, without_gpu
 from node_setup.agent.kinds.unit import no_systemd
-from node_setup.agent.model import (
-    OK,
-    RUNTIME,
-    SKIPPED,
-    UNKNOWN,
-    Facts,
-    Remark,
-    Request,
-    Run,
-    Setting,
-    Step,
-)
+from node_setup.agent.model import RUNTIME, Facts, Remark, Request, Run, Setting, Step
 
 Pair = tuple[int, int]
 """Memory and graphics clock in MHz, in the order of `nvidia-smi -ac`."""
@@ -67,12 +57,12 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
     devices = facts["gpu"]["devices"]
     settable = [device for device in devices if _pair(device["max"]) and _pair(device["applications"])]
     if not settable:
-        return [Remark(setting.id, SKIPPED, "this driver has no application clocks to set on these GPUs")]
+        return [Remark(setting.id, Status.SKIPPED, "this driver has no application clocks to set on these GPUs")]
     persisted = _persisted(setting, facts)
     said = [*_runtime(setting, settable), *([] if persisted is None else [persisted])]
     shown = "; ".join(sorted({_text(device["max"]) for device in settable}))
     why = f"{len(settable)} of {len(devices)} GPUs have application clocks, and they are at their highest"
-    return said or [Remark(setting.id, OK, why, shown, shown)]
+    return said or [Remark(setting.id, Status.OK, why, shown, shown)]
 
 
 def _runtime(setting: Setting, devices: Sequence[Mapping[str, Any]]) -> list[Step | Remark]:
@@ -91,7 +81,7 @@ def _persisted(setting: Setting, facts: Facts) -> Step | Remark | None:
     if missing is not None:
         return Remark(setting.id, *missing)
     if owned.CLOCKS_UNIT not in facts["files"]:
-        return Remark(setting.id, UNKNOWN, f"{owned.CLOCKS_UNIT} was not read")
+        return Remark(setting.id, Status.UNKNOWN, f"{owned.CLOCKS_UNIT} was not read")
     return owned_unit.in_place(setting, {owned.CLOCKS_UNIT: clocks_unit(owner(facts))}, owned.CLOCKS_UNIT, facts)
 
 

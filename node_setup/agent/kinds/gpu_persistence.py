@@ -6,23 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.unit import ENABLED, no_systemd
-from node_setup.agent.model import (
-    FAILED,
-    OK,
-    PERSISTED,
-    RUNTIME,
-    SKIPPED,
-    UNKNOWN,
-    Facts,
-    Remark,
-    Request,
-    Run,
-    Setting,
-    Step,
-    Write,
-)
+from node_setup.agent.model import PERSISTED, RUNTIME, Facts, Remark, Request, Run, Setting, Step, Write
 
 DAEMON = "nvidia-persistenced.service"
 OTHER_OWNER = "parallelcluster_nvidia.service"
@@ -53,11 +40,11 @@ def without_gpu(setting: Setting, facts: Facts) -> Remark | None:
     """What to say of a GPU setting where there is no GPU, or nobody knows; None where there are some to set."""
     gpu = facts.get("gpu") or {}
     if gpu.get("present") is None:
-        return Remark(setting.id, UNKNOWN, "whether this node has GPUs could not be read")
+        return Remark(setting.id, Status.UNKNOWN, "whether this node has GPUs could not be read")
     if not gpu["present"]:
-        return Remark(setting.id, SKIPPED, "this node has no NVIDIA GPU")
+        return Remark(setting.id, Status.SKIPPED, "this node has no NVIDIA GPU")
     if not gpu["devices"]:
-        return Remark(setting.id, UNKNOWN, "there are GPUs, but nvidia-smi lists none; fix: see `nvidia-smi`")
+        return Remark(setting.id, Status.UNKNOWN, "there are GPUs, but nvidia-smi lists none; fix: see `nvidia-smi`")
     return None
 
 
@@ -70,7 +57,9 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
     service: Mapping[str, Any] = facts["services"].get(DAEMON) or {}
     if service.get("load") != "loaded":
         state = service.get("load") or "not installed"
-        return [Remark(setting.id, FAILED, f"{DAEMON} is {state}; fix: install it with the driver, or unmask it")]
+        return [
+            Remark(setting.id, Status.FAILED, f"{DAEMON} is {state}; fix: install it with the driver, or unmask it")
+        ]
     said: list[Step | Remark] = []
     if service["enabled"] not in ENABLED:
         enable = Run(("systemctl", "enable", DAEMON))
@@ -80,26 +69,28 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
         said.append(Step(setting.id, RUNTIME, DAEMON, service["active"], "active", (start,)))
     else:
         said += _running(setting, facts)
-    return said or [Remark(setting.id, OK, f"{DAEMON} runs, and all GPUs persist", "Enabled", "Enabled")]
+    return said or [Remark(setting.id, Status.OK, f"{DAEMON} runs, and all GPUs persist", "Enabled", "Enabled")]
 
 
 def _under_other(setting: Setting, facts: Facts) -> list[Step | Remark]:
     off = _without_persistence(facts)
     if off is None:
-        return [Remark(setting.id, UNKNOWN, f"{OTHER_OWNER} runs, but whether the GPUs persist could not be read")]
+        return [
+            Remark(setting.id, Status.UNKNOWN, f"{OTHER_OWNER} runs, but whether the GPUs persist could not be read")
+        ]
     if off:
         why = f"{OTHER_OWNER} runs, but {off} without persistence; fix: journalctl -u {OTHER_OWNER}"
-        return [Remark(setting.id, FAILED, why, "Disabled", "Enabled")]
-    return [Remark(setting.id, OK, f"{OTHER_OWNER} runs, and all GPUs persist", "Enabled", "Enabled")]
+        return [Remark(setting.id, Status.FAILED, why, "Disabled", "Enabled")]
+    return [Remark(setting.id, Status.OK, f"{OTHER_OWNER} runs, and all GPUs persist", "Enabled", "Enabled")]
 
 
 def _running(setting: Setting, facts: Facts) -> list[Step | Remark]:
     """What is left to do while the daemon runs: nothing, unless it was told not to do its work."""
     off = _without_persistence(facts)
     if off is None:
-        return [Remark(setting.id, UNKNOWN, f"{DAEMON} runs, but whether the GPUs persist could not be read")]
+        return [Remark(setting.id, Status.UNKNOWN, f"{DAEMON} runs, but whether the GPUs persist could not be read")]
     if owned.PERSISTENCED not in facts["files"]:
-        return [Remark(setting.id, UNKNOWN, f"{owned.PERSISTENCED} was not read")] if off else []
+        return [Remark(setting.id, Status.UNKNOWN, f"{owned.PERSISTENCED} was not read")] if off else []
     file = facts["files"][owned.PERSISTENCED]
     stale = file["content"] != DROP_IN if file is not None else bool(off)
     steps: list[Step | Remark] = []

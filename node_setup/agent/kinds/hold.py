@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent.kinds.verdict import with_ok
-from node_setup.agent.model import PERSISTED, SKIPPED, UNKNOWN, Facts, Remark, Request, Run, Setting, Step
+from node_setup.agent.model import PERSISTED, Facts, Remark, Request, Run, Setting, Step
 
 LOCKED = "locked by another process"
 """What dpkg says while another holds its lock, as apt's timers do after a first boot (dpkg lib/dpkg/dbmodify.c); apt-mark has
@@ -23,13 +24,13 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 def _hold(setting: Setting, facts: Facts) -> list[Step | Remark]:
     packages: Mapping[str, Any] = facts.get("packages") or {}
     if packages.get("manager") not in ("apt", None):
-        return [Remark(setting.id, SKIPPED, f"{packages['manager']} has no holds of its own")]
+        return [Remark(setting.id, Status.SKIPPED, f"{packages['manager']} has no holds of its own")]
     if packages.get("manager") is None or packages.get("installed") is None or packages.get("held") is None:
-        return [Remark(setting.id, UNKNOWN, "the packages could not be read")]
+        return [Remark(setting.id, Status.UNKNOWN, "the packages could not be read")]
     patterns = setting.options["packages"]
     names = sorted(name for name in packages["installed"] if any(fnmatchcase(name, one) for one in patterns))
     if not names:
-        return [Remark(setting.id, SKIPPED, f"none of {', '.join(patterns)} is installed")]
+        return [Remark(setting.id, Status.SKIPPED, f"none of {', '.join(patterns)} is installed")]
     loose = [name for name in names if name not in packages["held"]]
     if not loose:
         return []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.compare import satisfies
 from node_setup.agent.kinds.owned_lines import OwnedLines
 from node_setup.agent.kinds.verdict import with_ok
-from node_setup.agent.model import REBOOT, SKIPPED, UNKNOWN, Action, Facts, Remark, Request, Run, Setting, Step
+from node_setup.agent.model import Action, Facts, Remark, Request, Run, Setting, Step
 
 UPDATE_S = 120.0
 """update-grub looks at every disk, grubby rewrites every entry."""
@@ -18,7 +19,7 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     given = (facts.get("kernel") or {}).get("cmdline")
     asked = [one for one in chosen if one.id in selected]
     if given is None:
-        return [Remark(one.id, UNKNOWN, "the kernel's command line could not be read") for one in asked]
+        return [Remark(one.id, Status.UNKNOWN, "the kernel's command line could not be read") for one in asked]
     missing = [one for one in chosen if not satisfies(str(given.get(one.key, "")), one.value, one.compare)]
     file = _file(facts)
     said = _by_file(file, chosen, missing, selected, facts, request) if file else []
@@ -78,9 +79,9 @@ def _grubby(arguments: Iterable[str], gone: Iterable[str]) -> Iterator[Action]:
 
 def _report(setting: Setting, given: Mapping[str, str], how: str) -> Remark:
     why = f"the kernel was not booted with {_argument(setting)}; reported only: {how}"
-    return Remark(setting.id, SKIPPED, why, given.get(setting.key), setting.value)
+    return Remark(setting.id, Status.SKIPPED, why, given.get(setting.key), setting.value)
 
 
 def _waits(setting: Setting, given: Mapping[str, str]) -> Remark:
     why = f"the boot loader has {_argument(setting)}, which counts from the next boot on"
-    return Remark(setting.id, REBOOT, why, given.get(setting.key), setting.value)
+    return Remark(setting.id, Status.REBOOT, why, given.get(setting.key), setting.value)

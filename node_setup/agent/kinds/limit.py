@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from posixpath import basename
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.compare import satisfies
 from node_setup.agent.kinds.owned_lines import OwnedLines
 from node_setup.agent.kinds.verdict import with_ok
-from node_setup.agent.model import CONFLICT, Facts, Remark, Request, Setting, Step
+from node_setup.agent.model import Facts, Remark, Request, Setting, Step
 
 FILE = OwnedLines(owned.LIMITS)
 DOMAINS = ("*", "root")
@@ -38,7 +39,7 @@ def _conflict(setting: Setting, facts: Facts) -> list[Remark]:
             wins = later or domain not in DOMAINS
             if item == setting.key and wins and not satisfies(_endless(value), setting.value, "at-least"):
                 why = f"{file['path']} wins with `{domain} {kind} {item} {value}`; fix: take the line out of it"
-                return [Remark(setting.id, CONFLICT, why, value, setting.value)]
+                return [Remark(setting.id, Status.CONFLICT, why, value, setting.value)]
     return []
 
 

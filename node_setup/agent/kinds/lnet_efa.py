@@ -10,27 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds import owned_unit
 from node_setup.agent.kinds.dropped import dropped
 from node_setup.agent.kinds.lustre_mount import NOT_MOUNTED
 from node_setup.agent.kinds.unit import no_systemd
-from node_setup.agent.model import (
-    FAILED,
-    OK,
-    REBOOT,
-    RUNTIME,
-    UNKNOWN,
-    Action,
-    Facts,
-    Remark,
-    Remove,
-    Request,
-    Run,
-    Setting,
-    Step,
-    Write,
-)
+from node_setup.agent.model import RUNTIME, Action, Facts, Remark, Remove, Request, Run, Setting, Step, Write
 
 EFA, TCP = "efa", "tcp"
 PEER_CREDITS = "32"
@@ -105,9 +91,9 @@ def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | R
     lustre: Mapping[str, Any] = facts.get("lustre") or {}
     if not lustre.get("lnetctl"):
         why = "there is no lnetctl on this node, so Lustre goes over TCP; fix: an image with the Lustre client and its tools"
-        return [Remark(setting.id, FAILED, why)]
+        return [Remark(setting.id, Status.FAILED, why)]
     if lustre.get("nets") is None and _lnet_is_loaded(facts):
-        return [Remark(setting.id, UNKNOWN, "the networks of LNet could not be read")]
+        return [Remark(setting.id, Status.UNKNOWN, "the networks of LNet could not be read")]
     kept, network = _persisted(setting, facts), _network(setting, facts, request)
     return [network, *([] if kept is None else [kept])]
 
@@ -124,13 +110,15 @@ def _network(setting: Setting, facts: Facts, request: Request) -> Step | Remark:
     shown = _shown(there, preferred) + (f", {ON_TCP}" if over_tcp else "")
     asked = f"{wanted} EFA interfaces, preferred" + (f", {ANEW}" if anew else "")
     if complete and over_tcp and not anew:
-        return Remark(setting.id, REBOOT, STILL_TCP, shown, asked)
+        return Remark(setting.id, Status.REBOOT, STILL_TCP, shown, asked)
     if complete and not anew:
-        return Remark(setting.id, OK, "LNet has them", shown, asked)
+        return Remark(setting.id, Status.OK, "LNet has them", shown, asked)
     tcp = interfaces(facts, TCP)
     interface = tcp[0] if tcp else facts["lustre"].get("interface")
     if interface is None:
-        return Remark(setting.id, FAILED, "this node has no default route, and LNet no network to put EFA beside")
+        return Remark(
+            setting.id, Status.FAILED, "this node has no default route, and LNet no network to put EFA beside"
+        )
     commands = [] if complete else _commands(str(interface), bool(tcp), missing, EFA in (preferred or ()))
     return Step(setting.id, RUNTIME, "LNet", shown, asked, (*commands, *anew))
 
@@ -185,7 +173,7 @@ def _lost_mount(setting: Setting, facts: Facts, request: Request) -> list[Step |
     try:
         mount: dict[str, str] = json.loads(note)
     except ValueError:
-        return [Remark(setting.id, FAILED, f"{owned.REMOUNT} cannot be read; fix: fab node-reboot", NOT_MOUNTED)]
+        return [Remark(setting.id, Status.FAILED, f"{owned.REMOUNT} cannot be read; fix: fab node-reboot", NOT_MOUNTED)]
     if mount["target"] != path:
         return []
     return [Step(setting.id, RUNTIME, mount["target"], NOT_MOUNTED, mount["source"], _mounting(mount))]
@@ -219,7 +207,7 @@ def _persisted(setting: Setting, facts: Facts) -> Step | Remark | None:
     if missing is not None:
         return Remark(setting.id, *missing)
     if owned.LNET_UNIT not in facts["files"]:
-        return Remark(setting.id, UNKNOWN, f"{owned.LNET_UNIT} was not read")
+        return Remark(setting.id, Status.UNKNOWN, f"{owned.LNET_UNIT} was not read")
     return owned_unit.in_place(setting, {owned.LNET_UNIT: lnet_unit()}, owned.LNET_UNIT, facts)
 
 

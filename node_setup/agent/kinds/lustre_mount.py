@@ -8,23 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lustrain.problem import UserError
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds import owned_unit
-from node_setup.agent.model import (
-    CONFLICT,
-    FAILED,
-    OK,
-    REBOOT,
-    RUNTIME,
-    SKIPPED,
-    UNKNOWN,
-    Facts,
-    Remark,
-    Request,
-    Run,
-    Setting,
-    Step,
-)
+from node_setup.agent.model import RUNTIME, Facts, Remark, Request, Run, Setting, Step
 
 FSTAB = "/etc/fstab"
 EFA_SERVICE = "configure-efa-fsx-lustre-client.service"
@@ -124,9 +111,9 @@ WantedBy=remote-fs.target
 def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | Remark]:
     document = request.document
     if not document.get("lustre"):
-        return [Remark(setting.id, SKIPPED, "the cluster has no Lustre file system")]
+        return [Remark(setting.id, Status.SKIPPED, "the cluster has no Lustre file system")]
     if facts.get("mounts") is None:
-        return [Remark(setting.id, UNKNOWN, "the mounts of this node could not be read")]
+        return [Remark(setting.id, Status.UNKNOWN, "the mounts of this node could not be read")]
     wish = Wish(_path(document), _source(document, request), setting.value)
     backend = str(document.get("backend", ""))
     if backend != "machines":
@@ -135,7 +122,7 @@ def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | R
         ]
     if wish.source is None:
         why = "the node document names no file system to mount; fix: take it from a deployed cluster, not from a bundle"
-        return [Remark(setting.id, FAILED, why)]
+        return [Remark(setting.id, Status.FAILED, why)]
     if facts.get("init") != "systemd":
         why = f"{wish.unit} needs systemd, and this node's init is {facts.get('init') or 'not known'}"
         return [_verified(setting, wish, facts) or _absent(setting, wish, why)]
@@ -160,7 +147,7 @@ def _persisted(setting: Setting, wish: Wish, facts: Facts) -> Step | Remark | No
     """None where both units are as they should be and the automount is enabled."""
     wanted = {wish.unit: mount_unit(wish), wish.automount: automount_unit(wish)}
     if any(path not in facts["files"] for path in wanted):
-        return Remark(setting.id, UNKNOWN, f"{wish.unit} was not read")
+        return Remark(setting.id, Status.UNKNOWN, f"{wish.unit} was not read")
     return owned_unit.in_place(setting, wanted, wish.automount, facts)
 
 
@@ -173,22 +160,22 @@ def _verified(setting: Setting, wish: Wish, facts: Facts) -> Remark | None:
     found = f"{mount['source']}, {mount['fstype']}"
     if mount["fstype"] != "lustre":
         return Remark(
-            setting.id, CONFLICT, f"{wish.path} holds another file system; fix: unmount it", found, wish.source
+            setting.id, Status.CONFLICT, f"{wish.path} holds another file system; fix: unmount it", found, wish.source
         )
     if wish.source is not None and not same_source(mount["source"], wish.source):
         why = f"another file system is mounted at {wish.path}; fix: stop its jobs, then umount {wish.path}"
-        return Remark(setting.id, CONFLICT, why, found, wish.source)
+        return Remark(setting.id, Status.CONFLICT, why, found, wish.source)
     missing = [one for one in wish.options.split(",") if one not in UNSEEN_OPTIONS and one not in mount["options"]]
     if missing:
         why = f"mounted without {', '.join(missing)}; it takes effect when {wish.path} is mounted anew"
-        return Remark(setting.id, REBOOT, why, ",".join(mount["options"]), wish.options)
+        return Remark(setting.id, Status.REBOOT, why, ",".join(mount["options"]), wish.options)
     return Remark(
-        setting.id, OK, f"{mount['source']} is mounted at {wish.path}", ",".join(mount["options"]), wish.options
+        setting.id, Status.OK, f"{mount['source']} is mounted at {wish.path}", ",".join(mount["options"]), wish.options
     )
 
 
 def _absent(setting: Setting, wish: Wish, why: str) -> Remark:
-    return Remark(setting.id, FAILED, f"Lustre is not mounted at {wish.path}: {why}", NOT_MOUNTED, wish.source)
+    return Remark(setting.id, Status.FAILED, f"Lustre is not mounted at {wish.path}: {why}", NOT_MOUNTED, wish.source)
 
 
 def _foreign(setting: Setting, wish: Wish, line: list[str]) -> Remark | None:
@@ -197,7 +184,7 @@ def _foreign(setting: Setting, wish: Wish, line: list[str]) -> Remark | None:
     if line[0] == wish.source and line[2] == "lustre" and needed <= set(line[3].split(",")):
         return None
     why = f"{FSTAB} has a line for {wish.path}; fix: remove it, and the mount becomes a unit of ours"
-    return Remark(setting.id, CONFLICT, why, " ".join(line), f"{wish.source} {wish.path} lustre {wish.options}")
+    return Remark(setting.id, Status.CONFLICT, why, " ".join(line), f"{wish.source} {wish.path} lustre {wish.options}")
 
 
 def _fstab_line(facts: Facts, path: str) -> list[str] | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from lustrain.status import Status
 from node_setup.agent.kinds.compare import satisfies
 from node_setup.agent.kinds.lustre_mount import lustre_mounts
-from node_setup.agent.model import CONFLICT, OK, RUNTIME, SKIPPED, UNKNOWN, Facts, Remark, Request, Run, Setting, Step
+from node_setup.agent.model import RUNTIME, Facts, Remark, Request, Run, Setting, Step
 
 RPCS, CHANGING_RPCS = "mdc.*.max_rpcs_in_flight", "mdc.*.max_mod_rpcs_in_flight"
 """The client takes no value of the second that is not below the first, so the order of the two matters
@@ -18,22 +19,24 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     asked = _ordered([setting for setting in chosen if setting.id in selected], facts)
     if asked and not lustre_mounts(facts):
         why = "no Lustre file system is mounted, and these values live no longer than a mount"
-        return [Remark(setting.id, SKIPPED, why, wanted=setting.value) for setting in asked]
+        return [Remark(setting.id, Status.SKIPPED, why, wanted=setting.value) for setting in asked]
     return [_against(setting, _instances(setting.key, facts), _rival(setting, asked, facts)) for setting in asked]
 
 
 def _against(setting: Setting, found: Mapping[str, str] | None, rival: str) -> Step | Remark:
     if found is None:
-        return Remark(setting.id, UNKNOWN, f"lctl get_param {setting.key} could not be read", wanted=setting.value)
+        return Remark(
+            setting.id, Status.UNKNOWN, f"lctl get_param {setting.key} could not be read", wanted=setting.value
+        )
     if not found:
-        return Remark(setting.id, SKIPPED, f"this client has no parameter {setting.key}", wanted=setting.value)
+        return Remark(setting.id, Status.SKIPPED, f"this client has no parameter {setting.key}", wanted=setting.value)
     values = sorted(set(found.values()))
     shown = ", ".join(values)
     if all(satisfies(value, setting.value, setting.compare) for value in values):
         where = "the only instance" if len(found) == 1 else f"all {len(found)} instances"
-        return Remark(setting.id, OK, f"on {where}; set again at each boot", shown, setting.value)
+        return Remark(setting.id, Status.OK, f"on {where}; set again at each boot", shown, setting.value)
     if rival:
-        return Remark(setting.id, CONFLICT, rival, shown, setting.value)
+        return Remark(setting.id, Status.CONFLICT, rival, shown, setting.value)
     return _step(setting, shown)
 
 

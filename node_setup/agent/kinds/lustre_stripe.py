@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lustrain.problem import UserError
+from lustrain.status import Status
 from node_setup.agent.kinds.lustre_mount import lustre_at
-from node_setup.agent.model import FAILED, OK, PERSISTED, SKIPPED, UNKNOWN, Facts, Remark, Request, Run, Setting, Step
+from node_setup.agent.model import PERSISTED, Facts, Remark, Request, Run, Setting, Step
 
 ALIGNMENT = 64 * 1024
 """Of stripe sizes and of components' ends, in bytes (lfs-setstripe(1), -S and -E)."""
@@ -87,14 +88,20 @@ def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | R
     lustre = request.document.get("lustre") or {}
     stripes = lustre.get("stripes") or ()
     if not stripes:
-        return [Remark(setting.id, SKIPPED, "the cluster names no directories with a layout of their own")]
+        return [Remark(setting.id, Status.SKIPPED, "the cluster names no directories with a layout of their own")]
     root = str(lustre["path"])
     if lustre_at(facts, root) is None:
         return [
-            Remark(setting.id, SKIPPED, f"Lustre is not mounted at {root}: a directory made now would lie beneath it")
+            Remark(
+                setting.id,
+                Status.SKIPPED,
+                f"Lustre is not mounted at {root}: a directory made now would lie beneath it",
+            )
         ]
     if not facts["lustre"]["lfs"]:
-        return [Remark(setting.id, FAILED, "there is no lfs on this node; fix: install the Lustre client's tools")]
+        return [
+            Remark(setting.id, Status.FAILED, "there is no lfs on this node; fix: install the Lustre client's tools")
+        ]
     return [_directory(setting, root, stripe, facts) for stripe in stripes]
 
 
@@ -104,29 +111,29 @@ def _directory(setting: Setting, root: str, stripe: Mapping[str, Any], facts: Fa
     wanted = text_of(layout)
     if not path.startswith(f"{root}/") or ".." in path.split("/"):
         return Remark(
-            setting.id, FAILED, f"{path} is not below {root}; fix: storage.lustre of the cluster", wanted=wanted
+            setting.id, Status.FAILED, f"{path} is not below {root}; fix: storage.lustre of the cluster", wanted=wanted
         )
     striped = Run(("lfs", "setstripe", *options, path))
     found = (facts["lustre"]["stripes"] or {}).get(path)
     if found is None or found["exists"] is None:
         why = found["error"] if found and found.get("error") else "it was not read"
-        return Remark(setting.id, UNKNOWN, f"{path}: {why}", wanted=wanted)
+        return Remark(setting.id, Status.UNKNOWN, f"{path}: {why}", wanted=wanted)
     if not found["exists"]:
         # As /scratch: of whom root's new directory would be, no job could write into it. One that is there keeps its mode.
         made = Run(("mkdir", "-p", "-m", "1777", path))
         return Step(setting.id, PERSISTED, path, "missing", f"{wanted}, for all to write in (1777)", (made, striped))
     if found["layout"] is None or found["empty"] is None:
         why = found.get("error") or "its layout could not be read"
-        return Remark(setting.id, UNKNOWN, f"{path}: {why}", wanted=wanted)
+        return Remark(setting.id, Status.UNKNOWN, f"{path}: {why}", wanted=wanted)
     there = found_layout(found["layout"])
     shown = text_of(there)
     if same(layout, there):
-        return Remark(setting.id, OK, f"{path} has its layout", shown, wanted)
+        return Remark(setting.id, Status.OK, f"{path} has its layout", shown, wanted)
     if not found["empty"]:
         why = (
             f"{path} holds files and stays as it is; fix: `lfs setstripe` for new files, `lfs migrate` for those there"
         )
-        return Remark(setting.id, SKIPPED, why, shown, wanted)
+        return Remark(setting.id, Status.SKIPPED, why, shown, wanted)
     return Step(setting.id, PERSISTED, path, shown, wanted, (striped,))
 
 

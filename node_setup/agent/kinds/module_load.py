@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.owned_lines import OwnedLines
 from node_setup.agent.kinds.verdict import with_ok
-from node_setup.agent.model import RUNTIME, SKIPPED, UNKNOWN, Facts, Remark, Request, Run, Setting, Step
+from node_setup.agent.model import RUNTIME, Facts, Remark, Request, Run, Setting, Step
 
 FILE = OwnedLines(owned.MODULES_LOAD)
 
@@ -16,9 +17,9 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     modules = facts.get("modules")
     asked = [one for one in chosen if one.id in selected]
     if modules is None or modules.get("supported") is None:
-        return [Remark(one.id, UNKNOWN, "the kernel's modules could not be read") for one in asked]
+        return [Remark(one.id, Status.UNKNOWN, "the kernel's modules could not be read") for one in asked]
     if not modules.get("supported"):
-        return [Remark(one.id, SKIPPED, "this kernel takes no modules") for one in asked]
+        return [Remark(one.id, Status.SKIPPED, "this kernel takes no modules") for one in asked]
     loaded = {_name(one) for one in modules.get("loaded") or ()}
     said: list[Step | Remark] = [_load(one) for one in asked if _name(one.key) not in loaded]
     said += FILE.plan({one.id: one.key for one in chosen}, selected, facts, request)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.compare import satisfies
 from node_setup.agent.kinds.owned_lines import OwnedLines
 from node_setup.agent.kinds.verdict import with_ok
-from node_setup.agent.model import CONFLICT, REBOOT, SKIPPED, UNKNOWN, Facts, Remark, Request, Setting, Step
+from node_setup.agent.model import Facts, Remark, Request, Setting, Step
 
 AWS_SCRIPT = (
     "AWS's configure-efa-fsx-lustre-client wrote the Lustre modules' options itself, chosen for this instance type"
@@ -19,9 +20,9 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     modules = facts.get("modules")
     asked = [one for one in chosen if one.id in selected]
     if modules is None or modules.get("supported") is None:
-        return [Remark(one.id, UNKNOWN, "the kernel's modules could not be read") for one in asked]
+        return [Remark(one.id, Status.UNKNOWN, "the kernel's modules could not be read") for one in asked]
     off = {one.id: _not_here(one, facts) for one in chosen}
-    said: list[Step | Remark] = [Remark(one.id, SKIPPED, off[one.id]) for one in asked if off[one.id]]
+    said: list[Step | Remark] = [Remark(one.id, Status.SKIPPED, off[one.id]) for one in asked if off[one.id]]
     ours = [one for one in chosen if not off[one.id]]
     waiting = {one.id: "reboot" for one in ours if _loaded_otherwise(one, facts)}
     file = OwnedLines(owned.MODPROBE, needs=waiting)
@@ -57,7 +58,7 @@ def _waits(setting: Setting, facts: Facts, request: Request) -> Remark:
     why = f"{module} was loaded with {running}; its options count from the next boot on"
     if str(request.document.get("backend", "")).startswith("hyperpod"):
         why += "; HyperPod loads it before anything of ours runs, so each node that it brings needs a reboot once"
-    return Remark(setting.id, REBOOT, why, running, setting.value)
+    return Remark(setting.id, Status.REBOOT, why, running, setting.value)
 
 
 def _conflict(setting: Setting, facts: Facts) -> list[Remark]:
@@ -71,7 +72,7 @@ def _conflict(setting: Setting, facts: Facts) -> list[Remark]:
             why = (
                 f"{file['path']} comes after {owned.MODPROBE} and sets {option}={value}; fix: take the option out of it"
             )
-            return [Remark(setting.id, CONFLICT, why, value, setting.value)]
+            return [Remark(setting.id, Status.CONFLICT, why, value, setting.value)]
     return []
 
 

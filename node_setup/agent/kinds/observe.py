@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lustrain.status import Status
 from node_setup.agent import condition
 from node_setup.agent.kinds.compare import satisfies
-from node_setup.agent.model import OK, SKIPPED, UNKNOWN, Facts, Remark, Request, Setting, Step
+from node_setup.agent.model import Facts, Remark, Request, Setting, Step
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
@@ -16,10 +17,10 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 def _look(setting: Setting, facts: Facts) -> Remark:
     found = condition.look(facts, setting.key)[1]
     if found is None:
-        return Remark(setting.id, UNKNOWN, f"{setting.key} could not be found out")
+        return Remark(setting.id, Status.UNKNOWN, f"{setting.key} could not be found out")
     shown = condition.shown(found)
     if not setting.value or satisfies(shown, setting.value, setting.compare):
-        return Remark(setting.id, OK, f"{setting.key} is {shown}", shown, setting.value or None)
+        return Remark(setting.id, Status.OK, f"{setting.key} is {shown}", shown, setting.value or None)
     relation = {"exact": "", "at-least": "at least ", "at-most": "at most "}[setting.compare]
     why = f"{setting.key} is {shown}, usual is {relation}{setting.value}; reported only"
-    return Remark(setting.id, SKIPPED, why, shown, setting.value)
+    return Remark(setting.id, Status.SKIPPED, why, shown, setting.value)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lustrain.status import Status
 from node_setup.agent import owed
-from node_setup.agent.model import OK, PERSISTED, Facts, Remark, Request, Run, Setting, Step
+from node_setup.agent.model import PERSISTED, Facts, Remark, Request, Run, Setting, Step
 
 SECONDS = 120.0
 """update-grub looks at every kernel and disk."""
@@ -20,4 +21,4 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
         Step(setting.id, PERSISTED, " ".join(command), "cut off before it", "run", (Run(command, SECONDS),))
         for command in owed.found(facts)
     ]
-    return steps or [Remark(setting.id, OK, "no apply was cut off before its files were taken in")]
+    return steps or [Remark(setting.id, Status.OK, "no apply was cut off before its files were taken in")]

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from node_setup.agent.model import FAILED, PERSISTED, UNKNOWN, Action, Facts, Remark, Remove, Request, Step, Write
+from lustrain.status import Status
+from node_setup.agent.model import PERSISTED, Action, Facts, Remark, Remove, Request, Step, Write
 from node_setup.agent.owned import HEADER
 
 MODE = 0o644
@@ -47,12 +48,12 @@ class OwnedLines:
         """Steps to make the file hold `wanted`: of settings that are not selected what is there stays, and the lines of
         selected settings that are not wanted go."""
         if self.path not in (facts.get("files") or {}):
-            return [Remark(one, UNKNOWN, f"{self.path} could not be read") for one in wanted if one in selected]
+            return [Remark(one, Status.UNKNOWN, f"{self.path} could not be read") for one in wanted if one in selected]
         now, target = self.lines(facts), self.target(wanted, selected, facts, request)
         changed = _changed(now, target) or self._tidied(target, facts, request)
         refused = unwritable(facts, self.path)
         if refused:
-            return [Remark(one, FAILED, refused, now.get(one), _shown(target.get(one, ""))) for one in changed]
+            return [Remark(one, Status.FAILED, refused, now.get(one), _shown(target.get(one, ""))) for one in changed]
         write: Action = Write(self.path, self.content(target), MODE) if target else Remove(self.path)
         actions = (*self.before, write, *self.after)
         return [self._step(one, now.get(one), target.get(one, ""), actions) for one in changed]

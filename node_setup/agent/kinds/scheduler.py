@@ -5,22 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.dropped import dropped
-from node_setup.agent.model import (
-    OK,
-    PERSISTED,
-    RUNTIME,
-    SKIPPED,
-    UNKNOWN,
-    Facts,
-    Put,
-    Remark,
-    Request,
-    Setting,
-    Step,
-    Write,
-)
+from node_setup.agent.model import PERSISTED, RUNTIME, Facts, Put, Remark, Request, Setting, Step, Write
 
 MODEL = "Amazon EC2 NVMe Instance Storage"
 """What an instance-store disk says it is, and an EBS volume does not
@@ -50,15 +38,17 @@ def udev_rule(scheduler: str) -> str:
 
 def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
     if facts.get("blocks") is None:
-        return [Remark(setting.id, UNKNOWN, "the disks of this node could not be read")]
+        return [Remark(setting.id, Status.UNKNOWN, "the disks of this node could not be read")]
     disks = instance_store(facts)
     if not disks:
-        return [Remark(setting.id, SKIPPED, "this node has no instance store, and other disks are left as they are")]
+        return [
+            Remark(setting.id, Status.SKIPPED, "this node has no instance store, and other disks are left as they are")
+        ]
     said = [
         line for line in (*(_disk(setting, disk) for disk in disks), _persisted(setting, facts)) if line is not None
     ]
     names = ", ".join(disk["name"] for disk in disks)
-    return said or [Remark(setting.id, OK, f"on {names}, and for disks to come", setting.value, setting.value)]
+    return said or [Remark(setting.id, Status.OK, f"on {names}, and for disks to come", setting.value, setting.value)]
 
 
 def _disk(setting: Setting, disk: Mapping[str, Any]) -> Step | Remark | None:
@@ -66,18 +56,18 @@ def _disk(setting: Setting, disk: Mapping[str, Any]) -> Step | Remark | None:
     found, offered, wanted = disk["scheduler"], disk["schedulers"], setting.value
     file = f"/sys/block/{disk['name']}/queue/scheduler"
     if found is None:
-        return Remark(setting.id, UNKNOWN, f"{file} could not be read", wanted=wanted)
+        return Remark(setting.id, Status.UNKNOWN, f"{file} could not be read", wanted=wanted)
     if found == wanted:
         return None
     if wanted not in offered:
-        return Remark(setting.id, SKIPPED, f"{disk['name']} offers {', '.join(offered)} only", found, wanted)
+        return Remark(setting.id, Status.SKIPPED, f"{disk['name']} offers {', '.join(offered)} only", found, wanted)
     return Step(setting.id, RUNTIME, file, found, wanted, (Put(file, wanted),))
 
 
 def _persisted(setting: Setting, facts: Facts) -> Step | Remark | None:
     """None where the rule is in place."""
     if owned.UDEV not in facts["files"]:
-        return Remark(setting.id, UNKNOWN, f"{owned.UDEV} was not read")
+        return Remark(setting.id, Status.UNKNOWN, f"{owned.UDEV} was not read")
     file, content = facts["files"][owned.UDEV], udev_rule(setting.value)
     if file is not None and file["content"] == content:
         return None

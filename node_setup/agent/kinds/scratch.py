@@ -10,24 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds import owned_unit
 from node_setup.agent.kinds.scheduler import instance_store
-from node_setup.agent.model import (
-    CONFLICT,
-    FAILED,
-    OK,
-    RUNTIME,
-    SKIPPED,
-    UNKNOWN,
-    Action,
-    Facts,
-    Remark,
-    Request,
-    Run,
-    Setting,
-    Step,
-)
+from node_setup.agent.model import RUNTIME, Action, Facts, Remark, Request, Run, Setting, Step
 
 IMAGE_SERVICE = "dlami-nvme.service"
 """Of AWS's deep-learning images: gathers the disks with LVM, at the same place."""
@@ -73,25 +60,27 @@ WantedBy=multi-user.target
 
 def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
     if facts.get("blocks") is None or facts.get("mounts") is None:
-        return [Remark(setting.id, UNKNOWN, "the disks and mounts of this node could not be read")]
+        return [Remark(setting.id, Status.UNKNOWN, "the disks and mounts of this node could not be read")]
     disks, path = instance_store(facts), str(setting.options["path"])
     if not disks:
-        return [Remark(setting.id, SKIPPED, "this node has no instance store")]
+        return [Remark(setting.id, Status.SKIPPED, "this node has no instance store")]
     mount = next((one for one in reversed(facts["mounts"]) if one["target"] == path), None)
     others = _image_does_it(setting, facts, mount is not None)
     if others is not None:
         return [others]
     unit = owned.mount_unit(path)
     if unit not in facts["files"]:
-        return [Remark(setting.id, UNKNOWN, f"{unit} was not read")]
+        return [Remark(setting.id, Status.UNKNOWN, f"{unit} was not read")]
     if mount is not None and facts["files"][unit] is None:
-        return [Remark(setting.id, SKIPPED, f"{mount['source']} is mounted at {path}, not by us: left as it is")]
+        return [Remark(setting.id, Status.SKIPPED, f"{mount['source']} is mounted at {path}, not by us: left as it is")]
     if facts.get("init") != "systemd":
         why = f"{unit} needs systemd, and this node's init is {facts.get('init') or 'not known'}"
-        return [Remark(setting.id, SKIPPED if facts.get("init") else UNKNOWN, why)]
+        return [Remark(setting.id, Status.SKIPPED if facts.get("init") else Status.UNKNOWN, why)]
     if mount is None:
         return _made(setting, path, disks, facts)
-    return _persisted(setting, path, facts) or [Remark(setting.id, OK, f"{mount['source']} is mounted at {path}")]
+    return _persisted(setting, path, facts) or [
+        Remark(setting.id, Status.OK, f"{mount['source']} is mounted at {path}")
+    ]
 
 
 def _image_does_it(setting: Setting, facts: Facts, mounted: bool) -> Remark | None:
@@ -101,8 +90,10 @@ def _image_does_it(setting: Setting, facts: Facts, mounted: bool) -> Remark | No
     if service["enabled"] in ("disabled", "masked") and service["active"] != "active":
         return None
     if service["active"] == "failed" and not mounted:
-        return Remark(setting.id, FAILED, f"the image's {IMAGE_SERVICE} failed; fix: journalctl -u {IMAGE_SERVICE}")
-    return Remark(setting.id, SKIPPED, f"the image's {IMAGE_SERVICE} gathers and mounts the instance store")
+        return Remark(
+            setting.id, Status.FAILED, f"the image's {IMAGE_SERVICE} failed; fix: journalctl -u {IMAGE_SERVICE}"
+        )
+    return Remark(setting.id, Status.SKIPPED, f"the image's {IMAGE_SERVICE} gathers and mounts the instance store")
 
 
 def _made(setting: Setting, path: str, disks: Sequence[Block], facts: Facts) -> list[Step | Remark]:
@@ -110,7 +101,7 @@ def _made(setting: Setting, path: str, disks: Sequence[Block], facts: Facts) -> 
     unit = owned.mount_unit(path)
     planned = _make(disks, facts, ours=facts["files"][unit] is not None)
     if isinstance(planned, str):
-        status = UNKNOWN if any(disk["blank"] is None for disk in disks) else CONFLICT
+        status = Status.UNKNOWN if any(disk["blank"] is None for disk in disks) else Status.CONFLICT
         return [Remark(setting.id, status, planned)]
     found, actions = planned
     start = Run(("systemctl", "start", owned_unit.name(unit)), MOUNT_SECONDS)

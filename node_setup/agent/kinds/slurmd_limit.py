@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.compare import satisfies
 from node_setup.agent.kinds.owned_lines import OwnedLines
 from node_setup.agent.kinds.verdict import with_ok
-from node_setup.agent.model import REBOOT, RUNTIME, Facts, Remark, Request, Run, Setting, Step
+from node_setup.agent.model import RUNTIME, Facts, Remark, Request, Run, Setting, Step
 
 RESTART = "restart of slurmd"
 SLURMD = "slurmd.service"
@@ -34,7 +35,7 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
             said.append(_restart(one, running))
         elif one.id in selected and one.id not in stepped:
             why = f"slurmd runs with {one.key} {_found(one, running)}: {RESTART} {waits}"
-            said.append(Remark(one.id, REBOOT, why, _found(one, running), one.value))
+            said.append(Remark(one.id, Status.REBOOT, why, _found(one, running), one.value))
     state = (_units(facts).get(SLURMD) or {}).get("active")
     idle = "has failed (journalctl -u slurmd)" if state == "failed" else "does not run"
     why = "as it should be" if running else f"in place; slurmd {idle}, and starts with it"

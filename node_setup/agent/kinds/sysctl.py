@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from posixpath import basename
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.compare import merged, satisfies
 from node_setup.agent.kinds.owned_lines import OwnedLines
 from node_setup.agent.kinds.verdict import with_ok
-from node_setup.agent.model import CONFLICT, RUNTIME, SKIPPED, UNKNOWN, Facts, Put, Remark, Request, Setting, Step
+from node_setup.agent.model import RUNTIME, Facts, Put, Remark, Request, Setting, Step
 
 FILE = OwnedLines(owned.SYSCTL)
 
@@ -19,9 +20,9 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     values = facts.get("sysctl")
     asked = [one for one in chosen if one.id in selected]
     if values is None:
-        return [Remark(one.id, UNKNOWN, f"{one.key} could not be read", None, one.value) for one in asked]
+        return [Remark(one.id, Status.UNKNOWN, f"{one.key} could not be read", None, one.value) for one in asked]
     said: list[Step | Remark] = [
-        Remark(one.id, SKIPPED, f"this kernel has no {one.key}") for one in asked if one.key not in values
+        Remark(one.id, Status.SKIPPED, f"this kernel has no {one.key}") for one in asked if one.key not in values
     ]
     there = [one for one in chosen if one.key in values]
     said += [step for one in there if one.id in selected for step in _runtime(one, values[one.key])]
@@ -59,7 +60,7 @@ def _conflict(setting: Setting, facts: Facts) -> list[Remark]:
         return []
     path, value = later[-1]["path"], later[-1]["values"][setting.key]
     why = f"{path} is read after {owned.SYSCTL} and sets {setting.key} = {value}; fix: take the line out of it"
-    return [Remark(setting.id, CONFLICT, why, value, setting.value)]
+    return [Remark(setting.id, Status.CONFLICT, why, value, setting.value)]
 
 
 def _foreign(facts: Facts) -> list[Mapping[str, Any]]:

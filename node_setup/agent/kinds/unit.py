@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent.kinds.verdict import with_ok
-from node_setup.agent.model import (
-    PERSISTED,
-    RUNTIME,
-    SKIPPED,
-    UNKNOWN,
-    Facts,
-    Remark,
-    Request,
-    Run,
-    Setting,
-    Step,
-)
+from node_setup.agent.model import PERSISTED, RUNTIME, Facts, Remark, Request, Run, Setting, Step
 
 ENABLED = ("enabled", "alias", "static", "indirect", "generated")
 """Of `systemctl is-enabled`: enabled, or started by something else that is."""
@@ -34,9 +24,13 @@ def _unit(setting: Setting, facts: Facts) -> list[Step | Remark]:
         return [Remark(setting.id, *missing)]
     unit: Mapping[str, Any] = facts["services"].get(setting.key) or {}
     if unit.get("load") == "masked" or unit.get("enabled") == "masked":
-        return [Remark(setting.id, SKIPPED, f"{setting.key} is masked; fix: systemctl unmask {setting.key}", "masked")]
+        return [
+            Remark(
+                setting.id, Status.SKIPPED, f"{setting.key} is masked; fix: systemctl unmask {setting.key}", "masked"
+            )
+        ]
     if unit.get("load") != "loaded":
-        return [Remark(setting.id, SKIPPED, f"{setting.key} is not installed")]
+        return [Remark(setting.id, Status.SKIPPED, f"{setting.key} is not installed")]
     steps: list[Step | Remark] = []
     if unit.get("enabled") not in ENABLED:
         steps.append(_step(setting, PERSISTED, unit.get("enabled"), "enabled", "enable"))
@@ -49,10 +43,10 @@ def _step(setting: Setting, part: str, found: str | None, wanted: str, verb: str
     return Step(setting.id, part, setting.key, found, wanted, (Run(("systemctl", verb, setting.key)),))
 
 
-def no_systemd(facts: Facts) -> tuple[str, str] | None:
+def no_systemd(facts: Facts) -> tuple[Status, str] | None:
     """Status and reason where units cannot be asked after."""
     if facts.get("init") not in ("systemd", None):
-        return SKIPPED, "systemd does not run here"
+        return Status.SKIPPED, "systemd does not run here"
     if facts.get("init") is None or facts.get("services") is None:
-        return UNKNOWN, "systemd could not be asked"
+        return Status.UNKNOWN, "systemd could not be asked"
     return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from node_setup.agent.model import CONFLICT, OK, Remark, Setting, Step
+from lustrain.status import Status
+from node_setup.agent.model import Remark, Setting, Step
 
 
 def with_ok(
@@ -15,6 +16,6 @@ def with_ok(
     why: str = "as it should be",
 ) -> list[Step | Remark]:
     """All that was said, and `ok` for each selected setting of which nothing was; a conflict goes beside either."""
-    named = {one.setting for one in said if isinstance(one, Step) or one.status != CONFLICT}
+    named = {one.setting for one in said if isinstance(one, Step) or one.status != Status.CONFLICT}
     quiet = [one for one in chosen if one.id in selected and one.id not in named]
-    return [*said, *(Remark(one.id, OK, why, found.get(one.id), one.value) for one in quiet)]
+    return [*said, *(Remark(one.id, Status.OK, why, found.get(one.id), one.value) for one in quiet)]

@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from lustrain.problem import UserError, problem
+from lustrain.status import Status
 from node_setup.agent.host import Host
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, Facts, Request
 from node_setup.agent.verify import clock, efa, first_boot, gpu, hardware, lustre, probes, settings, slurm, storage
 from node_setup.agent.verify.digest import digest
 from node_setup.agent.verify.expected import Expected, expected
-from node_setup.agent.verify.result import HYPERPOD, READY, UNKNOWN, Result, drain, known, to_json, worst
+from node_setup.agent.verify.result import HYPERPOD, READY, Result, drain, known, to_json, worst
 
 VERSION = 1
 TIERS = ("facts", "fast")
@@ -72,4 +73,6 @@ def _all_timed(name: str, run: Callable[[], Iterable[Result]]) -> list[Result]:
 
 
 def _odd(name: str, error: Exception) -> Result:
-    return Result(name, UNKNOWN, f"facts have a form that this check does not know: {type(error).__name__}: {error}")
+    return Result(
+        name, Status.UNKNOWN, f"facts have a form that this check does not know: {type(error).__name__}: {error}"
+    )

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
+from lustrain.status import Status
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import Expected
-from node_setup.agent.verify.result import (
-    FAIL,
-    OK,
-    REBOOT,
-    REPLACE,
-    SKIP,
-    UNKNOWN,
-    WARN,
-    Result,
-    counted,
-    known,
-    unread,
-)
+from node_setup.agent.verify.result import REBOOT, REPLACE, Result, counted, known, unread
 
 MODULES = ("efa", "ib_uverbs", "ib_core")
 HUGEPAGES, HUGEPAGE_KIB = 5128, 2048
@@ -27,18 +16,18 @@ def devices(facts: Facts, want: Expected, request: Request) -> Result:
     """RDMA devices of the kernel by the type's count, every port active."""
     found = known(facts, "efa", "devices")
     if want.efa is None:
-        return Result("efa-devices", UNKNOWN, "nobody knows how many EFA devices this type has")
+        return Result("efa-devices", Status.UNKNOWN, "nobody knows how many EFA devices this type has")
     if found is None:
         return unread("efa-devices", facts, "efa", "/sys/class/infiniband") if want.efa else _none("efa-devices", want)
     ours = [device for device in found if device.get("driver") in ("efa", None)]
     down = [str(device.get("name")) for device in ours if "ACTIVE" not in str(device.get("state") or "ACTIVE").upper()]
     if down:
-        return Result("efa-devices", FAIL, f"ports are down: {', '.join(down)}", REPLACE)
+        return Result("efa-devices", Status.FAILED, f"ports are down: {', '.join(down)}", REPLACE)
     on_the_bus = known(facts, "efa", "pci")
     untaken = on_the_bus is not None and len(ours) < on_the_bus
     if untaken and len(ours) < want.efa:
         why = f"the driver has taken {len(ours)} of {on_the_bus} on the bus; fix: load module efa, or reboot"
-        return Result("efa-devices", FAIL, why, REBOOT, str(len(ours)), str(want.efa))
+        return Result("efa-devices", Status.FAILED, why, REBOOT, str(len(ours)), str(want.efa))
     return counted("efa-devices", len(ours), want.efa, "EFA devices", REPLACE)
 
 
@@ -61,24 +50,30 @@ def modules(facts: Facts, want: Expected, request: Request) -> Result:
         return unread("efa-modules", facts, "modules", "/proc/modules")
     missing = [name for name in MODULES if name not in loaded]
     if missing:
-        return Result("efa-modules", FAIL, f"not loaded: {', '.join(missing)}; fix: run EFA's installer", REBOOT)
-    return Result("efa-modules", OK, "loaded", found=", ".join(MODULES))
+        return Result(
+            "efa-modules", Status.FAILED, f"not loaded: {', '.join(missing)}; fix: run EFA's installer", REBOOT
+        )
+    return Result("efa-modules", Status.OK, "loaded", found=", ".join(MODULES))
 
 
 def plugin(facts: Facts, want: Expected, request: Request) -> Result:
     """Of two plugins on one node NCCL takes whichever the search path names first, in each job another one."""
     if not want.efa or not want.gpus:
-        return Result("ofi-plugin", SKIP, "no GPUs that would talk over EFA")
+        return Result("ofi-plugin", Status.SKIPPED, "no GPUs that would talk over EFA")
     found = known(facts, "efa", "plugins")
     if found is None:
         return unread("ofi-plugin", facts, "efa", "places of NCCL's plugin")
     if len(found) > 1:
         return Result(
-            "ofi-plugin", FAIL, f"{len(found)} plugins: {', '.join(found)}; fix: keep one", found=str(len(found))
+            "ofi-plugin",
+            Status.FAILED,
+            f"{len(found)} plugins: {', '.join(found)}; fix: keep one",
+            found=str(len(found)),
         )
     if not found:
-        return Result("ofi-plugin", WARN, "none on the host: only images that bring their own talk over EFA", found="0")
-    return Result("ofi-plugin", OK, "one", found=found[0])
+        why = "none on the host: only images that bring their own talk over EFA"
+        return Result("ofi-plugin", Status.WARNING, why, found="0")
+    return Result("ofi-plugin", Status.OK, "one", found=found[0])
 
 
 def hugepages(facts: Facts, want: Expected, request: Request) -> Result:
@@ -92,15 +87,19 @@ def hugepages(facts: Facts, want: Expected, request: Request) -> Result:
     counts = (str(total), str(HUGEPAGES))
     if total * size < HUGEPAGES * HUGEPAGE_KIB:
         return Result(
-            "efa-hugepages", WARN, "fewer than EFA's installer sets aside", found=counts[0], expected=counts[1]
+            "efa-hugepages",
+            Status.WARNING,
+            "fewer than EFA's installer sets aside",
+            found=counts[0],
+            expected=counts[1],
         )
     if free == 0 and facts.get("jobs") == []:
-        return Result("efa-hugepages", WARN, "none is free though no job runs", found="0 free")
-    return Result("efa-hugepages", OK, "set aside", found=counts[0], expected=counts[1])
+        return Result("efa-hugepages", Status.WARNING, "none is free though no job runs", found="0 free")
+    return Result("efa-hugepages", Status.OK, "set aside", found=counts[0], expected=counts[1])
 
 
 def _none(check: str, want: Expected) -> Result:
-    return Result(check, SKIP, "no EFA here" if want.efa == 0 else "see efa-devices")
+    return Result(check, Status.SKIPPED, "no EFA here" if want.efa == 0 else "see efa-devices")
 
 
 CHECKS = (devices, domains, modules, plugin, hugepages)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from lustrain.status import Status
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import Expected
-from node_setup.agent.verify.result import FAIL, OK, SKIP, UNKNOWN, Result, known
+from node_setup.agent.verify.result import Result, known
 
 
 def boot(facts: Facts, want: Expected, request: Request) -> Result:
@@ -14,14 +15,14 @@ def boot(facts: Facts, want: Expected, request: Request) -> Result:
     """
     said = known(facts, "boot_outcome")
     if said is None:
-        return Result("boot", SKIP, "no boot script of ours ran here")
+        return Result("boot", Status.SKIPPED, "no boot script of ours ran here")
     word, _, rest = str(said).strip().partition(" ")
     if word == "failed":
-        why = f"the boot script failed at: {rest or 'an unnamed step'}"
-        return Result("boot", FAIL, f"{why}; fix: see /var/log/lustrain-boot.log, then systemctl restart lustrain-boot")
+        fix = "see /var/log/lustrain-boot.log, then systemctl restart lustrain-boot"
+        return Result("boot", Status.FAILED, f"the boot script failed at: {rest or 'an unnamed step'}; fix: {fix}")
     if word == "ready":
-        return Result("boot", OK, "the boot script came to its end", found=str(said).strip())
-    return Result("boot", UNKNOWN, "the boot script left no outcome that is known here", found=str(said)[:80])
+        return Result("boot", Status.OK, "the boot script came to its end", found=str(said).strip())
+    return Result("boot", Status.UNKNOWN, "the boot script left no outcome that is known here", found=str(said)[:80])
 
 
 CHECKS = (boot,)

@@ -6,25 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent import data
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import Expected
-from node_setup.agent.verify.result import (
-    ACTIONS,
-    FAIL,
-    NONE,
-    OK,
-    REBOOT,
-    REPLACE,
-    RESET_GPU,
-    SKIP,
-    UNKNOWN,
-    WARN,
-    Result,
-    counted,
-    known,
-    unread,
-)
+from node_setup.agent.verify.result import ACTIONS, NONE, REBOOT, REPLACE, RESET_GPU, Result, counted, known, unread
 
 
 def count(facts: Facts, want: Expected, request: Request) -> Result:
@@ -34,12 +20,15 @@ def count(facts: Facts, want: Expected, request: Request) -> Result:
     devices = known(facts, kind, "devices")
     if want.neuron:
         return Result(
-            "gpu-count", UNKNOWN, f"nothing here looks at its {want.neuron} Neuron devices", expected=str(want.neuron)
+            "gpu-count",
+            Status.UNKNOWN,
+            f"nothing here looks at its {want.neuron} Neuron devices",
+            expected=str(want.neuron),
         )
     if want.gpus is None:
-        return Result("gpu-count", UNKNOWN, "nobody knows how many accelerators this type has")
+        return Result("gpu-count", Status.UNKNOWN, "nobody knows how many accelerators this type has")
     if want.gpus == 0 and not devices:
-        return Result("gpu-count", SKIP, "the type has none")
+        return Result("gpu-count", Status.SKIPPED, "the type has none")
     if devices is None:
         return unread("gpu-count", facts, kind, "hl-smi" if gaudi else "nvidia-smi")
     return counted("gpu-count", len(devices), want.gpus, "accelerators", REPLACE)
@@ -54,11 +43,11 @@ def ecc(facts: Facts, want: Expected, request: Request) -> Result:
     bad = [f"GPU {name}: {number}" for name, number in errors.items() if number]
     if bad:
         return Result(
-            "gpu-ecc", FAIL, "uncorrectable memory errors: " + ", ".join(bad), RESET_GPU, found="; ".join(bad)
+            "gpu-ecc", Status.FAILED, "uncorrectable memory errors: " + ", ".join(bad), RESET_GPU, found="; ".join(bad)
         )
     if None in errors.values():
         return _uncounted("gpu-ecc", errors, want, "ECC errors")
-    return Result("gpu-ecc", OK, "no uncorrectable error")
+    return Result("gpu-ecc", Status.OK, "no uncorrectable error")
 
 
 def row_remap(facts: Facts, want: Expected, request: Request) -> Result:
@@ -70,13 +59,15 @@ def row_remap(facts: Facts, want: Expected, request: Request) -> Result:
     failed = [_name(device) for device in devices if device.get("remap_failed")]
     pending = [_name(device) for device in devices if device.get("remap_pending")]
     if failed:
-        return Result("gpu-row-remap", FAIL, f"rows of GPU {', '.join(failed)} could not be remapped", REPLACE)
+        return Result("gpu-row-remap", Status.FAILED, f"rows of GPU {', '.join(failed)} could not be remapped", REPLACE)
     if pending:
-        return Result("gpu-row-remap", FAIL, f"a remapping of GPU {', '.join(pending)} waits for a reset", RESET_GPU)
+        return Result(
+            "gpu-row-remap", Status.FAILED, f"a remapping of GPU {', '.join(pending)} waits for a reset", RESET_GPU
+        )
     states = {_name(device): device.get("remap_failed") for device in devices}
     if None in states.values():
         return _uncounted("gpu-row-remap", states, want, "row remapping")
-    return Result("gpu-row-remap", OK, "none pending, none failed")
+    return Result("gpu-row-remap", Status.OK, "none pending, none failed")
 
 
 def xid(facts: Facts, want: Expected, request: Request) -> Result:
@@ -100,10 +91,17 @@ def xid(facts: Facts, want: Expected, request: Request) -> Result:
             (action, f"{'SXid' if switch else 'Xid'} {number} on {event.get('pci') or 'an unnamed GPU'}: {meaning}")
         )
     if not acting:
-        return Result("gpu-xid", OK, "none since the boot")
+        return Result("gpu-xid", Status.OK, "none since the boot")
     action, first = max(acting, key=lambda one: ACTIONS.index(one[0]))
     said = f"{first}{f' (and {len(acting) - 1} more)' if len(acting) > 1 else ''}"
-    return Result("gpu-xid", WARN if action == NONE else FAIL, said, action, found=str(len(acting)), expected="0")
+    return Result(
+        "gpu-xid",
+        Status.WARNING if action == NONE else Status.FAILED,
+        said,
+        action,
+        found=str(len(acting)),
+        expected="0",
+    )
 
 
 def xid_action(number: int, text: str, gpu: str = "") -> str:
@@ -141,28 +139,28 @@ def throttle(facts: Facts, want: Expected, request: Request) -> Result:
         return _without(facts, want, "gpu-throttle")
     if any(device.get("throttle") is None for device in devices):
         return unread("gpu-throttle", facts, "gpu", "reasons for low clocks")
-    for names, status, action in ((BROKEN_COOLING, FAIL, REPLACE), (SLOWED, WARN, NONE)):
+    for names, status, action in ((BROKEN_COOLING, Status.FAILED, REPLACE), (SLOWED, Status.WARNING, NONE)):
         slow = [
             f"GPU {_name(device)}: {one}"
             for device in devices
             for one in map(_plain, device["throttle"])
             if one in names
         ]
-        if slow and status == FAIL:
+        if slow and status == Status.FAILED:
             return _hot(facts, ", ".join(slow), action)
         if slow:
             return Result("gpu-throttle", status, ", ".join(slow), action)
-    return Result("gpu-throttle", OK, "not held down")
+    return Result("gpu-throttle", Status.OK, "not held down")
 
 
 def _hot(facts: Facts, slow: str, action: str) -> Result:
     """An idle GPU that is too hot has broken cooling; one at work may have a hot day."""
     jobs = known(facts, "jobs")
     if jobs is None:
-        return Result("gpu-throttle", UNKNOWN, f"{slow}; nobody could tell whether a job runs")
+        return Result("gpu-throttle", Status.UNKNOWN, f"{slow}; nobody could tell whether a job runs")
     if jobs:
-        return Result("gpu-throttle", WARN, f"{slow}, under a job; look again when it has ended")
-    return Result("gpu-throttle", FAIL, slow, action)
+        return Result("gpu-throttle", Status.WARNING, f"{slow}, under a job; look again when it has ended")
+    return Result("gpu-throttle", Status.FAILED, slow, action)
 
 
 def persistence(facts: Facts, want: Expected, request: Request) -> Result:
@@ -174,8 +172,8 @@ def persistence(facts: Facts, want: Expected, request: Request) -> Result:
     if None in modes:
         return unread("gpu-persistence", facts, "gpu", "persistence mode")
     if not all(_on(mode) for mode in modes):
-        return Result("gpu-persistence", WARN, "off; fix: fab node-tune --only gpu.persistence")
-    return Result("gpu-persistence", OK, "on")
+        return Result("gpu-persistence", Status.WARNING, "off; fix: fab node-tune --only gpu.persistence")
+    return Result("gpu-persistence", Status.OK, "on")
 
 
 def clocks(facts: Facts, want: Expected, request: Request) -> Result:
@@ -189,16 +187,16 @@ def clocks(facts: Facts, want: Expected, request: Request) -> Result:
         below = [name for name in ("graphics", "memory") if now.get(name) and top.get(name) and now[name] < top[name]]
         slow += [f"GPU {_name(device)}: {name} {now[name]} of {top[name]} MHz" for name in below]
     if not any((device.get("applications") or {}).get("graphics") for device in devices):
-        return Result("gpu-clocks", SKIP, "these GPUs name no application clocks")
+        return Result("gpu-clocks", Status.SKIPPED, "these GPUs name no application clocks")
     if slow:
-        return Result("gpu-clocks", WARN, "; ".join(slow[:2]) + (" …" if len(slow) > 2 else ""))
-    return Result("gpu-clocks", OK, "at their highest")
+        return Result("gpu-clocks", Status.WARNING, "; ".join(slow[:2]) + (" …" if len(slow) > 2 else ""))
+    return Result("gpu-clocks", Status.OK, "at their highest")
 
 
 def nvlinks(facts: Facts, want: Expected, request: Request) -> Result:
     """Every link of every GPU up; errors on links that are up are named."""
     if want.nvlinks is None:
-        return Result("gpu-nvlink", SKIP, "no count of links is known for this type")
+        return Result("gpu-nvlink", Status.SKIPPED, "no count of links is known for this type")
     links = known(facts, "gpu", "nvlinks")
     if links is None:
         return unread("gpu-nvlink", facts, "gpu.nvlinks", "nvidia-smi nvlink")
@@ -206,17 +204,17 @@ def nvlinks(facts: Facts, want: Expected, request: Request) -> Result:
     if len(links) < (want.gpus or 0):
         down.append(f"{len(links)} of {want.gpus} GPUs name links")
     if down:
-        return Result("gpu-nvlink", FAIL, "links are down: " + ", ".join(down), REBOOT)
+        return Result("gpu-nvlink", Status.FAILED, "links are down: " + ", ".join(down), REBOOT)
     errors = [f"GPU {gpu}: {one['errors']}" for gpu, one in links.items() if one.get("errors")]
     if errors:
-        return Result("gpu-nvlink", WARN, "links count errors: " + ", ".join(errors))
-    return Result("gpu-nvlink", OK, f"{want.nvlinks} links a GPU", expected=str(want.nvlinks))
+        return Result("gpu-nvlink", Status.WARNING, "links count errors: " + ", ".join(errors))
+    return Result("gpu-nvlink", Status.OK, f"{want.nvlinks} links a GPU", expected=str(want.nvlinks))
 
 
 def fabric_manager(facts: Facts, want: Expected, request: Request) -> Result:
     """Where GPUs are joined by NVSwitch, CUDA does not start without a fabric manager of the driver's own version."""
     if want.nvlinks is None:
-        return Result("fabric-manager", SKIP, "no NVSwitch on this type")
+        return Result("fabric-manager", Status.SKIPPED, "no NVSwitch on this type")
     driver, version = known(facts, "gpu", "driver"), known(facts, "gpu", "fabric_manager", "version")
     if driver is None:
         return unread("fabric-manager", facts, "gpu", "the driver's version")
@@ -224,21 +222,21 @@ def fabric_manager(facts: Facts, want: Expected, request: Request) -> Result:
         return unread("fabric-manager", facts, "gpu.fabric_manager", "the fabric manager's version")
     if version != driver:
         why = f"is {version}, the driver {driver}; fix: install the same version"
-        return Result("fabric-manager", FAIL, why, found=str(version), expected=str(driver))
+        return Result("fabric-manager", Status.FAILED, why, found=str(version), expected=str(driver))
     active = known(facts, "services", "nvidia-fabricmanager.service", "active")
     if active in ("activating", "reloading"):
-        return Result("fabric-manager", UNKNOWN, "it is starting; look again in a minute")
+        return Result("fabric-manager", Status.UNKNOWN, "it is starting; look again in a minute")
     if active not in ("active", None):
-        return Result("fabric-manager", FAIL, "does not run", REBOOT)
+        return Result("fabric-manager", Status.FAILED, "does not run", REBOOT)
     states = {_name(device): device.get("fabric_state") for device in _devices(facts)}
     apart = [f"GPU {name}: {state}" for name, state in states.items() if state not in (None, "Completed")]
     if apart and set(states.values()) <= {None, "Completed", "In Progress"}:
         # After a boot this takes minutes: a node that is rebooted for it would be rebooted for ever.
         why = f"is still joining the GPUs: {', '.join(apart)}; look again in some minutes, reboot it where it stays so"
-        return Result("fabric-manager", UNKNOWN, why)
+        return Result("fabric-manager", Status.UNKNOWN, why)
     if apart:
-        return Result("fabric-manager", FAIL, f"has not joined all GPUs: {', '.join(apart)}", REBOOT)
-    return Result("fabric-manager", OK, "as the driver", found=str(version))
+        return Result("fabric-manager", Status.FAILED, f"has not joined all GPUs: {', '.join(apart)}", REBOOT)
+    return Result("fabric-manager", Status.OK, "as the driver", found=str(version))
 
 
 def _devices(facts: Facts) -> list[Mapping[str, Any]]:
@@ -248,15 +246,15 @@ def _devices(facts: Facts) -> list[Mapping[str, Any]]:
 def _without(facts: Facts, want: Expected, check: str) -> Result:
     """For a node on which no NVIDIA GPU was found: right where none should be; `gpu-count` says so where nobody knows."""
     if known(facts, "hpu", "present") or (not want.gpus and known(facts, "gpu", "present") is False):
-        return Result(check, SKIP, "no NVIDIA GPU")
+        return Result(check, Status.SKIPPED, "no NVIDIA GPU")
     return unread(check, facts, "gpu", "nvidia-smi")
 
 
 def _uncounted(check: str, values: Mapping[str, Any], want: Expected, what: str) -> Result:
     """GPUs of workstations and small inference types keep no such counters; those of training types do."""
     if want.nvlinks is None and not any(value is not None for value in values.values()):
-        return Result(check, SKIP, f"these GPUs do not count {what}")
-    return Result(check, UNKNOWN, f"{what} could not be read")
+        return Result(check, Status.SKIPPED, f"these GPUs do not count {what}")
+    return Result(check, Status.UNKNOWN, f"{what} could not be read")
 
 
 def _name(device: Mapping[str, Any]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from lustrain.status import Status
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.refusal import REBOOTS, is_near, told
 from node_setup.agent.verify.expected import BY_HAND, Expected
-from node_setup.agent.verify.result import FAIL, OK, REPLACE, SKIP, UNKNOWN, WARN, Result, counted, known, unread
+from node_setup.agent.verify.result import REPLACE, Result, counted, known, unread
 
 
 def instance_type(facts: Facts, want: Expected, request: Request) -> Result:
@@ -14,11 +15,13 @@ def instance_type(facts: Facts, want: Expected, request: Request) -> Result:
     found = known(facts, "instance", "type")
     groups = request.document.get("groups") or {}
     if want.group and groups and want.group not in groups:
-        return Result("instance-type", UNKNOWN, f"the cluster has no group {want.group}; it has {', '.join(groups)}")
+        return Result(
+            "instance-type", Status.UNKNOWN, f"the cluster has no group {want.group}; it has {', '.join(groups)}"
+        )
     if want.problem:
-        return Result("instance-type", FAIL if want.other else UNKNOWN, want.problem, found=found)
+        return Result("instance-type", Status.FAILED if want.other else Status.UNKNOWN, want.problem, found=found)
     by = "counts by hand" if want.gpu == "" and want.type is None else str(want.type)
-    return Result("instance-type", OK, "as the cluster describes it" if groups else "known", found=found or by)
+    return Result("instance-type", Status.OK, "as the cluster describes it" if groups else "known", found=found or by)
 
 
 def notice(facts: Facts, want: Expected, request: Request) -> Result:
@@ -27,14 +30,14 @@ def notice(facts: Facts, want: Expected, request: Request) -> Result:
     pending = known(facts, "metadata", "notice")
     if pending:
         more = "; a reboot may settle it: fab node-reboot" if pending.get("action") in REBOOTS else ""
-        return Result("notice", FAIL if is_near(pending) else WARN, f"{told(pending)}{more}")
+        return Result("notice", Status.FAILED if is_near(pending) else Status.WARNING, f"{told(pending)}{more}")
     if known(facts, "metadata", "error"):
-        return Result("notice", UNKNOWN, f"instance metadata does not answer: {facts['metadata']['error']}")
+        return Result("notice", Status.UNKNOWN, f"instance metadata does not answer: {facts['metadata']['error']}")
     if known(facts, "metadata", "reachable"):
-        return Result("notice", OK, "none pending")
+        return Result("notice", Status.OK, "none pending")
     if request.document.get("backend") == BY_HAND or not request.document:
-        return Result("notice", SKIP, "no machine of EC2")
-    return Result("notice", UNKNOWN, "instance metadata was not reached")
+        return Result("notice", Status.SKIPPED, "no machine of EC2")
+    return Result("notice", Status.UNKNOWN, "instance metadata was not reached")
 
 
 def nvme(facts: Facts, want: Expected, request: Request) -> Result:
@@ -43,11 +46,11 @@ def nvme(facts: Facts, want: Expected, request: Request) -> Result:
     if blocks is None:
         return unread("nvme", facts, "blocks", "block devices")
     if want.nvme is None:
-        return Result("nvme", UNKNOWN, "nobody knows how many local drives this type has")
+        return Result("nvme", Status.UNKNOWN, "nobody knows how many local drives this type has")
     stores = [block.get("instance_store") for block in blocks]
     found = sum(map(bool, stores))
     if found < want.nvme and None in stores:
-        return Result("nvme", UNKNOWN, "of some drive nobody could tell whether it is local", found=str(found))
+        return Result("nvme", Status.UNKNOWN, "of some drive nobody could tell whether it is local", found=str(found))
     return counted("nvme", found, want.nvme, "local drives", REPLACE)
 
 

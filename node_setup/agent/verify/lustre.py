@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent.kinds.lnet_efa import servers_without_efa
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import Expected
-from node_setup.agent.verify.result import FAIL, NONE, OK, SKIP, UNKNOWN, WARN, Result, known, unread
+from node_setup.agent.verify.result import NONE, Result, known, unread
 
 EKS = "hyperpod-eks"
 FULL_PERCENT, NEARLY_FULL_PERCENT = 98, 90
@@ -19,7 +20,7 @@ def mount(facts: Facts, want: Expected, request: Request) -> Result:
     """The file system of the cluster is at its path; another one, or none, would take a job's checkpoints elsewhere."""
     path = known(request.document, "lustre", "path")
     if not path:
-        return Result("lustre-mount", SKIP, "the cluster has no Lustre")
+        return Result("lustre-mount", Status.SKIPPED, "the cluster has no Lustre")
     mounts = known(facts, "lustre", "mounts")
     if mounts is None:
         return unread("lustre-mount", facts, "lustre", "mounts")
@@ -27,17 +28,21 @@ def mount(facts: Facts, want: Expected, request: Request) -> Result:
     if not here and any(
         one.get("target") == path and one.get("fstype") == "autofs" for one in facts.get("mounts") or ()
     ):
-        return Result("lustre-mount", UNKNOWN, f"{path} is mounted on demand and nobody has asked yet; fix: ls {path}")
+        return Result(
+            "lustre-mount", Status.UNKNOWN, f"{path} is mounted on demand and nobody has asked yet; fix: ls {path}"
+        )
     if not here:
-        return Result("lustre-mount", FAIL, f"nothing of type lustre is mounted at {path}", expected=path)
+        return Result("lustre-mount", Status.FAILED, f"nothing of type lustre is mounted at {path}", expected=path)
     found, options = here[-1], here[-1].get("options") or ()
     if "ro" in options:
-        return Result("lustre-mount", FAIL, f"{path} is mounted read-only", found=found.get("source"))
+        return Result("lustre-mount", Status.FAILED, f"{path} is mounted read-only", found=found.get("source"))
     wanted = _source(request)
     if wanted and not _same_source(found, wanted):
-        return Result("lustre-mount", FAIL, f"another file system is at {path}", NONE, found.get("source"), wanted)
+        return Result(
+            "lustre-mount", Status.FAILED, f"another file system is at {path}", NONE, found.get("source"), wanted
+        )
     why = f"at {path}" if wanted else f"at {path}; which file system it should be, nobody said"
-    return Result("lustre-mount", OK, why, found=found.get("source"), expected=wanted)
+    return Result("lustre-mount", Status.OK, why, found=found.get("source"), expected=wanted)
 
 
 def _source(request: Request) -> str | None:
@@ -67,23 +72,23 @@ def network(facts: Facts, want: Expected, request: Request) -> Result:
     and knows the servers of what is mounted by their EFA addresses. On EKS pods mount, over the node's LNet."""
     check, wanted = "lustre-network", efa_interfaces(request, want)
     if not wanted:
-        return Result(check, SKIP, _why_tcp(request, want))
+        return Result(check, Status.SKIPPED, _why_tcp(request, want))
     nets = known(facts, "lustre", "nets")
     if nets is None:
         return unread(check, facts, "lustre.nets", "LNet's networks")
     efa = [nid for net in nets if str(net["net"]).startswith("efa") for nid in net["nids"]]
     if not efa:
-        return Result(check, FAIL, "LNet has no EFA network: I/O goes over TCP; fix: fab node-tune")
+        return Result(check, Status.FAILED, "LNet has no EFA network: I/O goes over TCP; fix: fab node-tune")
     down = [str(nid["nid"]) for nid in efa if nid.get("status") not in (None, "up")]
     if down:
-        return Result(check, FAIL, f"EFA interfaces of LNet are down: {', '.join(down)}")
+        return Result(check, Status.FAILED, f"EFA interfaces of LNet are down: {', '.join(down)}")
     if len(efa) < wanted:
         why = "LNet has fewer EFA interfaces than this type gives to Lustre; fix: fab node-tune"
-        return Result(check, FAIL, why, NONE, str(len(efa)), str(wanted))
+        return Result(check, Status.FAILED, why, NONE, str(len(efa)), str(wanted))
     if servers_without_efa(facts):
         why = "LNet has EFA, but knows the servers over TCP only, as where Lustre was mounted first; fix: fab node-tune"
-        return Result(check, FAIL, why)
-    return Result(check, OK, f"{len(efa)} EFA interfaces", found=str(len(efa)))
+        return Result(check, Status.FAILED, why)
+    return Result(check, Status.OK, f"{len(efa)} EFA interfaces", found=str(len(efa)))
 
 
 def efa_interfaces(request: Request, want: Expected) -> int:
@@ -109,19 +114,23 @@ def _why_tcp(request: Request, want: Expected) -> str:
 
 def targets(facts: Facts, want: Expected, request: Request) -> Result:
     if not request.document.get("lustre"):
-        return Result("lustre-targets", SKIP, "the cluster has no Lustre")
+        return Result("lustre-targets", Status.SKIPPED, "the cluster has no Lustre")
     osts = known(facts, "lustre", "osts")
     if osts is None or osts.get("fullest_percent") is None:
         return unread("lustre-targets", facts, "lustre.osts", "lfs df")
     full, shown = osts["fullest_percent"], f"{osts['fullest_percent']} %"
     limit = f"< {NEARLY_FULL_PERCENT} %"
     if full >= FULL_PERCENT:
-        return Result("lustre-targets", FAIL, "a storage target is full: writes to it fail", NONE, shown, limit)
+        return Result(
+            "lustre-targets", Status.FAILED, "a storage target is full: writes to it fail", NONE, shown, limit
+        )
     if osts.get("inactive"):
-        return Result("lustre-targets", WARN, f"{osts['inactive']} of {osts['count']} targets are switched off")
+        return Result(
+            "lustre-targets", Status.WARNING, f"{osts['inactive']} of {osts['count']} targets are switched off"
+        )
     if full >= NEARLY_FULL_PERCENT:
-        return Result("lustre-targets", WARN, "a storage target is nearly full", NONE, shown, limit)
-    return Result("lustre-targets", OK, f"the fullest of {osts['count']} targets", NONE, shown, limit)
+        return Result("lustre-targets", Status.WARNING, "a storage target is nearly full", NONE, shown, limit)
+    return Result("lustre-targets", Status.OK, f"the fullest of {osts['count']} targets", NONE, shown, limit)
 
 
 def transport(before: Sequence[Any] | None, after: Sequence[Any] | None, over_efa: bool) -> Result:
@@ -132,17 +141,17 @@ def transport(before: Sequence[Any] | None, after: Sequence[Any] | None, over_ef
     """
     check = "lustre-transport"
     if before is None or after is None:
-        return Result(check, UNKNOWN, "LNet's counters could not be read")
+        return Result(check, Status.UNKNOWN, "LNet's counters could not be read")
     moved = {name: _moved(before, after, name) for name in ("efa", "tcp")}
     if None in moved.values():
-        return Result(check, UNKNOWN, "LNet counts nothing for some interface")
+        return Result(check, Status.UNKNOWN, "LNet counts nothing for some interface")
     shown = ", ".join(f"{name} {number}" for name, number in moved.items())
     wanted = "efa" if over_efa else "tcp"
     if not moved[wanted]:
         other = "tcp" if over_efa else "efa"
         why = f"I/O went over {other}" if moved[other] else "no message was counted on any network"
-        return Result(check, FAIL if moved[other] else UNKNOWN, why, NONE, shown, wanted)
-    return Result(check, OK, f"I/O went over {wanted}", NONE, shown, wanted)
+        return Result(check, Status.FAILED if moved[other] else Status.UNKNOWN, why, NONE, shown, wanted)
+    return Result(check, Status.OK, f"I/O went over {wanted}", NONE, shown, wanted)
 
 
 def _moved(before: Sequence[Any], after: Sequence[Any], name: str) -> int | None:

@@ -10,13 +10,14 @@ import re
 import time
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent import lock
 from node_setup.agent.facts.lustre import parse_nets
 from node_setup.agent.host import Host
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify import lustre
 from node_setup.agent.verify.expected import Expected
-from node_setup.agent.verify.result import FAIL, OK, SKIP, UNKNOWN, WARN, Result, known
+from node_setup.agent.verify.result import Result, known
 
 SECONDS = 30.0
 MIB = 64
@@ -47,12 +48,12 @@ def write_probe(host: Host, facts: Facts, want: Expected, request: Request) -> l
     """Two results: whether a file of this node can be written, read back and deleted, and over which network that went."""
     path = known(request.document, "lustre", "path")
     if not path:
-        return [Result("lustre-write", SKIP, "the cluster has no Lustre")]
-    if lustre.mount(facts, want, request).status != OK:
-        return [Result("lustre-write", UNKNOWN, "not tried: Lustre is not mounted as it should be")]
+        return [Result("lustre-write", Status.SKIPPED, "the cluster has no Lustre")]
+    if lustre.mount(facts, want, request).status != Status.OK:
+        return [Result("lustre-write", Status.UNKNOWN, "not tried: Lustre is not mounted as it should be")]
     before = _nets(host)
     written = _write(host, str(path), str(known(facts, "host", "name") or "node"))
-    if written.status not in (OK, WARN):
+    if written.status not in (Status.OK, Status.WARNING):
         return [written]
     return [written, lustre.transport(before, _nets(host), lustre.efa_interfaces(request, want) > 0)]
 
@@ -64,7 +65,7 @@ def _write(host: Host, path: str, name: str) -> Result:
         with lock.held(host, SECONDS, LOCK) as held, host.lending(held):
             return _probe(host, path, name)
     except lock.NoLockError as error:
-        return Result("lustre-write", UNKNOWN, f"{LOCK}: {error}")
+        return Result("lustre-write", Status.UNKNOWN, f"{LOCK}: {error}")
     except lock.BusyError:
         return _busy(before, host.read(LOCK))
 
@@ -72,9 +73,9 @@ def _write(host: Host, path: str, name: str) -> Result:
 def _busy(before: str | None, now: str | None) -> Result:
     """By who held the lock when we came, and when the time was over: only one that is as old as this hangs."""
     if not now or now != before:
-        return Result("lustre-write", UNKNOWN, f"not tried: other probes of this node took the {SECONDS:g} s")
+        return Result("lustre-write", Status.UNKNOWN, f"not tried: other probes of this node took the {SECONDS:g} s")
     why = f"a probe started before still hangs ({now.strip()}): Lustre does not answer"
-    return Result("lustre-write", FAIL, why)
+    return Result("lustre-write", Status.FAILED, why)
 
 
 def _probe(host: Host, path: str, name: str) -> Result:
@@ -83,12 +84,12 @@ def _probe(host: Host, path: str, name: str) -> Result:
     try:
         host.write(ANSWER, "")
     except OSError as error:
-        return Result("lustre-write", UNKNOWN, f"{ANSWER}: {error.strerror}")
+        return Result("lustre-write", Status.UNKNOWN, f"{ANSWER}: {error.strerror}")
     started = time.monotonic()
     answer = str(host.path(ANSWER))
     done = host.run(["setsid", "--fork", "sh", "-c", SCRIPT, "sh", plain, answer, file, str(MIB)], 5.0)
     if not done.ok:
-        return Result("lustre-write", UNKNOWN, f"setsid: {done.said}")
+        return Result("lustre-write", Status.UNKNOWN, f"setsid: {done.said}")
     said = _wait(host, started + SECONDS)
     return judge(said, time.monotonic() - started)
 
@@ -107,14 +108,16 @@ def judge(said: str, seconds: float) -> Result:
     if re.search(r"^done$", said, re.MULTILINE):
         rate = MIB * 1.048576 / max(seconds, 1e-3)
         if rate < SLOW_MB_S:
-            return Result(check, WARN, "slow", found=f"{rate:.0f} MB/s", expected=f"> {SLOW_MB_S} MB/s")
-        return Result(check, OK, f"{MIB} MiB written, read back and deleted", found=f"{seconds:.1f} s")
+            return Result(check, Status.WARNING, "slow", found=f"{rate:.0f} MB/s", expected=f"> {SLOW_MB_S} MB/s")
+        return Result(check, Status.OK, f"{MIB} MiB written, read back and deleted", found=f"{seconds:.1f} s")
     failed = re.search(r"^failed (\w+)$", said, re.MULTILINE)
     if failed:
         complaints = [line for line in said.splitlines() if line.startswith(("dd:", "rm:", "sh:"))]
-        return Result(check, FAIL, f"{failed[1]} failed: {complaints[-1] if complaints else 'other bytes came back'}")
+        return Result(
+            check, Status.FAILED, f"{failed[1]} failed: {complaints[-1] if complaints else 'other bytes came back'}"
+        )
     step = "reading" if re.search(r"^wrote$", said, re.MULTILINE) else "writing"
-    return Result(check, FAIL, f"{step} did not end within {SECONDS:g} s: Lustre does not answer")
+    return Result(check, Status.FAILED, f"{step} did not end within {SECONDS:g} s: Lustre does not answer")
 
 
 def _nets(host: Host) -> list[Any] | None:

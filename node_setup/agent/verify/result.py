@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-OK, WARN, FAIL, UNKNOWN, SKIP = "OK", "WARN", "FAIL", "UNKNOWN", "SKIP"
-"""`UNKNOWN`: it could not be looked at, which keeps a node from jobs as `FAIL` does but drains nobody; `SKIP`: it does not
-apply to this node."""
+from lustrain.status import Status
 
-READY = frozenset({OK, WARN, SKIP})
+READY = frozenset({Status.OK, Status.WARNING, Status.SKIPPED})
+"""A check that could not look keeps a node from jobs, as one that failed does, but drains nobody."""
 
 NONE, RESET_GPU, REBOOT, REPLACE = "NONE", "RESET_GPU", "REBOOT", "REPLACE"
 ACTIONS = (NONE, RESET_GPU, REBOOT, REPLACE)
@@ -27,7 +26,7 @@ class Result:
     """`found` and `expected` are short texts for a table; `seconds` is what the check took."""
 
     check: str
-    status: str
+    status: Status
     why: str
     action: str = NONE
     found: str | None = None
@@ -60,25 +59,25 @@ def reason(facts: Mapping[str, Any], where: str) -> str:
 def unread(check: str, facts: Mapping[str, Any], where: str, what: str) -> Result:
     """The result of a check whose facts could not be read."""
     said = reason(facts, where)
-    return Result(check, UNKNOWN, f"{what} could not be read" + (f": {said}" if said else ""))
+    return Result(check, Status.UNKNOWN, f"{what} could not be read" + (f": {said}" if said else ""))
 
 
 def counted(check: str, found: int, expected: int, what: str, action: str) -> Result:
     """Devices by their number: too few is a fault, more than known of is told."""
     if expected == 0 and found == 0:
-        return Result(check, SKIP, f"the type has no {what}")
+        return Result(check, Status.SKIPPED, f"the type has no {what}")
     if found < expected:
-        status, why = FAIL, f"{expected - found} of {expected} {what} are missing"
+        status, why = Status.FAILED, f"{expected - found} of {expected} {what} are missing"
     elif found > expected:
-        status, why = WARN, f"more {what} than the type has, or than the cluster attaches"
+        status, why = Status.WARNING, f"more {what} than the type has, or than the cluster attaches"
     else:
-        status, why = OK, "all there"
-    return Result(check, status, why, action if status == FAIL else NONE, str(found), str(expected))
+        status, why = Status.OK, "all there"
+    return Result(check, status, why, action if status == Status.FAILED else NONE, str(found), str(expected))
 
 
 def worst(results: Iterable[Result]) -> Result | None:
     """The failed result that calls for most; None where none failed."""
-    failed = [result for result in results if result.status == FAIL]
+    failed = [result for result in results if result.status == Status.FAILED]
     return max(failed, key=lambda result: ACTIONS.index(result.action), default=None)
 
 
@@ -94,7 +93,7 @@ def drain(results: Iterable[Result]) -> str | None:
     first = worst(results)
     if first is None:
         return None
-    others = sum(result.status == FAIL for result in results) - 1
+    others = sum(result.status == Status.FAILED for result in results) - 1
     more = f" (and {others} more)" if others else ""
     line = f"lustrain: {first.check}: {first.why}{more}; action={first.action}"
     return " ".join(line.replace('"', "'").split())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lustrain.status import Status
 from node_setup.agent import catalog
 from node_setup.agent import plan as planning
-from node_setup.agent.model import CHANGE, CONFLICT, FAILED, OK, REBOOT, SKIPPED, UNKNOWN, Facts, Request, Setting
-from node_setup.agent.verify import result as said
+from node_setup.agent.model import Facts, Request, Setting
 from node_setup.agent.verify.result import Result
 
 APART = {"lustre-stripe": "lustre-stripes", "lustre-parameter": "lustre-parameters"}
@@ -27,21 +27,21 @@ def check_all(facts: Facts, request: Request) -> list[Result]:
 
 def judge(check: str, rows: Iterable[Mapping[str, Any]], settings: Mapping[str, Setting]) -> Result:
     """What must be and is not, fails; what should be and is not, warns; what must be and nobody could read, is unknown."""
-    rows = [row for row in rows if row["status"] != SKIPPED]
+    rows = [row for row in rows if row["status"] != Status.SKIPPED]
     if not rows:
-        return Result(check, said.SKIP, "nothing is wanted of this node")
-    off = [row for row in rows if row["status"] in (CHANGE, FAILED, CONFLICT, REBOOT)]
+        return Result(check, Status.SKIPPED, "nothing is wanted of this node")
+    off = [row for row in rows if row["status"] in (Status.CHANGE, Status.FAILED, Status.CONFLICT, Status.REBOOT)]
     must = [row for row in off if settings[row["setting"]].severity == "must"]
-    unread = [row for row in rows if row["status"] == UNKNOWN and settings[row["setting"]].severity == "must"]
-    in_sync = sum(row["status"] == OK for row in rows)
+    unread = [row for row in rows if row["status"] == Status.UNKNOWN and settings[row["setting"]].severity == "must"]
+    in_sync = sum(row["status"] == Status.OK for row in rows)
     if must:
-        status, why = said.FAIL, f"not as it must be: {_names(must)}; fix: fab node-tune"
+        status, why = Status.FAILED, f"not as it must be: {_names(must)}; fix: fab node-tune"
     elif unread:
-        status, why = said.UNKNOWN, f"could not be read: {_names(unread)}"
+        status, why = Status.UNKNOWN, f"could not be read: {_names(unread)}"
     elif off:
-        status, why = said.WARN, f"not as planned: {_names(off)}; fix: fab node-tune"
+        status, why = Status.WARNING, f"not as planned: {_names(off)}; fix: fab node-tune"
     else:
-        status, why = said.OK, "as planned"
+        status, why = Status.OK, "as planned"
     return Result(check, status, why, found=f"{in_sync} in sync", expected=str(len(rows)))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from lustrain.status import Status
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import Expected
-from node_setup.agent.verify.result import FAIL, OK, SKIP, UNKNOWN, WARN, Result, known
+from node_setup.agent.verify.result import Result, known
 
 ENOUGH_BYTES = 16 * 2**30
 """Below it registering buffers with EFA fails. awslabs/awsome-distributed-ai, GPU health check 2."""
@@ -17,12 +18,12 @@ def memlock(facts: Facts, want: Expected, request: Request) -> Result:
         return _without_slurmd(facts, want, request)
     values = limits.get("memlock")
     if not values:
-        return Result("slurmd-memlock", UNKNOWN, "slurmd's limits could not be read")
+        return Result("slurmd-memlock", Status.UNKNOWN, "slurmd's limits could not be read")
     small = [value for value in map(str, values) if value != "unlimited"]
     if not small:
-        return Result("slurmd-memlock", OK, "unlimited")
+        return Result("slurmd-memlock", Status.OK, "unlimited")
     enough = all(value.isdigit() and int(value) >= ENOUGH_BYTES for value in small)
-    status = WARN if enough else FAIL
+    status = Status.WARNING if enough else Status.FAILED
     return Result(
         "slurmd-memlock",
         status,
@@ -35,10 +36,10 @@ def memlock(facts: Facts, want: Expected, request: Request) -> Result:
 def _without_slurmd(facts: Facts, want: Expected, request: Request) -> Result:
     unit = known(facts, "services", "slurmd.service") or {}
     if unit.get("load") == "loaded" and unit.get("active") == "active":
-        return Result("slurmd-memlock", UNKNOWN, "slurmd runs, but its limits could not be read")
+        return Result("slurmd-memlock", Status.UNKNOWN, "slurmd runs, but its limits could not be read")
     if request.document.get("backend") == "hyperpod-slurm" and want.role == "worker":
-        return Result("slurmd-memlock", UNKNOWN, "slurmd does not run on this Slurm worker")
-    return Result("slurmd-memlock", SKIP, "no slurmd here")
+        return Result("slurmd-memlock", Status.UNKNOWN, "slurmd does not run on this Slurm worker")
+    return Result("slurmd-memlock", Status.SKIPPED, "no slurmd here")
 
 
 CHECKS = (memlock,)

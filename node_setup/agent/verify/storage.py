@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from lustrain.status import Status
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import Expected
-from node_setup.agent.verify.result import FAIL, OK, REBOOT, SKIP, WARN, Result, known, unread
+from node_setup.agent.verify.result import REBOOT, Result, known, unread
 
 GIB = 2**30
 SHM_SHARE = 0.25
@@ -17,14 +18,14 @@ def shm(facts: Facts, want: Expected, request: Request) -> Result:
         return unread("shm", facts, "memory", "the size of /dev/shm")
     shown = f"{size:g} GiB"
     if size < memory * SHM_SHARE:
-        return Result("shm", WARN, f"less than a quarter of {memory:g} GiB of memory", found=shown)
-    return Result("shm", OK, "large enough", found=shown)
+        return Result("shm", Status.WARNING, f"less than a quarter of {memory:g} GiB of memory", found=shown)
+    return Result("shm", Status.OK, "large enough", found=shown)
 
 
 def scratch(facts: Facts, want: Expected, request: Request) -> Result:
     """Local drives, where there are any, are mounted somewhere: directly or as parts of an array."""
     if not want.nvme:
-        return Result("scratch", SKIP, "no local drives")
+        return Result("scratch", Status.SKIPPED, "no local drives")
     blocks, mounts = known(facts, "blocks"), known(facts, "mounts")
     if blocks is None or mounts is None:
         return unread("scratch", facts, "blocks" if blocks is None else "mounts", "block devices and mounts")
@@ -33,8 +34,8 @@ def scratch(facts: Facts, want: Expected, request: Request) -> Result:
     sources = {str(mount["source"]).rsplit("/", 1)[-1] for mount in mounts}
     points = [point for block in blocks if block.get("instance_store") for point in block.get("mountpoints") or ()]
     if points or sources & (drives | holders):
-        return Result("scratch", OK, "mounted", found=", ".join(points) or None)
-    return Result("scratch", WARN, "local drives are not mounted; fix: fab node-tune")
+        return Result("scratch", Status.OK, "mounted", found=", ".join(points) or None)
+    return Result("scratch", Status.WARNING, "local drives are not mounted; fix: fab node-tune")
 
 
 def disk(facts: Facts, want: Expected, request: Request) -> Result:
@@ -43,11 +44,13 @@ def disk(facts: Facts, want: Expected, request: Request) -> Result:
     if not root or root.get("free_bytes") is None:
         return unread("disk", facts, "disk", "free room of /")
     if root.get("read_only"):
-        return Result("disk", FAIL, "/ is read-only", REBOOT)
+        return Result("disk", Status.FAILED, "/ is read-only", REBOOT)
     free, inodes = root["free_bytes"] / GIB, root.get("free_inodes")
     if free < 1 or (inodes is not None and inodes < 10_000):
-        return Result("disk", FAIL, f"/ is full: {free:.1f} GiB and {inodes} inodes free", found=f"{free:.1f} GiB")
-    return Result("disk", WARN if free < 10 else OK, "free room of /", found=f"{free:.0f} GiB")
+        return Result(
+            "disk", Status.FAILED, f"/ is full: {free:.1f} GiB and {inodes} inodes free", found=f"{free:.1f} GiB"
+        )
+    return Result("disk", Status.WARNING if free < 10 else Status.OK, "free room of /", found=f"{free:.0f} GiB")
 
 
 CHECKS = (shm, scratch, disk)
