@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 from lustrain.files import write_whole
+from lustrain.problem import FAILED, UserError
 from node_setup.agent import catalog, data
 
 FOLDER = Path(__file__).resolve().parent
@@ -25,10 +26,6 @@ LARGEST = 200_000
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _UNIX = 3
-
-
-class PackError(Exception):
-    """The agent cannot be packed as it is."""
 
 
 def content() -> dict[str, bytes]:
@@ -46,7 +43,7 @@ def content() -> dict[str, bytes]:
 
 
 def archive() -> bytes:
-    """The packed agent. Its bytes follow from the sources alone: names sorted, times and modes fixed.
+    """The packed agent; UserError. Its bytes follow from the sources alone: names sorted, times and modes fixed.
 
     Compressed by zlib at its best level; a Python that is built with another library than zlib may compress otherwise.
     """
@@ -60,7 +57,9 @@ def archive() -> bytes:
             file.writestr(entry, text, compresslevel=9)
     packed = buffer.getvalue()
     if len(packed) > LARGEST:
-        raise PackError(f"the agent has {len(packed)} bytes packed; allowed: {LARGEST}; fix: take something out of it")
+        raise UserError(
+            f"the packed agent has {len(packed)} bytes; allowed: {LARGEST}; fix: take something out of it", FAILED
+        )
     return packed
 
 

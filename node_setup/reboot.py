@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lustrain.problem import FAILED, UserError
+from lustrain.problem import UserError
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC
 from node_setup.answers import Answer
 from node_setup.fleet.agent_call import LEAST_S
@@ -35,7 +35,7 @@ def reboot(run: Run, *, check: bool, wait: str) -> list[Outcome]:
     nodes = run.inventory.nodes
     if any(node.local for node in nodes):
         raise UserError(
-            "this machine cannot wait for its own reboot; fix: reboot it by hand, then fab node-tune --local", FAILED
+            "this machine cannot wait for its own reboot; fix: reboot it by hand, then fab node-tune --local"
         )
     work = _Reboot(run, check)
     # Waiting is the work: nothing is gained by more time for a node than --wait says.

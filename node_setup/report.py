@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lustrain.problem import plain
+from lustrain.problem import DIFFERS, DONE, FAILED, UNREACHABLE, plain
 from lustrain.status import Status
 from lustrain.tables import table
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, EXIT_REFUSED
@@ -15,7 +15,6 @@ from node_setup.answers import Answer, Finding, Row
 from node_setup.fleet.faults import NOT_REACHED
 from node_setup.fleet.pool import ANSWERED, Outcome
 
-SYNC, FAILURE, DRIFT, UNREACHED = 0, 1, 2, 3
 VERSION = 1
 _SHOWN = (Status.CHANGE, Status.CHANGED, Status.FAILED, Status.CONFLICT, Status.REBOOT, Status.UNKNOWN)
 _LONGEST = 160
@@ -23,19 +22,19 @@ _OPT_IN = "opt-in: "
 _NOTHING = Answer(version=1)
 
 
-def exit_code(outcomes: Iterable[Outcome], least: int = SYNC) -> int:
-    """0 all well, 1 a node failed, refused or was not begun, 3 one was not reached, 2 one differs or is not ready;
-    1 goes before 3, 3 before 2. `least` is what else the run came to."""
+def exit_code(outcomes: Iterable[Outcome], least: int = DONE) -> int:
+    """That of the worst node: failed, refused or not begun, then not reached, then different from what is wanted or not
+    ready. `least` is what else the run came to."""
     codes = {least, *(_code(one) for one in outcomes)}
-    return next((code for code in (FAILURE, UNREACHED, DRIFT) if code in codes), SYNC)
+    return next((code for code in (FAILED, UNREACHABLE, DIFFERS) if code in codes), DONE)
 
 
 def _code(outcome: Outcome) -> int:
     if outcome.kind in NOT_REACHED:
-        return UNREACHED
+        return UNREACHABLE
     if outcome.kind != ANSWERED:
-        return FAILURE
-    return {EXIT_IN_SYNC: SYNC, EXIT_DRIFT: DRIFT}.get(outcome.status if outcome.status is not None else -1, FAILURE)
+        return FAILED
+    return {EXIT_IN_SYNC: DONE, EXIT_DRIFT: DIFFERS}.get(outcome.status if outcome.status is not None else -1, FAILED)
 
 
 def as_json(command: str, outcomes: Sequence[Outcome], code: int, **more: Any) -> dict[str, Any]:
@@ -135,7 +134,7 @@ def _word(outcome: Outcome) -> str:
         return "refused"
     if outcome.kind != ANSWERED:
         return outcome.kind
-    return {SYNC: "", DRIFT: "differs"}.get(_code(outcome), "failed")
+    return {DONE: "", DIFFERS: "differs"}.get(_code(outcome), "failed")
 
 
 def _details(outcome: Outcome) -> list[str]:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from lustrain.cluster import Cluster, node_document
-from lustrain.problem import FAILED, UserError, did_you_mean, problem
+from lustrain.problem import UserError, did_you_mean, problem
 from node_setup.agent import catalog, plan
 from node_setup.agent.model import Request
 
@@ -57,7 +57,7 @@ def wanted(
         else:
             overrides[name.strip()] = value.strip()
     if problems:
-        raise UserError(problems, FAILED)
+        raise UserError(problems)
     return Wanted(overrides, tuple(_words(only)), frozenset(skipped), profile, **more)
 
 
@@ -69,7 +69,7 @@ def checked(asked: Wanted, cluster: Cluster | None) -> Wanted:
     except UserError as error:
         problems = list(error.problems)
     if problems:
-        raise UserError([_as_flag(one, asked) for one in problems], FAILED)
+        raise UserError([_as_flag(one, asked) for one in problems])
     return asked
 
 

@@ -57,7 +57,7 @@ def inventory(source: Source, client: Client | None = None) -> Inventory:
     ways = {"--nodes": source.nodes, "--hosts-file": source.hosts_file, "--local": source.local}
     given = [flag for flag, value in ways.items() if value not in (None, False)]
     if len(given) > 1:
-        raise UserError(f"{' and '.join(given)} name different nodes; fix: give one of them", FAILED)
+        raise UserError(f"{' and '.join(given)} name different nodes; fix: give one of them")
     cluster, lines = _described(source)
     route = _route(cluster, source.route)
     notes: list[str] = []
@@ -196,14 +196,10 @@ def _route(cluster: Cluster | None, flags: Route) -> Route:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise UserError(
-                problem(where, key, error.strerror or "cannot be read", fix="name a private key"), FAILED
-            ) from None
+            raise UserError(problem(where, key, error.strerror or "cannot be read", fix="name a private key")) from None
         if PRIVATE not in content:
             fix = "name the private key" + (", without .pub" if path.suffix == ".pub" else "")
-            raise UserError(
-                problem(where, key, "is no private key", allowed="OpenSSH's format or PEM", fix=fix), FAILED
-            )
+            raise UserError(problem(where, key, "is no private key", allowed="OpenSSH's format or PEM", fix=fix))
         key = str(path)
     if reach is None:
         return replace(flags, key=key)
@@ -211,21 +207,13 @@ def _route(cluster: Cluster | None, flags: Route) -> Route:
 
 
 def _described(source: Source) -> tuple[Cluster | None, str | None]:
-    """The Cluster, where one is given, and the lines of a hosts file that is none."""
-    try:
-        lines = None
-        if source.hosts_file is not None:
-            text = deployed.text_of(source.hosts_file, "--hosts-file")
-            if text.lstrip().startswith("{"):
-                if source.cluster or source.stack:
-                    raise UserError(
-                        f"{source.hosts_file} is a Cluster itself; fix: leave out --cluster and --stack", FAILED
-                    )
-                return contract.decoded(text, source.hosts_file), None
-            lines = text
-        return deployed.cluster(source.cluster, source.stack), lines
-    except UserError as error:
-        raise UserError(error.problems, FAILED) from None
+    """The Cluster, where one is given, and the lines of a hosts file that is not a Cluster."""
+    text = None if source.hosts_file is None else deployed.text_of(source.hosts_file, "--hosts-file")
+    if text is None or not text.lstrip().startswith("{"):
+        return deployed.cluster(source.cluster, source.stack), text
+    if source.cluster or source.stack:
+        raise UserError(f"{source.hosts_file} is a Cluster itself; fix: leave out --cluster and --stack")
+    return contract.decoded(text, str(source.hosts_file)), None
 
 
 def _client(cluster: Cluster) -> Client:
@@ -248,5 +236,5 @@ def _asking_aws(look: Callable[[], tuple[list[Node], list[str]]]) -> tuple[list[
     except (BotoCoreError, ClientError) as error:
         said = " ".join(str(error).split())
         raise UserError(
-            f"AWS does not tell the cluster's nodes: {said}; fix: log in to its account and region", FAILED
+            f"AWS cannot list the cluster's nodes: {said}; fix: log in to its account and region", FAILED
         ) from None

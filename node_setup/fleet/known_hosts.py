@@ -17,7 +17,7 @@ from paramiko import MissingHostKeyPolicy, PKey, SSHClient
 from paramiko.hostkeys import HostKeyEntry, HostKeys, InvalidHostKey
 from paramiko.ssh_exception import BadHostKeyException, SSHException
 
-from lustrain.problem import FAILED, UserError, problem
+from lustrain.problem import UserError, problem
 
 DEFAULT = "~/.lustrain/known_hosts"
 
@@ -51,12 +51,10 @@ class KnownHosts:
                     "there is no such file, and --strict-host-keys lets in known machines only",
                     "record their keys",
                 )
-                raise UserError(problem("--known-hosts", str(self.path), why, fix=fix), FAILED) from None
+                raise UserError(problem("--known-hosts", str(self.path), why, fix=fix)) from None
         except (OSError, UnicodeDecodeError, InvalidHostKey) as error:
             why = f"is no file of host keys: {error}"
-            raise UserError(
-                problem("--known-hosts", str(self.path), why, fix="mend it or name another"), FAILED
-            ) from None
+            raise UserError(problem("--known-hosts", str(self.path), why, fix="mend it or name another")) from None
 
     def trust(self, client: SSHClient, shown_as: str, recorded_as: str) -> None:
         """Have `client`, which looks for its machine under `shown_as`, accept what is recorded under `recorded_as`."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lustrain.problem import FAILED, UserError, problem
+from lustrain.problem import UserError, problem
 from node_setup.fleet.known_hosts import DEFAULT
 
 SECTION = "node_setup"
@@ -61,7 +61,7 @@ def options(configured: Mapping[str, Any], flags: Mapping[str, Any]) -> Options:
         except (TypeError, ValueError):
             problems.append(problem(path, value, "wrong value", allowed=allowed))
     if problems:
-        raise UserError(problems, FAILED)
+        raise UserError(problems)
     return Options(**values)
 
 

@@ -16,9 +16,10 @@ from fabric import Config, Connection
 
 from lustrain.problem import FAILED, UserError
 from node_setup import pack
+from node_setup.agent.owned import AGENT
 from node_setup.fleet import pool
 from node_setup.fleet.agent_call import Asker
-from node_setup.fleet.flags import Flags
+from node_setup.fleet.flags import Flags, Hosts
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.inventory import Inventory, Source, inventory
 from node_setup.fleet.known_hosts import KnownHosts
@@ -71,19 +72,25 @@ class Run:
         self.ways.stop()
 
 
-def prepare(context: Any, flags: Flags, asked: Wanted, look: Callable[[Source], Inventory] = inventory) -> Run:
+def prepare(
+    context: Any,
+    flags: Flags,
+    asked: Wanted,
+    hosts: Hosts = (),
+    look: Callable[[Source], Inventory] = inventory,
+) -> Run:
     """UserError with every line that keeps the task from beginning; no node was asked for anything by then."""
     try:
-        return _prepare(context, flags, asked, look)
+        return _prepare(context, flags, asked, hosts, look)
     except KeyboardInterrupt:
         raise UserError("stopped by Ctrl-C before any node was asked", FAILED) from None
 
 
-def _prepare(context: Any, flags: Flags, asked: Wanted, look: Callable[[Source], Inventory]) -> Run:
+def _prepare(context: Any, flags: Flags, asked: Wanted, hosts: Hosts, look: Callable[[Source], Inventory]) -> Run:
     config = context.config if isinstance(context.config, Config) else Config()
-    chosen = options(dict(config.get(SECTION) or {}), {**flags.options, **_core(config, flags)})
+    chosen = options(dict(config.get(SECTION) or {}), {**flags.options(), **_core(config, flags)})
     limit, serial, percent = flags.amounts()
-    found = look(_source(flags))
+    found = look(_source(flags, hosts))
     notes = list(found.notes)
     if limit and limit < len(found.nodes):
         notes.append(f"--limit: {limit} of {len(found.nodes)} nodes")
@@ -98,16 +105,13 @@ def _prepare(context: Any, flags: Flags, asked: Wanted, look: Callable[[Source],
 
 
 def packed(*, here: bool = False) -> Agent:
-    """The agent of this checkout; `here` it is run from where it was packed, so that looking takes no root. UserError."""
-    try:
-        if here:
-            path = _here()
-            content = path.read_bytes()
-            return Agent(content, hashlib.sha256(content).hexdigest(), str(path))
-        content = pack.archive()
-    except (pack.PackError, UserError, OSError) as error:
-        raise UserError(f"the agent cannot be packed: {error}", FAILED) from None
-    return Agent(content, hashlib.sha256(content).hexdigest())
+    """The agent of this checkout; `here` it is run from where it was packed, so that looking takes no root.
+
+    UserError where its settings are wrong, OSError.
+    """
+    path = _here() if here else None
+    content = path.read_bytes() if path else pack.archive()
+    return Agent(content, hashlib.sha256(content).hexdigest(), str(path or AGENT))
 
 
 def _here() -> Path:
@@ -123,15 +127,15 @@ def _here() -> Path:
     return folder / pack.NAME
 
 
-def _source(flags: Flags) -> Source:
+def _source(flags: Flags, given: Hosts) -> Source:
     """What flags say, and the hosts of Fabric's own -H."""
-    source = flags.source
-    if not flags.connections:
+    source = flags.source()
+    if not given:
         return source
     if source.nodes or source.hosts_file or source.local:
-        raise UserError("-H and --nodes, --hosts-file or --local name different nodes; fix: give one of them", FAILED)
-    named = [_named(one) for one in flags.connections]
-    hosts = [one.original_host for one in flags.connections]
+        raise UserError("-H and --nodes, --hosts-file or --local name different nodes; fix: give one of them")
+    named = [_named(one) for one in given]
+    hosts = [one.original_host for one in given]
     if len(set(named)) == 1:
         user, port = named[0]
         return replace(

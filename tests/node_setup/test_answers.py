@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lustrain.problem import FAILED
 from node_setup import report, verify_report
 from node_setup.answers import NoAnswerError, answer_to
 from node_setup.differences import odd_ones
@@ -116,7 +117,7 @@ def test_one_bad_reply_leaves_the_others_their_report(tmp_path: Path) -> None:
     ways.connect = lambda node, deadline: Node1(said[int(node.name[1:])])  # type: ignore[method-assign]
     outcomes = run(nodes, Asker(ways, OURS, "tune", lambda node: {}), ways, Pace(), lambda one: None)
     assert [one.kind for one in outcomes] == [ANSWERED, *[NO_ANSWER] * len(bad), ANSWERED]
-    assert report.exit_code(outcomes) == report.FAILURE
+    assert report.exit_code(outcomes) == FAILED
     lines = report.tuned(outcomes, check=False)
     assert lines[-1] == f"9 nodes: {len(bad)} no answer, 2 in order"
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fabric.main import make_program
 
-from lustrain.problem import UserError
-from node_setup.fleet.flags import WHERE, Flags
+from lustrain.problem import USAGE, UserError
+from node_setup.fleet.flags import Flags
 from node_setup.fleet.inventory import Source, inventory
 from node_setup.request import wanted
 from tests.node_setup.test_inventory import described
 
-TEXTS = [name for name, (default, _) in WHERE.items() if default is None]
+TEXTS = [field.name for field in fields(Flags) if field.default is None]
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -23,15 +24,15 @@ TEXTS = [name for name, (default, _) in WHERE.items() if default is None]
 def test_an_empty_flag_is_one_line_that_names_it(name: str, text: str) -> None:
     given: dict[str, Any] = {name: text}
     with pytest.raises(UserError) as caught:
-        _ = Flags(**given).source
+        Flags(**given).source()
     flag = f"--{name.replace('_', '-')}"
     assert caught.value.problems == [f"{flag} = {text!r}: is empty; fix: name something, or leave the flag out"]
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == USAGE
 
 
 def test_flags_that_are_not_given_are_not_empty() -> None:
-    assert Flags().source == Source()
-    assert Flags(group="train, login,").source.groups == ("train", "login")
+    assert Flags().source() == Source()
+    assert Flags(group="train, login,").source().groups == ("train", "login")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_with_a_cluster_at_hand_no_task_takes_an_empty_flag_for_all_of_it(
     with pytest.raises(SystemExit) as ended:
         make_program().run(["fab", *words])
     out, err = capsys.readouterr()
-    assert (ended.value.code, out) == (1, "")
+    assert (ended.value.code, out) == (USAGE, "")
     assert err.strip() == f"{words[1]} = {words[2]!r}: is empty; fix: name something, or leave the flag out"
 
 

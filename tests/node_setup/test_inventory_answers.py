@@ -115,7 +115,7 @@ def test_fewer_nodes_at_once_over_ssm_where_nobody_says_more(
         return Inventory(tuple(nodes), cluster(via), tuple(notes))
 
     given = Flags(known_hosts=str(tmp_path / "known"), **flags)  # type: ignore[arg-type]
-    made = prepare(MockContext(), given, Wanted(), look)
+    made = prepare(MockContext(), given, Wanted(), look=look)
     made.close()
     assert (made.pace.max_parallel, len(made.inventory.nodes)) == (at_once, 40)
 

@@ -304,7 +304,7 @@ def test_a_file_whose_agent_was_killed_before_it_was_taken_in_is_taken_in_by_the
     assert (mended.status, mended.rows("node1", "failed")) == (0, [])
     assert new in node.exec(*shown).stdout
     assert "NeedDaemonReload=yes" not in node.exec(*shown).stdout
-    assert (check.status, "agent.cut-off" in check.rows("node1", "change")) == (2, True)
+    assert (check.status, "agent.cut-off" in check.rows("node1", "change")) == (4, True)
     assert "agent.cut-off" in mended.rows("node1", "changed")
     assert operator.fab("node-tune", "--check").status == 0
     assert not node.exists(owned.OWED)

@@ -107,7 +107,7 @@ def test_broken_settings_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_an_agent_that_has_grown_too_large_is_not_packed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pack, "LARGEST", 1000)
-    with pytest.raises(pack.PackError, match="allowed: 1000"):
+    with pytest.raises(UserError, match="allowed: 1000"):
         pack.pack(tmp_path / "agent.pyz")
     assert not (tmp_path / "agent.pyz").exists()
 

@@ -182,7 +182,7 @@ def test_where_every_worker_has_a_job_no_command_is_named(tmp_path: Path) -> Non
 def test_a_reboot_on_hyperpod_is_left_to_it_and_the_exit_code_says_that_nothing_was_rebooted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tasks, "prepare", lambda context, flags, asked: on_hyperpod(tmp_path, {"n1": boot(1)}))
+    monkeypatch.setattr(tasks, "prepare", lambda *of: on_hyperpod(tmp_path, {"n1": boot(1)}))
     for check, code in ((False, 1), (True, 0)):
         context = MockContext()
         if code:

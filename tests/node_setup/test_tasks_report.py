@@ -47,7 +47,7 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         ways = Ways(KnownHosts(str(tmp_path / "known")))
         flags = Flags(json=given.get("json", False))
         run = Answered(flags, Options(), Inventory(nodes), Wanted(), ways, Pace(), Agent(b"", ""), notes)
-        monkeypatch.setattr(tasks, "prepare", lambda context, flags, asked: run)
+        monkeypatch.setattr(tasks, "prepare", lambda *of: run)
         code = 0
         try:
             task.body(MockContext(), **given)
@@ -69,7 +69,7 @@ def test_verify_tells_who_is_unlike_the_others(called: Called) -> None:
     assert [(one["key"], one["hosts"]) for one in said["odd"]] == [("kernel", {"n3": "6.5"})]
 
 
-@pytest.mark.parametrize(("unable", "code"), [(False, 0), (True, 2)])
+@pytest.mark.parametrize(("unable", "code"), [(False, 0), (True, 4)])
 def test_an_all_reduce_that_is_not_good_is_in_the_exit_code(
     called: Called, monkeypatch: pytest.MonkeyPatch, unable: bool, code: int
 ) -> None:
@@ -93,4 +93,4 @@ def test_reasons_to_drain_stand_alone_for_who_reads_them_line_by_line(called: Ca
     sick = Outcome(
         bad.node, ANSWERED, status=2, answer=parse({**bad.answer.to_json(), "ready": False, "drain": reason})
     )
-    assert called(tasks.node_verify, [*KERNELS, sick], drain_reasons=True) == (2, f"n9 {reason}\n")
+    assert called(tasks.node_verify, [*KERNELS, sick], drain_reasons=True) == (4, f"n9 {reason}\n")
