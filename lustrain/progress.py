@@ -8,16 +8,18 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn
-from rich.progress import Progress as RichProgress
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
 
 BYTES = "B"
 """The unit whose figures are printed as decimal kB, MB, GB."""
+LONGEST_PAUSE_S = 60.0
+FEW = 4
+"""Open items that are named."""
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 
@@ -62,7 +64,8 @@ class Progress:
     """Reports how far a piece of work is, how fast it goes and how long it will still take; a context manager.
 
     `total` may be None (unknown) and `initial` is what an earlier process had finished already. `advance` may be called
-    from any thread. Plain lines come at most every `interval_s` seconds, and one at the end.
+    from any thread. Plain lines come at most every `interval_s` seconds, and one at the end; with `brief` none at all where
+    the work took less than that. The last few of the names in `waiting` are shown.
     """
 
     def __init__(
@@ -72,6 +75,8 @@ class Progress:
         unit: str = "items",
         *,
         initial: int = 0,
+        waiting: Iterable[str] = (),
+        brief: bool = False,
         stream: TextIO | None = None,
         terminal: bool | None = None,
         interval_s: float = 5.0,
@@ -83,22 +88,22 @@ class Progress:
         self.done = initial
         self._initial = initial
         self._note = ""
+        self._waiting = dict.fromkeys(waiting)
+        self._brief = brief
         self._stream = sys.stderr if stream is None else stream
         self._terminal = self._stream.isatty() if terminal is None else terminal
-        self._interval_s = interval_s
+        self._interval_s = self._pause_s = interval_s
         self._clock = clock
         self._lock = threading.Lock()
         self._began = clock()
         self._last_line = self._began
         self._bar: RichProgress | None = None
-        self._bar_task = TaskID(0)
 
     def __enter__(self) -> Progress:
         self._began = self._last_line = self._clock()
         if self._terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[status]}"))
-            self._bar = RichProgress(*columns, console=Console(file=self._stream, force_terminal=True), transient=True)
-            self._bar_task = self._bar.add_task(self.label, total=self.total, completed=self.done, status=self.status())
+            self._bar = _bar(self._stream)
+            self._bar.add_task(self.label, total=self.total, completed=self.done, status=self.status())
             self._bar.start()
         return self
 
@@ -109,29 +114,59 @@ class Progress:
             self._bar.stop()
             self._bar = None
         seconds = self._clock() - self._began
+        if self._brief and seconds < self._interval_s:
+            return
         end = f"stopped after {duration_text(seconds)}" if kind else f"in {duration_text(seconds)}"
         self._line(f"{self.label}: {self.status()}, {end}")
 
-    def advance(self, amount: int = 1, note: str | None = None) -> None:
-        """Count `amount` more units as done; `note` (kept until the next one) stands at the end of the line."""
+    def advance(self, amount: int = 1, note: str | None = None, name: str | None = None) -> None:
+        """Count `amount` more units as done; `note` (kept until the next one) stands at the end of the line.
+
+        `name` is one of `waiting`, which is done.
+        """
         with self._lock:
             self.done += amount
+            self._waiting.pop(name or "", None)
+            self._pause_s = self._interval_s
             if note is not None:
                 self._note = note
-            if self._bar is not None:
-                self._bar.update(self._bar_task, completed=self.done, status=self.status())
-                return
-            now = self._clock()
-            if now - self._last_line < self._interval_s:
-                return
+            self._show()
+
+    def beat(self) -> None:
+        """Show that the work goes on though nothing was done; the pause until the next such line doubles."""
+        with self._lock:
+            if self._show():
+                self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    def _show(self) -> bool:
+        """Whether a plain line was due."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=self.done, status=self.status())
+            return False
+        now = self._clock()
+        due = now - self._last_line >= self._pause_s
+        if due:
             self._last_line = now
             self._line(f"{self.label}: {self.status()}")
+        return due
 
     def status(self) -> str:
         """The text behind the label, as it stands now."""
         seconds = self._clock() - self._began
-        return status_text(self.done, self.total, self.unit, seconds, initial=self._initial, note=self._note)
+        late = seconds >= self._interval_s and 0 < len(self._waiting) <= FEW
+        names = f"waiting for {', '.join(self._waiting)}" if late else ""
+        note = ", ".join(filter(None, (self._note, names)))
+        return status_text(self.done, self.total, self.unit, seconds, initial=self._initial, note=note)
 
     def _line(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
+
+
+def _bar(stream: TextIO) -> RichProgress:
+    # Rich takes 20 ms to load, which a run off a terminal has no use for.
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[status]}", markup=False))
+    return Progress(*columns, console=Console(file=stream, force_terminal=True), transient=True)

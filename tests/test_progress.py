@@ -97,3 +97,30 @@ def test_no_advance_is_lost_when_threads_report_together() -> None:
         for thread in threads:
             thread.join()
         assert progress.done == 4000
+
+
+def test_brief_work_shows_nothing() -> None:
+    stream = io.StringIO()
+    with Progress("node tune", 1, "nodes", waiting=["a"], brief=True, stream=stream) as progress:
+        progress.beat()
+        progress.advance(name="a")
+    assert stream.getvalue() == ""
+
+
+def test_the_last_few_are_named_while_nothing_comes_and_less_and_less_often() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with Progress("node tune", 2, "nodes", waiting=["a", "[b]"], stream=stream, clock=clock) as progress:
+        progress.advance(name="a", note="1 not well")
+        for _ in range(59):
+            clock.now += 1
+            progress.beat()
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "node tune: 1 nodes of 2 nodes (50 %), 0.2 nodes/s, 0:05 left, 1 not well, waiting for [b]"
+    assert len(lines) == 4, lines
+
+
+def test_names_are_no_markup_on_a_terminal() -> None:
+    stream = io.StringIO()
+    with Progress("node tune", 2, "nodes", waiting=["[b]"], stream=stream, terminal=True, interval_s=0) as progress:
+        progress.beat()
+    assert "waiting for [b]" in stream.getvalue()

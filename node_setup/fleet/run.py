@@ -15,6 +15,7 @@ from typing import Any
 from fabric import Config, Connection
 
 from lustrain.problem import FAILED, UserError
+from lustrain.progress import Progress
 from node_setup import pack
 from node_setup.agent.owned import AGENT
 from node_setup.fleet import pool
@@ -27,7 +28,6 @@ from node_setup.fleet.options import SECTION, Options, options
 from node_setup.fleet.pool import Outcome, Pace
 from node_setup.fleet.protocol import Agent
 from node_setup.fleet.transport import Limits, Ways
-from node_setup.progress import Progress
 from node_setup.request import Wanted, checked, request_for
 
 
@@ -61,12 +61,15 @@ class Run:
 
     def each(self, label: str, work: pool.Work) -> list[Outcome]:
         nodes = self.inventory.nodes
-        with Progress(label, [node.name for node in nodes]) as progress:
+        names, bad = [node.name for node in nodes], 0
+        with Progress(label, len(names), "nodes", waiting=names, brief=True) as progress:
 
-            def told(one: Outcome) -> None:
-                progress.node(one.node.name, one.good)
+            def count(one: Outcome) -> None:
+                nonlocal bad
+                bad += not one.good
+                progress.advance(note=f"{bad} not well" if bad else None, name=one.node.name)
 
-            return pool.run(nodes, work, self.ways, self.pace, told, progress.beat)
+            return pool.run(nodes, work, self.ways, self.pace, count, progress.beat)
 
     def close(self) -> None:
         self.ways.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 from fabric import Config, Connection
 from paramiko.ssh_exception import SSHException
 
+from lustrain.backoff import pause_s
 from node_setup.fleet.faults import STOPPED, UNREACHABLE, Fault, of_connecting
 from node_setup.fleet.hosts import Node, parse_host
 from node_setup.fleet.known_hosts import KnownHosts
@@ -32,7 +32,8 @@ class Limits:
     login_s: float = 15
     channel_s: float = 15
     retries: int = 2
-    first_pause_s: float = 0.5
+    first_pause_s: float = 1.0
+    longest_pause_s: float = 15.0
 
 
 class Deadline:
@@ -60,18 +61,15 @@ class Ways:
 
     def connect(self, node: Node, deadline: Deadline) -> Session:
         """A session; where connecting fails for a passing reason it is tried again after a while. Fault."""
-        pause = self.limits.first_pause_s
-        for more in range(self.limits.retries, -1, -1):
-            # Many nodes that were refused at one moment shall not come back at one moment.
-            wait = pause * random.uniform(0.5, 1.5)
+        for tried in range(1, self.limits.retries + 2):
+            wait = pause_s(tried, self.limits.first_pause_s, self.limits.longest_pause_s)
             try:
                 return LocalSession(self.stopped) if node.local else self._connect_once(node, deadline)
             except Fault as fault:
-                if not fault.passing or not more or wait >= deadline.left():
+                if not fault.passing or tried > self.limits.retries or wait >= deadline.left():
                     raise
             if self.stopped.wait(wait):
                 break
-            pause *= 2
         raise Fault(STOPPED, "stopped before it was reached")
 
     def close(self, session: Session) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import threading
@@ -20,7 +19,6 @@ from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.pool import ANSWERED, Outcome, Pace, run
 from node_setup.fleet.protocol import Traffic
 from node_setup.fleet.transport import Deadline, Ways
-from node_setup.progress import Progress
 
 Answer = Callable[[Node], int]
 
@@ -188,37 +186,6 @@ def test_ctrl_c_reports_what_ran_and_closes_what_waits() -> None:
     assert outcomes[0].kind == ANSWERED
     assert {one.kind for one in outcomes[1:3]} <= {STOPPED, NOT_BEGUN}
     assert [(one.kind, one.why) for one in outcomes[3:]] == [(NOT_BEGUN, "stopped by Ctrl-C")] * 3
-
-
-def test_progress_off_a_terminal_is_sparse_and_has_a_rate() -> None:
-    stream, now = io.StringIO(), [0.0]
-    with Progress("node tune", ["a", "b", "c", "d"], stream=stream, interval_s=5, clock=lambda: now[0]) as progress:
-        for second, name, good in ((1, "a", True), (2, "b", False), (6, "c", True), (8, "d", True)):
-            now[0] = second
-            progress.node(name, good)
-    assert stream.getvalue().splitlines() == [
-        "node tune: 3 of 4 nodes, 0.5 nodes/s, 1 not well, waiting for d",
-        "node tune: 4 of 4 nodes, 0.5 nodes/s, 1 not well, in 8 s",
-    ]
-
-
-def test_a_quick_run_shows_no_progress() -> None:
-    stream = io.StringIO()
-    with Progress("node tune", ["a"], stream=stream) as progress:
-        progress.beat()
-        progress.node("a", True)
-    assert stream.getvalue() == ""
-
-
-def test_a_slow_node_is_named_while_nothing_else_happens_and_less_and_less_often() -> None:
-    stream, now = io.StringIO(), [0.0]
-    with Progress("node tune", ["a", "b"], stream=stream, interval_s=5, clock=lambda: now[0]) as progress:
-        progress.node("a", True)
-        for now[0] in range(1, 60):
-            progress.beat()
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == "node tune: 1 of 2 nodes, 0.2 nodes/s, waiting for b"
-    assert len(lines) == 4, lines
 
 
 @pytest.mark.slow

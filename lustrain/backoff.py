@@ -1,0 +1,16 @@
+"""Pauses between tries."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+
+def pause_s(tried: int, first_s: float, longest_s: float, draw: Callable[[], float] = random.random) -> float:
+    """Seconds to wait after `tried` tries: exponential with full jitter, so that many that failed together spread out.
+
+    Source: M. Brooker, "Exponential Backoff And Jitter",
+    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/ (2015).
+    """
+    # 2.0 ** 1024 is an OverflowError.
+    return draw() * min(longest_s, first_s * 2.0 ** min(tried - 1, 60))
