@@ -27,5 +27,8 @@ class Status(str, Enum):
     FAILED = "failed"
 
     # Enum's own text is `Status.OK`, and in a format it depends on the version of Python.
-    __str__ = str.__str__
-    __format__ = str.__format__
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __format__(self, form: str) -> str:
+        return format(self.value, form)
