@@ -73,7 +73,7 @@ def for_hyperpod(run: Run) -> Left:
     command += ["--cluster-name", str(cluster.nodes.hyperpod_cluster), "--node-ids"]
     commands = [shlex.join([*command, *ids[begin : begin + IDS]]) for begin in range(0, len(ids), IDS)]
     others = [one.name for one in run.inventory.nodes if one not in workers]
-    lines = [f"left out, since they are no workers: {', '.join(others)}"] if others else []
+    lines = [f"left out, since they are not workers: {', '.join(others)}"] if others else []
     if commands:
         lines += ["nothing was rebooted: HyperPod reboots its nodes itself, else it may take one for faulty; fix:"]
         lines += [f"  {one}" for one in commands]
@@ -86,7 +86,7 @@ def _idle(outcome: Outcome) -> Outcome:
     if outcome.status != EXIT_IN_SYNC or outcome.answer is None:
         return outcome
     if outcome.node.instance_id is None:
-        return replace(outcome, why="nobody knows its instance id", fix="see the cluster in the console", status=None)
+        return replace(outcome, why="its instance id is not known", fix="see the cluster in the console", status=None)
     return _did(outcome, "idle, HyperPod's to reboot")
 
 
@@ -139,7 +139,9 @@ class _Reboot:
             if now.answer and now.answer.boot and _boot(now.answer) != before:
                 return
         raise Fault(
-            TIMEOUT, f"it was told to reboot and is not back in time; {last}", "look at its console, or --wait longer"
+            TIMEOUT,
+            f"its reboot was started, and it is not back in time; {last}",
+            "look at its console, or --wait longer",
         )
 
     def _settled(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:

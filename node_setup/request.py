@@ -50,10 +50,10 @@ def wanted(
     given += [("--set", text, *text.partition("=")) for text in settings]
     for flag, text, name, equals, value in given:
         if not (name.strip() and equals and value.strip()):
-            problems.append(problem(flag, text, "names no value", allowed=SPELLING))
+            problems.append(problem(flag, text, "has no value", allowed=SPELLING))
         elif overrides.get(name.strip(), value.strip()) != value.strip():
             why = f"contradicts {name.strip()}={overrides[name.strip()]}"
-            problems.append(problem(flag, text, why, fix="say one of the two"))
+            problems.append(problem(flag, text, why, fix="give one of the two"))
         else:
             overrides[name.strip()] = value.strip()
     if problems:

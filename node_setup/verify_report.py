@@ -33,7 +33,11 @@ def lines(outcomes: Sequence[Outcome], found: Sequence[Odd]) -> list[str]:
     said = table(("node", "ready", "checks", "not passed", "drain"), [_row(one) for one in outcomes])
     said += blocks([(one.node.name, _details(one)) for one in outcomes])
     if found:
-        said += ["", "unlike the others:", *(f"  {plain(_group(one))}{plain(one.why)}" for one in found)]
+        said += [
+            "",
+            "different from the rest of their group:",
+            *(f"  {plain(_group(one))}{plain(one.why)}" for one in found),
+        ]
     return [*said, "", summary(outcomes, ready=True)]
 
 

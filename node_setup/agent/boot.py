@@ -107,7 +107,7 @@ def judge(result: dict[str, Any], log: Log) -> int:
         if row["status"] not in (Status.OK, Status.SKIPPED, Status.CHANGED):
             log(f"{row['status']}: {row['setting']} ({row['severity']}) {row['target'] or ''}: {row['why']}")
     for line in result["unplanned"]:
-        log(f"differs, though no step said so: {line}")
+        log(f"differs, though no step changes it: {line}")
     for error in result["errors"]:
         log(f"error: {error['where']}: {error['why']}")
     if result["refused"]:

@@ -131,7 +131,7 @@ def _is_texts(value: Any) -> bool:
 
 def _wrong_names(where: str, table: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(table.get("id"), str) and table["id"] and not _ID.match(table["id"]):
-        yield problem(f"{where}.id", table["id"], "no id", allowed="letters, digits, and . _ * + - without spaces")
+        yield problem(f"{where}.id", table["id"], "not an id", allowed="letters, digits, and . _ * + - without spaces")
     names = {"kind": tuple(KINDS), "compare": COMPARISONS, "severity": SEVERITIES, "needs": NEEDS}
     for key, known in names.items():
         if isinstance(table.get(key), str) and table[key] and table[key] not in known:
@@ -151,15 +151,15 @@ def _wrong_names(where: str, table: Mapping[str, Any]) -> Iterator[str]:
 def _wrong_value(where: str, table: Mapping[str, Any]) -> Iterator[str]:
     rule, value, per = table.get("allowed", "text"), table.get("value", ""), table.get("value_per")
     if per is not None and value:
-        yield problem(f"{where}.value", value, "there is value_per too", fix="leave one out")
+        yield problem(f"{where}.value", value, "value_per is given too", fix="remove one of the two")
     if per is not None and not _is_formula(per):
-        yield problem(f"{where}.value_per", per, "no formula", allowed='{fact = "cpu.count", times = 100}')
+        yield problem(f"{where}.value_per", per, "not a formula", allowed='{fact = "cpu.count", times = 100}')
     if not isinstance(rule, str) or not allowed.is_rule(rule):
         yield problem(
-            f"{where}.allowed", rule, "no rule", allowed="integer, integer >= a, integer a..b, one of x, y, text"
+            f"{where}.allowed", rule, "not a rule", allowed="integer, integer >= a, integer a..b, one of x, y, text"
         )
     elif isinstance(value, str) and value and not allowed.accepts(rule, value):
-        yield problem(f"{where}.value", value, "its own rule does not take it", allowed=rule)
+        yield problem(f"{where}.value", value, "does not fit `allowed`", allowed=rule)
 
 
 def _is_formula(per: Any) -> bool:

@@ -105,7 +105,7 @@ def _seconds(name: str, values: Mapping[str, str]) -> float | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()) or len(text) > 5:
-        raise UserError(problem(name, text, "no number of seconds", "0..99999"))
+        raise UserError(problem(name, text, "must be a whole number of seconds", "0..99999"))
     return float(text)
 
 

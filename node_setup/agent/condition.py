@@ -43,13 +43,13 @@ def parse(text: str) -> Condition:
         return Condition(text, bare.group(2), negated=bare.group(1) is not None)
     test = _TEST.match(text.strip())
     if test is None:
-        raise ValueError("no condition: write `fact.path >= 1`, `fact.path`, or `not fact.path`")
+        raise ValueError("not a condition: write `fact.path >= 1`, `fact.path`, or `not fact.path`")
     path, operator, right = test.groups()
     literals = tuple(
         one.strip().strip("\"'") for one in (right.strip("[]").split(",") if operator == "in" else [right])
     )
     if operator in (">", "<", ">=", "<=") and _number(literals[0]) is None:
-        raise ValueError(f"{operator} compares with a number")
+        raise ValueError(f"{operator} needs a number on its right")
     return Condition(text, path, operator, literals)
 
 

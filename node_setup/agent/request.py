@@ -95,7 +95,7 @@ def _table(where: str, text: str) -> dict[str, Any]:
     try:
         table = json.loads(text)
     except ValueError as error:
-        raise UserError(problem(where, text, f"no JSON: {error}", "one object")) from None
+        raise UserError(problem(where, text, f"is not JSON: {error}", "one object")) from None
     if not isinstance(table, dict):
         raise UserError(problem(where, table, "wrong type", "one object"))
     return table

@@ -51,7 +51,9 @@ def all_reduce(run: Run, outcomes: Sequence[Outcome], deadline: Deadline, named:
     blamed for what is known; nodes with a job too: the job would pay for it."""
     cluster = run.inventory.cluster
     if cluster is None:
-        return [Reduction("", None, ("nobody said how many GPUs these nodes have; fix: give --cluster or --stack",))]
+        return [
+            Reduction("", None, ("the number of GPUs of these nodes is not known; fix: give --cluster or --stack",))
+        ]
     callers = [one for one in outcomes if one.answer and _role(run, one.node) in ("controller", "login")]
     caller = callers[0].node if callers and cluster.backend == "hyperpod-slurm" else None
     found = []
@@ -66,7 +68,7 @@ def busy(answer: Answer) -> str:
     """Why a node that is ready is not to be disturbed; empty where nothing runs there. Unknown counts as busy."""
     jobs = answer.jobs
     if jobs is None:
-        return "nobody could tell whether a job runs"
+        return "it is not known whether a job runs"
     shown = ", ".join(f"{job.kind} {job.id}" for job in jobs[:_NAMED])
     return f"a job runs: {shown}{f' and {len(jobs) - _NAMED} more' if len(jobs) > _NAMED else ''}" if jobs else ""
 
@@ -155,8 +157,8 @@ class _Launch:
             self.run.ways.close(session)
         text = (answer.out + b"\n" + answer.err).decode(errors="replace")
         if answer.status:
-            said = [line.strip() for line in text.splitlines() if line.strip()]
-            raise Fault("all-reduce", f"status {answer.status}: {said[-1] if said else 'no word'}")
+            printed = [line.strip() for line in text.splitlines() if line.strip()]
+            raise Fault("all-reduce", f"status {answer.status}: {printed[-1] if printed else 'it printed nothing'}")
         return text
 
 

@@ -82,7 +82,7 @@ def floor(instance_type: str) -> Floor:
             measured = row.get("measured_gb_s")
             reach = None if measured is None else measured * table["all_reduce"]["share"]
             return Floor(row["bytes"], reach, row.get("nodes", 2), row["source"])
-    return Floor(DEFAULT_BYTES, None, 2, "no published figure was found")
+    return Floor(DEFAULT_BYTES, None, 2, "no figure is published")
 
 
 def by_srun(
@@ -205,7 +205,7 @@ def _number(word: str) -> float | None:
 def not_over_efa(output: Output, efa: int) -> str | None:
     """Why NCCL did not use EFA as it should have; None where its own lines say that it did. `efa` counts devices a node."""
     if not output.networks and not output.providers:
-        return "no line of NCCL says which network it took"
+        return "NCCL did not print which network it uses"
     for host, names in sorted(output.networks.items()):
         others = sorted(name for name in names if "Libfabric" not in name)
         if others:
@@ -217,7 +217,7 @@ def not_over_efa(output: Output, efa: int) -> str | None:
             if nics is not None and nics != efa:
                 return f"{host} found {nics} EFA devices, it has {efa}"
     if not output.providers:
-        return "no line of NCCL's plugin says that it chose EFA"
+        return "NCCL's plugin did not print that it uses EFA"
     return None
 
 
@@ -225,7 +225,7 @@ def judge(output: Output, instance_type: str, nodes: int, efa: int) -> Verdict:
     """`efa` is how many devices each node has, 0 where the run is not meant to go over EFA."""
     wanted = floor(instance_type)
     if not output.rows:
-        return Verdict("failed", "no result in its output")
+        return Verdict("failed", "its output has no result")
     wrong = [row for row in output.rows if row.wrong]
     if wrong or output.out_of_bounds:
         sizes = ", ".join(str(row.bytes) for row in wrong) or "some size"
@@ -237,7 +237,7 @@ def judge(output: Output, instance_type: str, nodes: int, efa: int) -> Verdict:
     if elsewhere:
         return Verdict("not-efa", elsewhere, row.busbw, wanted.busbw)
     if row.wrong is None and output.out_of_bounds is None:
-        return Verdict("failed", "its results were not checked", row.busbw, wanted.busbw)
+        return Verdict("failed", "nccl-tests did not check the results", row.busbw, wanted.busbw)
     if wanted.busbw is None or nodes > wanted.nodes:
         why = wanted.source if wanted.busbw is None else f"measured on {wanted.nodes} nodes, this is {nodes}"
         return Verdict("unmeasured", why, row.busbw)

@@ -36,7 +36,9 @@ def slow_ones(values: Mapping[str, float | None]) -> Slow:
         return Slow(None, {}, unmeasured, "nothing was measured")
     middle = median(measured.values())
     if len(measured) < FEWEST:
-        return Slow(middle, {}, unmeasured, f"{len(measured)} values are too few to tell who is off; {FEWEST} at least")
+        return Slow(
+            middle, {}, unmeasured, f"{len(measured)} values are too few to tell which is off; {FEWEST} at least"
+        )
     gaps = {host: middle - value for host, value in measured.items()}
     # The floor also stands in for the spread where more than half of the values are the same and it is zero.
     spread = max(_MAD_TO_SIGMA * median(map(abs, gaps.values())), LEAST_SHARE * abs(middle) / CUT)

@@ -60,7 +60,7 @@ def _script(name: str, named: str | None) -> str:
 def lacking(name: str, named: str | None, node: str) -> str:
     """What to say where `find` found nothing."""
     if named:
-        return f"{named} is no program on {node}; fix: name another path"
+        return f"{named} is not a program on {node}; fix: name another path"
     flag = {PROGRAM: "--nccl-test PATH", "mpirun": "--mpirun PATH"}.get(name, "PATH of who logs in there")
     return f"no {name} on {node}, in PATH or {', '.join(PLACES[name])}; fix: install it, or say where it is: {flag}"
 

@@ -65,7 +65,7 @@ def hopeless(pairs: Mapping[Pair, Verdict]) -> str:
     if len(pairs) < (SILENT_PAIRS if silent == len(pairs) else BAD_PAIRS):
         return ""
     what = "ended without a result" if silent == len(pairs) else "was bad"
-    return f"every one of {len(pairs)} pairs {what}: no node's own fault, look at what all of them share"
+    return f"every one of {len(pairs)} pairs {what}: not the fault of a single node; look at what they share"
 
 
 def outcomes(pairs: Mapping[Pair, Verdict]) -> dict[Pair, bool]:

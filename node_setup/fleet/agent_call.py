@@ -55,7 +55,7 @@ class Asker:
         seconds = time.monotonic() - began
         kind, why, fix = ANSWERED, "", ""
         if reply.status in ENDED_STATUS:
-            kind, fix = TIMEOUT, "see what it was at, or give it more --timeout"
+            kind, fix = TIMEOUT, "see what it was doing, or give it more --timeout"
             why = f"it took more than {question.seconds:.0f} s and was ended"
         return Outcome(node, kind, why, fix, reply.status, reply.answer, reply.log, seconds, traffic)
 

@@ -29,7 +29,7 @@ SUDO, PYTHON, DISK, TIMEOUT, LOST, NO_ANSWER, STOPPED, NOT_BEGUN = (
 )
 RUNS_ON = "no longer waited for; an agent that runs there goes on to the end of what it does"
 NO_WAY = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
-MISTAKE = "mistake of ours"
+MISTAKE = "internal error"
 NOT_REACHED = (UNREACHABLE, LOGIN, HOST_KEY)
 """Kinds of faults that came before anything was asked of the node."""
 
@@ -57,7 +57,7 @@ def of_connecting(error: Exception, user: str, late_s: float | None, known_hosts
     if isinstance(error, OSError) and error.filename:
         return Fault(LOGIN, f"the key {error.filename}: {error.strerror}", "name a key that can be read")
     if late_s is None and (isinstance(error, AuthenticationException) or _no_key(error)):
-        why = f"it accepts no key of ours for user {user}"
+        why = f"it accepts none of our keys for user {user}"
         return Fault(LOGIN, why, "give the right --key and --user, or put the public key on the node")
     return _unreachable(error, late_s)
 
@@ -72,7 +72,7 @@ def _no_key(error: Exception) -> bool:
 
 def _changed(error: BadHostKeyException, known_hosts: str, name: str) -> Fault:
     why = f"its host key has changed: it shows {error.key.fingerprint}, recorded is {error.expected_key.fingerprint}"
-    fix = f"if the machine was made anew, ssh-keygen -R '{name}' -f {known_hosts}; if not, somebody is in between"
+    fix = f"if the machine was made anew, ssh-keygen -R '{name}' -f {known_hosts}; if not, another machine answers in its place"
     return Fault(HOST_KEY, why, fix)
 
 
@@ -82,7 +82,7 @@ def _unreachable(error: Exception, late_s: float | None) -> Fault:
         passing = error.errno == socket.EAI_AGAIN
         return Fault(UNREACHABLE, f"its name is not known: {error.strerror}", "check the address", passing=passing)
     if late_s is not None or isinstance(error, TimeoutError):
-        fix = "check that the machine runs and that a firewall lets you in"
+        fix = "check that the machine runs and that the firewall lets you in"
         spent = f"within {late_s:.0f} s" if late_s is not None else "in time"
         return Fault(UNREACHABLE, f"it did not answer {spent}", fix, passing=True)
     if isinstance(error, ChannelException):

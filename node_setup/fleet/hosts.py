@@ -63,7 +63,7 @@ def parse_host(text: str, path: str, route: Route | None = None, group: str | No
     match = _HOST.fullmatch(text)
     port = int(match["port"]) if match and match["port"] else None
     if match is None or text.startswith("-") or (port is not None and not 0 < port < 65536):
-        raise UserError(problem(path, text, "is no address of a machine", allowed=SPELLING))
+        raise UserError(problem(path, text, "is not an address of a machine", allowed=SPELLING))
     address = match["bracketed"] or match["v6"] or match["host"]
     own = Route(match["user"] or route.user, port or route.port, route.key, route.jump)
     shown = address if port is None else text.rpartition("@")[2]
@@ -82,7 +82,7 @@ def parse_lines(text: str, path: str, route: Route | None = None) -> list[Node]:
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if len(words) > 2:
-            raise UserError(problem(f"{path}:{number}", line.strip(), "is no line `host [group]`", allowed=SPELLING))
+            raise UserError(problem(f"{path}:{number}", line.strip(), "is not a line `host [group]`", allowed=SPELLING))
         if words:
             nodes.append(parse_host(words[0], f"{path}:{number}", route, words[1] if words[1:] else None))
     return unique(nodes, path)

@@ -180,7 +180,8 @@ def _named(nodes: Sequence[Node], text: str) -> list[Node]:
         named = [node for node in nodes if word in (node.name, node.address, node.instance_id)]
         if not named:
             raise UserError(
-                problem("--nodes", word, "is no node of this cluster", fix="`fab node-facts` lists them"), UNREACHABLE
+                problem("--nodes", word, "is not a node of this cluster", fix="`fab node-facts` lists them"),
+                UNREACHABLE,
             )
         left += named
     return unique(left, "--nodes")
@@ -199,7 +200,7 @@ def _route(cluster: Cluster | None, flags: Route) -> Route:
             raise UserError(problem(where, key, error.strerror or "cannot be read", fix="name a private key")) from None
         if PRIVATE not in content:
             fix = "name the private key" + (", without .pub" if path.suffix == ".pub" else "")
-            raise UserError(problem(where, key, "is no private key", allowed="OpenSSH's format or PEM", fix=fix))
+            raise UserError(problem(where, key, "is not a private key", allowed="OpenSSH's format or PEM", fix=fix))
         key = str(path)
     if reach is None:
         return replace(flags, key=key)

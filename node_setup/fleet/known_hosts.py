@@ -53,7 +53,7 @@ class KnownHosts:
                 )
                 raise UserError(problem("--known-hosts", str(self.path), why, fix=fix)) from None
         except (OSError, UnicodeDecodeError, InvalidHostKey) as error:
-            why = f"is no file of host keys: {error}"
+            why = f"is not a file of host keys: {error}"
             raise UserError(problem("--known-hosts", str(self.path), why, fix="mend it or name another")) from None
 
     def trust(self, client: SSHClient, shown_as: str, recorded_as: str) -> None:

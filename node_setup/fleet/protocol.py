@@ -146,13 +146,13 @@ def _reply(answer: Completed, question: Question, agent: Agent) -> Reply:
     if found is None:
         said = _last_line(answer.err) or _last_line(answer.out) or "nothing"
         raise Fault(
-            NO_ANSWER, f"the agent ended with status {answer.status} and said: {said}", "run it on the node by hand"
+            NO_ANSWER, f"the agent ended with status {answer.status} and printed: {said}", "run it on the node by hand"
         )
     try:
         checked = answer_to(question.command, answer.status, agent.sha, found)
     except NoAnswerError as error:
         fix = f"run it on the node by hand: {question.python} {agent.path} {question.command}"
-        raise Fault(NO_ANSWER, f"its output is not an answer of our agent: {plain(str(error)[:300])}", fix) from None
+        raise Fault(NO_ANSWER, f"its output is not an answer of the agent: {plain(str(error)[:300])}", fix) from None
     log = tuple(plain(line) for line in answer.err.decode(errors="replace").splitlines() if line.strip())
     return Reply(answer.status, checked, log)
 

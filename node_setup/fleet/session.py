@@ -120,7 +120,7 @@ class SshSession:
             while channel.recv_stderr_ready():
                 err += channel.recv_stderr(PIECE)
             if len(out) + len(err) > LONGEST_ANSWER:
-                raise Fault(NO_ANSWER, f"it says more than {LONGEST_ANSWER >> 20} MiB", "look at what it runs")
+                raise Fault(NO_ANSWER, f"its output is longer than {LONGEST_ANSWER >> 20} MiB", "look at what it runs")
         channel.status_event.wait(max(LOOKS_EVERY_S, end - time.monotonic()))
         # paramiko's -1: the other side named no status. With the connection gone too, nobody knows how the command ended.
         if channel.exit_status == -1 and not channel.get_transport().is_active():

@@ -131,7 +131,7 @@ def test_without_a_cluster_nobody_knows_how_many_gpus_there_are(run: Any) -> Non
     [
         ([{"kind": "gpu", "id": "71"}], "a job runs: gpu 71"),
         ([{"kind": "gpu", "id": str(pid)} for pid in range(8)], "a job runs: gpu 0, gpu 1, gpu 2 and 5 more"),
-        (None, "nobody could tell whether a job runs"),
+        (None, "it is not known whether a job runs"),
     ],
 )
 def test_a_node_with_a_job_or_nobody_knows_is_not_disturbed(

@@ -62,28 +62,28 @@ def test_a_value_can_be_a_multiple_of_a_fact() -> None:
 
 
 MISTAKES = [
-    ({"id": "a b"}, ".id = 'a b': no id"),
+    ({"id": "a b"}, ".id = 'a b': not an id"),
     ({"keys": "x"}, ".keys = 'x': unknown key; fix: did you mean key"),
     ({"kind": "sysctrl"}, ".kind = 'sysctrl': unknown; allowed: module-option"),
     ({"source": ""}, ".source is missing"),
     ({"profiles": []}, ".profiles is missing"),
     ({"profiles": ["gpu"]}, ".profiles = 'gpu': unknown; allowed: efa-gpu, gaudi, cpu, login"),
     ({"profiles": "cpu"}, ".profiles = 'cpu': wrong type"),
-    ({"when": ["cpu.count above 3"]}, ".when = 'cpu.count above 3': no condition"),
-    ({"when": ["cpu.count > many"]}, "> compares with a number"),
+    ({"when": ["cpu.count above 3"]}, ".when = 'cpu.count above 3': not a condition"),
+    ({"when": ["cpu.count > many"]}, "> needs a number on its right"),
     ({"compare": "more"}, ".compare = 'more': unknown"),
     ({"severity": "high"}, ".severity = 'high': unknown"),
     ({"needs": "restart"}, ".needs = 'restart': unknown"),
     ({"default": "no"}, ".default = 'no': wrong type"),
     ({"options": []}, ".options = []: wrong type"),
     ({"value": 524288}, ".value = 524288: wrong type; allowed: text in quotes"),
-    ({"allowed": "number"}, ".allowed = 'number': no rule"),
-    ({"allowed": "integer >= 600000"}, ".value = '524288': its own rule does not take it"),
-    ({"value_per": {"fact": "cpu.count", "times": 2}}, ".value = '524288': there is value_per too"),
+    ({"allowed": "number"}, ".allowed = 'number': not a rule"),
+    ({"allowed": "integer >= 600000"}, ".value = '524288': does not fit `allowed`"),
+    ({"value_per": {"fact": "cpu.count", "times": 2}}, ".value = '524288': value_per is given too"),
     ({"key": ""}, ".key is missing: a sysctl needs it"),
     ({"value": ""}, ".value is missing: a sysctl needs it"),
     ({"kind": "hold", "options": {}}, ".options.packages is missing: a hold needs it"),
-    ({"value": "", "value_per": {"fact": "cpu.count"}}, ".value_per = {'fact': 'cpu.count'}: no formula"),
+    ({"value": "", "value_per": {"fact": "cpu.count"}}, ".value_per = {'fact': 'cpu.count'}: not a formula"),
 ]
 
 

@@ -78,7 +78,7 @@ def test_an_address_is_read_as_ssh_reads_it(text: str, user: str | None, address
     "text", ["-oProxyCommand=x", "a b", "n1:0", "n1:70000", "@n1", "n1:", "n1;reboot", "", "$(x)", "a@b@c"]
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="is no address of a machine"):
+    with pytest.raises(UserError, match="is not an address of a machine"):
         parse_host(text, "--nodes")
 
 
@@ -133,7 +133,7 @@ def test_a_file_that_is_no_private_key_is_told_as_such(tmp_path: Path) -> None:
     code, line = said(Source(nodes="n1", route=Route(key=str(public))))
     assert (code, line.partition("': ")[2]) == (
         2,
-        "is no private key; allowed: OpenSSH's format or PEM; fix: name the private key, without .pub",
+        "is not a private key; allowed: OpenSSH's format or PEM; fix: name the private key, without .pub",
     )
 
 
@@ -147,7 +147,7 @@ def test_a_file_of_lines_names_hosts_and_their_groups(tmp_path: Path) -> None:
     file.write_text("n1 train gpu\n")
     assert said(Source(hosts_file=str(file))) == (
         2,
-        f"{file}:1 = 'n1 train gpu': is no line `host [group]`; allowed: like 10.0.0.5, node1.example.com, "
+        f"{file}:1 = 'n1 train gpu': is not a line `host [group]`; allowed: like 10.0.0.5, node1.example.com, "
         "ubuntu@node1:2222 or [fd00::5]:2222",
     )
 

@@ -87,7 +87,7 @@ def fault_of(answer: Completed, tmp_path: Path, *, root: bool = True) -> Fault:
         (97, "mktemp: failed to create file: Read-only file system", True, DISK, "Read-only file system"),
         (137, "", True, NO_ANSWER, "the agent was killed after 0 s"),
         (-1, "", True, NO_ANSWER, "the agent was killed after 0 s"),
-        (1, "Segmentation fault", True, NO_ANSWER, "status 1 and said: Segmentation fault"),
+        (1, "Segmentation fault", True, NO_ANSWER, "status 1 and printed: Segmentation fault"),
         (1, "evil \x1b[2J", True, NO_ANSWER, "evil \\x1b[2J"),
     ],
 )

@@ -164,7 +164,7 @@ def test_of_hyperpod_only_idle_workers_are_named_to_reboot(tmp_path: Path) -> No
         ("n2", ANSWERED, 4),
         ("n3", UNREACHABLE, None),
     ]
-    assert left.lines[0] == "left out, since they are no workers: head"
+    assert left.lines[0] == "left out, since they are not workers: head"
 
 
 def test_hyperpod_takes_twenty_five_nodes_at_once(tmp_path: Path) -> None:

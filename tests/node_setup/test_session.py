@@ -34,7 +34,7 @@ def session(machine: Sshd, ways: Ways) -> Session:
 def test_an_answer_without_end_is_given_up(session: Session, output: str) -> None:
     with pytest.raises(Fault) as caught:
         session.execute("exec cat /dev/zero" + (" >&2" if output.endswith("err") else ""), b"", 60)
-    assert (caught.value.kind, caught.value.why) == (NO_ANSWER, f"it says more than {LONGEST_ANSWER >> 20} MiB")
+    assert (caught.value.kind, caught.value.why) == (NO_ANSWER, f"its output is longer than {LONGEST_ANSWER >> 20} MiB")
 
 
 def test_as_much_as_an_answer_may_be_is_taken(session: Session) -> None:

@@ -84,9 +84,9 @@ NOBODY = "127.0.0.1:1"
         (
             ["node-tune", "--nodes", NOBODY, "--key", __file__],
             USAGE,
-            "is no private key; allowed: OpenSSH's format or PEM",
+            "is not a private key; allowed: OpenSSH's format or PEM",
         ),
-        (["node-tune", "--nodes", NOBODY, "--set", "gpu.persistence"], USAGE, "names no value; allowed: ID=VALUE"),
+        (["node-tune", "--nodes", NOBODY, "--set", "gpu.persistence"], USAGE, "has no value; allowed: ID=VALUE"),
         (
             ["node-tune", "--nodes", NOBODY, "--set", "gpu.persistence=on", "--skip", "gpu.persistence"],
             USAGE,

@@ -48,7 +48,7 @@ def collect(scene: Scene) -> dict[str, Any]:
         return {**EMPTY, "_imds": {}}
     try:
         if endpoint == ENDPOINT and os.environ.get(DISABLED_VARIABLE, "").lower() == "true":
-            raise MetadataError(f"{DISABLED_VARIABLE} = true: nobody was asked")
+            raise MetadataError(f"{DISABLED_VARIABLE} = true: the metadata service was not asked")
         service = Service(endpoint, time.monotonic() + BUDGET_SECONDS)
         notice = next(
             (one for one in (read_notice(kind, service.get(path)) for kind, path in _NOTICES.items()) if one), None
@@ -170,7 +170,7 @@ def parse_answer(answer: bytes) -> tuple[int, str]:
     head, gap, body = answer.partition(b"\r\n\r\n")
     match = re.match(rb"HTTP/1\.[01] (\d{3})\b", head)
     if not match or not gap:
-        raise MetadataError("the metadata service answered something that is no HTTP")
+        raise MetadataError("the metadata service did not answer in HTTP")
     length = re.search(rb"\r\ncontent-length:\s*(\d+)", head, re.IGNORECASE)
     if length and len(body) < int(length[1]):
         raise MetadataError("the metadata service stopped in the middle of an answer")

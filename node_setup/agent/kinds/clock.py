@@ -55,7 +55,7 @@ def _line(setting: Setting) -> str:
 def _not_here(facts: Facts, path: str | None) -> tuple[Status, str] | None:
     instance: Mapping[str, Any] = facts.get("instance") or {}
     if instance.get("source") not in ON_EC2:
-        return Status.SKIPPED, "no EC2 instance: Amazon's time service answers nowhere else"
+        return Status.SKIPPED, "not an EC2 instance: Amazon's time service answers nowhere else"
     services = facts.get("services")
     if services is None:
         return Status.UNKNOWN, "systemd could not be asked whether chrony is there"

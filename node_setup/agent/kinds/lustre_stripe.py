@@ -200,7 +200,9 @@ def _check(components: Sequence[Mapping[str, int | None]], shown: str) -> None:
         if end is None or begin == END or (end != END and end <= begin):
             raise _bad(shown, "a component ends before it begins", "growing ends, -1 for the last")
         if size and end != END and end % size:
-            raise _bad(shown, f"the end {_short(end)} is no multiple of its stripes of {_short(size)}", "whole stripes")
+            raise _bad(
+                shown, f"the end {_short(end)} must be a multiple of its stripe size, {_short(size)}", "whole stripes"
+            )
         begin = end
 
 

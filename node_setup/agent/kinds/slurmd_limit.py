@@ -50,7 +50,7 @@ def _waits(facts: Facts) -> str:
         # slurmd is ordered after our boot unit: systemctl would wait for its end, and that unit, or its lock, for us.
         return f"when {BOOT} has ended, before which systemd starts no slurmd"
     active = (_units(facts).get(SLURMD) or {}).get("active")
-    return "" if active == "active" else "by whoever started it, which is not systemd"
+    return "" if active == "active" else "by what started it, which is not systemd"
 
 
 def _units(facts: Facts) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ def devices(facts: Facts, want: Expected, request: Request) -> Result:
     """RDMA devices of the kernel by the type's count, every port active."""
     found = known(facts, "efa", "devices")
     if want.efa is None:
-        return Result("efa-devices", Status.UNKNOWN, "nobody knows how many EFA devices this type has")
+        return Result("efa-devices", Status.UNKNOWN, "the number of EFA devices of this type is not known")
     if found is None:
         return unread("efa-devices", facts, "efa", "/sys/class/infiniband") if want.efa else _none("efa-devices", want)
     ours = [device for device in found if device.get("driver") in ("efa", None)]

@@ -78,11 +78,11 @@ def _counts(table: Mapping[str, Any] | None, described: Mapping[str, Any], by_ha
 
 def _problem(kind: str | None, wanted: str | None, table: Mapping[str, Any] | None, by_hand: bool) -> str:
     if _differ(kind, wanted, by_hand):
-        return f"the node is a {kind}, its group is of {wanted}"
+        return f"the node is a {kind}, its group has {wanted}"
     if table or by_hand:
         return ""
     if kind or wanted:
-        return f"{kind or wanted} is not in the table of instance types, so nobody knows what it should have"
+        return f"{kind or wanted} is not in the table of instance types, so what it should have is not known"
     return "neither the node nor its cluster says what type it is"
 
 

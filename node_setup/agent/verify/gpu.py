@@ -26,7 +26,7 @@ def count(facts: Facts, want: Expected, request: Request) -> Result:
             expected=str(want.neuron),
         )
     if want.gpus is None:
-        return Result("gpu-count", Status.UNKNOWN, "nobody knows how many accelerators this type has")
+        return Result("gpu-count", Status.UNKNOWN, "the number of accelerators of this type is not known")
     if want.gpus == 0 and not devices:
         return Result("gpu-count", Status.SKIPPED, "the type has none")
     if devices is None:
@@ -157,7 +157,7 @@ def _hot(facts: Facts, slow: str, action: str) -> Result:
     """An idle GPU that is too hot has broken cooling; one at work may have a hot day."""
     jobs = known(facts, "jobs")
     if jobs is None:
-        return Result("gpu-throttle", Status.UNKNOWN, f"{slow}; nobody could tell whether a job runs")
+        return Result("gpu-throttle", Status.UNKNOWN, f"{slow}; it is not known whether a job runs")
     if jobs:
         return Result("gpu-throttle", Status.WARNING, f"{slow}, under a job; look again when it has ended")
     return Result("gpu-throttle", Status.FAILED, slow, action)

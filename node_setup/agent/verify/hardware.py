@@ -36,7 +36,7 @@ def notice(facts: Facts, want: Expected, request: Request) -> Result:
     if known(facts, "metadata", "reachable"):
         return Result("notice", Status.OK, "none pending")
     if request.document.get("backend") == BY_HAND or not request.document:
-        return Result("notice", Status.SKIPPED, "no machine of EC2")
+        return Result("notice", Status.SKIPPED, "not an EC2 instance")
     return Result("notice", Status.UNKNOWN, "instance metadata was not reached")
 
 
@@ -46,11 +46,11 @@ def nvme(facts: Facts, want: Expected, request: Request) -> Result:
     if blocks is None:
         return unread("nvme", facts, "blocks", "block devices")
     if want.nvme is None:
-        return Result("nvme", Status.UNKNOWN, "nobody knows how many local drives this type has")
+        return Result("nvme", Status.UNKNOWN, "the number of local drives of this type is not known")
     stores = [block.get("instance_store") for block in blocks]
     found = sum(map(bool, stores))
     if found < want.nvme and None in stores:
-        return Result("nvme", Status.UNKNOWN, "of some drive nobody could tell whether it is local", found=str(found))
+        return Result("nvme", Status.UNKNOWN, "some drive may or may not be a local one", found=str(found))
     return counted("nvme", found, want.nvme, "local drives", REPLACE)
 
 

@@ -29,7 +29,7 @@ def mount(facts: Facts, want: Expected, request: Request) -> Result:
         one.get("target") == path and one.get("fstype") == "autofs" for one in facts.get("mounts") or ()
     ):
         return Result(
-            "lustre-mount", Status.UNKNOWN, f"{path} is mounted on demand and nobody has asked yet; fix: ls {path}"
+            "lustre-mount", Status.UNKNOWN, f"{path} is mounted on demand, and not yet mounted; fix: ls {path}"
         )
     if not here:
         return Result("lustre-mount", Status.FAILED, f"nothing of type lustre is mounted at {path}", expected=path)
@@ -41,7 +41,7 @@ def mount(facts: Facts, want: Expected, request: Request) -> Result:
         return Result(
             "lustre-mount", Status.FAILED, f"another file system is at {path}", NONE, found.get("source"), wanted
         )
-    why = f"at {path}" if wanted else f"at {path}; which file system it should be, nobody said"
+    why = f"at {path}" if wanted else f"at {path}; which file system it should be is not known"
     return Result("lustre-mount", Status.OK, why, found=found.get("source"), expected=wanted)
 
 
