@@ -1,1 +1,1 @@
-"""Node tuning: facts in, a plan out, applied and read again, over SSH and at every boot."""
+"""Node tuning: facts, a plan, its apply and facts again, over SSH and at every boot."""

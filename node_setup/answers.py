@@ -1,4 +1,4 @@
-"""What a node's agent answers with, checked: another program's JSON, or half of ours, is no report of a node."""
+"""The agent's answers as checked models: the JSON of another program, or half an answer, is not a report of a node."""
 
 from __future__ import annotations
 

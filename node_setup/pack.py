@@ -1,4 +1,4 @@
-"""Packs the agent and its settings into one file that any Python since 3.9 runs: the same bytes on every machine.
+"""The packed agent: one file with the agent and its settings for any Python since 3.9, the same bytes on every machine.
 
 `python -m node_setup.pack [TARGET]` packs by hand and prints the path and its SHA-256.
 """

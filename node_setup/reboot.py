@@ -1,4 +1,4 @@
-"""Reboots nodes and believes it only when another boot answers and finds nothing left to do."""
+"""The reboot of nodes, which counts as done when a later boot answers and has nothing left to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run came to, for people as a table and what needs their eyes, for programs as one JSON object. Pure."""
+"""The report of a run: for people a table and what needs attention, for programs one JSON object. Pure."""
 
 from __future__ import annotations
 

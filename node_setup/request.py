@@ -1,4 +1,4 @@
-"""What the agents are asked for, out of flags and the Cluster; mistakes are found here, before any node is asked."""
+"""The request to the agents, from flags and the Cluster; mistakes are found here, before any node is asked."""
 
 from __future__ import annotations
 

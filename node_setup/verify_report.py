@@ -1,4 +1,4 @@
-"""What node-verify says of the fleet: who is ready, who is to be drained and why, and who is unlike the others. Pure."""
+"""What node-verify reports of a fleet: ready nodes, nodes to drain and why, nodes that differ from their group. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the agent: `python -m node_setup.agent` in a checkout, and the first file of the packed agent."""
+"""The start of the agent: `python -m node_setup.agent` in a checkout, and the first file of the packed agent."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What an override may be: `integer`, `integer >= a`, `integer <= a`, `integer a..b`, `one of x, y`, or `text`."""
+"""Rules for overrides: `integer`, `integer >= a`, `integer <= a`, `integer a..b`, `one of x, y`, or `text`."""
 
 from __future__ import annotations
 

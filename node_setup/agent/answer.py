@@ -1,4 +1,4 @@
-"""The one JSON object that a command of the agent answers with."""
+"""The JSON object that every command of the agent prints."""
 
 from __future__ import annotations
 

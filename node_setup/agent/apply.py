@@ -1,4 +1,4 @@
-"""Does what a plan's steps say: persisted artefacts first, then the running state.
+"""The apply of a plan's steps: files first, then the running state.
 
 What came of it is not judged here: facts are read again (`tune`), since programs that fail and exit 0 are many; Debian's
 `sysctl -w` on a read-only key is one.

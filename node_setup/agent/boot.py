@@ -1,4 +1,4 @@
-"""The tune that a node does by itself: from a lifecycle script's bundle when it is new, from its boot unit ever after."""
+"""The tune of a node by itself: from a lifecycle script's bundle at its first boot, from its boot unit afterwards."""
 
 from __future__ import annotations
 

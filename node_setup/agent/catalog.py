@@ -1,4 +1,4 @@
-"""The settings: read from the packed tables, checked strictly, and asked which facts they need."""
+"""The settings: read from the packed tables, checked strictly, with the facts they need."""
 
 from __future__ import annotations
 

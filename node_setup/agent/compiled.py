@@ -1,4 +1,4 @@
-"""The packed agent's modules compiled for one Python, kept until the next boot: compiling is a third of a pass without changes.
+"""The agent's modules compiled for one Python, kept until the next boot: compiling is a third of a pass without changes.
 
 Python keeps no bytecode of what it imports from an archive. So this is a second archive, of bytecode, that `__main__` puts
 first on the path. Its name holds the digest of the agent that it was made of and the Python that it is for: no other agent and

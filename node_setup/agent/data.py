@@ -1,4 +1,4 @@
-"""The tables of `settings/*.toml`: from `settings.json` inside the packed agent, from the files themselves in a checkout."""
+"""The tables of `settings/*.toml`: from `settings.json` in the packed agent, from the files in a checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the cluster's groups a node belongs to."""
+"""The group of the cluster that a node belongs to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The only way in which the agent touches its machine: files, programs, and time. Tests hand in another root."""
+"""The agent's only access to its machine: files, programs and time. Tests pass another root."""
 
 from __future__ import annotations
 

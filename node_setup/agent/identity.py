@@ -1,4 +1,4 @@
-"""Which agent this is: the packed file that runs, and its digest, by which the caller tells versions apart."""
+"""The running agent's file and its digest, by which the caller tells versions apart."""
 
 from __future__ import annotations
 

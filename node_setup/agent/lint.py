@@ -1,4 +1,4 @@
-"""Variables for NCCL, libfabric, CUDA, PyTorch and Gaudi that were found set on the node, and what is wrong with them."""
+"""Findings in the node's variables for NCCL, libfabric, CUDA, PyTorch and Gaudi."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One agent at a time changes a node. The lock is the kernel's and goes with the process, whatever kills it."""
+"""The lock that lets one agent at a time change a node. The kernel frees it when the process ends, even by SIGKILL."""
 
 from __future__ import annotations
 

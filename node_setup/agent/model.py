@@ -1,4 +1,4 @@
-"""What facts, plan, apply and report hand to each other: plain data that goes through JSON unchanged."""
+"""The plain data that facts, plan, apply and report exchange; it goes through JSON unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an apply came to, judged by the plan that followed from facts read again. Pure."""
+"""The result of an apply, judged by the plan made from facts read again. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a killed apply would have run next: programs that take in a file, which is in place by now and looks as wanted.
+"""The record of programs that a killed apply had still to run; their files are in place already and look as wanted.
 
 No fact tells a unit that systemd has read from one that only lies there. So before an apply begins, the programs that its
 files need are noted on the node's disk, and the note goes when they have run; a note that is found is work to do.

@@ -1,4 +1,4 @@
-"""The files that are ours, whole: nobody else writes them, and what is in one is compared with what should be."""
+"""The files that only the agent writes, whole: the content of one is compared with what it should be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From facts and settings to what is to be done: which profile, which settings apply and why, and the steps of their kinds."""
+"""The plan, from facts and settings: the profile, the settings that apply and why, and their kinds' steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a node is left alone: a job runs on it, or the instance is about to be taken away."""
+"""Reasons to leave a node alone: a running job, or an interruption that is near."""
 
 from __future__ import annotations
 

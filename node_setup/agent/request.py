@@ -1,4 +1,4 @@
-"""What the agent is asked, read strictly from JSON: a mistake costs one line and nothing is done."""
+"""The request to the agent, read strictly from JSON: a mistake is one line and nothing is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts, a plan, the apply, facts again and the plan again, in one go and under the node's lock."""
+"""A whole pass under the node's lock: facts, plan, apply, then facts and plan again."""
 
 from __future__ import annotations
 

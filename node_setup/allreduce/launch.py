@@ -1,4 +1,4 @@
-"""The all-reduce of node-verify: run on the fleet by srun where there is a Slurm node to call it from, by mpirun otherwise."""
+"""The all-reduce of node-verify on the fleet: by srun where a Slurm node can call it, by mpirun otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL all-reduce over two nodes and more: how to run nccl-tests, what its output says, and whether that is enough.
+"""nccl-tests' all-reduce over two or more nodes: its command, its output, and whether the bandwidth is enough.
 
 Pure: whoever runs the command hands its output back. The figure is the bus bandwidth out of place, the one that is published.
 """

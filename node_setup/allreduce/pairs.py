@@ -1,4 +1,4 @@
-"""Which node is it? All-reduces of pairs, chosen so that a few rounds name the bad ones; whoever runs them says how they went.
+"""Pairs of nodes for all-reduces, chosen so that a few rounds name the bad nodes; the caller runs them.
 
 A pair runs alone on its two nodes, so the pairs of one round run at once. A node is cleared by one good run, with anyone. A
 node is a culprit when two of its runs or more were bad and one of them was with a cleared node.

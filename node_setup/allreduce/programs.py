@@ -1,4 +1,4 @@
-"""Where nodes have nccl-tests and what launches them: a command over SSH gets no login's PATH."""
+"""The places of nccl-tests and its launcher on nodes: a command over SSH does not get a login's PATH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The all-reduce of a fleet: all nodes together, and where that is not good enough, pairs until the bad node is named."""
+"""The search for a slow node: an all-reduce of all nodes, and where that is slow, of pairs until the node is found."""
 
 from __future__ import annotations
 

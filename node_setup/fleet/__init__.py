@@ -1,1 +1,1 @@
-"""The operator's side: which nodes there are, the ways to them, and runs over many of them at once."""
+"""The operator's side: the nodes, the connections to them, and runs over many nodes at once."""

@@ -1,4 +1,4 @@
-"""One node, from its address to an outcome: connect, ask the agent, and find out what became of a connection that broke."""
+"""One call to one node's agent: connect, ask, and find out what became of a broken connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong between here and a node, each as a kind, one line, and what mends it."""
+"""Faults between the operator and a node: each has a kind, one line, and a fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags that all node tasks share, and the tasks' form: under Fabric's own -H a task is one run over all hosts."""
+"""The flags that all node tasks share, and their form: under Fabric's own -H a task is one run over all hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node as the fleet side knows it, and nodes named by hand: on the command line or in a file of lines."""
+"""A node on the operator's side, and nodes named on the command line or in a file of lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which machines a Cluster has now: asked of AWS each time, since nodes come and go, or as the file names them."""
+"""The nodes of a Cluster now: asked of AWS each time, since nodes come and go, or read from a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host keys that were seen before: a new machine's key is recorded, one that has changed is refused.
+"""Recorded host keys: a new machine's key is added, a changed one is refused.
 
 Fabric accepts every key, also a changed one (fabric/connection.py sets AutoAddPolicy and loads no file); this does not.
 """

@@ -1,4 +1,4 @@
-"""What is configured for all runs: fabric.yaml or FABRIC_NODE_SETUP_* in the environment; flags go before them."""
+"""Options of all runs, from fabric.yaml or FABRIC_NODE_SETUP_* in the environment; flags override them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many nodes at once: a bounded number of them, each on its own, within a time, in batches that stop where too many fail."""
+"""Work on many nodes: bounded in parallel, within a time, in batches that stop where too many fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a node: one round trip to the agent that lies there, and a second one that brings it where it is not."""
+"""The protocol with a node's agent: one round trip, and a second one that installs the agent where it is missing."""
 
 from __future__ import annotations
 

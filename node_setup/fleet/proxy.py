@@ -1,4 +1,4 @@
-"""A program whose standard input and output are a connection, as a socket that we can close and a process that we can end.
+"""A program whose standard input and output are a connection, as a socket to close and a process to end.
 
 paramiko's own ProxyCommand leaves the process behind after a failed handshake, and a zombie after a good one
 (paramiko issues 1713 and 2470).

@@ -1,4 +1,4 @@
-"""One run of a task: which nodes, which ways to them, at what pace; everything that can be wrong before a node is asked."""
+"""One run of a task: its nodes, connections and pace; every mistake is found before a node is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that listens: a command with its input goes out, what it said comes back, within a time."""
+"""A session with a node: run a command with its input, and get its output within a time."""
 
 from __future__ import annotations
 

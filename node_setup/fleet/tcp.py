@@ -1,4 +1,4 @@
-"""TCP to a node without its usual waits: sshd answers in several small packets, each of which waits for an acknowledgement.
+"""TCP without its usual waits: sshd answers in several small packets, each of which waits for an acknowledgement.
 
 Measured on loopback with OpenSSH 9.2 and paramiko 5.1: login 65 → 23 ms, opening a channel 41 → 0.5 ms.
 """

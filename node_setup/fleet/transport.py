@@ -1,4 +1,4 @@
-"""Ways to nodes: straight over SSH, through a jump host or a program, each with limits and host keys that are checked."""
+"""Connections to nodes: over SSH, through a jump host or a program, with time limits and checked host keys."""
 
 from __future__ import annotations
 

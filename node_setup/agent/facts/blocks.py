@@ -1,4 +1,4 @@
-"""Disks: what they are, what lies on them, and whether one is blank. Nothing here writes."""
+"""Disks: their kind, what is on them, and whether one is blank. Nothing here writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the clock is right, as the program that keeps it says."""
+"""The state of the clock, from the program that keeps it."""
 
 from __future__ import annotations
 

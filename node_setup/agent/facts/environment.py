@@ -1,4 +1,4 @@
-"""Variables that reach jobs from files of the node, or that a running job has, each with where it stands, for the linter."""
+"""Variables that reach jobs from files of the node, and those of running jobs, each with its place, for the linter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Content and mode of the files that are ours, as they are now."""
+"""Content and mode of the agent's own files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, as `nvidia-smi` and the kernel's log tell of them."""
+"""NVIDIA GPUs, from `nvidia-smi` and the kernel's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intel Gaudi accelerators, as `hl-smi` tells of them."""
+"""Intel Gaudi accelerators, from `hl-smi`."""
 
 from __future__ import annotations
 

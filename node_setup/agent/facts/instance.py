@@ -1,4 +1,4 @@
-"""Which instance this is and which of the cluster's groups it belongs to: metadata, firmware, HyperPod, our own files."""
+"""The instance and its group in the cluster: from metadata, firmware, HyperPod and the agent's own files."""
 
 from __future__ import annotations
 

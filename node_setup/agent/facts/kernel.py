@@ -1,4 +1,4 @@
-"""What the kernel was told: sysctl values and the files that set them, modules and their parameters, limits."""
+"""Settings of the kernel: sysctl values and their files, modules and their parameters, limits."""
 
 from __future__ import annotations
 

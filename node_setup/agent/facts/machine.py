@@ -1,4 +1,4 @@
-"""The machine itself: name and boot, operating system, kernel, processors, memory, room on its disks."""
+"""The machine: name and boot, operating system, kernel, processors, memory, disk space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The EC2 instance metadata service (IMDSv2): who this instance is, and whether its end is announced.
+"""The EC2 instance metadata service (IMDSv2): the instance's identity, and announced interruptions.
 
 It is asked over plain sockets and never through a proxy. A path that answers 404 has nothing to say; a service that does not
 answer, or answers 5xx, says nothing about a notice, which is an error and not its absence.

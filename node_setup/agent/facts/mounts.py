@@ -1,4 +1,4 @@
-"""What is mounted where, looked at last: asking for Lustre may mount it."""
+"""Mounted file systems, read last: reading the state of Lustre may mount it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the collectors share: the machine, what is wanted of it, where errors go, and lists that several of them need."""
+"""What the collectors share: the host, the wanted facts, the errors, and lists that several of them need."""
 
 from __future__ import annotations
 

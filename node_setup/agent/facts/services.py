@@ -1,4 +1,4 @@
-"""Services as systemd has them, and packages as their database has them."""
+"""Services, from systemd, and packages, from the package manager's database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the catalogue and the node's document need to know: only that is read."""
+"""The facts that the catalog and the node document need; only those are read."""
 
 from __future__ import annotations
 

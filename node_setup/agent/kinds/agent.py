@@ -1,4 +1,4 @@
-"""The agent itself: its copy on the node, what the cluster wants of the node, and the unit that applies it at boot."""
+"""The agent itself: its copy on the node, the cluster's document, and the unit that applies it at boot."""
 
 from __future__ import annotations
 

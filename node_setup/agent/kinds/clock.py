@@ -1,4 +1,4 @@
-"""The Amazon Time Sync Service as chrony's preferred source, in a file of ours of the folder that the distribution reads."""
+"""The Amazon Time Sync Service as chrony's preferred source, in a file in the folder that the distribution's chrony reads."""
 
 from __future__ import annotations
 

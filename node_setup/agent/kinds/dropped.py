@@ -1,4 +1,4 @@
-"""A whole file of ours goes with the one setting that wanted it: else a node would keep what its replacement never had."""
+"""The removal of a whole file with the one setting that wanted it: a replaced node never had that file."""
 
 from __future__ import annotations
 

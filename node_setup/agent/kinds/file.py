@@ -1,4 +1,4 @@
-"""Files of ours that a setting fills: `options.path` and `options.lines`, and `options.after`, the programs to run then."""
+"""Files that one setting fills: `options.path`, `options.lines`, and `options.after`, the programs to run afterwards."""
 
 from __future__ import annotations
 

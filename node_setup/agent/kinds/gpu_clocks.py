@@ -1,4 +1,4 @@
-"""Application clocks of NVIDIA GPUs at the highest pair that each of them states, now and by a unit at boot."""
+"""Application clocks of NVIDIA GPUs at the highest pair that each GPU states, now and by a unit at boot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages that must not be upgraded beside a running job, by apt's holds; only what is installed is held."""
+"""Packages that must not be upgraded beside a running job, held by apt; only installed ones are held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments on the kernel's command line: reported, and given to the boot loader only where a reboot is allowed."""
+"""Arguments of the kernel's command line: reported, and given to the boot loader only where a reboot is allowed."""
 
 from __future__ import annotations
 

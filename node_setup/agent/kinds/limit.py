@@ -1,4 +1,4 @@
-"""Limits of sessions (pam_limits): a soft and a hard line for every user and, whom `*` leaves out, for root."""
+"""Session limits (pam_limits): a soft and a hard line for every user, and for root, which `*` leaves out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LNet over EFA: interfaces added to the running network before Lustre is mounted, and a unit that does it at every boot.
+"""LNet over EFA: interfaces added to the running network before Lustre is mounted, and a unit for every boot.
 
 The commands are those of https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html. AWS's script gives
 each interface a CPU partition besides, by options of libcfs that count only where no module of Lustre is loaded yet.

@@ -1,4 +1,4 @@
-"""The mount of Lustre: a pair of units of ours where nobody else mounts (backend `machines`), a check elsewhere."""
+"""The mount of Lustre: two systemd units where the agent mounts it (backend `machines`), a check elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters of a mounted Lustre client. It forgets them when it is unmounted, so the agent sets them again at each boot."""
+"""Parameters of a mounted Lustre client. An unmount resets them, so the agent sets them again at each boot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts of directories on Lustre, for the files that will be made in them; nothing that holds files is touched.
+"""Layouts of directories on Lustre, for files made in them later; a directory that holds files is left alone.
 
 All nodes of a cluster do this at once to the same directories. `mkdir -p` and `lfs setstripe` on an empty directory come to
 the same whoever is first and however often; a node that reads the directory between the two finds it empty and sets the

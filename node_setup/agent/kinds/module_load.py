@@ -1,4 +1,4 @@
-"""Modules that nothing else loads at boot: loaded now, and named in one file of ours for the next boot."""
+"""Kernel modules that nothing else loads at boot: loaded now, and listed in a file for the next boot."""
 
 from __future__ import annotations
 

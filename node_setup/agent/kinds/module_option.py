@@ -1,4 +1,4 @@
-"""Options of kernel modules: they count when a module is loaded, so one that is loaded otherwise waits for a reboot."""
+"""Options of kernel modules: they count when a module is loaded, so a module loaded without them waits for a reboot."""
 
 from __future__ import annotations
 

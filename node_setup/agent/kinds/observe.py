@@ -1,4 +1,4 @@
-"""What is only looked at: a fact beside the value that is usual, and nothing is changed."""
+"""Facts that are only reported, beside the usual value; nothing is changed."""
 
 from __future__ import annotations
 

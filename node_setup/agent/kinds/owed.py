@@ -1,4 +1,4 @@
-"""Files of ours that a killed apply put in place and did not come to have taken in."""
+"""Files that a killed apply wrote without running the programs that take them in."""
 
 from __future__ import annotations
 

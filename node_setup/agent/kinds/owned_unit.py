@@ -1,4 +1,4 @@
-"""Unit files that are ours: written whole, read in by systemd, and one of them enabled."""
+"""systemd units that the agent writes whole, has systemd read, and enables."""
 
 from __future__ import annotations
 

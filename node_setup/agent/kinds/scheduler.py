@@ -1,4 +1,4 @@
-"""The I/O scheduler of instance-store disks; network volumes, the root's among them, keep what the image gave them."""
+"""The I/O scheduler of instance-store disks; network volumes, with the root volume, keep the image's."""
 
 from __future__ import annotations
 

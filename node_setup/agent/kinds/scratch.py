@@ -1,4 +1,4 @@
-"""One XFS over all instance-store disks, where the image has not made one already.
+"""An XFS over all instance-store disks, where the image has not made a file system already.
 
 Only what is blank is ever formatted. Instance store comes back blank after a stop, so the boot unit makes it anew; after a
 reboot it is as it was and is only mounted. mdadm and mkfs.xfs are called without --run, --force and -f: should a disk hold

@@ -1,4 +1,4 @@
-"""Kernel parameters: written to /proc/sys now, and to one file of ours in /etc/sysctl.d for the next boot."""
+"""Kernel parameters: written to /proc/sys now, and to a file in /etc/sysctl.d for the next boot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Units of systemd that have to run, now and after a boot; one that is not installed is not missed."""
+"""systemd units that must run, now and after a boot; one that is not installed is skipped."""
 
 from __future__ import annotations
 

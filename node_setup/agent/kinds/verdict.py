@@ -1,4 +1,4 @@
-"""The last word on a kind's settings: what was neither changed nor remarked upon is as it should be."""
+"""The `ok` of each setting for which a kind planned no step and made no remark."""
 
 from __future__ import annotations
 

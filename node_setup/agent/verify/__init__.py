@@ -1,4 +1,4 @@
-"""Is this node fit to train? Small pure checks of facts, then the few that have to do something."""
+"""Whether a node is fit to train: small pure checks of facts, then the few that do something."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clocks of nodes agree well enough for logs, leases and notices to be compared."""
+"""Whether a node's clock is close enough for logs, leases and notices to be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The facts that should be the same on all nodes of a group, small enough to compare hundreds of nodes."""
+"""The facts that should be equal on all nodes of a group, small enough to compare hundreds of nodes."""
 
 from __future__ import annotations
 

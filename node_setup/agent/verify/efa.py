@@ -1,4 +1,4 @@
-"""Elastic Fabric Adapter: are all devices there, does libfabric see them, and which plugin does NCCL find?"""
+"""Checks of the Elastic Fabric Adapter: its devices, libfabric's domains, and the plugin that NCCL finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node should have: by its instance type, and by what its cluster says of its group."""
+"""The hardware that a node should have: by its instance type and by its group in the cluster."""
 
 from __future__ import annotations
 

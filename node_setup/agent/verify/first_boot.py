@@ -1,4 +1,4 @@
-"""Did the node's own boot script come to its end?"""
+"""The outcome of the node's boot script."""
 
 from __future__ import annotations
 

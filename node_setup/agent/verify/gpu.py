@@ -1,4 +1,4 @@
-"""Accelerators: are all there, have any of them failed, and do they run at their speed?"""
+"""Checks of accelerators: their number, failures and speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is this the machine that the cluster describes, and will it stay?"""
+"""Checks of the machine: whether it is the type that the cluster describes, and whether it is about to end."""
 
 from __future__ import annotations
 

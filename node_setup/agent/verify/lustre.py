@@ -1,4 +1,4 @@
-"""The shared file system: the right one, mounted, over the right transport, with room."""
+"""Checks of the shared file system: the right one, mounted, over the right transport, with room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that do something: write, read and delete a file on Lustre, never in this process and never for longer than agreed.
+"""Checks that do something: write, read and delete a file on Lustre, in a process of their own and within a time limit.
 
 A program that waits for a file system whose servers are away cannot be killed, and whoever waits for it hangs as well. So the
 probe is started in a session of its own and answers by a small local file, for which this process waits a limited time.

@@ -1,4 +1,4 @@
-"""What one check says, what it calls for, and how facts are looked up where any of them may be missing."""
+"""The result of a check, the action it calls for, and the lookup of facts of which any may be missing."""
 
 from __future__ import annotations
 

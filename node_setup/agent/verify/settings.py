@@ -1,4 +1,4 @@
-"""Is the node tuned? The plan of `node-tune`, made from the same facts, must find nothing to do."""
+"""Whether the node is tuned: a plan of `node-tune` from the same facts must have nothing to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What jobs inherit from slurmd."""
+"""Checks of the limits that jobs inherit from slurmd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room and health of what jobs write to locally."""
+"""Checks of local storage: room and health."""
 
 from __future__ import annotations
 
