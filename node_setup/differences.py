@@ -21,8 +21,8 @@ class Odd:
 
     @property
     def why(self) -> str:
-        told = ", ".join(f"{host}: {_shown(value)}" for host, value in self.hosts.items())
-        return f"{self.key}: {told}; {f'most have {self.majority}' if self.majority is not None else 'no majority'}"
+        values = ", ".join(f"{host}: {_shown(value)}" for host, value in self.hosts.items())
+        return f"{self.key}: {values}; {f'most have {self.majority}' if self.majority is not None else 'no majority'}"
 
 
 def odd_ones(digests: Mapping[str, Mapping[str, Any]], groups: Mapping[str, str]) -> list[Odd]:

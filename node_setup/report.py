@@ -147,13 +147,13 @@ def _details(outcome: Outcome) -> list[str]:
 def blocks(details: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
     """Lines under the names of the nodes that share all of them: a fleet that needs the same reads like one node."""
     sharing: dict[tuple[str, ...], list[str]] = {}
-    for name, said in details:
-        if said:
-            sharing.setdefault(tuple(said), []).append(name)
+    for name, lines in details:
+        if lines:
+            sharing.setdefault(tuple(lines), []).append(name)
     return [
         line
-        for said, names in sharing.items()
-        for line in ("", f"{named(names)}:", *(f"  {plain(one)}" for one in said))
+        for lines, names in sharing.items()
+        for line in ("", f"{named(names)}:", *(f"  {plain(one)}" for one in lines))
     ]
 
 
@@ -204,11 +204,11 @@ def _place(finding: Finding) -> str:
     return f"{finding.where}:{finding.line}" if finding.line else finding.where
 
 
-def _grouped(title: str, outcomes: Sequence[Outcome], said: Callable[[Outcome], list[str]]) -> list[str]:
+def _grouped(title: str, outcomes: Sequence[Outcome], details_of: Callable[[Outcome], list[str]]) -> list[str]:
     """Each line once, with the nodes that share it unless all do."""
     sharing: dict[str, list[str]] = {}
     for one in outcomes:
-        for line in said(one):
+        for line in details_of(one):
             sharing.setdefault(line, []).append(one.node.name)
     answered = sum(one.answer is not None for one in outcomes)
     lines = [

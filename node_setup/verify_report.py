@@ -30,15 +30,15 @@ def as_json(found: Sequence[Odd]) -> list[dict[str, Any]]:
 
 def lines(outcomes: Sequence[Outcome], found: Sequence[Odd]) -> list[str]:
     """A line a node, then every check that did not pass, then the odd ones out."""
-    said = table(("node", "ready", "checks", "not passed", "drain"), [_row(one) for one in outcomes])
-    said += blocks([(one.node.name, _details(one)) for one in outcomes])
+    text = table(("node", "ready", "checks", "not passed", "drain"), [_row(one) for one in outcomes])
+    text += blocks([(one.node.name, _details(one)) for one in outcomes])
     if found:
-        said += [
+        text += [
             "",
             "different from the rest of their group:",
             *(f"  {plain(_group(one))}{plain(one.why)}" for one in found),
         ]
-    return [*said, "", summary(outcomes, ready=True)]
+    return [*text, "", summary(outcomes, ready=True)]
 
 
 def drain_lines(outcomes: Sequence[Outcome]) -> list[str]:

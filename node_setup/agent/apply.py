@@ -37,10 +37,10 @@ def apply(host: Host, steps: Iterable[Step], log: Log) -> dict[Key, str]:
 
     The actions of one step build on each other: after the first that fails the step is left.
     """
-    said: dict[Action, str | None] = {}
+    results: dict[Action, str | None] = {}
     troubles: dict[Key, str] = {}
     for step in sorted(steps, key=lambda one: one.part != PERSISTED):
-        trouble = _do(host, step, said)
+        trouble = _do(host, step, results)
         if trouble is not None:
             troubles[key(step)] = trouble
         what = f"{step.setting} ({step.part}) {step.target}: {step.found} -> {step.wanted}"
@@ -48,15 +48,15 @@ def apply(host: Host, steps: Iterable[Step], log: Log) -> dict[Key, str]:
     return troubles
 
 
-def _do(host: Host, step: Step, said: dict[Action, str | None]) -> str | None:
+def _do(host: Host, step: Step, results: dict[Action, str | None]) -> str | None:
     for action in step.actions:
-        if action not in said:
-            said[action] = perform(host, action)
+        if action not in results:
+            results[action] = perform(host, action)
             if isinstance(action, (Write, Remove)):
                 for command in RELOADS:
-                    for again in [one for one in said if isinstance(one, Run) and one.command == command]:
-                        del said[again]
-        trouble = said[action]
+                    for again in [one for one in results if isinstance(one, Run) and one.command == command]:
+                        del results[again]
+        trouble = results[action]
         if trouble is not None:
             return trouble
     return None
@@ -66,7 +66,7 @@ def perform(host: Host, action: Action) -> str | None:
     """Do one action; None, or in one line what went wrong."""
     if isinstance(action, Run):
         done = _run(host, action)
-        return None if done.ok else f"{' '.join(action.command)}: {done.said}"
+        return None if done.ok else f"{' '.join(action.command)}: {done.complaint}"
     try:
         if isinstance(action, Write):
             host.write(action.path, action.content, action.mode)

@@ -65,7 +65,7 @@ def late(result: Mapping[str, Any], request: Request) -> str | None:
 def mounted_in_time(host: Host, path: str, wait_s: float, log: Log) -> bool:
     """Whether Lustre is at `path`, now or within `wait_s` seconds; each half minute a line says that it is not."""
     began = time.monotonic()
-    told = -SAYS_EVERY_S
+    logged_s = -SAYS_EVERY_S
     while True:
         passed = time.monotonic() - began
         mounts = parse_mounts(host.read("/proc/mounts") or "")
@@ -75,9 +75,9 @@ def mounted_in_time(host: Host, path: str, wait_s: float, log: Log) -> bool:
         if passed >= wait_s:
             log(f"Lustre is not mounted at {path} after {wait_s:g} s")
             return False
-        if passed - told >= SAYS_EVERY_S:
+        if passed - logged_s >= SAYS_EVERY_S:
             log(f"waiting for Lustre at {path}, which is not ours to mount: {passed:.0f} of {wait_s:g} s")
-            told = passed
+            logged_s = passed
         time.sleep(min(LOOKS_EVERY_S, wait_s - passed))
 
 

@@ -31,7 +31,7 @@ class Done:
         return self.status == 0
 
     @property
-    def said(self) -> str:
+    def complaint(self) -> str:
         """One line for a person: the last line of what it complained of, else its exit status."""
         lines = (self.err or self.out).strip().splitlines()
         return lines[-1].strip() if lines else f"exit status {self.status}"

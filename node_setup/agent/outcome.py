@@ -89,18 +89,18 @@ def reboots(made: Iterable[Row]) -> list[str]:
 def _verdict(step: Step, done: Done, after: Plan) -> tuple[Status, str]:
     """Status and why; an empty why leaves the setting's reason."""
     trouble = done.troubles.get(key(step))
-    said = f"{trouble}; " if trouble else ""
+    before_it = f"{trouble}; " if trouble else ""
     gone = next((unit for action in step.actions for unit in _touched(action) if unit in done.fallen), None)
     if gone is not None:
-        return Status.FAILED, f"{said}{gone} ran before and is {done.fallen[gone]} now; fix: journalctl -u {gone}"
+        return Status.FAILED, f"{before_it}{gone} ran before and is {done.fallen[gone]} now; fix: journalctl -u {gone}"
     left = next((one for one in after.steps if key(one) == key(step)), None)
     if left is not None:
-        return Status.FAILED, f"{said}it is {left.found} now, wanted {left.wanted}"
+        return Status.FAILED, f"{before_it}it is {left.found} now, wanted {left.wanted}"
     for remark in after.remarks:
         if remark.setting != step.setting or remark in done.known:
             continue
         if remark.status in (Status.FAILED, Status.UNKNOWN):
-            return Status.FAILED, f"{said}it cannot be read back: {remark.why}"
+            return Status.FAILED, f"{before_it}it cannot be read back: {remark.why}"
         if remark.status == Status.REBOOT and step.part == PERSISTED:
             return Status.REBOOT, remark.why
     if step.needs and step.part == PERSISTED:

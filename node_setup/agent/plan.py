@@ -47,11 +47,11 @@ def plan(settings: Sequence[Setting], facts: Facts, request: Request) -> Plan:
     steps: list[Step] = []
     for kind in _kinds(settings):
         chosen = [one for one in decided if isinstance(one, Setting) and one.kind == kind]
-        for said in planner(kind)(chosen, selected, facts, request):
-            if isinstance(said, Step):
-                steps.append(said)
+        for planned in planner(kind)(chosen, selected, facts, request):
+            if isinstance(planned, Step):
+                steps.append(planned)
             else:
-                remarks.append(said)
+                remarks.append(planned)
     return Plan(profile, why, group, tuple(steps), tuple(remarks), {setting.id: setting for setting in settings})
 
 
@@ -144,12 +144,12 @@ def _kinds(settings: Iterable[Setting]) -> list[str]:
 
 def _decide(setting: Setting, tree: Mapping[str, Any], profile: str, asked: Mapping[str, str]) -> Setting | Remark:
     """The setting with its value where it applies, else why it does not."""
-    said = asked.get(setting.id)
-    if said == OFF:
+    override = asked.get(setting.id)
+    if override == OFF:
         return Remark(setting.id, Status.SKIPPED, "turned off")
     if profile not in setting.profiles:
         return Remark(setting.id, Status.SKIPPED, f"for {', '.join(setting.profiles)}; this node is {profile}")
-    if not setting.default and said is None:
+    if not setting.default and override is None:
         return Remark(setting.id, Status.SKIPPED, f'opt-in: name it "{ON}" or give it a value')
     for text in setting.when:
         outcome = condition.judge(condition.parse(text), tree)
@@ -157,12 +157,12 @@ def _decide(setting: Setting, tree: Mapping[str, Any], profile: str, asked: Mapp
             return Remark(
                 setting.id, Status.UNKNOWN if outcome.status == condition.UNKNOWN else Status.SKIPPED, outcome.why
             )
-    return _with_value(setting, tree, None if said in (None, ON) else said)
+    return _with_value(setting, tree, None if override in (None, ON) else override)
 
 
-def _with_value(setting: Setting, tree: Mapping[str, Any], said: str | None) -> Setting | Remark:
-    if said is not None:
-        return replace(setting, value=said)
+def _with_value(setting: Setting, tree: Mapping[str, Any], override: str | None) -> Setting | Remark:
+    if override is not None:
+        return replace(setting, value=override)
     if setting.value_per is None:
         return setting
     path, times = setting.value_per
@@ -181,8 +181,8 @@ def mistakes(settings: Sequence[Setting], request: Request) -> Iterator[str]:
         if not any(fnmatchcase(one, pattern) for one in known):
             yield problem("only", pattern, "no such setting", fix=did_you_mean(pattern, known))
     cluster = _tuning(request, "settings")
-    for where, said in (("tuning.settings", cluster), ("setting", request.overrides)):
-        for name, value in said.items():
+    for where, overrides in (("tuning.settings", cluster), ("setting", request.overrides)):
+        for name, value in overrides.items():
             yield from _override_mistakes(f"{where}.{name}", name, value, known)
     for name, value in request.overrides.items():
         if {value, cluster.get(name)} == {ON, OFF}:
@@ -200,10 +200,10 @@ def _override_mistakes(where: str, name: str, value: Any, known: Mapping[str, Se
 
 
 def _profile_mistakes(request: Request) -> Iterator[str]:
-    said = {f"tuning.profiles.{group}": name for group, name in _tuning(request, "profiles").items()}
+    profiles = {f"tuning.profiles.{group}": name for group, name in _tuning(request, "profiles").items()}
     if request.profile is not None:
-        said["profile"] = request.profile
-    for where, name in said.items():
+        profiles["profile"] = request.profile
+    for where, name in profiles.items():
         if name not in PROFILES:
             yield problem(where, name, "no such profile", allowed=", ".join(PROFILES))
 

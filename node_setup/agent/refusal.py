@@ -30,7 +30,7 @@ def refusal(facts: Facts, to_reboot: bool = False) -> str | None:
         return f"a job runs: {_named(jobs)}; fix: drain the node and let the job end, or --force"
     notice = (facts.get("metadata") or {}).get("notice")
     if notice and is_near(notice) and not (to_reboot and notice.get("action") in REBOOTS):
-        return f"an interruption is announced: {told(notice)}; fix: let the instance be replaced, or --force"
+        return f"an interruption is announced: {notice_text(notice)}; fix: let the instance be replaced, or --force"
     return None
 
 
@@ -55,7 +55,7 @@ def is_near(notice: Mapping[str, Any]) -> bool:
     return notice["kind"] != "maintenance" or hours is None or bool(hours < NEAR_HOURS)
 
 
-def told(notice: Mapping[str, Any]) -> str:
+def notice_text(notice: Mapping[str, Any]) -> str:
     """`spot terminate at 2026-01-21T09:00:43Z`."""
     when = f" at {notice['at']}" if notice.get("at") else ""
     return " ".join(str(notice[key]) for key in ("kind", "action") if notice.get(key)) + when

@@ -195,23 +195,25 @@ def _role(run: Run, node: Node) -> str | None:
 
 def lines(found: Sequence[Reduction]) -> list[str]:
     """What node-verify says of it."""
-    said = []
+    text = []
     for one in found:
         head = f"all-reduce{f' of {one.group}' if one.group else ''}"
-        said += [f"{head}: {name} is left out: {why}" for name, why in one.left_out.items()]
+        text += [f"{head}: {name} is left out: {why}" for name, why in one.left_out.items()]
         if one.measured is None:
-            said += [f"{head}: {why}" for why in one.why]
+            text += [f"{head}: {why}" for why in one.why]
             continue
-        said += ["", f"{head}: {_told(one.measured.together)}", *(f"  {why}" for why in one.why)]
-        said += [f"  {' and '.join(sorted(pair))}: {_told(verdict)}" for pair, verdict in one.measured.pairs.items()]
+        text += ["", f"{head}: {_verdict_text(one.measured.together)}", *(f"  {why}" for why in one.why)]
+        text += [
+            f"  {' and '.join(sorted(pair))}: {_verdict_text(verdict)}" for pair, verdict in one.measured.pairs.items()
+        ]
         if one.measured.finding.culprits:
-            said.append(f"  slow in every pair: {', '.join(one.measured.finding.culprits)}")
+            text.append(f"  slow in every pair: {', '.join(one.measured.finding.culprits)}")
         if one.measured.ended:
-            said.append(f"  the search for the bad node ended: {one.measured.ended}")
-    return said
+            text.append(f"  the search for the bad node ended: {one.measured.ended}")
+    return text
 
 
-def _told(verdict: Verdict) -> str:
+def _verdict_text(verdict: Verdict) -> str:
     return f"{verdict.status}: {verdict.why}"
 
 

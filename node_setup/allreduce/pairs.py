@@ -54,14 +54,14 @@ def next_round(nodes: Sequence[str], outcomes: Outcomes) -> list[Pair]:
 
     First everybody meets somebody. Then whoever is open meets a cleared node, and where nobody is cleared yet, others.
     """
-    said = finding(nodes, outcomes)
-    if not said.open or len(nodes) < 2:
+    known = finding(nodes, outcomes)
+    if not known.open or len(nodes) < 2:
         return []
-    if not said.cleared:
+    if not known.cleared:
         left = ([pair for pair in pairs if pair not in outcomes] for pairs in tournament(nodes))
         return next((pairs for pairs in left if pairs), [])
-    free, pairs = list(said.cleared), []
-    for node in said.open:
+    free, pairs = list(known.cleared), []
+    for node in known.open:
         partner = next((one for one in free if frozenset((node, one)) not in outcomes), None)
         if partner is not None:
             free.remove(partner)

@@ -26,7 +26,7 @@ PID1_AGE = "read up rest </proc/uptime; set -- $(sed 's/.*) //' /proc/1/stat); e
 
 
 @dataclass(frozen=True)
-class Asker:
+class AgentCall:
     """Asks every node the same, with a request of its own each."""
 
     ways: Ways

@@ -64,9 +64,9 @@ def of_connecting(error: Exception, user: str, late_s: float | None, known_hosts
 
 def _no_key(error: Exception) -> bool:
     # What paramiko says of a key file that it cannot read, and where there was none to try.
-    said = str(error)
+    message = str(error)
     return isinstance(error, (SSHException, ValueError)) and (
-        "No authentication methods" in said or "private key" in said or "key file" in said
+        "No authentication methods" in message or "private key" in message or "key file" in message
     )
 
 
@@ -77,7 +77,7 @@ def _changed(error: BadHostKeyException, known_hosts: str, name: str) -> Fault:
 
 
 def _unreachable(error: Exception, late_s: float | None) -> Fault:
-    said = " ".join(str(error).split()) or type(error).__name__
+    message = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, socket.gaierror):
         passing = error.errno == socket.EAI_AGAIN
         return Fault(UNREACHABLE, f"its name is not known: {error.strerror}", "check the address", passing=passing)
@@ -86,10 +86,10 @@ def _unreachable(error: Exception, late_s: float | None) -> Fault:
         spent = f"within {late_s:.0f} s" if late_s is not None else "in time"
         return Fault(UNREACHABLE, f"it did not answer {spent}", fix, passing=True)
     if isinstance(error, ChannelException):
-        return Fault(UNREACHABLE, f"the jump host or the node opens no channel: {said}", passing=True)
+        return Fault(UNREACHABLE, f"the jump host or the node opens no channel: {message}", passing=True)
     if isinstance(error, OSError) and error.errno in NO_WAY:
         fix = "check that the machine runs, and sshd on it"
         return Fault(UNREACHABLE, os.strerror(error.errno or 0).lower(), fix, passing=True)
-    if isinstance(error, EOFError) or "banner" in said or isinstance(error, ConnectionError):
+    if isinstance(error, EOFError) or "banner" in message or isinstance(error, ConnectionError):
         return Fault(UNREACHABLE, "it closed the connection before the login", "look at sshd's log there", passing=True)
-    return Fault(UNREACHABLE, said, passing=isinstance(error, (OSError, SSHException)))
+    return Fault(UNREACHABLE, message, passing=isinstance(error, (OSError, SSHException)))

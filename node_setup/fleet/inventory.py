@@ -235,7 +235,7 @@ def _asking_aws(look: Callable[[], tuple[list[Node], list[str]]]) -> tuple[list[
     try:
         return look()
     except (BotoCoreError, ClientError) as error:
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise UserError(
-            f"AWS cannot list the cluster's nodes: {said}; fix: log in to its account and region", FAILED
+            f"AWS cannot list the cluster's nodes: {message}; fix: log in to its account and region", FAILED
         ) from None

@@ -69,7 +69,7 @@ def run(
     work: Work,
     ways: Ways,
     pace: Pace,
-    told: Callable[[Outcome], None],
+    report: Callable[[Outcome], None],
     beat: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
     """One outcome a node, in their order; `told` is called with each as it comes, `beat` each second in between. Ctrl-C
@@ -84,11 +84,11 @@ def run(
         batch = _Batch(nodes[begin : begin + size], work, ways, pace, deadline)
         try:
             batch.begin()
-            batch.collect(outcomes, told, beat)
+            batch.collect(outcomes, report, beat)
         except KeyboardInterrupt:
             with _deaf_to_more():
                 ways.stop()
-                batch.collect_stopped(outcomes, told)
+                batch.collect_stopped(outcomes, report)
             why = "stopped by Ctrl-C"
         bad = sum(not one.good for one in outcomes.values())
         if not why and pace.fail_percent is not None and 100 * bad > pace.fail_percent * len(outcomes):
@@ -131,15 +131,17 @@ class _Batch:
         for _ in range(min(len(self._nodes), self._pace.max_parallel)):
             threading.Thread(target=self._run, daemon=True).start()
 
-    def collect(self, outcomes: dict[str, Outcome], told: Callable[[Outcome], None], beat: Callable[[], None]) -> None:
+    def collect(
+        self, outcomes: dict[str, Outcome], report: Callable[[Outcome], None], beat: Callable[[], None]
+    ) -> None:
         """All outcomes of the batch; nodes whose threads do not come back within the deadline are given up."""
-        self._take(outcomes, told, self._deadline.left() + ENDS_WITHIN_S, beat)
+        self._take(outcomes, report, self._deadline.left() + ENDS_WITHIN_S, beat)
         for node in self._left(outcomes):
             outcomes[node.name] = late = Outcome(node, TIMEOUT, f"the {self._pace.total_s:g} s for all nodes are over")
-            told(late)
+            report(late)
 
-    def collect_stopped(self, outcomes: dict[str, Outcome], told: Callable[[Outcome], None]) -> None:
-        self._take(outcomes, told, ENDS_WITHIN_S, lambda: None)
+    def collect_stopped(self, outcomes: dict[str, Outcome], report: Callable[[Outcome], None]) -> None:
+        self._take(outcomes, report, ENDS_WITHIN_S, lambda: None)
         for node in self._left(outcomes):
             outcomes[node.name] = Outcome(node, STOPPED, RUNS_ON)
 
@@ -147,7 +149,7 @@ class _Batch:
         return [node for node in self._nodes if node.name not in outcomes]
 
     def _take(
-        self, outcomes: dict[str, Outcome], told: Callable[[Outcome], None], seconds: float, beat: Callable[[], None]
+        self, outcomes: dict[str, Outcome], report: Callable[[Outcome], None], seconds: float, beat: Callable[[], None]
     ) -> None:
         end = time.monotonic() + seconds
         while self._left(outcomes):
@@ -162,7 +164,7 @@ class _Batch:
             if isinstance(one, BaseException):
                 raise one
             outcomes[one.node.name] = one
-            told(one)
+            report(one)
 
     def _run(self) -> None:
         while True:

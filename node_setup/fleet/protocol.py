@@ -119,18 +119,18 @@ def _is_damaged(answer: Completed) -> bool:
 
 def _fault(answer: Completed, session: Session, question: Question, spent_s: float) -> Fault | None:
     """What kept the agent from being run, or to its end, told by the exit status and by the last words."""
-    said = _last_line(answer.err)
+    printed = _last_line(answer.err)
     if _object(answer.out) is not None:
         return None
     if answer.status == EXIT_NOT_STORED:
-        fix = "free space below /var/lib" if "No space left" in said else "make /var/lib writable"
-        return Fault(DISK, f"the agent cannot be stored: {said}", fix)
-    if answer.status == 127 and question.python in said:
+        fix = "free space below /var/lib" if "No space left" in printed else "make /var/lib writable"
+        return Fault(DISK, f"the agent cannot be stored: {printed}", fix)
+    if answer.status == 127 and question.python in printed:
         return Fault(PYTHON, f"there is no {question.python}", "install Python 3.9 or newer, or name it by --python")
-    if answer.status == 1 and "needs Python 3.9" in said:
-        return Fault(PYTHON, said, "install Python 3.9 or newer beside it, and name it by --python")
-    if answer.status in (1, 127) and "sudo" in said and not answer.out:
-        why = f"user {session.user} may not sudo without a password: {said}"
+    if answer.status == 1 and "needs Python 3.9" in printed:
+        return Fault(PYTHON, printed, "install Python 3.9 or newer beside it, and name it by --python")
+    if answer.status in (1, 127) and "sudo" in printed and not answer.out:
+        why = f"user {session.user} may not sudo without a password: {printed}"
         return Fault(SUDO, why, session.to_be_root)
     if answer.status in ENDED_STATUS and spent_s >= question.seconds:
         return Fault(TIMEOUT, f"it took more than {question.seconds:.0f} s and was ended", "give it more --timeout")
@@ -144,9 +144,11 @@ def _fault(answer: Completed, session: Session, question: Question, spent_s: flo
 def _reply(answer: Completed, question: Question, agent: Agent) -> Reply:
     found = _object(answer.out)
     if found is None:
-        said = _last_line(answer.err) or _last_line(answer.out) or "nothing"
+        printed = _last_line(answer.err) or _last_line(answer.out) or "nothing"
         raise Fault(
-            NO_ANSWER, f"the agent ended with status {answer.status} and printed: {said}", "run it on the node by hand"
+            NO_ANSWER,
+            f"the agent ended with status {answer.status} and printed: {printed}",
+            "run it on the node by hand",
         )
     try:
         checked = answer_to(question.command, answer.status, agent.sha, found)

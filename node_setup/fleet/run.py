@@ -19,7 +19,7 @@ from lustrain.progress import Progress
 from node_setup import pack
 from node_setup.agent.owned import AGENT
 from node_setup.fleet import pool
-from node_setup.fleet.agent_call import Asker
+from node_setup.fleet.agent_call import AgentCall
 from node_setup.fleet.flags import Flags, Hosts
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.inventory import Inventory, Source, inventory
@@ -48,7 +48,7 @@ class Run:
         """The answer of every node's agent to one command."""
         return self.each(f"node {command}", self.asker(command))
 
-    def asker(self, command: str) -> Asker:
+    def asker(self, command: str) -> AgentCall:
         """Asks one node's agent one command."""
         cluster = self.inventory.cluster
 
@@ -57,7 +57,7 @@ class Run:
 
         # This machine's own facts and plan are anybody's to read; only what changes it takes root.
         privileged = command == "tune" or not all(node.local for node in self.inventory.nodes)
-        return Asker(self.ways, self.agent, command, request, self.options.python, privileged)
+        return AgentCall(self.ways, self.agent, command, request, self.options.python, privileged)
 
     def each(self, label: str, work: pool.Work) -> list[Outcome]:
         nodes = self.inventory.nodes

@@ -135,8 +135,8 @@ class SshSession:
             return Fault(
                 TIMEOUT, f"no answer within {seconds:.0f} s", "give it more --timeout, or look what hangs there"
             )
-        said = " ".join(str(error).split()).rstrip(".") or "closed by the node"
-        return Fault(LOST, f"the connection broke while it ran: {said}")
+        message = " ".join(str(error).split()).rstrip(".") or "closed by the node"
+        return Fault(LOST, f"the connection broke while it ran: {message}")
 
 
 def _send(channel: Any, stdin: bytes) -> None:

@@ -12,7 +12,7 @@ SILENT_PEER_MS = 30_000
 """After this long without an acknowledgement the kernel gives a connection up: a machine without power says no word."""
 
 
-class Wire(socket.socket):
+class TcpSocket(socket.socket):
     """Sends and acknowledges at once. The kernel leaves TCP_QUICKACK again by itself (tcp(7)): it is set at each read."""
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
@@ -20,12 +20,12 @@ class Wire(socket.socket):
         return super().recv(bufsize, flags)
 
 
-def dial(host: str, port: int, seconds: float) -> Wire:
+def dial(host: str, port: int, seconds: float) -> TcpSocket:
     """A connection to the first address of `host` that answers, within `seconds` for all of them. OSError of the last one."""
     end = time.monotonic() + seconds
     failure: OSError = TimeoutError("timed out")
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        wire = Wire(family, kind, protocol)
+        wire = TcpSocket(family, kind, protocol)
         try:
             wire.settimeout(max(0.1, end - time.monotonic()))
             wire.connect(address)

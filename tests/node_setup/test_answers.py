@@ -14,7 +14,7 @@ from lustrain.problem import FAILED
 from node_setup import report, verify_report
 from node_setup.answers import NoAnswerError, answer_to
 from node_setup.differences import odd_ones
-from node_setup.fleet.agent_call import Asker
+from node_setup.fleet.agent_call import AgentCall
 from node_setup.fleet.faults import NO_ANSWER, Fault
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.known_hosts import KnownHosts
@@ -115,7 +115,7 @@ def test_one_bad_reply_leaves_the_others_their_report(tmp_path: Path) -> None:
     nodes = [Node(f"n{number}", "-") for number in said]
     ways = Ways(KnownHosts(str(tmp_path / "known")))
     ways.connect = lambda node, deadline: Node1(said[int(node.name[1:])])  # type: ignore[method-assign]
-    outcomes = run(nodes, Asker(ways, OURS, "tune", lambda node: {}), ways, Pace(), lambda one: None)
+    outcomes = run(nodes, AgentCall(ways, OURS, "tune", lambda node: {}), ways, Pace(), lambda one: None)
     assert [one.kind for one in outcomes] == [ANSWERED, *[NO_ANSWER] * len(bad), ANSWERED]
     assert report.exit_code(outcomes) == FAILED
     lines = report.tuned(outcomes, check=False)

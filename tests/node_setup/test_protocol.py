@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from node_setup.answers import parse
-from node_setup.fleet.agent_call import Asker, pid1_age
+from node_setup.fleet.agent_call import AgentCall, pid1_age
 from node_setup.fleet.faults import DISK, LOST, NO_ANSWER, PYTHON, RUNS_ON, STOPPED, SUDO, TIMEOUT, Fault
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.known_hosts import KnownHosts
@@ -257,14 +257,14 @@ def test_an_agent_that_hangs_is_ended_on_the_node(here: LocalSession, tmp_path: 
 
 
 @pytest.fixture
-def asker(machine: Sshd, tmp_path: Path) -> Iterator[Callable[[str], Asker]]:
+def asker(machine: Sshd, tmp_path: Path) -> Iterator[Callable[[str], AgentCall]]:
     ways = Ways(KnownHosts(str(tmp_path / "known")), Limits(connect_s=3, retries=1, first_pause_s=0.1))
-    yield lambda text: Asker(ways, agent(text, tmp_path), "plan", lambda node: {"group": node.group})
+    yield lambda text: AgentCall(ways, agent(text, tmp_path), "plan", lambda node: {"group": node.group})
     ways.stop()
 
 
 @pytest.mark.slow
-def test_over_ssh_too_the_agent_goes_once(machine: Sshd, asker: Callable[[str], Asker]) -> None:
+def test_over_ssh_too_the_agent_goes_once(machine: Sshd, asker: Callable[[str], AgentCall]) -> None:
     work = asker(SPEAKS)
     for rounds in (2, 1):
         traffic = Traffic()
@@ -276,7 +276,7 @@ def test_over_ssh_too_the_agent_goes_once(machine: Sshd, asker: Callable[[str], 
 
 
 @pytest.mark.slow
-def test_sudo_that_asks_a_password_is_no_hang(machine: Sshd, asker: Callable[[str], Asker]) -> None:
+def test_sudo_that_asks_a_password_is_no_hang(machine: Sshd, asker: Callable[[str], AgentCall]) -> None:
     program = machine.folder / "bin" / "sudo"
     program.write_text('#!/bin/sh\n[ "$1" = -n ] || sleep 60\necho "sudo: a password is required" >&2\nexit 1\n')
     program.chmod(0o755)
@@ -301,7 +301,7 @@ def test_sudo_that_asks_a_password_is_no_hang(machine: Sshd, asker: Callable[[st
 
 
 @pytest.mark.slow
-def test_a_connection_that_breaks_is_told_from_a_reboot(machine: Sshd, asker: Callable[[str], Asker]) -> None:
+def test_a_connection_that_breaks_is_told_from_a_reboot(machine: Sshd, asker: Callable[[str], AgentCall]) -> None:
     threading.Timer(1, machine.cut).start()
     with pytest.raises(Fault) as caught:
         asker(HANGS)(machine.node, Deadline(40), Traffic())
@@ -311,7 +311,7 @@ def test_a_connection_that_breaks_is_told_from_a_reboot(machine: Sshd, asker: Ca
 
 @pytest.mark.slow
 def test_a_reboot_in_the_middle_is_told_as_one(
-    machine: Sshd, asker: Callable[[str], Asker], monkeypatch: pytest.MonkeyPatch
+    machine: Sshd, asker: Callable[[str], AgentCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("node_setup.fleet.agent_call.pid1_age", lambda session: 0.2)
     threading.Timer(1, machine.cut).start()
@@ -338,7 +338,7 @@ def test_a_node_that_stays_away_is_said_to(tmp_path: Path, monkeypatch: pytest.M
     began = time.monotonic()
     try:
         with pytest.raises(Fault) as caught:
-            Asker(ways, agent(HANGS, tmp_path), "plan", lambda node: {})(server.node, Deadline(60), Traffic())
+            AgentCall(ways, agent(HANGS, tmp_path), "plan", lambda node: {})(server.node, Deadline(60), Traffic())
     finally:
         ways.stop()
         server.stop()
@@ -375,5 +375,5 @@ def test_a_tune_waits_for_another_runs_with_a_part_of_its_time(
     ways = Ways(KnownHosts(str(tmp_path / "known")))
     node = Said(Completed(1, b'{"version": 1}', b""))
     ways.connect = lambda address, deadline: node  # type: ignore[method-assign]
-    Asker(ways, agent(SPEAKS, tmp_path), command, lambda one: {})(Node("n1", "n1"), Deadline(seconds), Traffic())
+    AgentCall(ways, agent(SPEAKS, tmp_path), command, lambda one: {})(Node("n1", "n1"), Deadline(seconds), Traffic())
     assert f"agent.pyz {words}" in node.asked[0][0]

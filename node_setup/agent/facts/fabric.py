@@ -74,7 +74,7 @@ def _domains(scene: Scene) -> list[str] | None:
     # -61 is ENODATA: libfabric looked and found no device, which is an answer.
     if "-61" in done.out + done.err:
         return []
-    scene.fault("efa.domains", f"fi_info: {done.said}")
+    scene.fault("efa.domains", f"fi_info: {done.complaint}")
     return None
 
 

@@ -90,7 +90,7 @@ def _query(scene: Scene) -> list[dict[str, str | None]] | None:
         unknown = re.search(r'Field "([^"]+)" is not a valid field', done.out + done.err)
         left = _without(fields, unknown[1]) if unknown else fields
         if left == fields:
-            scene.fault("gpu.devices", f"nvidia-smi: {done.said}")
+            scene.fault("gpu.devices", f"nvidia-smi: {done.complaint}")
             return None
         fields = left
     return None
@@ -181,7 +181,7 @@ def _nvlinks(scene: Scene) -> dict[str, dict[str, int]] | None:
     """Links that are up and their errors since the driver was loaded; empty where the GPUs have no NVLink."""
     state = scene.host.run(["nvidia-smi", "nvlink", "-s"], _SECONDS)
     if not state.ok:
-        scene.fault("gpu.nvlinks", f"nvidia-smi nvlink -s: {state.said}")
+        scene.fault("gpu.nvlinks", f"nvidia-smi nvlink -s: {state.complaint}")
         return None
     errors = scene.host.run(["nvidia-smi", "nvlink", "-e"], _SECONDS)
     counted = parse_nvlink_errors(errors.out) if errors.ok else {}

@@ -138,7 +138,7 @@ def _parameters(scene: Scene) -> dict[str, dict[str, str]] | None:
     done = scene.host.run(["lctl", "get_param", *patterns], _ANSWER_SECONDS)
     real = [line for line in done.err.splitlines() if line.strip() and "No such file" not in line]
     if not done.ok and (real or not done.err.strip()):
-        scene.fault("lustre.parameters", f"lctl get_param: {real[-1] if real else done.said}")
+        scene.fault("lustre.parameters", f"lctl get_param: {real[-1] if real else done.complaint}")
         if done.status == TIMED_OUT or not done.out:
             return None
     return by_pattern(patterns, parse_parameters(done.out))
@@ -173,7 +173,7 @@ def _nets(scene: Scene) -> list[dict[str, Any]] | None:
     if not done.ok and _NO_NETWORKS in done.out + done.err:
         return []
     if not done.ok:
-        scene.fault("lustre.nets", f"lnetctl: {done.said}")
+        scene.fault("lustre.nets", f"lnetctl: {done.complaint}")
         return None
     return parse_nets(done.out)
 
@@ -285,14 +285,17 @@ def _stripe(scene: Scene, path: str, lfs: bool) -> dict[str, Any]:
     if not listed.ok:
         if "No such file or directory" in listed.err:
             return {**found, "exists": False}
-        return {**found, "error": listed.said}
+        return {**found, "error": listed.complaint}
     found = {**found, "exists": True, "empty": not listed.out.strip()}
     if not lfs:
         return {**found, "error": "there is no lfs"}
     asked = scene.host.run(["lfs", "getstripe", "-d", path], _ANSWER_SECONDS)
     layout = parse_layout(asked.out) if asked.ok else None
     if layout is None:
-        return {**found, "error": f"lfs getstripe: {asked.said if not asked.ok else 'no layout in what it printed'}"}
+        return {
+            **found,
+            "error": f"lfs getstripe: {asked.complaint if not asked.ok else 'no layout in what it printed'}",
+        }
     return {**found, "layout": layout}
 
 

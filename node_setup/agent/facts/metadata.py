@@ -82,14 +82,14 @@ def _notice(kind: str, body: str) -> dict[str, Any] | None:
     if kind == "lifecycle":
         ending = body.strip() == "Terminated"
         return {"kind": kind, "action": "terminate", "at": None, "in_hours": None} if ending else None
-    said = json.loads(body)
+    notice = json.loads(body)
     if kind == "spot":
-        return {"kind": kind, "action": str(said["action"]), "at": str(said["time"]), "in_hours": None}
+        return {"kind": kind, "action": str(notice["action"]), "at": str(notice["time"]), "in_hours": None}
     if kind == "rebalance":
-        return {"kind": kind, "action": "rebalance", "at": str(said["noticeTime"]), "in_hours": None}
+        return {"kind": kind, "action": "rebalance", "at": str(notice["noticeTime"]), "in_hours": None}
     events = [
         {"kind": kind, "action": str(one["Code"]), "at": str(one["NotBefore"]), "in_hours": _hours_to(one["NotBefore"])}
-        for one in said
+        for one in notice
         if one.get("State", "active") == "active"
     ]
     return min(events, key=lambda one: -math.inf if one["in_hours"] is None else one["in_hours"], default=None)

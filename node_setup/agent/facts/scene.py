@@ -62,7 +62,7 @@ class Scene:
         done = self.host.run(command, timeout)
         if done.ok:
             return done.out
-        self.fault(where, f"{' '.join(command[:3])}: {done.said}")
+        self.fault(where, f"{' '.join(command[:3])}: {done.complaint}")
         return None
 
     def number(self, path: str) -> int | None:

@@ -44,16 +44,16 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 
 
 def _plan(setting: str, facts: Facts, request: Request) -> list[Step | Remark]:
-    said: list[Step | Remark] = [*_copy(setting, facts), *_document(setting, facts, request)]
+    planned: list[Step | Remark] = [*_copy(setting, facts), *_document(setting, facts, request)]
     if facts.get("init") == "systemd":
-        said += _unit(setting, facts)
+        planned += _unit(setting, facts)
     elif facts.get("init") is None:
-        said.append(Remark(setting, Status.UNKNOWN, "what runs at boot could not be found out"))
+        planned.append(Remark(setting, Status.UNKNOWN, "what runs at boot could not be found out"))
     else:
-        said.append(
+        planned.append(
             Remark(setting, Status.SKIPPED, "no systemd: whatever boots this node has to run the agent with `boot`")
         )
-    return said or [Remark(setting, Status.OK, "in place")]
+    return planned or [Remark(setting, Status.OK, "in place")]
 
 
 def _copy(setting: str, facts: Facts) -> Iterator[Step]:

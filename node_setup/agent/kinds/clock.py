@@ -30,10 +30,10 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     if unread and chosen:
         return [Remark(one.id, *unread) for one in asked]
     file = OwnedLines(path, after=(Run(("chronyc", "reload", "sources"), 10.0),))
-    said = file.plan({one.id: _line(one) for one in chosen}, selected, facts, request)
+    planned = file.plan({one.id: _line(one) for one in chosen}, selected, facts, request)
     source = (facts.get("time") or {}).get("source")
     why = f"in place; chrony's source is {source}" if source else "in place; chrony has chosen no source yet"
-    return with_ok(said, chosen, selected, {one.id: source for one in chosen}, why)
+    return with_ok(planned, chosen, selected, {one.id: source for one in chosen}, why)
 
 
 def _unread(facts: Facts, path: str) -> tuple[Status, str] | None:

@@ -59,10 +59,10 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
     if not settable:
         return [Remark(setting.id, Status.SKIPPED, "this driver has no application clocks to set on these GPUs")]
     persisted = _persisted(setting, facts)
-    said = [*_runtime(setting, settable), *([] if persisted is None else [persisted])]
+    planned = [*_runtime(setting, settable), *([] if persisted is None else [persisted])]
     shown = "; ".join(sorted({_text(device["max"]) for device in settable}))
     why = f"{len(settable)} of {len(devices)} GPUs have application clocks, and they are at their highest"
-    return said or [Remark(setting.id, Status.OK, why, shown, shown)]
+    return planned or [Remark(setting.id, Status.OK, why, shown, shown)]
 
 
 def _runtime(setting: Setting, devices: Sequence[Mapping[str, Any]]) -> list[Step | Remark]:

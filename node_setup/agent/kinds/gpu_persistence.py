@@ -60,16 +60,16 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
         return [
             Remark(setting.id, Status.FAILED, f"{DAEMON} is {state}; fix: install it with the driver, or unmask it")
         ]
-    said: list[Step | Remark] = []
+    planned: list[Step | Remark] = []
     if service["enabled"] not in ENABLED:
         enable = Run(("systemctl", "enable", DAEMON))
-        said.append(Step(setting.id, PERSISTED, DAEMON, service["enabled"] or "not enabled", "enabled", (enable,)))
+        planned.append(Step(setting.id, PERSISTED, DAEMON, service["enabled"] or "not enabled", "enabled", (enable,)))
     if service["active"] != "active":
         start = Run(("systemctl", "start", DAEMON))
-        said.append(Step(setting.id, RUNTIME, DAEMON, service["active"], "active", (start,)))
+        planned.append(Step(setting.id, RUNTIME, DAEMON, service["active"], "active", (start,)))
     else:
-        said += _running(setting, facts)
-    return said or [Remark(setting.id, Status.OK, f"{DAEMON} runs, and all GPUs persist", "Enabled", "Enabled")]
+        planned += _running(setting, facts)
+    return planned or [Remark(setting.id, Status.OK, f"{DAEMON} runs, and all GPUs persist", "Enabled", "Enabled")]
 
 
 def _under_other(setting: Setting, facts: Facts) -> list[Step | Remark]:

@@ -17,8 +17,8 @@ no option to wait for it."""
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     """`options.packages` are names, a `*` at an end for all that begin so."""
-    said = [one for setting in chosen if setting.id in selected for one in _hold(setting, facts)]
-    return with_ok(said, chosen, selected, {}, "held")
+    planned = [one for setting in chosen if setting.id in selected for one in _hold(setting, facts)]
+    return with_ok(planned, chosen, selected, {}, "held")
 
 
 def _hold(setting: Setting, facts: Facts) -> list[Step | Remark]:

@@ -22,13 +22,13 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
         return [Remark(one.id, Status.UNKNOWN, "the kernel's command line could not be read") for one in asked]
     missing = [one for one in chosen if not satisfies(str(given.get(one.key, "")), one.value, one.compare)]
     file = _file(facts)
-    said = _by_file(file, chosen, missing, selected, facts, request) if file else []
+    planned = _by_file(file, chosen, missing, selected, facts, request) if file else []
     lines = file.lines(facts) if file else {}
     how = "--allow-reboot gives it to the boot loader" if file else "the boot loader of this distribution is not known"
-    stepped = {one.setting for one in said}
+    stepped = {one.setting for one in planned}
     quiet = [one for one in missing if one.id in selected and one.id not in stepped]
-    said += [_waits(one, given) if one.id in lines else _report(one, given, how) for one in quiet]
-    return with_ok(said, chosen, selected, {one.id: given.get(one.key) for one in chosen})
+    planned += [_waits(one, given) if one.id in lines else _report(one, given, how) for one in quiet]
+    return with_ok(planned, chosen, selected, {one.id: given.get(one.key) for one in chosen})
 
 
 def _by_file(

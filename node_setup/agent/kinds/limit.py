@@ -18,9 +18,9 @@ DOMAINS = ("*", "root")
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    said = FILE.plan({one.id: _lines(one) for one in chosen}, selected, facts, request)
-    said += [remark for one in chosen if one.id in selected for remark in _conflict(one, facts)]
-    return with_ok(said, chosen, selected, {}, "in place; a session's limits are set when it begins")
+    planned = FILE.plan({one.id: _lines(one) for one in chosen}, selected, facts, request)
+    planned += [remark for one in chosen if one.id in selected for remark in _conflict(one, facts)]
+    return with_ok(planned, chosen, selected, {}, "in place; a session's limits are set when it begins")
 
 
 def _lines(setting: Setting) -> str:

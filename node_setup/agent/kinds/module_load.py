@@ -21,9 +21,9 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     if not modules.get("supported"):
         return [Remark(one.id, Status.SKIPPED, "this kernel takes no modules") for one in asked]
     loaded = {_name(one) for one in modules.get("loaded") or ()}
-    said: list[Step | Remark] = [_load(one) for one in asked if _name(one.key) not in loaded]
-    said += FILE.plan({one.id: one.key for one in chosen}, selected, facts, request)
-    return with_ok(said, chosen, selected, dict.fromkeys((one.id for one in asked), "loaded"))
+    planned: list[Step | Remark] = [_load(one) for one in asked if _name(one.key) not in loaded]
+    planned += FILE.plan({one.id: one.key for one in chosen}, selected, facts, request)
+    return with_ok(planned, chosen, selected, dict.fromkeys((one.id for one in asked), "loaded"))
 
 
 def _load(setting: Setting) -> Step:

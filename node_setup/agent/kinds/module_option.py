@@ -22,19 +22,19 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     if modules is None or modules.get("supported") is None:
         return [Remark(one.id, Status.UNKNOWN, "the kernel's modules could not be read") for one in asked]
     off = {one.id: _not_here(one, facts) for one in chosen}
-    said: list[Step | Remark] = [Remark(one.id, Status.SKIPPED, off[one.id]) for one in asked if off[one.id]]
+    planned: list[Step | Remark] = [Remark(one.id, Status.SKIPPED, off[one.id]) for one in asked if off[one.id]]
     ours = [one for one in chosen if not off[one.id]]
     waiting = {one.id: "reboot" for one in ours if _loaded_otherwise(one, facts)}
     file = OwnedLines(owned.MODPROBE, needs=waiting)
-    said += file.plan({one.id: _line(one) for one in ours}, selected, facts, request)
-    stepped = {one.setting for one in said}
-    said += [
+    planned += file.plan({one.id: _line(one) for one in ours}, selected, facts, request)
+    stepped = {one.setting for one in planned}
+    planned += [
         _waits(one, facts, request)
         for one in ours
         if one.id in selected and one.id in waiting and one.id not in stepped
     ]
-    said += [remark for one in ours if one.id in selected for remark in _conflict(one, facts)]
-    return with_ok(said, ours, selected, {one.id: modules["parameters"].get(one.key) for one in ours})
+    planned += [remark for one in ours if one.id in selected for remark in _conflict(one, facts)]
+    return with_ok(planned, ours, selected, {one.id: modules["parameters"].get(one.key) for one in ours})
 
 
 def _not_here(setting: Setting, facts: Facts) -> str:

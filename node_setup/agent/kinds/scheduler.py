@@ -44,11 +44,13 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
         return [
             Remark(setting.id, Status.SKIPPED, "this node has no instance store, and other disks are left as they are")
         ]
-    said = [
+    planned = [
         line for line in (*(_disk(setting, disk) for disk in disks), _persisted(setting, facts)) if line is not None
     ]
     names = ", ".join(disk["name"] for disk in disks)
-    return said or [Remark(setting.id, Status.OK, f"on {names}, and for disks to come", setting.value, setting.value)]
+    return planned or [
+        Remark(setting.id, Status.OK, f"on {names}, and for disks to come", setting.value, setting.value)
+    ]
 
 
 def _disk(setting: Setting, disk: Mapping[str, Any]) -> Step | Remark | None:

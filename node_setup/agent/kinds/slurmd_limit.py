@@ -28,18 +28,18 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     waits = _waits(facts)
     needs = {one.id: RESTART for one in short} if waits else {}
     file = OwnedLines(owned.SLURMD, "[Service]\n", after=(Run(("systemctl", "daemon-reload")),), needs=needs)
-    said = file.plan({one.id: f"Limit{one.key.upper()}={one.value}" for one in chosen}, selected, facts, request)
-    stepped = {one.setting for one in said}
+    planned = file.plan({one.id: f"Limit{one.key.upper()}={one.value}" for one in chosen}, selected, facts, request)
+    stepped = {one.setting for one in planned}
     for one in short:
         if one.id in selected and not waits:
-            said.append(_restart(one, running))
+            planned.append(_restart(one, running))
         elif one.id in selected and one.id not in stepped:
             why = f"slurmd runs with {one.key} {_found(one, running)}: {RESTART} {waits}"
-            said.append(Remark(one.id, Status.REBOOT, why, _found(one, running), one.value))
+            planned.append(Remark(one.id, Status.REBOOT, why, _found(one, running), one.value))
     state = (_units(facts).get(SLURMD) or {}).get("active")
     idle = "has failed (journalctl -u slurmd)" if state == "failed" else "does not run"
     why = "as it should be" if running else f"in place; slurmd {idle}, and starts with it"
-    return with_ok(said, chosen, selected, {one.id: _found(one, running) for one in chosen}, why)
+    return with_ok(planned, chosen, selected, {one.id: _found(one, running) for one in chosen}, why)
 
 
 def _waits(facts: Facts) -> str:

@@ -21,16 +21,16 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     asked = [one for one in chosen if one.id in selected]
     if values is None:
         return [Remark(one.id, Status.UNKNOWN, f"{one.key} could not be read", None, one.value) for one in asked]
-    said: list[Step | Remark] = [
+    planned: list[Step | Remark] = [
         Remark(one.id, Status.SKIPPED, f"this kernel has no {one.key}") for one in asked if one.key not in values
     ]
     there = [one for one in chosen if one.key in values]
-    said += [step for one in there if one.id in selected for step in _runtime(one, values[one.key])]
+    planned += [step for one in there if one.id in selected for step in _runtime(one, values[one.key])]
     lines = FILE.lines(facts)
     wanted = {one.id: f"{one.key} = {_at_boot(one, values[one.key], lines.get(one.id), facts)}" for one in there}
-    said += FILE.plan(wanted, selected, facts, request)
-    said += [remark for one in there if one.id in selected for remark in _conflict(one, facts)]
-    return with_ok(said, there, selected, {one.id: values[one.key] for one in there})
+    planned += FILE.plan(wanted, selected, facts, request)
+    planned += [remark for one in there if one.id in selected for remark in _conflict(one, facts)]
+    return with_ok(planned, there, selected, {one.id: values[one.key] for one in there})
 
 
 def _runtime(setting: Setting, found: str) -> list[Step]:

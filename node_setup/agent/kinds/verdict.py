@@ -9,13 +9,13 @@ from node_setup.agent.model import Remark, Setting, Step
 
 
 def with_ok(
-    said: Sequence[Step | Remark],
+    planned: Sequence[Step | Remark],
     chosen: Sequence[Setting],
     selected: frozenset[str],
     found: Mapping[str, str | None],
     why: str = "as it should be",
 ) -> list[Step | Remark]:
     """All that was said, and `ok` for each selected setting of which nothing was; a conflict goes beside either."""
-    named = {one.setting for one in said if isinstance(one, Step) or one.status != Status.CONFLICT}
+    named = {one.setting for one in planned if isinstance(one, Step) or one.status != Status.CONFLICT}
     quiet = [one for one in chosen if one.id in selected and one.id not in named]
-    return [*said, *(Remark(one.id, Status.OK, why, found.get(one.id), one.value) for one in quiet)]
+    return [*planned, *(Remark(one.id, Status.OK, why, found.get(one.id), one.value) for one in quiet)]

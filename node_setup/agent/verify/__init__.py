@@ -36,7 +36,7 @@ def verify(host: Host, facts: Facts, request: Request, tier: str = "fast") -> tu
         results += _all_timed("lustre-write", lambda: probes.write_probe(host, facts, want, request))
     ready = all(result.status in READY for result in results)
     first = worst(results)
-    said = {
+    answer = {
         "version": VERSION,
         "host": known(facts, "host", "name") or platform.node(),
         "facts_digest": digest(facts),
@@ -46,7 +46,7 @@ def verify(host: Host, facts: Facts, request: Request, tier: str = "fast") -> tu
         "drain": drain(results),
         "hyperpod": HYPERPOD.get(first.action) if first else None,
     }
-    return said, EXIT_IN_SYNC if ready else EXIT_DRIFT
+    return answer, EXIT_IN_SYNC if ready else EXIT_DRIFT
 
 
 _ODD_FACTS = (AttributeError, KeyError, TypeError, ValueError)

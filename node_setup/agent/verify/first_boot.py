@@ -13,16 +13,16 @@ def boot(facts: Facts, want: Expected, request: Request) -> Result:
 
     An alarm counts failed boots by the cluster; this tells which node it was.
     """
-    said = known(facts, "boot_outcome")
-    if said is None:
+    outcome = known(facts, "boot_outcome")
+    if outcome is None:
         return Result("boot", Status.SKIPPED, "no boot script of ours ran here")
-    word, _, rest = str(said).strip().partition(" ")
+    word, _, rest = str(outcome).strip().partition(" ")
     if word == "failed":
         fix = "see /var/log/lustrain-boot.log, then systemctl restart lustrain-boot"
         return Result("boot", Status.FAILED, f"the boot script failed at: {rest or 'an unnamed step'}; fix: {fix}")
     if word == "ready":
-        return Result("boot", Status.OK, "the boot script came to its end", found=str(said).strip())
-    return Result("boot", Status.UNKNOWN, "the boot script left no outcome that is known here", found=str(said)[:80])
+        return Result("boot", Status.OK, "the boot script came to its end", found=str(outcome).strip())
+    return Result("boot", Status.UNKNOWN, "the boot script left no outcome that is known here", found=str(outcome)[:80])
 
 
 CHECKS = (boot,)

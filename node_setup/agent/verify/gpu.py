@@ -93,11 +93,11 @@ def xid(facts: Facts, want: Expected, request: Request) -> Result:
     if not acting:
         return Result("gpu-xid", Status.OK, "none since the boot")
     action, first = max(acting, key=lambda one: ACTIONS.index(one[0]))
-    said = f"{first}{f' (and {len(acting) - 1} more)' if len(acting) > 1 else ''}"
+    why = f"{first}{f' (and {len(acting) - 1} more)' if len(acting) > 1 else ''}"
     return Result(
         "gpu-xid",
         Status.WARNING if action == NONE else Status.FAILED,
-        said,
+        why,
         action,
         found=str(len(acting)),
         expected="0",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lustrain.status import Status
 from node_setup.agent.model import Facts, Request
-from node_setup.agent.refusal import REBOOTS, is_near, told
+from node_setup.agent.refusal import REBOOTS, is_near, notice_text
 from node_setup.agent.verify.expected import BY_HAND, Expected
 from node_setup.agent.verify.result import REPLACE, Result, counted, known, unread
 
@@ -30,7 +30,7 @@ def notice(facts: Facts, want: Expected, request: Request) -> Result:
     pending = known(facts, "metadata", "notice")
     if pending:
         more = "; a reboot may settle it: fab node-reboot" if pending.get("action") in REBOOTS else ""
-        return Result("notice", Status.FAILED if is_near(pending) else Status.WARNING, f"{told(pending)}{more}")
+        return Result("notice", Status.FAILED if is_near(pending) else Status.WARNING, f"{notice_text(pending)}{more}")
     if known(facts, "metadata", "error"):
         return Result("notice", Status.UNKNOWN, f"instance metadata does not answer: {facts['metadata']['error']}")
     if known(facts, "metadata", "reachable"):

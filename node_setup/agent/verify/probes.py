@@ -89,34 +89,34 @@ def _probe(host: Host, path: str, name: str) -> Result:
     answer = str(host.path(ANSWER))
     done = host.run(["setsid", "--fork", "sh", "-c", SCRIPT, "sh", plain, answer, file, str(MIB)], 5.0)
     if not done.ok:
-        return Result("lustre-write", Status.UNKNOWN, f"setsid: {done.said}")
-    said = _wait(host, started + SECONDS)
-    return judge(said, time.monotonic() - started)
+        return Result("lustre-write", Status.UNKNOWN, f"setsid: {done.complaint}")
+    printed = _wait(host, started + SECONDS)
+    return judge(printed, time.monotonic() - started)
 
 
 def _wait(host: Host, deadline: float) -> str:
     while True:
-        said = host.read(ANSWER) or ""
-        if re.search(r"^(done|failed .*)$", said, re.MULTILINE) or time.monotonic() > deadline:
-            return said
+        printed = host.read(ANSWER) or ""
+        if re.search(r"^(done|failed .*)$", printed, re.MULTILINE) or time.monotonic() > deadline:
+            return printed
         time.sleep(0.02)
 
 
-def judge(said: str, seconds: float) -> Result:
+def judge(printed: str, seconds: float) -> Result:
     """By what the probe had said when it ended, or when the time was over."""
     check = "lustre-write"
-    if re.search(r"^done$", said, re.MULTILINE):
+    if re.search(r"^done$", printed, re.MULTILINE):
         rate = MIB * 1.048576 / max(seconds, 1e-3)
         if rate < SLOW_MB_S:
             return Result(check, Status.WARNING, "slow", found=f"{rate:.0f} MB/s", expected=f"> {SLOW_MB_S} MB/s")
         return Result(check, Status.OK, f"{MIB} MiB written, read back and deleted", found=f"{seconds:.1f} s")
-    failed = re.search(r"^failed (\w+)$", said, re.MULTILINE)
+    failed = re.search(r"^failed (\w+)$", printed, re.MULTILINE)
     if failed:
-        complaints = [line for line in said.splitlines() if line.startswith(("dd:", "rm:", "sh:"))]
+        complaints = [line for line in printed.splitlines() if line.startswith(("dd:", "rm:", "sh:"))]
         return Result(
             check, Status.FAILED, f"{failed[1]} failed: {complaints[-1] if complaints else 'other bytes came back'}"
         )
-    step = "reading" if re.search(r"^wrote$", said, re.MULTILINE) else "writing"
+    step = "reading" if re.search(r"^wrote$", printed, re.MULTILINE) else "writing"
     return Result(check, Status.FAILED, f"{step} did not end within {SECONDS:g} s: Lustre does not answer")
 
 

@@ -50,16 +50,16 @@ def known(facts: Mapping[str, Any], *path: str) -> Any:
 
 def reason(facts: Mapping[str, Any], where: str) -> str:
     """Why facts of this place are missing, as their collector said; empty where it said nothing."""
-    said = [
+    why = [
         str(error.get("why")) for error in facts.get("errors") or () if str(error.get("where", "")).startswith(where)
     ]
-    return said[0] if said else ""
+    return why[0] if why else ""
 
 
 def unread(check: str, facts: Mapping[str, Any], where: str, what: str) -> Result:
     """The result of a check whose facts could not be read."""
-    said = reason(facts, where)
-    return Result(check, Status.UNKNOWN, f"{what} could not be read" + (f": {said}" if said else ""))
+    why = reason(facts, where)
+    return Result(check, Status.UNKNOWN, f"{what} could not be read" + (f": {why}" if why else ""))
 
 
 def counted(check: str, found: int, expected: int, what: str, action: str) -> Result:
