@@ -73,7 +73,7 @@ def judge(condition: Condition, tree: Mapping[str, Any]) -> Outcome:
     there, value = look(tree, condition.path)
     if not there or value is None:
         if not _absent(condition.path, tree):
-            return Outcome(UNKNOWN, f"{condition.path} could not be found out, needs {_needs(condition)}")
+            return Outcome(UNKNOWN, f"{condition.path} could not be read, needs {_needs(condition)}")
         value = None
     holds = _compares(value, condition) if condition.operator else _true(value) != condition.negated
     return Outcome(HOLDS) if holds else Outcome(FAILS, _failed(condition, value))

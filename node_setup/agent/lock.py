@@ -66,7 +66,7 @@ def _take(descriptor: int, until: float) -> None:
 
 
 def _who(holder: str) -> str:
-    fix = "fix: run it again when that one has ended"
+    fix = "fix: run it again when that has ended"
     pid = holder.split(" ")[1] if holder.startswith("pid ") else ""
     if pid and not os.path.exists(f"/proc/{pid}"):
         return f"what a killed agent had started still changes this node: {holder}; {fix}"

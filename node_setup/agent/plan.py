@@ -168,7 +168,7 @@ def _with_value(setting: Setting, tree: Mapping[str, Any], override: str | None)
     path, times = setting.value_per
     fact = condition.look(tree, path)[1]
     if not isinstance(fact, (int, float)):
-        return Remark(setting.id, Status.UNKNOWN, f"{path} could not be found out, its value is {times:g} times that")
+        return Remark(setting.id, Status.UNKNOWN, f"{path} could not be read, and the value is {times:g} times that")
     return replace(setting, value=str(int(fact * times)))
 
 

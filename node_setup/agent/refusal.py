@@ -25,7 +25,7 @@ def refusal(facts: Facts, to_reboot: bool = False) -> str | None:
     """
     jobs = facts.get("jobs")
     if jobs is None:
-        return f"whether a job runs could not be found out{_unread(facts)}; fix: look at the node, or --force"
+        return f"it could not be read whether a job runs{_unread(facts)}; fix: look at the node, or --force"
     if jobs:
         return f"a job runs: {_named(jobs)}; fix: drain the node and let the job end, or --force"
     notice = (facts.get("metadata") or {}).get("notice")
@@ -37,7 +37,7 @@ def refusal(facts: Facts, to_reboot: bool = False) -> str | None:
 def at_boot(facts: Facts) -> str | None:
     """What refuses at a boot: a job that runs all the same, as when a boot is tried again after the node was given out.
 
-    Not what could not be found out, and no notice: a node that boots is better tuned than not.
+    Not what could not be read, and no notice: a node that boots is better tuned than not.
     """
     jobs = [job for job in facts.get("jobs") or () if job["kind"] in GIVEN_TO_US]
     return f"a job runs: {_named(jobs)}; fix: fab node-tune when it has ended" if jobs else None

@@ -110,7 +110,9 @@ def _wrong(where: str, table: Mapping[str, Any], checks: Mapping[str, tuple[_Che
 def _wrong_document(where: str, table: Mapping[str, Any]) -> Iterator[str]:
     if table and table.get("version", DOCUMENT_VERSION) != DOCUMENT_VERSION:
         fix = "use the agent of the version that wrote it"
-        yield problem(f"{where}.version", table["version"], "this agent does not know it", str(DOCUMENT_VERSION), fix)
+        yield problem(
+            f"{where}.version", table["version"], "not a version that this agent reads", str(DOCUMENT_VERSION), fix
+        )
         return
     wrong = list(_wrong(where, table, _DOCUMENT))
     yield from wrong or _wrong(f"{where}.tuning", table.get("tuning") or {}, _TUNING)

@@ -177,7 +177,7 @@ def test_the_newest_test_in_a_known_place_is_taken_and_a_named_one_before_it(
     assert reduced(run("machines"), two(machine), Programs(str(real)))[0].measured is not None
     assert f" {real} -b 8 " in log.read_text().removeprefix(said)
     (found,) = reduced(run("machines"), two(machine), Programs(f"{tmp_path}/other"))
-    assert found.why == (f"not run: {tmp_path}/other is no program on n1; fix: name another path",)
+    assert found.why == (f"not run: {tmp_path}/other is not a program on n1; fix: name another path",)
 
 
 def test_only_a_test_beside_its_cuda_gets_a_search_path() -> None:

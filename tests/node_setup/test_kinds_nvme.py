@@ -53,7 +53,7 @@ def test_only_instance_store_gets_the_scheduler_and_a_rule_for_disks_to_come() -
     ]
     assert steps(said)[0].actions == (Put("/sys/block/nvme1n1/queue/scheduler", "none"),)
     again = remark(plan("nvme.scheduler", applied(facts, said)))
-    assert (again.status, again.why) == ("ok", "on nvme1n1, nvme2n1, and for disks to come")
+    assert (again.status, again.why) == ("ok", "on nvme1n1, nvme2n1, and on disks added later")
 
 
 def test_an_instance_store_that_holds_the_root_is_left_alone() -> None:

@@ -214,7 +214,7 @@ def test_a_value_that_is_a_multiple_of_an_unknown_fact_is_unknown() -> None:
     (remark,) = plan(settings, bare(cpu__count=None), Request()).remarks
     assert (remark.status, remark.why) == (
         Status.UNKNOWN,
-        "cpu.count could not be found out, its value is 1000 times that",
+        "cpu.count could not be read, and the value is 1000 times that",
     )
 
 

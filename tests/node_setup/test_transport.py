@@ -179,7 +179,7 @@ def test_a_replaced_instance_at_an_old_address_is_another_machine(tmp_path: Path
 
 def test_a_wrong_key_is_told_as_such(machine: Sshd, ways: Ways, tmp_path: Path) -> None:
     other = make_key(tmp_path / "other")
-    for key, said in ((other, "no key of ours"), (tmp_path / "missing", "No such file"), (tmp_path, "s a directory")):
+    for key, said in ((other, "none of our keys"), (tmp_path / "missing", "No such file"), (tmp_path, "s a directory")):
         fault = refused(ways, replace(machine.node, route=replace(machine.node.route, key=str(key))))
         assert (fault.kind, said in fault.why) == (LOGIN, True), fault
 

@@ -48,7 +48,7 @@ def _plan(setting: str, facts: Facts, request: Request) -> list[Step | Remark]:
     if facts.get("init") == "systemd":
         planned += _unit(setting, facts)
     elif facts.get("init") is None:
-        planned.append(Remark(setting, Status.UNKNOWN, "what runs at boot could not be found out"))
+        planned.append(Remark(setting, Status.UNKNOWN, "what runs at boot could not be read"))
     else:
         planned.append(
             Remark(setting, Status.SKIPPED, "no systemd: whatever boots this node has to run the agent with `boot`")
@@ -82,7 +82,7 @@ def _unit(setting: str, facts: Facts) -> Iterator[Step]:
     actions: list[Action] = [Run(("systemctl", "enable", UNIT))]
     if there != BOOT_UNIT:
         actions = [Write(owned.BOOT_UNIT, BOOT_UNIT), Run(("systemctl", "daemon-reload")), *actions]
-    content = "missing" if there is None else "as planned" if there == BOOT_UNIT else "another content"
+    content = "missing" if there is None else "as planned" if there == BOOT_UNIT else "different content"
     yield Step(setting, PERSISTED, owned.BOOT_UNIT, f"{content}, {enabled}", "as planned, enabled", tuple(actions))
 
 

@@ -18,7 +18,7 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
     """One `lctl set_param` for each pattern of which any instance differs; `Setting.key` is the pattern."""
     asked = _ordered([setting for setting in chosen if setting.id in selected], facts)
     if asked and not lustre_mounts(facts):
-        why = "no Lustre file system is mounted, and these values live no longer than a mount"
+        why = "no Lustre file system is mounted, and an unmount resets these values"
         return [Remark(setting.id, Status.SKIPPED, why, wanted=setting.value) for setting in asked]
     return [_against(setting, _instances(setting.key, facts), _rival(setting, asked, facts)) for setting in asked]
 

@@ -155,7 +155,7 @@ def _pairs(options: Sequence[str], shown: str) -> list[tuple[str, str]]:
             text = left.pop(0)
         pairs.append((short, text))
     if not pairs:
-        raise _bad(shown, "says nothing", "-c COUNT, -S SIZE, -E END")
+        raise _bad(shown, "is empty", "-c COUNT, -S SIZE, -E END")
     return pairs
 
 

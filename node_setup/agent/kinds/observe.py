@@ -17,7 +17,7 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 def _look(setting: Setting, facts: Facts) -> Remark:
     found = condition.look(facts, setting.key)[1]
     if found is None:
-        return Remark(setting.id, Status.UNKNOWN, f"{setting.key} could not be found out")
+        return Remark(setting.id, Status.UNKNOWN, f"{setting.key} could not be read")
     shown = condition.shown(found)
     if not setting.value or satisfies(shown, setting.value, setting.compare):
         return Remark(setting.id, Status.OK, f"{setting.key} is {shown}", shown, setting.value or None)

@@ -21,4 +21,4 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
         Step(setting.id, PERSISTED, " ".join(command), "cut off before it", "run", (Run(command, SECONDS),))
         for command in owed.found(facts)
     ]
-    return steps or [Remark(setting.id, Status.OK, "no apply was cut off before its files were taken in")]
+    return steps or [Remark(setting.id, Status.OK, "every file of an earlier apply was taken in")]

@@ -49,7 +49,7 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
     ]
     names = ", ".join(disk["name"] for disk in disks)
     return planned or [
-        Remark(setting.id, Status.OK, f"on {names}, and for disks to come", setting.value, setting.value)
+        Remark(setting.id, Status.OK, f"on {names}, and on disks added later", setting.value, setting.value)
     ]
 
 

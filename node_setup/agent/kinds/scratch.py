@@ -124,7 +124,7 @@ def _make(disks: Sequence[Block], facts: Facts, ours: bool) -> tuple[str, tuple[
         assemble = Run(("mdadm", "--assemble", ARRAY, *(disk["path"] for disk in disks)))
         return "array, not assembled", (assemble, SETTLED)
     states = ", ".join(_state(one) for one in (*disks, *([array] if array else [])))
-    return f"never formatted, for not all is blank: {states}; fix: wipefs what may go"
+    return f"not formatted, since not every disk is blank: {states}; fix: wipefs the disks that may be erased"
 
 
 def _free(block: Block) -> bool:

@@ -83,7 +83,7 @@ def _problem(kind: str | None, wanted: str | None, table: Mapping[str, Any] | No
         return ""
     if kind or wanted:
         return f"{kind or wanted} is not in the table of instance types, so what it should have is not known"
-    return "neither the node nor its cluster says what type it is"
+    return "neither the node nor its cluster names its instance type"
 
 
 def _differ(kind: str | None, wanted: str | None, by_hand: bool) -> bool:

@@ -29,7 +29,7 @@ def judge(check: str, rows: Iterable[Mapping[str, Any]], settings: Mapping[str, 
     """What must be and is not, fails; what should be and is not, warns; what must be and nobody could read, is unknown."""
     rows = [row for row in rows if row["status"] != Status.SKIPPED]
     if not rows:
-        return Result(check, Status.SKIPPED, "nothing is wanted of this node")
+        return Result(check, Status.SKIPPED, "no setting applies to this node")
     off = [row for row in rows if row["status"] in (Status.CHANGE, Status.FAILED, Status.CONFLICT, Status.REBOOT)]
     must = [row for row in off if settings[row["setting"]].severity == "must"]
     unread = [row for row in rows if row["status"] == Status.UNKNOWN and settings[row["setting"]].severity == "must"]

@@ -42,7 +42,7 @@ def disk(facts: Facts, want: Expected, request: Request) -> Result:
     """A root file system that is full or has gone read-only breaks every job, and tuning too."""
     root = known(facts, "disk", "/")
     if not root or root.get("free_bytes") is None:
-        return unread("disk", facts, "disk", "free room of /")
+        return unread("disk", facts, "disk", "free space on /")
     if root.get("read_only"):
         return Result("disk", Status.FAILED, "/ is read-only", REBOOT)
     free, inodes = root["free_bytes"] / GIB, root.get("free_inodes")
@@ -50,7 +50,7 @@ def disk(facts: Facts, want: Expected, request: Request) -> Result:
         return Result(
             "disk", Status.FAILED, f"/ is full: {free:.1f} GiB and {inodes} inodes free", found=f"{free:.1f} GiB"
         )
-    return Result("disk", Status.WARNING if free < 10 else Status.OK, "free room of /", found=f"{free:.0f} GiB")
+    return Result("disk", Status.WARNING if free < 10 else Status.OK, "free space on /", found=f"{free:.0f} GiB")
 
 
 CHECKS = (shm, scratch, disk)
