@@ -14,7 +14,7 @@ from node_setup.agent.apply import Log
 from node_setup.agent.facts.scene import parse_mounts
 from node_setup.agent.host import Host
 from node_setup.agent.identity import Identity
-from node_setup.agent.kinds.lustre_mount import NOT_MOUNTED, made_by_others
+from node_setup.agent.kinds.lustre.mount import NOT_MOUNTED, made_by_others
 from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, Request
 from node_setup.agent.outcome import unfit
 from node_setup.agent.refusal import at_boot

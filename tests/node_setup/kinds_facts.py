@@ -13,7 +13,7 @@ from typing import Any
 from node_setup.agent import owned
 from node_setup.agent.catalog import load
 from node_setup.agent.kinds import planner
-from node_setup.agent.kinds.lustre_stripe import layout_of
+from node_setup.agent.kinds.lustre.stripe import layout_of
 from node_setup.agent.model import Put, Remark, Request, Run, Setting, Step, Write
 
 SETTINGS = {setting.id: setting for setting in load()}

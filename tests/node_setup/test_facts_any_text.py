@@ -10,20 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node_setup.agent.facts import (
-    blocks,
-    clock,
-    environment,
-    fabric,
-    gpu,
-    hpu,
-    instance,
-    kernel,
-    lustre,
-    machine,
-    scene,
-    services,
-)
+from node_setup.agent.facts import clock, environment, instance, kernel, lustre, machine, scene, services
+from node_setup.agent.facts.devices import blocks, fabric, gpu, hpu
 from tests.node_setup.recorded_host import RECORDED
 
 PARSERS: dict[str, Callable[[str], Any]] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from node_setup.agent.facts import blocks
+from node_setup.agent.facts.devices import blocks
 from node_setup.agent.facts.scene import Scene, look, parse_mounts
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import Host

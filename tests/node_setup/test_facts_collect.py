@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from node_setup.agent import facts as facts_package
-from node_setup.agent.facts import collect, gpu, lustre, metadata, services
+from node_setup.agent.facts import collect, lustre, metadata, services
+from node_setup.agent.facts.devices import gpu
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import TIMED_OUT, Done, Host
 from tests.node_setup.agents import VERSIONS, interpreter

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from node_setup.agent.facts import clock, fabric, gpu, hpu, instance, jobs, kernel, lustre, machine, scene, services
+from node_setup.agent.facts import clock, instance, jobs, kernel, lustre, machine, scene, services
+from node_setup.agent.facts.devices import fabric, gpu, hpu
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import Done
 from tests.node_setup.recorded_host import Machine, build, recorded

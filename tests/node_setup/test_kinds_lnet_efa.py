@@ -12,7 +12,7 @@ from node_setup.agent import owned
 from node_setup.agent.boot import WAIT_S
 from node_setup.agent.catalog import load
 from node_setup.agent.facts.lustre import parse_nets, parse_peers, parse_udsp
-from node_setup.agent.kinds import lnet_efa
+from node_setup.agent.kinds.lustre import lnet_efa
 from node_setup.agent.model import Remark, Remove, Request, Run, Step, Write
 from node_setup.agent.plan import plan as whole
 from tests.node_setup.kinds_facts import commands, machine, plan, remark, steps

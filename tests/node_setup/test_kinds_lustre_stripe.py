@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from infra.plan.nodes.clients import stripes
 from lustrain.problem import UserError
 from node_setup.agent.facts.lustre import parse_layout
-from node_setup.agent.kinds.lustre_stripe import END, LARGEST_SIZE, found_layout, layout_of, same, text_of
+from node_setup.agent.kinds.lustre.stripe import END, LARGEST_SIZE, found_layout, layout_of, same, text_of
 from node_setup.agent.model import Remark, Run
 from tests.infra.specs import spec_of
 from tests.node_setup.kinds_facts import applied, as_fact, commands, machine, plan, remark, steps

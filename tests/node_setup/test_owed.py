@@ -101,6 +101,6 @@ def test_a_note_that_cannot_be_written_is_logged_and_stops_nothing(tmp_path: Pat
 
 def test_every_program_on_the_list_is_one_that_some_kind_runs_for_its_files() -> None:
     kinds = Path(__file__).parents[2] / "node_setup/agent/kinds"
-    text = "".join(file.read_text() for file in kinds.glob("*.py"))
+    text = "".join(file.read_text() for file in kinds.rglob("*.py"))
     for command in owed.TAKE_IN:
         assert ", ".join(json.dumps(word) for word in command) in text

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lustrain.status import Status
 from node_setup.agent import catalog, owned
 from node_setup.agent.kinds.compare import satisfies
-from node_setup.agent.kinds.owned_lines import parse
+from node_setup.agent.kinds.files.owned_lines import parse
 from node_setup.agent.model import RUNTIME, Remark, Request
 from node_setup.agent.plan import Plan, plan, rows
 from tests.node_setup.plain_node import after, bare

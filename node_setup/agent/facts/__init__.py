@@ -56,13 +56,9 @@ import time
 from typing import Any, Callable
 
 from node_setup.agent.facts import (
-    blocks,
     clock,
     environment,
-    fabric,
     files,
-    gpu,
-    hpu,
     instance,
     jobs,
     kernel,
@@ -72,6 +68,7 @@ from node_setup.agent.facts import (
     mounts,
     services,
 )
+from node_setup.agent.facts.devices import blocks, fabric, gpu, hpu
 from node_setup.agent.facts.scene import Scene, look
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import Host

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from node_setup.agent.facts.hpu import HABANA
+from node_setup.agent.facts.devices.hpu import HABANA
 from node_setup.agent.facts.scene import Process, Scene
 
 EMPTY: dict[str, Any] = {"jobs": None}

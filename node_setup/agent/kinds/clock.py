@@ -8,7 +8,7 @@ from typing import Any
 
 from lustrain.status import Status
 from node_setup.agent import owned
-from node_setup.agent.kinds.owned_lines import OwnedLines
+from node_setup.agent.kinds.files.owned_lines import OwnedLines
 from node_setup.agent.kinds.verdict import with_ok
 from node_setup.agent.model import Facts, Remark, Request, Run, Setting, Step
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lustrain.status import Status
-from node_setup.agent.kinds.lnet_efa import servers_without_efa
+from node_setup.agent.kinds.lustre.lnet_efa import servers_without_efa
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import Expected
 from node_setup.agent.verify.result import NONE, Result, known, unread

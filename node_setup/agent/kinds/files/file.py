@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from node_setup.agent import owned
-from node_setup.agent.kinds.owned_lines import OwnedLines
+from node_setup.agent.kinds.files.owned_lines import OwnedLines
 from node_setup.agent.kinds.verdict import with_ok
 from node_setup.agent.model import Facts, Remark, Request, Run, Setting, Step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lustrain.status import Status
-from node_setup.agent.kinds.owned_lines import unwritable
+from node_setup.agent.kinds.files.owned_lines import unwritable
 from node_setup.agent.model import PERSISTED, Action, Facts, Remark, Remove, Request, Setting, Step
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from lustrain.problem import UserError
 from lustrain.status import Status
-from node_setup.agent.kinds.lustre_mount import lustre_at
+from node_setup.agent.kinds.lustre.mount import lustre_at
 from node_setup.agent.model import PERSISTED, Facts, Remark, Request, Run, Setting, Step
 
 ALIGNMENT = 64 * 1024

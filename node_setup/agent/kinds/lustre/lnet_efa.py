@@ -12,9 +12,9 @@ from typing import Any
 
 from lustrain.status import Status
 from node_setup.agent import owned
-from node_setup.agent.kinds import owned_unit
-from node_setup.agent.kinds.dropped import dropped
-from node_setup.agent.kinds.lustre_mount import NOT_MOUNTED
+from node_setup.agent.kinds.files import owned_unit
+from node_setup.agent.kinds.files.dropped import dropped
+from node_setup.agent.kinds.lustre.mount import NOT_MOUNTED
 from node_setup.agent.kinds.unit import no_systemd
 from node_setup.agent.model import RUNTIME, Action, Facts, Remark, Remove, Request, Run, Setting, Step, Write
 

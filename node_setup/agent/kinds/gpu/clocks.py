@@ -7,9 +7,9 @@ from typing import Any
 
 from lustrain.status import Status
 from node_setup.agent import owned
-from node_setup.agent.kinds import owned_unit
-from node_setup.agent.kinds.dropped import dropped
-from node_setup.agent.kinds.gpu_persistence import owner, without_gpu
+from node_setup.agent.kinds.files import owned_unit
+from node_setup.agent.kinds.files.dropped import dropped
+from node_setup.agent.kinds.gpu.persistence import owner, without_gpu
 from node_setup.agent.kinds.unit import no_systemd
 from node_setup.agent.model import RUNTIME, Facts, Remark, Request, Run, Setting, Step
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lustrain.status import Status
 from node_setup.agent.kinds.compare import satisfies
-from node_setup.agent.kinds.lustre_mount import lustre_mounts
+from node_setup.agent.kinds.lustre.mount import lustre_mounts
 from node_setup.agent.model import RUNTIME, Facts, Remark, Request, Run, Setting, Step
 
 RPCS, CHANGING_RPCS = "mdc.*.max_rpcs_in_flight", "mdc.*.max_mod_rpcs_in_flight"

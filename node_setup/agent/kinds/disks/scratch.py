@@ -12,8 +12,8 @@ from typing import Any
 
 from lustrain.status import Status
 from node_setup.agent import owned
-from node_setup.agent.kinds import owned_unit
-from node_setup.agent.kinds.scheduler import instance_store
+from node_setup.agent.kinds.disks.scheduler import instance_store
+from node_setup.agent.kinds.files import owned_unit
 from node_setup.agent.model import RUNTIME, Action, Facts, Remark, Request, Run, Setting, Step
 
 IMAGE_SERVICE = "dlami-nvme.service"

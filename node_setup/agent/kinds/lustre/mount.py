@@ -10,7 +10,7 @@ from typing import Any
 from lustrain.problem import UserError
 from lustrain.status import Status
 from node_setup.agent import owned
-from node_setup.agent.kinds import owned_unit
+from node_setup.agent.kinds.files import owned_unit
 from node_setup.agent.model import RUNTIME, Facts, Remark, Request, Run, Setting, Step
 
 FSTAB = "/etc/fstab"

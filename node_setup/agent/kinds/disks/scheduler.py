@@ -7,7 +7,7 @@ from typing import Any
 
 from lustrain.status import Status
 from node_setup.agent import owned
-from node_setup.agent.kinds.dropped import dropped
+from node_setup.agent.kinds.files.dropped import dropped
 from node_setup.agent.model import PERSISTED, RUNTIME, Facts, Put, Remark, Request, Setting, Step, Write
 
 MODEL = "Amazon EC2 NVMe Instance Storage"

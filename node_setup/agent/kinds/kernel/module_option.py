@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.compare import satisfies
-from node_setup.agent.kinds.owned_lines import OwnedLines
+from node_setup.agent.kinds.files.owned_lines import OwnedLines
 from node_setup.agent.kinds.verdict import with_ok
 from node_setup.agent.model import Facts, Remark, Request, Setting, Step
 

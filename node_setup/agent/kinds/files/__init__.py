@@ -1,0 +1,1 @@
+"""Files that the agent owns: lines of many settings, units, whole files."""

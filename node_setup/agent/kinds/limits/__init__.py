@@ -1,0 +1,1 @@
+"""Resource limits of sessions and of slurmd."""
