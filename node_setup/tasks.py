@@ -15,13 +15,8 @@ from node_setup.fleet.run import Run, prepare
 from node_setup.request import Wanted, wanted
 
 
-@dataclass(frozen=True)
-class Facts(Flags):
-    """No flags of its own."""
-
-
 @node_task("node-facts")
-def node_facts(flags: Facts, context: Any, hosts: Hosts) -> Answer:
+def node_facts(flags: Flags, context: Any, hosts: Hosts) -> Answer:
     """Ask every node what it is: hardware, kernel, mounts, services, notices. Exit code: 1 a node failed, 3 not reached."""
     run = prepare(context, flags, Wanted(), hosts)
     outcomes = run.ask("facts")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Literal
 
 from node_setup.agent import data
 
@@ -64,9 +65,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`status` is ok, slow, wrong, not-efa, failed or unmeasured; bandwidths in GB/s."""
+    """Bandwidths are in GB/s."""
 
-    status: str
+    status: Literal["ok", "slow", "wrong", "not-efa", "failed", "unmeasured"]
     why: str
     busbw: float | None = None
     floor: float | None = None

@@ -35,7 +35,6 @@ from node_setup.request import Wanted, checked, request_for
 class Run:
     """What `prepare` found; `notes` are lines for the reader that concern no single node."""
 
-    flags: Flags
     options: Options
     inventory: Inventory
     asked: Wanted
@@ -104,7 +103,7 @@ def _prepare(context: Any, flags: Flags, asked: Wanted, hosts: Hosts, look: Call
     known = KnownHosts(chosen.known_hosts, strict=chosen.strict_host_keys)
     wanted = checked(asked, found.cluster)
     agent = packed(here=any(node.local for node in found.nodes))
-    return Run(flags, chosen, found, wanted, Ways(known, limits, config), pace, agent, tuple(notes))
+    return Run(chosen, found, wanted, Ways(known, limits, config), pace, agent, tuple(notes))
 
 
 def packed(*, here: bool = False) -> Agent:

@@ -18,7 +18,6 @@ from node_setup import answers
 from node_setup.allreduce import launch, programs
 from node_setup.allreduce.launch import Reduction, all_reduce, as_json, lines
 from node_setup.allreduce.programs import UNNAMED, Programs, libraries
-from node_setup.fleet.flags import Flags
 from node_setup.fleet.inventory import Inventory
 from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.options import Options
@@ -85,7 +84,7 @@ def run(tmp_path: Path) -> Iterator[Callable[[str], Run]]:
 
     def made(backend: str) -> Run:
         found = Inventory((), described(backend) if backend else None)
-        return Run(Flags(), Options(timeout_s=20), found, Wanted(), ways, Pace(), Agent(b"", ""))
+        return Run(Options(timeout_s=20), found, Wanted(), ways, Pace(), Agent(b"", ""))
 
     yield made
     ways.stop()

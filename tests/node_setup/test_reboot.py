@@ -16,7 +16,6 @@ from lustrain.problem import UserError
 from node_setup import reboot as rebooting
 from node_setup import tasks
 from node_setup.fleet.faults import HOST_KEY, TIMEOUT, UNREACHABLE, Fault
-from node_setup.fleet.flags import Flags
 from node_setup.fleet.hosts import THIS_MACHINE, Node
 from node_setup.fleet.inventory import Inventory
 from node_setup.fleet.known_hosts import KnownHosts
@@ -82,7 +81,7 @@ def rebooted(tmp_path: Path) -> Callable[..., Outcome]:
     def run(node: Node1, *, check: bool = False, wait: str = "60") -> Outcome:
         ways = Ways(KnownHosts(str(tmp_path / "known")))
         ways.connect = node.connect  # type: ignore[method-assign]
-        made = Run(Flags(), Options(), Inventory((Node("n1", "n1"),)), Wanted(), ways, Pace(), Agent(b"", "0" * 64))
+        made = Run(Options(), Inventory((Node("n1", "n1"),)), Wanted(), ways, Pace(), Agent(b"", "0" * 64))
         return rebooting.reboot(made, check=check, wait=wait)[0]
 
     return run
@@ -146,7 +145,7 @@ def on_hyperpod(tmp_path: Path, answers: dict[str, Completed | Fault], region: s
     ways = Ways(KnownHosts(str(tmp_path / "known")))
     ways.connect = lambda node, deadline: Node1(answers[node.name]).connect(node, deadline)  # type: ignore[method-assign]
     cluster = parse({**described, "groups": groups, **fixed})
-    return Run(Flags(), Options(), Inventory(found, cluster), Wanted(), ways, Pace(), Agent(b"", "0" * 64))
+    return Run(Options(), Inventory(found, cluster), Wanted(), ways, Pace(), Agent(b"", "0" * 64))
 
 
 def test_of_hyperpod_only_idle_workers_are_named_to_reboot(tmp_path: Path) -> None:
@@ -196,7 +195,7 @@ def test_a_reboot_on_hyperpod_is_left_to_it_and_the_exit_code_says_that_nothing_
 
 def test_this_machine_is_not_rebooted_and_a_wait_is_a_number(tmp_path: Path) -> None:
     ways = Ways(KnownHosts(str(tmp_path / "known")))
-    made = Run(Flags(), Options(), Inventory((THIS_MACHINE,)), Wanted(), ways, Pace(), Agent(b"", ""))
+    made = Run(Options(), Inventory((THIS_MACHINE,)), Wanted(), ways, Pace(), Agent(b"", ""))
     with pytest.raises(UserError, match="this machine"):
         rebooting.reboot(made, check=False, wait="900")
     with pytest.raises(UserError, match="--wait = 'soon'"):

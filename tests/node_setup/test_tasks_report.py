@@ -15,7 +15,6 @@ from node_setup import tasks
 from node_setup.allreduce import launch
 from node_setup.allreduce.launch import Reduction
 from node_setup.answers import parse
-from node_setup.fleet.flags import Flags
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.inventory import Inventory
 from node_setup.fleet.known_hosts import KnownHosts
@@ -45,8 +44,7 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
         nodes = tuple(one.node for one in outcomes)
         ways = Ways(KnownHosts(str(tmp_path / "known")))
-        flags = Flags(json=given.get("json", False))
-        run = Answered(flags, Options(), Inventory(nodes), Wanted(), ways, Pace(), Agent(b"", ""), notes)
+        run = Answered(Options(), Inventory(nodes), Wanted(), ways, Pace(), Agent(b"", ""), notes)
         monkeypatch.setattr(tasks, "prepare", lambda *of: run)
         code = 0
         try:
