@@ -156,12 +156,13 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 
 
 class NoAnswerError(Exception):
-    """Why a text is no answer of our agent."""
+    """Why a text is not an answer of our agent."""
 
 
 def parse(found: Mapping[str, Any]) -> Answer:
     """The answer in a decoded JSON object. NoAnswerError."""
-    # Strict tuples and words are only read from JSON itself; half a surrogate pair of a file's name is no text to pydantic.
+    # Strict mode takes tuples and enums only from JSON itself. A file's name may hold half of a surrogate pair, which pydantic
+    # refuses.
     text = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
     try:
         return Answer.model_validate_json(text)

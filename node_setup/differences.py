@@ -28,7 +28,7 @@ class Odd:
 def odd_ones(digests: Mapping[str, Mapping[str, Any]], groups: Mapping[str, str]) -> list[Odd]:
     """Facts that are not the same on all nodes of a group (by host; hosts without one are compared with each other).
 
-    A fact that no node of a group knows is no difference, nor is anything of a group with one node.
+    A fact that no node of a group has is not a difference, nor is any fact of a group with one node.
     """
     members: dict[str, list[str]] = {}
     for host in digests:

@@ -60,7 +60,7 @@ def left_to_hyperpod(run: Run) -> bool:
 
 def for_hyperpod(run: Run) -> Left:
     """Asks the workers whether they may be rebooted, and reboots nothing. Controllers and login nodes are not asked: without
-    them no job runs anywhere, so that they are no part of a reboot of nodes."""
+    them no job runs anywhere, so they are not rebooted with the nodes."""
     cluster = run.inventory.cluster
     assert cluster is not None
     roles = {name: group.role for name, group in cluster.groups.items()}

@@ -256,7 +256,7 @@ def _stop(number: int, frame: object) -> NoReturn:
 
 
 def _log(line: str) -> None:
-    # A caller that is gone is no reason to leave a node half way.
+    # The pass goes on without its caller: a node must not be left half changed.
     with suppress(OSError):
         os.write(2, f"lustrain-agent: {line}\n".encode("utf-8", "replace"))
 

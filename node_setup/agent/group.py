@@ -17,5 +17,5 @@ def group_of(facts: Facts, request: Request) -> str | None:
 
 
 def bare(kind: object) -> str | None:
-    """An instance type without HyperPod's prefix; None for anything that is no name."""
+    """An instance type without HyperPod's prefix; None where it is not a name."""
     return (kind[3:] if kind.startswith("ml.") else kind) if isinstance(kind, str) and kind else None

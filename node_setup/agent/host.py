@@ -20,7 +20,7 @@ PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/amazo
 
 @dataclass(frozen=True)
 class Done:
-    """What a program said; `status` is 127 where there is no such program and 124 where it took too long."""
+    """A program that ended; `status` is 127 where there is no such program and 124 where it took too long."""
 
     status: int
     out: str
@@ -74,7 +74,7 @@ class Host:
         return os.path.lexists(self.path(path))
 
     def link(self, path: str) -> str | None:
-        """Where a symbolic link points, unresolved; None where it is no link."""
+        """Where a symbolic link points, unresolved; None where it is not a link."""
         try:
             return os.readlink(self.path(path))
         except OSError:
@@ -128,7 +128,7 @@ class Host:
 
     def put(self, path: str, value: str) -> None:
         """Write a value into a file of the kernel, which takes it in one write. OSError says why it does not."""
-        # Not created where it is missing: a parameter that the kernel does not have is no file of ours.
+        # Not created where it is missing: a parameter that the kernel does not have must not become a file.
         descriptor = os.open(self.path(path), os.O_WRONLY | os.O_TRUNC)
         try:
             os.write(descriptor, value.encode("ascii"))

@@ -28,7 +28,7 @@ class Slow:
 
 
 def slow_ones(values: Mapping[str, float | None]) -> Slow:
-    """Hosts far below the median of all, which a few bad ones do not move; higher is better. Values that are no finite number
+    """Hosts far below the median of all, which a few bad ones do not move; higher is better. Values that are not finite numbers
     are not measured."""
     measured = {host: value for host, value in values.items() if value is not None and math.isfinite(value)}
     unmeasured = tuple(host for host in values if host not in measured)

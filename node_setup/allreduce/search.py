@@ -57,7 +57,7 @@ def measure(
 
 
 def hopeless(pairs: Mapping[Pair, Verdict]) -> str:
-    """Why more pairs would name nobody; empty where they may. A run of all nodes that printed nothing is no reason: one dead
+    """Why more pairs would not find the node; empty where they may. A silent run of all nodes does not count: one dead
     node does that, and it is the pairs that name it."""
     if not pairs or any(outcomes(pairs).values()):
         return ""

@@ -150,7 +150,7 @@ def _source(flags: Flags, given: Hosts) -> Source:
 
 
 def _named(connection: Connection) -> tuple[str | None, int | None]:
-    """User and port as -H names them. What Fabric fills in where it names none is no reason to overrule the Cluster."""
+    """User and port as -H names them. What Fabric fills in where it names none must not overrule the Cluster."""
     config = connection.config
     user = None if connection.user == config.user else str(connection.user)
     return user, None if connection.port == config.port else int(connection.port)

@@ -187,7 +187,7 @@ class Ways:
     def _fault(
         self, error: BaseException, proxy: Proxy | None, connection: Connection, node: Node, late_s: float | None
     ) -> Fault | None:
-        """The fault behind what went wrong while connecting; None for what is no fault of a node."""
+        """The fault behind what went wrong while connecting; None where it is not a node's fault."""
         if self.stopped.is_set():
             return Fault(STOPPED, "stopped before it was reached")
         if isinstance(error, Fault):

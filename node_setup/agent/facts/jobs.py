@@ -20,7 +20,7 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def joined(by_process: list[dict[str, str]] | None, by_gpu: list[dict[str, str]] | None) -> list[dict[str, str]] | None:
-    """All jobs; None where none was seen and somewhere nobody could look: that is no idle node."""
+    """All jobs; None where none was seen and some place could not be read, so that the node may be busy."""
     seen = [*(by_process or ()), *(by_gpu or ())]
     return None if not seen and None in (by_process, by_gpu) else seen
 

@@ -99,7 +99,7 @@ def _field(text: str, name: str) -> str | None:
 
 
 def count_of(ranges: str) -> int | None:
-    """How many numbers a list of the kernel names: 4 of `0-2,5`. None where that is no list."""
+    """How many numbers a list of the kernel names: 4 of `0-2,5`. None where it is not a list."""
     total = 0
     for part in ranges.strip().split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)

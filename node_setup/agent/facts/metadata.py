@@ -96,7 +96,7 @@ def _notice(kind: str, body: str) -> dict[str, Any] | None:
 
 
 def _hours_to(when: str) -> float | None:
-    """From now to a time as events have it, `21 Jan 2026 09:00:43 GMT`; negative for what is past, None for what is no time."""
+    """Hours until a time like `21 Jan 2026 09:00:43 GMT`; negative for a past time, None where it is not a time."""
     # Loaded with the datetime module behind it only where an event is announced.
     import calendar
 

@@ -58,7 +58,7 @@ class Scene:
         self.errors.append({"where": where, "why": " ".join(why.split())[:300]})
 
     def ask(self, where: str, command: Sequence[str], timeout: float = 10.0) -> str | None:
-        """What a program printed; where it failed that is an error of `where` and None: its words are no data."""
+        """What a program printed; None where it failed, which is an error of `where`: what it printed then is not data."""
         done = self.host.run(command, timeout)
         if done.ok:
             return done.out

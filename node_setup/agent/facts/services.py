@@ -27,7 +27,7 @@ def _init(scene: Scene) -> str | None:
 
 
 def _services(scene: Scene, init: str | None) -> dict[str, Any] | None:
-    """One question for all units. Without systemd there are none, and that is no error; None where it does not answer."""
+    """One question for all units. Without systemd there are none, which is not an error; None where it does not answer."""
     wanted = scene.wanted.services
     if not wanted or init != "systemd":
         return {}

@@ -84,7 +84,7 @@ def worst(results: Iterable[Result]) -> Result | None:
 def drain(results: Iterable[Result]) -> str | None:
     """One line for `scontrol update … state=drain reason=`; None where nothing failed.
 
-    Not to know is no reason to drain: suites that took a tool that does not answer for broken hardware emptied healthy nodes
+    The unknown does not drain a node: suites that took a tool that does not answer for broken hardware emptied healthy nodes
     (NVIDIA/DCGM issue 308), and ones that took it for health kept broken ones (IBM/autopilot issue 68). So a node of which
     something is unknown is neither ready nor drained. The action is named, NONE too, since a drained node whose action nobody
     knows waits for ever (NVIDIA/NVSentinel issue 911).

@@ -103,7 +103,7 @@ def _without(fields: tuple[str, ...], unknown: str) -> tuple[str, ...]:
 
 
 def parse_rows(fields: tuple[str, ...], text: str) -> list[dict[str, str | None]]:
-    """Lines of values by field, `N/A` and the like as None; a line of another number of values is no GPU's."""
+    """Lines of values by field, `N/A` and the like as None; a line with a different number of values is not of a GPU."""
     found = []
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
@@ -159,7 +159,7 @@ def _slot(value: str | None) -> str | None:
 
 
 def throttles(active: str) -> list[str] | None:
-    """Names of the bits that are set; None for what is no mask."""
+    """Names of the bits that are set; None where it is not a mask."""
     try:
         mask = int(active, 16)
     except ValueError:

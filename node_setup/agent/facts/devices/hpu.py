@@ -26,7 +26,7 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def parse_rows(text: str) -> list[dict[str, str | None]]:
-    """Lines of values by field; `N/A` as None; a line of another number of values is no device's."""
+    """Lines of values by field; `N/A` as None; a line with a different number of values is not of a device."""
     lines = ([value.strip() for value in line.split(",")] for line in text.splitlines())
     return [
         {name: None if value in ("", "N/A") else value for name, value in zip(FIELDS, values)}

@@ -37,7 +37,7 @@ def owner(facts: Facts) -> str:
 
 
 def without_gpu(setting: Setting, facts: Facts) -> Remark | None:
-    """What to say of a GPU setting where there is no GPU, or nobody knows; None where there are some to set."""
+    """The remark on a GPU setting where there is no GPU, or where that is unknown; None where there are some to set."""
     gpu = facts.get("gpu") or {}
     if gpu.get("present") is None:
         return Remark(setting.id, Status.UNKNOWN, "whether this node has GPUs could not be read")
