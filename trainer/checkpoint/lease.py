@@ -86,7 +86,7 @@ class LeaseRecord:
                 lineage=tuple(_settlement(item) for item in body["lineage"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRecordError(f"lease lacks or garbles a field: {error!r}") from error
+            raise DamagedRecordError(f"a field of the lease is missing or wrong: {error!r}") from error
 
 
 def committed(store: ObjectStore) -> list[ManifestId]:

@@ -149,14 +149,14 @@ def index_problem(index: RankIndex, part: Part, attempt: str) -> str:
 
 def _block_problem(index: RankIndex, part: Part) -> str:
     if len(index.blocks) != -(-index.size // BLOCK_BYTES):
-        return f"{len(index.blocks)} blocks for {index.size} bytes"
+        return f"{index.size} bytes cannot be in {len(index.blocks)} blocks"
     end = 0
     whole = 0
     for number, block in enumerate(index.blocks):
         if block.start != end or block.size <= 0:
-            return f"block {number} does not begin where the one before ends"
+            return f"block {number} is empty or does not begin where the block before it ends"
         if index.codec == codec.NONE and block.size != logical_size(index, number):
-            return f"block {number} has {block.size} bytes"
+            return f"block {number} has {block.size} bytes instead of {logical_size(index, number)}"
         end += block.size
         whole = combine_crc64nvme(whole, block.crc64nvme, block.size)
     if not end == index.stored_size == part.data_size:
@@ -175,7 +175,7 @@ def _entry_problem(entry: Entry, size: int) -> str:
     if any(offset < 0 or length < 0 or offset + length > extent for extent, offset, length in box):
         return f"{entry.name}: box lies outside the tensor"
     if entry.size != prod(entry.lengths) * ITEM_BYTES[entry.dtype]:
-        return f"{entry.name}: {entry.size} bytes for {entry.lengths} of {entry.dtype}"
+        return f"{entry.name}: {entry.size} bytes do not fit lengths {entry.lengths} of {entry.dtype}"
     if entry.start < 0 or entry.start + entry.size > size:
         return f"{entry.name}: lies outside the part's {size} bytes"
     return ""

@@ -308,7 +308,7 @@ class Checkpointer:
         against = [f"rank {rank}: {vote.error}" for rank, vote in sorted(votes.items()) if not vote.stored]
         if against:
             self._drop_parts(flight.plan.attempt)
-            more = f"; and {len(against) - 3} ranks more" if len(against) > 3 else ""
+            more = f"; and {len(against) - 3} more ranks" if len(against) > 3 else ""
             return Verdict(False, "; ".join(against[:3]) + more)
         assert self._lease is not None
         attempt = flight.plan.attempt
@@ -317,7 +317,7 @@ class Checkpointer:
             self._before_commit(flight.step)
         manifest = commit(self._store, self._lease, mine)
         earlier = manifest.attempt != attempt
-        detail = f"had been committed by an earlier try, {manifest.attempt}" if earlier else "committed"
+        detail = f"already committed by an earlier try, {manifest.attempt}" if earlier else "committed"
         return Verdict(True, detail, manifest.data_bytes)
 
     def _drop_parts(self, attempt: str) -> None:
