@@ -89,14 +89,13 @@ def _read_log(store: ObjectStore, prefix: str) -> tuple[list[Event], list[str]]:
 
 def _read_part(store: ObjectStore, key: str) -> tuple[list[Event], list[str]]:
     """The records and a line for each damaged one, read again where anything is wrong: the network may have garbled it."""
-    records: list[Event] = []
+    records, problems = _parsed(store, key)
+    return _parsed(store, key) if problems else (records, problems)
+
+
+def _parsed(store: ObjectStore, key: str) -> tuple[list[Event], list[str]]:
     problems: list[str] = []
-    for _ in range(2):
-        problems = []
-        try:
-            records = [*parse_part(key, store.read(key)[0], problems.append)]
-        except (CorruptObjectError, ObjectMissingError) as error:
-            problems = [f"{key}: {error}"]
-        if not problems:
-            break
-    return records, problems
+    try:
+        return [*parse_part(key, store.read(key)[0], problems.append)], problems
+    except (CorruptObjectError, ObjectMissingError) as error:
+        return [], [f"{key}: {error}"]
