@@ -80,7 +80,7 @@ def _shown(value: object) -> str:
         shown = repr(value) if isinstance(value, (str, bytes)) else str(value)
     except (RecursionError, ValueError):
         # Python prints no whole number of more than 4,300 digits.
-        return f"a {type(value).__name__} that is too large to show"
+        return f"a value of type {type(value).__name__}, too large to show"
     return shown if len(shown) <= LONGEST_VALUE else shown[:LONGEST_VALUE] + "…"
 
 

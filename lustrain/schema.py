@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator
 
-from lustrain.problem import Problem, problem
+from lustrain.problem import Problem, did_you_mean, problem
 
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, Unicode's two line ends, and halves of surrogate pairs."""
@@ -52,27 +51,8 @@ class Section(BaseModel):
         return value
 
 
-def problems_of(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[Problem]:
-    """One line for each thing pydantic found wrong in a `model`; unknown keys come with what was probably meant."""
-    return [_line(item, model, prefix) for item in error.errors(include_url=False)]
-
-
-def _line(item: Any, model: type[BaseModel], prefix: str) -> Problem:
-    place = [str(part) for part in item["loc"]]
-    path = ".".join(filter(None, [prefix, *place]))
-    kind, context = item["type"], item.get("ctx", {})
-    if kind == "missing":
-        return Problem(f"{path} is missing: it has no default; fix: add it", path=path, why="is missing", fix="add it")
-    if kind == "extra_forbidden":
-        return problem(path, item["input"], "unknown key", fix=_meant(model, item["loc"]))
-    if kind == "value_error":
-        return problem(path, item["input"], str(context["error"]))
-    why = "wrong type" if kind.endswith(("_type", "_parsing", "_from_float")) else "not allowed"
-    return problem(path, item["input"], why, allowed=_allowed(kind, context))
-
-
 A_TIME = 'a time with its zone, in quotes, like "2027-03-01T11:30:00Z"'
-_WORDS = {
+YAML: Mapping[str, str] = {
     "int": "a whole number",
     "float": "a number",
     "finite": "a number that is not infinite",
@@ -87,34 +67,63 @@ _WORDS = {
     "datetime": A_TIME,
     "timezone": A_TIME,
 }
-"""What pydantic's kinds of errors come to, by the first word of the kind; its own messages speak of Python's types."""
-OTHERWISE = "another value, as the examples in infra/Pulumi.*.yaml show"
+"""What may stand in a YAML file, by the first word of pydantic's kind of error; its own messages speak of Python's types."""
+TOML = {**YAML, "string": "text in quotes"}
+"""The same for TOML, where text always has quotes."""
+OTHERWISE = "another value"
+_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
-def _allowed(kind: str, context: Mapping[str, Any]) -> str:
+def problems_of(
+    error: ValidationError, model: type[BaseModel], prefix: str = "", *, words: Mapping[str, str] = YAML
+) -> list[Problem]:
+    """One line for each thing pydantic found wrong in a `model`; unknown keys come with what was probably meant.
+
+    `words` are those of the file's format, YAML or TOML.
+    """
+    return [_line(item, model, prefix, words) for item in error.errors(include_url=False)]
+
+
+def _line(item: Any, model: type[BaseModel], prefix: str, words: Mapping[str, str]) -> Problem:
+    place = [str(part) for part in item["loc"]]
+    path = ".".join(filter(None, [prefix, *place]))
+    kind, context = item["type"], item.get("ctx", {})
+    if kind == "missing":
+        return Problem(f"{path} is missing: it has no default; fix: add it", path=path, why="is missing", fix="add it")
+    if kind == "extra_forbidden":
+        return problem(path, item["input"], "unknown key", fix=_meant(model, item["loc"]))
+    if kind == "value_error":
+        return problem(path, item["input"], str(context["error"]))
+    why = "wrong type" if kind.endswith(("_type", "_parsing", "_from_float")) else "not allowed"
+    return problem(path, item["input"], why, allowed=_allowed(kind, context, words))
+
+
+def _allowed(kind: str, context: Mapping[str, Any], words: Mapping[str, str] = YAML) -> str:
     if kind == "literal_error":
         return str(context["expected"])
     if kind in ("too_short", "too_long"):
         return _counted(context, "items")
     if kind in ("string_too_short", "string_too_long"):
         return _counted(context, "characters")
-    bounds = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-    bounded = ", ".join(f"{sign} {context[name]}" for name, sign in bounds.items() if name in context)
-    return bounded or _WORDS.get(kind.partition("_")[0], OTHERWISE)
+    if bounded := ", ".join(f"{sign} {context[name]}" for name, sign in _BOUNDS.items() if name in context):
+        return bounded
+    demands = {"pattern", "multiple_of"} & context.keys()
+    demanded = ", ".join(f"{name.replace('_', ' ')} {context[name]}" for name in sorted(demands))
+    return demanded or words.get(kind.partition("_")[0], OTHERWISE)
 
 
 def _counted(context: Mapping[str, Any], what: str) -> str:
     """Of `too_long` and `too_short`; the former comes with both bounds where there are both."""
     if "max_length" in context:
         return f"{context['max_length']} {what} at most"
-    return f"{context['min_length']} {what} or more"
+    least = context["min_length"]
+    return f"{least} {what if least > 1 else what.removesuffix('s')} or more"
 
 
 def _meant(model: type[BaseModel], location: Sequence[int | str]) -> str:
     """Which key of the same table an unknown one was probably meant to be."""
     keys = sorted(_fields(model, location[:-1]))
-    close = difflib.get_close_matches(str(location[-1]), keys, 1)
-    return f"did you mean {close[0]}?" if close else f"remove it; known here: {', '.join(keys)}"
+    return did_you_mean(str(location[-1]), keys) or f"remove it; known here: {', '.join(keys)}"
 
 
 def _fields(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:

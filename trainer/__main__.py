@@ -41,13 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(words)
         return int(importlib.import_module(COMMANDS[args.command][0]).run(args))
     except UserError as error:
-        return _told(error)
+        return _print_error(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
 
 
-def _told(error: UserError) -> int:
+def _print_error(error: UserError) -> int:
     """Print it, where all ranks know it alike on one rank of a node; the exit code."""
     if error.everywhere or os.environ.get("LOCAL_RANK", "0") == "0":
         print(error, file=sys.stderr)
@@ -68,6 +68,6 @@ if __name__ == "__main__":
         if not end_with_launcher():
             sys.exit(EXIT_FAILURE)
     except UserError as mistake:
-        sys.exit(_told(mistake))
+        sys.exit(_print_error(mistake))
     hold_notices(sys.argv[1:])
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""One decision for all ranks: each says what it knows, rank 0 judges, all hear the same. No collectives."""
+"""One decision for all ranks: each posts what it knows, rank 0 decides, all read the same. No collectives."""
 
 from __future__ import annotations
 
@@ -16,25 +16,23 @@ Judge = Callable[[dict[int, Json]], Json]
 
 
 def decide(votes: VoteBox, rank: int, topic: str, mine: Json, judge: Judge, timeout_s: float) -> Json:
-    """What `judge` makes, on rank 0, of every rank's word; the same on every rank.
+    """What `judge` makes, on rank 0, of every rank's answer; the same on every rank.
 
     A UserError of the judge is raised on every rank. VoteTimeout when a rank is silent for `timeout_s`.
     """
     votes.post(topic, rank, mine)
-    outcome = f"{topic}/outcome"
+    verdict = f"{topic}/outcome"
     if rank == 0:
-        said = votes.gather(topic, timeout_s)
+        answers = votes.gather(topic, timeout_s)
         try:
-            votes.post(outcome, 0, {"value": judge(said)})
+            votes.post(verdict, 0, {"value": judge(answers)})
         except UserError as error:
-            votes.post(outcome, 0, {"problems": error.problems, "exit_code": error.exit_code})
+            votes.post(verdict, 0, {"problems": error.problems, "exit_code": error.exit_code})
     # The others may have to wait for the slowest rank and then for rank 0's judgement.
-    heard = votes.gather(outcome, timeout_s + 60.0, ranks=[0])[0]
-    if "problems" in heard:
-        failure = UserError(heard["problems"])
-        failure.exit_code = heard["exit_code"]
-        raise failure
-    return dict(heard["value"])
+    outcome = votes.gather(verdict, timeout_s + 60.0, ranks=[0])[0]
+    if "problems" in outcome:
+        raise UserError(outcome["problems"], outcome["exit_code"])
+    return dict(outcome["value"])
 
 
 def together(
@@ -53,13 +51,12 @@ def together(
         defect = error
         mine = {"problems": [f"rank {rank}: {type(error).__name__}: {error}"], "exit_code": 1}
 
-    def judged(said: dict[int, Json]) -> Json:
-        refused = [one for _, one in sorted(said.items()) if "problems" in one]
+    def judged(answers: dict[int, Json]) -> Json:
+        refused = [answer for _, answer in sorted(answers.items()) if "problems" in answer]
         if refused:
-            failure = UserError(list(dict.fromkeys(line for one in refused for line in one["problems"])))
-            failure.exit_code = max(one["exit_code"] for one in refused)
-            raise failure
-        return judge({one: word["value"] for one, word in said.items()}) if judge else {}
+            lines = dict.fromkeys(line for answer in refused for line in answer["problems"])
+            raise UserError(lines, max(answer["exit_code"] for answer in refused))
+        return judge({rank: answer["value"] for rank, answer in answers.items()}) if judge else {}
 
     try:
         return decide(votes, rank, topic, mine, judged, START_S)

@@ -16,7 +16,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lustrain.problem import UserError, problem
-from trainer.config_problems import problems_of
+from lustrain.schema import TOML, problems_of
 
 LONGEST_S = 7 * 86_400.0
 """A week. Python's waits end in OverflowError beyond 2^63 ns, and torch's timeouts are counted in milliseconds."""
@@ -183,6 +183,18 @@ class CheckpointConfig(Section):
     tiers: Annotated[tuple[TierConfig, ...], Field(strict=False)] = ()
 
 
+def parse_time(text: str) -> float:
+    """Unix seconds of a time with its zone, RFC 3339 or another form of ISO 8601; ValueError says what is wrong."""
+    allowed = "allowed: a time with its zone (RFC 3339), like 2026-12-01T11:30:00Z"
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"is not a time; {allowed}") from None
+    if moment.tzinfo is None:
+        raise ValueError(f"has no time zone; {allowed}; fix: append Z for UTC")
+    return moment.timestamp()
+
+
 class InterruptConfig(Section):
     """What may tell us that the capacity goes away. SIGTERM and SIGUSR1 always do."""
 
@@ -205,10 +217,8 @@ class InterruptConfig(Section):
     @field_validator("deadline")
     @classmethod
     def _is_rfc3339(cls, value: str | None) -> str | None:
-        if value is not None and datetime.fromisoformat(value).tzinfo is None:
-            raise ValueError(
-                "it names no time zone; allowed: RFC 3339 such as 2026-12-01T11:30:00Z; fix: append Z for UTC"
-            )
+        if value is not None:
+            parse_time(value)
         return value
 
     stop_uri: str | None = None
@@ -260,7 +270,7 @@ def load(
     try:
         config = Config.model_validate(table)
     except ValidationError as error:
-        problems += problems_of(error, model=Config)
+        problems += problems_of(error, Config, words=TOML)
     problems += also(table) if also else []
     if problems or config is None:
         raise UserError(problems)
@@ -291,7 +301,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table in `text`; ValueError for what is no TOML, or is nested deeper than any configuration."""
+    """The table in `text`; ValueError when it is not TOML or is nested deeper than any configuration."""
     try:
         table = tomllib.loads(text)
     except RecursionError:
@@ -321,9 +331,9 @@ def _unusable(table: Mapping[str, Any]) -> list[str]:
         if not _is_utf8(text):
             lines.append(problem(name, value, "is not text in UTF-8", fix="write it in UTF-8"))
         elif "\0" in text:
-            lines.append(problem(name, value, "holds a NUL byte, which no path and no name may", fix="remove it"))
+            lines.append(problem(name, value, "holds a NUL byte", fix="remove it"))
         elif isinstance(value, int) and value.bit_length() > MOST_BITS:
-            lines.append(problem(name, "…", f"an integer of more than {MOST_BITS} bits", fix="use a smaller one"))
+            lines.append(problem(name, "…", f"is an integer of more than {MOST_BITS} bits", fix="use a smaller one"))
     return sorted(lines)
 
 
@@ -337,13 +347,13 @@ def _is_utf8(text: str) -> bool:
 
 
 def _apply_set(table: dict[str, Any], text: str) -> str | None:
-    """Put one `--set` into `table`; returns the problem line, if any. What is no TOML value is taken as a string."""
+    """Put one `--set` into `table`; returns the problem line, if any. What is not a TOML value is taken as a string."""
     name, equals, raw = text.partition("=")
     keys = name.strip().split(".")
     if len(keys) > DEEPEST:
         return problem("--set", text, "the key has too many parts", allowed=f"at most {DEEPEST}")
     if not equals or not all(keys):
-        return problem("--set", text, "not of the form key.path=value", allowed="e.g. train.steps=200")
+        return problem("--set", text, "is not of the form key.path=value", allowed="e.g. train.steps=200")
     try:
         value = parse_toml(f"value = {raw}")["value"]
     except ValueError:

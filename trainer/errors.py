@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from lustrain.problem import UserError
+from lustrain.problem import DONE, FAILED, USAGE, UserError
 
-EXIT_DONE = 0
-EXIT_FAILURE = 1
-EXIT_CONFIG = 2
+EXIT_DONE, EXIT_FAILURE, EXIT_CONFIG = DONE, FAILED, USAGE
 EXIT_REQUEUE = 85
 EXIT_LOST_RUN = 86
 

@@ -91,9 +91,7 @@ def _require(
         why = f"model and micro-batch take at least {amount_text(asked, BYTES)}{shared}, {has}"
         allowed = f"<= {fits}" if fits else ""
         line = problem("train.micro_batch", micro, why, allowed=allowed, fix="lower it, or make samples smaller")
-    error = UserError(line)
-    error.exit_code = EXIT_CONFIG if asked > memory.total else EXIT_FAILURE
-    raise error
+    raise UserError(line, EXIT_CONFIG if asked > memory.total else EXIT_FAILURE)
 
 
 def host_memory(
@@ -140,7 +138,7 @@ def gpu_memory(device: torch.device) -> Memory | None:
 
 
 @contextmanager
-def lack_of_memory_told() -> Iterator[None]:
+def report_lack_of_memory() -> Iterator[None]:
     """Turn the various errors of an allocation that failed into a NoMemoryError."""
     try:
         yield

@@ -132,7 +132,7 @@ def train(training: Training) -> Ending:
             }
         )
         if noticed:
-            saving.save_on_notice(progress.step, notice_to(training), training.watch.tell)
+            saving.save_on_notice(progress.step, notice_to(training), training.watch.announce)
             return Ending.NOTICE
     saving.finish(progress.step)
     return Ending.EARLY if progress.step < config.train.steps else Ending.DONE

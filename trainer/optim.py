@@ -109,7 +109,7 @@ def load_in_place(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor]) ->
         wanted = f"{_kind(target)}"
         if name not in saved:
             problems.append(
-                f"{name} is missing in the checkpoint: the model or the optimizer is another one; needed: {wanted}"
+                f"{name} is missing in the checkpoint: the model or the optimizer has changed; needed: {wanted}"
             )
         elif _kind(saved[name]) != wanted:
             problems.append(f"{name} = {_kind(saved[name])} in the checkpoint: does not fit; needed: {wanted}")

@@ -29,17 +29,17 @@ class LostRankError(UserError):
 
 
 @contextmanager
-def lost_ranks_told(world: World) -> Iterator[None]:
+def report_lost_ranks(world: World) -> Iterator[None]:
     """Turn whatever an exchange between ranks raises when one of them is gone into a LostRankError."""
     try:
         yield
     except (RuntimeError, VoteError) as error:
         if world.world_size == 1 or not is_lost_rank(error):
             raise
-        said = _SOURCE.sub("", str(error)).partition("This is typically")[0].strip(" .").splitlines()[0][:300]
+        reason = _SOURCE.sub("", str(error)).partition("This is typically")[0].strip(" .").splitlines()[0][:300]
         raise LostRankError(
-            f"rank {world.rank} of {world.world_size}: another rank is gone or silent ({said}); what is committed is intact; "
-            "fix: look for what that rank said last, then start the job again: it goes on from the newest checkpoint"
+            f"rank {world.rank} of {world.world_size}: another rank is gone or silent ({reason}); what is committed is intact; "
+            "fix: look at the last lines of that rank, then start the job again: it goes on from the newest checkpoint"
         ) from error
 
 

@@ -31,7 +31,7 @@ from trainer.tasks.language_model import LanguageModel
 Choose = Callable[[Tensor], int]
 """From the logits [V] of the next token to its id."""
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What decoding puts for bytes that are no whole character yet."""
+"""What decoding puts for bytes that are not a whole character yet."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ def argument_problems(args: argparse.Namespace) -> Sequence[str]:
     elif not _is_unicode(args.prompt):
         problems.append(problem("--prompt", args.prompt, "is not valid UTF-8"))
     if args.tokens < 1:
-        problems.append(problem("--tokens", args.tokens, "is no number of tokens to write", allowed=">= 1"))
+        problems.append(problem("--tokens", args.tokens, "is out of range", allowed=">= 1"))
     if not (math.isfinite(args.temperature) and args.temperature >= 0):
-        problems.append(problem("--temperature", args.temperature, "is no temperature", allowed=">= 0, finite"))
+        problems.append(problem("--temperature", args.temperature, "is out of range", allowed=">= 0, finite"))
     if args.top_k < 0:
         problems.append(problem("--top-k", args.top_k, "is negative", allowed=">= 0; 0 takes all tokens"))
     if not 0 <= args.seed < 2**63:
@@ -105,7 +105,9 @@ def read_shape(store: ObjectStore) -> Stored:
     settings = found.settings
     name = str(settings.get("task.name"))
     if not issubclass(resolve(name), LanguageModel):
-        raise UserError(problem("task.name", name, "writes no text", allowed="a run of the Task language_model"))
+        raise UserError(
+            problem("task.name", name, "does not generate text", allowed="a run of the Task language_model")
+        )
     prefix = "fingerprint.model."
     shape: dict[str, Any] = {k.removeprefix(prefix): v for k, v in settings.items() if k.startswith(prefix)}
     return Stored(
@@ -159,7 +161,7 @@ def model_of(stored: Stored, loaded: Loaded) -> llama.Llama:
 def chooser(temperature: float, top_k: int, seed: int, vocab_size: int) -> Choose:
     """How the next token is drawn: a function of the arguments alone, the same on every device.
 
-    Ids from `vocab_size` on (padding of the output layer) are never drawn. UserError when the logits are no numbers.
+    Ids from `vocab_size` on (padding of the output layer) are never drawn. UserError when a logit is not finite.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -205,7 +207,7 @@ def decoded(prompt: list[int], drawn: Iterator[int], tokenizer: Tokenizer) -> It
 
 
 def _is_unicode(text: str) -> bool:
-    """False for what Python makes of command-line bytes that are no UTF-8 (lone surrogates)."""
+    """False for what Python makes of command-line bytes that are not UTF-8 (lone surrogates)."""
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 

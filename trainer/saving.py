@@ -119,7 +119,7 @@ class Saving:
             self.save(step, urgent=True)
             self._settle()
         if self.committed_step <= before and self.committed_step != step:
-            raise NotSavedError(self._not_saved(step, f"after {self.noticed.said}"))
+            raise NotSavedError(self._not_saved(step, f"after {self.noticed.summary}"))
 
     def _plan(self, topic: str, notice: Notice | None) -> Json:
         """What all ranks do now about a notice, and what they name as the reason: the lowest rank's that knows one."""

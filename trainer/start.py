@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.lease import Lease, committed, live_manifests
 from trainer.checkpoint.load import Loaded, NoneWholeError, load_latest
 from trainer.checkpoint.votes import VoteBox
-from trainer.config import Config
+from trainer.config import Config, parse_time
 from trainer.data.verified import Ranks
 from trainer.errors import EXIT_FAILURE
 from trainer.footprint import check_memory, ranks_here
@@ -37,7 +36,7 @@ Wanted = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Claim:
-    """The run as this attempt takes it over: rank 0's word, the same on every rank."""
+    """The run as this attempt takes it over: as rank 0 decided, the same on every rank."""
 
     generation: int
     candidates: list[ManifestId]
@@ -51,7 +50,7 @@ class Claim:
 
 
 @contextmanager
-def failures_of_the_store_are_no_mistakes(
+def store_failures_exit_1(
     kind: type[StorageError] = StorageError, *, but: tuple[type[StorageError], ...] = ()
 ) -> Iterator[None]:
     """A store that fails is a failure, after which a launcher may start the job again, and not a mistake in its settings.
@@ -88,7 +87,7 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
         why = "it exists, so the run would stop at once"
         lines.append(problem("interrupt.stop_uri", stop_uri, why, fix="remove it, then start again"))
     deadline = config.interrupt.deadline
-    if deadline and datetime.fromisoformat(deadline).timestamp() - config.interrupt.deadline_margin_s < time.time():
+    if deadline and parse_time(deadline) - config.interrupt.deadline_margin_s < time.time():
         # As with the stop file: a launcher would start it again and again, and pay for a restore each time.
         why = f"the time to stop, {config.interrupt.deadline_margin_s:g} s before it, has passed"
         lines.append(problem("interrupt.deadline", deadline, why, fix="set the new capacity's end, or leave it out"))
@@ -99,7 +98,7 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
 def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) -> None:
     """Open the Task's data on every rank; UserError when one cannot, has too little memory, or sees other data."""
 
-    @failures_of_the_store_are_no_mistakes(PassingError)
+    @store_failures_exit_1(PassingError)
     def work() -> Json:
         open_data(config, task, Ranks(world.rank, world.world_size, world.local_rank, ranks_here(world.world_size)))
         check_memory(config, task.footprint(config.train.micro_batch), world)
@@ -147,13 +146,14 @@ def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: O
     """Take the run over on rank 0, unless its config forbids it; nothing is written before everything is checked."""
     leases: list[Lease] = []
 
-    @failures_of_the_store_are_no_mistakes(but=(RefusedError,))
+    @store_failures_exit_1(but=(RefusedError,))
     def take() -> Json:
         return _take(config, task, store, leases) if world.rank == 0 else {}
 
-    said = together(votes, world.rank, "start/claim", take, lambda claims: claims[0])
-    candidates = [ManifestId(generation, step) for generation, step in said["candidates"]]
-    return Claim(said["generation"], candidates, said["schedule_steps"], said["changes"], leases[0] if leases else None)
+    claimed = together(votes, world.rank, "start/claim", take, lambda claims: claims[0])
+    candidates = [ManifestId(generation, step) for generation, step in claimed["candidates"]]
+    lease = leases[0] if leases else None
+    return Claim(claimed["generation"], candidates, claimed["schedule_steps"], claimed["changes"], lease)
 
 
 def load_claimed(
@@ -176,7 +176,7 @@ def load_claimed(
         )
     except NoneWholeError:
 
-        @failures_of_the_store_are_no_mistakes()
+        @store_failures_exit_1()
         def still_ours() -> None:
             if claim.lease is not None:
                 claim.lease.check()

@@ -64,19 +64,19 @@ def read_stored(store: ObjectStore) -> StoredConfig | None:
     return StoredConfig(flatten({**table, "fingerprint": recorded.get("fingerprint", {})}), etag)
 
 
-def decode(raw: bytes, *, on_second_look: bool = True) -> dict[str, Any]:
-    """The table in the file; ValueError when it is no TOML, or not what its checksum says."""
+def decode(raw: bytes, *, final: bool = True) -> dict[str, Any]:
+    """The table in the file; ValueError when it is not TOML, or not what its checksum says."""
     try:
         table = parse_toml(raw.decode())
     except ValueError as error:
         raise ValueError(f"not TOML: {error}") from error
-    said = _CHECKSUM.search(raw)
+    recorded = _CHECKSUM.search(raw)
     found = f"{crc64nvme(_CHECKSUM.sub(b'', raw)):016x}"
     version = recorded_in(table).get("format")
     # A newer version may keep its checksum in another way, and is refused for being newer.
     newer = isinstance(version, int) and version > FORMAT
-    if said and said[1].decode() != found and not (newer and on_second_look):
-        raise ValueError(f"checksum {found}, but the file says {said[1].decode()}")
+    if recorded and recorded[1].decode() != found and not (newer and final):
+        raise ValueError(f"checksum {found}, but the file records {recorded[1].decode()}")
     return table
 
 
@@ -165,10 +165,10 @@ def record(
 
 
 def _decoded(store: ObjectStore) -> tuple[dict[str, Any], str]:
-    """Table and etag, read twice where that is needed: without a store's checksums the wire may have lied."""
+    """Table and etag, read again where the first answer is damaged: the network may have garbled it."""
     raw, etag = store.read(KEY)
     try:
-        return decode(raw, on_second_look=False), etag
+        return decode(raw, final=False), etag
     except ValueError:
         raw, etag = store.read(KEY)
         return decode(raw), etag

@@ -25,22 +25,22 @@ from trainer.checkpoint.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import Config
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError
-from trainer.footprint import lack_of_memory_told
+from trainer.footprint import report_lack_of_memory
 from trainer.interrupt import Watch
 from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, Sinks, TensorBoardSink, TerminalSink
 from trainer.metrics.relay import Relay, WarningsOnly
 from trainer.parallel import World
 from trainer.parent import save_when_alone
-from trainer.peers import lost_ranks_told, rank_0_last
+from trainer.peers import rank_0_last, report_lost_ranks
 from trainer.saving import Saving, State
 from trainer.start import (
     Claim,
     check_fit,
     claim_run,
-    failures_of_the_store_are_no_mistakes,
     load_claimed,
     open_data_alike,
+    store_failures_exit_1,
 )
 from trainer.storage import ObjectStore, PassingError, open_store
 from trainer.tasks import Task, make_task, problems_in
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     config = configuration.load(args.config, args.sets, also=problems_in)
     task = make_task(config.task, seed=config.run.seed)
-    with lack_of_memory_told(), ExitStack() as leaving:
+    with report_lack_of_memory(), ExitStack() as leaving:
         training = prepare(config, task, leaving)
         # Before this there was nothing to save, and a rank left alone could still have claimed the run from the next job.
         save_when_alone(config.interrupt.signal_grace_s)
@@ -74,7 +74,7 @@ def prepare(config: Config, task: Task, leaving: ExitStack) -> Training:
     leaving.enter_context(precision.matmul_policy(config.precision))
     world = parallel.join(config.parallel)
     leaving.callback(world.close)
-    leaving.enter_context(lost_ranks_told(world))
+    leaving.enter_context(report_lost_ranks(world))
     relay = Relay(world.rank)
     leaving.callback(relay.close)
     stores: list[ObjectStore] = []
@@ -93,14 +93,14 @@ def prepare(config: Config, task: Task, leaving: ExitStack) -> Training:
     open_data_alike(config, task, world, votes)
     leaving.callback(task.close)
 
-    @failures_of_the_store_are_no_mistakes(PassingError)
+    @store_failures_exit_1(PassingError)
     def open_run() -> None:
         stores.append(open_store(config.run.uri, name="run.uri"))
 
     together(votes, world.rank, "start/store", open_run)
     store = stores[0]
     claim = claim_run(config, task, world, votes, store)
-    leaving.enter_context(failures_of_the_store_are_no_mistakes())
+    leaving.enter_context(store_failures_exit_1())
     config = with_schedule_of(config, claim)
     training = build(config, task, world, watch, relay, claim)
     log = None
@@ -158,7 +158,7 @@ def resume(
     loaded = load_claimed(config, world, votes, store, claim, want, training.sink.event)
     parent = loaded.manifest.id if loaded else None
 
-    @failures_of_the_store_are_no_mistakes()
+    @store_failures_exit_1()
     def settle() -> Json:
         if loaded is not None:
             restore(training, tensors, loaded)
@@ -222,14 +222,14 @@ def make_saving(
     return saving
 
 
-def require_same_weights(said: dict[int, Json]) -> Json:
-    """Rank 0's word, which must be everyone's."""
-    other = [rank for rank, one in sorted(said.items()) if one != said[0]]
+def require_same_weights(answers: dict[int, Json]) -> Json:
+    """Rank 0's answer, which every rank must give."""
+    other = [rank for rank, answer in sorted(answers.items()) if answer != answers[0]]
     if other:
         raise UserError(
             f"rank {other[0]} and {len(other) - 1} more begin with other weights than rank 0: a defect; fix: report it"
         )
-    return said[0]
+    return answers[0]
 
 
 def restore(training: Training, tensors: dict[str, torch.Tensor], loaded: Loaded) -> None:
@@ -296,7 +296,7 @@ def leave(training: Training, ending: Ending) -> int:
     if training.world.rank == 0:
         saved = training.saving.committed_step
         noticed = training.saving.noticed
-        detail = f"{noticed.said}; {noticed.to_go_on}" if noticed else ending.value
+        detail = f"{noticed.summary}; {noticed.advice}" if noticed else ending.value
         fields = {"step": training.progress.step, "saved_step": saved, "exit_code": code, "detail": detail}
         training.sink.event("stopped", fields)
     return code

@@ -248,7 +248,7 @@ def test_export_without_a_task_says_how_to_go_on(store: LocalStore, call: Call, 
             "checkpoint.keep_every_steps = -5: not allowed; allowed: >= 0",
         ),
         (["export", "{run}", "--out", "{run}", "--names", "own"], "exists and is not an empty folder"),
-        (["list", "ftp://x"], "this kind of URI is not known"),
+        (["list", "ftp://x"], "is an unknown kind of URI"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

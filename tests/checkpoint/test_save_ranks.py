@@ -63,7 +63,7 @@ def test_a_rank_that_dies_in_a_save_costs_that_checkpoint_and_the_one_before_it_
     assert codes == [0, -signal.SIGKILL], first
     assert first[0] == second[0] == "1 True committed"
     assert len(second) == 1
-    assert first[1].startswith("2 False no word from rank 1")
+    assert first[1].startswith("2 False no vote from rank 1")
     store = open_store(uri)
     assert manifests_of(store) == [ManifestId(1, 1)]
     assert_holds(store, ManifestId(1, 1), everything(1, 2))

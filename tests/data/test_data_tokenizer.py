@@ -161,7 +161,7 @@ def _swapped_ids() -> str:
     ("make", "reason"),
     [
         (lambda: _changed(normalizer={"type": "NFC"}), "it normalizes the text first"),
-        (_unlisted_pair, "is not what its merges make of the same bytes"),
+        (_unlisted_pair, "is not what its merges make of its bytes"),
         (_swapped_ids, "not listed in the order of their ids"),
         (_byte_fallback, "its model sets byte_fallback"),
         (lambda: _changed(pre_tokenizer={"type": "Whitespace"}), "not byte-level"),
@@ -214,7 +214,7 @@ def test_wrong_wishes_say_what_is_allowed(tmp_path: Path) -> None:
         (str(tmp_path / "none.json"), None, "cannot be read"),
         (str(tmp_path / "bad.json"), None, "not a tokenizer.json"),
         (str(tmp_path / "no_end.json"), None, "no known end-of-text token"),
-        (str(tmp_path / "no_end.json"), "<end>", "no token of"),
+        (str(tmp_path / "no_end.json"), "<end>", "is not a token of"),
         ("bytes", "<end>", "has its own end-of-text id"),
     ]:
         with pytest.raises(UserError, match=expected):

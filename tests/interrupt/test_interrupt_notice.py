@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from lustrain.problem import UserError
 from tests.lab.servers import S3Place
 from tests.processes import wait_until
-from trainer.config import InterruptConfig
+from trainer.config import InterruptConfig, parse_time
 from trainer.interrupt import Notice, Watch, config_problems
-from trainer.interrupt.deadline import Deadline, parse_time
+from trainer.interrupt.deadline import Deadline
 from trainer.interrupt.notice import nearer
 from trainer.interrupt.outage import MOST_WARNINGS
 from trainer.interrupt.stopfile import StopFile
@@ -61,8 +61,8 @@ def test_the_time_remaining_is_never_negative_and_unknown_stays_unknown() -> Non
 )
 def test_a_notice_is_named_by_its_source_with_what_to_do(source: str, detail: str, said: str, to_go_on: str) -> None:
     found = Notice(source, detail, None)
-    assert found.said == said
-    assert found.to_go_on.startswith(to_go_on)
+    assert found.summary == said
+    assert found.advice.startswith(to_go_on)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -73,7 +73,7 @@ def test_rank_0_tells_of_a_notice_once_as_soon_as_it_is_there(tmp_path: Path, ra
     with Watch(config, rank=rank, on_event=on_event) as watch:
         stop.touch()
         wait_until(lambda: seen or rank)
-        watch.tell(Notice("spot", "terminate", None))
+        watch.announce(Notice("spot", "terminate", None))
     assert seen == [("notice", {"detail": f"stop file ({stop} exists): saving after this step"})][rank:]
 
 
@@ -93,8 +93,11 @@ def test_every_time_with_a_zone_is_read_exactly(moment: datetime, offset_minutes
     "text", ["", "tomorrow", "2026-12-01", "2026-12-01T11:30:00", "2026-13-01T11:30:00Z", "1764588600"]
 )
 def test_a_deadline_without_a_time_or_a_zone_is_refused_by_the_config(text: str) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(
+        ValidationError, match=r"(is not a time|has no time zone); allowed: a time with its zone"
+    ) as caught:
         InterruptConfig(deadline=text)
+    assert "isoformat" not in str(caught.value)
 
 
 @given(st.text(max_size=30))

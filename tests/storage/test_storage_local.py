@@ -43,8 +43,8 @@ def test_an_unusable_place_is_one_line_and_nothing_is_written(tmp_path: Path) ->
         (str(file / "below" / "it"), True, "a folder is needed"),
         (str(file), False, "is not a folder"),
         (str(tmp_path / "missing"), False, "there is no such folder"),
-        ("gs://bucket/run", True, "not known; allowed: a folder"),
-        ("file://server/share", True, "not known; allowed: a folder"),
+        ("gs://bucket/run", True, "unknown kind of URI; allowed: a folder"),
+        ("file://server/share", True, "unknown kind of URI; allowed: a folder"),
         ("", True, "is not a path"),
         ("a\0b", True, "is not a path"),
     ]:

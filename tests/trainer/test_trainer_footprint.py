@@ -18,7 +18,7 @@ from tests.trainer.token_sets import write_token_set
 from trainer import footprint
 from trainer.__main__ import main
 from trainer.config import Config
-from trainer.footprint import Memory, NoMemoryError, check_memory, host_memory, lack_of_memory_told
+from trainer.footprint import Memory, NoMemoryError, check_memory, host_memory, report_lack_of_memory
 from trainer.models import llama, patchnet
 from trainer.parallel import World
 from trainer.tasks import Footprint
@@ -169,7 +169,7 @@ def test_a_training_larger_than_the_machine_is_refused_at_once(
 
 @pytest.mark.parametrize("ask", [lambda: bytearray(2**62), lambda: torch.empty(2**50)])
 def test_an_allocation_that_fails_later_is_one_line_too(ask: Any) -> None:
-    with pytest.raises(NoMemoryError, match=r"^memory ran out"), lack_of_memory_told():
+    with pytest.raises(NoMemoryError, match=r"^memory ran out"), report_lack_of_memory():
         ask()
-    with pytest.raises(RuntimeError, match="other"), lack_of_memory_told():
+    with pytest.raises(RuntimeError, match="other"), report_lack_of_memory():
         raise RuntimeError("other")

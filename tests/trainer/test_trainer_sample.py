@@ -118,7 +118,7 @@ def test_what_a_run_lacks_is_named_in_one_line(run: Path, tmp_path: Path, capsys
     # As a person does who edits it.
     without.put(CONFIG, b"".join(line for line in lines if b"record_crc64nvme" not in line))
     (line,) = refusal(capsys, tmp_path / "without", "--prompt", "x")
-    assert line.startswith("task.name = 'image_classification': writes no text")
+    assert line.startswith("task.name = 'image_classification': does not generate text")
 
 
 def test_all_impossible_arguments_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

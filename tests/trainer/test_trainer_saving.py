@@ -191,7 +191,7 @@ def test_every_rank_names_the_notice_that_only_one_has_and_before_the_save() -> 
 
     def stop(rank: int) -> None:
         def tell(named: Notice) -> None:
-            told.append((rank, named.said, list(scripted[rank].saved)))
+            told.append((rank, named.summary, list(scripted[rank].saved)))
 
         savings[rank].save_on_notice(9, notice(100.0) if rank else None, tell)
 

@@ -199,7 +199,10 @@ def test_without_a_loss_that_is_a_number_nothing_is_saved(
         (["schedule.warmup_steps=99"], "schedule.warmup_steps = 99"),
         (["parallel.comm_hook=powersgd"], "parallel.comm_hook = 'powersgd'"),
         (["parallel.device=cuda"], "parallel.device = 'cuda'"),
-        (["interrupt.deadline=tomorrow"], "interrupt.deadline = 'tomorrow'"),
+        (
+            ["interrupt.deadline=tomorrow"],
+            "interrupt.deadline = 'tomorrow': is not a time; allowed: a time with its zone",
+        ),
         (["task.model.vocab_size=10"], "vocab_size"),
     ],
 )

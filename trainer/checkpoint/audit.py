@@ -24,7 +24,7 @@ from trainer.stored_config import KEY, DamagedConfigError, read_stored
 
 Event = Mapping[str, Any]
 RESTORE = (
-    "in a bucket with versions remove the delete markers, of its attempt's objects too; else restore it from a snapshot "
+    "in a versioned bucket remove its delete marker and those of its attempt's objects; otherwise restore a snapshot "
     "(trainer/checkpoint/FORMAT.md, 'What a deletion leaves behind')"
 )
 
@@ -62,9 +62,7 @@ def lost_commits(history: History, events: Iterable[Event], options: CheckpointC
 def _config_problems(store: ObjectStore, *, expected: bool) -> Sequence[str]:
     try:
         if read_stored(store) is None and expected:
-            return [
-                f"{KEY}: missing, though a job has trained; fix: restore it, for nothing else says which run this is"
-            ]
+            return [f"{KEY}: missing, though the run has trained; fix: restore it: nothing else says which run this is"]
     except DamagedConfigError as error:
         return error.problems
     except CorruptObjectError as error:
@@ -90,15 +88,14 @@ def _read_log(store: ObjectStore, prefix: str) -> tuple[list[Event], list[str]]:
 
 
 def _read_part(store: ObjectStore, key: str) -> tuple[list[Event], list[str]]:
-    """Read twice where that is needed: without a store's checksums the wire may have lied."""
-    records: list[Event] = []
+    """The records and a line for each damaged one, read again where anything is wrong: the network may have garbled it."""
+    records, problems = _parsed(store, key)
+    return _parsed(store, key) if problems else (records, problems)
+
+
+def _parsed(store: ObjectStore, key: str) -> tuple[list[Event], list[str]]:
     problems: list[str] = []
-    for _ in range(2):
-        problems = []
-        try:
-            records = [*parse_part(key, store.read(key)[0], problems.append)]
-        except (CorruptObjectError, ObjectMissingError) as error:
-            problems = [f"{key}: {error}"]
-        if not problems:
-            break
-    return records, problems
+    try:
+        return [*parse_part(key, store.read(key)[0], problems.append)], problems
+    except (CorruptObjectError, ObjectMissingError) as error:
+        return [], [f"{key}: {error}"]

@@ -13,7 +13,7 @@ from trainer.checkpoint.writer import Stored
 
 @dataclass(frozen=True)
 class Plan:
-    """Rank 0's word on one call of save(): under which name all ranks store, or with an empty one why not."""
+    """Rank 0's decision on one call of save(): under which name all ranks store, or with an empty one why not."""
 
     attempt: str
     why_not: str = ""
@@ -23,7 +23,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Vote:
-    """One rank's word: what it stored, or `error`. `closed` is the number of the last call whose end it knows."""
+    """One rank's result: what it stored, or `error`. `closed` is the number of the last call whose end it knows."""
 
     stored: Stored | None
     error: str
@@ -32,7 +32,7 @@ class Vote:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Rank 0's word on how a save ended; `lost` holds the lines of a LostRunError."""
+    """Rank 0's decision on how a save ended; `lost` holds the lines of a LostRunError."""
 
     committed: bool
     detail: str
@@ -41,9 +41,9 @@ class Verdict:
 
 
 class Ballot:
-    """One rank's part in the talk about all saves of a generation; calls of save() are numbered alike on all ranks.
+    """One rank's part in the messages about all saves of a generation; calls of save() are numbered alike on all ranks.
 
-    Every method raises VoteError when the others cannot be reached, the hearing ones VoteTimeout, or VoteError once
+    Every method raises VoteError when the others cannot be reached, the reading ones VoteTimeout, or VoteError once
     `stop` is set. May be used from several threads.
     """
 
@@ -55,40 +55,40 @@ class Ballot:
 
     def announce(self, number: int, plan: Plan) -> None:
         """Rank 0: say what call `number` is to be."""
-        self._say(number, self._plan_topic(number), plan)
+        self._post(number, self._plan_topic(number), plan)
 
     def plan(self, number: int, timeout: float) -> Plan:
         """What rank 0 says that call `number` is to be."""
-        said = self._hear_first(self._plan_topic(number), timeout)
-        return Plan(said["attempt"], said["why_not"], tuple(ManifestId(**commit) for commit in said["keep"]))
+        plan = self._read_rank_0(self._plan_topic(number), timeout)
+        return Plan(plan["attempt"], plan["why_not"], tuple(ManifestId(**commit) for commit in plan["keep"]))
 
     def vote(self, number: int, attempt: str, vote: Vote) -> None:
         """Say how this rank's part went."""
-        self._say(number, f"{attempt}/votes", vote)
+        self._post(number, f"{attempt}/votes", vote)
 
     def votes(self, attempt: str, timeout: float) -> dict[int, Vote]:
         """Rank 0: every rank's vote; what was said about saves that all ranks are done with is then forgotten."""
-        said = self._votes.gather(f"{attempt}/votes", timeout, stop=self._stop)
-        votes = {rank: _vote(word) for rank, word in said.items()}
+        posted = self._votes.gather(f"{attempt}/votes", timeout, stop=self._stop)
+        votes = {rank: _vote(body) for rank, body in posted.items()}
         self._forget(min(vote.closed for vote in votes.values()))
         return votes
 
-    def tell(self, number: int, attempt: str, verdict: Verdict) -> None:
+    def announce_verdict(self, number: int, attempt: str, verdict: Verdict) -> None:
         """Rank 0: say how the save ended."""
-        self._say(number, f"{attempt}/verdict", verdict)
+        self._post(number, f"{attempt}/verdict", verdict)
 
     def verdict(self, attempt: str, timeout: float) -> Verdict:
         """How rank 0 says that the save ended."""
-        said = self._hear_first(f"{attempt}/verdict", timeout)
-        return Verdict(said["committed"], said["detail"], said["bytes"], tuple(said["lost"]))
+        verdict = self._read_rank_0(f"{attempt}/verdict", timeout)
+        return Verdict(verdict["committed"], verdict["detail"], verdict["bytes"], tuple(verdict["lost"]))
 
-    def _say(self, number: int, topic: str, word: Plan | Vote | Verdict) -> None:
+    def _post(self, number: int, topic: str, message: Plan | Vote | Verdict) -> None:
         if self._rank == 0:
             with self._lock:
                 self._topics.append((number, topic))
-        self._votes.post(topic, self._rank, asdict(word))
+        self._votes.post(topic, self._rank, asdict(message))
 
-    def _hear_first(self, topic: str, timeout: float) -> dict[str, Any]:
+    def _read_rank_0(self, topic: str, timeout: float) -> dict[str, Any]:
         return self._votes.gather(topic, timeout, ranks=[0], stop=self._stop)[0]
 
     def _plan_topic(self, number: int) -> str:
@@ -102,5 +102,5 @@ class Ballot:
             self._votes.drop(topic)
 
 
-def _vote(word: dict[str, Any]) -> Vote:
-    return Vote(Stored(**word["stored"]) if word["stored"] else None, word["error"], word["closed"])
+def _vote(body: dict[str, Any]) -> Vote:
+    return Vote(Stored(**body["stored"]) if body["stored"] else None, body["error"], body["closed"])

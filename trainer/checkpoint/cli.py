@@ -1,4 +1,4 @@
-"""`python -m trainer checkpoints list | verify | prune | export RUN_URI`: look at a run's checkpoints and tend them."""
+"""`python -m trainer checkpoints list | verify | prune | export RUN_URI`: inspect and prune a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rich.table import Table
 
 from lustrain.problem import UserError, problem
 from lustrain.progress import BYTES, Progress, amount_text
+from lustrain.schema import problems_of
 from trainer.checkpoint.audit import audit
 from trainer.checkpoint.export import export
 from trainer.checkpoint.history import History, choose, read_history
@@ -27,7 +28,6 @@ from trainer.checkpoint.parts import read_manifest
 from trainer.checkpoint.prune import PruneReport, metric_of, prune
 from trainer.checkpoint.verify import VerifyReport, verify_checkpoint
 from trainer.config import CheckpointConfig, TaskConfig
-from trainer.config_problems import problems_of
 from trainer.errors import EXIT_DONE
 from trainer.metrics.runlog import append_event
 from trainer.metrics.timeline import PRUNED
@@ -70,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="only the checkpoint of this step (default: all live ones, config and log)",
     )
-    pruning = actions.add_parser("prune", help="remove what need not be kept", description=_PRUNE_HELP)
-    pruning.add_argument("--dry-run", action="store_true", help="say what would go, remove nothing")
+    pruning = actions.add_parser("prune", help="remove checkpoints that need not be kept", description=_PRUNE_HELP)
+    pruning.add_argument("--dry-run", action="store_true", help="list what would be removed, remove nothing")
     pruning.add_argument("--keep-last", type=int, metavar="N", help="newest checkpoints to keep, at least 2")
     pruning.add_argument("--keep-every-steps", type=int, metavar="N", help="also keep one every N steps; 0: none")
     pruning.add_argument("--keep-best", action=argparse.BooleanOptionalAction, help="also keep the best by eval loss")
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked for; 0, or 1 when `verify` found damage; UserError for what the user can mend."""
+    """Run one action; 0, or 1 when `verify` found damage; UserError for what the user can mend."""
     store = open_store(args.run, create=False, name="RUN_URI")
     actions = {"list": _list, "verify": _verify, "prune": _prune, "export": _export}
     return actions[args.action](store, args)
@@ -200,7 +200,7 @@ def keep_options(store: ObjectStore, args: argparse.Namespace) -> CheckpointConf
     try:
         return CheckpointConfig(**keep)
     except ValidationError as error:
-        raise UserError(problems_of(error, "checkpoint", model=CheckpointConfig)) from None
+        raise UserError(problems_of(error, CheckpointConfig, "checkpoint")) from None
 
 
 def prune_text(report: PruneReport, dry_run: bool) -> str:
@@ -245,7 +245,7 @@ def task_names(store: ObjectStore) -> tuple[dict[str, str], dict[str, Any]]:
             names, config = task.export_names(model), task.export_config(model)
             task.close()
     except UserError as error:
-        why = "the Task cannot tell its names without its data"
+        why = "the Task needs its data to know these names"
         hint = problem("--names", "task", why, fix="make the data readable here, or --names own")
         raise UserError([*error.problems, hint]) from error
     return names, config

@@ -38,7 +38,7 @@ def decode_block(data: memoryview | bytes, size: int) -> bytes:
     zstandard = _zstandard()
     try:
         if zstandard.frame_content_size(data) != size:
-            raise CorruptObjectError(f"compressed block does not announce its {size} logical bytes")
+            raise CorruptObjectError(f"compressed block does not say that it holds {size} logical bytes")
         planes = np.frombuffer(zstandard.ZstdDecompressor().decompress(data, max_output_size=size), np.uint8)
     except zstandard.ZstdError as error:
         raise CorruptObjectError(f"compressed block cannot be read: {error}") from error

@@ -32,7 +32,7 @@ def manifest_of(
     """The manifest of an attempt of which every rank says what it stored."""
     commit = attempt_commit(attempt)
     if commit is None:
-        raise ValueError(f"{attempt!r} is no attempt's name")
+        raise ValueError(f"{attempt!r} is not the name of an attempt")
     return Manifest(
         generation=commit.generation,
         step=commit.step,
@@ -118,7 +118,7 @@ def _standing(store: ObjectStore, lease: Lease, mine: Manifest) -> Manifest:
     try:
         theirs = decode_manifest(body or b"")
     except DamagedRecordError as error:
-        raise StorageError(problem("manifest", mine.id.key, f"another object stands there: {error}")) from error
+        raise StorageError(problem("manifest", mine.id.key, f"another object has this key: {error}")) from error
     if theirs.id != mine.id:
         raise StorageError(problem("manifest", mine.id.key, f"holds the manifest of {theirs.id.key}"))
     # The lease is ours, so only this job can have committed under its generation: an earlier try at the same step.

@@ -18,7 +18,7 @@ from typing import Any
 
 from lustrain.problem import UserError, problem
 from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
-from trainer.checkpoint.parts import on_second_look
+from trainer.checkpoint.parts import read_twice
 from trainer.checkpoint.records import DamagedRecordError, NewerFormatError, decode_manifest, seal, unseal
 from trainer.errors import LostRunError
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
@@ -86,7 +86,7 @@ class LeaseRecord:
                 lineage=tuple(_settlement(item) for item in body["lineage"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise DamagedRecordError(f"lease lacks or garbles a field: {error!r}") from error
+            raise DamagedRecordError(f"a field of the lease is missing or wrong: {error!r}") from error
 
 
 def committed(store: ObjectStore) -> list[ManifestId]:
@@ -217,7 +217,7 @@ def _read(store: ObjectStore) -> tuple[LeaseRecord, str] | None:
         return LeaseRecord.decode(raw), etag
 
     try:
-        return on_second_look(decoded)
+        return read_twice(decoded)
     except ObjectMissingError:
         return None
     except DamagedRecordError as error:
@@ -239,7 +239,7 @@ def _from_objects(store: ObjectStore) -> tuple[int, tuple[Settlement, ...]]:
         manifest = ManifestId.of_key(info.key)
         if manifest and manifest.generation not in parents:
             try:
-                parents[manifest.generation] = on_second_look(partial(_parent, store, info.key))
+                parents[manifest.generation] = read_twice(partial(_parent, store, info.key))
             except DamagedRecordError as error:
                 # Another manifest of this generation may still say it.
                 log.warning("%s/%s: passed over while %s is rebuilt: %s", store.uri, info.key, LEASE, error)

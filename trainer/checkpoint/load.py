@@ -46,7 +46,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What one rank found out about one candidate."""
+    """One rank's result for one candidate."""
 
     ok: bool
     stop: bool = False
@@ -134,7 +134,7 @@ def agreement_problem(verdicts: Mapping[int, Any]) -> str:
         raise kind([f"rank {rank}: {verdict.reason}" for rank, verdict in stops.items()][:8])
     failed = [(rank, v.reason) for rank, v in sorted(verdicts.items()) if not v.ok]
     if failed:
-        others = f" (also passed over by {len(failed) - 1} other ranks)" if len(failed) > 1 else ""
+        others = f" ({len(failed) - 1} other ranks skipped it too)" if len(failed) > 1 else ""
         return f"found by rank {failed[0][0]}: {failed[0][1]}{others}"
     if len({v.digest for v in verdicts.values()}) > 1:
         return "the ranks saw different manifests under this key"

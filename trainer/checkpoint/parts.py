@@ -56,7 +56,7 @@ class Places:
 
 def read_manifest(store: ObjectStore, manifest_id: ManifestId) -> Manifest:
     """The manifest under this id; CorruptObjectError when it is gone, damaged or of another commit."""
-    manifest = on_second_look(lambda: _decoded_manifest(store, manifest_id))
+    manifest = read_twice(lambda: _decoded_manifest(store, manifest_id))
     if manifest.id != manifest_id:
         raise CorruptObjectError(f"{manifest_id.key}: holds the manifest of {manifest.id.key}")
     if sorted(part.rank for part in manifest.parts) != list(range(manifest.world_size)):
@@ -73,8 +73,8 @@ def _decoded_manifest(store: ObjectStore, manifest_id: ManifestId) -> Manifest:
         raise CorruptObjectError(f"{manifest_id.key}: {error}") from error
 
 
-def on_second_look(read: Callable[[], T]) -> T:
-    """What `read` returns, asked twice: the wire may have lied where the disk does not; stored damage stays damage."""
+def read_twice(read: Callable[[], T]) -> T:
+    """What `read` returns, tried twice: the network may have garbled the first answer; stored damage stays damage."""
     try:
         return read()
     except (CorruptObjectError, DamagedRecordError):
@@ -112,7 +112,7 @@ def read_index(places: Places, part: Part, attempt: str, notes: TierNotes | None
             if notes is not None:
                 notes.pass_over(tier, part, part.index_key, error)
     try:
-        return on_second_look(lambda: _index_of(places.run, part, attempt))
+        return read_twice(lambda: _index_of(places.run, part, attempt))
     except ObjectMissingError as error:
         raise CorruptObjectError(
             f"rank {part.rank}, {part.index_key}: missing, though the manifest names it"
@@ -149,14 +149,14 @@ def index_problem(index: RankIndex, part: Part, attempt: str) -> str:
 
 def _block_problem(index: RankIndex, part: Part) -> str:
     if len(index.blocks) != -(-index.size // BLOCK_BYTES):
-        return f"{len(index.blocks)} blocks for {index.size} bytes"
+        return f"{index.size} bytes cannot be in {len(index.blocks)} blocks"
     end = 0
     whole = 0
     for number, block in enumerate(index.blocks):
         if block.start != end or block.size <= 0:
-            return f"block {number} does not begin where the one before ends"
+            return f"block {number} is empty or does not begin where the block before it ends"
         if index.codec == codec.NONE and block.size != logical_size(index, number):
-            return f"block {number} has {block.size} bytes"
+            return f"block {number} has {block.size} bytes instead of {logical_size(index, number)}"
         end += block.size
         whole = combine_crc64nvme(whole, block.crc64nvme, block.size)
     if not end == index.stored_size == part.data_size:
@@ -175,7 +175,7 @@ def _entry_problem(entry: Entry, size: int) -> str:
     if any(offset < 0 or length < 0 or offset + length > extent for extent, offset, length in box):
         return f"{entry.name}: box lies outside the tensor"
     if entry.size != prod(entry.lengths) * ITEM_BYTES[entry.dtype]:
-        return f"{entry.name}: {entry.size} bytes for {entry.lengths} of {entry.dtype}"
+        return f"{entry.name}: {entry.size} bytes do not fit lengths {entry.lengths} of {entry.dtype}"
     if entry.start < 0 or entry.start + entry.size > size:
         return f"{entry.name}: lies outside the part's {size} bytes"
     return ""
@@ -224,7 +224,7 @@ class PartReader:
             else:
                 self._fetched.add(number)
                 return
-        on_second_look(lambda: self._read_block(self._places.run, number))
+        read_twice(lambda: self._read_block(self._places.run, number))
         self._fetched.add(number)
 
     def bytes_of(self, start: int, size: int) -> memoryview:
@@ -246,7 +246,7 @@ class PartReader:
     def _expect_stored_object(self) -> None:
         if self._tiers or not self.index.blocks:
             return
-        on_second_look(lambda: expect_data(self._places.run, self.part))
+        read_twice(lambda: expect_data(self._places.run, self.part))
 
     def _tier_has_it(self, tier: ObjectStore) -> bool:
         try:

@@ -128,12 +128,12 @@ def unseal(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DamagedRecordError(f"not JSON: {error}") from error
     if not isinstance(body, dict) or "record_crc64nvme" not in body:
-        raise DamagedRecordError("not a record: no checksum of its own")
+        raise DamagedRecordError("not a record: it has no record_crc64nvme")
     claimed = body.pop("record_crc64nvme")
     try:
         found = f"{crc64nvme(_canonical(body)):016x}"
     except (ValueError, RecursionError) as error:
-        raise DamagedRecordError(f"holds what no record of ours can: {error}") from error
+        raise DamagedRecordError(f"holds a value that no record can hold: {error}") from error
     if claimed != found:
         raise DamagedRecordError(f"checksum {found}, but the record says {claimed}")
     return body
@@ -163,7 +163,7 @@ def decode_index(raw: bytes) -> RankIndex:
             blocks=tuple(Block(b["start"], b["size"], int(b["crc64nvme"], 16)) for b in body["blocks"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedRecordError(f"rank index lacks or garbles a field: {error!r}") from error
+        raise DamagedRecordError(f"a field of the rank index is missing or wrong: {error!r}") from error
 
 
 def decode_manifest(raw: bytes) -> Manifest:
@@ -193,7 +193,7 @@ def decode_manifest(raw: bytes) -> Manifest:
             about=dict(body["about"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedRecordError(f"manifest lacks or garbles a field: {error!r}") from error
+        raise DamagedRecordError(f"a field of the manifest is missing or wrong: {error!r}") from error
 
 
 _KIND = {RankIndex: "rank-index", Manifest: "manifest"}
@@ -217,7 +217,7 @@ def _hexed(value: Any) -> Any:
 def _decode(raw: bytes, kind: str) -> dict[str, Any]:
     body = unseal(raw)
     if body.get("kind") != kind:
-        raise DamagedRecordError(f"is a {body.get('kind')!r}, not a {kind!r}")
+        raise DamagedRecordError(f"is of kind {body.get('kind')!r} instead of {kind!r}")
     version = body.get("format")
     if not isinstance(version, int) or version > FORMAT:
         raise NewerFormatError(

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from lustrain.problem import UserError
+from trainer.background import BackgroundThread
 from trainer.checkpoint.ballot import Ballot, Plan, Verdict, Vote
 from trainer.checkpoint.child import WriterDiedError, WriterProcess
 from trainer.checkpoint.commit import commit, exact_json, manifest_of, printable_json
@@ -78,7 +79,7 @@ class Checkpointer:
         self._tiers = tuple(tier_root(tier.path, store.uri) for tier in in_order)
         self._staging = Staging(rank, world_size, options.copy_threads)
         self._writer = WriterProcess()
-        self._restarts_told = 0
+        self._restarts_reported = 0
         self._calls = 0
         self._changed = threading.Condition()
         self._in_flight: list[Flight] = []
@@ -87,7 +88,6 @@ class Checkpointer:
         self._last_seconds = 0.0
         self._last_closed = -1
         self._lost: LostRunError | None = None
-        self._defect: BaseException | None = None
         self._stop = threading.Event()
         self._ballot = Ballot(votes, rank, generation, self._stop)
         self._written: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
@@ -95,7 +95,11 @@ class Checkpointer:
         self._commits: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """True for a commit to prune after, False for the end."""
         parts = {"writing": self._write_all, "closing": self._close_all, "pruning": self._prune_all}
-        self._threads = [self._thread(part, name) for name, part in parts.items()]
+        self._threads = [
+            BackgroundThread(part, f"checkpoint-{name}", on_defect=self._wake) for name, part in parts.items()
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def busy(self) -> bool:
@@ -154,7 +158,7 @@ class Checkpointer:
                 staged = self._staging.stage(shared, own, urgent=urgent, wait_s=self._options.vote_timeout_s)
             except StagingError as error:
                 problem = str(error)
-        plan = plan or self._hear_plan(number)
+        plan = plan or self._receive_plan(number)
         if plan.attempt:
             self._begin(Flight(number, step, plan, staged, problem, state, about, urgent, began))
         else:
@@ -175,7 +179,7 @@ class Checkpointer:
     def wait(self, timeout: float | None) -> list[SaveOutcome]:
         """Like poll(), once no save is in flight or `timeout` seconds have passed."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._in_flight or self._lost or self._defect, timeout)
+            self._changed.wait_for(self._is_settled, timeout)
         return self.poll()
 
     def close(self) -> None:
@@ -208,7 +212,7 @@ class Checkpointer:
             return Plan("", str(error))
         return plan
 
-    def _hear_plan(self, number: int) -> Plan:
+    def _receive_plan(self, number: int) -> Plan:
         try:
             return self._ballot.plan(number, PLAN_S)
         except VoteError as error:
@@ -254,7 +258,7 @@ class Checkpointer:
                 reply = Reply(flight.number, error=str(error))
                 self._start_writer()
             flight.written.update(reply.seconds)
-            self._tell_restarts(reply.error)
+            self._report_restarts(reply.error)
         for tier, why in reply.tiers.items():
             self._on_event("tier_failed", {"step": flight.step, "tier": tier, "detail": why})
         return Vote(reply.stored, reply.error, self._last_closed)
@@ -279,15 +283,15 @@ class Checkpointer:
             with suppress(OSError):
                 self._writer.start()
 
-    def _tell_restarts(self, why: str) -> None:
-        if self._writer.restarts > self._restarts_told:
-            self._restarts_told = self._writer.restarts
+    def _report_restarts(self, why: str) -> None:
+        if self._writer.restarts > self._restarts_reported:
+            self._restarts_reported = self._writer.restarts
             detail = why or "the writer process had ended between two saves"
-            self._on_event("writer_restarted", {"detail": detail, "restarts": self._restarts_told})
+            self._on_event("writer_restarted", {"detail": detail, "restarts": self._restarts_reported})
 
     def _close_all(self) -> None:
         while (flight := self._written.get()) is not None:
-            self._end(flight, self._decide(flight) if self._rank == 0 else self._learn(flight))
+            self._end(flight, self._decide(flight) if self._rank == 0 else self._receive_verdict(flight))
 
     def _decide(self, flight: Flight) -> Verdict:
         """Rank 0: gather the votes, commit, and tell the others."""
@@ -298,7 +302,7 @@ class Checkpointer:
         except (UserError, VoteError) as error:
             verdict = Verdict(False, str(error))
         try:
-            self._ballot.tell(flight.number, flight.plan.attempt, verdict)
+            self._ballot.announce_verdict(flight.number, flight.plan.attempt, verdict)
         except VoteError as error:
             return replace(verdict, detail=f"{verdict.detail}; the other ranks could not be told: {error}")
         return verdict
@@ -308,7 +312,7 @@ class Checkpointer:
         against = [f"rank {rank}: {vote.error}" for rank, vote in sorted(votes.items()) if not vote.stored]
         if against:
             self._drop_parts(flight.plan.attempt)
-            more = f"; and {len(against) - 3} ranks more" if len(against) > 3 else ""
+            more = f"; and {len(against) - 3} more ranks" if len(against) > 3 else ""
             return Verdict(False, "; ".join(against[:3]) + more)
         assert self._lease is not None
         attempt = flight.plan.attempt
@@ -317,7 +321,7 @@ class Checkpointer:
             self._before_commit(flight.step)
         manifest = commit(self._store, self._lease, mine)
         earlier = manifest.attempt != attempt
-        detail = f"had been committed by an earlier try, {manifest.attempt}" if earlier else "committed"
+        detail = f"already committed by an earlier try, {manifest.attempt}" if earlier else "committed"
         return Verdict(True, detail, manifest.data_bytes)
 
     def _drop_parts(self, attempt: str) -> None:
@@ -326,7 +330,7 @@ class Checkpointer:
             for info in list(self._store.list(f"{ATTEMPTS}{attempt}/")):
                 self._store.delete(info.key)
 
-    def _learn(self, flight: Flight) -> Verdict:
+    def _receive_verdict(self, flight: Flight) -> Verdict:
         """The other ranks: hear from rank 0 how it ended."""
         try:
             return self._ballot.verdict(flight.plan.attempt, self._verdict_s)
@@ -378,23 +382,16 @@ class Checkpointer:
         if report.removed_keys or report.bytes:
             self._on_event(PRUNED, {"removed": report.removed_keys, "bytes": report.bytes})
 
-    def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
-        def run() -> None:
-            try:
-                target()
-            # A defect in a thread is raised again where the training sees it.
-            except BaseException as error:  # noqa: BLE001
-                with self._changed:
-                    self._defect = error
-                    self._changed.notify_all()
+    def _is_settled(self) -> bool:
+        return not self._in_flight or self._lost is not None or any(thread.defect for thread in self._threads)
 
-        thread = threading.Thread(target=run, name=f"checkpoint-{name}", daemon=True)
-        thread.start()
-        return thread
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _raise_if_over(self) -> None:
-        if self._defect is not None:
-            raise self._defect
+        for thread in self._threads:
+            thread.check()
         if self._lost is not None:
             raise LostRunError(self._lost.problems)
         if self._stop.is_set():

@@ -65,7 +65,7 @@ class StagingBuffer:
         self.size = max(-(-size // _ROUND_BYTES), 1) * _ROUND_BYTES
         free = available_memory()
         if free is not None and self.size > free:
-            raise StagingError(f"staging {self.size} bytes needs as much host memory, {free} bytes are available")
+            raise StagingError(f"no memory to stage the checkpoint: it takes {self.size} bytes, {free} are available")
         self.fd = os.memfd_create("lustrain-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, self.size)
         seal(self.fd)
@@ -216,7 +216,7 @@ class Staging:
         self._adopt_prepared()
         with self._changed:
             if not self._free and self._busy and not urgent:
-                raise StagingError("the staging buffer still holds the save before this one")
+                raise StagingError("the staging buffer still holds the previous save")
             if not self._free and self._busy and (available_memory() or 0) < 2 * size:
                 self._changed.wait_for(lambda: self._free, wait_s)
                 if not self._free:

@@ -27,7 +27,7 @@ class VoteTimeout(VoteError):
     def __init__(self, topic: str, missing: list[int], timeout: float) -> None:
         self.missing = missing
         shown = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-        super().__init__(f"no word from rank {shown} on {topic!r} within {timeout:.0f} s")
+        super().__init__(f"no vote from rank {shown} on {topic!r} within {timeout:.0f} s")
 
 
 class VoteBox(ABC):

@@ -221,7 +221,7 @@ class Server:
                 case "save":
                     self._start(_job(message))
                 case other:
-                    raise ValueError(f"the trainer asks for {other!r}, which this writer does not know")
+                    raise ValueError(f"unknown message from the trainer: {other!r}")
 
     def _start(self, job: Job) -> None:
         # Stores are opened here, so that threads they start for all saves do not inherit the low priority of one.

@@ -85,7 +85,7 @@ def _words(pre_tokenizer: dict[str, Any] | None) -> str:
         pattern = split.get("pattern", {}).get("Regex")
         if pattern and split.get("behavior") == "Isolated" and not split.get("invert"):
             return str(pattern)
-    raise NotConvertibleError("its pre-tokenizer has steps that tiktoken has not")
+    raise NotConvertibleError("its pre-tokenizer has steps that tiktoken does not have")
 
 
 def _ranks(model: dict[str, Any], special: set[str]) -> dict[bytes, int]:
@@ -101,7 +101,7 @@ def _ranks(model: dict[str, Any], special: set[str]) -> dict[bytes, int]:
     if not set(alphabet) <= set(vocab):
         raise NotConvertibleError("its vocabulary lacks single bytes")
     if model.get("ignore_merges") and not set(vocab) - special <= used:
-        raise NotConvertibleError("it takes words whole that its merges do not make")
+        raise NotConvertibleError("it keeps whole words that its merges do not make")
     if any(set(token) - set(alphabet) for token in made):
         raise NotConvertibleError("its tokens are not all byte strings")
     return {bytes(alphabet[char] for char in token): vocab[token] for token in used}
@@ -115,6 +115,6 @@ def _require_self_encoding(engine: Engine, vocab: dict[str, int], ranks: dict[by
         reachable = set(ranks.values())
         for token, number in vocab.items():
             if number in reachable and [part.id for part in model.tokenize(token)] != [number]:
-                raise NotConvertibleError(f"its token {token!r} is not what its merges make of the same bytes")
+                raise NotConvertibleError(f"its token {token!r} is not what its merges make of its bytes")
     finally:
         model.ignore_merges = ignores

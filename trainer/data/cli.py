@@ -1,4 +1,4 @@
-"""`python -m trainer tokenize`: its options, their checks, and what it tells at the end."""
+"""`python -m trainer tokenize`: its options, their checks, and its report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="path of a Hugging Face tokenizer.json, train:N to train byte pairs with N ids on the input, or bytes",
     )
     parser.add_argument(
-        "--eos", metavar="TOKEN", help="end-of-text token of the tokenizer.json, if it is none of the usual"
+        "--eos", metavar="TOKEN", help="end-of-text token of the tokenizer.json, where it is not one of the usual"
     )
     parser.add_argument("--format", choices=FORMATS, help="format of all inputs, whatever their suffix")
     parser.add_argument("--field", default="text", help="JSONL field or parquet column with the text (default: text)")
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="share of the documents held out as split val, by a hash of their text (default: 0.01)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of held-out documents (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="decides which documents are held out (default: 0)")
     parser.add_argument("--shard-mib", type=int, default=64, metavar="N", help="size of a shard in MiB (default: 64)")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
     parser.add_argument(
@@ -91,11 +91,11 @@ def _wish(args: argparse.Namespace) -> Wish:
     if STDIN in args.inputs and len(args.inputs) > 1:
         problems.append(problem("INPUT", " ".join(args.inputs), "standard input must be the only input"))
     if not 0 <= args.val_fraction < 1:
-        problems.append(problem("--val-fraction", args.val_fraction, "is no share", allowed="0 <= F < 1"))
+        problems.append(problem("--val-fraction", args.val_fraction, "is out of range", allowed="0 <= F < 1"))
     if not 1 <= args.shard_mib <= MAX_SHARD_MIB:
-        problems.append(problem("--shard-mib", args.shard_mib, "is no useful size", allowed=f"1 to {MAX_SHARD_MIB}"))
+        problems.append(problem("--shard-mib", args.shard_mib, "is out of range", allowed=f"1 to {MAX_SHARD_MIB}"))
     if not 1 <= workers <= MAX_WORKERS:
-        problems.append(problem("--workers", workers, "is no useful number", allowed=f"1 to {MAX_WORKERS}"))
+        problems.append(problem("--workers", workers, "is out of range", allowed=f"1 to {MAX_WORKERS}"))
     tokenizer: TokenizerSpec | int = 0
     try:
         tokenizer = named_tokenizer(args.tokenizer, args.eos)

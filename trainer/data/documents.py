@@ -82,7 +82,7 @@ def _json_text(line: bytes, source: Source, position: int, reading: Reading, tal
     try:
         record = json.loads(_decoded(line, tally))
     except (ValueError, RecursionError) as error:
-        why = f"no JSON: {error}"
+        why = f"is not JSON: {error}"
     else:
         text = record.get(reading.field) if isinstance(record, dict) else None
         if isinstance(text, str):
@@ -93,7 +93,9 @@ def _json_text(line: bytes, source: Source, position: int, reading: Reading, tal
     if reading.skip_bad:
         return None
     where = f"{source.path}, line at byte {position}"
-    raise UserError(problem(where, _shown(line), why, fix="mend the line, name --field, or pass --skip-bad"))
+    raise UserError(
+        problem(where, _shown(line), why, fix="correct the line, choose another --field, or pass --skip-bad")
+    )
 
 
 def _parquet(span: Span, reading: Reading) -> Iterator[str | None]:
@@ -103,7 +105,7 @@ def _parquet(span: Span, reading: Reading) -> Iterator[str | None]:
         schema = file.schema_arrow
         texts = [f.name for f in schema if pyarrow.types.is_string(f.type) or pyarrow.types.is_large_string(f.type)]
         if reading.field not in texts:
-            why, allowed = f"{span.source.path} has no such column of strings", ", ".join(texts) or "none"
+            why, allowed = f"{span.source.path} has no such text column", ", ".join(texts) or "none"
             raise UserError(problem("--field", reading.field, why, allowed=allowed))
         batches = file.iter_batches(
             PARQUET_ROWS, row_groups=list(range(span.start, span.stop)), columns=[reading.field]
@@ -112,7 +114,7 @@ def _parquet(span: Span, reading: Reading) -> Iterator[str | None]:
             for value in batch.column(0).to_pylist():
                 if value is None and not reading.skip_bad:
                     where = f"{span.source.path}, column {reading.field}"
-                    raise UserError(problem(where, "null", "a row has no text", fix="mend it, or pass --skip-bad"))
+                    raise UserError(problem(where, "null", "a row has no text", fix="correct it, or pass --skip-bad"))
                 yield value
 
 

@@ -119,13 +119,13 @@ def decode_index(raw: bytes, uri: str) -> Index:
     try:
         found = f"{crc64nvme(_canonical(body)):016x}"
     except ValueError as error:
-        raise UserError(_damaged(uri, "holds a number that is none")) from error
+        raise UserError(_damaged(uri, "holds NaN or an infinity")) from error
     if claimed != found:
-        raise UserError(_damaged(uri, f"checksum {found}, but it says {claimed}"))
+        raise UserError(_damaged(uri, f"checksum {found}, but it records {claimed}"))
     try:
         return _index(body)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(_damaged(uri, f"lacks or garbles a field: {error!r}")) from error
+        raise UserError(_damaged(uri, f"a field is missing or wrong: {error!r}")) from error
 
 
 def read_index(store: ObjectStore) -> Index:

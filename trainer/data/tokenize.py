@@ -188,7 +188,7 @@ def _only_one(work: Path) -> Iterator[None]:
         yield
     except OSError as error:
         why = f"cannot be read or written: {error.strerror or error}"
-        fix = "mend that and run the same command again: it goes on"
+        fix = "remove the cause and run the same command again: it goes on"
         raise UserError(problem("file", error.filename or str(work), why, fix=fix)) from error
     finally:
         if not (work / MADE_FROM).is_file():
@@ -232,7 +232,7 @@ def _begin(folder: WorkFolder, made_from: str, say: Callable[[str], None]) -> No
     if plan.is_file() and plan.read_text() == made_from:
         return
     if plan.is_file():
-        say("input or options have changed since an earlier, unfinished call: beginning anew")
+        say("input or options have changed since an earlier, unfinished call: starting over")
     for path in folder.path.iterdir():
         if path.name not in (LOCK, SPOOL):
             path.unlink()
@@ -254,7 +254,7 @@ def _tokenizer(
             spec = train(wanted, _counted(_spread(plan, wish.reading, TRAINING_BYTES), progress))
         folder.write(TOKENIZER, spec.text.encode())
         if (found := build(spec).vocab_size) < wanted:
-            say(f"the input gives only {found:,} of the {wanted:,} ids asked for")
+            say(f"the input yields only {found:,} of the {wanted:,} ids asked for")
     return fastest(spec, list(_spread(plan, wish.reading, SAMPLE_BYTES)))
 
 

@@ -64,7 +64,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids; bytes that are no UTF-8 become U+FFFD."""
+        """The text of the ids; bytes that are not UTF-8 become U+FFFD."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text as a plain list."""
@@ -129,7 +129,9 @@ def vocabulary_to_train(wish: str) -> int | None:
         return None
     if not match[1].isdecimal() or not SMALLEST_TRAINED <= int(match[1]) <= LARGEST_TRAINED:
         allowed = f"train:N with N from {SMALLEST_TRAINED} to {LARGEST_TRAINED}"
-        raise UserError(problem("--tokenizer", wish, "not a vocabulary size", allowed=allowed, fix="e.g. train:8192"))
+        raise UserError(
+            problem("--tokenizer", wish, "is not a vocabulary size", allowed=allowed, fix="e.g. train:8192")
+        )
     return int(match[1])
 
 
@@ -217,7 +219,7 @@ def _checked_engine(wish: str, text: str) -> Engine:
     try:
         return _plain_engine(text)
     except Exception as error:  # tokenizers raises no narrower class for what it cannot read
-        why = f"not a tokenizer.json ({str(error)[:100]})"
+        why = f"is not a tokenizer.json ({str(error)[:100]})"
         raise UserError(problem("--tokenizer", wish, why, fix="use the file that Tokenizer.save() writes")) from error
 
 
@@ -226,13 +228,15 @@ def _eos_id(engine: Engine, wish: str, eos: str | None) -> int:
     if eos is not None:
         number = engine.token_to_id(eos)
         if number is None:
-            raise UserError(problem("--eos", eos, f"no token of {wish}", allowed=", ".join(special[:12]) or "none"))
+            raise UserError(
+                problem("--eos", eos, f"is not a token of {wish}", allowed=", ".join(special[:12]) or "none")
+            )
         return number
     for token in KNOWN_ENDS:
         number = engine.token_to_id(token)
         if number is not None:
             return number
-    why = "no known end-of-text token among its special tokens"
+    why = "has no known end-of-text token among its special tokens"
     raise UserError(problem("--tokenizer", wish, why, allowed=", ".join(special[:12]), fix="name it with --eos"))
 
 

@@ -9,18 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import datetime
 
 from lustrain.problem import UserError
+from trainer.config import parse_time
 from trainer.interrupt.notice import Notice, OnEvent
-
-
-def parse_time(text: str) -> float:
-    """Unix seconds of a time with its zone, RFC 3339 or another form of ISO 8601; ValueError says what is wrong."""
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(f"{text!r} names no time zone")
-    return moment.timestamp()
 
 
 class Deadline:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from lustrain.problem import problem
-from trainer.interrupt.deadline import parse_time
+from trainer.config import parse_time
 from trainer.interrupt.notice import Notice, OnEvent, nearer
 from trainer.interrupt.outage import Outage
 
@@ -78,7 +78,7 @@ def endpoint_problems(environ: Mapping[str, str]) -> Sequence[str]:
     except ValueError:
         usable = False
     if not usable:
-        problems.append(problem(ENDPOINT_VARIABLE, url, "not an http:// address", fix="e.g. http://127.0.0.1:1338"))
+        problems.append(problem(ENDPOINT_VARIABLE, url, "is not an http:// address", fix="e.g. http://127.0.0.1:1338"))
     return problems
 
 
@@ -147,7 +147,7 @@ class Metadata:
             item = json.loads(answer.body)
             action, when = str(item["action"]), str(item["time"])
         except (ValueError, KeyError, TypeError, RecursionError):
-            self._garbled.failed(f"{SPOT_PATH} answers {answer.body[:80]!r}, which is no instance action")
+            self._garbled.failed(f"{SPOT_PATH} answers {answer.body[:80]!r}, which is not an instance action")
             return None
         deadline = spot_deadline(when, answer, self._wall_clock())
         notice = Notice("spot", f"{action} at {when}", deadline)
@@ -186,7 +186,7 @@ class Metadata:
         except MetadataSilentError as error:
             raise MetadataSilentError(f"{error}{self._hop_limit_hint()}") from error
         if answer.status != 200 or not answer.body.isascii() or not answer.body.isprintable():
-            raise MetadataSilentError(f"{self._endpoint}{TOKEN_PATH} answers {answer.status}, no token")
+            raise MetadataSilentError(f"{self._endpoint}{TOKEN_PATH} answers {answer.status} without a token")
         self._token = answer.body
         self._token_until = asked + 0.9 * TOKEN_TTL_S
         return self._token

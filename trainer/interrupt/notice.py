@@ -23,7 +23,7 @@ class Notice:
     """`time.monotonic()` seconds at which the capacity is gone; None when nobody says."""
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """What stops the run, for people: `SIGINT`, `spot notice (terminate at …)`, `stop file (/x exists)`."""
         if self.source in ("signal", "data"):
             return self.detail
@@ -31,7 +31,7 @@ class Notice:
         return f"{name} notice ({self.detail})" if name in _FROM_AWS else f"{name} ({self.detail})"
 
     @property
-    def to_go_on(self) -> str:
+    def advice(self) -> str:
         """What a person does to go on; a deadline that is over and a stop file would stop the next start too."""
         return f"{_FIRST.get(self.source, '')}start the same command again to go on"
 

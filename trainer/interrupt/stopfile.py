@@ -21,9 +21,13 @@ def stop_uri_problems(uri: str) -> list[str]:
     """The config problem with `interrupt.stop_uri`, if there is one."""
     if not uri.startswith("s3://"):
         if "://" in uri:
-            return [problem("interrupt.stop_uri", uri, "unknown kind of place", allowed="a path, or s3://bucket/key")]
+            return [
+                problem(
+                    "interrupt.stop_uri", uri, "is an unknown kind of address", allowed="a path, or s3://bucket/key"
+                )
+            ]
         if not uri or uri.endswith("/"):
-            return [problem("interrupt.stop_uri", uri, "names a folder", fix="name the file that shall appear")]
+            return [problem("interrupt.stop_uri", uri, "names a folder", fix="name the file to look for")]
         return _too_long(uri, uri, MAX_PATH_BYTES)
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     if not bucket or not key or key.endswith("/"):

@@ -79,8 +79,8 @@ class Watch:
         if config.stop_uri is not None and rank == 0:
             self._pollers.append(StopFile(config.stop_uri, on_event))
         self._polled: Notice | None = None
-        self._silent = rank != 0
-        self._telling = threading.Lock()
+        self._announced = rank != 0
+        self._announcing = threading.Lock()
         self._closing = threading.Event()
         self._thread = BackgroundThread(self._run, "interrupt-watch")
 
@@ -94,13 +94,13 @@ class Watch:
         self._thread.check()
         return nearer(self._signals.notice, self._polled)
 
-    def tell(self, notice: Notice) -> None:
+    def announce(self, notice: Notice) -> None:
         """Have rank 0 say, once, what stops the job: this thread as soon as it knows, the loop for another rank's notice."""
-        with self._telling:
-            if self._silent:
+        with self._announcing:
+            if self._announced:
                 return
-            self._silent = True
-        self._on_event("notice", {"detail": f"{notice.said}: saving after this step"})
+            self._announced = True
+        self._on_event("notice", {"detail": f"{notice.summary}: saving after this step"})
 
     def close(self) -> None:
         """Stop polling and put the previous signal handlers back: call it after the last commit, not before."""
@@ -120,17 +120,17 @@ class Watch:
     def _run(self) -> None:
         while not self._closing.is_set():
             for poller in self._pollers:
-                self._tell_of_any()
+                self._announce_any()
                 self._polled = nearer(self._polled, poller.poll())
             if self._closing.is_set():
                 return
-            self._tell_of_any()
+            self._announce_any()
             self._signals.wait(self._poll_s)
 
-    def _tell_of_any(self) -> None:
+    def _announce_any(self) -> None:
         notice = nearer(self._signals.notice, self._polled)
         if notice is not None:
-            self.tell(notice)
+            self.announce(notice)
 
 
 def _log_event(kind: str, fields: dict[str, Any]) -> None:

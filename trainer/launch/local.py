@@ -96,13 +96,13 @@ class LocalJob:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.launch.local", description=__doc__)
     parser.add_argument("--nproc", type=int, required=True, help="ranks to start on this machine")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="-- and then what `python -m trainer` takes")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="--, then the arguments of `python -m trainer`")
     args = parser.parse_args(argv)
     if args.nproc < 1:
         raise UserError(problem("--nproc", args.nproc, "a job needs at least one rank", allowed=">= 1"))
     arguments = [word for word in args.arguments if word != "--"]
     if not arguments:
-        parser.error("after -- comes what `python -m trainer` takes, e.g. -- train CONFIG.toml")
+        parser.error("the arguments of `python -m trainer` are missing after --, e.g. -- train CONFIG.toml")
     jobs: list[LocalJob] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:

@@ -192,7 +192,7 @@ def draw_marks(axes: Axes, story: Timeline) -> None:
 
 
 def running_median(values: Sequence[float], window: int) -> list[float]:
-    """The middle of up to `window` values around each one, without those that are no numbers; NaN where nothing is left."""
+    """The middle of up to `window` values around each one, without those that are not finite; NaN where nothing is left."""
     half = window // 2
     around = (values[max(0, at - half) : at + half + 1] for at in range(len(values)))
     finite = ([value for value in near if math.isfinite(value)] for near in around)

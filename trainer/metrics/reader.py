@@ -67,7 +67,7 @@ def merge_steps(by_generation: Mapping[int, Iterable[Mapping[str, Any]]]) -> lis
 
 
 def parse_part(key: str, body: bytes, on_problem: OnProblem) -> list[dict[str, Any]]:
-    """The records of one part; a line that is none (half-written, flipped bits) is reported by number and left out."""
+    """The records of one part; a damaged line (half-written, flipped bits) is reported by number and left out."""
     records = []
     for number, line in enumerate(body.splitlines(), start=1):
         try:

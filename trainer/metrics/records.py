@@ -69,7 +69,7 @@ class PartName:
 
 
 class DamagedLineError(ValueError):
-    """A line that is no record."""
+    """A line that is not a record."""
 
 
 def utc_now() -> str:

@@ -133,7 +133,7 @@ class RunLog:
         with self._changed:
             if not durable and self._backlog.lines:
                 folder = self._backlog.rescue()
-                where = f"they are kept in {folder}" if folder else "and no local folder takes them either"
+                where = f"they are kept in {folder}" if folder else "and no local folder can be written either"
                 why = f" ({self._thread.defect!r})" if self._thread.defect else ""
                 self._on_trouble(f"{self._backlog.lines} log records are not in {self._store.uri}{why}; {where}")
             else:
@@ -149,7 +149,7 @@ class RunLog:
                 self._changed.notify_all()
         if spool_error is not None and not self._spool_reported:
             self._spool_reported = True
-            self._on_trouble(f"log records pile up in memory: the temporary folder takes no files ({spool_error})")
+            self._on_trouble(f"log records pile up in memory: the temporary folder cannot be written ({spool_error})")
 
     @property
     def _is_over(self) -> bool:
@@ -188,7 +188,7 @@ class RunLog:
         except (UserError, OSError) as error:
             self._failures += 1
             if self._failures == 1:
-                self._on_trouble(f"the log cannot be stored, and waits here until it can: {error}")
+                self._on_trouble(f"the log cannot be stored and is kept here until it can: {error}")
             return
         if self._failures:
             self._on_trouble(f"the log is stored again, after {self._failures} failed tries; nothing is missing")

@@ -252,7 +252,7 @@ def parameters(shape: LlamaShape) -> int:
 def flops_per_token(shape: LlamaShape, length: int) -> float:
     """Forward and backward FLOPs of one token: 6 N + 12 L C T (PaLM appendix B, https://arxiv.org/abs/2204.02311).
 
-    N counts the matrices that multiply: the embedding look-up is none, the output layer is one also when tied. As in the paper
+    N counts the matrices that multiply: the embedding look-up does not, the output layer does also when tied. As in the paper
     attention counts in full although the causal half is never needed.
     """
     c, d = shape.width, shape.head_dim

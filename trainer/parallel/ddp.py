@@ -49,7 +49,7 @@ def wrap_ddp(model: nn.Module, config: ParallelConfig, world: World) -> nn.Modul
         return model
     learning = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     if learning:
-        why = "batch normalisation's statistics depend on how a batch is split over ranks, and no rank's are the run's"
+        why = "batch normalisation's statistics depend on how a batch is split over ranks"
         raise UserError(problem("task.name", learning[0], why, fix="use a model with group or layer normalisation"))
     wrapped = DistributedDataParallel(
         model,

@@ -1,6 +1,6 @@
 """Answers of S3 that cannot be read are asked for again; botocore itself gives up at the first that it fails to parse.
 
-A listing or a header carries no checksum, so on plain HTTP a flipped byte may arrive as a date or a number that is none.
+A listing or a header carries no checksum, so on plain HTTP a flipped byte may garble a date or a number.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PatientClient(BaseClient):
                 return answer
             except (BotoCoreError, ClientError):
                 raise
-            # A parser raises what it likes: ValueError for a date, ResponseParserError, which is no BotoCoreError, for XML.
+            # A parser raises what it likes: ValueError for a date, ResponseParserError, which is not a BotoCoreError, for XML.
             except Exception as error:  # noqa: BLE001
                 unreadable = error
             if attempt + 1 < attempts:

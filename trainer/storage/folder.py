@@ -72,7 +72,7 @@ class Folder:
             with suppress(FileNotFoundError):
                 move()
                 return sync_folder(target.parent)
-        why = "vanishes as soon as it is made"
+        why = "disappears as soon as it is made"
         raise StorageError(problem("folder", str(target.parent), why, fix="check what else deletes there"))
 
     def remove_emptied(self, folder: Path) -> None:

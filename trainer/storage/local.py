@@ -96,10 +96,10 @@ class LocalStore(ObjectStore):
             with open(path, "rb", buffering=0) as source, self._folder.unfinished() as (fd, tmp):
                 copied, found = _copy(source.fileno(), fd, size)
                 if copied < size:
-                    why = f"{path} ends at byte {copied} of the announced {size}"
+                    why = f"{path} ends at byte {copied}, {size} bytes were expected"
                     raise CorruptObjectError(problem("object", self._shown(key), why))
                 if found != crc64nvme:
-                    why = f"{path} has checksum {found:016x}, {crc64nvme:016x} was announced"
+                    why = f"{path} has checksum {found:016x}, {crc64nvme:016x} was expected"
                     raise CorruptObjectError(problem("object", self._shown(key), why))
                 os.fsync(fd)
                 with self._folder.locked():
@@ -220,7 +220,7 @@ def _folder_of(uri: str, name: str) -> Path:
         return Path(uri).expanduser().absolute()
     parts = urlsplit(uri)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path:
-        raise UserError(problem(name, uri, "this kind of URI is not known", allowed=allowed))
+        raise UserError(problem(name, uri, "is an unknown kind of URI", allowed=allowed))
     return Path(unquote(parts.path)).absolute()
 
 

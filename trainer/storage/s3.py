@@ -118,7 +118,7 @@ class S3Store(ObjectStore):
                 else:
                     self._bulk.upload(self._name(key), path, size, crc64nvme, self._place(key))
         except SourceEndedError as error:
-            why = f"{path} {error} of the announced {size}"
+            why = f"{path} {error}, {size} bytes were expected"
             raise CorruptObjectError(problem("object", self._shown(key), why)) from error
         except OSError as error:
             raise StorageError(problem("object", self._shown(key), f"cannot read {path}: {error.strerror}")) from error
@@ -126,7 +126,7 @@ class S3Store(ObjectStore):
         if stored.size != size or stored.crc64nvme not in (None, crc64nvme):
             self.delete(key, if_match=stored.etag)
             there = f"{stored.size} bytes with checksum {stored.crc64nvme or 0:016x}"
-            why = f"{there} were stored, {size} with {crc64nvme:016x} were announced"
+            why = f"{there} were stored, {size} with {crc64nvme:016x} were expected"
             raise CorruptObjectError(problem("object", self._shown(key), why))
 
     def stat(self, key: str) -> ObjectInfo:
@@ -158,7 +158,7 @@ class S3Store(ObjectStore):
         with self._reporting(""):
             said = server_time(self._probe())
         if said is None:
-            raise StorageError(problem(self._called, self.uri, f"{self._endpoint} tells no time (no Date header)"))
+            raise StorageError(problem(self._called, self.uri, f"{self._endpoint} sends no Date header"))
         return said
 
     def _put(self, key: str, body: bytes, crc64nvme: int, condition: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What S3 and its clients say when they cannot serve, as one line that names the object, the cause and the fix."""
+"""Errors of S3 and its clients as one line each, that names the object, the cause and the fix."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An answer of the server that is no success."""
+    """An error answer of the server."""
 
     status: int
     code: str
@@ -77,7 +77,7 @@ def of_boto(error: Exception, place: Place) -> StorageError:
         return RefusedError(problem(place.store, place.shown, f"no credentials ({error})", fix=fix))
     if isinstance(error, UnreadableAnswerError):
         why = f"the answers of {place.endpoint} cannot be read ({error}; {place.attempts} attempts)"
-        fix = "check the network between, or use an https endpoint, then try again"
+        fix = "check the network to the store, or use an https endpoint, then try again"
         return PassingError(problem("object", place.shown, why, fix=fix))
     if isinstance(error, boto.HTTPClientError | boto.ConnectionError):
         return StorageError(unreachable(str(error), place))
@@ -160,7 +160,7 @@ def _refusal(error: boto.ClientError) -> Refusal:
 
 def _cut(place: Place) -> str:
     why = f"arrived cut short {place.attempts} times from {place.endpoint}"
-    return problem("object", place.shown, why, fix="check the network between, then try again")
+    return problem("object", place.shown, why, fix="check the network to the store, then try again")
 
 
 def _no_credentials(error: Exception, place: Place) -> str:

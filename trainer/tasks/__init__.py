@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from lustrain.problem import UserError, problem
+from lustrain.schema import TOML, problems_of
 from trainer.config import Section, TaskConfig
-from trainer.config_problems import problems_of
 from trainer.data.verified import Ranks
 
 Batch = dict[str, Tensor]
@@ -155,7 +155,7 @@ def make_task(config: TaskConfig, *, seed: int) -> Task:
     try:
         options = kind.Options.model_validate(config.options)
     except ValidationError as error:
-        raise UserError(problems_of(error, "task", model=kind.Options)) from error
+        raise UserError(problems_of(error, kind.Options, "task", words=TOML)) from error
     if problems := kind.problems(options):
         raise UserError(problems)
     return kind(options, seed=seed)

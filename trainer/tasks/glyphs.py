@@ -50,9 +50,9 @@ def font_files(places: Sequence[Path]) -> list[Path]:
 
 
 def draw(file: Path | None, characters: str) -> Glyphs | None:
-    """The characters as [len(characters), SIZE, SIZE], ink 255, in a font or (None) in Pillow's own; None when it is no use.
+    """The characters as [len(characters), SIZE, SIZE], ink 255, in a font or (None) in Pillow's own; None for an unusable font.
 
-    A font is of no use when it lacks one of the characters or draws two of them alike, as a fallback font does.
+    A font is unusable when it lacks one of the characters or draws two of them alike, as a fallback font does.
     """
     try:
         font = ImageFont.load_default(_POINTS) if file is None else ImageFont.truetype(str(file), _POINTS)

@@ -1,0 +1,94 @@
+"""What stays after saves: the newest fast copies in a tier, and the checkpoints that the options keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.saving import (
+    PATIENCE_S,
+    Events,
+    checkpointer,
+    eventually,
+    manifests_of,
+    own_tensors,
+    sample_tensors,
+)
+from trainer.checkpoint.layout import ATTEMPTS, ManifestId, tier_root
+from trainer.checkpoint.parts import read_manifest
+from trainer.config import TierConfig
+from trainer.storage import ObjectStore, StorageError, open_store
+from trainer.storage.local import LocalStore
+
+ALL = {**sample_tensors(), **own_tensors()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "run"))
+
+
+def test_a_tier_keeps_the_last_commit_and_the_newest_copy_only(store: ObjectStore, tmp_path: Path) -> None:
+    tier = TierConfig(kind="nvme", path=str(tmp_path / "nvme"))
+    with checkpointer(store, Events(), tiers=(tier,)) as saver:
+        for step in (1, 2, 3, 4):
+            saver.save(step, ALL, {}, {}, {})
+            assert all(outcome.committed for outcome in saver.wait(PATIENCE_S))
+    copies = open_store(tier_root(tier.path, store.uri))
+    kept = {info.key.split("/")[1] for info in copies.list(ATTEMPTS)}
+    assert kept == {read_manifest(store, ManifestId(1, step)).attempt for step in (3, 4)}
+
+
+@pytest.mark.slow
+def test_a_tier_keeps_the_checkpoint_that_a_new_generation_began_from(store: ObjectStore, tmp_path: Path) -> None:
+    tier = TierConfig(kind="nvme", path=str(tmp_path / "nvme"))
+    with checkpointer(store, Events(), tiers=(tier,)) as saver:
+        for step in (1, 2):
+            saver.save(step, ALL, {}, {}, {})
+            saver.wait(PATIENCE_S)
+    begun_from = ManifestId(1, 2)
+    with checkpointer(store, Events(), tiers=(tier,), parent=begun_from) as saver:
+        saver.save(3, ALL, {}, {}, {})
+        saver.wait(PATIENCE_S)
+    copies = open_store(tier_root(tier.path, store.uri))
+    kept = {info.key.split("/")[1] for info in copies.list(ATTEMPTS)}
+    assert kept == {read_manifest(store, commit).attempt for commit in (begun_from, ManifestId(2, 3))}
+    assert read_manifest(store, ManifestId(2, 3)).parent == begun_from
+
+
+@pytest.mark.slow
+def test_old_checkpoints_are_pruned_as_the_options_say(store: ObjectStore) -> None:
+    events = Events()
+    with checkpointer(store, events, keep_last=2) as saver:
+        for step in range(1, 6):
+            saver.save(step, ALL, {}, {}, {})
+            saver.wait(PATIENCE_S)
+            eventually(lambda: len(manifests_of(store)) <= 2, "pruning")
+        eventually(lambda: len(events.of("checkpoints_pruned")) == 3, "report")
+    assert manifests_of(store) == [ManifestId(1, 4), ManifestId(1, 5)]
+
+
+def test_a_job_that_commits_nothing_prunes_what_killed_jobs_before_it_left(store: ObjectStore) -> None:
+    with checkpointer(store, Events(), keep_last=9) as saver:
+        for step in range(1, 5):
+            saver.save(step, ALL, {}, {}, {})
+            saver.wait(PATIENCE_S)
+    assert len(manifests_of(store)) == 4
+    with checkpointer(store, Events(), keep_last=2, parent=ManifestId(1, 4)):
+        pass
+    assert manifests_of(store) == [ManifestId(1, 3), ManifestId(1, 4)]
+
+
+def test_a_pruning_that_fails_is_reported_and_costs_no_checkpoint(tmp_path: Path) -> None:
+    class Undeletable(LocalStore):
+        def delete(self, key: str, *, if_match: str | None = None) -> None:
+            raise StorageError("deleting is not allowed here")
+
+    store, events = Undeletable(str(tmp_path / "run")), Events()
+    with checkpointer(store, events, keep_last=2) as saver:
+        for step in (1, 2, 3):
+            saver.save(step, ALL, {}, {}, {})
+            assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
+        eventually(lambda: events.of("prune_failed"), "failed pruning")
+    assert "not allowed" in events.of("prune_failed")[0]["detail"]
