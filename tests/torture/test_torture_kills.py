@@ -46,18 +46,18 @@ def torture_s3(server: ForkServer, config: Path, place: S3Place, say: Say, kills
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_30_kills_lose_nothing_of_a_run_in_a_folder(
+def test_50_kills_lose_nothing_of_a_run_in_a_folder(
     fork_server: ForkServer, small_config: Path, tmp_path: Path, memory_tier: Path, say: Say
 ) -> None:
-    torture_folder(fork_server, small_config, tmp_path, memory_tier, say, 30)
+    torture_folder(fork_server, small_config, tmp_path, memory_tier, say, 50)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_5_kills_lose_nothing_of_a_run_in_s3(
+def test_10_kills_lose_nothing_of_a_run_in_s3(
     fork_server: ForkServer, small_config: Path, weed_s3: S3Place, say: Say
 ) -> None:
-    torture_s3(fork_server, small_config, weed_s3, say, 5)
+    torture_s3(fork_server, small_config, weed_s3, say, 10)
 
 
 @pytest.mark.torture
