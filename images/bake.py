@@ -36,8 +36,6 @@ _ANSWER_S = 60.0
 class Bake:
     """The CLI with its buildx plugin, as `environment` (else this process's) finds and configures them."""
 
-    name = "buildx"
-
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = dict(os.environ if environment is None else environment)
 
@@ -49,17 +47,17 @@ class Bake:
         return (int(found[1]), int(found[2])) if found else OLDEST if said else None
 
     def cannot(self, plan: Plan, output: Output) -> str | None:
-        """As in Backend; asks the plugin and the engine."""
+        """Why the plan cannot be built here, in one line with the fix; None where it can. Asks the plugin and the engine."""
         version = self.version()
         if version is None:
-            return "backend buildx: docker with the buildx plugin is not on PATH; fix: install docker-buildx, or --backend sdk"
+            return "docker with the buildx plugin is not on PATH; fix: install docker-buildx"
         if version < OLDEST:
             return problem(
                 "buildx",
                 ".".join(map(str, version)),
                 "too old",
                 allowed=">= 0.13",
-                fix="update docker-buildx, or --backend sdk",
+                fix="update docker-buildx",
             )
         for name, path in plan.secrets.items():
             if not path.is_file():
@@ -67,7 +65,7 @@ class Bake:
         return self._beyond_builder(plan, output)
 
     def build(self, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
-        """As in Backend."""
+        """Build one stage of the plan's Dockerfile. UserError with the failed step's last lines where it fails."""
         steps, began = Steps(watch), time.monotonic()
         bases = [plan.arguments[name] for name in ("BASE_IMAGE", "TOOLS_IMAGE") if plan.arguments.get(name)]
         pushed = plan.tags if output in (Output.PUSH, Output.PUSH_BY_DIGEST) else ()
@@ -171,11 +169,11 @@ class Bake:
         own = "docker buildx create --driver docker-container --use"
         if output is Output.PUSH_BY_DIGEST and self._driver() == "docker":
             # https://github.com/docker/buildx/blob/v0.13.1/build/build.go refuses it.
-            return f"backend buildx: the engine's own builder does not push by digest; fix: {own}"
+            return f"buildx: the engine's own builder does not push by digest; fix: {own}"
         if not wished or self._keeps():
             return None
         fix = f'set {{"features": {{"containerd-snapshotter": true}}}} in daemon.json, or {own}'
-        return f"backend buildx: this engine's image store cannot {', '.join(wished)}; fix: {fix}"
+        return f"buildx: this engine's image store cannot {', '.join(wished)}; fix: {fix}"
 
     def _driver(self) -> str:
         found = re.search(r"^Driver:\s*(\S+)", self._said("buildx", "inspect") or "", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""One function that builds an image, by whichever backend there is: unless told, nothing leaves unchecked."""
+"""One function that builds an image; unless told otherwise, nothing leaves unchecked."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from images import engine, versions
-from images.backend import Backend
-from images.bake import OLDEST, Bake
-from images.engine_api import EngineApi
+from images.bake import Bake
 from images.records import Built, Context, Output, Plan, Step
 from images.watch import Noting, Watch
-from lustrain.problem import FAILED, UserError, problem
+from lustrain.problem import FAILED, UserError
 
-BACKENDS = (Bake.name, EngineApi.name)
 LEAST_FREE = 1 << 30
 """Bytes that even a build with everything cached may take."""
 _COPIES = 3
@@ -23,25 +20,17 @@ _LOST = ("parent snapshot", "does not exist")
 _TRIES = 3
 
 
-def choose(name: str | None = None, environment: Mapping[str, str] | None = None) -> Backend:
-    """The backend of that name, else buildx where it answers, else sdk. UserError in one line for an unknown name, and
-    for an engine that is absent, too old, without BuildKit or not ours to use."""
-    if name not in (None, *BACKENDS):
-        raise UserError(problem("backend", name, "unknown", allowed=", ".join(BACKENDS)))
+def connect(environment: Mapping[str, str] | None = None) -> Bake:
+    """buildx with the engine that `environment` names. UserError in one line for an engine that is absent, too old, without
+    BuildKit or not ours to use."""
     engine.facts(environment)
-    bake = Bake(environment)
-    if name == EngineApi.name:
-        return EngineApi(environment)
-    version = bake.version()
-    if name is None and (version is None or version < OLDEST):
-        return EngineApi(environment)
-    return bake
+    return Bake(environment)
 
 
 def build(
     plan: Plan,
     context: Context,
-    backend: Backend,
+    bake: Bake,
     *,
     output: Output,
     verify: bool = True,
@@ -50,18 +39,18 @@ def build(
 ) -> Built:
     """Build the plan's target, after its `-verify` stage went through; the answer has the steps of both.
 
-    UserError, before anything is built, where the backend cannot do what the plan asks or the engine's disk is too full.
+    UserError, before anything is built, where buildx cannot do what the plan asks or the engine's disk is too full.
     """
-    if why := backend.cannot(plan, output):
+    if why := bake.cannot(plan, output):
         raise UserError(why)
     if why := no_room(plan.target, engine.facts(environment), environment):
         raise UserError(why, FAILED)
     if not verify:
-        return _built(backend, plan, context, plan.target, output, watch)
-    checked = _built(backend, plan, context, f"{plan.target}-verify", Output.CHECK, watch)
+        return _built(bake, plan, context, plan.target, output, watch)
+    checked = _built(bake, plan, context, f"{plan.target}-verify", Output.CHECK, watch)
     # What was just checked is what leaves, and is not made a second time.
     from_cache = replace(plan, no_cache=False, cache_from=() if plan.no_cache else plan.cache_from)
-    built = _built(backend, from_cache, context, plan.target, output, watch)
+    built = _built(bake, from_cache, context, plan.target, output, watch)
     return replace(built, steps=_joined(checked.steps, built.steps), seconds=round(checked.seconds + built.seconds, 3))
 
 
@@ -80,15 +69,15 @@ def no_room(target: str, found: engine.Engine, environment: Mapping[str, str] | 
     return f"{why}; fix: docker image prune -a and docker builder prune, or another data-root in daemon.json"
 
 
-def _built(backend: Backend, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
-    """What the backend makes; tried again where the engine lost a snapshot while it unpacked what was built, a race in engines
+def _built(bake: Bake, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
+    """Build one target; tried again where the engine lost a snapshot while it unpacked what was built, a race in engines
     with containerd's store: https://github.com/moby/buildkit/issues/6521. The answer has the steps of every try."""
     began, before, tried = time.monotonic(), list[Step](), 0
     while True:
         tried += 1
         noting = Noting(watch)
         try:
-            built = backend.build(plan, context, target, output, noting)
+            built = bake.build(plan, context, target, output, noting)
         except UserError as error:
             if tried == _TRIES or not all(sign in error.problems[0] for sign in _LOST):
                 raise

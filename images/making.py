@@ -39,7 +39,6 @@ class Wish:
     unpinned: bool = False
     suffix: str = ""
     arguments: Mapping[str, str] = field(default_factory=dict)
-    backend: str | None = None
     cache_from: Sequence[str] = ()
     cache_to: str | None = None
     no_cache: bool = False
@@ -136,10 +135,10 @@ def build(wish: Wish, file: Path, watch: Watch, output: Output, environment: Map
         raise UserError(NOWHERE)
     if pushing and not file.parent.is_dir():
         raise UserError(problem("--image-file", str(file), "there is no such folder", fix="make it, or name another"))
-    backend = builder.choose(wish.backend, environment)
+    bake = builder.connect(environment)
     with planned(wish, file, pushing=pushing) as one:
         built = builder.build(
-            one.plan, one.context, backend, output=output, verify=wish.verify, watch=watch, environment=environment
+            one.plan, one.context, bake, output=output, verify=wish.verify, watch=watch, environment=environment
         )
         if output is not Output.PUSH or built.digest is None:
             return Made(one, built)

@@ -1,6 +1,6 @@
-"""What BuildKit tells of a running build, as steps: the same from buildx's JSON and from an engine's trace records.
+"""The steps of a running build, from what `docker buildx --progress=rawjson` prints.
 
-Both are StatusResponse messages; field numbers and names are those of
+Each object is a StatusResponse of
 https://github.com/moby/buildkit/blob/master/api/services/control/control.proto
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -20,7 +20,6 @@ from lustrain.problem import plain
 LAST_LINES = 12
 """Of a failed step's log, which an error shows."""
 _KEPT = 16_384
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 @dataclass(frozen=True)
@@ -62,19 +61,6 @@ class Update:
     said: tuple[Said, ...] = ()
 
 
-def decode(data: bytes) -> Update:
-    """A protobuf StatusResponse, an engine's `moby.buildkit.trace` record without its base64; ValueError when it is none."""
-    vertexes, transfers, said = [], [], []
-    for number, value in _fields(data):
-        if number == 1:
-            vertexes.append(_vertex(_message(value)))
-        elif number == 2:
-            transfers.append(_transfer(_message(value)))
-        elif number == 3:
-            said.append(_said(_message(value)))
-    return Update(tuple(vertexes), tuple(transfers), tuple(said))
-
-
 def of_json(found: Mapping[str, Any]) -> Update:
     """A StatusResponse as `--progress=rawjson` prints it; ValueError when it is none."""
     try:
@@ -108,80 +94,6 @@ def _digest(value: object) -> str:
 
 def _unpacked(data: str) -> str:
     return base64.b64decode(data).decode(errors="replace")
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field; https://protobuf.dev/programming-guides/encoding/"""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        number, kind = key >> 3, key & 7
-        if kind == _VARINT:
-            value, at = _varint(data, at)
-            yield number, value
-            continue
-        if kind == _BYTES:
-            size, at = _varint(data, at)
-        elif kind in (_FIXED64, _FIXED32):
-            size = 8 if kind == _FIXED64 else 4
-        else:
-            raise ValueError(f"field {number} has the unknown wire type {kind}")
-        if at + size > len(data):
-            raise ValueError(f"field {number} ends after the record")
-        yield number, data[at : at + size]
-        at += size
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            raise ValueError("the record ends within a number")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if not byte & 0x80:
-            return value, at
-    raise ValueError("a number has more than ten bytes")
-
-
-def _message(value: int | bytes) -> dict[int, int | bytes]:
-    """The last value of each field, which is what none but repeated ones have."""
-    if not isinstance(value, bytes):
-        raise ValueError("a number where a message belongs")
-    return dict(_fields(value))
-
-
-def _text(message: Mapping[int, int | bytes], number: int) -> str:
-    value = message.get(number, b"")
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def _number(message: Mapping[int, int | bytes], number: int) -> int:
-    value = message.get(number, 0)
-    if not isinstance(value, int):
-        raise ValueError(f"field {number} is no number")
-    return value
-
-
-def _time(message: Mapping[int, int | bytes], number: int) -> float | None:
-    if number not in message:
-        return None
-    stamp = _message(message[number])
-    return _number(stamp, 1) + _number(stamp, 2) / 1e9
-
-
-def _vertex(message: Mapping[int, int | bytes]) -> Vertex:
-    times = _time(message, 5), _time(message, 6)
-    return Vertex(_text(message, 1), _text(message, 3), *times, bool(_number(message, 4)), _text(message, 7) or None)
-
-
-def _transfer(message: Mapping[int, int | bytes]) -> Transfer:
-    return Transfer(_text(message, 2), _text(message, 1), _number(message, 4), _number(message, 5))
-
-
-def _said(message: Mapping[int, int | bytes]) -> Said:
-    return Said(_text(message, 1), _text(message, 4))
 
 
 class Steps:

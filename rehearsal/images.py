@@ -36,7 +36,6 @@ from trainer.storage import ObjectStore
 
 TARGET = "cpu"
 REPOSITORY = "rehearsal/trainer"
-BACKEND = "buildx"
 STOP_AT = 12
 """Enough steps to compare, one checkpoint among them; the rest of the run is trained outside."""
 PATIENCE_S = 180.0
@@ -175,7 +174,7 @@ def wished(root: Path, repository: str, base: str | None) -> Wish:
     """The image of the code at `root`; `base` takes the place of the images that would be pulled, and no index of torch's
     is asked then."""
     own = {"TORCH_CPU_LINKS": ""} if base else {}
-    return Wish(TARGET, repository=repository, base=base, tools=base, arguments=own, backend=BACKEND, root=root)
+    return Wish(TARGET, repository=repository, base=base, tools=base, arguments=own, root=root)
 
 
 @contextmanager

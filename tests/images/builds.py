@@ -1,4 +1,4 @@
-"""Small contexts, a watch that remembers, and both backends against the lab's engine."""
+"""Small contexts, a watch that remembers, and buildx against the lab's engine."""
 
 from __future__ import annotations
 

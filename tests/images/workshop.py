@@ -83,7 +83,6 @@ class Workshop:
         self,
         root: Path,
         *,
-        backend: str = "buildx",
         environment: Mapping[str, str] | None = None,
         base: str | None = None,
         verify: bool = False,
@@ -102,19 +101,15 @@ class Workshop:
             tools=self.base,
             # Nothing but the wheel in the checkout is a source of torch.
             arguments={"TORCH_CPU_LINKS": ""},
-            backend=backend,
             cache_from=cache_from,
             cache_to=cache_to,
             verify=verify,
-            netrc=netrc if backend == "buildx" else None,
+            netrc=netrc,
             root=root,
         )
-        output = Output.PUSH if backend == "buildx" else Output.LOAD
         file = Path(tempfile.mkdtemp(dir=self.folder)) / "image.json"
-        made = making.build(wish, file, Silent(), output, environment or self.engine.environment)
+        made = making.build(wish, file, Silent(), Output.PUSH, environment or self.engine.environment)
         ref = made.planned.ref
-        if output is Output.LOAD:
-            self.engine.docker("push", "--quiet", ref)
         return Made(remote.image(registry.connect(ref), ref), made.built, made.planned, root)
 
 
