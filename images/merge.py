@@ -11,10 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 from images import registry
-from images.patience import Patience
 from images.references import Reference, is_digest, parse
 from images.registry import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, Registry
 from lustrain.problem import FAILED, UserError, problem
@@ -43,8 +41,6 @@ def merge(
     digests: Sequence[str],
     *,
     to: Registry | None = None,
-    ca: Path | None = None,
-    patience: Patience | None = None,
 ) -> str:
     """Put a list of images, which are in the repository by digest, under the tag `ref`; returns the list's digest.
 
@@ -54,16 +50,14 @@ def merge(
     reference = _tagged(ref)
     if not digests:
         raise UserError(problem("digests", [], "nothing to join", fix="push each platform by digest first"))
-    there = to or registry.connect(reference, ca, patience)
+    there = to or registry.connect(reference)
     return _put(there, reference, *joined([_child(there, reference, digest) for digest in digests]))
 
 
-def name(
-    ref: str, digest: str, *, to: Registry | None = None, ca: Path | None = None, patience: Patience | None = None
-) -> str:
+def name(ref: str, digest: str, *, to: Registry | None = None) -> str:
     """Put the tag `ref` on what is in its repository under `digest`; a tag is never taken from another image (exit code 2)."""
     reference = _tagged(ref)
-    there = to or registry.connect(reference, ca, patience)
+    there = to or registry.connect(reference)
     found = there.manifest(reference.at(digest))
     return _put(there, reference, found.body, found.media_type)
 

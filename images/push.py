@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import requests
@@ -21,7 +20,6 @@ from docker.errors import APIError, DockerException, ImageNotFound
 from urllib3.exceptions import HTTPError
 
 from images import ecr, registry
-from images.patience import Patience
 from images.records import Step
 from images.references import Reference, parse
 from images.registry import Registry
@@ -70,8 +68,6 @@ def push(
     watch: Watch | None = None,
     *,
     to: Registry | None = None,
-    ca: Path | None = None,
-    patience: Patience | None = None,
 ) -> str:
     """Push what the engine calls `ref` and return its digest, `sha256:…`, as the registry holds it.
 
@@ -83,7 +79,7 @@ def push(
         why = "an image is pushed under a tag"
         raise UserError(problem("image", ref, why, allowed="registry/repository:tag"))
     watch, begun, name = watch or Silent(), time.monotonic(), f"push {reference}"
-    there = to or registry.connect(reference, ca, patience)
+    there = to or registry.connect(reference)
     local = _local(engine, reference)
     watch.started(name)
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,6 @@ ACCEPTED = ", ".join((DOCKER_MANIFEST, DOCKER_LIST, OCI_MANIFEST, OCI_INDEX))
 LONGEST_MANIFEST = 4 << 20
 """Bytes; https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-manifests"""
 LONGEST_CONFIG = 16 << 20
-CHUNK = 1 << 20
 
 
 class Manifest(NamedTuple):
@@ -39,87 +38,6 @@ class Manifest(NamedTuple):
     """Computed from the bytes."""
     media_type: str
     body: bytes
-
-
-class Blob:
-    """A blob as it comes; at its end its digest has been checked. A connection that breaks is picked up where it broke."""
-
-    def __init__(self, transport: Transport, reference: Reference, digest: str) -> None:
-        self._transport = transport
-        self._reference = reference
-        self._path = f"/v2/{reference.repository}/blobs/{digest}"
-        self._hash = hashlib.new(digest.partition(":")[0])
-        self._digest = digest
-        self._at = 0
-        self._broken = 0
-        self._answer = self._open()
-        length = self._answer.headers.get("Content-Length", "")
-        self.size = int(length) if length.isdecimal() else None
-        """Bytes, as the registry says; None where it does not."""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Up to `size` bytes, empty at the end. UserError where they are not what the digest names."""
-        while True:
-            why = "the answer ended early"
-            try:
-                piece: bytes = self._answer.raw.read(size if size >= 0 else None, decode_content=False)
-            except (HTTPError, OSError) as error:
-                why, piece = reason(error), b""
-                broken = True
-            else:
-                broken = not piece and size != 0 and self.size is not None and self._at < self.size
-            if broken:
-                self._again(why)
-                continue
-            self._hash.update(piece)
-            self._at += len(piece)
-            if (not piece and size != 0) or size < 0:
-                self._check()
-            return piece
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(lambda: self.read(CHUNK), b"")
-
-    def close(self) -> None:
-        self._answer.close()
-
-    def __enter__(self) -> Blob:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _open(self) -> requests.Response:
-        headers = {"Range": f"bytes={self._at}-"} if self._at else {}
-        scope = f"{self._reference.repository}:pull"
-        answer = self._transport.ask("GET", self._path, scope=scope, headers=headers, good=(200, 206))
-        if self._at and answer.status_code == 200:
-            # It knows no ranges: what we have comes again.
-            left = self._at
-            while left and (piece := answer.raw.read(min(left, CHUNK), decode_content=False)):
-                left -= len(piece)
-        return answer
-
-    def _again(self, why: str) -> None:
-        self._broken += 1
-        self._answer.close()
-        if self._broken >= self._transport.patience.tries:
-            said = f"{self._at} of {self.size} bytes came in {self._broken} tries: {why}"
-            fix = "see whether the registry's storage still has the blob; if not, push the image again"
-            raise UserError(problem(f"{self._reference.name} blob", self._digest, said, fix=fix), FAILED)
-        self._transport.wait(self._broken, None, why)
-        try:
-            self._answer = self._open()
-        except (HTTPError, OSError):
-            # The same as one more break, seen and counted when it is read.
-            return
-
-    def _check(self) -> None:
-        found = f"{self._digest.partition(':')[0]}:{self._hash.hexdigest()}"
-        if found != self._digest:
-            why = "the bytes that came have another digest: damaged in the registry or on the way"
-            fix = "push the image again"
-            raise UserError(problem(f"{self._reference.name} blob", found, why, allowed=self._digest, fix=fix), FAILED)
 
 
 class Registry:
@@ -137,7 +55,11 @@ class Registry:
         scope = f"{reference.repository}:pull"
         path = f"/v2/{reference.repository}/manifests/{reference.wanted}"
         answer = self.transport.ask("GET", path, scope=scope, headers={"Accept": ACCEPTED})
-        body = self._whole(answer, LONGEST_MANIFEST, f"{reference} manifest")
+        try:
+            body = self._whole(answer, LONGEST_MANIFEST, f"{reference} manifest")
+        except (HTTPError, OSError) as error:
+            why = f"{reference} manifest did not come whole: {reason(error)}"
+            raise UserError(problem("registry", self.host, why), FAILED) from None
         told = answer.headers.get("Docker-Content-Digest", "")
         asked = reference.digest or (told if is_digest(told) else None)
         found = digest_like(body, asked)
@@ -165,15 +87,37 @@ class Registry:
             raise UserError(problem(f"{reference} digest", told, why, allowed=reference.digest), FAILED)
         return told
 
-    def blob(self, ref: str | Reference, digest: str) -> Blob:
-        """A blob of a reference's repository."""
+    def blob(self, ref: str | Reference, digest: str, longest: int = LONGEST_CONFIG) -> bytes:
+        """A blob of a reference's repository, up to `longest` bytes. What does not come whole is asked for again."""
         if not is_digest(digest):
-            raise UserError(problem("blob", digest, "no digest", allowed="sha256: and 64 hexadecimal digits"))
-        return Blob(self.transport, self._ours(ref), digest)
+            raise UserError(problem("blob", digest, "not a digest", allowed="sha256: and 64 hexadecimal digits"))
+        reference = self._ours(ref)
+        name, kind = f"{reference.name} blob", digest.partition(":")[0]
+        path, scope = f"/v2/{reference.repository}/blobs/{digest}", f"{reference.repository}:pull"
+        for tried in range(1, self.transport.patience.tries + 1):
+            answer = self.transport.ask("GET", path, scope=scope)
+            size = answer.headers.get("Content-Length", "")
+            try:
+                body = self._whole(answer, longest, name)
+                why = f"{len(body)} of {size} bytes came" if size.isdecimal() and len(body) < int(size) else ""
+            except (HTTPError, OSError) as error:
+                why = reason(error)
+            if not why:
+                break
+            if tried < self.transport.patience.tries:
+                self.transport.wait(tried, None, why)
+        else:
+            why = f"did not come whole in {self.transport.patience.tries} tries: {why}"
+            fix = "see whether the registry's storage still has the blob; if not, push the image again"
+            raise UserError(problem(name, digest, why, fix=fix), FAILED)
+        if (found := digest_like(body, digest)) != digest:
+            why = f"the bytes that came have another {kind} sum: damaged in the registry or on the way"
+            raise UserError(problem(name, found, why, allowed=digest, fix="push the image again"), FAILED)
+        return body
 
     def config_digest(self, ref: str | Reference) -> str:
         """The digest of an image's configuration; UserError where the reference is an index of several images."""
-        described = _object(f"{ref} manifest", self.manifest(ref).body).get("config")
+        described = object_of(f"{ref} manifest", self.manifest(ref).body).get("config")
         digest = described.get("digest") if isinstance(described, dict) else None
         if not isinstance(digest, str):
             why = "has no configuration: an index of several images, or no image"
@@ -182,12 +126,7 @@ class Registry:
 
     def config(self, ref: str | Reference) -> Mapping[str, Any]:
         """The configuration of one image, https://github.com/opencontainers/image-spec/blob/main/config.md"""
-        with self.blob(ref, self.config_digest(ref)) as blob:
-            if (blob.size or 0) > LONGEST_CONFIG:
-                raise UserError(
-                    problem(f"{ref} configuration", blob.size, "too long", allowed=f"{LONGEST_CONFIG} B"), FAILED
-                )
-            return _object(f"{ref} configuration", blob.read())
+        return object_of(f"{ref} configuration", self.blob(ref, self.config_digest(ref)))
 
     def put_manifest(self, ref: str | Reference, body: bytes, media_type: str) -> str:
         """Put a manifest under a tag or its digest; returns the digest of the bytes, which the registry confirmed."""
@@ -211,21 +150,16 @@ class Registry:
 
     def _whole(self, answer: requests.Response, longest: int, name: str) -> bytes:
         with answer:
-            try:
-                body: bytes = answer.raw.read(longest + 1, decode_content=True)
-            except (HTTPError, OSError) as error:
-                raise UserError(
-                    problem("registry", self.host, f"{name} did not come whole: {reason(error)}"), FAILED
-                ) from None
+            body: bytes = answer.raw.read(longest + 1, decode_content=True)
         if len(body) > longest:
             raise UserError(problem("registry", self.host, f"{name} is longer than {longest} bytes"), FAILED)
         return body
 
 
-def connect(ref: str | Reference, ca: Path | None = None, patience: Patience | None = None) -> Registry:
+def connect(ref: str | Reference) -> Registry:
     """The registry of a reference, with the credentials that this user has for it."""
     reference = parse(ref) if isinstance(ref, str) else ref
-    return Registry(reference.registry, known.for_registry(reference.registry), ca, patience)
+    return Registry(reference.registry, known.for_registry(reference.registry))
 
 
 def digest_like(body: bytes, like: str | None = None) -> str:
@@ -234,13 +168,20 @@ def digest_like(body: bytes, like: str | None = None) -> str:
     return f"{kind}:{hashlib.new(kind, body).hexdigest()}"
 
 
-def _object(name: str, body: bytes) -> Mapping[str, Any]:
+def object_of(name: str, body: bytes) -> Mapping[str, Any]:
+    """The JSON object in `body`; UserError where it is something else."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise UserError(
-            problem(name, body[:40], "no JSON object: the registry or a proxy answers with something else"), FAILED
+            problem(
+                name,
+                body[:40],
+                "no JSON object: the registry or a proxy answers with something else",
+                fix="push the image again",
+            ),
+            FAILED,
         )
     return found

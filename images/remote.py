@@ -6,16 +6,14 @@ https://distribution.github.io/distribution/spec/manifest-v2-2/ . Every byte rea
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from images.records import Image, Layer
 from images.references import Reference, parse
-from images.registry import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
+from images.registry import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, object_of
 from lustrain.problem import FAILED, UserError, problem
 
 MANIFESTS, INDEXES = (DOCKER_MANIFEST, OCI_MANIFEST), (DOCKER_LIST, OCI_INDEX)
@@ -24,19 +22,18 @@ _LAYERS = re.compile(
     r"application/vnd\.(docker\.image\.rootfs\.diff\.tar(\.gzip|\.zstd)?|oci\.image\.layer\.v1\.tar(\+gzip|\+zstd)?)"
 )
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_LONGEST = 16 << 20
-"""Bytes of a description; registries take manifests of 4 MiB and refuse longer ones."""
 _BUILT_HERE = "build it with `fab image-build --push`"
 
 
 class Source(Protocol):
-    """A registry, as far as images are read from it; `images.registry.Registry` is one."""
+    """A registry, as far as images are read from it; `images.registry.Registry` is one. It checks each byte that it gives
+    against the digest that names it."""
 
     def manifest(self, ref: Reference) -> tuple[str, str, bytes]:
         """Digest, media type and the bytes as the registry holds them. UserError where there is none."""
 
-    def blob(self, ref: Reference, digest: str) -> Iterable[bytes]:
-        """A blob of that reference's repository, as it comes."""
+    def blob(self, ref: Reference, digest: str) -> bytes:
+        """A blob of that reference's repository."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,7 @@ def image(source: Source, ref: str, platform: str | None = None) -> Image:
 def find(source: Source, ref: str, platform: str | None = None) -> tuple[Found, ...]:
     """Every image behind a reference, one a platform, or that of one platform; attestations are none. Raises like `image`."""
     asked = parse(ref)
-    digest, media_type, body = _manifest(source, asked)
-    parsed = _parsed(ref, body)
+    digest, media_type, parsed = _manifest(source, asked)
     if media_type not in INDEXES:
         found = _found(source, asked, digest, media_type, parsed, None)
         if platform and found.image.platform != platform:
@@ -92,24 +88,18 @@ def find(source: Source, ref: str, platform: str | None = None) -> tuple[Found, 
     result = []
     for one in chosen:
         own = asked.at(one["digest"])
-        own_digest, own_type, own_body = _manifest(source, own)
-        result.append(_found(source, own, own_digest, own_type, _parsed(str(own), own_body), index))
+        result.append(_found(source, own, *_manifest(source, own), index))
     return tuple(result)
 
 
-def _manifest(source: Source, ref: Reference) -> tuple[str, str, bytes]:
-    """The media type is the registry's; that in the document, where it has one, must be the same."""
+def _manifest(source: Source, ref: Reference) -> tuple[str, str, Mapping[str, Any]]:
+    """Digest, media type and document."""
     digest, media_type, body = source.manifest(ref)
-    asked = ref.digest or digest
-    came = f"sha256:{hashlib.sha256(body).hexdigest()}"
-    if came != asked or came != digest:
-        why = "the manifest that came is not the one asked for: damaged in the registry or on the way"
-        raise UserError(problem(f"{ref} digest", came, why, allowed=asked, fix="push the image again"), FAILED)
     if media_type not in (*MANIFESTS, *INDEXES):
         old = "of Docker's first form, which has no digests to deploy by" if ".v1+" in media_type else "no image"
         allowed = "a docker schema 2 or OCI manifest or index"
         raise UserError(problem(f"{ref} media type", media_type, old, allowed=allowed, fix=_BUILT_HERE), FAILED)
-    return digest, media_type, body
+    return digest, media_type, object_of(str(ref), body)
 
 
 def _found(
@@ -120,7 +110,7 @@ def _found(
     if described.get("mediaType") not in _CONFIGS or manifest.get("artifactType"):
         kind = manifest.get("artifactType") or described.get("mediaType")
         raise UserError(problem(f"{ref} artifact", kind, "an artifact, no image that runs", fix=_BUILT_HERE), FAILED)
-    config = _parsed(f"{ref} configuration", _blob(source, asked, described["digest"]))
+    config = object_of(f"{ref} configuration", source.blob(asked, described["digest"]))
     layers = [_described(ref, one) for one in manifest.get("layers") or ()]
     for one in layers:
         if not _LAYERS.fullmatch(str(one.get("mediaType"))):
@@ -151,32 +141,6 @@ def _found(
         index=index,
         created=str(config.get("created") or ""),
     )
-
-
-def _blob(source: Source, ref: Reference, digest: str) -> bytes:
-    came = source.blob(ref, digest)
-    parts, total = [], 0
-    for chunk in came:
-        parts.append(chunk)
-        if (total := total + len(chunk)) > _LONGEST:
-            raise UserError(
-                problem(f"{ref} configuration", digest, f"longer than {_LONGEST} bytes", fix=_BUILT_HERE), FAILED
-            )
-    body = b"".join(parts)
-    if (found := f"sha256:{hashlib.sha256(body).hexdigest()}") != digest:
-        why = "the configuration that came has another digest: damaged in the registry or on the way"
-        raise UserError(problem(f"{ref} configuration", found, why, allowed=digest, fix="push the image again"), FAILED)
-    return body
-
-
-def _parsed(ref: str, body: bytes) -> Mapping[str, Any]:
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise UserError(problem(ref, body[:40], "no JSON object, so no image", fix=_BUILT_HERE), FAILED)
-    return found
 
 
 def _described(ref: str, descriptor: Any) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from tests.images.workshop import CANARY, Made, Workshop, change_code
 pytestmark = pytest.mark.slow
 
 BESIDE = "canary-that-lay-beside-8341"
+CHUNK = 1 << 20
 ALLOWED = ("trainer",)
 NOT_SHIPPED = ("infra", "images", "node_setup", "rehearsal", "pulumi", "moto", "fabric", "invoke", "docker", "pytest")
 
@@ -30,7 +31,8 @@ def contains(made: Made, *texts: str, beyond: Made | None = None) -> set[tuple[s
         if layer.digest in before_it:
             continue
         unpack, before = zlib.decompressobj(wbits=31), b""
-        for chunk in source.blob(made.ref, layer.digest):
+        packed = memoryview(source.blob(made.ref, layer.digest, layer.size))
+        for chunk in (packed[at : at + CHUNK] for at in range(0, len(packed), CHUNK)):
             data = before + unpack.decompress(chunk)
             found |= {(layer.created_by, text) for text in texts if text.encode() in data}
             before = data[-200:]

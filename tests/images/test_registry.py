@@ -60,10 +60,9 @@ def test_what_is_in_a_real_registry_is_read_back(registry: lab.Registry) -> None
     assert there.digest_of(ref) == digest
     assert there.manifest(f"{registry.host}/team/a@{digest}").body == manifest.body
     assert there.config(ref)["Labels"] == {"a": "b"}
-    with there.blob(ref, digest_of(layer)) as blob:
-        assert blob.size == len(layer)
-        assert b"".join(blob) == layer
-    assert there.blob(ref, digest_of(layer)).read() == layer
+    assert there.blob(ref, digest_of(layer)) == layer
+    with pytest.raises(UserError, match="longer than 2999999 bytes"):
+        there.blob(ref, digest_of(layer), len(layer) - 1)
 
 
 @pytest.mark.slow
@@ -192,16 +191,14 @@ def test_a_registry_that_comes_back_is_asked_again(registry: lab.Registry) -> No
 
 
 @pytest.mark.slow
-def test_a_blob_that_breaks_off_goes_on_where_it_broke(registry: lab.Registry) -> None:
-    layer = bytes(range(256)) * 20_000
-    digest = put_blob(registry, "a", layer)
+def test_a_blob_that_breaks_off_is_asked_for_again(registry: lab.Registry) -> None:
+    config = bytes(range(256)) * 2000
+    digest = put_blob(registry, "a", config)
     with FaultyProxy(registry.url) as proxy:
         host = proxy.endpoint.removeprefix("http://")
         proxy.inject(Cut(0.5), times=2, key="/blobs/")
-        assert b"".join(client(host).blob(f"{host}/a", digest)) == layer
+        assert client(host).blob(f"{host}/a", digest) == config
         assert proxy.did["Cut"] == 2
-    sizes = [size for _, path, status, size in registry.answers() if digest in path and status in (200, 206)]
-    assert sizes == [len(layer), len(layer) // 2, len(layer) // 4]
 
 
 @pytest.mark.slow
@@ -211,20 +208,18 @@ def test_a_blob_that_never_comes_whole_is_one_line(registry: lab.Registry) -> No
         host = proxy.endpoint.removeprefix("http://")
         proxy.inject(Cut(0.0), key="/blobs/")
         with pytest.raises(UserError) as caught:
-            client(host).blob(f"{host}/a", digest).read()
-    assert "0 of 100000 bytes came in 3 tries" in line_of(caught)
+            client(host).blob(f"{host}/a", digest)
+    assert "did not come whole in 3 tries: " in line_of(caught)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [-1, 7, 1 << 20])
-def test_a_bit_that_flips_on_the_way_is_seen(registry: lab.Registry, size: int) -> None:
+def test_a_bit_that_flips_on_the_way_is_seen(registry: lab.Registry) -> None:
     digest = put_blob(registry, "a", b"x" * 1000)
     with FaultyProxy(registry.url) as proxy:
         host = proxy.endpoint.removeprefix("http://")
         proxy.inject(Swap(1), key="/blobs/")
-        blob = client(host).blob(f"{host}/a", digest)
-        with pytest.raises(UserError, match="another digest"):
-            list(iter(lambda: blob.read(size), b""))
+        with pytest.raises(UserError, match="have another sha256 sum"):
+            client(host).blob(f"{host}/a", digest)
 
 
 def test_a_manifest_is_what_was_asked_for_or_is_refused() -> None:
@@ -293,7 +288,7 @@ def test_a_redirect_to_another_host_is_followed_without_telling_it_who_we_are() 
 
         with scripted(sends_there) as fake:
             blob = client(fake, Credentials("ann", SECRET)).blob(f"{fake.host}/a", digest_of(body))
-            assert blob.read() == body
+            assert blob == body
     assert "Authorization" in fake.asked[-1].headers
     assert ["Authorization" in one.headers for one in storage.asked] == [False]
 
