@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from images import builder, content, context, engine, git_state, merge, plan, registry, remote, versions, why
 from images.push import push
 from images.records import Built, Context, Image, Output, Plan
 from images.versions import Versions
 from images.watch import Watch
+from images.wish import BuildWish, MergeWish, Wish
 from lustrain import deployed, image_file
 from lustrain.image_file import GitState, Record
 from lustrain.problem import UserError, problem
@@ -25,29 +26,6 @@ NOWHERE = (
     "there is nowhere to push to; fix: give --repository registry/name, or --cluster FILE or --stack NAME of a cluster that "
     "has an image repository"
 )
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a user asks for; `repository` None is an image that goes nowhere."""
-
-    target: str = "cpu"
-    platform: str = "linux/amd64"
-    repository: str | None = None
-    base: str | None = None
-    tools: str | None = None
-    unpinned: bool = False
-    suffix: str = ""
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    cache_from: Sequence[str] = ()
-    cache_to: str | None = None
-    no_cache: bool = False
-    verify: bool = True
-    attestations: bool = False
-    ca: Path | None = None
-    netrc: Path | None = None
-    root: Path = ROOT
-    """The checkout that code, versions, locks and git state come from."""
 
 
 @dataclass(frozen=True)
@@ -74,101 +52,94 @@ class Made:
     record: Record | None = None
 
 
-def repository(given: str | None, cluster: str | None, stack: str | None) -> str | None:
-    """Where to push: what was given, else what the Cluster names, else nowhere. UserError."""
-    if given is not None:
-        return given
-    try:
-        found = deployed.cluster(cluster, stack)
-    except UserError as error:
-        raise UserError(error.problems) from None
+def placed(wish: Wish) -> Wish:
+    """The wish with its repository: the one given, else the Cluster's, else none. UserError."""
+    if wish.repository is not None:
+        return wish
+    found = deployed.cluster(wish.cluster, wish.stack)
     if found is None:
-        return None
+        return wish
     if found.image_repository is None:
         fix = "give the stack one and `pulumi up`, or --repository registry/name"
         raise UserError(problem("cluster.image_repository", None, f"{found.name} has none", fix=fix))
-    return found.image_repository
+    return replace(wish, repository=found.image_repository, cluster=None, stack=None)
 
 
 @contextmanager
-def planned(wish: Wish, file: Path, *, pushing: bool = False) -> Iterator[Planned]:
-    """The plan of a wish; its staged context lives as long as the block."""
-    found = versions.load(wish.root / context.VERSIONS)
-    last = image_file.read(file) if file.exists() else None
+def planned(wish: Wish, *, root: Path = ROOT, pushing: bool = False) -> Iterator[Planned]:
+    """The plan of a wish for the checkout at `root`; its staged context lives as long as the block."""
+    wish = placed(wish)
+    if pushing and wish.repository is None:
+        raise UserError(NOWHERE)
+    found = versions.load(root / context.VERSIONS)
+    last = image_file.read(wish.file) if wish.file.exists() else None
     if pushing and last and last.target != wish.target:
         fix = f"--image-file image-{wish.target}.json, or move it away"
-        raise UserError(problem(str(file), last.target, f"records an image for {last.target}", fix=fix))
+        raise UserError(problem(str(wish.file), last.target, f"records an image for {last.target}", fix=fix))
+    given: dict[str, Any] = {"base": wish.base, "tools": wish.tools, "arguments": wish.arguments}
     # A folder of its own for each build: BuildKit takes a file for unchanged that has the path, size and time of the last one.
     with tempfile.TemporaryDirectory(prefix="lustrain-image-") as folder:
-        staged = context.stage(
-            wish.root, wish.target, found, Path(folder), base=wish.base, tools=wish.tools, arguments=wish.arguments
-        )
-        git = git_state.read(wish.root, context.sources(wish.root, wish.target), context.enters)
+        staged = context.stage(root, wish.target, found, Path(folder), **given)
+        git = git_state.read(root, context.sources(root, wish.target), context.enters)
         made = plan.make(
             wish.target,
             found,
             git,
             staged.inputs,
             repository=LOCAL if wish.repository is None else wish.repository,
-            platform=wish.platform,
-            base=wish.base,
-            tools=wish.tools,
             unpinned=wish.unpinned,
             suffix=wish.suffix,
-            cache_from=wish.cache_from,
-            cache_to=wish.cache_to,
-            secrets=_secrets(wish),
-            attestations=wish.attestations,
-            no_cache=wish.no_cache,
-            arguments=wish.arguments,
+            **given,
+            **wish.options(),
         )
         same = last if last and last.target == wish.target else None
         yield Planned(made, git, found, staged, tuple(why.reasons(same, staged.inputs)))
 
 
-def build(wish: Wish, file: Path, watch: Watch, output: Output, environment: Mapping[str, str] | None = None) -> Made:
-    """Build and check. Output.PUSH puts the image under a tag that no other image has and writes the record to `file`;
-    PUSH_BY_DIGEST leaves tag and record to `joined`. `environment` (else this process's) names the engine;
-    who we are to a registry is read from this process's."""
-    pushing = output in (Output.PUSH, Output.PUSH_BY_DIGEST)
+def build(wish: BuildWish, watch: Watch, environment: Mapping[str, str] | None = None, *, root: Path = ROOT) -> Made:
+    """Build and check. With `push` the image gets a tag that no other image has, and the record is written; with `by_digest`
+    tag and record are left to `joined`. `environment` (else this process's) names the engine; registry credentials are read
+    from this process's."""
+    output = Output.PUSH_BY_DIGEST if wish.by_digest else Output.PUSH if wish.push else Output.LOAD
+    pushing, where = output is not Output.LOAD, wish.file.parent
+    wish = replace(wish, repository=placed(wish).repository)
     if pushing and wish.repository is None:
         raise UserError(NOWHERE)
-    if pushing and not file.parent.is_dir():
-        raise UserError(problem("--image-file", str(file), "there is no such folder", fix="make it, or name another"))
+    if pushing and not where.is_dir():
+        raise UserError(
+            problem("--image-file", str(wish.file), "there is no such folder", fix="make it, or name another")
+        )
     bake = builder.connect(environment)
-    with planned(wish, file, pushing=pushing) as one:
+    with planned(wish, root=root, pushing=pushing) as one:
         built = builder.build(
-            one.plan, one.context, bake, output=output, verify=wish.verify, watch=watch, environment=environment
+            one.plan,
+            one.context,
+            bake,
+            output=output,
+            verify=not wish.no_verify,
+            watch=watch,
+            environment=environment,
         )
         if output is not Output.PUSH or built.digest is None:
             return Made(one, built)
-        return Made(one, built, _recorded(one, built.digest, (one.plan.platform,), file))
+        return Made(one, built, _recorded(one, built.digest, (one.plan.platform,), wish.file))
 
 
-def push_built(wish: Wish, file: Path, watch: Watch) -> Record:
+def push_built(wish: Wish, watch: Watch, *, root: Path = ROOT) -> Record:
     """Push what `build` left in the engine, and write the record."""
-    if wish.repository is None:
-        raise UserError(NOWHERE)
-    with planned(wish, file, pushing=True) as one:
+    with planned(wish, root=root, pushing=True) as one:
         _, client = engine.connect()
         with closing(client):
             digest = push(one.ref, client, watch)
-        return _recorded(one, digest, (one.plan.platform,), file)
+        return _recorded(one, digest, (one.plan.platform,), wish.file)
 
 
-def joined(wish: Wish, digests: Sequence[str], file: Path) -> Record:
+def joined(wish: MergeWish, *, root: Path = ROOT) -> Record:
     """Join what was pushed by digest, one a platform, under the wish's tag, and write the record."""
-    if wish.repository is None:
-        raise UserError(NOWHERE)
-    with planned(wish, file, pushing=True) as one:
-        digest = merge.merge(one.ref, digests)
+    with planned(wish, root=root, pushing=True) as one:
+        digest = merge.merge(one.ref, wish.digest)
         platforms = tuple(found.image.platform for found in remote.find(registry.connect(one.ref), one.ref))
-        return _recorded(one, digest, platforms, file)
-
-
-def _secrets(wish: Wish) -> dict[str, Path]:
-    ca = wish.ca or (Path(os.environ["SSL_CERT_FILE"]) if os.environ.get("SSL_CERT_FILE") else None)
-    return {name: path for name, path in (("ca", ca), ("netrc", wish.netrc)) if path}
+        return _recorded(one, digest, platforms, wish.file)
 
 
 def _made_from(one: Planned, image: Image) -> None:

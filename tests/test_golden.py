@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from images import making, telling, versions
-from images.making import Wish
+from images.wish import Wish
 from infra.config import parse
 from infra.preflight.commands import rules
 from infra.preflight.offline import run_offline
@@ -95,8 +95,10 @@ def test_what_the_agent_would_do_on_a_recorded_host(machine: str) -> None:
 @pytest.mark.parametrize("target", sorted(versions.load().budget_mb))
 def test_what_an_image_is_made_of(target: str, tmp_path: Path) -> None:
     base = "example.org/base@sha256:" + "a" * 64
-    wish = Wish(target, repository="example.org/trainer", base=base, tools=base)
-    with making.planned(wish, tmp_path / "image.json") as planned:
+    wish = Wish(
+        target, repository="example.org/trainer", base=base, tools=base, image_file=str(tmp_path / "image.json")
+    )
+    with making.planned(wish) as planned:
         found = telling.plan(planned)
     # The commit and what is named after it, and every file of the trainer by name.
     del found["git"], found["ref"], found["inputs"]["code"]

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from images import making, registry, remote
-from images.making import Planned, Wish
-from images.records import Built, Image, Layer, Output
+from images.making import Planned
+from images.records import Built, Image, Layer
 from images.watch import Silent
+from images.wish import BuildWish
 from rehearsal.lab.base import checkout
 from rehearsal.lab.engine import Engine
 from rehearsal.lab.registry import Registry
@@ -94,21 +95,21 @@ class Workshop:
         # Credentials of an index that nothing comes from, to be found nowhere afterwards.
         netrc = self.folder / "netrc"
         netrc.write_text(f"machine index.invalid login nobody password {CANARY}\n")
-        wish = Wish(
+        wish = BuildWish(
             TARGET,
             repository=self.repository,
             base=base or self.base,
             tools=self.base,
             # Nothing but the wheel in the checkout is a source of torch.
-            arguments={"TORCH_CPU_LINKS": ""},
-            cache_from=cache_from,
+            arg=("TORCH_CPU_LINKS=",),
+            push=True,
+            cache_from=tuple(cache_from),
             cache_to=cache_to,
-            verify=verify,
-            netrc=netrc,
-            root=root,
+            no_verify=not verify,
+            netrc=str(netrc),
+            image_file=str(Path(tempfile.mkdtemp(dir=self.folder)) / "image.json"),
         )
-        file = Path(tempfile.mkdtemp(dir=self.folder)) / "image.json"
-        made = making.build(wish, file, Silent(), Output.PUSH, environment or self.engine.environment)
+        made = making.build(wish, Silent(), environment or self.engine.environment, root=root)
         ref = made.planned.ref
         return Made(remote.image(registry.connect(ref), ref), made.built, made.planned, root)
 
