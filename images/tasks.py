@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from images.wish import BuildWish, MergeWish, Wish
+from images.plan.wish import BuildWish, MergeWish, Wish
 from lustrain.problem import FAILED, UserError, problem
 from lustrain.task import Answer, flag, task
 
@@ -20,43 +20,43 @@ IMAGE_FILE = "where the image that was pushed is recorded (image.json)"
 @task("image-plan")
 def image_plan(flags: Wish) -> Answer:
     """Tell what would be built, which layers are new since image.json, and why. No engine is asked."""
-    from images import making, telling
+    from images.build import answers, make
 
-    with making.planned(flags) as planned:
-        return Answer(telling.plan_lines(planned), telling.plan(planned))
+    with make.planned(flags) as planned:
+        return Answer(answers.plan_lines(planned), answers.plan(planned))
 
 
 @task("image-build")
 def image_build(flags: BuildWish) -> Answer:
     """Build the trainer's image, check it, and leave it in the engine or in a registry. Exit code: 2 a mistake, 1 a failure."""
-    from images import making, telling
-    from images.progress import Live
+    from images.build import answers, make
+    from images.build.progress import Live
 
     with Live(f"image {flags.target}") as watch:
-        made = making.build(flags, watch)
-    return Answer(telling.build_lines(made, flags.image_file), telling.build(made))
+        made = make.build(flags, watch)
+    return Answer(answers.build_lines(made, flags.image_file), answers.build(made))
 
 
 @task("image-push")
 def image_push(flags: Wish) -> Answer:
     """Push what image-build left in the engine, by digest, and write image.json. A tag never moves to another image."""
-    from images import making, telling
-    from images.progress import Live
+    from images.build import answers, make
+    from images.build.progress import Live
     from lustrain import image_file
 
     with Live(f"image {flags.target}") as watch:
-        record = making.push_built(flags, watch)
-    return Answer(telling.record_lines(record, flags.image_file), image_file.as_json(record))
+        record = make.push_built(flags, watch)
+    return Answer(answers.record_lines(record, flags.image_file), image_file.as_json(record))
 
 
 @task("image-merge")
 def image_merge(flags: MergeWish) -> Answer:
     """Join the images of several platforms under one tag, and write image.json."""
-    from images import making, telling
+    from images.build import answers, make
     from lustrain import image_file
 
-    record = making.joined(flags)
-    return Answer(telling.record_lines(record, flags.image_file), image_file.as_json(record))
+    record = make.joined(flags)
+    return Answer(answers.record_lines(record, flags.image_file), image_file.as_json(record))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ class Verify:
 @task("image-verify")
 def image_verify(flags: Verify) -> Answer:
     """Look at an image where it is, without pulling it: manifest, layers, labels, age, size. Exit code: 1 not in order."""
-    from images import inspection, registry, versions
+    from images.check import inspection
+    from images.plan import versions
+    from images.registry.client import connect
     from lustrain import image_file
 
     days = flags.days
@@ -84,7 +86,7 @@ def image_verify(flags: Verify) -> Answer:
     limits = inspection.Limits(days, versions.load().budgets)
     # By its tag, so that one that stands for another image by now is noticed.
     ref = record.ref if record else str(flags.ref)
-    found = inspection.verify(registry.connect(ref), ref, record=record, limits=limits)
+    found = inspection.verify(connect(ref), ref, record=record, limits=limits)
     return Answer(inspection.lines(found), inspection.as_json(found), found.exit_code)
 
 
@@ -99,11 +101,13 @@ class Diff:
 @task("image-diff")
 def image_diff(flags: Diff) -> Answer:
     """Tell which layers a node that has A pulls to run B."""
-    from images import diff, registry, remote
-    from images.references import parse
+    from images.check import diff
+    from images.plan.references import parse
+    from images.registry import read
+    from images.registry.client import connect
 
     named = [parse(ref) for ref in (flags.a, flags.b)]
-    found = diff.diff(*(remote.image(registry.connect(ref), str(ref), flags.platform) for ref in named))
+    found = diff.diff(*(read.image(connect(ref), str(ref), flags.platform) for ref in named))
     return Answer(diff.lines(found), diff.as_json(found))
 
 
@@ -123,7 +127,7 @@ class Scan:
 @task("image-scan")
 def image_scan(flags: Scan) -> Answer:
     """Wait for ECR's scan of an image and weigh what it found. Exit code: 1 not passed, also where nobody scanned."""
-    from images import scan
+    from images.check import scan
     from lustrain import image_file
 
     allowed = scan.read_allowed(Path(flags.allow) if flags.allow else scan.ALLOWED)
@@ -145,7 +149,7 @@ class Lock:
 @task("image-lock")
 def image_lock(flags: Lock) -> Answer:
     """Write the hashed locks of what is installed in images, from pyproject.toml, images/versions.toml and constraints."""
-    from images import lock
+    from images.plan import lock
 
     if flags.check:
         stale = lock.check()

@@ -15,11 +15,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from images import diff, making, registry, remote, telling, why
-from images.engine import facts
-from images.progress import Live
-from images.records import Image
-from images.wish import BuildWish
+from images.build import answers, make
+from images.build.engine import facts
+from images.build.progress import Live
+from images.check import diff
+from images.model import Image
+from images.plan import changes
+from images.plan.wish import BuildWish
+from images.registry import read
+from images.registry.client import connect
 from lustrain.problem import UserError
 from rehearsal.clock import clock
 from rehearsal.lab.base import checkout, push_base
@@ -101,8 +105,8 @@ def build(yard: Yard) -> tuple[str, list[Promise]]:
     wish = wished(f"{yard.registry.host}/{REPOSITORY}", yard.base, yard.folder, push=True)
     try:
         with Live(TARGET) as watch:
-            made = making.build(wish, watch, yard.environment, root=root)
-        yard.image = remote.image(registry.connect(made.planned.ref), made.planned.ref)
+            made = make.build(wish, watch, yard.environment, root=root)
+        yard.image = read.image(connect(made.planned.ref), made.planned.ref)
     except UserError as error:
         return f"failed: {error.problems[0]}", [Promise("the trainer's image can be built", False, error.problems[0])]
     image = yard.image
@@ -160,11 +164,11 @@ def same_losses(claim: str, reference: Records, seen: Records, tolerance: float)
 
 def show_plan(folder: Path, reason: str) -> tuple[str, list[Promise]]:
     """Print what would be built here, were there an engine."""
-    with making.planned(wished(f"localhost/{REPOSITORY}", None, folder)) as planned:
-        print("   would build " + "\n   ".join(telling.plan_lines(planned)), flush=True)
+    with make.planned(wished(f"localhost/{REPOSITORY}", None, folder)) as planned:
+        print("   would build " + "\n   ".join(answers.plan_lines(planned)), flush=True)
         for layer, inputs in planned.context.inputs.items():
             print(f"   layer {layer}: from {len(inputs)} files and arguments", flush=True)
-        layers, tag = len(set(planned.context.inputs) - set(why.NEVER_PULLED)), planned.ref.rpartition(":")[2]
+        layers, tag = len(set(planned.context.inputs) - set(changes.NEVER_PULLED)), planned.ref.rpartition(":")[2]
     promises = []
     if os.environ.get("LUSTRAIN_REQUIRE") == "all":
         promises.append(Promise("an image can be built here (LUSTRAIN_REQUIRE=all)", False, reason))

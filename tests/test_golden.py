@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from images import making, telling, versions
-from images.wish import Wish
+from images.build import answers, make
+from images.plan import versions
+from images.plan.wish import Wish
 from infra.config import parse
 from infra.preflight.commands import rules
 from infra.preflight.offline import run_offline
@@ -98,8 +99,8 @@ def test_what_an_image_is_made_of(target: str, tmp_path: Path) -> None:
     wish = Wish(
         target, repository="example.org/trainer", base=base, tools=base, image_file=str(tmp_path / "image.json")
     )
-    with making.planned(wish) as planned:
-        found = telling.plan(planned)
+    with make.planned(wish) as planned:
+        found = answers.plan(planned)
     # The commit and what is named after it, and every file of the trainer by name.
     del found["git"], found["ref"], found["inputs"]["code"]
     found["labels"] = {name: value for name, value in found["labels"].items() if not name.endswith(COMMITS)}

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from images.records import Context, Plan, Step
+from images.model import Context, Plan, Step
 
 MTIME = 1_700_000_000
 

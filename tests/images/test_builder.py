@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 
-from images import engine as engine_module
-from images.bake import Bake
-from images.builder import build, connect, no_room
-from images.progress import Live
-from images.records import Built, Context, Output, Plan, Step
-from images.watch import Watch
+from images.build import engine as engine_module
+from images.build.bake import Bake
+from images.build.builder import build, connect, no_room
+from images.build.progress import Live
+from images.model import Built, Context, Output, Plan, Step, Watch
 from lustrain.problem import FAILED, UserError
 from rehearsal.lab.base import base_tar
 from rehearsal.lab.engine import Engine

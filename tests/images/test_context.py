@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from images import context, dockerfile, versions
-from images.plan import arguments_of
-from images.records import Context
+from images.model import Context
+from images.plan import context, dockerfile, versions
+from images.plan.plan import arguments_of
 from lustrain.problem import UserError
 from rehearsal.lab.engine import Engine
 from tests.images.checkouts import ROOT, checkout
@@ -74,7 +74,7 @@ def refusal(root: Path, **more: Any) -> list[str]:
 
 
 def read_by(target: str) -> set[str]:
-    """Paths that the Dockerfile copies or mounts for a target, found without `images.dockerfile`: stages followed by name."""
+    """Paths that the Dockerfile copies or mounts for a target, found without `dockerfile`: stages followed by name."""
     text = re.sub(r"\\\n(\s*#.*\n)*", " ", (ROOT / dockerfile.PATHS[target]).read_text())
     stages: dict[str, list[str]] = {}
     for line in text.splitlines():

@@ -12,8 +12,8 @@ from uuid import uuid4
 
 import pytest
 
-from images.inspection import FAIL, OK, WARN, Limits, Report, as_json, lines, verify
-from images.registry import OCI_MANIFEST
+from images.check.inspection import FAIL, OK, WARN, Limits, Report, as_json, lines, verify
+from images.registry.client import OCI_MANIFEST
 from lustrain.image_file import GitState, Record
 from lustrain.problem import UserError
 from rehearsal.lab.registry import Registry

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images import lock, versions
-from images.lock import Lock, Pin
+from images.plan import lock, versions
+from images.plan.lock import Lock, Pin
 from lustrain.problem import UserError
 
 ROOT = Path(__file__).parents[2]

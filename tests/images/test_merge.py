@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images.merge import Child, joined, merge
-from images.patience import Patience
-from images.registry import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, Registry
+from images.registry.client import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, Registry
+from images.registry.merge import Child, joined, merge
+from images.registry.retry import Patience
 from lustrain.problem import UserError
 from rehearsal.lab import registry as lab
 from tests.images.seeds import put_image

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from images.progress import Live
-from images.records import Step
-from images.silence import heard
+from images.build.output import heard
+from images.build.progress import Live
+from images.model import Step
 from lustrain.problem import UserError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from images.content import content_of
+from images.check.content import content_of
 from rehearsal.lab.buildkit import BuildKit
 from rehearsal.lab.engine import Engine
 from tests.images.workshop import Made, Workshop, change_code

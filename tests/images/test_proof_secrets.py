@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from images import registry
+from images.registry.client import connect
 from rehearsal.lab.base import ROOT
 from rehearsal.lab.engine import Engine
 from tests.images.workshop import CANARY, Made, Workshop, change_code
@@ -25,7 +25,7 @@ NOT_SHIPPED = ("infra", "images", "node_setup", "rehearsal", "pulumi", "moto", "
 def contains(made: Made, *texts: str, beyond: Made | None = None) -> set[tuple[str, str]]:
     """Which texts are in which layers: over the whole tar, so names and file contents alike. Layers that are those of an
     image made before the text was anywhere are not read."""
-    source, found = registry.connect(made.ref), set()
+    source, found = connect(made.ref), set()
     before_it = {layer.digest for layer in beyond.image.layers} if beyond else set()
     for layer in made.image.layers:
         if layer.digest in before_it:

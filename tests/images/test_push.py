@@ -16,12 +16,11 @@ import docker
 import pytest
 from docker.client import DockerClient
 
-from images.credentials import Credentials, for_registry
-from images.patience import Patience
-from images.push import push
-from images.records import Step
-from images.registry import Registry
-from images.watch import Silent
+from images.model import Silent, Step
+from images.registry.client import Registry
+from images.registry.credentials import Credentials, for_registry
+from images.registry.push import push
+from images.registry.retry import Patience
 from lustrain.problem import UserError
 from rehearsal.lab import registry as lab
 from rehearsal.lab.engine import Engine, why_not

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images.references import Reference, is_digest, is_host, is_loopback, parse
+from images.plan.references import Reference, is_digest, is_host, is_loopback, parse
 from lustrain.problem import UserError
 
 DIGEST = "sha256:" + "a" * 64

@@ -13,9 +13,9 @@ from typing import NoReturn
 
 import pytest
 
-from images.credentials import Credentials
-from images.patience import Patience, asked
-from images.registry import DOCKER_MANIFEST, Registry
+from images.registry.client import DOCKER_MANIFEST, Registry
+from images.registry.credentials import Credentials
+from images.registry.retry import Patience, asked
 from lustrain.problem import UserError
 from rehearsal.lab import registry as lab
 from rehearsal.lab.engine import why_not

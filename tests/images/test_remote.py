@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from images.references import Reference
-from images.registry import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
-from images.remote import find, image
+from images.plan.references import Reference
+from images.registry.client import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
+from images.registry.read import find, image
 from lustrain.problem import UserError
 from rehearsal.lab.registry import Registry
 from tests.images.hand import OCI_TAR, Hand, attestation, entry

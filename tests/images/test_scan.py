@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
 
-from images import scan
-from images.scan import SEVERITIES, Allowed, Finding, Patience, Place, Verdict
+from images.check import scan
+from images.check.scan import SEVERITIES, Allowed, Finding, Patience, Place, Verdict
 from lustrain.problem import UserError
 
 TODAY = date(2026, 11, 21)

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from images import making, tasks, why
-from images.watch import Silent
-from images.wish import BuildWish, Wish
+from images import tasks
+from images.build import make
+from images.model import Silent
+from images.plan import changes
+from images.plan.wish import BuildWish, Wish
 from lustrain import image_file
 from lustrain.problem import UserError
 from tests.images.workshop import Made, Workshop, change_code
@@ -104,24 +106,24 @@ def test_an_image_goes_from_its_plan_to_a_registry_and_into_the_record(
         no_verify=True,
         image_file=str(file),
     )
-    made = making.build(wish, Silent(), root=root)
+    made = make.build(wish, Silent(), root=root)
     assert made.record is not None
     assert image_file.read(file) == made.record
     assert made.record.digest == made.built.digest
-    with making.planned(wish, root=root) as planned:
-        assert why.lines(planned.rebuilds) == ["nothing changed: every step comes from the cache"]
+    with make.planned(wish, root=root) as planned:
+        assert changes.lines(planned.rebuilds) == ["nothing changed: every step comes from the cache"]
     # Again: the same image is there already, and the record is the same.
-    assert making.build(wish, Silent(), root=root).record == made.record
+    assert make.build(wish, Silent(), root=root).record == made.record
     # By way of the engine.
-    making.build(replace(wish, push=False), Silent(), root=root)
-    assert making.push_built(wish, Silent(), root=root).content == made.record.content
+    make.build(replace(wish, push=False), Silent(), root=root)
+    assert make.push_built(wish, Silent(), root=root).content == made.record.content
     # A record of one target is not written over by another's.
     with (
         pytest.raises(UserError, match="records an image for cpu"),
-        making.planned(Wish("cuda", repository=wish.repository, image_file=str(file)), pushing=True),
+        make.planned(Wish("cuda", repository=wish.repository, image_file=str(file)), pushing=True),
     ):
         pass
     # Other code under the same tag is another image.
     change_code(root)
-    with making.planned(wish, root=root) as planned:
+    with make.planned(wish, root=root) as planned:
         assert [one.layer for one in planned.rebuilds] == ["code"]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from images.bake import documents
-from images.failure import failure
-from images.trace import Said, Steps, Transfer, Update, Vertex, of_json
+from images.build.bake import documents
+from images.build.failure import failure
+from images.build.steps import Said, Steps, Transfer, Update, Vertex, of_json
 from tests.images.builds import Remembering
 
 RECORDED = Path(__file__).with_name("recorded")

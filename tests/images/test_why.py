@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images import context, dockerfile, versions, why
+from images.plan import changes, context, dockerfile, versions
 from lustrain.image_file import GitState, Record
 from tests.images.checkouts import checkout
 
 VERSIONS = versions.load()
 DIGEST = "sha256:" + "0" * 64
 layered = st.dictionaries(
-    st.sampled_from(why.LAYERS), st.dictionaries(st.text(min_size=1), st.text(), max_size=3), max_size=len(why.LAYERS)
+    st.sampled_from(changes.LAYERS),
+    st.dictionaries(st.text(min_size=1), st.text(), max_size=3),
+    max_size=len(changes.LAYERS),
 )
 
 
@@ -32,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 
 def told(
     root: Path, edit: Callable[[Path], object], target: str = "cpu", base: str = "0", tools: str = "0"
-) -> list[why.Rebuild]:
+) -> list[changes.Rebuild]:
     def inputs(base: str, tools: str) -> dict[str, dict[str, str]]:
         staged = context.stage(
             root,
@@ -47,7 +49,7 @@ def told(
 
     before = inputs("0", "0")
     edit(root)
-    return why.reasons(record(before), inputs(base, tools))
+    return changes.reasons(record(before), inputs(base, tools))
 
 
 def append(*paths: str) -> Callable[[Path], object]:
@@ -65,20 +67,20 @@ def nothing(root: Path) -> None: ...
 def test_nothing_changed_nothing_is_made_again(root: Path) -> None:
     found = told(root, nothing)
     assert found == []
-    assert why.lines(found) == ["nothing changed: every step comes from the cache"]
-    assert why.as_json(found) == {"rebuild": [], "pull": [], "pull_if_different": []}
+    assert changes.lines(found) == ["nothing changed: every step comes from the cache"]
+    assert changes.as_json(found) == {"rebuild": [], "pull": [], "pull_if_different": []}
 
 
 def test_without_an_image_everything_is_new(root: Path) -> None:
     staged = context.stage(root, "cpu", VERSIONS, root.parent / "staged")
-    found = why.reasons(None, staged.inputs)
+    found = changes.reasons(None, staged.inputs)
     assert [one.layer for one in found] == ["base", "tools", "system", "torch", "app", "shell", "code", "image"]
     assert {one.why for one in found} == {("no image was built before",)}
-    assert why.lines(found)[-1] == "a node would pull: base, system, torch, app, code"
+    assert changes.lines(found)[-1] == "a node would pull: base, system, torch, app, code"
 
 
 def test_an_edit_of_the_code_is_one_layer(root: Path) -> None:
-    assert why.lines(told(root, append("trainer/loop.py"))) == [
+    assert changes.lines(told(root, append("trainer/loop.py"))) == [
         "code: trainer/loop.py changed",
         "a node would pull: code",
     ]
@@ -102,14 +104,14 @@ def test_files_come_and_go(root: Path) -> None:
 
 
 def test_another_torch_touches_no_other_layer(root: Path) -> None:
-    assert why.lines(told(root, append("images/locks/torch-cpu.lock"))) == [
+    assert changes.lines(told(root, append("images/locks/torch-cpu.lock"))) == [
         "torch: images/locks/torch-cpu.lock changed",
         "a node would pull: torch",
     ]
 
 
 def test_another_base_remakes_the_system_and_leaves_what_is_linked_beside_it(root: Path) -> None:
-    assert why.lines(told(root, nothing, base="1")) == [
+    assert changes.lines(told(root, nothing, base="1")) == [
         f"base: BASE_IMAGE was r/b@sha256:{'0' * 64} and is r/b@sha256:{'1' * 64}",
         "system: it is made on base",
         "a node would pull: base, system",
@@ -118,14 +120,14 @@ def test_another_base_remakes_the_system_and_leaves_what_is_linked_beside_it(roo
 
 def test_other_tools_unpack_again_and_a_node_pulls_only_what_comes_out_different(root: Path) -> None:
     found = told(root, nothing, tools="1")
-    assert why.lines(found)[1:] == [
+    assert changes.lines(found)[1:] == [
         "torch: it is made on tools",
         "app: it is made on tools",
         "shell: it is made on tools",
         "code: it is made on shell",
         "a node would pull: no layer; and only if they come out different: torch, app, code",
     ]
-    assert why.as_json(found)["pull_if_different"] == ["torch", "app", "code"]
+    assert changes.as_json(found)["pull_if_different"] == ["torch", "app", "code"]
 
 
 @pytest.mark.slow
@@ -139,14 +141,14 @@ def test_other_settings_of_the_image_make_no_layer(root: Path) -> None:
         file = root / dockerfile.PATHS["cpu"]
         file.write_text(file.read_text().replace("ENV LUSTRAIN_TARGET=cpu", "ENV LUSTRAIN_TARGET=cpu MORE=1"))
 
-    assert why.lines(told(root, edit)) == [
+    assert changes.lines(told(root, edit)) == [
         "image: images/trainer.Dockerfile [cpu-layers] changed",
         "a node would pull: no layer",
     ]
 
 
 def test_programs_read_the_same_as_people(root: Path) -> None:
-    assert why.as_json(told(root, append("trainer/loop.py"))) == {
+    assert changes.as_json(told(root, append("trainer/loop.py"))) == {
         "rebuild": [{"layer": "code", "why": ["trainer/loop.py changed"]}],
         "pull": ["code"],
         "pull_if_different": [],
@@ -158,7 +160,7 @@ def test_programs_read_the_same_as_people(root: Path) -> None:
 def test_a_layer_is_made_again_exactly_where_its_inputs_differ(
     old: dict[str, dict[str, str]], new: dict[str, dict[str, str]]
 ) -> None:
-    found = why.reasons(record(old), new)
+    found = changes.reasons(record(old), new)
     assert {one.layer for one in found} == {layer for layer in new if new[layer] != old.get(layer)}
     assert all(one.why for one in found)
-    assert [one.layer for one in found] == sorted((one.layer for one in found), key=why.LAYERS.index)
+    assert [one.layer for one in found] == sorted((one.layer for one in found), key=changes.LAYERS.index)

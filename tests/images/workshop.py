@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from images import making, registry, remote
-from images.making import Planned
-from images.records import Built, Image, Layer
-from images.watch import Silent
-from images.wish import BuildWish
+from images.build import make
+from images.build.make import Planned
+from images.model import Built, Image, Layer, Silent
+from images.plan.wish import BuildWish
+from images.registry import read
+from images.registry.client import connect
 from rehearsal.lab.base import checkout
 from rehearsal.lab.engine import Engine
 from rehearsal.lab.registry import Registry
@@ -109,9 +110,9 @@ class Workshop:
             netrc=str(netrc),
             image_file=str(Path(tempfile.mkdtemp(dir=self.folder)) / "image.json"),
         )
-        made = making.build(wish, Silent(), environment or self.engine.environment, root=root)
+        made = make.build(wish, Silent(), environment or self.engine.environment, root=root)
         ref = made.planned.ref
-        return Made(remote.image(registry.connect(ref), ref), made.built, made.planned, root)
+        return Made(read.image(connect(ref), ref), made.built, made.planned, root)
 
 
 def _linked_or_copied(source: str, target: str) -> str:
