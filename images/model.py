@@ -1,4 +1,4 @@
-"""What the parts of image building hand each other: a plan, what came of it, and the record that the launcher deploys by.
+"""Plans, contexts, build results, images and layers: the data that the parts of image building exchange.
 
 Pure data; nothing here touches disk, network or an engine.
 """
@@ -30,7 +30,7 @@ class Output(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a backend needs to know; paths are relative to the root of the context."""
+    """Everything a build needs to know; paths are relative to the root of the context."""
 
     target: str
     """cpu, cuda or gaudi; `<target>-verify` is the stage that checks it."""
@@ -100,7 +100,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Built:
-    """What a backend answers for one target."""
+    """The result of building one target."""
 
     steps: tuple[Step, ...]
     seconds: float
@@ -139,7 +139,7 @@ class Image:
 
 
 class Watch(Protocol):
-    """Called by one thread at a time."""
+    """Follows a build or a push while it runs; called by one thread at a time."""
 
     def started(self, name: str) -> None:
         """A step began."""
@@ -148,14 +148,14 @@ class Watch(Protocol):
         """A step ended: done, cached or failed."""
 
     def log(self, name: str, text: str) -> None:
-        """A step said something."""
+        """A step printed something."""
 
     def moved(self, name: str, done: int, total: int) -> None:
         """Bytes of a layer went up or down; `total` 0 where it is not known."""
 
 
 class Silent:
-    """For callers that do not watch."""
+    """Prints nothing."""
 
     def started(self, name: str) -> None: ...
 

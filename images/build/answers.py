@@ -1,4 +1,4 @@
-"""What plans, builds and records are, in lines for people and objects for programs."""
+"""Answers of the tasks: plans, builds and records as lines and as JSON."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def record_lines(record: Record, file: str) -> list[str]:
 def dirt(git: GitState) -> list[str]:
     """One line where the image is not what a commit says."""
     if git.commit is None:
-        return ["not from a commit: nobody can tell later which code this is"]
+        return ["not from a commit: later it cannot be told which code this is"]
     if not git.dirty:
         return []
     more = ", …" if len(git.changed) > _SHOWN else ""

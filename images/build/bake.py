@@ -1,4 +1,4 @@
-"""Building by `docker buildx bake`: everything BuildKit can do, from the context's own bake file and one we generate."""
+"""Builds by `docker buildx bake`, from the context's bake file and a generated one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Bake:
             )
         for name, path in plan.secrets.items():
             if not path.is_file():
-                return problem(f"secret {name}", str(path), "is no file")
+                return problem(f"secret {name}", str(path), "is not a file")
         return self._beyond_builder(plan, output)
 
     def build(self, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
@@ -89,7 +89,7 @@ class Bake:
                 words, context.folder, self._variables(plan.attestations) | logged_in, steps, watch
             )
             if status:
-                raise failure(target, steps, prose or [f"docker buildx ended with {status} and said nothing"])
+                raise failure(target, steps, prose or [f"docker buildx ended with {status} without a message"])
             told = json.loads(metadata.read_text()).get(target) or {} if metadata.exists() else {}
         return self._built(plan, output, made, steps, told, watch, began)
 
@@ -151,7 +151,7 @@ class Bake:
             image_id = (self._said("image", "inspect", "--format", "{{.Id}}", plan.tags[0]) or "").strip() or None
         if made in (Output.PUSH, Output.PUSH_BY_DIGEST) and digest is None:
             raise UserError(
-                f"{plan.repository}: buildx pushed and did not say which digest; fix: update docker-buildx", FAILED
+                f"{plan.repository}: buildx pushed and did not report the digest; fix: update docker-buildx", FAILED
             )
         if output is Output.PUSH:
             if made is Output.LOAD:

@@ -1,4 +1,4 @@
-"""The container engine that this user's environment names: whether it answers, whether it can build, how full its disk is."""
+"""The container engine that the environment names: version, image store and free disk."""
 
 from __future__ import annotations
 
@@ -150,7 +150,9 @@ def _knock(path: str, shown: str) -> None:
 def _no_answer(shown: str, host: str, error: Exception) -> str:
     if not re.match(r"(unix|tcp|https?|ssh|npipe|fd)://", host):
         allowed = "unix://PATH, tcp://HOST:PORT, ssh://USER@HOST"
-        return problem("DOCKER_HOST", host, "is no address of an engine", allowed=allowed, fix="unset it or mend it")
+        return problem(
+            "DOCKER_HOST", host, "is not an address of an engine", allowed=allowed, fix="unset it or mend it"
+        )
     said = plain(" ".join(str(error).split()))[:300]
     return f"{shown}: no engine answers: {said}; fix: start it, or set DOCKER_HOST to where one does"
 

@@ -1,4 +1,4 @@
-"""Why a build failed, in the words of the step that did."""
+"""The error of a failed build, in the words of the step that failed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def failure(target: str, steps: Steps, prose: Sequence[str]) -> UserError:
         first = f"build {target}: step {_cut(step.name)} failed after {step.seconds:.1f} s: {_why(step.error or '')}"
     else:
         said = [line for line in prose if line.startswith("ERROR:")] or list(prose)
-        first = f"build {target}: {_why(said[-1]) if said else 'failed and said nothing'}"
+        first = f"build {target}: {_why(said[-1]) if said else 'failed without a message'}"
     return UserError([plain(first), *(f"  | {line}" for line in log)], FAILED)
 
 

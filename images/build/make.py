@@ -1,4 +1,4 @@
-"""What the tasks do, from a wish to a record: stage the context, plan, build, push, write down. All raise UserError."""
+"""From a wish to image.json: stage the context, plan, build, push, record. Everything here raises UserError."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _made_from(one: Planned, image: Image) -> None:
     labels = (inner.get("Labels") if isinstance(inner, dict) else None) or {}
     wanted = {name: value for name, value in one.plan.labels.items() if name.startswith(plan.INPUTS)}
     if other := sorted(name.removeprefix(plan.INPUTS) for name, value in wanted.items() if labels.get(name) != value):
-        why = f"was built from another {', '.join(other)} than is here now"
+        why = f"was built from a different {', '.join(other)} than this checkout has"
         raise UserError(problem("image", one.ref, why, fix="the flags that it was built with, or build it again"))
 
 

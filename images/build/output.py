@@ -1,4 +1,4 @@
-"""Waiting for a build that says nothing for a while: it is told, and it does not go on for ever."""
+"""The output of a build, read with a bound on silence."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _next(
         except queue.Empty:
             waited += pause_s
             if waited >= limit_s:
-                why = f"the build said nothing for {limit_s / 60:.0f} minutes and was ended"
+                why = f"the build printed nothing for {limit_s / 60:.0f} minutes and was ended"
                 fix = "look at the engine's log, build again: what was done is cached"
                 raise UserError(f"{why}; fix: {fix}", FAILED) from None
             silent(waited)

@@ -1,4 +1,4 @@
-"""How far a build or a push is: the running steps on a terminal, sparse plain lines anywhere else, always on standard error."""
+"""Progress of a build or a push on standard error: running steps on a terminal, sparse plain lines elsewhere."""
 
 from __future__ import annotations
 

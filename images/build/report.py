@@ -1,4 +1,4 @@
-"""What a build came to: its steps with their seconds, how much was cached, layers with their bytes; for people and programs."""
+"""The report of a build: steps with their seconds and how much was cached, as lines and as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from images.model import Built, Step
-from lustrain.problem import plain
+from lustrain.tables import table
 
 VERSION = 1
 LONGEST_NAME = 100
@@ -17,8 +17,8 @@ def lines(built: Built) -> list[str]:
     """A table of the Dockerfile's steps that ran and of what took time besides, then totals."""
     own = [step for step in built.steps if not step.cached and " FROM " not in step.name]
     shown = [step for step in own if step.stage != "internal" or step.seconds >= 0.5 or step.error]
-    rows = [(_seconds(step), plain(step.shown)[:LONGEST_NAME]) for step in shown]
-    return [*_table(("s", "step"), rows), "", _totals(built)] if rows else [_totals(built)]
+    rows = [(_seconds(step), step.shown[:LONGEST_NAME]) for step in shown]
+    return [*table(("s", "step"), rows, right=("s",)), "", _totals(built)] if rows else [_totals(built)]
 
 
 def as_json(built: Built) -> dict[str, Any]:
@@ -63,8 +63,3 @@ def _seconds(step: Step) -> str:
     if step.error:
         return "failed"
     return "cached" if step.cached else f"{step.seconds:.1f}"
-
-
-def _table(heads: tuple[str, str], rows: Sequence[tuple[str, str]]) -> list[str]:
-    width = max(len(first) for first, _ in [heads, *rows])
-    return [f"{first.rjust(width)}  {second}".rstrip() for first, second in [heads, *rows]]

@@ -1,4 +1,4 @@
-"""From a builder to the registry, under tags that are never taken from another image."""
+"""Tags of what a build pushed; a tag never moves to a different image."""
 
 from __future__ import annotations
 

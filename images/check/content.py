@@ -1,4 +1,4 @@
-"""What an image holds, as one hash that is blind to when, from which commit and by which builder it was made.
+"""The content hash of an image, independent of date, commit and builder.
 
 It is over the configuration and the layers' diff-ids: our layers are the same to the last bit wherever they are made. Not over
 the flattened tree: nodes pull, keep and share layers, so the same tree in other layers is another image to them.

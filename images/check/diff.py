@@ -1,4 +1,4 @@
-"""What a node that has image A pulls to run image B. Pure."""
+"""The layers that a node with image A pulls to run image B. Pure."""
 
 from __future__ import annotations
 

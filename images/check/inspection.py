@@ -1,4 +1,4 @@
-"""Whether an image in a registry is what was built and what nodes can run, told from its descriptions alone: nothing is pulled.
+"""Checks of an image in a registry, without pulling it: what was built, and what nodes can run.
 
 What needs the files themselves is not seen here: `verify.py` looked at them when the image was built.
 """
@@ -138,7 +138,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def _identity(digest: str, found: Sequence[Found], record: Record | None, platform: str | None) -> Iterator[Row]:
     if record and record.digest != digest:
-        what = f"{digest}, but image.json says {record.digest}: the tag stands for another image now"
+        what = f"{digest}, but image.json says {record.digest}: the tag names a different image now"
         yield Row("digest", FAIL, what, f"deploy {record.deployable}, or push again")
     else:
         yield Row("digest", OK, digest + (", as in image.json" if record else ""))
@@ -170,7 +170,7 @@ def _labels(labels: Mapping[str, str], record: Record | None) -> Iterator[Row]:
     commit = record.git.commit if record else None
     if not revision:
         yield Row(
-            "revision", FAIL, f"no label {_REVISION}: nobody can tell which code this is", f"commit, then {REBUILD}"
+            "revision", FAIL, f"no label {_REVISION}: the code it was built from is unknown", f"commit, then {REBUILD}"
         )
     elif commit and commit != revision:
         yield Row("revision", FAIL, f"{revision}, but image.json says {commit}", REBUILD)

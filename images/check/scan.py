@@ -65,7 +65,7 @@ class Place:
         region = ecr.region_of(named.registry)
         if region is None:
             why, fix = (
-                "is no image in ECR, the only registry whose scans are read",
+                "is not an image in ECR, the only registry whose scans are read",
                 "scan it with its registry's own means",
             )
             raise UserError(problem("image", ref, why, fix=fix))
@@ -154,7 +154,10 @@ def read_allowed(path: Path = ALLOWED, today: date | None = None) -> tuple[Allow
         problem(f"{path.name} {key}", table[key], "unknown key", allowed="[[allow]]") for key in table
     ]
     if not isinstance(entries, list):
-        entries, problems = [], [*problems, problem(f"{path.name} allow", entries, "is no list", allowed="[[allow]]")]
+        entries, problems = (
+            [],
+            [*problems, problem(f"{path.name} allow", entries, "is not a list", allowed="[[allow]]")],
+        )
     found: list[Allowed] = []
     for number, entry in enumerate(entries, 1):
         place = f"{path.name} allow {number}"
@@ -171,7 +174,7 @@ def read_allowed(path: Path = ALLOWED, today: date | None = None) -> tuple[Allow
 
 def _mistakes(place: str, entry: Any, today: date) -> Sequence[str]:
     if not isinstance(entry, dict):
-        return [problem(place, entry, "is no table", allowed="id, reason, review_by")]
+        return [problem(place, entry, "is not a table", allowed="id, reason, review_by")]
     lines = [
         problem(f"{place} {key}", entry[key], "unknown key", allowed="id, reason, review_by")
         for key in sorted(set(entry) - {"id", "reason", "review_by"})
@@ -183,7 +186,7 @@ def _mistakes(place: str, entry: Any, today: date) -> Sequence[str]:
     day = entry.get("review_by")
     # A time of day is a date too, to Python.
     if type(day) is not date:
-        lines.append(problem(f"{place} review_by", day, "is no day", allowed="2027-01-31, without quotes"))
+        lines.append(problem(f"{place} review_by", day, "is not a day", allowed="2027-01-31, without quotes"))
     elif day > today + timedelta(days=LONGEST_DAYS):
         lines.append(
             problem(f"{place} review_by", str(day), "is too far away", allowed=f"{LONGEST_DAYS} days from now")

@@ -1,4 +1,4 @@
-"""Which layers a build would make again, why, and what a node would pull of them: the last inputs beside the next. Pure."""
+"""Changes between the last build's inputs and the next one's: layers to rebuild, why, and what a node would pull. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from lustrain.image_file import Record
 LAYERS = ("base", "tools", "system", "init", "torch", "linker", "app", "shell", "code", "image")
 """In the order of the Dockerfile; `image` is settings (user, entry point) and the check, no layer."""
 ON = "on "
-"""Before the name of a layer that another is made on, among that one's inputs; what `COPY --link` puts beside it is none."""
+"""Prefix of an input that is a layer below. Layers joined by `COPY --link` are not inputs of each other."""
 DIFFERS = "system"
-"""Packages are installed into the base: on another one that is another layer. The rest unpacks the same files anywhere."""
+"""The system layer depends on the base; every other layer is the same on any base."""
 NEVER_PULLED = ("tools", "shell", "image")
 _SHOWN = 5
 

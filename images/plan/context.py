@@ -1,4 +1,4 @@
-"""Which files may enter an image or its build, copied to a folder that is the same for every checkout of the same code."""
+"""The build context: the files that may enter an image, in a folder that is the same for every checkout of the same code."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _regular(root: Path, path: str, problems: list[str]) -> bool:
         )
         return False
     if status.st_size > LARGEST and not path.startswith(f"{SITE}/"):
-        why = f"has {status.st_size >> 20} MiB, which is no code"
+        why = f"has {status.st_size >> 20} MiB, which is too large for code"
         problems.append(problem("context", path, why, allowed=f"{LARGEST >> 20} MiB", fix="move it out of the folder"))
         return False
     if not path.isprintable():
@@ -227,7 +227,10 @@ def _regular(root: Path, path: str, problems: list[str]) -> bool:
 
 def _secret(path: str, why: str) -> str:
     return problem(
-        "context", path, f"{why}: none goes into an image", fix="move it out of the folder, or rename it if it is none"
+        "context",
+        path,
+        f"{why}: secrets must not enter an image",
+        fix="move it out of the folder, or rename it if it is not one",
     )
 
 

@@ -1,4 +1,4 @@
-"""What a Dockerfile of ours says: its stages, what each reads of the context, and what a target needs. Pure.
+"""A parser of our Dockerfiles: stages, what each reads of the context, and what a target needs. Pure.
 
 Reads the part of https://docs.docker.com/reference/dockerfile/ that our files are written in: no heredocs, no ONBUILD.
 """

@@ -1,4 +1,4 @@
-"""Which commit an image's code comes from, and whether what goes into the image differs from it. Asks git, changes nothing."""
+"""The git commit of an image's code, and the files of the image that differ from it. Read-only."""
 
 from __future__ import annotations
 

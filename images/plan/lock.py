@@ -84,7 +84,7 @@ def parse(text: str, path: str) -> Lock:
         pin, hashes = _PIN.fullmatch(first), [_HASH.fullmatch(one) for one in rest]
         if not pin or None in hashes:
             form = "name==version with --hash=sha256:… for each file"
-            problems.append(problem(place, line, "is no pinned package", allowed=form, fix=RENEW))
+            problems.append(problem(place, line, "is not a pinned package", allowed=form, fix=RENEW))
         elif not hashes:
             problems.append(problem(place, line, "has no hash, so anything could be installed for it", fix=RENEW))
         elif any(one.name == pin[1] for one in pins):

@@ -1,4 +1,4 @@
-"""What is built, from what, under which names: decided from data before any builder is asked.
+"""The plan of an image: arguments, labels and tag, computed from data before anything is built.
 
 Tags and labels as https://github.com/opencontainers/image-spec/blob/main/annotations.md and
 https://github.com/opencontainers/distribution-spec/blob/main/spec.md want them. Nothing here depends on the clock, so that
@@ -60,7 +60,7 @@ def make(
     unpinned: bool = False,
     suffix: str = "",
 ) -> Plan:
-    """Everything a backend needs to build `target`.
+    """Everything that is needed to build `target`.
 
     `base` and `tools` take the place of the images in versions.toml; `unpinned` allows them without a digest. UserError with
     all problems at once, exit code 2.
@@ -213,7 +213,7 @@ def _of_image(flag: str, ref: str | None, unpinned: bool) -> Iterator[str]:
     if isinstance(name, str):
         yield name
     elif not (name.digest or is_loopback(name.registry) or unpinned):
-        why = f"can be another image of {name.registry} tomorrow"
+        why = "is a tag, which may name a different image tomorrow"
         yield problem(flag, ref, why, allowed=f"{name.name}@sha256:…", fix="give its digest, or --unpinned")
 
 
@@ -240,7 +240,7 @@ def _of_secrets(secrets: Mapping[str, Path]) -> Iterator[str]:
             allowed = ", ".join(f"{one} ({what})" for one, what in SECRETS.items())
             yield problem("secret", name, "no stage asks for this secret", allowed=allowed)
         elif not path.is_file():
-            why = "is a folder" if path.is_dir() else "does not exist" if not path.exists() else "is no file"
+            why = "is a folder" if path.is_dir() else "does not exist" if not path.exists() else "is not a file"
             yield problem(f"--{name}", str(path), why, allowed=f"a file, {SECRETS[name]}")
         elif not os.access(path, os.R_OK):
             yield problem(f"--{name}", str(path), "may not be read by you", fix="a copy of your own, or chmod")
@@ -251,14 +251,14 @@ def _of_secrets(secrets: Mapping[str, Path]) -> Iterator[str]:
 def _of_suffix(suffix: str) -> Iterator[str]:
     if suffix and not _SUFFIX.fullmatch(suffix):
         yield problem(
-            "--suffix", suffix, "is no end of a tag", allowed="up to 30 letters, digits, . and _", fix="like r2"
+            "--suffix", suffix, "cannot end a tag", allowed="up to 30 letters, digits, . and _", fix="like r2"
         )
 
 
 def _of_arguments(arguments: Mapping[str, str]) -> Iterator[str]:
     for name, value in arguments.items():
         if not _ARGUMENT.fullmatch(name):
-            yield problem("--arg", name, "is no name of an argument", allowed="letters, digits and _")
+            yield problem("--arg", name, "is not a name of an argument", allowed="letters, digits and _")
         elif _TELLING.search(name) or _LOGIN.search(value):
             why = "everyone who has the image can read its build arguments"
             yield problem(f"--arg {name}", "…", why, fix="--netrc FILE")

@@ -1,4 +1,4 @@
-"""What `registry/repository:tag@digest` names, as docker reads it.
+"""Image references, `registry/repository:tag@digest`, as docker reads them.
 
 The grammar is https://github.com/distribution/reference/blob/main/reference.go; a first part counts as a registry where it has
 a dot, a colon or a capital letter, or is `localhost`.
@@ -59,7 +59,7 @@ def parse(text: str, path: str = "image") -> Reference:
         raise _wrong(path, text, "an address", f"{_FORM}, without {text.partition('//')[0]}//")
     rest, at, digest = text.partition("@")
     if at and not is_digest(digest):
-        raise _wrong(path, text, "what follows @ is no digest", "sha256: and 64 hexadecimal digits")
+        raise _wrong(path, text, "what follows @ is not a digest", "sha256: and 64 hexadecimal digits")
     head, colon, tail = rest.rpartition(":")
     tag = tail if colon and "/" not in tail else None
     if tag is not None and not _TAG.fullmatch(tag):

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from lustrain.problem import UserError, plain, problem
-from lustrain.schema import like, problems_of
+from lustrain.schema import Section, like, problems_of
 
 PATH = Path(__file__).parents[1] / "versions.toml"
 TABLE = ("<!-- versions -->", "<!-- /versions -->")
@@ -31,12 +31,6 @@ Repository = Annotated[str, like(_REPOSITORY, "a repository with its registry", 
 Pinned = Annotated[str, like(f"{_REPOSITORY}@{_DIGEST}", "an image by digest", "docker.io/library/debian@sha256:…")]
 Tag = Annotated[str, like(r"\w[\w.-]{0,127}", "a tag", "bookworm-20250407-slim")]
 Mebibytes = Annotated[int, Field(gt=0, strict=True)]
-
-
-class Section(BaseModel):
-    """Base of every table: unknown keys are errors, nothing changes after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Efa(Section):

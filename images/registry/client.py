@@ -1,4 +1,4 @@
-"""A registry, as far as images need it: manifests, blobs and tags, each byte checked against the digest that names it.
+"""A registry client: manifests, blobs and tags, each byte checked against its digest.
 
 https://distribution.github.io/distribution/spec/api/ ; credentials, redirects and second tries are in `images.registry.http`.
 """
@@ -26,6 +26,7 @@ DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 ACCEPTED = ", ".join((DOCKER_MANIFEST, DOCKER_LIST, OCI_MANIFEST, OCI_INDEX))
+NEW_TAG = "commit, which makes a new tag, or --suffix r2"
 LONGEST_MANIFEST = 4 << 20
 """Bytes; https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-manifests"""
 LONGEST_CONFIG = 16 << 20
@@ -83,7 +84,7 @@ class Registry:
         if not is_digest(told):
             return self.manifest(reference).digest
         if reference.digest and told != reference.digest:
-            why = "the registry names another digest than the one that it was asked for"
+            why = "the registry answered with a different digest than the one asked for"
             raise UserError(problem(f"{reference} digest", told, why, allowed=reference.digest), FAILED)
         return told
 
@@ -111,7 +112,7 @@ class Registry:
             fix = "see whether the registry's storage still has the blob; if not, push the image again"
             raise UserError(problem(name, digest, why, fix=fix), FAILED)
         if (found := digest_like(body, digest)) != digest:
-            why = f"the bytes that came have another {kind} sum: damaged in the registry or on the way"
+            why = f"the bytes have a different {kind} sum: damaged in the registry or on the way"
             raise UserError(problem(name, found, why, allowed=digest, fix="push the image again"), FAILED)
         return body
 
@@ -138,14 +139,14 @@ class Registry:
             told = answer.headers.get("Docker-Content-Digest", "")
         found = digest_like(body, told if is_digest(told) else None)
         if told and told != found:
-            why = "the registry took the manifest under another digest: it or a proxy changes it"
+            why = "the registry stored the manifest under a different digest: the registry or a proxy changes it"
             raise UserError(problem(f"{reference} digest", told, why, allowed=found), FAILED)
         return found
 
     def _ours(self, ref: str | Reference) -> Reference:
         reference = parse(ref) if isinstance(ref, str) else ref
         if reference.registry != self.host:
-            raise UserError(problem("image", str(ref), "of another registry", allowed=f"{self.host}/…"))
+            raise UserError(problem("image", str(ref), "belongs to a different registry", allowed=f"{self.host}/…"))
         return reference
 
     def _whole(self, answer: requests.Response, longest: int, name: str) -> bytes:
@@ -160,6 +161,12 @@ def connect(ref: str | Reference) -> Registry:
     """The registry of a reference, with the credentials that this user has for it."""
     reference = parse(ref) if isinstance(ref, str) else ref
     return Registry(reference.registry, known.for_registry(reference.registry))
+
+
+def taken(reference: Reference, found: str) -> UserError:
+    """The refusal to move a tag that names the image `found`."""
+    why = f"the tag already names a different image ({found}); a tag is never overwritten"
+    return UserError(problem("image", str(reference), why, fix=NEW_TAG))
 
 
 def digest_like(body: bytes, like: str | None = None) -> str:

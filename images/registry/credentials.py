@@ -1,4 +1,4 @@
-"""Who we are to a registry: the docker configuration of this user, or AWS for an ECR.
+"""Registry credentials: the docker configuration of this user, or AWS for an ECR.
 
 Amazon's public registry (public.ecr.aws) is a registry like others here: without `docker login` it is read anonymously.
 """

@@ -1,4 +1,4 @@
-"""What buildx needs to be let into an ECR: a docker configuration with today's token, for as long as one build takes."""
+"""A docker configuration with ECR tokens, for as long as one buildx command runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP with one registry: TLS, who we are, redirects and second tries.
+"""HTTP with one registry: TLS, credentials, redirects and retries.
 
 https://distribution.github.io/distribution/spec/auth/token/ is how tokens are asked for.
 """
@@ -239,13 +239,13 @@ class Transport:
     def _must_be_tls(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.netloc)):
-            why = f"it sends us to {parts.scheme or 'nowhere'}://{parts.netloc}, which is no TLS"
+            why = f"it sends us to {parts.scheme or 'nowhere'}://{parts.netloc}, which does not use TLS"
             raise UserError(problem("registry", self.host, why, fix="have its administrator mend its address"), FAILED)
 
     def _refused(self, method: str, path: str, answer: requests.Response) -> UserError:
         status, said = answer.status_code, self._said(answer)
         if status == 401 and self.credentials is None:
-            why = "it asks who we are, and no credentials for it were found"
+            why = "it requires credentials, and none for it were found"
             return UserError(problem("registry", self.host, why, fix=f"docker login {self.host}"), FAILED)
         if status == 401:
             why = f"it does not take the credentials of user {self.credentials and self.credentials.username!r}"

@@ -1,4 +1,4 @@
-"""Several platforms' images under one reference.
+"""Images of several platforms joined under one tag.
 
 A docker manifest list where the images are docker's, because nodes' enroot before 3.4.1 reads no OCI index
 (https://github.com/NVIDIA/JAX-Toolbox/issues/310); an OCI index where they are OCI images; never a mixture, which
@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from images.plan.references import Reference, is_digest, parse
-from images.registry.client import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, Registry, connect, digest_like
+from images.registry.client import (
+    DOCKER_LIST,
+    DOCKER_MANIFEST,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    Registry,
+    connect,
+    digest_like,
+    taken,
+)
 from lustrain.problem import FAILED, UserError, problem
 
 _LIST_OF = {DOCKER_MANIFEST: DOCKER_LIST, OCI_MANIFEST: OCI_INDEX}
@@ -79,9 +88,7 @@ def _put(there: Registry, reference: Reference, body: bytes, media_type: str) ->
         # The same image, whose layers another builder has compressed in another way.
         return found
     if found is not None:
-        why = f"the tag is there with another image ({found}); a tag is never overwritten"
-        fix = "commit, which makes a new tag, or --suffix r2"
-        raise UserError(problem("image", str(reference), why, fix=fix))
+        raise taken(reference, found)
     try:
         there.put_manifest(reference, body, media_type)
     except UserError:
@@ -90,7 +97,7 @@ def _put(there: Registry, reference: Reference, body: bytes, media_type: str) ->
             raise
     held = there.manifest(reference).digest
     if held != wanted:
-        why = "the registry holds another digest than was put there: someone else pushed this tag, or a proxy lies"
+        why = "the registry holds a different digest than was pushed: the tag was pushed meanwhile, or a proxy lies"
         raise UserError(problem(f"{reference} digest", held, why, allowed=wanted, fix="choose another tag"), FAILED)
     return held
 
@@ -124,7 +131,7 @@ def joined(children: Sequence[Child]) -> tuple[bytes, str]:
 
 def _child(there: Registry, reference: Reference, digest: str) -> Child:
     if not is_digest(digest):
-        raise UserError(problem("digests", digest, "no digest", allowed="sha256: and 64 hexadecimal digits"))
+        raise UserError(problem("digests", digest, "not a digest", allowed="sha256: and 64 hexadecimal digits"))
     image = reference.at(digest)
     if there.digest_of(image) is None:
         why = f"not in {reference.name}"

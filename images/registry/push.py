@@ -1,4 +1,4 @@
-"""An image from an engine to its registry: under a tag that is never taken from another image, and seen there afterwards.
+"""Pushes from an engine to a registry, under a tag that never moves, checked afterwards.
 
 An engine answers 200 and says what failed in a line of the answer, https://docs.docker.com/reference/api/engine/version/v1.44/
 under ImagePush; so every line is read. What a registry has already got is not sent again, which is why a push that
@@ -22,7 +22,7 @@ from urllib3.exceptions import HTTPError
 from images.model import Silent, Step, Watch
 from images.plan.references import Reference, parse
 from images.registry import ecr
-from images.registry.client import Registry, connect
+from images.registry.client import Registry, connect, taken
 from images.registry.http import without_queries
 from lustrain.problem import FAILED, UserError, problem
 
@@ -89,7 +89,7 @@ def push(
         told = found or _pushed(engine, reference, there, watch, name)
         held = there.manifest(reference).digest
         if told != held:
-            why = "the registry holds another digest than the engine pushed: someone else pushed this tag, or a proxy lies"
+            why = "the registry holds a different digest than the engine pushed: the tag was pushed meanwhile, or a proxy lies"
             raise UserError(problem(f"{reference} digest", held, why, allowed=told, fix="choose another tag"), FAILED)
     except UserError as error:
         watch.ended(Step(name, time.monotonic() - begun, False, error.problems[0]))
@@ -117,8 +117,7 @@ def _must_be_same(there: Registry, reference: Reference, found: str, local: str)
     except UserError:
         config = None
     if config != local:
-        why = f"the tag is there with another image ({found}); a tag is never overwritten"
-        raise UserError(problem("image", str(reference), why, fix="commit, which makes a new tag, or --suffix r2"))
+        raise taken(reference, found)
 
 
 def _pushed(engine: DockerClient, reference: Reference, there: Registry, watch: Watch, name: str) -> str:
@@ -136,7 +135,7 @@ def _pushed(engine: DockerClient, reference: Reference, there: Registry, watch: 
         said = without_queries(said)[:_LONGEST_WORDS]
         if _any(_AUTH, said) and not _any(_IMMUTABLE + _MISSING, said) and not renewed and there.transport.renew():
             renewed = True
-            watch.log(name, "the registry asks who we are again; going on with fresh credentials")
+            watch.log(name, "the registry refused the credentials; going on with fresh credentials")
             continue
         if (final := _final(reference, said, credentials.username if credentials else None)) is not None:
             raise final
@@ -163,7 +162,7 @@ def _once(engine: DockerClient, reference: Reference, auth: Mapping[str, str], w
             raise _no_engine(error) from None
         raise _PushFailed("the engine ended its answer early") from None
     if told.digest is None:
-        raise _PushFailed("the engine ended the push and told no digest (eof)")
+        raise _PushFailed("the engine ended the push without a digest (eof)")
     # Of a layer that went up quickly the last word may be an early one.
     for layer, total in told.totals.items():
         watch.moved(f"layer {layer}", total, total)
@@ -222,7 +221,7 @@ def _final(reference: Reference, said: str, user: str | None) -> UserError | Non
         return UserError(problem("push", image, f"a disk is full: {said}", fix=fix), FAILED)
     if _any(_PASSING, said):
         return None
-    return UserError(problem("push", image, said or "failed without a word"), FAILED)
+    return UserError(problem("push", image, said or "failed without a message"), FAILED)
 
 
 @contextmanager

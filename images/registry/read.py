@@ -1,4 +1,4 @@
-"""An image as its registry describes it: manifest, configuration and layers, read without pulling a layer.
+"""Images read from a registry without pulling a layer: manifest, configuration and layers.
 
 Manifests: https://github.com/opencontainers/image-spec/blob/main/manifest.md and
 https://distribution.github.io/distribution/spec/manifest-v2-2/ . Every byte read is checked against the digest it is named by.

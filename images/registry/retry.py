@@ -1,4 +1,4 @@
-"""How often and how long something is tried again."""
+"""Retries: how often, and with which pauses."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_an_absent_engine_a_dead_socket_and_a_wrong_address_are_told_apart(tmp_p
     line, _ = refused({"DOCKER_HOST": f"unix://{tmp_path}/dead.sock"})
     assert "the engine does not run" in line
     line, _ = refused({"DOCKER_HOST": "nonsense/x"})
-    assert "is no address of an engine; allowed: unix://PATH" in line
+    assert "is not an address of an engine; allowed: unix://PATH" in line
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

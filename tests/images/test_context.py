@@ -342,7 +342,7 @@ def test_data_that_somebody_left_in_the_code_is_refused(root: Path) -> None:
     (root / "trainer/line\nend.py").write_text("x")
     (root / os.fsdecode(b"trainer/latin-\xe4.py")).write_text("x")
     large, latin, line = refusal(root)
-    assert "'trainer/corpus.bin': has 17 MiB, which is no code; allowed: 16 MiB" in large
+    assert "'trainer/corpus.bin': has 17 MiB, which is too large for code; allowed: 16 MiB" in large
     assert "has a name that not every system can write" in latin
     assert "line\\nend.py" in line
 

@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_put(registry: lab.Regis
     inner = merge(f"{registry.host}/a:inner", [amd, arm], to=client(registry))
     for digests, why in (
         ([], "nothing to join"),
-        (["sha256:12"], "no digest"),
+        (["sha256:12"], "not a digest"),
         (["sha256:" + "0" * 64], "not in"),
         ([amd, amd], "the image for linux/amd64 twice"),
         ([amd, arm, twin], "two images for linux/amd64"),

@@ -121,7 +121,7 @@ def test_silence_is_told_less_and_less_often_and_ends() -> None:
         never.wait(20)
 
     got: list[int] = []
-    with pytest.raises(UserError, match="said nothing") as caught:
+    with pytest.raises(UserError, match="printed nothing") as caught:
         got.extend(heard(source(), told.append, first_pause_s=0.05, limit_s=0.5))
     never.set()
     assert got == [1]

@@ -74,7 +74,7 @@ def test_a_tag_that_is_not_there_has_no_digest_and_no_manifest(registry: lab.Reg
     with pytest.raises(UserError) as caught:
         there.manifest(f"{registry.host}/team/a:2")
     assert "see the spelling" in line_of(caught)
-    with pytest.raises(UserError, match="of another registry") as caught:
+    with pytest.raises(UserError, match="belongs to a different registry") as caught:
         there.manifest("ghcr.io/team/a:1")
     assert caught.value.exit_code == 2
 
@@ -218,7 +218,7 @@ def test_a_bit_that_flips_on_the_way_is_seen(registry: lab.Registry) -> None:
     with FaultyProxy(registry.url) as proxy:
         host = proxy.endpoint.removeprefix("http://")
         proxy.inject(Swap(1), key="/blobs/")
-        with pytest.raises(UserError, match="have another sha256 sum"):
+        with pytest.raises(UserError, match="have a different sha256 sum"):
             client(host).blob(f"{host}/a", digest)
 
 
@@ -229,7 +229,7 @@ def test_a_manifest_is_what_was_asked_for_or_is_refused() -> None:
         for ref in (f"{fake.host}/a:1", f"{fake.host}/a@{other}"):
             with pytest.raises(UserError, match="not the one that was asked for"):
                 client(fake).manifest(ref)
-        with pytest.raises(UserError, match="took the manifest under another digest"):
+        with pytest.raises(UserError, match="stored the manifest under a different digest"):
             client(fake).put_manifest(f"{fake.host}/a:1", MANIFEST, DOCKER_MANIFEST)
     with scripted(lambda asked: Said(200, MANIFEST, {"Content-Type": DOCKER_MANIFEST})) as fake:
         assert client(fake).digest_of(f"{fake.host}/a:1") == digest_of(MANIFEST)
@@ -294,7 +294,8 @@ def test_a_redirect_to_another_host_is_followed_without_telling_it_who_we_are() 
 
 
 @pytest.mark.parametrize(
-    ("place", "why"), [("http://192.0.2.1/blob", "which is no TLS"), ("ftp://x/y", "no TLS"), ("/again", "redirects")]
+    ("place", "why"),
+    [("http://192.0.2.1/blob", "which does not use TLS"), ("ftp://x/y", "does not use TLS"), ("/again", "redirects")],
 )
 def test_a_redirect_that_leaves_tls_or_never_ends_is_refused(place: str, why: str) -> None:
     with (
@@ -384,7 +385,7 @@ def test_a_token_service_that_refuses_is_one_line(answer: Said) -> None:
 def test_a_token_service_without_tls_elsewhere_is_told_nothing() -> None:
     with scripted(lambda asked: bearer("http://192.0.2.1/token", [])) as fake, pytest.raises(UserError) as caught:
         client(fake, Credentials("ann", SECRET)).manifest(f"{fake.host}/a:1")
-    assert "http://192.0.2.1, which is no TLS" in line_of(caught)
+    assert "http://192.0.2.1, which does not use TLS" in line_of(caught)
 
 
 def test_what_may_not_be_done_is_told_in_the_registry_s_words_without_secrets() -> None:

@@ -63,7 +63,7 @@ def test_every_task_explains_itself_and_its_flags(fab: Fab) -> None:
         (("image-plan", "--target", "tpu"), "target = 'tpu': unknown; allowed: "),
         (("image-plan", "--arg", "EFA"), "--arg = 'EFA': has no value; allowed: NAME=VALUE"),
         (("image-plan", "--cluster", "nowhere.json"), "--cluster = 'nowhere.json': No such file"),
-        (("image-plan", "--suffix", "a b"), "--suffix = 'a b': is no end of a tag"),
+        (("image-plan", "--suffix", "a b"), "--suffix = 'a b': cannot end a tag"),
         (
             ("image-build", "--repository", "r.example/a", "--push", "--image-file", "no/such/image.json"),
             "--image-file = ",
