@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import botocore.session
 import pytest
 import requests
 from botocore.exceptions import EndpointConnectionError
@@ -353,6 +354,13 @@ def test_every_finding_is_counted_once_and_nothing_severe_slips_through(
     slipped = {one for one in findings if one.severity in (*worse, "A_NEW_WORD") and one.id not in valid}
     assert slipped == set(verdict.failing)
     assert verdict.passed == (not slipped and all(one.review_by >= TODAY for one in allowed))
+
+
+def test_every_severity_and_status_that_botocore_knows_is_known() -> None:
+    shapes = botocore.session.get_session().get_service_model("ecr")
+    assert set(shapes.shape_for("FindingSeverity").enum) == set(SEVERITIES) - {"UNTRIAGED"}
+    known = {*scan._DONE, *scan._UNDER_WAY, *scan._FIXES}
+    assert set(shapes.shape_for("ScanStatus").enum) <= known
 
 
 def test_an_unknown_threshold_is_told() -> None:
