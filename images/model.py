@@ -167,7 +167,7 @@ class Silent:
 
 
 class Noting:
-    """Passes on what it hears, and keeps the steps that ended."""
+    """Passes everything on to another watch, and keeps the steps that ended."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

@@ -156,7 +156,7 @@ def _readable_by_enroot(found: Found) -> Row:
     if "zstd" in compressed:
         return Row("media types", FAIL, "layers in zstd, which enroot cannot unpack", f"{REBUILD} (it writes gzip)")
     if found.index and found.index.attestations:
-        what = f"an index with {found.index.attestations} attestations, which enroot before 3.4.1 takes for images"
+        what = f"an index with {found.index.attestations} attestations, which enroot before 3.4.1 mistakes for images"
         return Row("media types", WARN, what, "build without attestations")
     if "plain" in compressed:
         return Row("media types", WARN, "layers that are not compressed: nodes pull several times the bytes", REBUILD)
@@ -207,7 +207,7 @@ def _age(created: str, oldest: int, now: datetime) -> Row:
         return Row("age", WARN, f"unknown: made at {created!r}", REBUILD)
     age = now - made
     if age < -timedelta(days=1) or made.year < 2013:
-        return Row("age", WARN, f"unknown: made at {created}, which cannot be", "set the clock of the builder")
+        return Row("age", WARN, f"unknown: made at {created}, which is impossible", "set the clock of the builder")
     if age > timedelta(days=oldest):
         fix = f"{REBUILD} --no-cache, of a newer commit or with --suffix"
         return Row("age", WARN, f"{age.days} days since its commit, without the security updates since", fix)
@@ -244,12 +244,12 @@ def _entrypoint(words: Sequence[str]) -> Row:
         return Row(
             "entrypoint",
             FAIL,
-            "none: the command is PID 1 and hears no SIGTERM it did not ask for",
+            "none: the command is PID 1 and gets no SIGTERM without a handler",
             "ENTRYPOINT with tini",
         )
     if list(words[1:2]) == ["-c"]:
         return Row(
-            "entrypoint", FAIL, f"{words[0]} -c: a shell, which keeps SIGTERM to itself", "ENTRYPOINT as a JSON list"
+            "entrypoint", FAIL, f"{words[0]} -c: a shell, which does not pass SIGTERM on", "ENTRYPOINT as a JSON list"
         )
     return Row("entrypoint", OK, " ".join(words))
 
@@ -257,7 +257,7 @@ def _entrypoint(words: Sequence[str]) -> Row:
 def _healthcheck(check: Mapping[str, Any]) -> Row:
     words = check.get("Test") or []
     if words and words[0] != "NONE":
-        what = "a HEALTHCHECK: a long checkpoint looks like a sick container to it"
+        what = "a HEALTHCHECK: it takes a long checkpoint for a failure"
         return Row("healthcheck", WARN, what, "HEALTHCHECK NONE in the Dockerfile")
     return Row("healthcheck", OK, "none")
 

@@ -207,9 +207,11 @@ def _walk(root: Path, source: str, problems: list[str]) -> Iterator[str]:
 def _regular(root: Path, path: str, problems: list[str]) -> bool:
     status = (root / path).lstat()
     if not stat.S_ISREG(status.st_mode):
-        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"
+        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
         problems.append(
-            problem("context", path, f"is {kind}: only regular files enter an image", fix="put the file itself there")
+            problem(
+                "context", path, f"is {kind}: only regular files may enter an image", fix="put the file itself there"
+            )
         )
         return False
     if status.st_size > LARGEST and not path.startswith(f"{SITE}/"):
@@ -217,7 +219,7 @@ def _regular(root: Path, path: str, problems: list[str]) -> bool:
         problems.append(problem("context", path, why, allowed=f"{LARGEST >> 20} MiB", fix="move it out of the folder"))
         return False
     if not path.isprintable():
-        problems.append(problem("context", path, "has a name that not every system can write", fix="rename it"))
+        problems.append(problem("context", path, "has a name with characters that cannot be printed", fix="rename it"))
         return False
     if _any(PurePosixPath(path).name.lower(), _SECRETS):
         problems.append(_secret(path, "has the name of a file with secrets"))

@@ -231,7 +231,9 @@ def _of_caches(cache_to: str | None, cache_from: Sequence[str], repository: str)
         elif not name.tag and not name.digest:
             yield problem(flag, ref, "has no tag, and latest would be taken", allowed=example)
         elif flag == "--cache-to" and _bare(ref) == repository and _OURS.search(name.tag or ""):
-            yield problem(flag, ref, "looks like the tag of an image", fix="a tag of its own, like cache-main")
+            yield problem(
+                flag, ref, "looks like the tag of an image", fix="give the cache a tag of its own, like cache-main"
+            )
 
 
 def _of_secrets(secrets: Mapping[str, Path]) -> Iterator[str]:
@@ -243,7 +245,7 @@ def _of_secrets(secrets: Mapping[str, Path]) -> Iterator[str]:
             why = "is a folder" if path.is_dir() else "does not exist" if not path.exists() else "is not a file"
             yield problem(f"--{name}", str(path), why, allowed=f"a file, {SECRETS[name]}")
         elif not os.access(path, os.R_OK):
-            yield problem(f"--{name}", str(path), "may not be read by you", fix="a copy of your own, or chmod")
+            yield problem(f"--{name}", str(path), "cannot be read by this user", fix="a copy of your own, or chmod")
         elif name == "ca" and _CERTIFICATE not in path.read_bytes():
             yield problem("--ca", str(path), "holds no certificate", allowed="a PEM file of certificates")
 
@@ -263,7 +265,7 @@ def _of_arguments(arguments: Mapping[str, str]) -> Iterator[str]:
             why = "everyone who has the image can read its build arguments"
             yield problem(f"--arg {name}", "…", why, fix="--netrc FILE")
         elif name in ("BASE_IMAGE", "TOOLS_IMAGE"):
-            yield problem("--arg", name, "is checked elsewhere", fix=f"--{name.partition('_')[0].lower()} {value}")
+            yield problem("--arg", name, "has a flag of its own", fix=f"--{name.partition('_')[0].lower()} {value}")
 
 
 def _parsed(ref: str, path: str) -> Reference | str:

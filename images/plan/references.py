@@ -54,7 +54,7 @@ class Reference:
 
 
 def parse(text: str, path: str = "image") -> Reference:
-    """Read a reference; UserError (exit code 2) in one line, which names `path`, where it is none."""
+    """Read a reference; UserError (exit code 2) in one line that names `path` where `text` is not a reference."""
     if "://" in text:
         raise _wrong(path, text, "an address", f"{_FORM}, without {text.partition('//')[0]}//")
     rest, at, digest = text.partition("@")

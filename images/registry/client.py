@@ -1,6 +1,9 @@
 """A registry client: manifests, blobs and tags, each byte checked against its digest.
 
 https://distribution.github.io/distribution/spec/api/ ; credentials, redirects and second tries are in `images.registry.http`.
+
+Not oras-py, which compares no manifest with its digest and loses the cause of an error; not `docker buildx imagetools`, which
+needs a docker program and login for every read, and moves a tag without asking.
 """
 
 from __future__ import annotations
@@ -121,7 +124,7 @@ class Registry:
         described = object_of(f"{ref} manifest", self.manifest(ref).body).get("config")
         digest = described.get("digest") if isinstance(described, dict) else None
         if not isinstance(digest, str):
-            why = "has no configuration: an index of several images, or no image"
+            why = "has no configuration: an index of several images, or not an image"
             raise UserError(problem("image", str(ref), why, fix="name one of its images by digest"))
         return digest
 
@@ -186,7 +189,7 @@ def object_of(name: str, body: bytes) -> Mapping[str, Any]:
             problem(
                 name,
                 body[:40],
-                "no JSON object: the registry or a proxy answers with something else",
+                "not a JSON object: the registry or a proxy answers with something else",
                 fix="push the image again",
             ),
             FAILED,

@@ -38,13 +38,13 @@ AGAIN = (429, 500, 502, 503, 504)
 LONGEST_ERROR = 64 << 10
 NAME_TRIES = 3
 """A name that the resolver says is nobody's; one that it cannot look up now is asked for as long as anything else."""
-_NO_NAME = "its name is not known here"
+_NO_NAME = "its host name cannot be found"
 _HUB_HOST = "registry-1.docker.io"
 _CERTIFICATES = Path("/etc/docker/certs.d")
 
 
 class Transport:
-    """Asks one registry, as often as patience lasts; what it cannot mend is an UserError in one line, without a secret."""
+    """Sends requests to one registry, with retries. A final failure is a UserError in one line, without a secret."""
 
     def __init__(
         self, host: str, credentials: Credentials | None, ca: Path | None = None, patience: Patience | None = None
@@ -106,7 +106,7 @@ class Transport:
         raise self.gone(tried, why)
 
     def wait(self, tried: int, asked_s: float | None, why: str) -> None:
-        """Let the registry come to itself; said once."""
+        """Pause before the next try; the reason is logged once."""
         if not self._told:
             log.warning("%s: %s; trying again", self.host, why)
             self._told = True
@@ -278,7 +278,7 @@ class Transport:
     def _untrusted(self, said: str) -> UserError | None:
         """None where the handshake only broke, as it does when a registry ends."""
         if "CERTIFICATE_VERIFY_FAILED" in said:
-            why = "its certificate is of no CA that is known here, or not for this name"
+            why = "its certificate is not signed by a known CA, or is for a different name"
             fix = f"SSL_CERT_FILE=FILE with its CA (and for the engine {_CERTIFICATES / self.host}/ca.crt)"
         elif "WRONG_VERSION_NUMBER" in said or "RECORD_LAYER" in said.upper().replace(" ", "_"):
             why, fix = "it does not speak TLS", "give it TLS; without, only registries on this machine are used"
@@ -298,7 +298,7 @@ def without_queries(text: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong on the wire, in a few words and without an address' query."""
+    """The cause of a network error in a few words, without the query of an address."""
     text = str(error).lower()
     for sign, words in (
         ("refused", "connection refused"),

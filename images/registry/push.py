@@ -71,7 +71,7 @@ def push(
     """Push what the engine calls `ref` and return its digest, `sha256:…`, as the registry holds it.
 
     Nothing is pushed where the tag is there already: with the same image that is well, with another it is refused
-    (exit code 2). Everything that goes wrong is an UserError in one line. `to` is for callers that have the registry open.
+    (exit code 2). Everything that goes wrong is a UserError in one line. `to` is for callers that have the registry open.
     """
     reference = parse(ref)
     if reference.digest or not reference.tag:

@@ -109,12 +109,14 @@ def _found(
     described = _described(ref, manifest.get("config"))
     if described.get("mediaType") not in _CONFIGS or manifest.get("artifactType"):
         kind = manifest.get("artifactType") or described.get("mediaType")
-        raise UserError(problem(f"{ref} artifact", kind, "an artifact, no image that runs", fix=_BUILT_HERE), FAILED)
+        raise UserError(
+            problem(f"{ref} artifact", kind, "an artifact, not an image that runs", fix=_BUILT_HERE), FAILED
+        )
     config = object_of(f"{ref} configuration", source.blob(asked, described["digest"]))
     layers = [_described(ref, one) for one in manifest.get("layers") or ()]
     for one in layers:
         if not _LAYERS.fullmatch(str(one.get("mediaType"))):
-            why = "a layer that is not in the registry or no tar: nodes cannot pull it from here"
+            why = "a layer that is not in the registry or not a tar: nodes cannot pull it from here"
             raise UserError(problem(f"{ref} layer type", one.get("mediaType"), why, fix=_BUILT_HERE), FAILED)
     diff_ids = [str(one) for one in _of(config, "rootfs").get("diff_ids") or ()]
     if len(diff_ids) != len(layers) or not config.get("architecture") or not config.get("os"):

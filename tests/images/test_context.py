@@ -333,7 +333,7 @@ def test_all_that_is_wrong_is_told_at_once_and_nothing_is_written(root: Path) ->
         "context = 'trainer/pipe'",
     ]
     assert "is a symbolic link" in lines[1]
-    assert "is no regular file" in lines[3]
+    assert "is not a regular file" in lines[3]
 
 
 def test_data_that_somebody_left_in_the_code_is_refused(root: Path) -> None:
@@ -343,7 +343,7 @@ def test_data_that_somebody_left_in_the_code_is_refused(root: Path) -> None:
     (root / os.fsdecode(b"trainer/latin-\xe4.py")).write_text("x")
     large, latin, line = refusal(root)
     assert "'trainer/corpus.bin': has 17 MiB, which is too large for code; allowed: 16 MiB" in large
-    assert "has a name that not every system can write" in latin
+    assert "has a name with characters that cannot be printed" in latin
     assert "line\\nend.py" in line
 
 

@@ -124,11 +124,11 @@ def _config_is_a_list(hand: Hand) -> None:
 
 
 ODD: dict[str, tuple[Callable[[Hand], None], str]] = {
-    "an artifact": (_artifact, "helm.*no image that runs"),
-    "an empty configuration": (_empty_config, "oci.empty.*no image that runs"),
+    "an artifact": (_artifact, "helm.*not an image that runs"),
+    "an empty configuration": (_empty_config, "oci.empty.*not an image that runs"),
     "no platform": (_no_platform, "does not fit"),
     "other layers": (_too_few_diff_ids, "2 layers, 1 diff-ids"),
-    "no object": (_config_is_a_list, "no JSON object"),
+    "no object": (_config_is_a_list, "not a JSON object"),
 }
 
 
@@ -171,12 +171,12 @@ FOREIGN = {"mediaType": "application/vnd.docker.image.rootfs.foreign.diff.tar.gz
     [
         (b"{}", "application/vnd.docker.distribution.manifest.v1+prettyjws", "Docker's first form"),
         (b"<html>", "text/html", "text/html.*no image"),
-        (b"<html>", DOCKER_MANIFEST, "no JSON object"),
-        (b"[" * 100_000, DOCKER_MANIFEST, "no JSON object"),
+        (b"<html>", DOCKER_MANIFEST, "not a JSON object"),
+        (b"[" * 100_000, DOCKER_MANIFEST, "not a JSON object"),
         (b"{}", DOCKER_MANIFEST, "descriptor.*incomplete"),
         (_manifest(config={"digest": "sha256:../../x", "size": 1}), DOCKER_MANIFEST, "incomplete"),
-        (_manifest(artifactType="application/x"), OCI_MANIFEST, "no image that runs"),
-        (_manifest(layers=[FOREIGN]), DOCKER_MANIFEST, "not in the registry or no tar"),
+        (_manifest(artifactType="application/x"), OCI_MANIFEST, "not an image that runs"),
+        (_manifest(layers=[FOREIGN]), DOCKER_MANIFEST, "not in the registry or not a tar"),
         (_manifest(layers=["x"]), DOCKER_MANIFEST, "incomplete"),
         (b'{"manifests": [{}]}', OCI_INDEX, "incomplete"),
         (b"{}", OCI_INDEX, "allowed: none"),
