@@ -112,8 +112,8 @@ def build(wish: BuildWish, watch: Watch, environment: Mapping[str, str] | None =
         raise UserError(
             problem("--image-file", str(wish.file), "there is no such folder", fix="make it, or name another")
         )
-    bake = builder.connect(environment)
     with planned(wish, root=root, pushing=pushing) as one:
+        bake = builder.connect(environment)
         built = builder.build(
             one.plan,
             one.context,
