@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from images.plan.wish import BuildWish, MergeWish, Wish
+from images.wish import BuildWish, MergeWish, Wish
 from lustrain.problem import FAILED, UserError, problem
 from lustrain.task import Answer, flag, task
 

@@ -21,9 +21,9 @@ from images.build.progress import Live
 from images.check import diff
 from images.model import Image
 from images.plan import changes
-from images.plan.wish import BuildWish
 from images.registry import read
 from images.registry.client import connect
+from images.wish import BuildWish
 from lustrain.problem import UserError
 from rehearsal.clock import clock
 from rehearsal.lab.base import checkout, push_base

@@ -17,7 +17,7 @@ import pytest
 
 from images.build import answers, make
 from images.plan import versions
-from images.plan.wish import Wish
+from images.wish import Wish
 from infra.config import parse
 from infra.preflight.commands import rules
 from infra.preflight.offline import run_offline

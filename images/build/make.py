@@ -14,10 +14,10 @@ from images.check import content
 from images.model import Built, Context, Image, Output, Plan, Watch
 from images.plan import changes, context, git_state, plan, versions
 from images.plan.versions import Versions
-from images.plan.wish import BuildWish, MergeWish, Wish
 from images.registry import merge, read
 from images.registry.client import connect
 from images.registry.push import push
+from images.wish import BuildWish, MergeWish, Wish
 from lustrain import deployed, image_file
 from lustrain.image_file import GitState, Record
 from lustrain.problem import UserError, problem

@@ -16,7 +16,7 @@ from images import tasks
 from images.build import make
 from images.model import Silent
 from images.plan import changes
-from images.plan.wish import BuildWish, Wish
+from images.wish import BuildWish, Wish
 from lustrain import image_file
 from lustrain.problem import UserError
 from tests.images.workshop import Made, Workshop, change_code

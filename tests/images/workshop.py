@@ -16,9 +16,9 @@ from pathlib import Path
 from images.build import make
 from images.build.make import Planned
 from images.model import Built, Image, Layer, Silent
-from images.plan.wish import BuildWish
 from images.registry import read
 from images.registry.client import connect
+from images.wish import BuildWish
 from rehearsal.lab.base import checkout
 from rehearsal.lab.engine import Engine
 from rehearsal.lab.registry import Registry
