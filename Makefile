@@ -51,7 +51,7 @@ torture: setup
 # 2.7 GB of wheels and 20 GB of disk. BASE=image:tag builds on a base of your own; without EFA where its installer is out of
 # reach.
 image-cuda: setup
-	@url=$$($(BIN)/python -c 'from images import versions; print(versions.load().efa.url)'); \
+	@url=$$($(BIN)/python -c 'from images.plan import versions; print(versions.load().efa.url)'); \
 	set -- $(if $(BASE),--base $(BASE) --tools $(BASE) --unpinned); \
 	$(BIN)/python images/scripts/fetch.py --there "$$url" || set -- "$$@" --arg EFA_VERSION=; \
 	$(BIN)/fab image-build --target cuda "$$@"

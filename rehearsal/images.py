@@ -15,14 +15,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from images import diff, making, registry, remote, telling, why
-from images.engine import facts
-from images.making import Wish
-from images.progress import Live
-from images.records import Image, Output
+from images.build import answers, make
+from images.build.engine import facts
+from images.build.progress import Live
+from images.check import diff
+from images.model import Image
+from images.plan import changes
+from images.registry import read
+from images.registry.client import connect
+from images.wish import BuildWish
 from lustrain.problem import UserError
 from rehearsal.clock import clock
-from rehearsal.lab.base import ROOT, checkout, push_base
+from rehearsal.lab.base import checkout, push_base
 from rehearsal.lab.container import Container, docker
 from rehearsal.lab.engine import Engine, reachable, why_not
 from rehearsal.lab.registry import Registry
@@ -36,7 +40,6 @@ from trainer.storage import ObjectStore
 
 TARGET = "cpu"
 REPOSITORY = "rehearsal/trainer"
-BACKEND = "buildx"
 STOP_AT = 12
 """Enough steps to compare, one checkpoint among them; the rest of the run is trained outside."""
 PATIENCE_S = 180.0
@@ -98,11 +101,12 @@ def scenes(folder: Path, run: Run) -> Iterator[list[Scene]]:
 
 def build(yard: Yard) -> tuple[str, list[Promise]]:
     """As `fab image-build --push` does; the registry, asked afterwards, has to hold what the builder said."""
-    wish = wished(checkout(yard.folder / "code"), f"{yard.registry.host}/{REPOSITORY}", yard.base)
+    root = checkout(yard.folder / "code")
+    wish = wished(f"{yard.registry.host}/{REPOSITORY}", yard.base, yard.folder, push=True)
     try:
         with Live(TARGET) as watch:
-            made = making.build(wish, yard.folder / "image.json", watch, Output.PUSH, yard.environment)
-        yard.image = remote.image(registry.connect(made.planned.ref), made.planned.ref)
+            made = make.build(wish, watch, yard.environment, root=root)
+        yard.image = read.image(connect(made.planned.ref), made.planned.ref)
     except UserError as error:
         return f"failed: {error.problems[0]}", [Promise("the trainer's image can be built", False, error.problems[0])]
     image = yard.image
@@ -160,22 +164,23 @@ def same_losses(claim: str, reference: Records, seen: Records, tolerance: float)
 
 def show_plan(folder: Path, reason: str) -> tuple[str, list[Promise]]:
     """Print what would be built here, were there an engine."""
-    with making.planned(wished(ROOT, f"localhost/{REPOSITORY}", None), folder / "image.json") as planned:
-        print("   would build " + "\n   ".join(telling.plan_lines(planned)), flush=True)
+    with make.planned(wished(f"localhost/{REPOSITORY}", None, folder)) as planned:
+        print("   would build " + "\n   ".join(answers.plan_lines(planned)), flush=True)
         for layer, inputs in planned.context.inputs.items():
             print(f"   layer {layer}: from {len(inputs)} files and arguments", flush=True)
-        layers, tag = len(set(planned.context.inputs) - set(why.NEVER_PULLED)), planned.ref.rpartition(":")[2]
+        layers, tag = len(set(planned.context.inputs) - set(changes.NEVER_PULLED)), planned.ref.rpartition(":")[2]
     promises = []
     if os.environ.get("LUSTRAIN_REQUIRE") == "all":
         promises.append(Promise("an image can be built here (LUSTRAIN_REQUIRE=all)", False, reason))
     return f"{reason}; planned: {layers} layers of {tag}", promises
 
 
-def wished(root: Path, repository: str, base: str | None) -> Wish:
-    """The image of the code at `root`; `base` takes the place of the images that would be pulled, and no index of torch's
-    is asked then."""
-    own = {"TORCH_CPU_LINKS": ""} if base else {}
-    return Wish(TARGET, repository=repository, base=base, tools=base, arguments=own, backend=BACKEND, root=root)
+def wished(repository: str, base: str | None, folder: Path, *, push: bool = False) -> BuildWish:
+    """The image, recorded in `folder`; `base` takes the place of the images that would be pulled, and no index of torch's is
+    asked then."""
+    own = ("TORCH_CPU_LINKS=",) if base else ()
+    file = str(folder / "image.json")
+    return BuildWish(TARGET, repository=repository, base=base, tools=base, arg=own, push=push, image_file=file)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ SHARED = {
     "tests/infra/test_stacks_change.py": STACKS,
     **{f"tests/images/test_{what}.py": PROOFS for what in ("verify", "read_back", "tasks", "context")},
     **{f"tests/images/test_proof_{what}.py": PROOFS for what in ("cache", "layers", "run", "same", "secrets")},
-    **{f"tests/images/test_{what}.py": ENGINE for what in ("bake", "builder", "dockerfiles", "engine_api", "push")},
+    **{f"tests/images/test_{what}.py": ENGINE for what in ("bake", "builder", "dockerfiles", "push")},
     "tests/lab/test_engines.py": ENGINE,
     **{
         f"tests/torture/test_faults_{what}.py": FAULTS

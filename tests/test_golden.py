@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from images import making, telling, versions
-from images.making import Wish
+from images.build import answers, make
+from images.plan import versions
+from images.wish import Wish
 from infra.config import parse
 from infra.preflight.commands import rules
 from infra.preflight.offline import run_offline
@@ -95,9 +96,11 @@ def test_what_the_agent_would_do_on_a_recorded_host(machine: str) -> None:
 @pytest.mark.parametrize("target", sorted(versions.load().budget_mb))
 def test_what_an_image_is_made_of(target: str, tmp_path: Path) -> None:
     base = "example.org/base@sha256:" + "a" * 64
-    wish = Wish(target, repository="example.org/trainer", base=base, tools=base)
-    with making.planned(wish, tmp_path / "image.json") as planned:
-        found = telling.plan(planned)
+    wish = Wish(
+        target, repository="example.org/trainer", base=base, tools=base, image_file=str(tmp_path / "image.json")
+    )
+    with make.planned(wish) as planned:
+        found = answers.plan(planned)
     # The commit and what is named after it, and every file of the trainer by name.
     del found["git"], found["ref"], found["inputs"]["code"]
     found["labels"] = {name: value for name, value in found["labels"].items() if not name.endswith(COMMITS)}

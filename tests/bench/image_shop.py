@@ -20,7 +20,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from images import context, versions
+from images.plan import context, versions
 from rehearsal.lab import base
 from rehearsal.lab.buildkit import BuildKit
 from rehearsal.lab.engine import Engine

@@ -1,4 +1,4 @@
-"""Small contexts, a watch that remembers, and both backends against the lab's engine."""
+"""Small contexts, a watch that remembers, and buildx against the lab's engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from images.records import Context, Plan, Step
+from images.model import Context, Plan, Step
 
 MTIME = 1_700_000_000
 

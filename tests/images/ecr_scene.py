@@ -16,11 +16,11 @@ from typing import Any
 
 import docker
 
-from images import ecr
-from images.patience import Patience
-from images.push import push
-from images.registry import connect
-from images.watch import Silent
+from images.model import Silent
+from images.registry import ecr
+from images.registry.client import connect
+from images.registry.push import push
+from images.registry.retry import Patience
 from infra.local.aws import LocalAws
 from lustrain.problem import UserError
 from rehearsal.lab import registry as lab

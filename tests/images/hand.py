@@ -9,9 +9,9 @@ from typing import Any
 
 import requests
 
-from images.references import parse
-from images.registry import DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
-from images.registry import Registry as Client
+from images.plan.references import parse
+from images.registry.client import DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
+from images.registry.client import Registry as Client
 from rehearsal.lab.registry import Registry
 from tests.images.tars import config_of, sha256
 

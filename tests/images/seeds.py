@@ -9,7 +9,7 @@ from urllib.parse import urljoin
 
 import requests
 
-from images.registry import DOCKER_MANIFEST
+from images.registry.client import DOCKER_MANIFEST
 from rehearsal.lab.registry import Registry
 
 CONFIG_TYPE = "application/vnd.docker.container.image.v1+json"

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from images import engine as engine_module
-from images import upload
-from images.bake import Bake, override
-from images.records import Output, Plan
+from images.build import engine as engine_module
+from images.build import upload
+from images.build.bake import Bake, override
+from images.model import Output, Plan
 from lustrain.problem import UserError
 from rehearsal.lab.engine import Engine
 from rehearsal.lab.registry import Registry
@@ -278,8 +278,8 @@ def test_ctrl_c_leaves_no_child_and_the_engine_stops_too(tmp_path: Path, engine:
     context(tmp_path / "c", f"FROM {base_image} AS small\nRUN echo {mark} && sleep 300.{mark[-6:]}\n")
     script = f"""
 from pathlib import Path
-from images.bake import Bake
-from images.records import Context, Output
+from images.build.bake import Bake
+from images.model import Context, Output
 from tests.images.builds import plan
 class Watch:
     def started(self, name): print(name, flush=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from images import versions
+from images.plan import versions
 from tests.conftest import require
 
 ROOT = Path(__file__).parents[2]

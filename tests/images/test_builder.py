@@ -1,4 +1,4 @@
-"""One function builds by whichever backend there is: what stands in the way is one line, and nothing leaves unchecked."""
+"""One function builds: what stands in the way is one line, and nothing leaves unchecked."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from typing import Any
 
 import pytest
 
-from images import engine as engine_module
-from images.bake import Bake
-from images.builder import build, choose, no_room
-from images.engine_api import EngineApi
-from images.progress import Live
-from images.records import Built, Context, Output, Plan, Step
-from images.watch import Watch
+from images.build import engine as engine_module
+from images.build.bake import Bake
+from images.build.builder import build, connect, no_room
+from images.build.progress import Live
+from images.model import Built, Context, Output, Plan, Step, Watch
 from lustrain.problem import FAILED, UserError
 from rehearsal.lab.base import base_tar
 from rehearsal.lab.engine import Engine
@@ -75,9 +73,9 @@ def old_engine(path: Path, number: str, headers: dict[str, str], **version: Any)
             thread.join()
 
 
-def refused(environment: dict[str, str], name: str | None = None) -> tuple[str, int]:
+def refused(environment: dict[str, str]) -> tuple[str, int]:
     with pytest.raises(UserError) as caught:
-        choose(name, environment)
+        connect(environment)
     (line,) = caught.value.problems
     assert "\n" not in line
     return line, caught.value.exit_code
@@ -105,7 +103,7 @@ def test_an_engine_that_cannot_build_this_is_one_line(
 def test_an_engine_with_buildkit_is_taken(tmp_path: Path) -> None:
     with old_engine(tmp_path / "s", "29.0.1", {"Builder-Version": "2"}) as environment:
         assert engine_module.facts(environment).version == "29.0.1"
-        assert choose("sdk", environment).name == "sdk"
+        connect(environment)
 
 
 def test_an_absent_engine_a_dead_socket_and_a_wrong_address_are_told_apart(tmp_path: Path) -> None:
@@ -116,7 +114,7 @@ def test_an_absent_engine_a_dead_socket_and_a_wrong_address_are_told_apart(tmp_p
     line, _ = refused({"DOCKER_HOST": f"unix://{tmp_path}/dead.sock"})
     assert "the engine does not run" in line
     line, _ = refused({"DOCKER_HOST": "nonsense/x"})
-    assert "is no address of an engine; allowed: unix://PATH" in line
+    assert "is not an address of an engine; allowed: unix://PATH" in line
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -142,7 +140,7 @@ def test_a_socket_that_is_not_ours_to_use_names_the_group(tmp_path: Path) -> Non
             os.setresgid(65534, 65534, 65534)
             os.setresuid(65534, 65534, 65534)
             try:
-                choose(None, {"DOCKER_HOST": f"unix://{path}"})
+                connect({"DOCKER_HOST": f"unix://{path}"})
                 said = "it came in"
             except UserError as error:
                 said = str(error)
@@ -155,27 +153,17 @@ def test_a_socket_that_is_not_ours_to_use_names_the_group(tmp_path: Path) -> Non
     assert "no permission to use the engine's socket; fix: sudo usermod -aG docker" in said
 
 
-def test_an_unknown_backend_is_bad_input() -> None:
-    line, code = refused({}, "kaniko")
-    assert "allowed: buildx, sdk" in line
-    assert code == 2
-
-
-def test_buildx_is_taken_where_it_answers_and_the_interface_elsewhere(tmp_path: Path, engine: Engine) -> None:
-    assert choose(None, engine.environment).name == "buildx"
-    assert choose("sdk", engine.environment).name == "sdk"
-    assert choose(None, {**engine.environment, "PATH": str(tmp_path)}).name == "sdk"
-    said = choose("buildx", {**engine.environment, "PATH": str(tmp_path)}).cannot(plan("a:1"), Output.LOAD)
+def test_an_engine_without_buildx_is_one_line(tmp_path: Path, engine: Engine) -> None:
+    said = connect({**engine.environment, "PATH": str(tmp_path)}).cannot(plan("a:1"), Output.LOAD)
     assert said is not None
-    assert "not on PATH" in said
+    assert "not on PATH; fix: install docker-buildx" in said
 
 
-class Noting:
-    """A backend that builds nothing: it notes what it is asked."""
-
-    name = "noting"
+class Noting(Bake):
+    """Builds nothing: it notes what it is asked."""
 
     def __init__(self) -> None:
+        super().__init__({})
         self.asked: list[tuple[str, Output, bool]] = []
 
     def cannot(self, plan: Plan, output: Output) -> str | None:
@@ -266,7 +254,7 @@ def test_what_the_tries_before_did_is_in_the_answer(tmp_path: Path, engine: Engi
     ]
 
 
-def test_what_a_backend_cannot_do_is_refused_before_anything_is_built(tmp_path: Path, engine: Engine) -> None:
+def test_what_buildx_cannot_do_is_refused_before_anything_is_built(tmp_path: Path, engine: Engine) -> None:
     noting = Noting()
     with pytest.raises(UserError) as caught:
         build(plan("a:1", attestations=True), Context(tmp_path, {}), noting, output=Output.PUSH, watch=Remembering())
@@ -276,18 +264,14 @@ def test_what_a_backend_cannot_do_is_refused_before_anything_is_built(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [Bake, EngineApi])
-def test_an_image_whose_check_fails_does_not_leave(
-    tmp_path: Path, engine: Engine, base_image: str, backend: Any
-) -> None:
-    tag = f"verified/{backend.name}:1"
+def test_an_image_whose_check_fails_does_not_leave(tmp_path: Path, engine: Engine, base_image: str) -> None:
+    tag = "verified/buildx:1"
     text = f"""FROM {base_image} AS small
 COPY a /a
 FROM small AS small-verify
-LABEL by={backend.name}
-RUN : {backend.name}; grep -q good /a || {{ echo "a is not good"; exit 1; }}
+RUN grep -q good /a || {{ echo "a is not good"; exit 1; }}
 """
-    one = backend(engine.environment)
+    one = Bake(engine.environment)
     with pytest.raises(UserError, match="a is not good"):
         build(
             plan(tag),
@@ -357,16 +341,13 @@ def test_a_remote_engine_is_no_place_to_look_for_space_or_to_serve_a_context() -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [Bake, EngineApi])
-def test_a_disk_that_fills_during_the_build_is_told_as_such(
-    tmp_path: Path, engine: Engine, base_image: str, backend: Any
-) -> None:
+def test_a_disk_that_fills_during_the_build_is_told_as_such(tmp_path: Path, engine: Engine, base_image: str) -> None:
     """Its data lies on a file system of 600 MB, which is full for real."""
     with SmallEngine(tmp_path / "engine") as small:
         small.docker("import", base_tar(), BASE)
         text = f"FROM {BASE} AS small\nRUN head -c 1G /dev/zero > /large\n"
         with pytest.raises(UserError) as caught:
-            backend(small.environment).build(
+            Bake(small.environment).build(
                 plan("full:1"), context(tmp_path / "c", text), "small", Output.CHECK, Remembering()
             )
         assert "build small: the engine's disk is full in [2/2] RUN head -c 1G" in caught.value.problems[0]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from images.content import content_of
-from images.records import Image, Layer
+from images.check.content import content_of
+from images.model import Image, Layer
 from tests.images.tars import CONFIG
 
 

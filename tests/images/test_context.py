@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from images import context, dockerfile, versions
-from images.plan import arguments_of
-from images.records import Context
+from images.model import Context
+from images.plan import context, dockerfile, versions
+from images.plan.plan import arguments_of
 from lustrain.problem import UserError
 from rehearsal.lab.engine import Engine
 from tests.images.checkouts import ROOT, checkout
@@ -74,7 +74,7 @@ def refusal(root: Path, **more: Any) -> list[str]:
 
 
 def read_by(target: str) -> set[str]:
-    """Paths that the Dockerfile copies or mounts for a target, found without `images.dockerfile`: stages followed by name."""
+    """Paths that the Dockerfile copies or mounts for a target, found without `dockerfile`: stages followed by name."""
     text = re.sub(r"\\\n(\s*#.*\n)*", " ", (ROOT / dockerfile.PATHS[target]).read_text())
     stages: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -333,7 +333,7 @@ def test_all_that_is_wrong_is_told_at_once_and_nothing_is_written(root: Path) ->
         "context = 'trainer/pipe'",
     ]
     assert "is a symbolic link" in lines[1]
-    assert "is no regular file" in lines[3]
+    assert "is not a regular file" in lines[3]
 
 
 def test_data_that_somebody_left_in_the_code_is_refused(root: Path) -> None:
@@ -342,8 +342,8 @@ def test_data_that_somebody_left_in_the_code_is_refused(root: Path) -> None:
     (root / "trainer/line\nend.py").write_text("x")
     (root / os.fsdecode(b"trainer/latin-\xe4.py")).write_text("x")
     large, latin, line = refusal(root)
-    assert "'trainer/corpus.bin': has 17 MiB, which is no code; allowed: 16 MiB" in large
-    assert "has a name that not every system can write" in latin
+    assert "'trainer/corpus.bin': has 17 MiB, which is too large for code; allowed: 16 MiB" in large
+    assert "has a name with characters that cannot be printed" in latin
     assert "line\\nend.py" in line
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from images.credentials import Credentials, for_registry
+from images.registry.credentials import Credentials, for_registry
 from lustrain.problem import UserError
 
 SECRET = "s3cret-words"

@@ -7,8 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images.diff import amount, as_json, diff, lines
-from images.records import Image, Layer
+from images.check.diff import amount, as_json, diff, lines
+from images.model import Image, Layer
 from tests.images.tars import sha256
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from images import context, dockerfile, versions
+from images.plan import context, dockerfile, versions
 from rehearsal.lab.engine import Engine
 from tests.conftest import require
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from images import ecr
-from images.credentials import for_registry
+from images.registry import ecr
+from images.registry.credentials import for_registry
 from infra.local.aws import LocalAws
 from lustrain.problem import UserError
 from rehearsal.lab.base import ROOT

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from images import git_state
+from images.plan import git_state
 from lustrain.image_file import GitState
 from lustrain.problem import UserError
 from tests.conftest import require

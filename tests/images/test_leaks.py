@@ -6,7 +6,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from images.leaks import Leak, secrets_in, secrets_of
+from images.plan.leaks import Leak, secrets_in, secrets_of
 
 KEY = (
     ec.generate_private_key(ec.SECP256R1())

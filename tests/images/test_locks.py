@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images import lock, versions
-from images.lock import Lock, Pin
+from images.plan import lock, versions
+from images.plan.lock import Lock, Pin
 from lustrain.problem import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -139,14 +139,14 @@ def test_a_missing_lock_is_told(checkout: Path) -> None:
     ("text", "told"),
     [
         ("numpy>=2 \\\n    --hash=sha256:" + "0" * 64, "x.lock:1 = 'numpy>=2"),
-        ("numpy \\\n    --hash=sha256:" + "0" * 64, "is no pinned package"),
+        ("numpy \\\n    --hash=sha256:" + "0" * 64, "is not a pinned package"),
         ("numpy==2.4.6", "has no hash"),
-        ("numpy==2.4.6 --hash=md5:00", "is no pinned package"),
-        ("numpy==2.4.6 --hash=sha256:00", "is no pinned package"),
-        ("numpy==2.*  --hash=sha256:" + "0" * 64, "is no pinned package"),
-        ("\n# x\n-e .\n", "x.lock:3 = '-e .': is no pinned package"),
-        ("--extra-index-url https://example.com", "is no pinned package"),
-        ("numpy @ https://example.com/numpy.whl --hash=sha256:" + "0" * 64, "is no pinned package"),
+        ("numpy==2.4.6 --hash=md5:00", "is not a pinned package"),
+        ("numpy==2.4.6 --hash=sha256:00", "is not a pinned package"),
+        ("numpy==2.*  --hash=sha256:" + "0" * 64, "is not a pinned package"),
+        ("\n# x\n-e .\n", "x.lock:3 = '-e .': is not a pinned package"),
+        ("--extra-index-url https://example.com", "is not a pinned package"),
+        ("numpy @ https://example.com/numpy.whl --hash=sha256:" + "0" * 64, "is not a pinned package"),
         ("a==1 --hash=sha256:{0}\na==2 --hash=sha256:{0}".format("0" * 64), "x.lock:2 = 'a==2': is there twice"),
     ],
 )

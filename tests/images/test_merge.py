@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images.merge import Child, joined, merge
-from images.patience import Patience
-from images.registry import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, Registry
+from images.registry.client import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, Registry
+from images.registry.merge import Child, joined, merge
+from images.registry.retry import Patience
 from lustrain.problem import UserError
 from rehearsal.lab import registry as lab
 from tests.images.seeds import put_image
@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_put(registry: lab.Regis
     inner = merge(f"{registry.host}/a:inner", [amd, arm], to=client(registry))
     for digests, why in (
         ([], "nothing to join"),
-        (["sha256:12"], "no digest"),
+        (["sha256:12"], "not a digest"),
         (["sha256:" + "0" * 64], "not in"),
         ([amd, amd], "the image for linux/amd64 twice"),
         ([amd, arm, twin], "two images for linux/amd64"),

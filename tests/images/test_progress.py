@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from images.progress import Live
-from images.records import Step
-from images.silence import heard
+from images.build.output import heard
+from images.build.progress import Live
+from images.model import Step
 from lustrain.problem import UserError
 
 
@@ -121,7 +121,7 @@ def test_silence_is_told_less_and_less_often_and_ends() -> None:
         never.wait(20)
 
     got: list[int] = []
-    with pytest.raises(UserError, match="said nothing") as caught:
+    with pytest.raises(UserError, match="printed nothing") as caught:
         got.extend(heard(source(), told.append, first_pause_s=0.05, limit_s=0.5))
     never.set()
     assert got == [1]

@@ -6,26 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from images.content import content_of
+from images.check.content import content_of
 from rehearsal.lab.buildkit import BuildKit
 from rehearsal.lab.engine import Engine
 from tests.images.workshop import Made, Workshop, change_code
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def by_sdk(workshop: Workshop, cpu_image: Made) -> Made:
-    """By the other backend, from steps that are done: test_engine_api shows with a small image that both do them alike."""
-    return workshop.make(cpu_image.root, backend="sdk")
-
-
-def test_both_backends_give_the_same_content(cpu_image: Made, by_sdk: Made) -> None:
-    assert content_of(by_sdk.image) == content_of(cpu_image.image)
-
-
-def test_they_give_the_same_layers_to_the_last_bit(cpu_image: Made, by_sdk: Made) -> None:
-    assert [layer.diff_id for layer in by_sdk.image.layers] == [layer.diff_id for layer in cpu_image.image.layers]
 
 
 def test_another_builder_gives_the_same_digest_so_that_one_tag_will_do(

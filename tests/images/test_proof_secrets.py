@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from images import registry
+from images.registry.client import connect
 from rehearsal.lab.base import ROOT
 from rehearsal.lab.engine import Engine
 from tests.images.workshop import CANARY, Made, Workshop, change_code
@@ -17,6 +17,7 @@ from tests.images.workshop import CANARY, Made, Workshop, change_code
 pytestmark = pytest.mark.slow
 
 BESIDE = "canary-that-lay-beside-8341"
+CHUNK = 1 << 20
 ALLOWED = ("trainer",)
 NOT_SHIPPED = ("infra", "images", "node_setup", "rehearsal", "pulumi", "moto", "fabric", "invoke", "docker", "pytest")
 
@@ -24,13 +25,14 @@ NOT_SHIPPED = ("infra", "images", "node_setup", "rehearsal", "pulumi", "moto", "
 def contains(made: Made, *texts: str, beyond: Made | None = None) -> set[tuple[str, str]]:
     """Which texts are in which layers: over the whole tar, so names and file contents alike. Layers that are those of an
     image made before the text was anywhere are not read."""
-    source, found = registry.connect(made.ref), set()
+    source, found = connect(made.ref), set()
     before_it = {layer.digest for layer in beyond.image.layers} if beyond else set()
     for layer in made.image.layers:
         if layer.digest in before_it:
             continue
         unpack, before = zlib.decompressobj(wbits=31), b""
-        for chunk in source.blob(made.ref, layer.digest):
+        packed = memoryview(source.blob(made.ref, layer.digest, layer.size))
+        for chunk in (packed[at : at + CHUNK] for at in range(0, len(packed), CHUNK)):
             data = before + unpack.decompress(chunk)
             found |= {(layer.created_by, text) for text in texts if text.encode() in data}
             before = data[-200:]

@@ -16,12 +16,11 @@ import docker
 import pytest
 from docker.client import DockerClient
 
-from images.credentials import Credentials, for_registry
-from images.patience import Patience
-from images.push import push
-from images.records import Step
-from images.registry import Registry
-from images.watch import Silent
+from images.model import Silent, Step
+from images.registry.client import Registry
+from images.registry.credentials import Credentials, for_registry
+from images.registry.push import push
+from images.registry.retry import Patience
 from lustrain.problem import UserError
 from rehearsal.lab import registry as lab
 from rehearsal.lab.engine import Engine, why_not
@@ -255,7 +254,7 @@ def test_a_registry_that_hands_out_something_else_than_was_pushed_is_found_out(e
     ca = certify(tmp_path / "tls", "127.0.0.1")
     with scripted(lies, greets=True, tls=ca.parent) as fake:
         ref = build(engine, tmp_path / "image", f"{fake.host}/a:1", 1000)
-        with pytest.raises(UserError, match="another digest than the engine pushed") as caught:
+        with pytest.raises(UserError, match="a different digest than the engine pushed") as caught:
             push(ref, client_of(engine), to=Registry(fake.host, None, ca, QUICK))
     line_of(caught)
     assert kept
@@ -271,7 +270,7 @@ def test_a_tag_that_someone_else_takes_meanwhile_is_found_out(
             put_image(registry, "a", "1")
             return super().manifest(str(ref))
 
-    with pytest.raises(UserError, match="another digest than the engine pushed"):
+    with pytest.raises(UserError, match="a different digest than the engine pushed"):
         push(ref, client_of(engine), to=Late(registry.host, None, patience=QUICK))
 
 

@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import pytest
 
-from images.diff import diff
-from images.inspection import FAIL, WARN, verify
-from images.records import Image
-from images.registry import Registry as Client
-from images.remote import find, image
+from images.check.diff import diff
+from images.check.inspection import FAIL, WARN, verify
+from images.model import Image
+from images.registry.client import Registry as Client
+from images.registry.read import find, image
 from rehearsal.lab.engine import Engine
 from rehearsal.lab.registry import Registry
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images.references import Reference, is_digest, is_host, is_loopback, parse
+from images.plan.references import Reference, is_digest, is_host, is_loopback, parse
 from lustrain.problem import UserError
 
 DIGEST = "sha256:" + "a" * 64
@@ -72,8 +72,8 @@ def test_short_names_mean_what_docker_means(text: str, expected: Reference) -> N
         ("ghcr.io/Team/a", "not a repository's name"),
         ("ghcr.io/a:", "not a tag"),
         ("ghcr.io/a:" + "t" * 129, "not a tag"),
-        ("ghcr.io/a@sha256:12", "no digest"),
-        ("ghcr.io/a@", "no digest"),
+        ("ghcr.io/a@sha256:12", "not a digest"),
+        ("ghcr.io/a@", "not a digest"),
         ("a" * 64, "an image's id"),
         ("ghcr.io/" + "a" * 256, "256 characters"),
         ("host:99999/a", "not a registry's host name"),

@@ -13,9 +13,9 @@ from typing import NoReturn
 
 import pytest
 
-from images.credentials import Credentials
-from images.patience import Patience, asked
-from images.registry import DOCKER_MANIFEST, Registry
+from images.registry.client import DOCKER_MANIFEST, Registry
+from images.registry.credentials import Credentials
+from images.registry.retry import Patience, asked
 from lustrain.problem import UserError
 from rehearsal.lab import registry as lab
 from rehearsal.lab.engine import why_not
@@ -60,10 +60,9 @@ def test_what_is_in_a_real_registry_is_read_back(registry: lab.Registry) -> None
     assert there.digest_of(ref) == digest
     assert there.manifest(f"{registry.host}/team/a@{digest}").body == manifest.body
     assert there.config(ref)["Labels"] == {"a": "b"}
-    with there.blob(ref, digest_of(layer)) as blob:
-        assert blob.size == len(layer)
-        assert b"".join(blob) == layer
-    assert there.blob(ref, digest_of(layer)).read() == layer
+    assert there.blob(ref, digest_of(layer)) == layer
+    with pytest.raises(UserError, match="longer than 2999999 bytes"):
+        there.blob(ref, digest_of(layer), len(layer) - 1)
 
 
 @pytest.mark.slow
@@ -75,7 +74,7 @@ def test_a_tag_that_is_not_there_has_no_digest_and_no_manifest(registry: lab.Reg
     with pytest.raises(UserError) as caught:
         there.manifest(f"{registry.host}/team/a:2")
     assert "see the spelling" in line_of(caught)
-    with pytest.raises(UserError, match="of another registry") as caught:
+    with pytest.raises(UserError, match="belongs to a different registry") as caught:
         there.manifest("ghcr.io/team/a:1")
     assert caught.value.exit_code == 2
 
@@ -110,7 +109,7 @@ def test_a_certificate_of_an_unknown_ca_is_refused_at_once_and_never_gone_around
     begun = time.monotonic()
     with pytest.raises(UserError) as caught:
         client(closed, Credentials("ann", SECRET)).digest_of(f"{closed.host}/team/a:1")
-    assert "of no CA that is known here" in line_of(caught)
+    assert "is not signed by a known CA" in line_of(caught)
     assert time.monotonic() - begun < 5
     assert not [one for one in closed.requests() if "team" in one[1]]
     monkeypatch.setenv("SSL_CERT_FILE", str(closed.ca))
@@ -150,7 +149,7 @@ def test_a_password_that_changed_under_way_is_asked_for_once_more(closed: lab.Re
 @pytest.mark.parametrize(
     ("error", "said", "told"),
     [
-        (socket.EAI_NONAME, "Name or service not known", "in 3 tries: its name is not known here"),
+        (socket.EAI_NONAME, "Name or service not known", "in 3 tries: its host name cannot be found"),
         (socket.EAI_AGAIN, "Temporary failure in name resolution", "in 6 tries: no answer from the name service"),
     ],
 )
@@ -192,16 +191,14 @@ def test_a_registry_that_comes_back_is_asked_again(registry: lab.Registry) -> No
 
 
 @pytest.mark.slow
-def test_a_blob_that_breaks_off_goes_on_where_it_broke(registry: lab.Registry) -> None:
-    layer = bytes(range(256)) * 20_000
-    digest = put_blob(registry, "a", layer)
+def test_a_blob_that_breaks_off_is_asked_for_again(registry: lab.Registry) -> None:
+    config = bytes(range(256)) * 2000
+    digest = put_blob(registry, "a", config)
     with FaultyProxy(registry.url) as proxy:
         host = proxy.endpoint.removeprefix("http://")
         proxy.inject(Cut(0.5), times=2, key="/blobs/")
-        assert b"".join(client(host).blob(f"{host}/a", digest)) == layer
+        assert client(host).blob(f"{host}/a", digest) == config
         assert proxy.did["Cut"] == 2
-    sizes = [size for _, path, status, size in registry.answers() if digest in path and status in (200, 206)]
-    assert sizes == [len(layer), len(layer) // 2, len(layer) // 4]
 
 
 @pytest.mark.slow
@@ -211,20 +208,18 @@ def test_a_blob_that_never_comes_whole_is_one_line(registry: lab.Registry) -> No
         host = proxy.endpoint.removeprefix("http://")
         proxy.inject(Cut(0.0), key="/blobs/")
         with pytest.raises(UserError) as caught:
-            client(host).blob(f"{host}/a", digest).read()
-    assert "0 of 100000 bytes came in 3 tries" in line_of(caught)
+            client(host).blob(f"{host}/a", digest)
+    assert "did not come whole in 3 tries: " in line_of(caught)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [-1, 7, 1 << 20])
-def test_a_bit_that_flips_on_the_way_is_seen(registry: lab.Registry, size: int) -> None:
+def test_a_bit_that_flips_on_the_way_is_seen(registry: lab.Registry) -> None:
     digest = put_blob(registry, "a", b"x" * 1000)
     with FaultyProxy(registry.url) as proxy:
         host = proxy.endpoint.removeprefix("http://")
         proxy.inject(Swap(1), key="/blobs/")
-        blob = client(host).blob(f"{host}/a", digest)
-        with pytest.raises(UserError, match="another digest"):
-            list(iter(lambda: blob.read(size), b""))
+        with pytest.raises(UserError, match="have a different sha256 sum"):
+            client(host).blob(f"{host}/a", digest)
 
 
 def test_a_manifest_is_what_was_asked_for_or_is_refused() -> None:
@@ -234,7 +229,7 @@ def test_a_manifest_is_what_was_asked_for_or_is_refused() -> None:
         for ref in (f"{fake.host}/a:1", f"{fake.host}/a@{other}"):
             with pytest.raises(UserError, match="not the one that was asked for"):
                 client(fake).manifest(ref)
-        with pytest.raises(UserError, match="took the manifest under another digest"):
+        with pytest.raises(UserError, match="stored the manifest under a different digest"):
             client(fake).put_manifest(f"{fake.host}/a:1", MANIFEST, DOCKER_MANIFEST)
     with scripted(lambda asked: Said(200, MANIFEST, {"Content-Type": DOCKER_MANIFEST})) as fake:
         assert client(fake).digest_of(f"{fake.host}/a:1") == digest_of(MANIFEST)
@@ -243,7 +238,7 @@ def test_a_manifest_is_what_was_asked_for_or_is_refused() -> None:
 def test_no_document_at_all_is_one_line() -> None:
     with (
         scripted(lambda asked: Said(200, b"<html>", {"Content-Type": "text/html"})) as fake,
-        pytest.raises(UserError, match="no JSON object"),
+        pytest.raises(UserError, match="not a JSON object"),
     ):
         client(fake).config(f"{fake.host}/a:1")
 
@@ -293,13 +288,14 @@ def test_a_redirect_to_another_host_is_followed_without_telling_it_who_we_are() 
 
         with scripted(sends_there) as fake:
             blob = client(fake, Credentials("ann", SECRET)).blob(f"{fake.host}/a", digest_of(body))
-            assert blob.read() == body
+            assert blob == body
     assert "Authorization" in fake.asked[-1].headers
     assert ["Authorization" in one.headers for one in storage.asked] == [False]
 
 
 @pytest.mark.parametrize(
-    ("place", "why"), [("http://192.0.2.1/blob", "which is no TLS"), ("ftp://x/y", "no TLS"), ("/again", "redirects")]
+    ("place", "why"),
+    [("http://192.0.2.1/blob", "which does not use TLS"), ("ftp://x/y", "does not use TLS"), ("/again", "redirects")],
 )
 def test_a_redirect_that_leaves_tls_or_never_ends_is_refused(place: str, why: str) -> None:
     with (
@@ -389,7 +385,7 @@ def test_a_token_service_that_refuses_is_one_line(answer: Said) -> None:
 def test_a_token_service_without_tls_elsewhere_is_told_nothing() -> None:
     with scripted(lambda asked: bearer("http://192.0.2.1/token", [])) as fake, pytest.raises(UserError) as caught:
         client(fake, Credentials("ann", SECRET)).manifest(f"{fake.host}/a:1")
-    assert "http://192.0.2.1, which is no TLS" in line_of(caught)
+    assert "http://192.0.2.1, which does not use TLS" in line_of(caught)
 
 
 def test_what_may_not_be_done_is_told_in_the_registry_s_words_without_secrets() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from images.records import Built, Step
-from images.report import as_json, lines
+from images.build.report import as_json, lines
+from images.model import Built, Step
 
 STEPS = (
     Step("[internal] load build definition", 0.01, False),

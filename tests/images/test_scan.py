@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import botocore.session
 import pytest
 import requests
 from botocore.exceptions import EndpointConnectionError
@@ -22,8 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
 
-from images import scan
-from images.scan import SEVERITIES, Allowed, Finding, Patience, Place, Verdict
+from images.check import scan
+from images.check.scan import SEVERITIES, Allowed, Finding, Patience, Place, Verdict
 from lustrain.problem import UserError
 
 TODAY = date(2026, 11, 21)
@@ -355,6 +356,13 @@ def test_every_finding_is_counted_once_and_nothing_severe_slips_through(
     assert verdict.passed == (not slipped and all(one.review_by >= TODAY for one in allowed))
 
 
+def test_every_severity_and_status_that_botocore_knows_is_known() -> None:
+    shapes = botocore.session.get_session().get_service_model("ecr")
+    assert set(shapes.shape_for("FindingSeverity").enum) == set(SEVERITIES) - {"UNTRIAGED"}
+    known = {*scan._DONE, *scan._UNDER_WAY, *scan._FIXES}
+    assert set(shapes.shape_for("ScanStatus").enum) <= known
+
+
 def test_an_unknown_threshold_is_told() -> None:
     with pytest.raises(UserError, match=r"--threshold = 'high': unknown; allowed: CRITICAL, HIGH, ") as caught:
         scan.judge("x", [], [], today=TODAY, threshold="high")
@@ -383,11 +391,11 @@ def test_an_allow_list_is_read_as_written(tmp_path: Path) -> None:
         ('id = "CVE-1"\nreview_by = 2026-12-01', "allow 1 reason = None: is missing or empty"),
         ('id = "CVE-1"\nreason = "  "\nreview_by = 2026-12-01', "allow 1 reason = '  ': is missing or empty"),
         ('reason = "r"\nreview_by = 2026-12-01', "allow 1 id = None: is missing or empty"),
-        ('id = "CVE-1"\nreason = "r"', "allow 1 review_by = None: is no day"),
-        ('id = "CVE-1"\nreason = "r"\nreview_by = "2026-12-01"', "review_by = '2026-12-01': is no day"),
+        ('id = "CVE-1"\nreason = "r"', "allow 1 review_by = None: is not a day"),
+        ('id = "CVE-1"\nreason = "r"\nreview_by = "2026-12-01"', "review_by = '2026-12-01': is not a day"),
         (
             'id = "CVE-1"\nreason = "r"\nreview_by = 2026-12-01T00:00:00Z',
-            "is no day; allowed: 2027-01-31, without quotes",
+            "is not a day; allowed: 2027-01-31, without quotes",
         ),
         ('id = "CVE-1"\nreason = "r"\nreview_by = 2027-11-23', "is too far away; allowed: 366 days from now"),
         ('id = "CVE-1"\nreason = "r"\nreview_by = 2026-12-01\nuntil = 1', "allow 1 until = 1: unknown key"),
@@ -405,8 +413,8 @@ def test_an_entry_without_a_reason_or_a_day_is_an_error(tmp_path: Path, entry: s
     ("text", "told"),
     [
         ("[[allowed]]\n", "allowed = [{}]: unknown key"),
-        ("allow = 3\n", "allow = 3: is no list"),
-        ("allow = [3]\n", "allow 1 = 3: is no table"),
+        ("allow = 3\n", "allow = 3: is not a list"),
+        ("allow = [3]\n", "allow 1 = 3: is not a table"),
         ("[[allow\n", "cannot be read"),
         ('[[allow]]\nid = "A"\nreason = "r"\nreview_by = 2026-12-01\n' * 2, "allow 2 id = 'A': is there twice"),
     ],
@@ -435,11 +443,11 @@ def test_an_image_in_ecr_is_found_by_its_reference(ref: str, region: str) -> Non
 @pytest.mark.parametrize(
     ("ref", "told"),
     [
-        (f"docker.io/library/debian@{DIGEST}", "is no image in ECR"),
+        (f"docker.io/library/debian@{DIGEST}", "is not an image in ECR"),
         (f"123456789012.dkr.ecr.us-east-1.amazonaws.com/@{DIGEST}", "image = .*not a repository's name"),
-        (f"evil.example.com/123456789012.dkr.ecr.us-east-1.amazonaws.com/a@{DIGEST}", "is no image in ECR"),
+        (f"evil.example.com/123456789012.dkr.ecr.us-east-1.amazonaws.com/a@{DIGEST}", "is not an image in ECR"),
         ("123456789012.dkr.ecr.us-east-1.amazonaws.com/a:latest", "has no digest"),
-        ("123456789012.dkr.ecr.us-east-1.amazonaws.com/a@sha256:12", "image = .*is no digest"),
+        ("123456789012.dkr.ecr.us-east-1.amazonaws.com/a@sha256:12", "image = .*is not a digest"),
     ],
 )
 def test_an_image_elsewhere_or_by_tag_is_refused(ref: str, told: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from images import versions
+from images.plan import versions
 from lustrain.problem import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -109,4 +109,4 @@ def test_the_documents_show_the_versions_that_are_built() -> None:
     text = (ROOT / "docs/images.md").read_text(encoding="utf-8")
     assert text.count(start) == text.count(end) == 1, f"docs/images.md needs one table between {start} and {end}"
     shown = text.partition(start)[2].partition(end)[0]
-    assert shown.strip() == versions.readme_table(versions.load()), "renew: images.versions.readme_table()"
+    assert shown.strip() == versions.readme_table(versions.load()), "renew: images.plan.versions.readme_table()"

@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from images import making, registry, remote
-from images.making import Planned, Wish
-from images.records import Built, Image, Layer, Output
-from images.watch import Silent
+from images.build import make
+from images.build.make import Planned
+from images.model import Built, Image, Layer, Silent
+from images.registry import read
+from images.registry.client import connect
+from images.wish import BuildWish
 from rehearsal.lab.base import checkout
 from rehearsal.lab.engine import Engine
 from rehearsal.lab.registry import Registry
@@ -83,7 +85,6 @@ class Workshop:
         self,
         root: Path,
         *,
-        backend: str = "buildx",
         environment: Mapping[str, str] | None = None,
         base: str | None = None,
         verify: bool = False,
@@ -95,27 +96,23 @@ class Workshop:
         # Credentials of an index that nothing comes from, to be found nowhere afterwards.
         netrc = self.folder / "netrc"
         netrc.write_text(f"machine index.invalid login nobody password {CANARY}\n")
-        wish = Wish(
+        wish = BuildWish(
             TARGET,
             repository=self.repository,
             base=base or self.base,
             tools=self.base,
             # Nothing but the wheel in the checkout is a source of torch.
-            arguments={"TORCH_CPU_LINKS": ""},
-            backend=backend,
-            cache_from=cache_from,
+            arg=("TORCH_CPU_LINKS=",),
+            push=True,
+            cache_from=tuple(cache_from),
             cache_to=cache_to,
-            verify=verify,
-            netrc=netrc if backend == "buildx" else None,
-            root=root,
+            no_verify=not verify,
+            netrc=str(netrc),
+            image_file=str(Path(tempfile.mkdtemp(dir=self.folder)) / "image.json"),
         )
-        output = Output.PUSH if backend == "buildx" else Output.LOAD
-        file = Path(tempfile.mkdtemp(dir=self.folder)) / "image.json"
-        made = making.build(wish, file, Silent(), output, environment or self.engine.environment)
+        made = make.build(wish, Silent(), environment or self.engine.environment, root=root)
         ref = made.planned.ref
-        if output is Output.LOAD:
-            self.engine.docker("push", "--quiet", ref)
-        return Made(remote.image(registry.connect(ref), ref), made.built, made.planned, root)
+        return Made(read.image(connect(ref), ref), made.built, made.planned, root)
 
 
 def _linked_or_copied(source: str, target: str) -> str:

@@ -1,0 +1,1 @@
+"""Building with buildx, from a plan to a record."""

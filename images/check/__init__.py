@@ -1,0 +1,1 @@
+"""Images in a registry: whether one is in order, what it holds, how two differ."""

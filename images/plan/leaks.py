@@ -1,0 +1,115 @@
+"""Secrets in what goes into an image: in the files of its context, in its settings, in the commands of its history.
+
+A finding never repeats the secret. Files that are named like one (`.netrc`, `*.pem`) never get here: `context` refuses them.
+What a build step writes into a layer is for `verify.py`, which runs in the image, by rules of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_BODY = rb"(?:(?:\\r)?(?:\\n)|\s)+(?:[A-Za-z-]+: [^\n]*\n)*\s*[A-Za-z0-9+/=]{40}"
+_RULES: tuple[tuple[str, re.Pattern[bytes]], ...] = (
+    (
+        # Code names the armour; a key is the armour with a key in it.
+        "a private key",
+        re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----" + _BODY),
+    ),
+    (
+        # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html#identifiers-unique-ids ; keys of AWS's
+        # documentation contain EXAMPLE.
+        "an AWS access key",
+        re.compile(rb"(?<![A-Za-z0-9/+_])(?:AKIA|ASIA)(?![A-Z0-9]*EXAMPLE)[A-Z2-7]{16}(?![A-Za-z0-9/+=_])"),
+    ),
+    (
+        "a GitHub token",
+        re.compile(rb"(?<![A-Za-z0-9_])(?:gh[posu]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{60,})(?![A-Za-z0-9_])"),
+    ),
+    (
+        "a Hugging Face token",
+        re.compile(rb"(?<![A-Za-z0-9_])hf_(?=[A-Za-z]*[0-9])(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{34,40}(?![A-Za-z0-9_])"),
+    ),
+)
+_FILES: tuple[tuple[re.Pattern[str], str, re.Pattern[bytes]], ...] = (
+    (
+        re.compile(r"(^|/)(\.docker/config\.json|\.dockercfg)$"),
+        "a registry's credentials",
+        re.compile(rb'"(?:auth|identitytoken|registrytoken|password)"\s*:\s*"[^"]+"'),
+    ),
+    (
+        re.compile(r"(^|/)(pip\.conf|uv\.toml)$"),
+        "a package index's credentials",
+        re.compile(rb"://[^/\s:@]+:[^/\s@]+@|^\s*password\s*=\s*\S+", re.MULTILINE),
+    ),
+    (
+        re.compile(r"(^|/)\.aws/config$"),
+        "AWS credentials",
+        re.compile(rb"aws_(?:secret_access_key|session_token)\s*=\s*\S+"),
+    ),
+)
+_ASSIGNED = re.compile(r"""([A-Za-z][A-Za-z0-9_.-]*)=("[^"]*"|'[^']*'|[^\s;&|]+)""")
+_TELLING = re.compile(
+    r"(?:^|[_.-])(?:password|passwd|secret|token|apikey|api[_-]key|access[_-]?key|private[_-]key|credentials?)(?:$|[_.-])",
+    re.IGNORECASE,
+)
+_URL_LOGIN = re.compile(r"://[^/\s:@]+:(?!\$)[^/\s@]+@")
+_SHORTEST = 8
+
+
+@dataclass(frozen=True)
+class Leak:
+    """One secret found, without the secret."""
+
+    where: str
+    what: str
+
+
+def secrets_in(files: Iterable[tuple[str, bytes]]) -> list[Leak]:
+    """Every secret in files, in their order."""
+    return [Leak(path, what) for path, data in files for what in _in_file(path, data)]
+
+
+def secrets_of(config: Mapping[str, Any]) -> list[Leak]:
+    """Every secret that the configuration carries: environment, labels, commands, and the history with its build arguments."""
+    return [Leak(where, what) for where, text in _texts(config) for what in _in_text(text)]
+
+
+def _found(data: bytes) -> dict[str, None]:
+    return dict.fromkeys(what for what, rule in _RULES if rule.search(data))
+
+
+def _in_file(path: str, data: bytes) -> Iterator[str]:
+    found = _found(data)
+    found.update((what, None) for name, what, rule in _FILES if name.search(path) and rule.search(data))
+    yield from found
+
+
+def _texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    inner = config.get("config") or {}
+    for number, line in enumerate(inner.get("Env") or (), 1):
+        yield f"Env {number} ({line.partition('=')[0]})", line
+    for key, value in (inner.get("Labels") or {}).items():
+        yield f"label {key}", f"{key}={value!r}" if " " in str(value) else f"{key}={value}"
+    for key in ("Entrypoint", "Cmd"):
+        yield key, " ".join(inner.get(key) or ())
+    for number, step in enumerate(config.get("history") or (), 1):
+        for key in ("created_by", "comment"):
+            yield f"history {number}", str(step.get(key) or "")
+
+
+def _in_text(text: str) -> Iterator[str]:
+    found = _found(text.encode("utf-8", "surrogatepass"))
+    if _URL_LOGIN.search(text):
+        found["an address with a password"] = None
+    for name, value in _ASSIGNED.findall(text):
+        if _TELLING.search(name) and _telling(value.strip("\"'")):
+            found[f"a value for {name}"] = None
+    yield from found
+
+
+def _telling(value: str) -> bool:
+    """Not a variable, a path to a mounted secret, a number or a switch."""
+    return len(value) >= _SHORTEST and value[0] not in "$/" and not value.isdigit()

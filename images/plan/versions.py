@@ -1,0 +1,176 @@
+"""`versions.toml`, read strictly: the one place for versions of what goes into an image."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
+
+from lustrain.problem import UserError, plain, problem
+from lustrain.schema import Section, like, problems_of
+
+PATH = Path(__file__).parents[1] / "versions.toml"
+TABLE = ("<!-- versions -->", "<!-- /versions -->")
+"""Between these docs/images.md shows `readme_table`."""
+
+Target = Literal["cpu", "cuda", "gaudi"]
+TARGETS: tuple[str, ...] = get_args(Target)
+
+_DIGEST = "sha256:[0-9a-f]{64}"
+_REPOSITORY = r"[a-z0-9.-]+(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
+Version = Annotated[str, like(r"\d+(\.\d+)+", "a version", "2.9.1")]
+Minor = Annotated[str, like(r"\d+\.\d+", "a version of two numbers", "3.11")]
+Package = Annotated[str, like(r"\d[A-Za-z0-9.+~-]*", "the version of a package", "57.0-1")]
+Https = Annotated[str, like(r"https://[\w.-]+(:\d+)?/[\w./+%-]*", "an https address", "https://example.com/a.tar.gz")]
+Sha256 = Annotated[str, like("[0-9a-f]{64}", "a SHA-256 sum", "64 hexadecimal digits")]
+Digest = Annotated[str, like(f"({_DIGEST})?", "a digest or empty", "sha256:… with 64 hexadecimal digits")]
+Repository = Annotated[str, like(_REPOSITORY, "a repository with its registry", "docker.io/library/debian")]
+Pinned = Annotated[str, like(f"{_REPOSITORY}@{_DIGEST}", "an image by digest", "docker.io/library/debian@sha256:…")]
+Tag = Annotated[str, like(r"\w[\w.-]{0,127}", "a tag", "bookworm-20250407-slim")]
+Mebibytes = Annotated[int, Field(gt=0, strict=True)]
+
+
+class Efa(Section):
+    """AWS's installer of EFA, and what that version of it installs."""
+
+    version: Version
+    sha256: Sha256
+    url: Https
+    libfabric: Package
+    rdma_core: Package
+    plugin: Version
+    """aws-ofi-nccl."""
+
+    @field_validator("url")
+    @classmethod
+    def _of_this_version(cls, url: str, info: ValidationInfo) -> str:
+        version = info.data.get("version")
+        if version and not url.endswith(f"/aws-efa-installer-{version}.tar.gz"):
+            raise ValueError(f"is not of version {version}; fix: change version, url and sha256 together")
+        return url
+
+
+class Minimum(Section):
+    """Below these nothing of AWS's is tested any more."""
+
+    efa: Version
+    nccl: Version
+
+
+class Gaudi(Section):
+    """The vendor's image, with its own Python and torch."""
+
+    release: Version
+    python: Minor
+    torch: Version
+    image: Repository
+    digest: Digest
+    """Empty: not known."""
+
+    @property
+    def pinned(self) -> str:
+        """image@digest; UserError as long as nobody has filled the digest in."""
+        if not self.digest:
+            why = "unknown, and an image is not built from what may change"
+            fix = f"put the digest of {self.image} there, or give --base {self.image}@sha256:…"
+            raise UserError(problem("images/versions.toml gaudi.digest", self.digest, why, fix=fix))
+        return f"{self.image}@{self.digest}"
+
+
+class Versions(Section):
+    """All of `versions.toml`; sizes in MiB (2**20 bytes), unpacked."""
+
+    minimum: Minimum
+    python: Minor
+    torch: Version
+    torch_cpu_links: Https
+    cuda: Minor
+    nccl: Version
+    uv: Version
+    base: Pinned
+    base_tag: Tag
+    tools: Pinned
+    tools_tag: Tag
+    efa: Efa
+    gaudi: Gaudi
+    budget_mb: Mapping[Literal["cpu", "cuda"], Mebibytes]
+
+    @field_validator("nccl")
+    @classmethod
+    def _nccl_not_too_old(cls, nccl: str, info: ValidationInfo) -> str:
+        return _at_least(nccl, "nccl", info)
+
+    @field_validator("efa")
+    @classmethod
+    def _efa_not_too_old(cls, efa: Efa, info: ValidationInfo) -> Efa:
+        _at_least(efa.version, "efa", info)
+        return efa
+
+    @field_validator("budget_mb")
+    @classmethod
+    def _both(cls, budget: Mapping[str, int]) -> Mapping[str, int]:
+        if missing := {"cpu", "cuda"} - set(budget):
+            raise ValueError(f"has nothing for {', '.join(sorted(missing))}; fix: add it")
+        return budget
+
+    @property
+    def budgets(self) -> dict[str, int]:
+        """MiB by target; gaudi has none."""
+        return {str(name): size for name, size in self.budget_mb.items()}
+
+    def of(self, target: str) -> dict[str, str]:
+        """What is in an image of `target`, for its labels and `image.json`. UserError for an unknown target."""
+        if target not in TARGETS:
+            raise UserError(problem("target", target, "unknown", allowed=", ".join(TARGETS)))
+        if target == "gaudi":
+            return {"python": self.gaudi.python, "torch": self.gaudi.torch, "gaudi": self.gaudi.release}
+        found = {"python": self.python, "torch": self.torch}
+        if target == "cuda":
+            found |= {"cuda": self.cuda, "nccl": self.nccl, "efa": self.efa.version}
+            found |= {"libfabric": self.efa.libfabric, "rdma-core": self.efa.rdma_core, "aws-ofi-nccl": self.efa.plugin}
+        return found
+
+
+def _at_least(version: str, name: Literal["efa", "nccl"], info: ValidationInfo) -> str:
+    minimum: Minimum | None = info.data.get("minimum")
+    if minimum and ordered(version) < ordered(least := getattr(minimum, name)):
+        raise ValueError(f"{version} is older than minimum.{name}, {least}; fix: a newer one")
+    return version
+
+
+def ordered(version: str) -> tuple[int, ...]:
+    """A version of numbers and dots as something to compare: 1.9.0 is older than 1.44.0."""
+    return tuple(int(part) for part in version.split("."))
+
+
+def load(path: Path = PATH) -> Versions:
+    """Read `path`; UserError with one line a problem, exit code 2."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(plain(f"{path}: cannot be read: {error}")) from None
+    try:
+        return Versions.model_validate(table)
+    except ValidationError as error:
+        raise UserError([f"{path.name}: {line}" for line in problems_of(error, Versions)]) from None
+
+
+def readme_table(versions: Versions) -> str:
+    """The table of docs/images.md, in Markdown, that stands between the two comments of `TABLE`."""
+    debian = f"`{versions.base_tag}`"
+    rows = [
+        ("Debian", debian, debian, ""),
+        ("Python", versions.python, versions.python, versions.gaudi.python),
+        ("PyTorch", f"{versions.torch}+cpu", versions.torch, versions.gaudi.torch),
+        ("CUDA", "", versions.cuda, ""),
+        ("NCCL", "", versions.nccl, ""),
+        ("EFA installer", "", versions.efa.version, ""),
+        ("libfabric", "", versions.efa.libfabric, ""),
+        ("aws-ofi-nccl", "", versions.efa.plugin, ""),
+        ("Gaudi software", "", "", versions.gaudi.release),
+    ]
+    lines = ["| | cpu | cuda | gaudi |", "|---|---|---|---|"]
+    return "\n".join(lines + ["| " + " | ".join(one or "–" for one in row) + " |" for row in rows])

@@ -1,0 +1,1 @@
+"""Registries: credentials, reads, pushes and merges."""

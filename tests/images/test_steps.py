@@ -1,0 +1,121 @@
+"""What BuildKit tells becomes steps; what is no record of it is refused in order, never a crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from images.build.bake import documents
+from images.build.failure import failure
+from images.build.steps import Said, Steps, Transfer, Update, Vertex, of_json
+from tests.images.builds import Remembering
+
+RECORDED = Path(__file__).with_name("recorded")
+"""Output of buildx 0.13.1 of a build on engine 26.1.5 whose third step, `RUN echo hello; …; exit 3`, fails."""
+
+
+def taken(updates: list[Update]) -> tuple[Steps, Remembering]:
+    watch = Remembering()
+    steps = Steps(watch)
+    for update in updates:
+        steps.take(update)
+    return steps, watch
+
+
+def recorded_json() -> list[Update]:
+    with (RECORDED / "rawjson.txt").open() as lines:
+        return [of_json(one) for one in documents(lines) if not isinstance(one, str)]
+
+
+def test_a_recorded_build_has_its_steps_its_failure_and_its_log() -> None:
+    steps, watch = taken(recorded_json())
+    named = {step.name: step for step in steps.ended()}
+    run = next(step for name, step in named.items() if name.startswith("[3/3] RUN echo hello"))
+    assert run.error is not None
+    assert 0 < run.seconds < 30
+    assert not run.cached
+    # The build ran beside others, and vertexes that builds share have one name.
+    assert any("1/3] FROM" in name for name in named)
+    found = steps.failed(f"failed to solve: {run.error}")
+    assert found is not None
+    assert found[0] == run
+    assert sorted(found[1]) == ["café €", "hello", "two"]
+    assert steps.running() is None
+    assert [step for step in watch.steps if step.error] == [run]
+    assert set(watch.begun) == set(named)
+
+
+def test_the_error_of_a_build_names_the_step_and_ends_with_its_log() -> None:
+    steps, _ = taken(recorded_json())
+    error = next(step.error for step in steps.ended() if step.error)
+    first, *log = failure("cpu", steps, ["something else", f"ERROR: failed to solve: {error}"]).problems
+    assert first.startswith("build cpu: step [3/3] RUN echo hello")
+    assert first.endswith(": exit code 3")
+    assert sorted(log) == ["  | café €", "  | hello", "  | two"]
+
+
+def test_the_step_to_blame_is_the_one_that_the_build_s_error_quotes() -> None:
+    steps, _ = taken(
+        [
+            Update((Vertex("c", "importing cache manifest", 0.5, 0.6, error="cache: not found"),)),
+            Update((Vertex("a", "[x 1/2] RUN sleep", 1.0, 2.0, error="rpc error: context canceled"),)),
+            Update((Vertex("b", "[y 1/2] RUN false", 1.0, 2.5, error="exit code: 1"),)),
+        ]
+    )
+    assert failure("cpu", steps, ["ERROR: failed to solve: exit code: 1"]).problems == [
+        "build cpu: step [y 1/2] RUN false failed after 1.5 s: exit code: 1"
+    ]
+    assert failure("cpu", steps, ["ERROR: failed to solve: the engine ended"]).problems == [
+        "build cpu: the engine ended"
+    ]
+
+
+def test_goes_of_one_step_add_up_and_repeated_news_does_not() -> None:
+    news = [Vertex("a", "load", 1.0, 2.0), Vertex("a", "load", 5.0), Vertex("a", "load", 5.0, 7.0)]
+    steps, watch = taken([Update((one,)) for one in [*news, news[-1], news[-1]]])
+    (step,) = steps.ended()
+    assert step.seconds == 3.0
+    assert watch.begun == ["load"]
+    assert len(watch.steps) == 2
+
+
+def test_of_a_long_log_the_end_is_shown_and_nothing_that_moves_the_cursor() -> None:
+    said = [Update(said=(Said("a", f"line {number}\n"),)) for number in range(5000)]
+    steps, _ = taken([*said, Update((Vertex("a", "RUN", 1.0, 2.0, error="no"),), said=(Said("a", "\x1b[2Jend"),))])
+    found = steps.failed("no")
+    assert found is not None
+    assert found[1][-2:] == ["line 4999", "\\x1b[2Jend"]
+    assert len(found[1]) == 12
+
+
+def test_bytes_that_move_are_told() -> None:
+    _, watch = taken([Update(transfers=(Transfer("a", "sha256:1", 0, 0), Transfer("a", "sha256:1", 3, 9)))])
+    assert watch.moves == [("sha256:1", 3, 9)]
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["vertex", "digest", "started", "data", "id"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@pytest.mark.slow
+@example({"vertexes": [{"digest": []}]})
+@given(st.dictionaries(st.sampled_from(["vertexes", "statuses", "logs", "other"]), _JSON))
+def test_json_that_is_no_status_is_refused_in_order(found: dict[str, object]) -> None:
+    try:
+        taken([of_json(found)])
+    except ValueError:
+        return
+
+
+def test_objects_on_one_line_or_on_many_and_prose_between_them_are_told_apart() -> None:
+    lines = ["WARN: x\n", '{"a": 1}\n', "{\n", '  "b": 2\n', "}\n", "\n", "ERROR: y\n", "{ no json\n"]
+    assert list(documents(lines)) == ["WARN: x", {"a": 1}, {"b": 2}, "ERROR: y", "{ no json"]
