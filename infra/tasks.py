@@ -39,7 +39,7 @@ def preflight(flags: Preflight) -> Answer:
         planned, then = ((), ()) if report.exit_code(findings) else (summary(spec), first_up(spec))
         lines += [*([] if flags.stack else [f"{name}:"]), *planned, *report.lines(findings), *then]
     every = [finding for _, findings in found.values() for finding in findings]
-    return Answer(lines, [asdict(one) for one in every], USAGE if wrong else report.exit_code(every), wrong)
+    return Answer(lines, report.as_data(every), USAGE if wrong else report.exit_code(every), wrong)
 
 
 @dataclass(frozen=True)

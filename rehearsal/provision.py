@@ -38,7 +38,7 @@ def preflight() -> list[str]:
     """The errors that the offline rules find in the rehearsal stack, one line each."""
     stack = stackfile.read(STACK)
     findings = run_in(stack.spec, Context.of_region(stack.region, datetime.now(UTC)))
-    return [finding.line() for finding in findings if finding.level == "error"]
+    return [finding for finding in findings if finding.level == "error"]
 
 
 def what_is_real() -> tuple[str, str]:

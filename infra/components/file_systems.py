@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import pulumi
 from pulumi_aws import cloudwatch, fsx
 
+from infra.catalog.fsx import VERSION
 from infra.config import ExistingLustre
 from infra.plan.storage.associations import AssociationPlan
 from infra.plan.storage.home import HomePlan
-from infra.plan.storage.lustre import VERSION, LustrePlan
+from infra.plan.storage.lustre import LustrePlan
 
 LINK_TIMEOUT = "60m"
 """The provider gives up after 10 minutes; a link waits its turn behind whatever FSx is doing for the others."""

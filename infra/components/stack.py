@@ -25,11 +25,10 @@ from infra.plan.outputs import Made, cluster
 from infra.plan.place import Place
 from infra.plan.stack import Plan
 from infra.plan.teardown import first_steps, teardown
-from infra.preflight.finding import Finding
 from infra.preflight.offline import run_in, run_offline
 from infra.preflight.rule import Context
 from lustrain.cluster import to_json
-from lustrain.problem import UserError
+from lustrain.problem import Problem, UserError
 
 Text = pulumi.Output[str]
 
@@ -63,14 +62,14 @@ def declare(spec: ClusterSpec, place: Place) -> dict[str, Any]:
     findings = run_offline(spec, place)
     stop_on_errors(findings)
     for finding in findings:
-        pulumi.log.warn(finding.line())
+        pulumi.log.warn(finding)
     plan = Plan(spec, place)
     tag_everything(plan.tags)
     return build(plan)
 
 
-def stop_on_errors(findings: Sequence[Finding]) -> None:
-    if errors := [finding.line() for finding in findings if finding.level == "error"]:
+def stop_on_errors(findings: Sequence[Problem]) -> None:
+    if errors := [finding for finding in findings if finding.level == "error"]:
         raise UserError(errors)
 
 

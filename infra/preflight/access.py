@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from infra.config import ClusterSpec
-from infra.preflight.finding import Finding
-from infra.preflight.rule import Context, OfflineRule, groups
+from infra.finding import finding
+from infra.preflight.rule import Context, Family, Problems, groups
 
 ARNS = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference-arns.html"
 KEYS = "https://docs.aws.amazon.com/kms/latest/developerguide/concepts.html#key-id"
@@ -24,6 +24,7 @@ _KEY = re.compile(
     r"arn:(?P<partition>aws[a-z-]*):kms:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):"
     r"(?:key/(?:mrk-)?[0-9a-f-]{32,36}|alias/[A-Za-z0-9/_-]+)"
 )
+RULES = Family()
 
 
 def _keys(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
@@ -40,113 +41,92 @@ def _volume_keys(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
             yield f"{path}.volume_kms_key", group.volume_kms_key
 
 
-class KeyForm(OfflineRule):
-    code = "IAM-001"
-    checks = "KMS keys are named by their ARN, which alone every service takes."
-    source = KEYS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, key in _keys(spec):
-            if not _KEY.fullmatch(key):
-                fix = "write arn:aws:kms:<region>:<account>:key/<id>"
-                yield self.finding(path, f"{key!r} is not the ARN of a KMS key", fix)
+@RULES.add("IAM-001", "KMS keys are named by their ARN, which alone every service takes.", KEYS)
+def key_form(spec: ClusterSpec, context: Context) -> Problems:
+    for path, key in _keys(spec):
+        if not _KEY.fullmatch(key):
+            fix = "write arn:aws:kms:<region>:<account>:key/<id>"
+            yield finding(path, f"{key!r} is not the ARN of a KMS key", fix)
 
 
-class KeyRegion(OfflineRule):
-    code = "IAM-002"
-    checks = "KMS keys are of the cluster's region."
-    source = KEYS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, key in _keys(spec):
-            found = _KEY.fullmatch(key)
-            if found and context.region and found["region"] != context.region:
-                message = f"the key is in {found['region']}, the cluster in {context.region}"
-                yield self.finding(path, message, "use a key of the region, or a replica of a multi-Region key")
+@RULES.add("IAM-002", "KMS keys are of the cluster's region.", KEYS)
+def key_region(spec: ClusterSpec, context: Context) -> Problems:
+    for path, key in _keys(spec):
+        found = _KEY.fullmatch(key)
+        if found and context.region and found["region"] != context.region:
+            message = f"the key is in {found['region']}, the cluster in {context.region}"
+            yield finding(path, message, "use a key of the region, or a replica of a multi-Region key")
 
 
-class KeyAlias(OfflineRule):
-    code = "IAM-003"
-    checks = "Keys of file systems and volumes are no aliases: where an alias points to later, what it encrypts stays behind."
-    source = "https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html"
-    judgement = True
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        key = spec.storage.lustre.kms_key if spec.storage.lustre else None
-        if key and ":alias/" in key:
-            fix = "write the ARN of the key that it names"
-            yield self.finding(
-                "storage.lustre.kms_key", f"{key} is an alias, and the key of a file system is for good", fix
-            )
-        for path, key in _volume_keys(spec):
-            if ":alias/" in key:
-                message = f"{key} is an alias, and roles and grants are given for a key"
-                yield self.finding(path, message, "write the ARN of the key that it names")
+@RULES.add(
+    "IAM-003",
+    "Keys of file systems and volumes are no aliases: where an alias points to later, what it encrypts stays behind.",
+    "https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html",
+    judgement=True,
+)
+def key_alias(spec: ClusterSpec, context: Context) -> Problems:
+    key = spec.storage.lustre.kms_key if spec.storage.lustre else None
+    if key and ":alias/" in key:
+        fix = "write the ARN of the key that it names"
+        yield finding("storage.lustre.kms_key", f"{key} is an alias, and the key of a file system is for good", fix)
+    for path, key in _volume_keys(spec):
+        if ":alias/" in key:
+            message = f"{key} is an alias, and roles and grants are given for a key"
+            yield finding(path, message, "write the ARN of the key that it names")
 
 
-class KeyOfAutoScaling(OfflineRule):
-    code = "IAM-007"
-    level = "warning"
-    checks = "On EC2, Auto Scaling may use the KMS key of the volumes: it launches nodes under a role of its own."
-    source = GRANTS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.backend != "ec2":
-            return
-        for path, group in groups(spec):
-            if key := group.volume_kms_key:
-                who = SPOT_ROLE if group.capacity.mode == "spot" else SCALING_ROLE
-                role = context.place.arn("iam", f"role/aws-service-role/{who}", region="")
-                message = f"nodes end at launch unless {who.rpartition('/')[2]} may use {key}"
-                made = f"aws kms create-grant --key-id {key} --grantee-principal {role} --operations {GRANTED}"
-                yield self.finding(f"{path}.volume_kms_key", message, f"{made}; then suppress this")
+@RULES.add("IAM-004", "ARNs are of the partition that the cluster is in (aws, aws-cn, aws-us-gov).", ARNS)
+def partition(spec: ClusterSpec, context: Context) -> Problems:
+    plans = [(f"groups.{i}.capacity.training_plan", g.capacity.training_plan) for i, g in enumerate(spec.groups)]
+    roles = [(f"access.admin_roles.{i}", arn) for i, arn in enumerate(spec.access.admin_roles)]
+    secrets = [("slurm.accounting.secret_arn", one.secret_arn)] if (one := spec.slurm.accounting) else []
+    for path, arn in [*plans, *roles, *secrets, *_keys(spec)]:
+        partition = arn.split(":")[1] if arn and arn.startswith("arn:") else None
+        if context.partition and partition and partition != context.partition:
+            message = f"the ARN is of partition {partition}, the cluster of {context.partition}"
+            yield finding(path, message, f"write arn:{context.partition}:…")
 
 
-class Partition(OfflineRule):
-    code = "IAM-004"
-    checks = "ARNs are of the partition that the cluster is in (aws, aws-cn, aws-us-gov)."
-    source = ARNS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        plans = [(f"groups.{i}.capacity.training_plan", g.capacity.training_plan) for i, g in enumerate(spec.groups)]
-        roles = [(f"access.admin_roles.{i}", arn) for i, arn in enumerate(spec.access.admin_roles)]
-        secrets = [("slurm.accounting.secret_arn", one.secret_arn)] if (one := spec.slurm.accounting) else []
-        for path, arn in [*plans, *roles, *secrets, *_keys(spec)]:
-            partition = arn.split(":")[1] if arn and arn.startswith("arn:") else None
-            if context.partition and partition and partition != context.partition:
-                message = f"the ARN is of partition {partition}, the cluster of {context.partition}"
-                yield self.finding(path, message, f"write arn:{context.partition}:…")
-
-
-class SessionRole(OfflineRule):
-    code = "IAM-005"
-    checks = "Administrators are roles that EKS knows, each named once, not a session of one or a service's own."
-    source = "https://docs.aws.amazon.com/eks/latest/userguide/creating-access-entries.html"
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        roles = spec.access.admin_roles
-        for index, arn in enumerate(roles):
-            here = f"access.admin_roles.{index}"
-            if arn in roles[:index]:
-                yield self.finding(here, f"{arn} stands twice", "keep one")
-            if ":role/aws-service-role/" in arn:
-                yield self.finding(
-                    here, "is a service-linked role, which gets no access entry", "name a role of your own"
-                )
+@RULES.add(
+    "IAM-005",
+    "Administrators are roles that EKS knows, each named once, not a session of one or a service's own.",
+    "https://docs.aws.amazon.com/eks/latest/userguide/creating-access-entries.html",
+)
+def session_role(spec: ClusterSpec, context: Context) -> Problems:
+    roles = spec.access.admin_roles
+    for index, arn in enumerate(roles):
+        here = f"access.admin_roles.{index}"
+        if arn in roles[:index]:
+            yield finding(here, f"{arn} stands twice", "keep one")
+        if ":role/aws-service-role/" in arn:
+            yield finding(here, "is a service-linked role, which gets no access entry", "name a role of your own")
 
 
-class LoginUser(OfflineRule):
-    code = "IAM-006"
-    checks = "The login user is a Linux user's name, and not root."
-    source = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/managing-users.html"
-    judgement = True
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        user = spec.access.user
-        if user == "root" or not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", user):
-            yield self.finding(
-                "access.user", f"{user!r} cannot log in", "write ubuntu, ec2-user or another user of the image"
-            )
+@RULES.add(
+    "IAM-006",
+    "The login user is a Linux user's name, and not root.",
+    "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/managing-users.html",
+    judgement=True,
+)
+def login_user(spec: ClusterSpec, context: Context) -> Problems:
+    user = spec.access.user
+    if user == "root" or not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", user):
+        yield finding("access.user", f"{user!r} cannot log in", "write ubuntu, ec2-user or another user of the image")
 
 
-RULES = (KeyForm(), KeyRegion(), KeyAlias(), Partition(), SessionRole(), LoginUser(), KeyOfAutoScaling())
+@RULES.add(
+    "IAM-007",
+    "On EC2, Auto Scaling may use the KMS key of the volumes: it launches nodes under a role of its own.",
+    GRANTS,
+    level="warning",
+)
+def key_of_auto_scaling(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend != "ec2":
+        return
+    for path, group in groups(spec):
+        if key := group.volume_kms_key:
+            who = SPOT_ROLE if group.capacity.mode == "spot" else SCALING_ROLE
+            role = context.place.arn("iam", f"role/aws-service-role/{who}", region="")
+            message = f"nodes end at launch unless {who.rpartition('/')[2]} may use {key}"
+            made = f"aws kms create-grant --key-id {key} --grantee-principal {role} --operations {GRANTED}"
+            yield finding(f"{path}.volume_kms_key", message, f"{made}; then suppress this")

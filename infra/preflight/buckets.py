@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from infra.config import ClusterSpec
+from infra.finding import finding
 from infra.plan.place import bucket_names, runs_uri
 from infra.plan.storage.associations import associations, nested
 from infra.plan.storage.buckets import violations
-from infra.preflight.finding import Finding
-from infra.preflight.rule import Context, OfflineRule
+from infra.preflight.rule import Context, Family, Problems
 
 NAMES = "https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"
 LIFECYCLE_BUCKET = "https://docs.aws.amazon.com/sagemaker/latest/dg/security-iam-awsmanpol-AmazonSageMakerClusterInstanceRolePolicy.html"
 PREFIXES = ("xn--", "sthree-", "amzn-s3-demo-")
 SUFFIXES = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
 """Reserved by S3 (NAMES)."""
+RULES = Family()
 
 
 def name_problem(name: str) -> str:
@@ -24,136 +25,115 @@ def name_problem(name: str) -> str:
     if not 3 <= len(name) <= 63:
         return f"has {len(name)} characters; allowed: 3 to 63"
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*[a-z0-9]", name) or ".." in name:
-        return "is no bucket name; allowed: small letters, digits, - and single dots, a letter or digit at both ends"
+        return "is not a bucket name; allowed: small letters, digits, - and single dots, a letter or digit at both ends"
     if re.fullmatch(r"\d+\.\d+\.\d+\.\d+", name):
         return "looks like an IP address"
     reserved = [one for one in PREFIXES if name.startswith(one)] + [one for one in SUFFIXES if name.endswith(one)]
     return f"holds {reserved[0]}, which S3 keeps for itself" if reserved else ""
 
 
-class BucketName(OfflineRule):
-    code = "S3-001"
-    checks = "Buckets have names that S3 takes, those that follow from the cluster's name too."
-    source = NAMES
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, name in _named(spec, context):
-            if why := name_problem(name):
-                yield self.finding(path, f"{name!r} {why}", "shorten or change it")
+@RULES.add("S3-001", "Buckets have names that S3 takes, those that follow from the cluster's name too.", NAMES)
+def bucket_name(spec: ClusterSpec, context: Context) -> Problems:
+    for path, name in _named(spec, context):
+        if why := name_problem(name):
+            yield finding(path, f"{name!r} {why}", "shorten or change it")
 
 
-class LifecycleBucket(OfflineRule):
-    code = "S3-002"
-    checks = "HyperPod's lifecycle bucket is called sagemaker-…: its managed policy reads no other."
-    source = LIFECYCLE_BUCKET
-    judgement = True
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        name = spec.buckets.lifecycle
-        if spec.hyperpod and name and not name.startswith("sagemaker-"):
-            message = f"{name!r} does not begin with sagemaker-, so that nodes may not read their scripts"
-            yield self.finding("buckets.lifecycle", message, "remove it and one is made, or name another bucket")
-
-
-class OneBucketTwice(OfflineRule):
-    code = "S3-003"
-    level = "warning"
-    checks = "Data, checkpoints and lifecycle are different buckets."
-    source = "infra/plan/storage/buckets.py"
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        given = [(key, getattr(spec.buckets, key)) for key in ("data", "checkpoints", "lifecycle")]
-        for index, (key, name) in enumerate(given):
-            for other, same in given[:index]:
-                if name and name == same:
-                    message = f"{name} is {other} too: their rules and permissions then meet in one bucket"
-                    yield self.finding(f"buckets.{key}", message, "name different buckets, or leave them out")
+@RULES.add(
+    "S3-002",
+    "HyperPod's lifecycle bucket is called sagemaker-…: its managed policy reads no other.",
+    LIFECYCLE_BUCKET,
+    judgement=True,
+)
+def lifecycle_bucket(spec: ClusterSpec, context: Context) -> Problems:
+    name = spec.buckets.lifecycle
+    if spec.hyperpod and name and not name.startswith("sagemaker-"):
+        message = f"{name!r} does not begin with sagemaker-, so that nodes may not read their scripts"
+        yield finding("buckets.lifecycle", message, "remove it and one is made, or name another bucket")
 
 
-class RunsForm(OfflineRule):
-    code = "S3-004"
-    checks = "runs_uri is s3://bucket/prefix/ with a slash at the end, or a folder."
-    source = "infra/plan/place.py"
-    essential = True
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        uri = spec.runs_uri
-        if uri is None or re.fullmatch(r"s3://[^/\s]+/([^/\s]+/)*|(/[^/\s]+)+/?", uri):
-            return
-        yield self.finding("runs_uri", f"{uri!r} is neither", "write it like s3://my-bucket/runs/ or /fsx/runs")
-
-
-class RunsFolder(OfflineRule):
-    code = "S3-005"
-    checks = "A runs folder lies on a file system that every node sees."
-    source = "lustrain/cluster.py"
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        uri = spec.runs_uri or ""
-        if not uri.startswith("/"):
-            return
-        mounts = [one.mount_path for one in (spec.storage.lustre, spec.storage.home) if one]
-        if not any(nested(uri, mount) and len(uri) >= len(mount) for mount in mounts):
-            seen = ", ".join(mounts) or "none"
-            message = f"{uri} is on each node's own disk; shared here: {seen}"
-            yield self.finding("runs_uri", message, "choose a folder below a mount, or s3://…")
+@RULES.add(
+    "S3-003", "Data, checkpoints and lifecycle are different buckets.", "infra/plan/storage/buckets.py", level="warning"
+)
+def one_bucket_twice(spec: ClusterSpec, context: Context) -> Problems:
+    given = [(key, getattr(spec.buckets, key)) for key in ("data", "checkpoints", "lifecycle")]
+    for index, (key, name) in enumerate(given):
+        for other, same in given[:index]:
+            if name and name == same:
+                message = f"{name} is {other} too: their rules and permissions then meet in one bucket"
+                yield finding(f"buckets.{key}", message, "name different buckets, or leave them out")
 
 
-class RunsElsewhere(OfflineRule):
-    code = "S3-006"
-    level = "warning"
-    checks = "Runs go to a bucket of the cluster, whose rules and permissions are the cluster's."
-    source = "infra/plan/place.py"
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        uri = spec.runs_uri or ""
-        bucket = uri.removeprefix("s3://").partition("/")[0]
-        names = bucket_names(spec, context.place)
-        if uri.startswith("s3://") and bucket not in (names.data, names.checkpoints):
-            message = (
-                f"{bucket} is none of the cluster's buckets: who may write there and what expires is not known here"
-            )
-            yield self.finding("runs_uri", message, f"set buckets.checkpoints: {bucket}, and buckets.runs_prefix")
+@RULES.add(
+    "S3-004",
+    "runs_uri is s3://bucket/prefix/ with a slash at the end, or a folder.",
+    "infra/plan/place.py",
+    essential=True,
+)
+def runs_form(spec: ClusterSpec, context: Context) -> Problems:
+    uri = spec.runs_uri
+    if uri is None or re.fullmatch(r"s3://[^/\s]+/([^/\s]+/)*|(/[^/\s]+)+/?", uri):
+        return
+    yield finding("runs_uri", f"{uri!r} is neither", "write it like s3://my-bucket/runs/ or /fsx/runs")
 
 
-class RunsExpire(OfflineRule):
-    code = "S3-007"
-    checks = "Runs do not lie where a lifecycle rule deletes or archives objects."
-    source = "https://docs.aws.amazon.com/AmazonS3/latest/userguide/intro-lifecycle-rules.html"
-    judgement = True
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for one in violations(spec, context.place):
-            yield self.finding(one.path, one.message, one.fix, source=one.source)
-
-
-class Dots(OfflineRule):
-    code = "S3-008"
-    level = "warning"
-    checks = "Bucket names have no dots: S3's certificate does not cover them."
-    source = NAMES
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, name in _named(spec, context):
-            if "." in name and not name_problem(name):
-                message = (
-                    f"{name}: a name with dots does not match S3's certificate, and FSx and SDKs fall back or fail"
-                )
-                yield self.finding(path, message, "use a bucket without dots")
+@RULES.add("S3-005", "A runs folder lies on a file system that every node sees.", "lustrain/cluster.py")
+def runs_folder(spec: ClusterSpec, context: Context) -> Problems:
+    uri = spec.runs_uri or ""
+    if not uri.startswith("/"):
+        return
+    mounts = [one.mount_path for one in (spec.storage.lustre, spec.storage.home) if one]
+    if not any(nested(uri, mount) and len(uri) >= len(mount) for mount in mounts):
+        seen = ", ".join(mounts) or "none"
+        message = f"{uri} is on each node's own disk; shared here: {seen}"
+        yield finding("runs_uri", message, "choose a folder below a mount, or s3://…")
 
 
-class RunsInData(OfflineRule):
-    code = "S3-009"
-    level = "warning"
-    checks = "Runs do not lie under a prefix that is imported into Lustre as data."
-    source = "https://docs.aws.amazon.com/fsx/latest/LustreGuide/autoimport-data-repo-dra.html"
+@RULES.add(
+    "S3-006",
+    "Runs go to a bucket of the cluster, whose rules and permissions are the cluster's.",
+    "infra/plan/place.py",
+    level="warning",
+)
+def runs_elsewhere(spec: ClusterSpec, context: Context) -> Problems:
+    uri = spec.runs_uri or ""
+    bucket = uri.removeprefix("s3://").partition("/")[0]
+    names = bucket_names(spec, context.place)
+    if uri.startswith("s3://") and bucket not in (names.data, names.checkpoints):
+        message = f"{bucket} is none of the cluster's buckets: who may write there and what expires is not known here"
+        yield finding("runs_uri", message, f"set buckets.checkpoints: {bucket}, and buckets.runs_prefix")
 
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        uri = runs_uri(spec, context.place)
-        for index, one in enumerate(associations(spec, context.place)):
-            if one.import_events and not one.export_events and nested(one.uri, uri):
-                message = f"each checkpoint under {uri} becomes a file of {one.path} as well"
-                yield self.finding(f"storage.lustre.associations.{index}.prefix", message, "import another prefix")
+
+@RULES.add(
+    "S3-007",
+    "Runs do not lie where a lifecycle rule deletes or archives objects.",
+    "https://docs.aws.amazon.com/AmazonS3/latest/userguide/intro-lifecycle-rules.html",
+    judgement=True,
+)
+def runs_expire(spec: ClusterSpec, context: Context) -> Problems:
+    return violations(spec, context.place)
+
+
+@RULES.add("S3-008", "Bucket names have no dots: S3's certificate does not cover them.", NAMES, level="warning")
+def dots(spec: ClusterSpec, context: Context) -> Problems:
+    for path, name in _named(spec, context):
+        if "." in name and not name_problem(name):
+            message = f"{name}: a name with dots does not match S3's certificate, and FSx and SDKs fall back or fail"
+            yield finding(path, message, "use a bucket without dots")
+
+
+@RULES.add(
+    "S3-009",
+    "Runs do not lie under a prefix that is imported into Lustre as data.",
+    "https://docs.aws.amazon.com/fsx/latest/LustreGuide/autoimport-data-repo-dra.html",
+    level="warning",
+)
+def runs_in_data(spec: ClusterSpec, context: Context) -> Problems:
+    uri = runs_uri(spec, context.place)
+    for index, one in enumerate(associations(spec, context.place)):
+        if one.import_events and not one.export_events and nested(one.uri, uri):
+            message = f"each checkpoint under {uri} becomes a file of {one.path} as well"
+            yield finding(f"storage.lustre.associations.{index}.prefix", message, "import another prefix")
 
 
 def _named(spec: ClusterSpec, context: Context) -> Iterator[tuple[str, str]]:
@@ -169,16 +149,3 @@ def _named(spec: ClusterSpec, context: Context) -> Iterator[tuple[str, str]]:
         yield f"network.s3_buckets.{index}", name
     if spec.runs_uri and spec.runs_uri.startswith("s3://"):
         yield "runs_uri", spec.runs_uri.removeprefix("s3://").partition("/")[0]
-
-
-RULES = (
-    BucketName(),
-    LifecycleBucket(),
-    OneBucketTwice(),
-    RunsForm(),
-    RunsFolder(),
-    RunsElsewhere(),
-    RunsExpire(),
-    Dots(),
-    RunsInData(),
-)

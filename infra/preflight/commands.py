@@ -16,22 +16,21 @@ from infra.plan.nodes.bundle import bundle
 from infra.preflight import stackfile
 from infra.preflight.change import Change
 from infra.preflight.explain import explain, explain_bundle
-from infra.preflight.finding import Finding
-from infra.preflight.offline import ABOUT_SUPPRESSIONS, OFFLINE, run_in
+from infra.preflight.offline import OFFLINE, SUPPRESSIONS, run_in
 from infra.preflight.report import rule_lines
 from infra.preflight.rule import Context
 from lustrain import deployed
-from lustrain.problem import UserError, problem
+from lustrain.problem import Problem, UserError, problem
 
 
 def rules() -> list[str]:
     """A line for every rule, offline and online."""
     from infra.preflight.online.running import ONLINE
 
-    return list(rule_lines([*OFFLINE.values(), *ABOUT_SUPPRESSIONS.values(), *ONLINE.values()]))
+    return list(rule_lines([*OFFLINE.values(), *SUPPRESSIONS.values(), *ONLINE.values()]))
 
 
-def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSpec, list[Finding]]], list[str]]:
+def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSpec, list[Problem]]], list[str]]:
     """Spec and findings by stack, and the lines about stacks that cannot be read; the account is known only online."""
     if stack is None and online:
         raise UserError("--online needs a stack: each asks its own region; fix: add --stack NAME")
@@ -39,7 +38,7 @@ def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSp
     if not names:
         raise UserError(f"there is no Pulumi.<stack>.yaml in {stackfile.PROGRAM}; fix: write one, see docs/cluster.md")
     look, moment = _asked if online else _alone, now()
-    found: dict[str, tuple[ClusterSpec, list[Finding]]] = {}
+    found: dict[str, tuple[ClusterSpec, list[Problem]]] = {}
     wrong: list[str] = []
     for name in names:
         try:
@@ -50,11 +49,11 @@ def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSp
     return found, wrong
 
 
-def _alone(stack: stackfile.Stack, moment: datetime) -> list[Finding]:
+def _alone(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
     return run_in(stack.spec, Context.of_region(stack.region, moment))
 
 
-def _asked(stack: stackfile.Stack, moment: datetime) -> list[Finding]:
+def _asked(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
     from infra.preflight.online.running import connect, run_all
 
     if stack.region is None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from pydantic import BaseModel
 
 from infra.config import ClusterSpec
+from infra.finding import finding
 from infra.plan.nodes.gang import untaggable
 from infra.plan.place import tags
-from infra.preflight.finding import Finding
-from infra.preflight.rule import Context, OfflineRule, groups, known_groups, listed
+from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
 
 TAGS = "https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html"
 OURS = "infra/config.py"
@@ -38,168 +38,134 @@ ONLY_WITH: dict[str, tuple[str, ...]] = {
     "network.nic_policy": ("ec2",),
 }
 """Keys elsewhere that only some backends look at; HyperPod lays out network interfaces by itself."""
+RULES = Family()
 
 
-class GroupNames(OfflineRule):
-    code = "CFG-001"
-    checks = "No two groups have the same name."
-    source = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterInstanceGroupSpecification.html"
-    essential = True
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        counts = Counter(group.name for group in spec.groups)
-        for path, group in groups(spec):
-            if counts[group.name] > 1:
-                counts[group.name] = 0
-                yield self.finding(
-                    f"{path}.name",
-                    f"{group.name!r} is the name of more than one group",
-                    "give each group a name of its own",
-                )
-
-
-class Workers(OfflineRule):
-    code = "CFG-002"
-    checks = "There is a group of workers."
-    source = OURS
-    essential = True
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if not spec.workers:
-            yield self.finding(
-                "groups", "no group has the role worker, so nothing trains", "add a group with role: worker"
+@RULES.add(
+    "CFG-001",
+    "No two groups have the same name.",
+    "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterInstanceGroupSpecification.html",
+    essential=True,
+)
+def group_names(spec: ClusterSpec, context: Context) -> Problems:
+    counts = Counter(group.name for group in spec.groups)
+    for path, group in groups(spec):
+        if counts[group.name] > 1:
+            counts[group.name] = 0
+            yield finding(
+                f"{path}.name",
+                f"{group.name!r} is the name of more than one group",
+                "give each group a name of its own",
             )
 
 
-class EmptyGroup(OfflineRule):
-    code = "CFG-003"
-    level = "warning"
-    checks = "A group has machines, and the message says what is left without it."
-    source = OURS
+@RULES.add("CFG-002", "There is a group of workers.", OURS, essential=True)
+def workers(spec: ClusterSpec, context: Context) -> Problems:
+    if not spec.workers:
+        yield finding("groups", "no group has the role worker, so nothing trains", "add a group with role: worker")
 
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        workers = sum(group.count for group in spec.workers)
-        chips = sum(
-            group.count * one.count
-            for _, group, facts in known_groups(spec)
-            if group.role == "worker"
-            for one in facts.accelerators
+
+@RULES.add("CFG-003", "A group has machines, and the message says what is left without it.", OURS, level="warning")
+def empty_group(spec: ClusterSpec, context: Context) -> Problems:
+    workers = sum(group.count for group in spec.workers)
+    chips = sum(
+        group.count * one.count
+        for _, group, facts in known_groups(spec)
+        if group.role == "worker"
+        for one in facts.accelerators
+    )
+    for path, group in groups(spec):
+        if group.count == 0 and not spec.eks.karpenter:
+            message = f"group {group.name} has 0 machines: the cluster has {workers} workers with {chips} accelerators"
+            yield finding(f"{path}.count", message, "set 1 or more, or remove the group")
+
+
+@RULES.add(
+    "CFG-004",
+    "min_count is not above count.",
+    "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterInstanceGroupSpecification.html",
+)
+def min_count(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec):
+        if group.min_count is not None and group.min_count > group.count:
+            message = f"{group.min_count} is more than count = {group.count}"
+            yield finding(f"{path}.min_count", message, f"set at most {group.count}")
+
+
+@RULES.add("CFG-005", "EC2 groups are gangs, all or nothing: they have no min_count.", OURS)
+def gang_min_count(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec):
+        if spec.backend == "ec2" and group.min_count not in (None, group.count):
+            message = f"{group.min_count} of {group.count} machines cannot be had with backend ec2: a gang comes whole"
+            yield finding(f"{path}.min_count", message, "remove it, or lower count")
+
+
+@RULES.add(
+    "CFG-006",
+    "A group's keys have a meaning with the backend (partition, labels, taints, auto_patch, deep_health_checks).",
+    OURS,
+    level="warning",
+)
+def key_of_other_backend(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec):
+        for key, backends in ONLY_WITH_GROUP.items():
+            if spec.backend not in backends and _set(group, key) and getattr(group, key):
+                yield finding(f"{path}.{key}", _no_effect(spec, backends), "remove it")
+
+
+@RULES.add(
+    "CFG-007",
+    "Other keys have a meaning with the backend (slurm, eks, ssh_key, admin_roles, nic_policy, second_zone_id, "
+    "control_subnet_ids).",
+    OURS,
+    level="warning",
+)
+def section_of_other_backend(spec: ClusterSpec, context: Context) -> Problems:
+    for path, backends in ONLY_WITH.items():
+        if spec.backend not in backends and _reached(spec, path):
+            yield finding(path, _no_effect(spec, backends), "remove it")
+
+
+@RULES.add(
+    "CFG-008", "Tags keep AWS's limits: 50 a resource, keys of 128 and values of 256 characters, no aws: prefix.", TAGS
+)
+def tags_rule(spec: ClusterSpec, context: Context) -> Problems:
+    most = MOST_TAGS - SPARE_TAGS
+    if len(tags(spec)) > most:
+        message = f"{len(spec.tags)} tags, with Lustrain's own and the service's more than {MOST_TAGS}"
+        yield finding("tags", message, f"leave {most - len(tags(spec)) + len(spec.tags)} at most")
+    for key, value in spec.tags.items():
+        for why in _wrong_with_tag(key, value):
+            yield finding(f"tags.{key}", why, "rename or shorten it")
+
+
+@RULES.add(
+    "CFG-009", "Tags under lustrain: are Lustrain's own; budget and node role go by them.", "infra/plan/place.py"
+)
+def reserved_tags(spec: ClusterSpec, context: Context) -> Problems:
+    for key in spec.tags:
+        if key.lower().startswith("lustrain:"):
+            yield finding(f"tags.{key}", "the prefix lustrain: is reserved", "rename it")
+
+
+@RULES.add("CFG-010", "job_ends_at lies ahead.", OURS, level="warning")
+def too_late(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.job_ends_at and context.now and spec.job_ends_at < context.now:
+        yield finding("job_ends_at", f"{spec.job_ends_at.isoformat()} is in the past", "set a later time or remove it")
+
+
+@RULES.add(
+    "CFG-011",
+    "With backend ec2, tags are ones that the instance metadata service can show.",
+    "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/work-with-tags-in-IMDS.html",
+)
+def metadata_tags(spec: ClusterSpec, context: Context) -> Problems:
+    for key in untaggable(spec.tags) if spec.backend == "ec2" else ():
+        yield finding(
+            f"tags.{key}",
+            "EC2 refuses an instance with this key while its metadata service shows tags",
+            "rename it",
         )
-        for path, group in groups(spec):
-            if group.count == 0 and not spec.eks.karpenter:
-                message = (
-                    f"group {group.name} has 0 machines: the cluster has {workers} workers with {chips} accelerators"
-                )
-                yield self.finding(f"{path}.count", message, "set 1 or more, or remove the group")
-
-
-class MinCount(OfflineRule):
-    code = "CFG-004"
-    checks = "min_count is not above count."
-    source = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterInstanceGroupSpecification.html"
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, group in groups(spec):
-            if group.min_count is not None and group.min_count > group.count:
-                message = f"{group.min_count} is more than count = {group.count}"
-                yield self.finding(f"{path}.min_count", message, f"set at most {group.count}")
-
-
-class GangMinCount(OfflineRule):
-    code = "CFG-005"
-    checks = "EC2 groups are gangs, all or nothing: they have no min_count."
-    source = OURS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, group in groups(spec):
-            if spec.backend == "ec2" and group.min_count not in (None, group.count):
-                message = (
-                    f"{group.min_count} of {group.count} machines cannot be had with backend ec2: a gang comes whole"
-                )
-                yield self.finding(f"{path}.min_count", message, "remove it, or lower count")
-
-
-class KeyOfOtherBackend(OfflineRule):
-    code = "CFG-006"
-    level = "warning"
-    checks = (
-        "A group's keys have a meaning with the backend (partition, labels, taints, auto_patch, deep_health_checks)."
-    )
-    source = OURS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, group in groups(spec):
-            for key, backends in ONLY_WITH_GROUP.items():
-                if spec.backend not in backends and _set(group, key) and getattr(group, key):
-                    yield self.finding(f"{path}.{key}", _no_effect(spec, backends), "remove it")
-
-
-class SectionOfOtherBackend(OfflineRule):
-    code = "CFG-007"
-    level = "warning"
-    checks = (
-        "Other keys have a meaning with the backend (slurm, eks, ssh_key, admin_roles, nic_policy, second_zone_id, "
-        "control_subnet_ids)."
-    )
-    source = OURS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, backends in ONLY_WITH.items():
-            if spec.backend not in backends and _reached(spec, path):
-                yield self.finding(path, _no_effect(spec, backends), "remove it")
-
-
-class Tags(OfflineRule):
-    code = "CFG-008"
-    checks = "Tags keep AWS's limits: 50 a resource, keys of 128 and values of 256 characters, no aws: prefix."
-    source = TAGS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        most = MOST_TAGS - SPARE_TAGS
-        if len(tags(spec)) > most:
-            message = f"{len(spec.tags)} tags, with Lustrain's own and the service's more than {MOST_TAGS}"
-            yield self.finding("tags", message, f"leave {most - len(tags(spec)) + len(spec.tags)} at most")
-        for key, value in spec.tags.items():
-            for why in _wrong_with_tag(key, value):
-                yield self.finding(f"tags.{key}", why, "rename or shorten it")
-
-
-class ReservedTags(OfflineRule):
-    code = "CFG-009"
-    checks = "Tags under lustrain: are Lustrain's own; budget and node role go by them."
-    source = "infra/plan/place.py"
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for key in spec.tags:
-            if key.lower().startswith("lustrain:"):
-                yield self.finding(f"tags.{key}", "the prefix lustrain: is reserved", "rename it")
-
-
-class MetadataTags(OfflineRule):
-    code = "CFG-011"
-    checks = "With backend ec2, tags are ones that the instance metadata service can show."
-    source = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/work-with-tags-in-IMDS.html"
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for key in untaggable(spec.tags) if spec.backend == "ec2" else ():
-            yield self.finding(
-                f"tags.{key}",
-                "EC2 refuses an instance with this key while its metadata service shows tags",
-                "rename it",
-            )
-
-
-class TooLate(OfflineRule):
-    code = "CFG-010"
-    level = "warning"
-    checks = "job_ends_at lies ahead."
-    source = OURS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.job_ends_at and context.now and spec.job_ends_at < context.now:
-            yield self.finding(
-                "job_ends_at", f"{spec.job_ends_at.isoformat()} is in the past", "set a later time or remove it"
-            )
 
 
 def _wrong_with_tag(key: str, value: str) -> Iterator[str]:
@@ -231,18 +197,3 @@ def _reached(spec: ClusterSpec, path: str) -> bool:
 
 def _no_effect(spec: ClusterSpec, backends: tuple[str, ...]) -> str:
     return f"has no effect with backend {spec.backend}, only with {listed(backends)}"
-
-
-RULES = (
-    GroupNames(),
-    Workers(),
-    EmptyGroup(),
-    MinCount(),
-    GangMinCount(),
-    KeyOfOtherBackend(),
-    SectionOfOtherBackend(),
-    Tags(),
-    ReservedTags(),
-    TooLate(),
-    MetadataTags(),
-)

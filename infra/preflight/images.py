@@ -2,49 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from infra.catalog.instances import Instance
 from infra.config import ClusterSpec, Group
+from infra.finding import finding
 from infra.plan.nodes.gang import CANONICAL, image
-from infra.preflight.finding import Finding
-from infra.preflight.rule import Context, OfflineRule, known_groups, listed
+from infra.preflight.rule import Context, Family, Problems, known_groups, listed
 
 IMAGES = "https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html"
 EFA_INSTALLER = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html#efa-start-enable"
 EFA_DRIVER = "EFA's driver"
+RULES = Family()
 
 
-class ClosedImage(OfflineRule):
-    code = "EC2-021"
-    checks = "In a closed network the image has all that a node needs: its first boot reaches no package repository."
-    source = IMAGES
+@RULES.add(
+    "EC2-021",
+    "In a closed network the image has all that a node needs: its first boot reaches no package repository.",
+    IMAGES,
+)
+def closed_image(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, family, lacks in _lacking(spec):
+        if spec.network.closed:
+            message = (
+                f"the default image of {group.ec2_type} ({family}) lacks {listed(lacks)}, which a closed network "
+                "cannot fetch"
+            )
+            fix = f"name an image that has {'them' if len(lacks) > 1 else 'it'}, or remove network.closed"
+            yield finding(f"{path}.image_id", message, fix)
 
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, group, family, lacks in _lacking(spec):
-            if spec.network.closed:
-                message = (
-                    f"the default image of {group.ec2_type} ({family}) lacks {listed(lacks)}, which a closed network "
-                    "cannot fetch"
-                )
-                fix = f"name an image that has {'them' if len(lacks) > 1 else 'it'}, or remove network.closed"
-                yield self.finding(f"{path}.image_id", message, fix)
 
-
-class ImageWithoutEfa(OfflineRule):
-    code = "EC2-022"
-    level = "warning"
-    checks = "The image of a type with EFA has its driver: the first boot does not install it."
-    source = EFA_INSTALLER
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, group, family, lacks in _lacking(spec):
-            if EFA_DRIVER in lacks and not spec.network.closed:
-                message = (
-                    f"the default image of {group.ec2_type} ({family}) lacks {EFA_DRIVER}: jobs and Lustre go over TCP, "
-                    "and node-verify fails"
-                )
-                yield self.finding(f"{path}.image_id", message, "name an image that AWS's EFA installer ran on")
+@RULES.add(
+    "EC2-022",
+    "The image of a type with EFA has its driver: the first boot does not install it.",
+    EFA_INSTALLER,
+    level="warning",
+)
+def image_without_efa(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, family, lacks in _lacking(spec):
+        if EFA_DRIVER in lacks and not spec.network.closed:
+            message = (
+                f"the default image of {group.ec2_type} ({family}) lacks {EFA_DRIVER}: jobs and Lustre go over TCP, "
+                "and node-verify fails"
+            )
+            yield finding(f"{path}.image_id", message, "name an image that AWS's EFA installer ran on")
 
 
 def _lacking(spec: ClusterSpec) -> Iterator[tuple[str, Group, str, list[str]]]:
@@ -68,6 +69,3 @@ def _lacks(spec: ClusterSpec, facts: Instance, family: str) -> Iterator[str]:
             yield "the NFS client"
     if family != "nvidia" and spec.storage.lustre:
         yield "the Lustre client"
-
-
-RULES = (ClosedImage(), ImageWithoutEfa())

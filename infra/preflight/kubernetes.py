@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, date
 
 from infra.catalog.kubernetes import (
@@ -20,8 +20,8 @@ from infra.catalog.kubernetes import (
 )
 from infra.catalog.kubernetes import Version as Known
 from infra.config import ClusterSpec
-from infra.preflight.finding import Finding
-from infra.preflight.rule import Context, OfflineRule, groups, known_groups
+from infra.finding import finding
+from infra.preflight.rule import Context, Family, Problems, groups, known_groups
 
 VPC = "https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"
 NODE_LABELS = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterKubernetesConfig.html"
@@ -36,162 +36,140 @@ MOST = 50
 RESERVED = ("kubernetes.io", "k8s.io", "sagemaker.amazonaws.com")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _PREFIX = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+RULES = Family()
 
 
-class TwoZones(OfflineRule):
-    code = "EKS-001"
-    checks = "The control plane has subnets in two zones."
-    source = VPC
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.backend != "hyperpod-eks":
-            return
-        existing = spec.network.existing
-        if existing is None and spec.network.second_zone_id is None:
-            message = "EKS needs subnets in two zones, there is one"
-            yield self.finding("network.second_zone_id", message, "name another zone id of the region")
-        if existing is not None and len(set(existing.control_subnet_ids)) < 2:
-            count = len(set(existing.control_subnet_ids))
-            message = f"{count} subnets for the control plane; EKS needs two, in different zones"
-            yield self.finding("network.existing.control_subnet_ids", message, "list two or more")
+@RULES.add("EKS-001", "The control plane has subnets in two zones.", VPC)
+def two_zones(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend != "hyperpod-eks":
+        return
+    existing = spec.network.existing
+    if existing is None and spec.network.second_zone_id is None:
+        message = "EKS needs subnets in two zones, there is one"
+        yield finding("network.second_zone_id", message, "name another zone id of the region")
+    if existing is not None and len(set(existing.control_subnet_ids)) < 2:
+        count = len(set(existing.control_subnet_ids))
+        message = f"{count} subnets for the control plane; EKS needs two, in different zones"
+        yield finding("network.existing.control_subnet_ids", message, "list two or more")
 
 
-class OtherZone(OfflineRule):
-    code = "EKS-002"
-    checks = "The second zone is another one."
-    source = VPC
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.network.second_zone_id == spec.zone_id:
-            message = f"{spec.zone_id} is the cluster's own zone"
-            yield self.finding("network.second_zone_id", message, "name another zone id of the region")
+@RULES.add("EKS-002", "The second zone is another one.", VPC)
+def other_zone(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.network.second_zone_id == spec.zone_id:
+        message = f"{spec.zone_id} is the cluster's own zone"
+        yield finding("network.second_zone_id", message, "name another zone id of the region")
 
 
-class Version(OfflineRule):
-    code = "EKS-003"
-    checks = "HyperPod supports the Kubernetes version."
-    source = HYPERPOD
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        taken = [one.name for one in VERSIONS.values() if one.hyperpod]
-        if spec.backend == "hyperpod-eks" and spec.eks.version not in taken:
-            message = f"HyperPod's page of {DATE[:4]} names {taken[0]} to {taken[-1]}, not {spec.eks.version}"
-            older = int(spec.eks.version[2:]) < int(taken[0][2:])
-            fix = f"set {NEWEST}" if older else f"set {NEWEST}, or suppress this when HyperPod takes it now"
-            yield self.finding("eks.version", message, fix)
+@RULES.add("EKS-003", "HyperPod supports the Kubernetes version.", HYPERPOD)
+def version(spec: ClusterSpec, context: Context) -> Problems:
+    taken = [one.name for one in VERSIONS.values() if one.hyperpod]
+    if spec.backend == "hyperpod-eks" and spec.eks.version not in taken:
+        message = f"HyperPod's page of {DATE[:4]} names {taken[0]} to {taken[-1]}, not {spec.eks.version}"
+        older = int(spec.eks.version[2:]) < int(taken[0][2:])
+        fix = f"set {NEWEST}" if older else f"set {NEWEST}, or suppress this when HyperPod takes it now"
+        yield finding("eks.version", message, fix)
 
 
-class Labels(OfflineRule):
-    code = "EKS-004"
-    checks = "Labels are ones that Kubernetes takes: prefix/name, 63 characters, at most 50, no reserved prefix."
-    source = NODE_LABELS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, group in groups(spec):
-            if len(group.labels) > MOST:
-                yield self.finding(f"{path}.labels", f"{len(group.labels)} labels; HyperPod takes {MOST}", "drop some")
-            for key, value in group.labels.items():
-                for why in _wrong(key, value):
-                    yield self.finding(f"{path}.labels.{key}", why, "change it to a form like example.com/role: worker")
-
-
-class Taints(OfflineRule):
-    code = "EKS-005"
-    checks = "Taints are ones that Kubernetes takes, at most 50, each key with each effect once."
-    source = NODE_LABELS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, group in groups(spec):
-            if len(group.taints) > MOST:
-                yield self.finding(f"{path}.taints", f"{len(group.taints)} taints; HyperPod takes {MOST}", "drop some")
-            for (key, effect), count in Counter((taint.key, taint.effect) for taint in group.taints).items():
-                if count > 1:
-                    yield self.finding(f"{path}.taints", f"{key} with {effect} stands {count} times", "keep one")
-            for index, taint in enumerate(group.taints):
-                for why in _wrong(taint.key, taint.value):
-                    yield self.finding(f"{path}.taints.{index}", why, "change it to a form like example.com/spot")
+@RULES.add(
+    "EKS-004",
+    "Labels are ones that Kubernetes takes: prefix/name, 63 characters, at most 50, no reserved prefix.",
+    NODE_LABELS,
+)
+def labels(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec):
+        if len(group.labels) > MOST:
+            yield finding(f"{path}.labels", f"{len(group.labels)} labels; HyperPod takes {MOST}", "drop some")
+        for key, value in group.labels.items():
+            for why in _wrong(key, value):
+                yield finding(f"{path}.labels.{key}", why, "change it to a form like example.com/role: worker")
 
 
-class AllTainted(OfflineRule):
-    code = "EKS-006"
-    level = "warning"
-    checks = "Some group has no taint that keeps pods off: CoreDNS and operators must run somewhere."
-    source = "https://docs.aws.amazon.com/eks/latest/userguide/managing-coredns.html"
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        hard = [[taint for taint in group.taints if taint.effect != "PreferNoSchedule"] for group in spec.groups]
-        if spec.backend == "hyperpod-eks" and all(hard):
-            message = "every group has a taint: CoreDNS, device plugins and operators stay pending"
-            yield self.finding("groups", message, "add a small group without taints, e.g. two m5.2xlarge")
-
-
-class Administrators(OfflineRule):
-    code = "EKS-007"
-    level = "warning"
-    checks = "Some role besides the deployer's administers the cluster."
-    source = ACCESS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.backend == "hyperpod-eks" and not spec.access.admin_roles:
-            message = "nobody but who runs `pulumi up` can reach the cluster with kubectl"
-            yield self.finding("access.admin_roles", message, "list the roles of your administrators")
+@RULES.add("EKS-005", "Taints are ones that Kubernetes takes, at most 50, each key with each effect once.", NODE_LABELS)
+def taints(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec):
+        if len(group.taints) > MOST:
+            yield finding(f"{path}.taints", f"{len(group.taints)} taints; HyperPod takes {MOST}", "drop some")
+        for (key, effect), count in Counter((taint.key, taint.effect) for taint in group.taints).items():
+            if count > 1:
+                yield finding(f"{path}.taints", f"{key} with {effect} stands {count} times", "keep one")
+        for index, taint in enumerate(group.taints):
+            for why in _wrong(taint.key, taint.value):
+                yield finding(f"{path}.taints.{index}", why, "change it to a form like example.com/spot")
 
 
-class OnlySpot(OfflineRule):
-    code = "EKS-009"
-    level = "warning"
-    checks = "Some group is not spot, so that an interruption does not take CoreDNS and the operators as well."
-    source = "https://docs.aws.amazon.com/eks/latest/userguide/managing-coredns.html"
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.backend == "hyperpod-eks" and all(group.capacity.mode == "spot" for group in spec.groups):
-            message = "every group is spot: one interruption may take the cluster's own services"
-            yield self.finding("groups", message, "add a small on-demand group, e.g. two m5.2xlarge")
-
-
-class InSupport(OfflineRule):
-    code = "EKS-010"
-    checks = "The Kubernetes version is in support: in extended support only with upgrade_policy EXTENDED."
-    source = CALENDAR
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for known, today in _dated(spec, context):
-            if today >= known.extended_ends:
-                message = (
-                    f"all support of {known.name} ended on {known.extended_ends}: EKS makes no control plane of it any more, "
-                    "and upgrades by itself those that there are"
-                )
-                yield self.finding("eks.version", message, _newer(known, today))
-            elif today >= known.standard_ends and spec.eks.upgrade_policy == "STANDARD":
-                message = (
-                    f"standard support of {known.name} ended on {known.standard_ends}: with upgrade_policy STANDARD EKS "
-                    "upgrades the control plane by itself, and no update goes back"
-                )
-                fix = f"{_newer(known, today)}, or upgrade_policy: EXTENDED ({_price()}, until {known.extended_ends})"
-                yield self.finding("eks.version", message, fix)
+@RULES.add(
+    "EKS-006",
+    "Some group has no taint that keeps pods off: CoreDNS and operators must run somewhere.",
+    "https://docs.aws.amazon.com/eks/latest/userguide/managing-coredns.html",
+    level="warning",
+)
+def all_tainted(spec: ClusterSpec, context: Context) -> Problems:
+    hard = [[taint for taint in group.taints if taint.effect != "PreferNoSchedule"] for group in spec.groups]
+    if spec.backend == "hyperpod-eks" and all(hard):
+        message = "every group has a taint: CoreDNS, device plugins and operators stay pending"
+        yield finding("groups", message, "add a small group without taints, e.g. two m5.2xlarge")
 
 
-class SupportEnds(OfflineRule):
-    code = "EKS-020"
-    level = "warning"
-    checks = f"The Kubernetes version is in standard support, for {NOTICE.days} days at least."
-    source = CALENDAR
+@RULES.add("EKS-007", "Some role besides the deployer's administers the cluster.", ACCESS, level="warning")
+def administrators(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend == "hyperpod-eks" and not spec.access.admin_roles:
+        message = "nobody but who runs `pulumi up` can reach the cluster with kubectl"
+        yield finding("access.admin_roles", message, "list the roles of your administrators")
 
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for known, today in _dated(spec, context):
-            extended = spec.eks.upgrade_policy == "EXTENDED"
-            left = (known.standard_ends - today).days
-            if 0 < left <= NOTICE.days:
-                then = f"the control plane then costs {_price()}"
-                message = f"standard support of {known.name} ends on {known.standard_ends}, in {left} days: "
-                message += then if extended else "EKS then upgrades the control plane by itself"
-                yield self.finding("eks.version", message, _newer(known, today))
-            elif left <= 0 and extended and today < known.extended_ends:
-                message = (
-                    f"standard support of {known.name} ended on {known.standard_ends}: the control plane costs {_price()}, "
-                    f"until EKS upgrades it on {known.extended_ends}"
-                )
-                yield self.finding("eks.version", message, _newer(known, today))
+
+@RULES.add(
+    "EKS-009",
+    "Some group is not spot, so that an interruption does not take CoreDNS and the operators as well.",
+    "https://docs.aws.amazon.com/eks/latest/userguide/managing-coredns.html",
+    level="warning",
+)
+def only_spot(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend == "hyperpod-eks" and all(group.capacity.mode == "spot" for group in spec.groups):
+        message = "every group is spot: one interruption may take the cluster's own services"
+        yield finding("groups", message, "add a small on-demand group, e.g. two m5.2xlarge")
+
+
+@RULES.add(
+    "EKS-010", "The Kubernetes version is in support: in extended support only with upgrade_policy EXTENDED.", CALENDAR
+)
+def in_support(spec: ClusterSpec, context: Context) -> Problems:
+    for known, today in _dated(spec, context):
+        if today >= known.extended_ends:
+            message = (
+                f"all support of {known.name} ended on {known.extended_ends}: EKS makes no control plane of it any more, "
+                "and upgrades by itself those that there are"
+            )
+            yield finding("eks.version", message, _newer(known, today))
+        elif today >= known.standard_ends and spec.eks.upgrade_policy == "STANDARD":
+            message = (
+                f"standard support of {known.name} ended on {known.standard_ends}: with upgrade_policy STANDARD EKS "
+                "upgrades the control plane by itself, and no update goes back"
+            )
+            fix = f"{_newer(known, today)}, or upgrade_policy: EXTENDED ({_price()}, until {known.extended_ends})"
+            yield finding("eks.version", message, fix)
+
+
+@RULES.add(
+    "EKS-020",
+    f"The Kubernetes version is in standard support, for {NOTICE.days} days at least.",
+    CALENDAR,
+    level="warning",
+)
+def support_ends(spec: ClusterSpec, context: Context) -> Problems:
+    for known, today in _dated(spec, context):
+        extended = spec.eks.upgrade_policy == "EXTENDED"
+        left = (known.standard_ends - today).days
+        if 0 < left <= NOTICE.days:
+            then = f"the control plane then costs {_price()}"
+            message = f"standard support of {known.name} ends on {known.standard_ends}, in {left} days: "
+            message += then if extended else "EKS then upgrades the control plane by itself"
+            yield finding("eks.version", message, _newer(known, today))
+        elif left <= 0 and extended and today < known.extended_ends:
+            message = (
+                f"standard support of {known.name} ended on {known.standard_ends}: the control plane costs {_price()}, "
+                f"until EKS upgrades it on {known.extended_ends}"
+            )
+            yield finding("eks.version", message, _newer(known, today))
 
 
 def _price() -> str:
@@ -211,44 +189,27 @@ def _newer(known: Known, today: date) -> str:
     return f"set {newer}" if newer else "set a newer one when HyperPod takes it (EKS-003 knows none)"
 
 
-class SmallVolume(OfflineRule):
-    code = "EKS-022"
-    level = "warning"
-    checks = (
-        "Images and pods of a node without instance store have more room on the group's volume than on the root disk."
-    )
-    source = ROOT_DISK
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, group, facts in known_groups(spec):
-            if spec.backend == "hyperpod-eks" and not facts.nvme_count and group.root_volume_gib <= ROOT_DISK_GB:
-                message = (
-                    f"{group.root_volume_gib} GiB for images, pods and /scratch, as {group.ec2_type} has no instance store: "
-                    f"no more than the root disk of {ROOT_DISK_GB} GB, which they fill"
-                )
-                yield self.finding(f"{path}.root_volume_gib", message, "set 500, the default, or more")
+@RULES.add(
+    "EKS-022",
+    "Images and pods of a node without instance store have more room on the group's volume than on the root disk.",
+    ROOT_DISK,
+    level="warning",
+)
+def small_volume(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, facts in known_groups(spec):
+        if spec.backend == "hyperpod-eks" and not facts.nvme_count and group.root_volume_gib <= ROOT_DISK_GB:
+            message = (
+                f"{group.root_volume_gib} GiB for images, pods and /scratch, as {group.ec2_type} has no instance store: "
+                f"no more than the root disk of {ROOT_DISK_GB} GB, which they fill"
+            )
+            yield finding(f"{path}.root_volume_gib", message, "set 500, the default, or more")
 
 
 def _wrong(key: str, value: str) -> Iterator[str]:
     prefix, slash, name = key.rpartition("/")
     if not _NAME.fullmatch(name) or (slash and not _PREFIX.fullmatch(prefix)):
-        yield f"{key!r} is no key that Kubernetes takes"
+        yield f"{key!r} is not a key that Kubernetes takes"
     if value and not _NAME.fullmatch(value):
-        yield f"{value!r} is no value that Kubernetes takes: up to 63 letters, digits, and - _ . inside"
+        yield f"{value!r} is not a value that Kubernetes takes: up to 63 letters, digits, and - _ . inside"
     if any(prefix == one or prefix.endswith(f".{one}") for one in RESERVED):
         yield f"the prefix {prefix}/ belongs to Kubernetes or AWS"
-
-
-RULES = (
-    TwoZones(),
-    OtherZone(),
-    Version(),
-    Labels(),
-    Taints(),
-    AllTainted(),
-    Administrators(),
-    OnlySpot(),
-    InSupport(),
-    SupportEnds(),
-    SmallVolume(),
-)

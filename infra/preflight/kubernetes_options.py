@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from ipaddress import IPv4Network
 
 from infra.config import ClusterSpec
+from infra.finding import finding
 from infra.plan.network.security import WORLD
 from infra.plan.network.vpc import PRIVATE
-from infra.preflight.finding import Finding
-from infra.preflight.rule import Context, OfflineRule
+from infra.preflight.rule import Context, Family, Problems
 
 ENDPOINT = "https://docs.aws.amazon.com/eks/latest/userguide/config-cluster-endpoint.html"
 NODE_CLASS = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-autoscaling-nodeclass.html"
@@ -25,97 +25,87 @@ DOCUMENTATION = tuple(map(IPv4Network, ("192.0.2.0/24", "198.51.100.0/24", "203.
 """RFC 5737: for examples, such as ours."""
 OPERATOR_VERSIONS = ("1.28", "1.29", "1.30", "1.31", "1.32", "1.33")
 """Kubernetes versions that the training operator's page names (OPERATOR), as it was in 2026."""
+RULES = Family()
 
 
-class PublicRanges(OfflineRule):
-    code = "EKS-008"
-    checks = "Ranges that reach the Kubernetes API are ones that EKS takes: IPv4, on the internet, at most 40."
-    source = ENDPOINT
-    essential = True
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        count = len({text for _, text in _each(spec)})
-        if count > MOST_CIDRS:
-            yield self.finding(KEY, f"{count} ranges; EKS takes {MOST_CIDRS}", "join neighbours, or drop some")
-        for path, text in _each(spec):
-            block = _block(text)
-            if block is None and (whole := _block(text, strict=False)):
-                message = f"{text} has an address inside the range, not the range's first"
-                yield self.finding(path, message, f"write {whole}, or /32 for the one address")
-            elif block is None:
-                message = f"{text!r} is not an IPv4 range: an address, a slash, and how many of its bits count"
-                yield self.finding(path, message, "write it like 198.51.100.7/32 or 198.51.100.0/24")
-            elif not _world(block) and (other := next(filter(block.overlaps, RESERVED), None)):
-                message = f"{text} holds addresses of {other}, which nobody has on the internet: EKS refuses it"
-                yield self.finding(path, message, MINE)
-
-
-class World(OfflineRule):
-    code = "EKS-030"
-    checks = "The Kubernetes API does not answer the whole internet."
-    source = ENDPOINT
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, text in _each(spec):
-            if (block := _block(text)) and _world(block):
-                yield self.finding(path, f"the Kubernetes API would answer {block.num_addresses:,} addresses", MINE)
+@RULES.add(
+    "EKS-008",
+    "Ranges that reach the Kubernetes API are ones that EKS takes: IPv4, on the internet, at most 40.",
+    ENDPOINT,
+    essential=True,
+)
+def public_ranges(spec: ClusterSpec, context: Context) -> Problems:
+    count = len({text for _, text in _each(spec)})
+    if count > MOST_CIDRS:
+        yield finding(KEY, f"{count} ranges; EKS takes {MOST_CIDRS}", "join neighbours, or drop some")
+    for path, text in _each(spec):
+        block = _block(text)
+        if block is None and (whole := _block(text, strict=False)):
+            message = f"{text} has an address inside the range, not the range's first"
+            yield finding(path, message, f"write {whole}, or /32 for the one address")
+        elif block is None:
+            message = f"{text!r} is not an IPv4 range: an address, a slash, and how many of its bits count"
+            yield finding(path, message, "write it like 198.51.100.7/32 or 198.51.100.0/24")
+        elif not _world(block) and (other := next(filter(block.overlaps, RESERVED), None)):
+            message = f"{text} holds addresses of {other}, which nobody has on the internet: EKS refuses it"
+            yield finding(path, message, MINE)
 
 
-class Example(OfflineRule):
-    code = "EKS-031"
-    level = "warning"
-    checks = "No range of documentation is left among those that reach the Kubernetes API."
-    source = "https://www.rfc-editor.org/rfc/rfc5737"
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, text in _each(spec):
-            if (block := _block(text)) and any(block.subnet_of(one) for one in DOCUMENTATION):
-                yield self.finding(path, f"{text} is an example's range: helm and kubectl would get no answer", MINE)
+@RULES.add("EKS-030", "The Kubernetes API does not answer the whole internet.", ENDPOINT)
+def world(spec: ClusterSpec, context: Context) -> Problems:
+    for path, text in _each(spec):
+        if (block := _block(text)) and _world(block):
+            yield finding(path, f"the Kubernetes API would answer {block.num_addresses:,} addresses", MINE)
 
 
-class NoWayIn(OfflineRule):
-    code = "EKS-032"
-    level = "warning"
-    checks = (
-        "In a VPC that the stack makes, some range reaches the Kubernetes API: helm must run before the first node."
-    )
-    source = ENDPOINT
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.backend == "hyperpod-eks" and spec.network.existing is None and not spec.eks.public_access_cidrs:
-            message = "nobody outside the VPC reaches the Kubernetes API, and nothing is in it yet to run helm"
-            yield self.finding(KEY, message, f"{MINE}; or bring a VPN or a machine into the VPC before the second `up`")
+@RULES.add(
+    "EKS-031",
+    "No range of documentation is left among those that reach the Kubernetes API.",
+    "https://www.rfc-editor.org/rfc/rfc5737",
+    level="warning",
+)
+def example(spec: ClusterSpec, context: Context) -> Problems:
+    for path, text in _each(spec):
+        if (block := _block(text)) and any(block.subnet_of(one) for one in DOCUMENTATION):
+            yield finding(path, f"{text} is an example's range: helm and kubectl would get no answer", MINE)
 
 
-class KarpenterGroups(OfflineRule):
-    code = "EKS-033"
-    level = "warning"
-    checks = "With Karpenter some group starts at 0 machines, for it to fill, and some group has machines for CoreDNS."
-    source = NODE_CLASS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.backend != "hyperpod-eks" or not spec.eks.karpenter:
-            return
-        if all(group.count for group in spec.groups):
-            message = "no group has count: 0: Karpenter empties those that it is given before it fills them"
-            yield self.finding("eks.karpenter", message, "set count: 0 for the groups that its NodeClass will name")
-        if not any(group.count for group in spec.groups):
-            message = "every group has count: 0: CoreDNS has no node, and `pulumi up` waits an hour for it and fails"
-            yield self.finding("groups", message, "add a small group that stays, e.g. two m5.2xlarge")
+@RULES.add(
+    "EKS-032",
+    "In a VPC that the stack makes, some range reaches the Kubernetes API: helm must run before the first node.",
+    ENDPOINT,
+    level="warning",
+)
+def no_way_in(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend == "hyperpod-eks" and spec.network.existing is None and not spec.eks.public_access_cidrs:
+        message = "nobody outside the VPC reaches the Kubernetes API, and nothing is in it yet to run helm"
+        yield finding(KEY, message, f"{MINE}; or bring a VPN or a machine into the VPC before the second `up`")
 
 
-class OperatorVersion(OfflineRule):
-    code = "EKS-034"
-    level = "warning"
-    checks = "The training operator's page names the Kubernetes version."
-    source = OPERATOR
+@RULES.add(
+    "EKS-033",
+    "With Karpenter some group starts at 0 machines, for it to fill, and some group has machines for CoreDNS.",
+    NODE_CLASS,
+    level="warning",
+)
+def karpenter_groups(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend != "hyperpod-eks" or not spec.eks.karpenter:
+        return
+    if all(group.count for group in spec.groups):
+        message = "no group has count: 0: Karpenter empties those that it is given before it fills them"
+        yield finding("eks.karpenter", message, "set count: 0 for the groups that its NodeClass will name")
+    if not any(group.count for group in spec.groups):
+        message = "every group has count: 0: CoreDNS has no node, and `pulumi up` waits an hour for it and fails"
+        yield finding("groups", message, "add a small group that stays, e.g. two m5.2xlarge")
 
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        wanted = spec.eks.training_operator and spec.backend == "hyperpod-eks"
-        if wanted and spec.eks.version not in OPERATOR_VERSIONS:
-            message = f"the page names {OPERATOR_VERSIONS[0]} to {OPERATOR_VERSIONS[-1]}, not {spec.eks.version}"
-            look = "aws eks describe-addon-versions --addon-name amazon-sagemaker-hyperpod-training-operator"
-            yield self.finding("eks.training_operator", message, f"ask: {look} --kubernetes-version {spec.eks.version}")
+
+@RULES.add("EKS-034", "The training operator's page names the Kubernetes version.", OPERATOR, level="warning")
+def operator_version(spec: ClusterSpec, context: Context) -> Problems:
+    wanted = spec.eks.training_operator and spec.backend == "hyperpod-eks"
+    if wanted and spec.eks.version not in OPERATOR_VERSIONS:
+        message = f"the page names {OPERATOR_VERSIONS[0]} to {OPERATOR_VERSIONS[-1]}, not {spec.eks.version}"
+        look = "aws eks describe-addon-versions --addon-name amazon-sagemaker-hyperpod-training-operator"
+        yield finding("eks.training_operator", message, f"ask: {look} --kubernetes-version {spec.eks.version}")
 
 
 def _each(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
@@ -133,6 +123,3 @@ def _block(text: str, *, strict: bool = True) -> IPv4Network | None:
 
 def _world(block: IPv4Network) -> bool:
     return block.prefixlen < WORLD[4]
-
-
-RULES = (PublicRanges(), World(), Example(), NoWayIn(), KarpenterGroups(), OperatorVersion())

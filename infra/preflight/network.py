@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 
 from infra.config import ClusterSpec
+from infra.finding import finding
 from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
 from infra.plan.network.vpc import RESERVED, SHORTEST_PREFIX, VPC_BLOCKS, addresses_needed, cidr_problems, usable
 from infra.plan.place import host
-from infra.preflight.finding import Finding
-from infra.preflight.rule import Context, OfflineRule, groups, listed
+from infra.preflight.rule import Context, Family, Problems, groups, listed
 
 ZONES = "https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html"
 SUBNETS = "https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html"
@@ -28,6 +27,7 @@ _DIRECTIONS = {
     "southeast": "se",
     "southwest": "sw",
 }
+RULES = Family()
 
 
 def zone_prefix(region: str) -> str | None:
@@ -48,203 +48,153 @@ def _of_other_region(zone_id: str, context: Context) -> str:
     return f"{zone_id} is not a zone of {context.region}, whose ids begin with {zone_prefix(context.region or '')}"
 
 
-class ZoneOfRegion(OfflineRule):
-    code = "NET-001"
-    checks = "The zone is one of the region, and so are those of groups."
-    source = ZONES
-    essential = True
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if elsewhere(spec.zone_id, context.region):
-            message = _of_other_region(spec.zone_id, context)
-            yield self.finding("zone_id", message, "change it, or aws:region")
-        for path, group in groups(spec):
-            if group.zone_id and elsewhere(group.zone_id, context.region):
-                yield self.finding(f"{path}.zone_id", _of_other_region(group.zone_id, context), "change it")
+@RULES.add("NET-001", "The zone is one of the region, and so are those of groups.", ZONES, essential=True)
+def zone_of_region(spec: ClusterSpec, context: Context) -> Problems:
+    if elsewhere(spec.zone_id, context.region):
+        message = _of_other_region(spec.zone_id, context)
+        yield finding("zone_id", message, "change it, or aws:region")
+    for path, group in groups(spec):
+        if group.zone_id and elsewhere(group.zone_id, context.region):
+            yield finding(f"{path}.zone_id", _of_other_region(group.zone_id, context), "change it")
 
 
-class SecondZoneOfRegion(OfflineRule):
-    code = "NET-002"
-    checks = "The control plane's second zone is one of the region."
-    source = ZONES
-    essential = True
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        zone = spec.network.second_zone_id
-        if zone and elsewhere(zone, context.region):
-            message = (
-                f"{zone} is not a zone of {context.region}, whose ids begin with {zone_prefix(context.region or '')}"
-            )
-            yield self.finding("network.second_zone_id", message, "change it")
+@RULES.add("NET-002", "The control plane's second zone is one of the region.", ZONES, essential=True)
+def second_zone_of_region(spec: ClusterSpec, context: Context) -> Problems:
+    zone = spec.network.second_zone_id
+    if zone and elsewhere(zone, context.region):
+        message = f"{zone} is not a zone of {context.region}, whose ids begin with {zone_prefix(context.region or '')}"
+        yield finding("network.second_zone_id", message, "change it")
 
 
-class VpcRange(OfflineRule):
-    code = "NET-003"
-    checks = "The VPC's range, or an existing subnet's, is one that AWS takes: a block from /16 to /28."
-    source = VPC_BLOCKS
-    essential = True
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for one in cidr_problems(spec):
-            if one.level == "error" and one.path != "network.compute_prefix":
-                yield self.finding(one.path, f"{one.value} {one.message}", one.fix, source=one.source)
-
-
-class ComputeFits(OfflineRule):
-    code = "NET-004"
-    checks = "The compute subnet and the small ones beside it fit into the VPC."
-    source = VPC_BLOCKS
-    essential = True
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for one in cidr_problems(spec):
-            if one.path == "network.compute_prefix":
-                yield self.finding(one.path, one.message, one.fix, source=one.source)
+@RULES.add(
+    "NET-003",
+    "The VPC's range, or an existing subnet's, is one that AWS takes: a block from /16 to /28.",
+    VPC_BLOCKS,
+    essential=True,
+)
+@RULES.add("NET-004", "The compute subnet and the small ones beside it fit into the VPC.", VPC_BLOCKS, essential=True)
+@RULES.add("NET-006", "The VPC's range is a private one, and not Docker's 172.17.0.0/16.", VPC_BLOCKS, level="warning")
+def planned(spec: ClusterSpec, context: Context) -> Problems:
+    return cidr_problems(spec)
 
 
-class EnoughAddresses(OfflineRule):
-    code = "NET-005"
-    checks = "The compute subnet has an address for every interface of every node, the file systems and the endpoints."
-    source = SUBNETS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        path, cidr = _compute_range(spec)
-        needed = _most_addresses(spec)
-        if cidr and usable(cidr) < needed:
-            # A prefix shorter than any VPC's would not help.
-            prefix = 32 - math.ceil(math.log2(needed + RESERVED))
-            fix = "lower counts" if prefix < SHORTEST_PREFIX else f"take a /{prefix} or larger"
-            yield self.finding(path, f"{usable(cidr)} usable addresses, the cluster takes {needed}", fix)
-
-
-class AwkwardRange(OfflineRule):
-    code = "NET-006"
-    level = "warning"
-    checks = "The VPC's range is a private one, and not Docker's 172.17.0.0/16."
-    source = VPC_BLOCKS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for one in cidr_problems(spec):
-            if one.level == "warning":
-                yield self.finding(one.path, f"{one.value} {one.message}", one.fix, source=one.source)
+@RULES.add(
+    "NET-005",
+    "The compute subnet has an address for every interface of every node, the file systems and the endpoints.",
+    SUBNETS,
+)
+def enough_addresses(spec: ClusterSpec, context: Context) -> Problems:
+    path, cidr = _compute_range(spec)
+    needed = _most_addresses(spec)
+    if cidr and usable(cidr) < needed:
+        # A prefix shorter than any VPC's would not help.
+        prefix = 32 - math.ceil(math.log2(needed + RESERVED))
+        fix = "lower counts" if prefix < SHORTEST_PREFIX else f"take a /{prefix} or larger"
+        yield finding(path, f"{usable(cidr)} usable addresses, the cluster takes {needed}", fix)
 
 
-class NoWayOut(OfflineRule):
-    code = "NET-007"
-    checks = "Nodes reach AWS's services: through NAT, or through the endpoints of a closed network."
-    source = NAT
-    judgement = True
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        network = spec.network
-        if network.existing is None and not network.nat and not network.closed:
-            message = "without NAT and endpoints nodes reach neither SSM nor ECR nor the service that made them"
-            yield self.finding("network.nat", message, "remove it, or set closed: true")
-
-
-class ClosedWithNat(OfflineRule):
-    code = "NET-008"
-    level = "warning"
-    checks = "A closed network is not asked for NAT."
-    source = NAT
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        network = spec.network
-        if network.closed and network.nat and "nat" in network.model_fields_set:
-            yield self.finding("network.nat", "has no effect with closed: true", "remove one of the two")
+@RULES.add(
+    "NET-007",
+    "Nodes reach AWS's services: through NAT, or through the endpoints of a closed network.",
+    NAT,
+    judgement=True,
+)
+def no_way_out(spec: ClusterSpec, context: Context) -> Problems:
+    network = spec.network
+    if network.existing is None and not network.nat and not network.closed:
+        message = "without NAT and endpoints nodes reach neither SSM nor ECR nor the service that made them"
+        yield finding("network.nat", message, "remove it, or set closed: true")
 
 
-class WithExisting(OfflineRule):
-    code = "NET-009"
-    level = "warning"
-    checks = "Nothing is asked of an existing network: it is used as it is."
-    source = "infra/config.py"
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        network = spec.network
-        if network.existing is None:
-            return
-        for key in ("cidr", "compute_prefix", "second_zone_id", "nat", "flow_logs"):
-            if key in network.model_fields_set:
-                yield self.finding(f"network.{key}", "has no effect with an existing network", "remove it")
+@RULES.add("NET-008", "A closed network is not asked for NAT.", NAT, level="warning")
+def closed_with_nat(spec: ClusterSpec, context: Context) -> Problems:
+    network = spec.network
+    if network.closed and network.nat and "nat" in network.model_fields_set:
+        yield finding("network.nat", "has no effect with closed: true", "remove one of the two")
 
 
-class ExistingClosed(OfflineRule):
-    code = "NET-010"
-    level = "warning"
-    checks = "An existing closed network has the endpoints that nodes need: none are made there."
-    source = ENDPOINTS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.network.existing and spec.network.closed:
-            needed = listed((*ALWAYS, *BY_BACKEND[spec.backend], "s3 (gateway)"))
-            yield self.finding(
-                "network.closed",
-                f"makes nothing in an existing network, where nodes need endpoints for {needed}",
-                "make them, then suppress this",
-            )
+@RULES.add(
+    "NET-009", "Nothing is asked of an existing network: it is used as it is.", "infra/config.py", level="warning"
+)
+def with_existing(spec: ClusterSpec, context: Context) -> Problems:
+    network = spec.network
+    if network.existing is None:
+        return
+    for key in ("cidr", "compute_prefix", "second_zone_id", "nat", "flow_logs"):
+        if key in network.model_fields_set:
+            yield finding(f"network.{key}", "has no effect with an existing network", "remove it")
 
 
-class SubnetTwice(OfflineRule):
-    code = "NET-011"
-    checks = "Each subnet is named once."
-    source = "https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        found = spec.network.existing.control_subnet_ids if spec.network.existing else ()
-        for index, one in enumerate(found):
-            if one in found[:index]:
-                path = f"network.existing.control_subnet_ids.{index}"
-                yield self.finding(path, f"{one} stands twice", "name another subnet, in another zone")
-
-
-class ClosedRegistry(OfflineRule):
-    code = "NET-012"
-    checks = "A closed network pulls images from ECR of its region: nothing else is reached."
-    source = "https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html"
-    judgement = True
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        url = spec.repository.existing
-        if not url or not spec.network.closed:
-            return
-        found = host(url.partition("/")[0], "dkr.ecr")
-        if not found:
-            message = f"{url} is not ECR, and a closed network reaches nothing else"
-            yield self.finding("repository.existing", message, "copy the image to ECR, or remove closed")
-        elif context.region and found.region != context.region:
-            message = f"{url} is in {found.region}, and the endpoints are those of {context.region}"
-            yield self.finding("repository.existing", message, "replicate the repository to the region")
+@RULES.add(
+    "NET-010",
+    "An existing closed network has the endpoints that nodes need: none are made there.",
+    ENDPOINTS,
+    level="warning",
+)
+def existing_closed(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.network.existing and spec.network.closed:
+        needed = listed((*ALWAYS, *BY_BACKEND[spec.backend], "s3 (gateway)"))
+        yield finding(
+            "network.closed",
+            f"makes nothing in an existing network, where nodes need endpoints for {needed}",
+            "make them, then suppress this",
+        )
 
 
-class ClosedHelm(OfflineRule):
-    code = "NET-013"
-    level = "warning"
-    checks = "Helm charts of a closed EKS cluster come with their images: public registries are not reached."
-    source = "https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html"
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.backend == "hyperpod-eks" and spec.network.closed:
-            message = "nodes pull no image from a public registry, which HyperPod's Helm charts name"
-            yield self.finding(
-                "network.closed", message, "copy the charts' images to ECR and set their registry values"
-            )
+@RULES.add(
+    "NET-011", "Each subnet is named once.", "https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"
+)
+def subnet_twice(spec: ClusterSpec, context: Context) -> Problems:
+    found = spec.network.existing.control_subnet_ids if spec.network.existing else ()
+    for index, one in enumerate(found):
+        if one in found[:index]:
+            path = f"network.existing.control_subnet_ids.{index}"
+            yield finding(path, f"{one} stands twice", "name another subnet, in another zone")
 
 
-class SpareAddresses(OfflineRule):
-    code = "NET-014"
-    level = "warning"
-    checks = (
-        "The compute subnet has twice the addresses that the cluster takes: old nodes hold theirs while new ones come."
-    )
-    source = "https://github.com/awslabs/awsome-distributed-ai/issues/1122"
+@RULES.add(
+    "NET-012",
+    "A closed network pulls images from ECR of its region: nothing else is reached.",
+    "https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html",
+    judgement=True,
+)
+def closed_registry(spec: ClusterSpec, context: Context) -> Problems:
+    url = spec.repository.existing
+    if not url or not spec.network.closed:
+        return
+    found = host(url.partition("/")[0], "dkr.ecr")
+    if not found:
+        message = f"{url} is not ECR, and a closed network reaches nothing else"
+        yield finding("repository.existing", message, "copy the image to ECR, or remove closed")
+    elif context.region and found.region != context.region:
+        message = f"{url} is in {found.region}, and the endpoints are those of {context.region}"
+        yield finding("repository.existing", message, "replicate the repository to the region")
 
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        path, cidr = _compute_range(spec)
-        needed = _most_addresses(spec)
-        if cidr and needed <= usable(cidr) < 2 * needed:
-            message = f"{usable(cidr)} usable addresses, the cluster takes {needed}: replacing all nodes at once fails"
-            yield self.finding(path, message, "take a larger subnet")
+
+@RULES.add(
+    "NET-013",
+    "Helm charts of a closed EKS cluster come with their images: public registries are not reached.",
+    "https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html",
+    level="warning",
+)
+def closed_helm(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend == "hyperpod-eks" and spec.network.closed:
+        message = "nodes pull no image from a public registry, which HyperPod's Helm charts name"
+        yield finding("network.closed", message, "copy the charts' images to ECR and set their registry values")
+
+
+@RULES.add(
+    "NET-014",
+    "The compute subnet has twice the addresses that the cluster takes: old nodes hold theirs while new ones come.",
+    "https://github.com/awslabs/awsome-distributed-ai/issues/1122",
+    level="warning",
+)
+def spare_addresses(spec: ClusterSpec, context: Context) -> Problems:
+    path, cidr = _compute_range(spec)
+    needed = _most_addresses(spec)
+    if cidr and needed <= usable(cidr) < 2 * needed:
+        message = f"{usable(cidr)} usable addresses, the cluster takes {needed}: replacing all nodes at once fails"
+        yield finding(path, message, "take a larger subnet")
 
 
 def _most_addresses(spec: ClusterSpec) -> int:
@@ -260,21 +210,3 @@ def _compute_range(spec: ClusterSpec) -> tuple[str, str | None]:
     if spec.network.existing:
         return "network.existing.compute_cidr", spec.network.existing.compute_cidr
     return "network.compute_prefix", f"0.0.0.0/{spec.network.compute_prefix}"
-
-
-RULES = (
-    ZoneOfRegion(),
-    SecondZoneOfRegion(),
-    VpcRange(),
-    ComputeFits(),
-    EnoughAddresses(),
-    AwkwardRange(),
-    NoWayOut(),
-    ClosedWithNat(),
-    WithExisting(),
-    ExistingClosed(),
-    SubnetTwice(),
-    ClosedRegistry(),
-    ClosedHelm(),
-    SpareAddresses(),
-)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from infra.catalog.botocore_data import regions
 from infra.catalog.offerings import missing_in, offerings
 from infra.catalog.regions import (
     HYPERPOD,
     HYPERPOD_SOURCE,
-    REGIONS,
     WITHOUT_EKS,
     WITHOUT_EKS_SOURCE,
     ZONES,
@@ -21,74 +21,60 @@ from infra.catalog.regions import (
     ZONES_SOURCE,
 )
 from infra.config import ClusterSpec, Group
-from infra.preflight.finding import Finding
+from infra.finding import finding
 from infra.preflight.network import elsewhere
-from infra.preflight.rule import Context, OfflineRule, groups, known_groups, listed
+from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
 
 OFFERED = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html"
 FEW = 5
 """Regions that a fix names at most."""
 _AVAILABILITY_ZONE = re.compile(r"[a-z]+\d-az\d+")
 """And no Local Zone (`use1-bos1-az1`), of which there is no list."""
+RULES = Family()
 
 
-class ZoneThere(OfflineRule):
-    code = "NET-020"
-    checks = "Zone ids are ones that the region has."
-    source = ZONES_SOURCE
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        there = ZONES.get(context.region or "", ())
-        for path, zone in _zones(spec):
-            wrong = _AVAILABILITY_ZONE.fullmatch(zone) and not elsewhere(zone, context.region) and zone not in there
-            if there and wrong:
-                message = f"{context.region} has no zone {zone} by AWS's list of {ZONES_DATE}"
-                yield self.finding(path, message, f"choose one of {listed(there)}, or suppress this where it is newer")
+@RULES.add("NET-020", "Zone ids are ones that the region has.", ZONES_SOURCE)
+def zone_there(spec: ClusterSpec, context: Context) -> Problems:
+    there = ZONES.get(context.region or "", ())
+    for path, zone in _zones(spec):
+        wrong = _AVAILABILITY_ZONE.fullmatch(zone) and not elsewhere(zone, context.region) and zone not in there
+        if there and wrong:
+            message = f"{context.region} has no zone {zone} by AWS's list of {ZONES_DATE}"
+            yield finding(path, message, f"choose one of {listed(there)}, or suppress this where it is newer")
 
 
-class TypeInZone(OfflineRule):
-    code = "EC2-020"
-    level = "warning"
-    checks = "The zone offers the instance type, where that has EFA or accelerators."
-    source = OFFERED
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for path, group, _ in known_groups(spec):
-            mine = spec.zone_of(group)
-            others = missing_in(group.ec2_type, mine)
-            if others is None or _has_machines_there(group, spec):
-                continue
-            near = [zone for zone in sorted(others) if _prefix(zone) == _prefix(mine)]
-            message = f"{group.ec2_type} was not offered in {mine}"
-            message += f" on {offerings().date}" if near else f", nor elsewhere in its region, on {offerings().date}"
-            fix = f"take {' or '.join(near)}" if near else f"take a region that had it, such as {_regions(others)}"
-            yield self.finding(f"{path}.instance_type", message, f"{fix}, or ask AWS: fab preflight --online")
+@RULES.add(
+    "EC2-020", "The zone offers the instance type, where that has EFA or accelerators.", OFFERED, level="warning"
+)
+def type_in_zone(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, _ in known_groups(spec):
+        mine = spec.zone_of(group)
+        others = missing_in(group.ec2_type, mine)
+        if others is None or _has_machines_there(group, spec):
+            continue
+        near = [zone for zone in sorted(others) if _prefix(zone) == _prefix(mine)]
+        message = f"{group.ec2_type} was not offered in {mine}"
+        message += f" on {offerings().date}" if near else f", nor elsewhere in its region, on {offerings().date}"
+        fix = f"take {' or '.join(near)}" if near else f"take a region that had it, such as {_regions(others)}"
+        yield finding(f"{path}.instance_type", message, f"{fix}, or ask AWS: fab preflight --online")
 
 
-class HyperPodInRegion(OfflineRule):
-    code = "HYP-020"
-    checks = "The region has HyperPod."
-    source = HYPERPOD_SOURCE
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        known = context.region in REGIONS and context.partition == "aws"
-        if spec.hyperpod and known and context.region not in HYPERPOD:
-            message = f"HyperPod is not offered in {context.region} by AWS's list of {ZONES_DATE}"
-            fix = f"take {' or '.join(sorted(HYPERPOD))}, or backend: ec2, or suppress this where it is there since"
-            yield self.finding("backend", message, fix)
+@RULES.add("HYP-020", "The region has HyperPod.", HYPERPOD_SOURCE)
+def hyper_pod_in_region(spec: ClusterSpec, context: Context) -> Problems:
+    known = context.region in regions() and context.partition == "aws"
+    if spec.hyperpod and known and context.region not in HYPERPOD:
+        message = f"HyperPod is not offered in {context.region} by AWS's list of {ZONES_DATE}"
+        fix = f"take {' or '.join(sorted(HYPERPOD))}, or backend: ec2, or suppress this where it is there since"
+        yield finding("backend", message, fix)
 
 
-class ControlPlaneZone(OfflineRule):
-    code = "EKS-021"
-    checks = "The control plane has no subnet in a zone where EKS takes none."
-    source = WITHOUT_EKS_SOURCE
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.backend != "hyperpod-eks" or spec.network.existing:
-            return
-        for path, zone in (("zone_id", spec.zone_id), ("network.second_zone_id", spec.network.second_zone_id)):
-            if zone in WITHOUT_EKS:
-                yield self.finding(path, f"EKS makes no control plane with a subnet in {zone}", "take another zone")
+@RULES.add("EKS-021", "The control plane has no subnet in a zone where EKS takes none.", WITHOUT_EKS_SOURCE)
+def control_plane_zone(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend != "hyperpod-eks" or spec.network.existing:
+        return
+    for path, zone in (("zone_id", spec.zone_id), ("network.second_zone_id", spec.network.second_zone_id)):
+        if zone in WITHOUT_EKS:
+            yield finding(path, f"EKS makes no control plane with a subnet in {zone}", "take another zone")
 
 
 def _zones(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
@@ -117,6 +103,3 @@ def _regions(zones: Iterable[str]) -> str:
     prefixes = {_prefix(zone) for zone in zones}
     found = [region for region, there in ZONES.items() if _prefix(there[0]) in prefixes]
     return listed(found[:FEW])
-
-
-RULES = (ZoneThere(), TypeInZone(), HyperPodInRegion(), ControlPlaneZone())

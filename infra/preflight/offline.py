@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 
 from infra import clock
 from infra.config import ClusterSpec
+from infra.finding import finding
 from infra.plan.place import Place
 from infra.preflight import (
     access,
@@ -27,34 +28,27 @@ from infra.preflight import (
     tuning,
     zones,
 )
-from infra.preflight.finding import Finding
-from infra.preflight.rule import Context, OfflineRule, Rule
+from infra.preflight.rule import Context, Family, Problems, Rule
+from lustrain.problem import Problem
 
-
-class NothingSuppressed(Rule):
-    code = "CFG-090"
-    level = "warning"
-    checks = "Every suppression silences something."
-    source = "infra/config.py"
-
-
-class NotSuppressible(Rule):
-    code = "CFG-091"
-    level = "warning"
-    checks = "No suppression names a code that does not exist, or one without which no plan can be built."
-    source = "infra/config.py"
-
-
-class RefusedAnyway(Rule):
-    code = "CFG-092"
-    level = "warning"
-    checks = "No suppression silences what AWS refuses all the same."
-    source = "infra/preflight/rule.py"
-
-
+UNUSED = Rule("CFG-090", "Every suppression silences something.", "infra/config.py", level="warning")
+NOT_SUPPRESSIBLE = Rule(
+    "CFG-091",
+    "No suppression names a code that does not exist, or one without which no plan can be built.",
+    "infra/config.py",
+    level="warning",
+)
+REFUSED_ANYWAY = Rule(
+    "CFG-092",
+    "No suppression silences what AWS refuses all the same.",
+    "infra/preflight/rule.py",
+    level="warning",
+)
+SUPPRESSIONS: Mapping[str, Rule] = {rule.code: rule for rule in (UNUSED, NOT_SUPPRESSIBLE, REFUSED_ANYWAY)}
+"""Rules about the list of suppressions itself; `settle` applies them."""
 LAST_OFFLINE = 100
 """In each family the rules that ask AWS have numbers above this."""
-_FAMILIES: tuple[Sequence[OfflineRule], ...] = (
+FAMILIES: tuple[Family, ...] = (
     configuration.RULES,
     region.RULES,
     network.RULES,
@@ -73,13 +67,12 @@ _FAMILIES: tuple[Sequence[OfflineRule], ...] = (
     spending.RULES,
     tuning.RULES,
 )
-OFFLINE: Mapping[str, OfflineRule] = {rule.code: rule for family in _FAMILIES for rule in family}
-ABOUT_SUPPRESSIONS: Mapping[str, Rule] = {
-    rule.code: rule for rule in (NothingSuppressed(), NotSuppressible(), RefusedAnyway())
+OFFLINE: Mapping[str, Rule] = {
+    rule.code: rule for family in FAMILIES for rule in sorted(family, key=lambda rule: rule.code)
 }
 
 
-def run_offline(spec: ClusterSpec, place: Place | None, now: datetime | None = None) -> list[Finding]:
+def run_offline(spec: ClusterSpec, place: Place | None, now: datetime | None = None) -> list[Problem]:
     """What is wrong with `spec`, errors first, suppressed findings left out; `now` defaults to that of infra/clock.py.
 
     Without a place the rules about region, account and partition are silent, and one warning says so.
@@ -87,18 +80,18 @@ def run_offline(spec: ClusterSpec, place: Place | None, now: datetime | None = N
     return run_in(spec, Context.at(place, now or clock.now()))
 
 
-def run_in(spec: ClusterSpec, context: Context) -> list[Finding]:
+def run_in(spec: ClusterSpec, context: Context) -> list[Problem]:
     """The same, where less than a place is known."""
     found = check_offline(spec, context)
-    return settle(spec, found, {**OFFLINE, **ABOUT_SUPPRESSIONS})
+    return settle(spec, found, {**OFFLINE, **SUPPRESSIONS})
 
 
-def check_offline(spec: ClusterSpec, context: Context) -> list[Finding]:
+def check_offline(spec: ClusterSpec, context: Context) -> list[Problem]:
     """Every finding, suppressed ones too."""
     return [finding for rule in OFFLINE.values() for finding in rule.check(spec, context)]
 
 
-def settle(spec: ClusterSpec, found: Iterable[Finding], asked: Mapping[str, Rule]) -> list[Finding]:
+def settle(spec: ClusterSpec, found: Problems, asked: Mapping[str, Rule]) -> list[Problem]:
     """Findings less the suppressed ones, plus what is wrong with the suppressions, errors first.
 
     `asked` are the rules that looked; a suppression of an online rule that nobody asked is neither used nor unused.
@@ -112,19 +105,17 @@ def settle(spec: ClusterSpec, found: Iterable[Finding], asked: Mapping[str, Rule
     return sorted(kept, key=lambda finding: ("error", "unknown", "warning").index(finding.level))
 
 
-def _about(path: str, code: str, found: Mapping[str, Finding], asked: Mapping[str, Rule]) -> Iterable[Finding]:
+def _about(path: str, code: str, found: Mapping[str, Problem], asked: Mapping[str, Rule]) -> Problems:
     """`found` has the first finding of each code."""
     rule = asked.get(code)
-    unused, wrong, refused = (ABOUT_SUPPRESSIONS[about] for about in ("CFG-090", "CFG-091", "CFG-092"))
     if rule is None:
         if int(code[-3:]) <= LAST_OFFLINE:
-            yield wrong.finding(path, f"{code} is no rule", "see `fab preflight --list`")
+            yield NOT_SUPPRESSIBLE.own(finding(path, f"{code} is not a rule", "see `fab preflight --list`"))
     elif rule.essential:
-        yield wrong.finding(path, f"{code} cannot be suppressed: no plan can be built on that", "remove it")
+        why = f"{code} cannot be suppressed: no plan can be built on that"
+        yield NOT_SUPPRESSIBLE.own(finding(path, why, "remove it"))
     elif code not in found:
-        yield unused.finding(path, f"{code} finds nothing here", "remove it")
+        yield UNUSED.own(finding(path, f"{code} finds nothing here", "remove it"))
     elif rule.refused_by_aws and found[code].level == "error":
-        message = (
-            f"{code} is silenced, and AWS refuses the update all the same: {found[code].path}: {found[code].message}"
-        )
-        yield refused.finding(path, message, "mend the key; keep this only if AWS takes it by now")
+        message = f"{code} is silenced, and AWS refuses the update all the same: {found[code].path}: {found[code].why}"
+        yield REFUSED_ANYWAY.own(finding(path, message, "mend the key; keep this only if AWS takes it by now"))

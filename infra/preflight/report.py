@@ -4,45 +4,67 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
+from infra.finding import finding
 from infra.preflight.change import Change
-from infra.preflight.finding import UNREACHED, Finding
 from infra.preflight.rule import Rule
-from lustrain.problem import DONE, FAILED, UNREACHABLE
+from lustrain.problem import DONE, FAILED, UNREACHABLE, Problem
 
+UNREACHED = "could not be checked: AWS cannot be reached"
+"""What every online rule says where AWS did not even tell who asks."""
 LEVELS = ("error", "unknown", "warning")
 
 
-def lines(findings: Sequence[Finding]) -> Iterator[str]:
+def lines(findings: Sequence[Problem]) -> Iterator[str]:
     """All findings, errors first and questions with one and the same answer in one line; how many there are of each level."""
-    alike: dict[tuple[str, ...], list[Finding]] = defaultdict(list)
+    alike: dict[tuple[str, ...], list[Problem]] = defaultdict(list)
     for one in sorted(findings, key=lambda finding: LEVELS.index(finding.level)):
         mine = () if one.level == "unknown" else (one.code,)
-        alike[(one.level, one.path, one.message, one.fix, *mine)].append(one)
+        alike[(one.level, one.path, one.why, one.fix, *mine)].append(one)
     yield from (_folded(same) for same in alike.values())
     yield ", ".join(f"{_counted(sum(one.level == level for one in findings), level)}" for level in LEVELS)
 
 
-def _folded(same: Sequence[Finding]) -> str:
+def _folded(same: Sequence[Problem]) -> str:
     """One line for questions that ended alike."""
     first, codes = same[0], list(dict.fromkeys(finding.code for finding in same))
     if len(codes) == 1:
-        return first.line()
-    return replace(first, code=", ".join(codes), message=f"{len(codes)} questions {first.message}").line()
+        return str(first)
+    return finding(
+        first.path,
+        f"{len(codes)} questions {first.why}",
+        first.fix,
+        code=", ".join(codes),
+        level=first.level,
+    )
 
 
-def exit_code(findings: Sequence[Finding]) -> int:
+def as_data(findings: Iterable[Problem]) -> list[dict[str, str]]:
+    """The findings for `--json`."""
+    return [
+        {
+            "code": one.code,
+            "level": one.level,
+            "path": one.path,
+            "message": one.why,
+            "fix": one.fix,
+            "source": one.source,
+        }
+        for one in findings
+    ]
+
+
+def exit_code(findings: Sequence[Problem]) -> int:
     """1 where something would fail, 3 where not one question reached AWS; a single one without an answer is no failure."""
     if any(finding.level == "error" for finding in findings):
         return FAILED
-    return UNREACHABLE if any(finding.message == UNREACHED for finding in findings) else DONE
+    return UNREACHABLE if any(finding.why == UNREACHED for finding in findings) else DONE
 
 
 def rule_lines(rules: Iterable[Rule]) -> Iterator[str]:
     """Every rule by its code: level, where it looks, what must hold, and the source."""
     for rule in sorted(rules, key=lambda rule: rule.code):
-        marks = [mark for mark, there in (("online", rule.online), ("essential", rule.essential)) if there]
+        marks = [mark for mark, there in (("online", rule.permission), ("essential", rule.essential)) if there]
         about = f" ({', '.join(marks)})" if marks else ""
         yield f"{rule.code} {rule.level}{about}: {rule.checks} [{rule.source}]"
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import ClassVar
+from typing import TypeVar
 
 from infra.catalog.instances import Instance, instance
 from infra.config import ClusterSpec, Group
+from infra.finding import Level, finding
 from infra.plan.place import Place, partition_of
-from infra.preflight.finding import Finding, Level
+from lustrain.problem import Problem
 
 NO_ACCOUNT = "000000000000"
 """Stands in names and ARNs where no one asked AWS for the account; as long as a real one."""
+Problems = Iterable[Problem]
+Look = TypeVar("Look", bound=Callable[..., Problems])
 
 
 @dataclass(frozen=True)
@@ -46,37 +48,65 @@ class Context:
         return cls(region, None, partition_of(region), now)
 
 
-class Rule(ABC):
+@dataclass(frozen=True)
+class Rule:
     """One check: `code` is stable, `checks` says in a sentence what must hold, `source` where AWS says so.
 
-    An `essential` finding cannot be suppressed: no plan can be built on such a spec. Every other one can, with a reason,
-    since what is known here about AWS is dated and AWS moves; where AWS would refuse the update all the same, that is told.
-    A `judgement` is ours: AWS takes what breaks the rule, and the harm comes later.
+    `look` is called with spec and context, and with AWS's clients too where the rule has a `permission`, the action that it
+    asks AWS with.
+
+    A problem of an `essential` rule cannot be suppressed: no plan can be built on such a spec. Every other one can, with a
+    reason, since what is known here about AWS is dated and AWS moves; where AWS would refuse the update all the same, that is
+    told. A `judgement` is ours: AWS takes what breaks the rule, and the harm comes later.
     """
 
-    code: ClassVar[str]
-    level: ClassVar[Level] = "error"
-    checks: ClassVar[str]
-    source: ClassVar[str]
-    essential: ClassVar[bool] = False
-    online: ClassVar[bool] = False
-    judgement: ClassVar[bool] = False
+    code: str
+    checks: str
+    source: str
+    look: Callable[..., Problems] = lambda *known: ()
+    level: Level = "error"
+    essential: bool = False
+    judgement: bool = False
+    permission: str = ""
 
     @property
     def refused_by_aws(self) -> bool:
         """Whether AWS itself says no to what breaks this rule, as far as its source is AWS's own."""
         return self.level == "error" and self.source.startswith("https://") and not self.judgement
 
-    def finding(self, path: str, message: str, fix: str, *, level: Level | None = None, source: str = "") -> Finding:
-        return Finding(self.code, level or self.level, path, message, fix, source or self.source)
+    def check(self, *known: object) -> Iterator[Problem]:
+        """What `look` finds wrong; of problems that the plan found and gave a code, this rule's own."""
+        for one in self.look(*known):
+            if one.code in ("", self.code):
+                yield self.own(one)
+
+    def own(self, one: Problem) -> Problem:
+        """The same with this rule's code, and its level and source where the problem has none of its own."""
+        level, source = one.level or self.level, one.source or self.source
+        return finding(one.path, one.why, one.fix, code=self.code, level=level, source=source)
 
 
-class OfflineRule(Rule):
-    """A rule that looks at the spec alone."""
+class Family(list[Rule]):
+    """The rules of one module, in the order in which they look."""
 
-    @abstractmethod
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        """What is wrong; never raises, whatever the parsed spec holds."""
+    def add(
+        self,
+        code: str,
+        checks: str,
+        source: str,
+        *,
+        level: Level = "error",
+        essential: bool = False,
+        judgement: bool = False,
+        permission: str = "",
+    ) -> Callable[[Look], Look]:
+        """A row of the table whose function is the decorated one; a function that finds by several rules has a row for each."""
+
+        def keep(look: Look) -> Look:
+            self.append(Rule(code, checks, source, look, level, essential, judgement, permission))
+            return look
+
+        return keep
 
 
 def groups(spec: ClusterSpec) -> Iterator[tuple[str, Group]]:

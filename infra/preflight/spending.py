@@ -4,88 +4,67 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 
 from infra.catalog.instances import Instance
 from infra.config import ClusterSpec, Group
-from infra.preflight.finding import Finding
-from infra.preflight.rule import Context, OfflineRule, known_groups
+from infra.finding import finding
+from infra.preflight.rule import Context, Family, Problems, known_groups
 
 BUDGETS = "https://docs.aws.amazon.com/cost-management/latest/userguide/budgets-best-practices.html"
 ENDPOINTS = "https://docs.aws.amazon.com/general/latest/gr/billing.html"
 WITH_BUDGETS = ("aws", "aws-cn")
 TOPICS = "https://docs.aws.amazon.com/sns/latest/dg/sns-email-notifications.html"
+RULES = Family()
 
 
-class NoBudget(OfflineRule):
-    code = "BUD-001"
-    level = "warning"
-    checks = "There is a budget."
-    source = BUDGETS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.budget is None and context.partition in (None, *WITH_BUDGETS):
-            message = "nobody is told when the cluster costs more than it should"
-            yield self.finding("budget", message, "add budget: {monthly_usd: …, emails: […]}")
+@RULES.add("BUD-001", "There is a budget.", BUDGETS, level="warning")
+def no_budget(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.budget is None and context.partition in (None, *WITH_BUDGETS):
+        message = "nobody is told when the cluster costs more than it should"
+        yield finding("budget", message, "add budget: {monthly_usd: …, emails: […]}")
 
 
-class NobodyAlarmed(OfflineRule):
-    code = "BUD-002"
-    level = "warning"
-    checks = "Alarms reach somebody."
-    source = TOPICS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if not spec.alarms.emails:
-            message = "a full file system, an incomplete gang and a NAT bill are noticed by nobody"
-            yield self.finding("alarms.emails", message, "list an address; each confirms by a mail from AWS")
+@RULES.add("BUD-002", "Alarms reach somebody.", TOPICS, level="warning")
+def nobody_alarmed(spec: ClusterSpec, context: Context) -> Problems:
+    if not spec.alarms.emails:
+        message = "a full file system, an incomplete gang and a NAT bill are noticed by nobody"
+        yield finding("alarms.emails", message, "list an address; each confirms by a mail from AWS")
 
 
-class Addresses(OfflineRule):
-    code = "BUD-003"
-    checks = "E-mail addresses are such, and each stands once."
-    source = TOPICS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        for key, emails in (
-            ("budget.emails", spec.budget.emails if spec.budget else ()),
-            ("alarms.emails", spec.alarms.emails),
-        ):
-            counts = Counter(emails)
-            for index, one in enumerate(emails):
-                if not re.fullmatch(r"[^@\s]+@[^@\s.]+(\.[^@\s.]+)+", one) or len(one) > 50:
-                    message = f"{one!r} is no address; AWS Budgets takes up to 50 characters"
-                    yield self.finding(f"{key}.{index}", message, "write name@example.com")
-                if counts[one] > 1 and emails.index(one) != index:
-                    yield self.finding(f"{key}.{index}", f"{one} stands {counts[one]} times", "keep one")
+@RULES.add("BUD-003", "E-mail addresses are such, and each stands once.", TOPICS)
+def addresses(spec: ClusterSpec, context: Context) -> Problems:
+    for key, emails in (
+        ("budget.emails", spec.budget.emails if spec.budget else ()),
+        ("alarms.emails", spec.alarms.emails),
+    ):
+        counts = Counter(emails)
+        for index, one in enumerate(emails):
+            if not re.fullmatch(r"[^@\s]+@[^@\s.]+(\.[^@\s.]+)+", one) or len(one) > 50:
+                message = f"{one!r} is not an e-mail address; AWS Budgets takes up to 50 characters"
+                yield finding(f"{key}.{index}", message, "write name@example.com")
+            if counts[one] > 1 and emails.index(one) != index:
+                yield finding(f"{key}.{index}", f"{one} stands {counts[one]} times", "keep one")
 
 
-class SmallBudget(OfflineRule):
-    code = "BUD-004"
-    level = "warning"
-    checks = "The month's budget is more than the accelerators cost in a day."
-    source = BUDGETS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        day = 24 * sum(least_usd_an_hour(group, facts) for _, group, facts in known_groups(spec))
-        if spec.budget and spec.budget.monthly_usd < day:
-            chips = sum(group.count * one.count for _, group, facts in known_groups(spec) for one in facts.accelerators)
-            message = f"{chips} accelerators cost {day:,.0f} USD a day or more, the month's budget is"
-            message += f" {spec.budget.monthly_usd:,.0f}"
-            yield self.finding(
-                "budget.monthly_usd", message, f"set {30 * day:,.0f} for a month, or take fewer machines"
-            )
+@RULES.add("BUD-004", "The month's budget is more than the accelerators cost in a day.", BUDGETS, level="warning")
+def small_budget(spec: ClusterSpec, context: Context) -> Problems:
+    day = 24 * sum(least_usd_an_hour(group, facts) for _, group, facts in known_groups(spec))
+    if spec.budget and spec.budget.monthly_usd < day:
+        chips = sum(group.count * one.count for _, group, facts in known_groups(spec) for one in facts.accelerators)
+        message = f"{chips} accelerators cost {day:,.0f} USD a day or more, the month's budget is"
+        message += f" {spec.budget.monthly_usd:,.0f}"
+        yield finding("budget.monthly_usd", message, f"set {30 * day:,.0f} for a month, or take fewer machines")
 
 
-class BudgetNowhere(OfflineRule):
-    code = "BUD-005"
-    checks = "A budget is asked for only where AWS Budgets is: GovCloud's bill comes to a commercial account."
-    source = ENDPOINTS
-
-    def check(self, spec: ClusterSpec, context: Context) -> Iterable[Finding]:
-        if spec.budget and context.partition not in (None, *WITH_BUDGETS):
-            message = f"AWS Budgets has no endpoint in {context.partition}: the update would stop there"
-            yield self.finding("budget", message, "remove it, and make the budget in the commercial account that pays")
+@RULES.add(
+    "BUD-005",
+    "A budget is asked for only where AWS Budgets is: GovCloud's bill comes to a commercial account.",
+    ENDPOINTS,
+)
+def budget_nowhere(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.budget and context.partition not in (None, *WITH_BUDGETS):
+        message = f"AWS Budgets has no endpoint in {context.partition}: the update would stop there"
+        yield finding("budget", message, "remove it, and make the budget in the commercial account that pays")
 
 
 USD_AN_HOUR = {
@@ -114,6 +93,3 @@ def least_usd_an_hour(group: Group, facts: Instance) -> float:
     """What a group's accelerators cost at least while its machines run."""
     node = sum(one.count * USD_AN_HOUR.get(one.name, LEAST_USD_AN_HOUR) for one in facts.accelerators)
     return group.count * node * LEAST_SHARE.get(group.capacity.mode, 1.0)
-
-
-RULES = (NoBudget(), NobodyAlarmed(), Addresses(), SmallBudget(), BudgetNowhere())

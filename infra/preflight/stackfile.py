@@ -45,7 +45,7 @@ def read(stack: str, folder: Path = PROGRAM) -> Stack:
         raise UserError(problem("stack", stack, why, allowed=allowed, fix="name a stack of this folder"))
     path = folder / f"Pulumi.{stack}.yaml"
     if not path.is_file() and os.path.lexists(path):
-        why = f"{path} is no file, but a folder, a pipe or a link to nothing"
+        why = f"{path} is not a file, but a folder, a pipe or a link to nothing"
         raise UserError(problem("stack", stack, why, fix="put the stack's configuration there, or remove it"))
     if not path.is_file():
         close = get_close_matches(stack, stacks(folder), 1)
@@ -93,7 +93,7 @@ def _mapping(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:
         # PyYAML lets dates and numbers that Python refuses through as ValueError.
         where = plain(" ".join(str(error).split()))
-        raise UserError(f"{path.name} is no YAML: {where}; fix: correct that line") from None
+        raise UserError(f"{path.name} is not YAML: {where}; fix: correct that line") from None
     if not isinstance(found, dict):
         raise UserError(f"{path.name} holds no table; fix: copy one of infra/Pulumi.*.yaml and edit it")
     return found

@@ -12,11 +12,12 @@ import moto.ec2
 import pytest
 
 from infra.catalog import refresh_offerings
+from infra.catalog.botocore_data import regions
 from infra.catalog.instances import snapshot
 from infra.catalog.kubernetes import NEWEST, VERSIONS
 from infra.catalog.offerings import OFFERINGS, missing_in, offerings
 from infra.catalog.refresh_offerings import render
-from infra.catalog.regions import HYPERPOD, REGIONS, WITHOUT_EKS, ZONES
+from infra.catalog.regions import HYPERPOD, WITHOUT_EKS, ZONES
 from infra.config import Eks
 from infra.preflight.network import zone_prefix
 
@@ -65,7 +66,7 @@ def test_a_zone_that_was_not_asked_is_unknown_and_not_without_the_type() -> None
 
 
 def test_zones_carry_their_regions_prefix_and_every_list_is_of_known_regions() -> None:
-    assert ZONES.keys() <= REGIONS
+    assert ZONES.keys() <= regions()
     assert ZONES.keys() >= HYPERPOD
     assert {zone for zones in ZONES.values() for zone in zones} >= WITHOUT_EKS
     for region, zones in ZONES.items():

@@ -77,17 +77,17 @@ def test_no_reservation_and_no_block_ever_gets_a_placement_group_of_ours(mode: s
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mode", sorted(WHOLE))
 def test_a_backend_takes_its_own_kinds_of_capacity_only(backend: Backend, mode: str) -> None:
-    found = capacity_problems(group(mode, **WHOLE[mode]), backend)
+    found = list(capacity_problems(group(mode, **WHOLE[mode]), backend))
     if mode in MODES[backend]:
-        assert found == ()
+        assert found == []
     else:
         assert [one.path for one in found] == ["capacity.mode"]
-        assert "allowed: " in found[0].message
+        assert "allowed: " in found[0].why
 
 
 def test_hyperpod_is_told_to_use_a_training_plan_instead_of_a_reservation() -> None:
     (found,) = capacity_problems(group("reservation", reservation=RESERVATION), "hyperpod-slurm")
-    assert "HyperPod ignores" in found.message
+    assert "HyperPod ignores" in found.why
     assert "training plan" in found.fix
 
 
@@ -102,7 +102,7 @@ def test_hyperpod_is_told_to_use_a_training_plan_instead_of_a_reservation() -> N
 def test_a_mode_without_what_it_needs_says_what_that_is(mode: str, names: str) -> None:
     (found,) = capacity_problems(group(mode), "hyperpod-eks" if mode == "training-plan" else "ec2")
     assert found.path == "capacity"
-    assert names in found.message
+    assert names in found.why
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_key_that_means_nothing_in_a_mode_is_named(mode: str, extra: dict[str,
 
 def test_capacity_that_is_there_and_capacity_to_be_made_exclude_each_other() -> None:
     both = group("reservation", reservation=RESERVATION, create=True)
-    assert any("exclude each other" in found.message for found in capacity_problems(both, "ec2"))
+    assert any("exclude each other" in found.why for found in capacity_problems(both, "ec2"))
 
 
 def test_a_reservation_to_be_made_lies_in_no_group_and_holds_at_least_one() -> None:

@@ -9,9 +9,8 @@ import pytest
 from infra.config import ClusterSpec, parse
 from infra.plan.nodes.clients import lustre_interfaces
 from infra.plan.nodes.document import node_document
+from infra.preflight.offline import OFFLINE
 from infra.preflight.rule import Context
-from infra.preflight.storage import EfaUnused
-from infra.preflight.zones import StorageElsewhere
 
 
 def spec(kind: str = "p5.48xlarge", count: int = 4, backend: str = "ec2", efa: bool = True) -> ClusterSpec:
@@ -73,7 +72,7 @@ def test_efa_is_counted_and_given_only_in_the_zone_of_the_file_system() -> None:
     plain = {**there, "name": "small", "instance_type": "m5.large"}
     wanted = parse({**described, "groups": [here, there, plain]})
     assert [lustre_interfaces(wanted, group) for group in wanted.workers] == [8, 0, 0]
-    assert list(EfaUnused().check(wanted, Context())) == []
-    far, small = StorageElsewhere().check(wanted, Context())
-    assert "over TCP: EFA does not leave the zone" in far.message
-    assert "EFA" not in small.message
+    assert list(OFFLINE["FSX-017"].check(wanted, Context())) == []
+    far, small = OFFLINE["NET-017"].check(wanted, Context())
+    assert "over TCP: EFA does not leave the zone" in far.why
+    assert "EFA" not in small.why

@@ -187,7 +187,7 @@ def test_what_fsx_takes_is_not_complained_about(wish: dict[str, Any]) -> None:
 def test_every_violation_says_how_to_mend_it_and_who_says_so() -> None:
     found = violations(Lustre(capacity_gib=5000, per_tib_mb_s=500, metadata_iops=7), True)
     assert len(found) == 2
-    assert found[0].message == "EFA at 500 MB/s/TiB comes in steps of 9600 GiB, 5000 is none"
+    assert found[0].why == "EFA at 500 MB/s/TiB comes in steps of 9600 GiB, 5000 is none"
     assert found[0].fix == "set 9600, or efa: false"
     assert all(one.source.startswith("https://docs.aws.amazon.com/fsx/") for one in found)
 

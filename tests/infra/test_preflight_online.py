@@ -14,14 +14,13 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ReadTimeoutError
 from botocore.stub import Stubber
 
+from infra.catalog.botocore_data import hyperpod_types, regions
 from infra.catalog.instances import instance
-from infra.catalog.regions import REGIONS
 from infra.local.aws import LocalAws
 from infra.plan.place import REGIONS as PARTITIONS
 from infra.plan.place import Place
-from infra.preflight.hyperpod_types import OFFERED
 from infra.preflight.offline import LAST_OFFLINE
-from infra.preflight.online.asking import Aws
+from infra.preflight.online.asking import Aws, ask
 from infra.preflight.online.instances import quota_of
 from infra.preflight.online.running import ONLINE, ask_all, run_all, whoami
 from infra.preflight.rule import Context
@@ -77,9 +76,9 @@ def context(stack: str) -> Context:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_answer_is_judged(case: Case) -> None:
     aws = aws_that_says(case.answers, place(case.stack).region)
-    found = ONLINE[case.code].ask(spec_of(case.stack, case.edits), context(case.stack), aws)
+    found = ask(ONLINE[case.code], spec_of(case.stack, case.edits), context(case.stack), aws)
     told = {(finding.path, finding.level) for finding in found}
-    assert told == ({(case.path, case.level)} if case.path else set()), [finding.line() for finding in found]
+    assert told == ({(case.path, case.level)} if case.path else set()), list(found)
     assert all(finding.fix and finding.code == case.code for finding in found)
 
 
@@ -108,16 +107,16 @@ def test_facts_that_have_changed_since_the_snapshot_are_told() -> None:
         }
         answer = {"InstanceTypes": [{**record, "NetworkInfo": network}]}
         aws = aws_that_says([("ec2", "describe_instance_types", answer)])
-        assert len(ONLINE["EC2-104"].ask(spec_of(SPOT, {}), context(SPOT), aws)) == found
+        assert len(ask(ONLINE["EC2-104"], spec_of(SPOT, {}), context(SPOT), aws)) == found
 
 
 def test_a_role_that_is_there_is_fine_and_one_of_another_account_is_not_asked_for() -> None:
     role = {"RoleName": "platform", "RoleId": "A" * 16, "Path": "/", "CreateDate": NOW}
     role["Arn"] = f"arn:aws:iam::{ACCOUNT}:role/platform"
     aws = aws_that_says([("iam", "get_role", {"Role": role})])
-    assert ONLINE["IAM-101"].ask(spec_of(EKS, {}), context(EKS), aws) == []
+    assert ask(ONLINE["IAM-101"], spec_of(EKS, {}), context(EKS), aws) == []
     elsewhere = {"access.admin_roles": ["arn:aws:iam::210987654321:role/platform"]}
-    assert ONLINE["IAM-101"].ask(spec_of(EKS, elsewhere), context(EKS), aws_that_says([])) == []
+    assert ask(ONLINE["IAM-101"], spec_of(EKS, elsewhere), context(EKS), aws_that_says([])) == []
 
 
 @pytest.mark.parametrize("code", sorted(ONLINE))
@@ -132,7 +131,7 @@ def test_a_refused_question_is_unknown(code: str, answer: str) -> None:
     if code in ("S3-101", "S3-102"):
         answers = [("s3", "head_bucket", "403")] * 3
     aws = aws_that_says(answers, place(case.stack).region)
-    found = ONLINE[code].ask(spec_of(case.stack, case.edits), context(case.stack), aws)
+    found = ask(ONLINE[code], spec_of(case.stack, case.edits), context(case.stack), aws)
     assert found
     if code != "EC2-103" or answer == "UnauthorizedOperation":
         assert {finding.level for finding in found} == {"unknown"}
@@ -176,16 +175,16 @@ def test_a_page_in_place_of_an_answer_is_told_in_a_line_and_never_printed(portal
     assert len(caught.value.problems) == 1
     for stack, edits in ((SPOT, {**LUSTRE, **IMAGE, **BUCKETS}), (EKS, CONTROL)):
         found = ask_all(spec_of(stack, edits), context(stack), Aws("us-east-1"))
-        assert not [one.line() for one in found if "<" in one.line() or "Portal" in one.line()]
+        assert not [one for one in found if "<" in one or "Portal" in one]
         assert {one.level for one in found} == {"unknown"}
 
 
 @pytest.mark.parametrize("code", ["NET-101", "EC2-103"])
 def test_a_page_as_the_message_of_an_error_is_not_printed(code: str) -> None:
     error = ClientError({"Error": {"Code": "503", "Message": PAGE.decode()}}, "Any")
-    found = ONLINE[code].ask(spec_of(SPOT, {}), context(SPOT), broken(error))
+    found = ask(ONLINE[code], spec_of(SPOT, {}), context(SPOT), broken(error))
     assert found
-    assert all("an HTML page" in one.line() and "<" not in one.line() for one in found)
+    assert all("an HTML page" in one and "<" not in one for one in found)
 
 
 def test_spot_prices_are_those_of_the_last_days_whatever_day_the_rules_are_asked_about() -> None:
@@ -201,13 +200,13 @@ def test_spot_prices_are_those_of_the_last_days_whatever_day_the_rules_are_asked
 
     ec2 = Recorder()
     later = Context.at(place(SPOT), datetime.now(UTC) + timedelta(days=365))
-    list(ONLINE["CAP-106"].look(spec_of(SPOT, {}), later, Aws("us-east-1", lambda _: ec2)))
+    list(ONLINE["CAP-106"].check(spec_of(SPOT, {}), later, Aws("us-east-1", lambda _: ec2)))
     assert ec2.asked["StartTime"] < datetime.now(UTC)
 
 
 def test_missing_permission_names_the_permission() -> None:
     aws = aws_that_says([("ec2", "describe_availability_zones", "UnauthorizedOperation")])
-    (finding,) = ONLINE["NET-101"].ask(spec_of(SPOT, {}), context(SPOT), aws)
+    (finding,) = ask(ONLINE["NET-101"], spec_of(SPOT, {}), context(SPOT), aws)
     assert "ec2:DescribeAvailabilityZones" in finding.fix
 
 
@@ -235,20 +234,20 @@ def test_all_rules_are_asked_with_the_account_of_the_credentials_and_no_answer_i
     found = {(finding.code, finding.level) for finding in findings}
     assert {("NET-101", "error"), ("EC2-101", "unknown"), ("CAP-008", "error")} <= found
     (plan,) = [finding for finding in findings if finding.code == "CAP-008"]
-    assert plan.message == "the plan is account 123456789012's, this is 210987654321"
+    assert plan.why == "the plan is account 123456789012's, this is 210987654321"
 
 
 def test_the_regions_are_those_of_botocore() -> None:
     session = boto3.Session()
     partitions = {"aws", *PARTITIONS.values()}
-    # Its pseudo regions for global services are no places.
+    # Its pseudo regions for global services are not places.
     known = {region for one in partitions for region in session.get_available_regions("ec2", one)}
-    assert known == REGIONS
+    assert known == regions()
 
 
 def test_a_time_out_of_one_question_is_unknown() -> None:
     aws = broken(ReadTimeoutError(endpoint_url="https://ec2.us-east-1.amazonaws.com"))
-    (finding,) = ONLINE["NET-101"].ask(spec_of(SPOT, {}), context(SPOT), aws)
+    (finding,) = ask(ONLINE["NET-101"], spec_of(SPOT, {}), context(SPOT), aws)
     assert finding.level == "unknown"
 
 
@@ -337,7 +336,7 @@ def test_a_family_counts_against_its_own_quota(family: str, spot: bool, expected
 
 def test_the_types_that_hyperpod_takes_are_those_of_its_api() -> None:
     model = client("sagemaker").meta.service_model
-    assert frozenset(model.shape_for("ClusterInstanceType").enum) == OFFERED
+    assert frozenset(model.shape_for("ClusterInstanceType").enum) == hyperpod_types()
     assert instance("ml.p5.48xlarge") is not None
 
 
@@ -348,7 +347,7 @@ def test_against_the_embedded_aws_every_rule_ends_and_what_it_lacks_is_unknown(m
             monkeypatch.setenv(name, value)
         found = run_all(spec_of(SPOT, {}), Aws("us-east-1"), NOW)
     assert "BUD-001" not in {finding.code for finding in found}
-    assert {finding.code: finding.message for finding in found} == {
+    assert {finding.code: finding.why for finding in found} == {
         "EC2-102": "could not be checked: the embedded AWS does not implement service-quotas ListServiceQuotas",
         "CAP-107": "could not be checked: the embedded AWS does not implement ec2 GetSpotPlacementScores",
     }

@@ -19,9 +19,9 @@ from invoke.exceptions import Exit
 
 from infra import tasks
 from infra.config import parse
+from infra.finding import finding
 from infra.plan.nodes.bundle import bundle
 from infra.preflight import report, stackfile
-from infra.preflight.finding import Finding
 from infra.preflight.offline import OFFLINE
 from infra.preflight.online import running
 from infra.preflight.online.asking import Aws
@@ -268,7 +268,7 @@ def test_the_environment_names_the_region_where_the_file_does_not(
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("config: [", "is no YAML"),
+        ("config: [", "is not YAML"),
         ("- a", "holds no table"),
         ("other: 1", "config is missing"),
         ("config: {}", "lustrain:cluster is missing"),
@@ -315,7 +315,7 @@ def test_an_empty_name_is_not_all_stacks() -> None:
 def test_what_is_no_file_is_said_to_be_none(folder: Path, make: Callable[[Path], None]) -> None:
     make(folder / "Pulumi.zz.yaml")
     assert stackfile.stacks(folder) == ["zz"]
-    with pytest.raises(UserError, match=r"Pulumi\.zz\.yaml is no file") as caught:
+    with pytest.raises(UserError, match=r"Pulumi\.zz\.yaml is not a file") as caught:
         stackfile.read("zz", folder)
     assert "did you mean" not in str(caught.value)
 
@@ -393,9 +393,9 @@ class Unreachable:
 
 
 def test_errors_alone_decide_the_exit_code_and_unknown_is_said() -> None:
-    findings = [Finding("A-001", level, "p", "m", "f", "s") for level in ("warning", "unknown")]
+    findings = [finding("p", "m", "f", code="A-001", level=level) for level in ("warning", "unknown")]
     assert report.exit_code(findings) == 0
     assert list(report.lines(findings))[-1] == "no errors, 1 unknown, 1 warning"
-    error = Finding("A-001", "error", "p", "m", "f", "s")
+    error = finding("p", "m", "f", code="A-001", level="error")
     assert report.exit_code([*findings, error]) == 1
-    assert next(iter(report.lines([*findings, error]))) == error.line()
+    assert next(iter(report.lines([*findings, error]))) == error

@@ -33,7 +33,7 @@ def place_of(stack: str) -> Place:
 
 @pytest.mark.parametrize("stack", EXAMPLES)
 def test_preflight_has_no_objection(stack: str) -> None:
-    assert [one.line() for one in run_offline(example(stack), place_of(stack)) if one.level == "error"] == []
+    assert [one for one in run_offline(example(stack), place_of(stack)) if one.level == "error"] == []
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from infra.catalog.fsx import LUSTRE_PORTS, NFS_PORTS
 from infra.config import ClusterSpec
 from infra.plan.network.endpoints import interface_services
 from infra.plan.storage.lustre import efa_wanted
@@ -16,12 +17,6 @@ EVERYWHERE = "0.0.0.0/0"
 WORLD = {4: 8, 6: 16}
 """By IP version: public ranges with a shorter prefix are the world, whole or in pieces; ours: nobody owns as much."""
 EFA = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html"
-LUSTRE_PORTS = ((988, 988), (1018, 1023))
-"""LNET, both ways between servers and clients
-(https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html)."""
-NFS_PORTS = ((111, 111), (2049, 2049), (20001, 20003))
-"""Port mapper, NFS, mount, status and lock daemons
-(https://docs.aws.amazon.com/fsx/latest/OpenZFSGuide/limit-access-security-groups.html)."""
 PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 """RFC 1918's, and RFC 6598's, which a VPC may have too (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html)."""
 

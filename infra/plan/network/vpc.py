@@ -15,13 +15,14 @@ from typing import Literal
 
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec, ExistingNetwork, Group
+from infra.finding import finding
 from infra.plan.network.endpoints import EndpointPlan, endpoints, interface_services
 from infra.plan.nodes.nics import addresses, nics
 from infra.plan.place import Place
 from infra.plan.roles import RolePlan, flow_log_group, flow_log_role
 from infra.plan.storage.lustre import lustre_plan
 from infra.plan.watch.observability import log_days
-from lustrain.problem import UserError, problem
+from lustrain.problem import Problem, UserError, problem
 
 RESERVED = 5
 """Addresses that AWS keeps in each subnet (https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html)."""
@@ -45,18 +46,6 @@ TIERED_MB_S_A_SERVER = 2000
 """An interface for each file server and one for metadata. AWS does not say how many servers there are: these figures are
 ours, on the safe side."""
 HOME_ADDRESSES = 2
-
-
-@dataclass(frozen=True)
-class CidrProblem:
-    """A block that AWS refuses (`error`) or that makes trouble later (`warning`); `path` is below lustrain:cluster."""
-
-    level: Literal["error", "warning"]
-    path: str
-    value: object
-    message: str
-    fix: str
-    source: str
 
 
 @dataclass(frozen=True)
@@ -159,11 +148,6 @@ def usable(cidr: str) -> int:
     return max(IPv4Network(cidr, strict=False).num_addresses - RESERVED, 0)
 
 
-def cidr_problems(spec: ClusterSpec) -> tuple[CidrProblem, ...]:
-    """All that is wrong with the blocks of `spec.network`; of an existing network, with `compute_cidr` alone."""
-    return tuple(_cidr_problems(spec))
-
-
 def addresses_needed(spec: ClusterSpec, zone_id: str | None = None) -> int:
     """Addresses of a zone's compute subnet that the cluster takes when all nodes run, at most; None: the cluster's zone.
 
@@ -209,8 +193,7 @@ def _subnets(spec: ClusterSpec) -> tuple[SubnetPlan, ...]:
     vpc, refused = _block(spec.network.cidr), [one for one in cidr_problems(spec) if one.level == "error"]
     cidrs = layout(spec, vpc, spec.network.compute_prefix) if vpc and not refused else None
     if cidrs is None:
-        lines = [problem(one.path, one.value, one.message, fix=one.fix) for one in refused]
-        raise UserError(lines)
+        raise UserError(refused)
     zones = {"compute": spec.zone_id}
     if has_nat(spec):
         zones["public"] = spec.zone_id
@@ -246,7 +229,8 @@ def _block(cidr: str) -> IPv4Network | None:
         return None
 
 
-def _cidr_problems(spec: ClusterSpec) -> Iterator[CidrProblem]:
+def cidr_problems(spec: ClusterSpec) -> Iterator[Problem]:
+    """All that is wrong with the blocks of `spec.network`; of an existing network, with `compute_cidr` alone."""
     existing = spec.network.existing
     path, cidr = ("network.cidr", spec.network.cidr)
     if existing is not None:
@@ -256,29 +240,33 @@ def _cidr_problems(spec: ClusterSpec) -> Iterator[CidrProblem]:
     block = _block(cidr)
     if block is None:
         fix = "write the first address and the prefix's length, like 10.0.0.0/16"
-        yield CidrProblem("error", path, cidr, "is no IPv4 block", fix, VPC_BLOCKS)
+        yield finding(path, f"{cidr} is not an IPv4 block", fix, code="NET-003", source=VPC_BLOCKS)
         return
     if not SHORTEST_PREFIX <= block.prefixlen <= LONGEST_PREFIX:
-        fix = f"choose a prefix from /{SHORTEST_PREFIX} to /{LONGEST_PREFIX}"
-        yield CidrProblem("error", path, cidr, "AWS refuses blocks of this size", fix, VPC_BLOCKS)
+        why, fix = (
+            f"{cidr} has a size that AWS refuses",
+            f"choose a prefix from /{SHORTEST_PREFIX} to /{LONGEST_PREFIX}",
+        )
+        yield finding(path, why, fix, code="NET-003", source=VPC_BLOCKS)
         return
     if existing is not None:
         return
     yield from _awkward(path, block)
     prefix = spec.network.compute_prefix
     if layout(spec, block, prefix) is None:
-        message = f"a compute subnet of /{prefix} and the small subnets beside it do not fit into {block}"
+        why = f"a compute subnet of /{prefix} and the small subnets beside it do not fit into {block}"
         smaller = (one for one in range(prefix + 1, LONGEST_PREFIX + 1) if layout(spec, block, one))
         fits = next((f"raise compute_prefix to {one} or " for one in smaller), "")
         fix = f"{fits}take a larger network.cidr"
-        yield CidrProblem("error", "network.compute_prefix", prefix, message, fix, VPC_BLOCKS)
+        yield finding("network.compute_prefix", why, fix, code="NET-004", source=VPC_BLOCKS)
 
 
-def _awkward(path: str, block: IPv4Network) -> Iterator[CidrProblem]:
+def _awkward(path: str, block: IPv4Network) -> Iterator[Problem]:
     if not any(block.subnet_of(private) for private in PRIVATE):
-        message = "is not a private range: nodes cannot reach the owners of these addresses in the internet"
+        why = f"{block} is not a private range: nodes cannot reach the owners of these addresses in the internet"
         fix = "choose a block of 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or 100.64.0.0/10"
-        yield CidrProblem("warning", path, str(block), message, fix, VPC_BLOCKS)
+        yield finding(path, why, fix, code="NET-006", level="warning", source=VPC_BLOCKS)
     if block.overlaps(TAKEN):
-        message = f"overlaps {TAKEN}, where Docker's bridge and some services of AWS are"
-        yield CidrProblem("warning", path, str(block), message, "choose another block, like 10.0.0.0/16", VPC_BLOCKS)
+        why = f"{block} overlaps {TAKEN}, where Docker's bridge and some services of AWS are"
+        fix = "choose another block, like 10.0.0.0/16"
+        yield finding(path, why, fix, code="NET-006", level="warning", source=VPC_BLOCKS)

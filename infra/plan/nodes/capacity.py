@@ -14,9 +14,10 @@ from typing import Literal
 
 from infra.catalog.instances import Instance, instance
 from infra.config import Backend, Capacity, CapacityMode, ClusterSpec, Group
+from infra.finding import finding
+from lustrain.problem import Problem
 
 MarketType = Literal["spot", "capacity-block"]
-Level = Literal["error", "warning"]
 
 PLATFORM = "Linux/UNIX"
 BLOCK_MARGIN = timedelta(minutes=35)
@@ -99,17 +100,6 @@ class ReservationPlan:
         return "limited" if self.ends_at else "unlimited"
 
 
-@dataclass(frozen=True)
-class CapacityProblem:
-    """`path` is relative to the group; `level` is that of a finding."""
-
-    path: str
-    message: str
-    fix: str
-    source: str
-    level: Level = "error"
-
-
 def market(group: Group) -> Market:
     """The market of an EC2 group; a pair that AWS refuses is `capacity_problems`' business."""
     capacity = group.capacity
@@ -152,70 +142,76 @@ def timestamp(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def capacity_problems(group: Group, backend: Backend) -> tuple[CapacityProblem, ...]:
-    """Everything about `group.capacity` that AWS would refuse, or silently ignore."""
+def capacity_problems(group: Group, backend: Backend, prefix: str = "") -> Iterator[Problem]:
+    """Everything about `group.capacity` that AWS would refuse, or silently ignore; `prefix` goes before each path."""
     mode = group.capacity.mode
     if mode not in MODES[backend]:
-        return (_wrong_pair(mode, backend),)
-    return (*_key_problems(group.capacity), *_creation_problems(group), *_type_problems(group, backend))
+        yield _wrong_pair(mode, backend, prefix)
+        return
+    yield from _key_problems(group.capacity, prefix)
+    yield from _creation_problems(group, prefix)
+    yield from _type_problems(group, backend, prefix)
 
 
-def _wrong_pair(mode: CapacityMode, backend: Backend) -> CapacityProblem:
-    allowed = ", ".join(MODES[backend])
+def _wrong_pair(mode: CapacityMode, backend: Backend, prefix: str) -> Problem:
+    why, fix = (
+        "HyperPod ignores EC2's capacity reservations and capacity blocks",
+        ("buy a training plan and give its ARN, or use backend ec2"),
+    )
     if backend == "ec2":
-        why = "EC2 knows no training plans, they are SageMaker's"
-        return CapacityProblem("capacity.mode", f"{mode}: {why}; allowed: {allowed}", "use a hyperpod backend", _PLANS)
-    why = "HyperPod ignores EC2's capacity reservations and capacity blocks"
-    fix = "buy a training plan and give its ARN, or use backend ec2"
-    return CapacityProblem("capacity.mode", f"{mode}: {why}; allowed: {allowed}", fix, _PLANS)
+        why, fix = "EC2 knows no training plans, they are SageMaker's", "use a hyperpod backend"
+    why = f"{mode}: {why}; allowed: {', '.join(MODES[backend])}"
+    return finding(f"{prefix}capacity.mode", why, fix, code="CAP-001", source=_PLANS)
 
 
-def _key_problems(capacity: Capacity) -> Iterator[CapacityProblem]:
+def _key_problems(capacity: Capacity, prefix: str) -> Iterator[Problem]:
     mode, source = capacity.mode, _SOURCES[capacity.mode]
     given = {name for name in Capacity.model_fields if name != "mode" and getattr(capacity, name) not in (None, False)}
     for name in sorted(given - KEYS[mode]):
         modes = ", ".join(other for other, keys in KEYS.items() if name in keys)
-        message = f"has no meaning with mode {mode}; allowed with {modes}"
-        yield CapacityProblem(f"capacity.{name}", message, f"remove it, or set mode to one of {modes}", source)
+        why, fix = f"has no meaning with mode {mode}; allowed with {modes}", f"remove it, or set mode to one of {modes}"
+        yield finding(f"{prefix}capacity.{name}", why, fix, code="CAP-003", source=source)
     needed = NEEDED[mode]
     chosen = [name for name in needed if name in given]
     names = " or ".join(needed)
     if needed and not chosen:
-        yield CapacityProblem("capacity", f"mode {mode} needs {names}", f"give {names}", source)
+        why = f"mode {mode} needs {names}"
+        yield finding(f"{prefix}capacity", why, f"give {names}", code="CAP-002", source=source)
     if len(chosen) > 1:
-        message = f"{' and '.join(chosen)} exclude each other: use what is there, or make it"
-        yield CapacityProblem("capacity", message, f"keep one of {', '.join(chosen)}", source)
+        why = f"{' and '.join(chosen)} exclude each other: use what is there, or make it"
+        yield finding(f"{prefix}capacity", why, f"keep one of {', '.join(chosen)}", code="CAP-002", source=source)
 
 
-def _creation_problems(group: Group) -> Iterator[CapacityProblem]:
+def _creation_problems(group: Group, prefix: str) -> Iterator[Problem]:
     capacity = group.capacity
     if not capacity.create:
         return
     for name in ("placement_group", "size"):
         if getattr(capacity, name) is not None:
-            message = "describes a reservation that is there; with create it is made for count instances, in no group"
-            yield CapacityProblem(f"capacity.{name}", message, "remove it", _RESERVATIONS)
+            why = "describes a reservation that is there; with create it is made for count instances, in no group"
+            yield finding(f"{prefix}capacity.{name}", why, "remove it", code="CAP-003", source=_RESERVATIONS)
     if group.count == 0:
-        message = "a reservation for no instance cannot be made"
-        yield CapacityProblem("count", message, "set a count, or mode on-demand until you need it", _RESERVATIONS)
+        why, fix = "a reservation for no instance cannot be made", "set a count, or mode on-demand until you need it"
+        yield finding(f"{prefix}count", why, fix, code="CAP-018", source=_RESERVATIONS)
 
 
-def _type_problems(group: Group, backend: Backend) -> Iterator[CapacityProblem]:
+def _type_problems(group: Group, backend: Backend, prefix: str) -> Iterator[Problem]:
     kind, mode = instance(group.ec2_type), group.capacity.mode
     if kind is None:
         return
     sold = {"spot": "spot", "capacity-block": "capacity-block"}.get(mode, "on-demand")
     if mode != "training-plan" and sold not in kind.usage:
-        message = f"{kind.name} is not sold as {sold}; allowed: {', '.join(sorted(kind.usage))}"
-        yield CapacityProblem("capacity.mode", message, "choose another mode or type", _TYPES)
+        why = f"{kind.name} is not sold as {sold}; allowed: {', '.join(sorted(kind.usage))}"
+        yield finding(f"{prefix}capacity.mode", why, "choose another mode or type", code="CAP-007", source=_TYPES)
     if backend != "ec2" or _has_placement_groups(kind):
         return
     if group.capacity.placement_group is not None:
-        message = f"{kind.name} cannot be launched into a cluster placement group"
-        yield CapacityProblem("capacity.placement_group", message, "remove it, or choose another type", _GROUPS)
+        why, fix = f"{kind.name} cannot be launched into a cluster placement group", "remove it, or choose another type"
+        yield finding(f"{prefix}capacity.placement_group", why, fix, code="CAP-016", source=_GROUPS)
     elif mode in ("on-demand", "spot") and group.count > 1:
-        message = f"{kind.name} takes no cluster placement group: the nodes may lie far apart in the zone"
-        yield CapacityProblem("instance_type", message, "choose a type that takes one", _GROUPS, level="warning")
+        why = f"{kind.name} takes no cluster placement group: the nodes may lie far apart in the zone"
+        fix = "choose a type that takes one"
+        yield finding(f"{prefix}instance_type", why, fix, code="CAP-016", level="warning", source=_GROUPS)
 
 
 def _has_placement_groups(kind: Instance | None) -> bool:

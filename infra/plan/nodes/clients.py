@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from infra.catalog.fsx import EFA_CONNECTIONS
 from infra.catalog.instances import Instance, instance
 from infra.config import ClusterSpec, Group
 from infra.plan.storage.lustre import efa_wanted
@@ -18,9 +19,6 @@ from node_setup.agent.plan import plan
 
 MODULE_OPTION = "module-option"
 """The kind of setting that a kernel module takes as it is loaded."""
-EFA_CONNECTIONS = 1024
-"""EFA interfaces of all clients that one file system takes
-(https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html)."""
 LUSTRE_EFA = {
     "p6-b300.48xlarge": 16,
     "p6e-gb200.36xlarge": 8,
@@ -29,7 +27,8 @@ LUSTRE_EFA = {
     "p5e.48xlarge": 8,
     "p5.48xlarge": 8,
 }
-"""EFA interfaces that AWS gives to Lustre by default; 2 on other types with several cards, 1 with one (same page)."""
+"""EFA interfaces that AWS gives to Lustre by default; 2 on other types with several cards, 1 with one
+(https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html)."""
 WITHOUT_LUSTRE_EFA = ("trn2.", "trn2u.")
 """The same page excludes this family."""
 

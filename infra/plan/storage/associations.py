@@ -16,9 +16,6 @@ from infra.plan.documents import Statement, allow
 from infra.plan.place import Place, bucket_names
 from infra.plan.storage.buckets import Rule, buckets
 
-MOST = 8
-"""For one file system (API_CreateDataRepositoryAssociation.html)."""
-
 Side = Literal["path", "prefix"]
 
 

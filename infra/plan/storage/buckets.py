@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from infra.config import ClusterSpec
+from infra.finding import finding
 from infra.plan.documents import Document, account_only, document, tls_only
 from infra.plan.place import Place, bucket_names, runs_uri
-from infra.plan.storage.lustre import Violation
+from lustrain.problem import Problem
 
 BucketKey = Literal["data", "checkpoints", "lifecycle"]
 
@@ -86,7 +87,7 @@ def buckets(spec: ClusterSpec, place: Place) -> tuple[BucketPlan, ...]:
     )
 
 
-def violations(spec: ClusterSpec, place: Place) -> tuple[Violation, ...]:
+def violations(spec: ClusterSpec, place: Place) -> tuple[Problem, ...]:
     """Where runs would lie under a prefix that belongs to a lifecycle rule; the rule is then left out of the plan.
 
     A bucket of the user's has no rule of ours.
@@ -97,7 +98,7 @@ def violations(spec: ClusterSpec, place: Place) -> tuple[Violation, ...]:
     names = bucket_names(spec, place)
     key = "runs_uri" if spec.runs_uri else "buckets.runs_prefix"
     return tuple(
-        Violation(key, f"{uri} lies where {what}", f"keep runs outside {prefix}", RULES_SOURCE)
+        finding(key, f"{uri} lies where {what}", f"keep runs outside {prefix}", code="S3-007", source=RULES_SOURCE)
         for prefix, what in (
             (EPHEMERAL, f"objects expire after {spec.buckets.ephemeral_days} days"),
             (MILESTONE, f"objects move to {ARCHIVE} after {spec.buckets.milestone_days} days"),

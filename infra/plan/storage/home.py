@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from infra.catalog.fsx import API, HOME_MB_S
 from infra.config import Home, Storage
-from infra.plan.storage.lustre import API, Violation
+from infra.finding import finding
 from infra.plan.storage.mounts import mount_problem
+from lustrain.problem import Problem
 
 SOURCE = f"{API}/API_CreateFileSystemOpenZFSConfiguration.html"
-THROUGHPUT_MB_S = (160, 320, 640, 1_280, 2_560, 3_840, 5_120, 7_680, 10_240)
-"""Of the second generation in one zone (ThroughputCapacity, same page)."""
 BACKUP_DAYS = 7
 """Homes are the one thing here that is mirrored nowhere else."""
 
@@ -36,34 +36,42 @@ def home(wish: Home) -> HomePlan:
     return HomePlan(capacity_gib=wish.capacity_gib, throughput_mb_s=wish.throughput_mb_s, mount_path=wish.mount_path)
 
 
-def violations(storage: Storage) -> tuple[Violation, ...]:
+def violations(storage: Storage) -> tuple[Problem, ...]:
     """What AWS would refuse of the home file system, and mounts that would hide something."""
     if storage.home is None:
         return ()
     return (*_throughput(storage.home), *_mount(storage.home), *_beside(storage))
 
 
-def _throughput(wish: Home) -> list[Violation]:
-    if wish.throughput_mb_s in THROUGHPUT_MB_S:
+def _throughput(wish: Home) -> list[Problem]:
+    if wish.throughput_mb_s in HOME_MB_S:
         return []
-    above = next((step for step in THROUGHPUT_MB_S if step >= wish.throughput_mb_s), THROUGHPUT_MB_S[-1])
-    message = f"{wish.throughput_mb_s} MB/s is not on the ladder; allowed: {', '.join(map(str, THROUGHPUT_MB_S))}"
-    return [Violation("storage.home.throughput_mb_s", message, f"set {above}", SOURCE)]
+    above = next((step for step in HOME_MB_S if step >= wish.throughput_mb_s), HOME_MB_S[-1])
+    message = f"{wish.throughput_mb_s} MB/s is not on the ladder; allowed: {', '.join(map(str, HOME_MB_S))}"
+    return [finding("storage.home.throughput_mb_s", message, f"set {above}", code="FSX-016", source=SOURCE)]
 
 
-def _mount(wish: Home) -> list[Violation]:
+def _mount(wish: Home) -> list[Problem]:
     """`/home` itself is what this file system is for."""
     problem = "" if wish.mount_path == "/home" else mount_problem(wish.mount_path)
     if not problem:
         return []
-    return [Violation("storage.home.mount_path", f"{wish.mount_path} {problem}", "mount it at /home", SOURCE)]
+    return [
+        finding(
+            "storage.home.mount_path",
+            f"{wish.mount_path} {problem}",
+            "mount it at /home",
+            code="FSX-009",
+            source=SOURCE,
+        )
+    ]
 
 
-def _beside(storage: Storage) -> list[Violation]:
+def _beside(storage: Storage) -> list[Problem]:
     if storage.home is None or storage.lustre is None:
         return []
     inner, outer = storage.home.mount_path, storage.lustre.mount_path
     if not (f"{inner}/".startswith(f"{outer}/") or f"{outer}/".startswith(f"{inner}/")):
         return []
     message = f"{inner} and storage.lustre.mount_path ({outer}) are one place or one inside the other"
-    return [Violation("storage.home.mount_path", message, "mount them side by side, like /home and /fsx", SOURCE)]
+    return [finding("storage.home.mount_path", message, "mount them side by side, like /home and /fsx", code="FSX-010")]

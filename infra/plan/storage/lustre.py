@@ -1,9 +1,7 @@
 """The smallest FSx for Lustre file system that meets a wish, and the checks of one that is spelled out.
 
-Sizes are counted as FSx counts them: a "2.4-TiB file system" is one of 2400 GiB, and 50 MB/s/TiB on it make 120 MB/s
-(https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystemLustreConfiguration.html, PerUnitStorageThroughput).
-A wish of 9.6 TiB is thus met by 9600 GiB. Only PERSISTENT_2 is planned: it alone has EFA, Intelligent-Tiering and a
-metadata rate of its own.
+A wish of 9.6 TiB is met by 9600 GiB, since sizes are counted as FSx counts them (`infra.catalog.fsx`). Only PERSISTENT_2 is
+planned: it alone has EFA, Intelligent-Tiering and a metadata rate of its own.
 """
 
 from __future__ import annotations
@@ -12,45 +10,29 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from infra.catalog.fsx import (
+    API,
+    CACHE_GIB,
+    EFA_SMALLEST_MB_S,
+    EFA_STEP_GIB,
+    GIB_PER_TIB,
+    LUSTRE_GUIDE,
+    METADATA_IOPS,
+    PER_TIB_MB_S,
+    SMALLEST_GIB,
+    STEP_GIB,
+    TIERED_LARGEST_MB_S,
+    TIERED_METADATA_IOPS,
+    TIERED_STEP_MB_S,
+)
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec, ExistingLustre, Lustre
+from infra.finding import finding
 from infra.plan.storage.mounts import mount_problem
+from lustrain.problem import Problem
 
-LUSTRE_GUIDE = "https://docs.aws.amazon.com/fsx/latest/LustreGuide"
-API = "https://docs.aws.amazon.com/fsx/latest/APIReference"
-
-GIB_PER_TIB = 1000
-"""As FSx counts, see above."""
-PER_TIB_MB_S = (125, 250, 500, 1000)
-"""Throughput that PERSISTENT_2 on SSD can have (CreateFileSystemLustreConfiguration, PerUnitStorageThroughput)."""
-SMALLEST_GIB = 1200
-STEP_GIB = 2400
-"""SSD has 1200 GiB or a multiple of 2400 (API_CreateFileSystem.html, StorageCapacity)."""
-EFA_STEP_GIB = {125: 38_400, 250: 19_200, 500: 9_600, 1000: 4_800}
-"""An EFA-enabled file system has a multiple of this (LustreGuide/increase-storage-capacity.html)."""
-EFA_SMALLEST_MB_S = 4_800
-"""What one such step makes, at each of the four rates."""
-METADATA_IOPS = (1_500, 3_000, 6_000, *range(12_000, 192_001, 12_000))
-"""On SSD (API_CreateFileSystemLustreMetadataConfiguration.html)."""
-TIERED_METADATA_IOPS = (6_000, 12_000)
-"""On Intelligent-Tiering, which has no AUTOMATIC (same page)."""
-TIERED_STEP_MB_S = 4_000
-TIERED_LARGEST_MB_S = 2_000_000
-"""Throughput of Intelligent-Tiering (LustreGuide/managing-throughput-capacity.html)."""
-CACHE_GIB = (32, 131_072)
-"""Least and most read cache for every 4000 MB/s (API_LustreReadCacheConfiguration.html)."""
-VERSION = "2.15"
-"""EFA and a metadata configuration need it (LustreGuide/efa-file-systems.html)."""
-
-
-@dataclass(frozen=True)
-class Violation:
-    """A rule of AWS that a value breaks: `path` is the key under lustrain:cluster."""
-
-    path: str
-    message: str
-    fix: str
-    source: str
+_SIZES = {"capacity_gib": "FSX-001", "capacity_tib": "FSX-001", "per_tib_mb_s": "FSX-003", "throughput_gb_s": "FSX-003"}
+"""The rule about each key that says how large or fast a file system is."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +114,7 @@ def smallest(capacity_gib: float, mb_s: float, efa: bool) -> tuple[int, int]:
     return min((_legal_gib(max(capacity_gib, mb_s * GIB_PER_TIB / rate), rate, efa), rate) for rate in PER_TIB_MB_S)
 
 
-def violations(wish: Lustre, efa: bool) -> tuple[Violation, ...]:
+def violations(wish: Lustre, efa: bool) -> tuple[Problem, ...]:
     """What AWS would refuse, or what cannot be meant; empty for a good wish. `efa` is what `efa_wanted` says."""
     if wish.existing is not None:
         return (*_mount(wish), *_with_existing(wish))
@@ -214,77 +196,90 @@ def _binding(wish: Lustre, efa: bool, capacity_gib: int, per_tib: int) -> str:
     return f"{SMALLEST_GIB} GiB is the smallest file system there is"
 
 
-def _mount(wish: Lustre) -> list[Violation]:
+def _mount(wish: Lustre) -> list[Problem]:
     problem = mount_problem(wish.mount_path)
     if not problem:
         return []
     source = f"{LUSTRE_GUIDE}/mount-fs-auto-mount-onreboot.html"
-    return [Violation("storage.lustre.mount_path", f"{wish.mount_path} {problem}", "mount it at /fsx", source)]
+    return [
+        finding(
+            "storage.lustre.mount_path",
+            f"{wish.mount_path} {problem}",
+            "mount it at /fsx",
+            code="FSX-008",
+            source=source,
+        )
+    ]
 
 
-def _with_existing(wish: Lustre) -> list[Violation]:
+def _with_existing(wish: Lustre) -> list[Problem]:
     keys = ("throughput_gb_s", "capacity_tib", "capacity_gib", "per_tib_mb_s", "read_cache_gib", "efa", "metadata_iops")
     given = [key for key in (*keys, "kms_key") if getattr(wish, key) is not None]
     given += [key for key in ("backup_days", "associations") if getattr(wish, key)]
     return [
-        Violation(
+        finding(
             f"storage.lustre.{key}",
             "has no meaning with `existing`: nothing in an existing file system is changed",
             f"remove {key}, or remove existing",
-            f"{LUSTRE_GUIDE}/getting-started.html",
+            code="FSX-012",
+            source=f"{LUSTRE_GUIDE}/getting-started.html",
         )
         for key in given
     ]
 
 
-def _backups(wish: Lustre) -> list[Violation]:
+def _backups(wish: Lustre) -> list[Problem]:
     if not (wish.backup_days and wish.associations):
         return []
     return [
-        Violation(
+        finding(
             "storage.lustre.backup_days",
             "backups are not supported on a file system that has data repository associations",
             "set backup_days: 0 (what is exported to S3 is kept there), or remove the associations",
-            f"{LUSTRE_GUIDE}/using-backups-fsx.html",
+            code="FSX-007",
+            source=f"{LUSTRE_GUIDE}/using-backups-fsx.html",
         )
     ]
 
 
-def _ssd_violations(wish: Lustre, efa: bool) -> list[Violation]:
+def _ssd_violations(wish: Lustre, efa: bool) -> list[Problem]:
     found = _form(wish)
     if wish.capacity_gib is not None and not found:
         found += _capacity(wish.capacity_gib, wish.per_tib_mb_s, efa)
     if wish.per_tib_mb_s is not None and wish.per_tib_mb_s not in PER_TIB_MB_S:
         found.append(
-            Violation(
+            finding(
                 "storage.lustre.per_tib_mb_s",
-                f"{wish.per_tib_mb_s} is no throughput of PERSISTENT_2; allowed: {_listed(PER_TIB_MB_S)}",
+                f"{wish.per_tib_mb_s} is not a throughput of PERSISTENT_2; allowed: {_listed(PER_TIB_MB_S)}",
                 f"set {min(PER_TIB_MB_S, key=lambda rate: abs(rate - (wish.per_tib_mb_s or 0)))}",
-                f"{API}/API_CreateFileSystemLustreConfiguration.html",
+                code="FSX-003",
+                source=f"{API}/API_CreateFileSystemLustreConfiguration.html",
             )
         )
     if wish.metadata_iops is not None and wish.metadata_iops not in METADATA_IOPS:
         found.append(
-            Violation(
+            finding(
                 "storage.lustre.metadata_iops",
                 f"{wish.metadata_iops} is not on the ladder; allowed: 1500, 3000, 6000, multiples of 12000 up to 192000",
                 f"set {_at_least(METADATA_IOPS, wish.metadata_iops)}, or remove it and FSx follows the capacity",
-                f"{API}/API_CreateFileSystemLustreMetadataConfiguration.html",
+                code="FSX-004",
+                source=f"{API}/API_CreateFileSystemLustreMetadataConfiguration.html",
             )
         )
     if wish.read_cache_gib is not None:
         found.append(
-            Violation(
+            finding(
                 "storage.lustre.read_cache_gib",
                 "only Intelligent-Tiering has a read cache",
                 "remove it, or set type: intelligent-tiering",
-                f"{API}/API_LustreReadCacheConfiguration.html",
+                code="FSX-005",
+                source=f"{API}/API_LustreReadCacheConfiguration.html",
             )
         )
     return found
 
 
-def _form(wish: Lustre) -> list[Violation]:
+def _form(wish: Lustre) -> list[Problem]:
     """A wish or an exact size, and that whole."""
     exact = {"capacity_gib": wish.capacity_gib, "per_tib_mb_s": wish.per_tib_mb_s}
     wished = {"throughput_gb_s": wish.throughput_gb_s, "capacity_tib": wish.capacity_tib}
@@ -293,11 +288,12 @@ def _form(wish: Lustre) -> list[Violation]:
     if len(missing) == 2:
         return []
     found = [
-        Violation(
+        finding(
             f"storage.lustre.{key}",
             "is a wish, beside an exact size: only one of them can hold",
             "keep throughput_gb_s and capacity_tib, or capacity_gib and per_tib_mb_s",
-            source,
+            code=_SIZES[key],
+            source=source,
         )
         for key, value in wished.items()
         if value is not None
@@ -305,31 +301,42 @@ def _form(wish: Lustre) -> list[Violation]:
     if missing:
         other = next(key for key in exact if key not in missing)
         message = f"is missing: {other} needs it, throughput is the product of the two"
-        found.append(Violation(f"storage.lustre.{missing[0]}", message, f"add it, or remove {other}", source))
+        found.append(
+            finding(
+                f"storage.lustre.{missing[0]}",
+                message,
+                f"add it, or remove {other}",
+                code=_SIZES[missing[0]],
+                source=source,
+            )
+        )
     return found
 
 
-def _capacity(capacity_gib: int, per_tib: int | None, efa: bool) -> list[Violation]:
+def _capacity(capacity_gib: int, per_tib: int | None, efa: bool) -> list[Problem]:
     key = "storage.lustre.capacity_gib"
     if efa and per_tib in EFA_STEP_GIB and capacity_gib % EFA_STEP_GIB[per_tib]:
         message = f"EFA at {per_tib} MB/s/TiB comes in steps of {EFA_STEP_GIB[per_tib]} GiB, {capacity_gib} is none"
         fix = f"set {_legal_gib(capacity_gib, per_tib, True)}, or efa: false"
-        return [Violation(key, message, fix, f"{LUSTRE_GUIDE}/increase-storage-capacity.html")]
+        return [finding(key, message, fix, code="FSX-002", source=f"{LUSTRE_GUIDE}/increase-storage-capacity.html")]
     if capacity_gib != SMALLEST_GIB and capacity_gib % STEP_GIB:
-        message = f"{capacity_gib} GiB is no size of PERSISTENT_2; allowed: {SMALLEST_GIB}, or a multiple of {STEP_GIB}"
+        message = (
+            f"{capacity_gib} GiB is not a size of PERSISTENT_2; allowed: {SMALLEST_GIB}, or a multiple of {STEP_GIB}"
+        )
         fix = f"set {_legal_gib(capacity_gib, 0, False)}"
-        return [Violation(key, message, fix, f"{API}/API_CreateFileSystem.html")]
+        return [finding(key, message, fix, code="FSX-001", source=f"{API}/API_CreateFileSystem.html")]
     return []
 
 
-def _tiered_violations(wish: Lustre) -> list[Violation]:
+def _tiered_violations(wish: Lustre) -> list[Problem]:
     source = f"{LUSTRE_GUIDE}/using-fsx-lustre.html"
     found = [
-        Violation(
+        finding(
             f"storage.lustre.{key}",
             "has no meaning on Intelligent-Tiering, which grows and shrinks with what is in it",
             f"remove {key}",
-            source,
+            code=_SIZES[key],
+            source=source,
         )
         for key in ("capacity_tib", "capacity_gib", "per_tib_mb_s")
         if getattr(wish, key) is not None
@@ -341,25 +348,32 @@ def _tiered_violations(wish: Lustre) -> list[Violation]:
         )
         message += f" is sized by its throughput alone; allowed: steps of 4 GB/s up to {TIERED_LARGEST_MB_S // 1000}"
         found.append(
-            Violation(
-                "storage.lustre.throughput_gb_s", message, "set 4", f"{LUSTRE_GUIDE}/managing-throughput-capacity.html"
+            finding(
+                "storage.lustre.throughput_gb_s",
+                message,
+                "set 4",
+                code="FSX-003",
+                source=f"{LUSTRE_GUIDE}/managing-throughput-capacity.html",
             )
         )
     if wish.metadata_iops is not None and wish.metadata_iops not in TIERED_METADATA_IOPS:
-        message = f"{wish.metadata_iops} is none of {_listed(TIERED_METADATA_IOPS)}, which Intelligent-Tiering can have"
+        message = (
+            f"{wish.metadata_iops} is not one of {_listed(TIERED_METADATA_IOPS)}, which Intelligent-Tiering can have"
+        )
         fix = f"set {_at_least(TIERED_METADATA_IOPS, wish.metadata_iops)}"
         found.append(
-            Violation(
+            finding(
                 "storage.lustre.metadata_iops",
                 message,
                 fix,
-                f"{API}/API_CreateFileSystemLustreMetadataConfiguration.html",
+                code="FSX-004",
+                source=f"{API}/API_CreateFileSystemLustreMetadataConfiguration.html",
             )
         )
     return found + _cache(wish) + _tiered_associations(wish)
 
 
-def _cache(wish: Lustre) -> list[Violation]:
+def _cache(wish: Lustre) -> list[Problem]:
     steps = max(1, math.ceil(_wanted_mb_s(wish) / TIERED_STEP_MB_S))
     least, most = (steps * bound for bound in CACHE_GIB)
     if wish.read_cache_gib is None or least <= wish.read_cache_gib <= most:
@@ -368,18 +382,27 @@ def _cache(wish: Lustre) -> list[Violation]:
         f"{wish.read_cache_gib} GiB is out of range at {steps * TIERED_STEP_MB_S} MB/s; allowed: {least} to {most}"
     )
     fix = f"set {least if wish.read_cache_gib < least else most}, or remove it for the smallest"
-    return [Violation("storage.lustre.read_cache_gib", message, fix, f"{API}/API_LustreReadCacheConfiguration.html")]
+    return [
+        finding(
+            "storage.lustre.read_cache_gib",
+            message,
+            fix,
+            code="FSX-005",
+            source=f"{API}/API_LustreReadCacheConfiguration.html",
+        )
+    ]
 
 
-def _tiered_associations(wish: Lustre) -> list[Violation]:
+def _tiered_associations(wish: Lustre) -> list[Problem]:
     if not wish.associations:
         return []
     return [
-        Violation(
+        finding(
             "storage.lustre.associations",
             "Intelligent-Tiering has no data repository associations",
             "remove them, or set type: ssd",
-            f"{API}/API_DataRepositoryAssociation.html",
+            code="FSX-006",
+            source=f"{API}/API_DataRepositoryAssociation.html",
         )
     ]
 

@@ -1,11 +1,10 @@
-"""What an online rule is, the clients it asks with, and what becomes of a question that nobody answers."""
+"""How an online rule asks: AWS's clients, and what it finds when there is no answer."""
 
 from __future__ import annotations
 
 import threading
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import boto3
 from botocore.config import Config
@@ -14,9 +13,9 @@ from botocore.model import OperationModel
 from botocore.parsers import ResponseParserError
 
 from infra.config import ClusterSpec
-from infra.preflight.finding import Finding
+from infra.finding import finding
 from infra.preflight.rule import Context, Rule
-from lustrain.problem import LONGEST_VALUE, is_page, without_page
+from lustrain.problem import LONGEST_VALUE, Problem, is_page, without_page
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -137,41 +136,33 @@ class Aws:
         return cast("STSClient", self._client("sts"))
 
 
-class OnlineRule(Rule):
-    """A rule that asks AWS; `permission` names the action it needs."""
+def unknown(path: str, why: str, fix: str) -> Problem:
+    """What a rule yields where it could not look."""
+    why = without_page(why)
+    short = why if len(why) <= LONGEST_VALUE else why[:LONGEST_VALUE] + "…"
+    return finding(path, f"could not be checked: {short}", fix, level="unknown")
 
-    online: ClassVar[bool] = True
-    permission: ClassVar[str]
 
-    @abstractmethod
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        """What is wrong; may raise botocore's errors, which `ask` turns into an unknown."""
+def ask(rule: Rule, spec: ClusterSpec, context: Context, aws: Aws) -> list[Problem]:
+    """What the rule finds, or one line that says why there is no answer; a question without an answer is never passed."""
+    try:
+        return list(rule.check(spec, context, aws))
+    except ClientError as error:
+        found = _refused(error, rule.permission)
+    except (BotoCoreError, ResponseParserError) as error:
+        found = unknown(WHOLE, str(error), "try again, or look at network and endpoint settings")
+    return [rule.own(found)]
 
-    def unknown(self, path: str, why: str, fix: str) -> Finding:
-        why = without_page(why)
-        short = why if len(why) <= LONGEST_VALUE else why[:LONGEST_VALUE] + "…"
-        return self.finding(path, f"could not be checked: {short}", fix, level="unknown")
 
-    def ask(self, spec: ClusterSpec, context: Context, aws: Aws) -> list[Finding]:
-        """The findings, or one that says why there is no answer; a question without an answer is never passed."""
-        try:
-            return list(self.look(spec, context, aws))
-        except ClientError as error:
-            code = code_of(error)
-            if code in DENIED:
-                return [self.unknown(WHOLE, "permission is missing", f"allow {self.permission}")]
-            said = str(error.response.get("Error", {}).get("Message", "")) or code
-            if code == NOT_IMPLEMENTED:
-                return [self.unknown(WHOLE, said, f"ask AWS itself; the question is {self.permission}")]
-            return [
-                self.unknown(
-                    WHOLE,
-                    f"AWS answers {code}: {without_page(said)}",
-                    f"try again, or look in the console; the question is {self.permission}",
-                )
-            ]
-        except (BotoCoreError, ResponseParserError) as error:
-            return [self.unknown(WHOLE, str(error), "try again, or look at network and endpoint settings")]
+def _refused(error: ClientError, permission: str) -> Problem:
+    code = code_of(error)
+    if code in DENIED:
+        return unknown(WHOLE, "permission is missing", f"allow {permission}")
+    said = str(error.response.get("Error", {}).get("Message", "")) or code
+    if code == NOT_IMPLEMENTED:
+        return unknown(WHOLE, said, f"ask AWS itself; the question is {permission}")
+    fix = f"try again, or look in the console; the question is {permission}"
+    return unknown(WHOLE, f"AWS answers {code}: {without_page(said)}", fix)
 
 
 WHOLE = "aws"

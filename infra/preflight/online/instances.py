@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -12,221 +11,217 @@ from botocore.exceptions import ClientError
 from infra.catalog.instances import instance
 from infra.catalog.refresh import summary
 from infra.config import ClusterSpec, Group
+from infra.finding import finding
 from infra.plan.nodes.capacity import market
 from infra.plan.nodes.gang import CANONICAL, image
-from infra.preflight.finding import Finding, Level
-from infra.preflight.online.asking import DENIED, Aws, OnlineRule, code_of
-from infra.preflight.rule import Context, groups, known_groups
+from infra.preflight.online.asking import DENIED, Aws, code_of, unknown
+from infra.preflight.rule import Context, Family, Problems, groups, known_groups
 from lustrain.problem import without_page
 
 QUOTAS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-quotas.html"
 CUSTOM_IMAGE = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterInstanceGroupSpecification.html"
 ERRORS = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html"
+RULES = Family()
 
 
-class Offered(OnlineRule):
-    code = "EC2-101"
-    checks = "EC2 offers the instance types in the cluster's zone."
-    source = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html"
-    permission = "ec2:DescribeInstanceTypeOfferings"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        types: list[Any] = sorted({group.ec2_type for _, group, _ in known_groups(spec)})
-        zones: dict[str, set[str]] = defaultdict(set)
-        pages = aws.ec2.get_paginator("describe_instance_type_offerings").paginate(
-            LocationType="availability-zone-id", Filters=[{"Name": "instance-type", "Values": types}]
-        )
-        for page in pages if types else ():
-            for one in page["InstanceTypeOfferings"]:
-                zones[one["InstanceType"]].add(one["Location"])
-        for path, group, _ in known_groups(spec):
-            found = zones[group.ec2_type]
-            if (zone := spec.zone_of(group)) not in found:
-                message = f"{group.ec2_type} is not offered in {zone}"
-                fix = f"take {' or '.join(sorted(found))}" if found else f"take another type: none in {aws.region}"
-                # HyperPod's machines lie in AWS's own account; what EC2 offers there is a sign, no more.
-                level: Level = "warning" if spec.hyperpod else "error"
-                yield self.finding(f"{path}.instance_type", message, fix, level=level)
-
-
-class VcpuQuota(OnlineRule):
-    code = "EC2-102"
-    checks = "The account's vCPU quotas hold all nodes that are on demand or spot."
-    source = QUOTAS
-    permission = "servicequotas:ListServiceQuotas"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        wanted: dict[tuple[str, bool], int] = defaultdict(int)
-        for _, group, facts in known_groups(spec):
-            if spec.backend == "ec2" and group.capacity.mode != "capacity-block":
-                spot = group.capacity.mode == "spot"
-                wanted[re.split(r"[.-]", group.ec2_type)[0], spot] += group.count * facts.vcpus
-        if not wanted:
-            return
-        quotas = {one["QuotaName"]: one["Value"] for one in _quotas(aws, "ec2")}
-        by_quota: dict[str, int] = defaultdict(int)
-        for (family, spot), vcpus in wanted.items():
-            name = quota_of(family, spot, list(quotas))
-            if name is None:
-                sold = "spot" if spot else "on demand"
-                yield self.unknown(
-                    "groups", f"no quota for {family} {sold} is listed", "look at Service Quotas, Amazon EC2"
-                )
-            else:
-                by_quota[name] += vcpus
-        for name, vcpus in by_quota.items():
-            if vcpus > quotas[name]:
-                message = f"{vcpus} vCPUs, but the quota `{name}` is {quotas[name]:g}"
-                yield self.finding("groups", message, f"ask for {vcpus} or more in Service Quotas, {aws.region}")
+@RULES.add(
+    "EC2-101",
+    "EC2 offers the instance types in the cluster's zone.",
+    "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html",
+    permission="ec2:DescribeInstanceTypeOfferings",
+)
+def offered(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    types: list[Any] = sorted({group.ec2_type for _, group, _ in known_groups(spec)})
+    zones: dict[str, set[str]] = defaultdict(set)
+    pages = aws.ec2.get_paginator("describe_instance_type_offerings").paginate(
+        LocationType="availability-zone-id", Filters=[{"Name": "instance-type", "Values": types}]
+    )
+    for page in pages if types else ():
+        for one in page["InstanceTypeOfferings"]:
+            zones[one["InstanceType"]].add(one["Location"])
+    for path, group, _ in known_groups(spec):
+        found = zones[group.ec2_type]
+        if (zone := spec.zone_of(group)) not in found:
+            message = f"{group.ec2_type} is not offered in {zone}"
+            fix = f"take {' or '.join(sorted(found))}" if found else f"take another type: none in {aws.region}"
+            # HyperPod's machines lie in AWS's own account; what EC2 offers there is a sign, no more.
+            level = "warning" if spec.hyperpod else "error"
+            yield finding(f"{path}.instance_type", message, fix, level=level)
 
 
-class ClusterQuota(OnlineRule):
-    code = "HYP-101"
-    checks = "SageMaker's quotas `… for cluster usage` hold all on-demand nodes of the HyperPod cluster."
-    source = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-prerequisites.html"
-    permission = "servicequotas:ListServiceQuotas"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        wanted: dict[str, int] = defaultdict(int)
-        for _, group in groups(spec):
-            if spec.hyperpod and group.capacity.mode == "on-demand":
-                wanted[group.hyperpod_type] += group.count
-        quotas = {one["QuotaName"]: one["Value"] for one in _quotas(aws, "sagemaker")} if wanted else {}
-        for kind, count in wanted.items():
-            name = f"{kind} for cluster usage"
-            if name not in quotas:
-                yield self.unknown("groups", f"no quota `{name}` is listed", "look at Service Quotas, Amazon SageMaker")
-            elif count > quotas[name]:
-                message = f"{count} x {kind}, but the quota `{name}` is {quotas[name]:g}"
-                yield self.finding("groups", message, f"ask for {count} or more in Service Quotas, {aws.region}")
-
-
-class DryRun(OnlineRule):
-    code = "EC2-103"
-    checks = "A dry run of RunInstances goes through for each EC2 group."
-    source = ERRORS
-    permission = "ec2:RunInstances"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        for path, group, facts in known_groups(spec):
-            if spec.backend != "ec2" or not group.count or facts.architecture not in CANONICAL:
-                continue
-            try:
-                aws.ec2.run_instances(**launch(spec, group), DryRun=True)
-            except ClientError as error:
-                yield from self._answer(path, group, error)
-
-    def _answer(self, path: str, group: Group, error: ClientError) -> Iterator[Finding]:
-        code = code_of(error)
-        said = without_page(str(error.response.get("Error", {}).get("Message", "")))
-        if code == "DryRunOperation":
-            return
-        if code in DENIED or code in UNDECIDED:
-            yield self.unknown(path, f"{code} {said}", UNDECIDED.get(code, f"allow {self.permission}"))
-            return
-        key, meaning, fix = PLAIN_WORDS.get(code, ("", f"EC2 would answer {code}: {said}", "see the message"))
-        level: Level = "warning" if code in MAY_PASS else "error"
-        message = f"{group.count} x {group.ec2_type}: {meaning}"
-        yield self.finding(f"{path}.{key}" if key else path, message, fix, level=level)
+@RULES.add(
+    "EC2-102",
+    "The account's vCPU quotas hold all nodes that are on demand or spot.",
+    QUOTAS,
+    permission="servicequotas:ListServiceQuotas",
+)
+def vcpu_quota(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    wanted: dict[tuple[str, bool], int] = defaultdict(int)
+    for _, group, facts in known_groups(spec):
+        if spec.backend == "ec2" and group.capacity.mode != "capacity-block":
+            spot = group.capacity.mode == "spot"
+            wanted[re.split(r"[.-]", group.ec2_type)[0], spot] += group.count * facts.vcpus
+    if not wanted:
+        return
+    quotas = {one["QuotaName"]: one["Value"] for one in _quotas(aws, "ec2")}
+    by_quota: dict[str, int] = defaultdict(int)
+    for (family, spot), vcpus in wanted.items():
+        name = quota_of(family, spot, list(quotas))
+        if name is None:
+            sold = "spot" if spot else "on demand"
+            yield unknown("groups", f"no quota for {family} {sold} is listed", "look at Service Quotas, Amazon EC2")
+        else:
+            by_quota[name] += vcpus
+    for name, vcpus in by_quota.items():
+        if vcpus > quotas[name]:
+            message = f"{vcpus} vCPUs, but the quota `{name}` is {quotas[name]:g}"
+            yield finding("groups", message, f"ask for {vcpus} or more in Service Quotas, {aws.region}")
 
 
-class Facts(OnlineRule):
-    code = "EC2-104"
-    level = "warning"
-    checks = "What is known here about the instance types is what AWS says today."
-    source = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypes.html"
-    permission = "ec2:DescribeInstanceTypes"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        types: list[Any] = sorted({group.ec2_type for _, group, _ in known_groups(spec)})
-        if not types:
-            return
-        records = aws.ec2.describe_instance_types(InstanceTypes=types)["InstanceTypes"]
-        today: dict[str, Any] = {record.get("InstanceType", ""): record for record in records}
-        for path, group, facts in known_groups(spec):
-            if record := today.get(group.ec2_type):
-                now = summary(record)
-                cards = sum(repeated for repeated, *_ in now["cards"])
-                if (now["efa"], cards, now["vcpus"]) != (facts.efa, len(facts.cards), facts.vcpus):
-                    message = f"{now['efa']} EFA on {cards} cards, known here {facts.efa} on {len(facts.cards)}"
-                    yield self.finding(f"{path}.instance_type", message, "renew the facts: infra/catalog/refresh.py")
-
-
-class Image(OnlineRule):
-    code = "EC2-105"
-    checks = "An image is there, of the type's architecture, and for HyperPod unencrypted, with one volume, yours or its own."
-    source = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeImages.html"
-    permission = "ec2:DescribeImages"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        for path, group, facts in known_groups(spec):
-            if not group.image_id:
-                continue
-            try:
-                images = aws.ec2.describe_images(ImageIds=[group.image_id])["Images"]
-            except ClientError as error:
-                if not code_of(error).startswith("InvalidAMIID"):
-                    raise
-                images = []
-            if not images:
-                message = f"{group.image_id} is not there, or not yours to use, in {aws.region}"
-                yield self.finding(f"{path}.image_id", message, "copy it to the region, share it, or remove the key")
-            elif images[0].get("Architecture") != facts.architecture:
-                message = f"{group.image_id} is {images[0].get('Architecture')}, {group.ec2_type} {facts.architecture}"
-                yield self.finding(f"{path}.image_id", message, "take an image of the type's architecture")
-            elif spec.hyperpod:
-                yield from self._for_hyperpod(path, group, images[0], context)
-
-    def _for_hyperpod(self, path: str, group: Group, there: Any, context: Context) -> Iterator[Finding]:
-        volumes = [one["Ebs"] for one in there.get("BlockDeviceMappings", []) if "Ebs" in one]
-        wrong = {
-            "is encrypted": any(one.get("Encrypted") for one in volumes),
-            f"has {len(volumes)} volumes": len(volumes) > 1,
-            f"is of account {there.get('OwnerId')}": not there.get("Public")
-            and context.account is not None
-            and there.get("OwnerId") not in (None, context.account),
-        }
-        for what in (what for what, is_so in wrong.items() if is_so):
-            message = f"{group.image_id} {what}, which HyperPod does not take"
-            fix = "copy it into this account, unencrypted and with its root volume alone"
-            yield self.finding(f"{path}.image_id", message, fix, source=CUSTOM_IMAGE)
+@RULES.add(
+    "HYP-101",
+    "SageMaker's quotas `… for cluster usage` hold all on-demand nodes of the HyperPod cluster.",
+    "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-prerequisites.html",
+    permission="servicequotas:ListServiceQuotas",
+)
+def cluster_quota(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    wanted: dict[str, int] = defaultdict(int)
+    for _, group in groups(spec):
+        if spec.hyperpod and group.capacity.mode == "on-demand":
+            wanted[group.hyperpod_type] += group.count
+    quotas = {one["QuotaName"]: one["Value"] for one in _quotas(aws, "sagemaker")} if wanted else {}
+    for kind, count in wanted.items():
+        name = f"{kind} for cluster usage"
+        if name not in quotas:
+            yield unknown("groups", f"no quota `{name}` is listed", "look at Service Quotas, Amazon SageMaker")
+        elif count > quotas[name]:
+            message = f"{count} x {kind}, but the quota `{name}` is {quotas[name]:g}"
+            yield finding("groups", message, f"ask for {count} or more in Service Quotas, {aws.region}")
 
 
-class DefaultImage(OnlineRule):
-    code = "EC2-107"
-    checks = "AWS names an image for each group that names none."
-    source = "https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html"
-    permission = "ssm:GetParameter"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        for path, group, facts in known_groups(spec):
-            if spec.backend != "ec2" or group.image_id or facts.architecture not in CANONICAL:
-                continue
-            parameter = image(group, facts).parameter
-            try:
-                aws.ssm.get_parameter(Name=str(parameter))
-            except ClientError as error:
-                if code_of(error) != "ParameterNotFound":
-                    raise
-                message = f"AWS names no image for {group.ec2_type} in {aws.region}: there is no {parameter}"
-                yield self.finding(f"{path}.image_id", message, "set it to an image of yours")
+@RULES.add(
+    "EC2-103", "A dry run of RunInstances goes through for each EC2 group.", ERRORS, permission="ec2:RunInstances"
+)
+def dry_run(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    for path, group, facts in known_groups(spec):
+        if spec.backend != "ec2" or not group.count or facts.architecture not in CANONICAL:
+            continue
+        try:
+            aws.ec2.run_instances(**launch(spec, group), DryRun=True)
+        except ClientError as error:
+            yield from _answer(path, group, error)
 
 
-class KeyPair(OnlineRule):
-    code = "EC2-106"
-    checks = "The SSH key pair is there."
-    source = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeKeyPairs.html"
-    permission = "ec2:DescribeKeyPairs"
+def _answer(path: str, group: Group, error: ClientError) -> Problems:
+    code = code_of(error)
+    said = without_page(str(error.response.get("Error", {}).get("Message", "")))
+    if code == "DryRunOperation":
+        return
+    if code in DENIED or code in UNDECIDED:
+        yield unknown(path, f"{code} {said}", UNDECIDED.get(code, "allow ec2:RunInstances"))
+        return
+    key, meaning, fix = PLAIN_WORDS.get(code, ("", f"EC2 would answer {code}: {said}", "see the message"))
+    level = "warning" if code in MAY_PASS else "error"
+    message = f"{group.count} x {group.ec2_type}: {meaning}"
+    yield finding(f"{path}.{key}" if key else path, message, fix, level=level)
 
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        name = spec.access.ssh_key
-        if spec.backend != "ec2" or name is None:
-            return
-        found = aws.ec2.describe_key_pairs(Filters=[{"Name": "key-name", "Values": [name]}])["KeyPairs"]
-        if not found:
-            yield self.finding(
-                "access.ssh_key", f"there is no key pair {name} in {aws.region}", "import it, or remove the key"
-            )
+
+@RULES.add(
+    "EC2-104",
+    "What is known here about the instance types is what AWS says today.",
+    "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypes.html",
+    level="warning",
+    permission="ec2:DescribeInstanceTypes",
+)
+def facts(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    types: list[Any] = sorted({group.ec2_type for _, group, _ in known_groups(spec)})
+    if not types:
+        return
+    records = aws.ec2.describe_instance_types(InstanceTypes=types)["InstanceTypes"]
+    today: dict[str, Any] = {record.get("InstanceType", ""): record for record in records}
+    for path, group, facts in known_groups(spec):
+        if record := today.get(group.ec2_type):
+            now = summary(record)
+            cards = sum(repeated for repeated, *_ in now["cards"])
+            if (now["efa"], cards, now["vcpus"]) != (facts.efa, len(facts.cards), facts.vcpus):
+                message = f"{now['efa']} EFA on {cards} cards, known here {facts.efa} on {len(facts.cards)}"
+                yield finding(f"{path}.instance_type", message, "renew the facts: infra/catalog/refresh.py")
+
+
+@RULES.add(
+    "EC2-105",
+    "An image is there, of the type's architecture, and for HyperPod unencrypted, with one volume, yours or its own.",
+    "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeImages.html",
+    permission="ec2:DescribeImages",
+)
+def image_rule(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    for path, group, facts in known_groups(spec):
+        if not group.image_id:
+            continue
+        try:
+            images = aws.ec2.describe_images(ImageIds=[group.image_id])["Images"]
+        except ClientError as error:
+            if not code_of(error).startswith("InvalidAMIID"):
+                raise
+            images = []
+        if not images:
+            message = f"{group.image_id} is not there, or not yours to use, in {aws.region}"
+            yield finding(f"{path}.image_id", message, "copy it to the region, share it, or remove the key")
+        elif images[0].get("Architecture") != facts.architecture:
+            message = f"{group.image_id} is {images[0].get('Architecture')}, {group.ec2_type} {facts.architecture}"
+            yield finding(f"{path}.image_id", message, "take an image of the type's architecture")
+        elif spec.hyperpod:
+            yield from _for_hyperpod(path, group, images[0], context)
+
+
+def _for_hyperpod(path: str, group: Group, there: Any, context: Context) -> Problems:
+    volumes = [one["Ebs"] for one in there.get("BlockDeviceMappings", []) if "Ebs" in one]
+    wrong = {
+        "is encrypted": any(one.get("Encrypted") for one in volumes),
+        f"has {len(volumes)} volumes": len(volumes) > 1,
+        f"is of account {there.get('OwnerId')}": not there.get("Public")
+        and context.account is not None
+        and there.get("OwnerId") not in (None, context.account),
+    }
+    for what in (what for what, is_so in wrong.items() if is_so):
+        message = f"{group.image_id} {what}, which HyperPod does not take"
+        fix = "copy it into this account, unencrypted and with its root volume alone"
+        yield finding(f"{path}.image_id", message, fix, source=CUSTOM_IMAGE)
+
+
+@RULES.add(
+    "EC2-107",
+    "AWS names an image for each group that names none.",
+    "https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html",
+    permission="ssm:GetParameter",
+)
+def default_image(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    for path, group, facts in known_groups(spec):
+        if spec.backend != "ec2" or group.image_id or facts.architecture not in CANONICAL:
+            continue
+        parameter = image(group, facts).parameter
+        try:
+            aws.ssm.get_parameter(Name=str(parameter))
+        except ClientError as error:
+            if code_of(error) != "ParameterNotFound":
+                raise
+            message = f"AWS names no image for {group.ec2_type} in {aws.region}: there is no {parameter}"
+            yield finding(f"{path}.image_id", message, "set it to an image of yours")
+
+
+@RULES.add(
+    "EC2-106",
+    "The SSH key pair is there.",
+    "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeKeyPairs.html",
+    permission="ec2:DescribeKeyPairs",
+)
+def key_pair(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    name = spec.access.ssh_key
+    if spec.backend != "ec2" or name is None:
+        return
+    found = aws.ec2.describe_key_pairs(Filters=[{"Name": "key-name", "Values": [name]}])["KeyPairs"]
+    if not found:
+        yield finding("access.ssh_key", f"there is no key pair {name} in {aws.region}", "import it, or remove the key")
 
 
 PLAIN_WORDS = {
@@ -303,6 +298,3 @@ def _quotas(aws: Aws, service: str) -> list[Any]:
     return aws.once(  # type: ignore[no-any-return]
         ("quotas", service), lambda: [one for page in pages.paginate(ServiceCode=service) for one in page["Quotas"]]
     )
-
-
-RULES = (Offered(), VcpuQuota(), ClusterQuota(), DryRun(), Facts(), Image(), DefaultImage(), KeyPair())

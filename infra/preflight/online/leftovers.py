@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from botocore.exceptions import ClientError
 
 from infra.config import ClusterSpec
+from infra.finding import finding
 from infra.plan.place import bucket_names
 from infra.plan.storage.repository import repository
 from infra.plan.watch.interruptions import queue_name
-from infra.preflight.finding import Finding
-from infra.preflight.online.asking import Aws, OnlineRule, code_of
-from infra.preflight.rule import Context
+from infra.preflight.online.asking import Aws, code_of
+from infra.preflight.rule import Context, Family, Problems
 
 ABSENT = frozenset(
     {
@@ -25,33 +25,31 @@ ABSENT = frozenset(
     }
 )
 """A bucket that may not be looked at is S3-102's."""
+RULES = Family()
 
 
-class NamesTaken(OnlineRule):
-    """Creation of a bucket and a repository fails where they are there; a queue and a log group would be taken over, and the
-    rules and alarms of another stack of that name with them."""
-
-    code = "CFG-101"
-    level = "warning"
-    checks = "No bucket, repository, queue or log group is there under the names that the cluster would make."
-    source = "https://docs.aws.amazon.com/AmazonS3/latest/API/API_CreateBucket.html"
-    permission = "s3:ListBucket, ecr:DescribeRepositories, sqs:GetQueueUrl and logs:DescribeLogGroups"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        mine = "if this stack made it, ignore this; else"
-        names = bucket_names(spec, context.place)
-        for key in ("data", "checkpoints", "lifecycle"):
-            name = getattr(names, key)
-            if getattr(spec.buckets, key) is None and _bucket(aws, name):
-                fix = f"{mine} set buckets.{key}: {name}, or choose another name"
-                yield self.finding("name", f"bucket {name} is there already", fix)
-        image = repository(spec).name
-        if spec.repository.existing is None and _repository(aws, image):
-            fix = f"{mine} give its URL as repository.existing, or choose another name"
-            yield self.finding("name", f"image repository {image} is there already", fix)
-        for what in _taken_over(spec, aws):
-            message = f"{what} is there already: two stacks of one name share it, and the first to go takes it along"
-            yield self.finding("name", message, f"{mine} choose another name")
+@RULES.add(
+    "CFG-101",
+    "No bucket, repository, queue or log group is there under the names that the cluster would make.",
+    "https://docs.aws.amazon.com/AmazonS3/latest/API/API_CreateBucket.html",
+    level="warning",
+    permission="s3:ListBucket, ecr:DescribeRepositories, sqs:GetQueueUrl and logs:DescribeLogGroups",
+)
+def names_taken(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    mine = "if this stack made it, ignore this; else"
+    names = bucket_names(spec, context.place)
+    for key in ("data", "checkpoints", "lifecycle"):
+        name = getattr(names, key)
+        if getattr(spec.buckets, key) is None and _bucket(aws, name):
+            fix = f"{mine} set buckets.{key}: {name}, or choose another name"
+            yield finding("name", f"bucket {name} is there already", fix)
+    image = repository(spec).name
+    if spec.repository.existing is None and _repository(aws, image):
+        fix = f"{mine} give its URL as repository.existing, or choose another name"
+        yield finding("name", f"image repository {image} is there already", fix)
+    for what in _taken_over(spec, aws):
+        message = f"{what} is there already: two stacks of one name share it, and the first to go takes it along"
+        yield finding("name", message, f"{mine} choose another name")
 
 
 def _bucket(aws: Aws, name: str) -> bool:
@@ -86,6 +84,3 @@ def _unless_absent(error: ClientError) -> bool:
     if code_of(error) not in ABSENT:
         raise error
     return False
-
-
-RULES = (NamesTaken(),)

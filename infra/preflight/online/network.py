@@ -2,160 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from infra.config import ClusterSpec
+from infra.finding import finding
 from infra.plan.network.vpc import addresses_needed
-from infra.preflight.finding import Finding
-from infra.preflight.online.asking import Aws, OnlineRule, code_of
-from infra.preflight.rule import Context, groups, known_groups, listed
+from infra.preflight.online.asking import Aws, code_of
+from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
 
 SUBNET = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Subnet.html"
 COMPUTE, CONTROL = "network.existing.compute_subnet_id", "network.existing.control_subnet_ids"
 ZONAL = "network.existing.zone_subnet_ids"
+RULES = Family()
 
 
-class Zones(OnlineRule):
-    code = "NET-101"
-    checks = "The zones are there, open to the account, and available."
-    source = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeAvailabilityZones.html"
-    permission = "ec2:DescribeAvailabilityZones"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        wanted = {"zone_id": spec.zone_id}
-        if spec.network.second_zone_id:
-            wanted["network.second_zone_id"] = spec.network.second_zone_id
-        wanted |= {f"{path}.zone_id": group.zone_id for path, group in groups(spec) if group.zone_id}
-        zones = aws.ec2.describe_availability_zones(AllAvailabilityZones=True)["AvailabilityZones"]
-        known = {str(one.get("ZoneId")): one for one in zones}
-        for path, zone in wanted.items():
-            there = known.get(zone)
-            if there is None:
-                fix = f"choose one of {listed(sorted(known))}"
-                yield self.finding(path, f"{zone} is not a zone of {aws.region}", fix)
-            elif there.get("OptInStatus") == "not-opted-in":
-                fix = f"aws ec2 modify-availability-zone-group --group-name {there.get('GroupName')} --opt-in-status opted-in"
-                yield self.finding(path, f"{zone} is not opted in", fix)
-            elif there.get("State") != "available":
-                yield self.finding(path, f"{zone} is {there.get('State')}", "choose another zone")
-
-
-class Subnets(OnlineRule):
-    code = "NET-102"
-    checks = "Existing subnets are there, of the VPC, the compute ones in their zones, the control ones in two."
-    source = SUBNET
-    permission = "ec2:DescribeSubnets"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        existing = spec.network.existing
-        if existing is None:
-            return
-        compute = subnet(aws, existing.compute_subnet_id)
-        control = {one: subnet(aws, one) for one in existing.control_subnet_ids}
-        zonal = {zone: subnet(aws, one) for zone, one in existing.zone_subnet_ids.items()}
-        for path, named, there in [
-            (COMPUTE, existing.compute_subnet_id, compute),
-            *((CONTROL, *one) for one in control.items()),
-            *((f"{ZONAL}.{zone}", existing.zone_subnet_ids[zone], there) for zone, there in zonal.items()),
-        ]:
-            if there is None:
-                yield self.finding(path, f"{named} is not in this account and region", "correct it")
-            elif there["VpcId"] != existing.vpc_id:
-                yield self.finding(path, f"{named} is of {there['VpcId']}, not of {existing.vpc_id}", "make them equal")
-        if compute and compute["AvailabilityZoneId"] != spec.zone_id:
-            zone = compute["AvailabilityZoneId"]
-            yield self.finding(COMPUTE, f"lies in {zone}, the cluster in {spec.zone_id}", f"set zone_id: {zone}")
-        for zone, there in zonal.items():
-            if there and (lies := there["AvailabilityZoneId"]) != zone:
-                yield self.finding(f"{ZONAL}.{zone}", f"lies in {lies}", f"name it under {lies}, or another one here")
-        zones = {there["AvailabilityZoneId"] for there in control.values() if there}
-        if spec.backend == "hyperpod-eks" and control and len(zones) < 2:
-            yield self.finding(CONTROL, f"all lie in {listed(zones)}; EKS needs two zones", "add one in another zone")
-
-
-class FreeAddresses(OnlineRule):
-    code = "NET-103"
-    checks = "An existing compute subnet has enough free addresses now."
-    source = SUBNET
-    permission = "ec2:DescribeSubnets"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        there = subnet(aws, spec.network.existing.compute_subnet_id) if spec.network.existing else None
-        needed = addresses_needed(spec)
-        if there and there["AvailableIpAddressCount"] < needed:
-            message = (
-                f"{there['AvailableIpAddressCount']} free addresses of {there['CidrBlock']}, the cluster takes {needed}"
+@RULES.add(
+    "NET-101",
+    "The zones are there, open to the account, and available.",
+    "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeAvailabilityZones.html",
+    permission="ec2:DescribeAvailabilityZones",
+)
+def zones(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    wanted = {"zone_id": spec.zone_id}
+    if spec.network.second_zone_id:
+        wanted["network.second_zone_id"] = spec.network.second_zone_id
+    wanted |= {f"{path}.zone_id": group.zone_id for path, group in groups(spec) if group.zone_id}
+    zones = aws.ec2.describe_availability_zones(AllAvailabilityZones=True)["AvailabilityZones"]
+    known = {str(one.get("ZoneId")): one for one in zones}
+    for path, zone in wanted.items():
+        there = known.get(zone)
+        if there is None:
+            fix = f"choose one of {listed(sorted(known))}"
+            yield finding(path, f"{zone} is not a zone of {aws.region}", fix)
+        elif there.get("OptInStatus") == "not-opted-in":
+            fix = (
+                f"aws ec2 modify-availability-zone-group --group-name {there.get('GroupName')} --opt-in-status opted-in"
             )
-            yield self.finding(COMPUTE, message, "take a larger subnet, or lower counts")
+            yield finding(path, f"{zone} is not opted in", fix)
+        elif there.get("State") != "available":
+            yield finding(path, f"{zone} is {there.get('State')}", "choose another zone")
 
 
-class PublicAddresses(OnlineRule):
-    code = "NET-104"
-    checks = (
-        "An existing compute subnet gives no public addresses: a node with several interfaces cannot start with one."
-    )
-    source = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-instance-addressing.html"
-    permission = "ec2:DescribeSubnets"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        there = subnet(aws, spec.network.existing.compute_subnet_id) if spec.network.existing else None
-        if there and there.get("MapPublicIpOnLaunch") and any(facts.efa for *_, facts in known_groups(spec)):
-            message = "gives public addresses, which no node with several interfaces can have"
-            yield self.finding(COMPUTE, message, "take a private subnet with NAT or endpoints")
-
-
-class Dns(OnlineRule):
-    code = "NET-105"
-    checks = "An existing VPC has DNS support and host names, by which file systems and endpoints are found."
-    source = "https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html"
-    permission = "ec2:DescribeVpcAttribute"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        if spec.network.existing is None:
-            return
-        vpc = spec.network.existing.vpc_id
-        try:
-            support = aws.ec2.describe_vpc_attribute(VpcId=vpc, Attribute="enableDnsSupport")["EnableDnsSupport"]
-            names = aws.ec2.describe_vpc_attribute(VpcId=vpc, Attribute="enableDnsHostnames")["EnableDnsHostnames"]
-        except ClientError as error:
-            if code_of(error) != "InvalidVpcID.NotFound":
-                raise
-            yield self.finding("network.existing.vpc_id", f"{vpc} is not in this account and region", "correct it")
-            return
-        for what, there in (("DNS support", support), ("DNS host names", names)):
-            if not there.get("Value"):
-                yield self.finding(
-                    "network.existing.vpc_id", f"{vpc} has no {what}", "turn it on in the VPC's settings"
-                )
+@RULES.add(
+    "NET-102",
+    "Existing subnets are there, of the VPC, the compute ones in their zones, the control ones in two.",
+    SUBNET,
+    permission="ec2:DescribeSubnets",
+)
+def subnets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    existing = spec.network.existing
+    if existing is None:
+        return
+    compute = subnet(aws, existing.compute_subnet_id)
+    control = {one: subnet(aws, one) for one in existing.control_subnet_ids}
+    zonal = {zone: subnet(aws, one) for zone, one in existing.zone_subnet_ids.items()}
+    for path, named, there in [
+        (COMPUTE, existing.compute_subnet_id, compute),
+        *((CONTROL, *one) for one in control.items()),
+        *((f"{ZONAL}.{zone}", existing.zone_subnet_ids[zone], there) for zone, there in zonal.items()),
+    ]:
+        if there is None:
+            yield finding(path, f"{named} is not in this account and region", "correct it")
+        elif there["VpcId"] != existing.vpc_id:
+            yield finding(path, f"{named} is of {there['VpcId']}, not of {existing.vpc_id}", "make them equal")
+    if compute and compute["AvailabilityZoneId"] != spec.zone_id:
+        zone = compute["AvailabilityZoneId"]
+        yield finding(COMPUTE, f"lies in {zone}, the cluster in {spec.zone_id}", f"set zone_id: {zone}")
+    for zone, there in zonal.items():
+        if there and (lies := there["AvailabilityZoneId"]) != zone:
+            yield finding(f"{ZONAL}.{zone}", f"lies in {lies}", f"name it under {lies}, or another one here")
+    zones = {there["AvailabilityZoneId"] for there in control.values() if there}
+    if spec.backend == "hyperpod-eks" and control and len(zones) < 2:
+        yield finding(CONTROL, f"all lie in {listed(zones)}; EKS needs two zones", "add one in another zone")
 
 
-class WayOut(OnlineRule):
-    code = "NET-106"
-    level = "warning"
-    checks = "Nodes in an existing subnet have a way out, and one to S3 that is not the NAT gateway."
-    source = "https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html"
-    permission = "ec2:DescribeRouteTables"
+@RULES.add(
+    "NET-103", "An existing compute subnet has enough free addresses now.", SUBNET, permission="ec2:DescribeSubnets"
+)
+def free_addresses(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    there = subnet(aws, spec.network.existing.compute_subnet_id) if spec.network.existing else None
+    needed = addresses_needed(spec)
+    if there and there["AvailableIpAddressCount"] < needed:
+        message = (
+            f"{there['AvailableIpAddressCount']} free addresses of {there['CidrBlock']}, the cluster takes {needed}"
+        )
+        yield finding(COMPUTE, message, "take a larger subnet, or lower counts")
 
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        existing = spec.network.existing
-        if existing is None:
-            return
-        tables = aws.ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [existing.vpc_id]}])["RouteTables"]
-        own = [one for one in tables if _serves(one, existing.compute_subnet_id)]
-        chosen = own or [one for one in tables if any(link.get("Main") for link in one.get("Associations", []))]
-        routes = [route for table in chosen for route in table.get("Routes", [])]
-        default = [route for route in routes if route.get("DestinationCidrBlock") == "0.0.0.0/0"]
-        if not default and not spec.network.closed:
-            yield self.finding(COMPUTE, "has no default route", "add one to a NAT gateway, or set closed: true")
-        if any(str(route.get("GatewayId", "")).startswith("igw-") for route in default):
-            message = "leads to an internet gateway: nodes without public addresses get no answer"
-            yield self.finding(COMPUTE, message, "take a private subnet with NAT or endpoints", level="error")
-        if not any(str(route.get("GatewayId", "")).startswith("vpce-") for route in routes):
-            message = "has no gateway endpoint to S3: checkpoints and data pay NAT's price per GB"
-            yield self.finding(COMPUTE, message, "add a gateway endpoint for S3 to its route table")
+
+@RULES.add(
+    "NET-104",
+    "An existing compute subnet gives no public addresses: a node with several interfaces cannot start with one.",
+    "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-instance-addressing.html",
+    permission="ec2:DescribeSubnets",
+)
+def public_addresses(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    there = subnet(aws, spec.network.existing.compute_subnet_id) if spec.network.existing else None
+    if there and there.get("MapPublicIpOnLaunch") and any(facts.efa for *_, facts in known_groups(spec)):
+        message = "gives public addresses, which no node with several interfaces can have"
+        yield finding(COMPUTE, message, "take a private subnet with NAT or endpoints")
+
+
+@RULES.add(
+    "NET-105",
+    "An existing VPC has DNS support and host names, by which file systems and endpoints are found.",
+    "https://docs.aws.amazon.com/vpc/latest/userguide/AmazonDNS-concepts.html",
+    permission="ec2:DescribeVpcAttribute",
+)
+def dns(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    if spec.network.existing is None:
+        return
+    vpc = spec.network.existing.vpc_id
+    try:
+        support = aws.ec2.describe_vpc_attribute(VpcId=vpc, Attribute="enableDnsSupport")["EnableDnsSupport"]
+        names = aws.ec2.describe_vpc_attribute(VpcId=vpc, Attribute="enableDnsHostnames")["EnableDnsHostnames"]
+    except ClientError as error:
+        if code_of(error) != "InvalidVpcID.NotFound":
+            raise
+        yield finding("network.existing.vpc_id", f"{vpc} is not in this account and region", "correct it")
+        return
+    for what, there in (("DNS support", support), ("DNS host names", names)):
+        if not there.get("Value"):
+            yield finding("network.existing.vpc_id", f"{vpc} has no {what}", "turn it on in the VPC's settings")
+
+
+@RULES.add(
+    "NET-106",
+    "Nodes in an existing subnet have a way out, and one to S3 that is not the NAT gateway.",
+    "https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html",
+    level="warning",
+    permission="ec2:DescribeRouteTables",
+)
+def way_out(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    existing = spec.network.existing
+    if existing is None:
+        return
+    tables = aws.ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [existing.vpc_id]}])["RouteTables"]
+    own = [one for one in tables if _serves(one, existing.compute_subnet_id)]
+    chosen = own or [one for one in tables if any(link.get("Main") for link in one.get("Associations", []))]
+    routes = [route for table in chosen for route in table.get("Routes", [])]
+    default = [route for route in routes if route.get("DestinationCidrBlock") == "0.0.0.0/0"]
+    if not default and not spec.network.closed:
+        yield finding(COMPUTE, "has no default route", "add one to a NAT gateway, or set closed: true")
+    if any(str(route.get("GatewayId", "")).startswith("igw-") for route in default):
+        message = "leads to an internet gateway: nodes without public addresses get no answer"
+        yield finding(COMPUTE, message, "take a private subnet with NAT or endpoints", level="error")
+    if not any(str(route.get("GatewayId", "")).startswith("vpce-") for route in routes):
+        message = "has no gateway endpoint to S3: checkpoints and data pay NAT's price per GB"
+        yield finding(COMPUTE, message, "add a gateway endpoint for S3 to its route table")
 
 
 def subnet(aws: Aws, named: str) -> dict[str, Any] | None:
@@ -174,6 +169,3 @@ def subnet(aws: Aws, named: str) -> dict[str, Any] | None:
 
 def _serves(table: Any, named: str) -> bool:
     return any(link.get("SubnetId") == named for link in table.get("Associations", []))
-
-
-RULES = (Zones(), Subnets(), FreeAddresses(), PublicAddresses(), Dns(), WayOut())

@@ -11,15 +11,16 @@ from botocore.parsers import ResponseParserError
 
 from infra import clock
 from infra.config import ClusterSpec
+from infra.finding import finding
 from infra.plan.place import Place
-from infra.preflight.finding import UNREACHED, Finding
-from infra.preflight.offline import ABOUT_SUPPRESSIONS, OFFLINE, check_offline, settle
+from infra.preflight.offline import OFFLINE, SUPPRESSIONS, check_offline, settle
 from infra.preflight.online import access, capacity, instances, leftovers, network, storage
-from infra.preflight.online.asking import WHOLE, Aws, NotAwsError, OnlineRule, code_of
-from infra.preflight.rule import Context
-from lustrain.problem import UserError
+from infra.preflight.online.asking import WHOLE, Aws, NotAwsError, ask, code_of, unknown
+from infra.preflight.report import UNREACHED
+from infra.preflight.rule import Context, Rule
+from lustrain.problem import Problem, UserError
 
-ONLINE: Mapping[str, OnlineRule] = {
+ONLINE: Mapping[str, Rule] = {
     rule.code: rule
     for family in (instances.RULES, capacity.RULES, network.RULES, storage.RULES, access.RULES, leftovers.RULES)
     for rule in family
@@ -62,31 +63,31 @@ def whoami(aws: Aws) -> Place | None:
     return Place(aws.region, account, partition)
 
 
-def run_all(spec: ClusterSpec, aws: Aws, now: datetime | None = None) -> list[Finding]:
+def run_all(spec: ClusterSpec, aws: Aws, now: datetime | None = None) -> list[Problem]:
     """Offline and online findings together, errors first, suppressed ones left out."""
     place = whoami(aws)
     now = now or clock.now()
     context = Context.at(place, now) if place else Context.of_region(aws.region, now)
     found = check_offline(spec, context)
     if place is None:
-        fix = "look at network, proxy and AWS_ENDPOINT_URL"
-        found += [rule.finding(WHOLE, UNREACHED, fix, level="unknown") for rule in ONLINE.values()]
+        nothing = finding(WHOLE, UNREACHED, "look at network, proxy and AWS_ENDPOINT_URL", level="unknown")
+        found += [rule.own(nothing) for rule in ONLINE.values()]
     else:
         found += ask_all(spec, context, aws)
-    return settle(spec, found, {**OFFLINE, **ABOUT_SUPPRESSIONS, **ONLINE})
+    return settle(spec, found, {**OFFLINE, **SUPPRESSIONS, **ONLINE})
 
 
-def ask_all(spec: ClusterSpec, context: Context, aws: Aws, patience_s: float = PATIENCE_S) -> list[Finding]:
+def ask_all(spec: ClusterSpec, context: Context, aws: Aws, patience_s: float = PATIENCE_S) -> list[Problem]:
     """What the online rules find, many asked at a time; who has no answer in time is unknown."""
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="preflight")
-    asked: dict[Future[list[Finding]], OnlineRule] = {
-        pool.submit(rule.ask, spec, context, aws): rule for rule in ONLINE.values()
+    asked: dict[Future[list[Problem]], Rule] = {
+        pool.submit(ask, rule, spec, context, aws): rule for rule in ONLINE.values()
     }
     done, late = wait(asked, timeout=patience_s)
     pool.shutdown(wait=False, cancel_futures=True)
     found = [finding for future in asked if future in done for finding in future.result()]
-    why = f"no answer within {patience_s:g} s"
-    return found + [asked[future].unknown(WHOLE, why, "try again later") for future in asked if future in late]
+    nothing = unknown(WHOLE, f"no answer within {patience_s:g} s", "try again later")
+    return found + [asked[future].own(nothing) for future in asked if future in late]
 
 
 def _refused(error: ClientError) -> str:

@@ -2,157 +2,155 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from botocore.exceptions import ClientError
 
+from infra.catalog.fsx import LUSTRE_GUIDE, LUSTRE_PORTS
 from infra.config import ClusterSpec, ExistingLustre
+from infra.finding import finding
 from infra.plan.place import bucket_names, host
-from infra.preflight.finding import Finding
-from infra.preflight.online.asking import Aws, OnlineRule, code_of
+from infra.preflight.online.asking import Aws, code_of, unknown
 from infra.preflight.online.network import subnet
-from infra.preflight.rule import Context
+from infra.preflight.rule import Context, Family, Problems
 
-GUIDE = "https://docs.aws.amazon.com/fsx/latest/LustreGuide"
-PORTS = (988, 1018, 1023)
-"""Of Lustre: 988 and 1018 to 1023 (GUIDE/limit-access-security-groups.html)."""
+PORTS = sorted({port for ends in LUSTRE_PORTS for port in ends})
 HERE = "storage.lustre.existing"
+RULES = Family()
 
 
-class ExistingLustreFacts(OnlineRule):
-    code = "FSX-101"
-    checks = "An existing Lustre is there, available, and what the spec says: names, EFA, VPC and zone."
-    source = f"{GUIDE}/efa-file-systems.html"
-    permission = "fsx:DescribeFileSystems"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        existing = spec.storage.lustre.existing if spec.storage.lustre else None
-        if existing is None:
-            return
-        try:
-            there = dict(aws.fsx.describe_file_systems(FileSystemIds=[existing.id])["FileSystems"][0])
-        except ClientError as error:
-            if code_of(error) != "FileSystemNotFound":
-                raise
-            yield self.finding(f"{HERE}.id", f"{existing.id} is not in this account and region", "correct it")
-            return
-        yield from self._told(existing, there)
-        yield from self._reached(spec, aws, there)
-
-    def _told(self, existing: ExistingLustre, there: dict[str, Any]) -> Iterator[Finding]:
-        if there.get("Lifecycle") not in ("AVAILABLE", "UPDATING"):
-            yield self.finding(f"{HERE}.id", f"is {there.get('Lifecycle')}", "use one that is AVAILABLE")
-        lustre = there.get("LustreConfiguration", {})
-        facts = {
-            "dns_name": (existing.dns_name, there.get("DNSName", existing.dns_name)),
-            "mount_name": (existing.mount_name, lustre.get("MountName", existing.mount_name)),
-            "efa": (existing.efa, lustre.get("EfaEnabled", False)),
-        }
-        for key, (told, true) in facts.items():
-            if told != true:
-                yield self.finding(
-                    f"{HERE}.{key}",
-                    f"{told}, but AWS says {true}",
-                    f"set {str(true).lower() if key == 'efa' else true}",
-                )
-
-    def _reached(self, spec: ClusterSpec, aws: Aws, there: dict[str, Any]) -> Iterator[Finding]:
-        network = spec.network.existing
-        if network and there.get("VpcId") != network.vpc_id:
-            message = f"lies in {there.get('VpcId')}, the nodes in {network.vpc_id}"
-            yield self.finding(f"{HERE}.id", message, "use one of the nodes' VPC")
-        lies = subnet(aws, there["SubnetIds"][0]) if there.get("SubnetIds") else None
-        if lies and lies["AvailabilityZoneId"] != spec.zone_id:
-            zone = lies["AvailabilityZoneId"]
-            message = f"lies in {zone}, the cluster in {spec.zone_id}: every byte crosses zones, and EFA does not"
-            yield self.finding(f"{HERE}.id", message, f"use one in {spec.zone_id}, or set zone_id: {zone}")
+@RULES.add(
+    "FSX-101",
+    "An existing Lustre is there, available, and what the spec says: names, EFA, VPC and zone.",
+    f"{LUSTRE_GUIDE}/efa-file-systems.html",
+    permission="fsx:DescribeFileSystems",
+)
+def existing_lustre_facts(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    existing = spec.storage.lustre.existing if spec.storage.lustre else None
+    if existing is None:
+        return
+    try:
+        there = dict(aws.fsx.describe_file_systems(FileSystemIds=[existing.id])["FileSystems"][0])
+    except ClientError as error:
+        if code_of(error) != "FileSystemNotFound":
+            raise
+        yield finding(f"{HERE}.id", f"{existing.id} is not in this account and region", "correct it")
+        return
+    yield from _told(existing, there)
+    yield from _reached(spec, aws, there)
 
 
-class LustrePorts(OnlineRule):
-    code = "FSX-102"
-    checks = "An existing Lustre's security group is of the nodes' VPC and lets Lustre in (988, 1018 to 1023)."
-    source = f"{GUIDE}/limit-access-security-groups.html"
-    permission = "ec2:DescribeSecurityGroups"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        existing = spec.storage.lustre.existing if spec.storage.lustre else None
-        if existing is None:
-            return
-        path = f"{HERE}.security_group_id"
-        try:
-            group = aws.ec2.describe_security_groups(GroupIds=[existing.security_group_id])["SecurityGroups"][0]
-        except ClientError as error:
-            if code_of(error) != "InvalidGroup.NotFound":
-                raise
-            yield self.finding(path, f"{existing.security_group_id} is not in this account and region", "correct it")
-            return
-        if spec.network.existing and group.get("VpcId") != spec.network.existing.vpc_id:
-            yield self.finding(
-                path, f"is of {group.get('VpcId')}, the nodes of {spec.network.existing.vpc_id}", "correct it"
+def _told(existing: ExistingLustre, there: dict[str, Any]) -> Problems:
+    if there.get("Lifecycle") not in ("AVAILABLE", "UPDATING"):
+        yield finding(f"{HERE}.id", f"is {there.get('Lifecycle')}", "use one that is AVAILABLE")
+    lustre = there.get("LustreConfiguration", {})
+    facts = {
+        "dns_name": (existing.dns_name, there.get("DNSName", existing.dns_name)),
+        "mount_name": (existing.mount_name, lustre.get("MountName", existing.mount_name)),
+        "efa": (existing.efa, lustre.get("EfaEnabled", False)),
+    }
+    for key, (told, true) in facts.items():
+        if told != true:
+            yield finding(
+                f"{HERE}.{key}",
+                f"{told}, but AWS says {true}",
+                f"set {str(true).lower() if key == 'efa' else true}",
             )
-        shut = [port for port in PORTS if not any(_open(rule, port) for rule in group.get("IpPermissions", []))]
-        if shut:
-            message = f"lets nobody in at {', '.join(map(str, shut))}"
-            yield self.finding(path, message, "allow tcp 988 and 1018-1023 from the group itself")
 
 
-class Buckets(OnlineRule):
-    code = "S3-101"
-    checks = "Buckets that the spec names are there, yours to read, and in the region."
-    source = "https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html"
-    permission = "s3:ListBucket"
-
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        for path, name in named_buckets(spec):
-            status, region = _head(aws, name)
-            if status == 404:
-                yield self.finding(path, f"there is no bucket {name}", "make it, correct it, or leave the key out")
-            elif status == 403:
-                yield self.unknown(path, f"{name} is not yours to look at", f"allow {self.permission} on it")
-            elif region and region != aws.region:
-                message = f"{name} is in {region}, the cluster in {aws.region}: FSx links no bucket of another region"
-                yield self.finding(path, message, "use a bucket of the region")
+def _reached(spec: ClusterSpec, aws: Aws, there: dict[str, Any]) -> Problems:
+    network = spec.network.existing
+    if network and there.get("VpcId") != network.vpc_id:
+        message = f"lies in {there.get('VpcId')}, the nodes in {network.vpc_id}"
+        yield finding(f"{HERE}.id", message, "use one of the nodes' VPC")
+    lies = subnet(aws, there["SubnetIds"][0]) if there.get("SubnetIds") else None
+    if lies and lies["AvailabilityZoneId"] != spec.zone_id:
+        zone = lies["AvailabilityZoneId"]
+        message = f"lies in {zone}, the cluster in {spec.zone_id}: every byte crosses zones, and EFA does not"
+        yield finding(f"{HERE}.id", message, f"use one in {spec.zone_id}, or set zone_id: {zone}")
 
 
-class BucketTaken(OnlineRule):
-    code = "S3-102"
-    level = "unknown"
-    checks = "The buckets that would be made are not somebody else's: names are one for all accounts."
-    source = "https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"
-    permission = "s3:ListBucket"
+@RULES.add(
+    "FSX-102",
+    "An existing Lustre's security group is of the nodes' VPC and lets Lustre in (988, 1018 to 1023).",
+    f"{LUSTRE_GUIDE}/limit-access-security-groups.html",
+    permission="ec2:DescribeSecurityGroups",
+)
+def lustre_ports(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    existing = spec.storage.lustre.existing if spec.storage.lustre else None
+    if existing is None:
+        return
+    path = f"{HERE}.security_group_id"
+    try:
+        group = aws.ec2.describe_security_groups(GroupIds=[existing.security_group_id])["SecurityGroups"][0]
+    except ClientError as error:
+        if code_of(error) != "InvalidGroup.NotFound":
+            raise
+        yield finding(path, f"{existing.security_group_id} is not in this account and region", "correct it")
+        return
+    if spec.network.existing and group.get("VpcId") != spec.network.existing.vpc_id:
+        yield finding(path, f"is of {group.get('VpcId')}, the nodes of {spec.network.existing.vpc_id}", "correct it")
+    shut = [port for port in PORTS if not any(_open(rule, port) for rule in group.get("IpPermissions", []))]
+    if shut:
+        message = f"lets nobody in at {', '.join(map(str, shut))}"
+        yield finding(path, message, "allow tcp 988 and 1018-1023 from the group itself")
 
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        names = bucket_names(spec, context.place)
-        for key in ("data", "checkpoints", "lifecycle"):
-            if getattr(spec.buckets, key) is None and _head(aws, getattr(names, key))[0] == 403:
-                message = (
-                    f"{getattr(names, key)} is not yours to look at: another account's, or a permission is missing"
-                )
-                yield self.unknown("name", message, "choose another name, or allow s3:ListBucket")
+
+@RULES.add(
+    "S3-101",
+    "Buckets that the spec names are there, yours to read, and in the region.",
+    "https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html",
+    permission="s3:ListBucket",
+)
+def buckets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    for path, name in named_buckets(spec):
+        status, region = _head(aws, name)
+        if status == 404:
+            yield finding(path, f"there is no bucket {name}", "make it, correct it, or leave the key out")
+        elif status == 403:
+            yield unknown(path, f"{name} is not yours to look at", "allow s3:ListBucket on it")
+        elif region and region != aws.region:
+            message = f"{name} is in {region}, the cluster in {aws.region}: FSx links no bucket of another region"
+            yield finding(path, message, "use a bucket of the region")
 
 
-class Repository(OnlineRule):
-    code = "ECR-101"
-    checks = "An existing image repository is there."
-    source = "https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_DescribeRepositories.html"
-    permission = "ecr:DescribeRepositories"
+@RULES.add(
+    "S3-102",
+    "The buckets that would be made are not somebody else's: names are one for all accounts.",
+    "https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html",
+    level="unknown",
+    permission="s3:ListBucket",
+)
+def bucket_taken(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    names = bucket_names(spec, context.place)
+    for key in ("data", "checkpoints", "lifecycle"):
+        if getattr(spec.buckets, key) is None and _head(aws, getattr(names, key))[0] == 403:
+            message = f"{getattr(names, key)} is not yours to look at: another account's, or a permission is missing"
+            yield unknown("name", message, "choose another name, or allow s3:ListBucket")
 
-    def look(self, spec: ClusterSpec, context: Context, aws: Aws) -> Iterable[Finding]:
-        registry, _, name = (spec.repository.existing or "").partition("/")
-        found = host(registry, "dkr.ecr")
-        if not found or not name:
-            return
-        if found.region != aws.region:
-            yield self.unknown("repository.existing", f"it is in {found.region}", "replicate it to the region")
-            return
-        try:
-            aws.ecr.describe_repositories(registryId=found.name, repositoryNames=[name])
-        except ClientError as error:
-            if code_of(error) != "RepositoryNotFoundException":
-                raise
-            message = f"there is no repository {name} in account {found.name}"
-            yield self.finding("repository.existing", message, "correct it, or remove the key and one is made")
+
+@RULES.add(
+    "ECR-101",
+    "An existing image repository is there.",
+    "https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_DescribeRepositories.html",
+    permission="ecr:DescribeRepositories",
+)
+def repository(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    registry, _, name = (spec.repository.existing or "").partition("/")
+    found = host(registry, "dkr.ecr")
+    if not found or not name:
+        return
+    if found.region != aws.region:
+        yield unknown("repository.existing", f"it is in {found.region}", "replicate it to the region")
+        return
+    try:
+        aws.ecr.describe_repositories(registryId=found.name, repositoryNames=[name])
+    except ClientError as error:
+        if code_of(error) != "RepositoryNotFoundException":
+            raise
+        message = f"there is no repository {name} in account {found.name}"
+        yield finding("repository.existing", message, "correct it, or remove the key and one is made")
 
 
 def named_buckets(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
@@ -185,6 +183,3 @@ def _open(rule: Any, port: int) -> bool:
     if rule.get("IpProtocol") == "-1":
         return True
     return rule.get("IpProtocol") == "tcp" and port in range(rule.get("FromPort", 0), rule.get("ToPort", 0) + 1)
-
-
-RULES = (ExistingLustreFacts(), LustrePorts(), Buckets(), BucketTaken(), Repository())

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from moto.fsx.responses import FSxResponse
 
+from infra.catalog.fsx import MOST_ASSOCIATIONS
 from infra.local.additions import lookups
 from infra.local.additions.fsx.file_systems import arn, backend, file_system, once, store, tags
 from infra.local.additions.serving import Call, refuse, serve
@@ -23,7 +24,6 @@ LEFT_OUT = (
     "fsx data repository associations: no data moves in either direction; no notifications on the bucket, no MISCONFIGURED "
     "state, no file caches, no tags given to an update"
 )
-MOST = 8
 LINKING_SECONDS = 0.3
 
 
@@ -71,8 +71,9 @@ def _create(call: Call) -> Mapping[str, Any]:
 def _make(call: Call) -> str:
     _check_file_system(file_system(call, call.params["FileSystemId"]).record)
     others = [one for one in _associations(call).values() if one.record["FileSystemId"] == call.params["FileSystemId"]]
-    if len(others) >= MOST:
-        refuse("ServiceLimitExceeded", f"A file system takes at most {MOST} associations.", Limit="FILE_SYSTEM_COUNT")
+    if len(others) >= MOST_ASSOCIATIONS:
+        message = f"A file system takes at most {MOST_ASSOCIATIONS} associations."
+        refuse("ServiceLimitExceeded", message, Limit="FILE_SYSTEM_COUNT")
     folder, repository = _check_paths(call)
     for other in others:
         if _nested(folder, _folder(other.record["FileSystemPath"])):

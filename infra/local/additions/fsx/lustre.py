@@ -13,17 +13,20 @@ import string
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from infra.catalog.fsx import (
+    CACHE_GIB,
+    EFA_STEP_GIB,
+    METADATA_IOPS,
+    PER_TIB_MB_S,
+    SMALLEST_GIB,
+    STEP_GIB,
+    TIERED_LARGEST_MB_S,
+    TIERED_METADATA_IOPS,
+    TIERED_STEP_MB_S,
+)
 from infra.local.additions.serving import refuse
 
 DEPLOYMENT = "PERSISTENT_2"
-SSD_THROUGHPUT = (125, 250, 500, 1000)
-SSD_SMALLEST, SSD_STEP = 1200, 2400
-EFA_STEP = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}
-METADATA_IOPS = (1500, 3000, 6000, *range(12000, 192001, 12000))
-TIERED_METADATA_IOPS = (6000, 12000)
-TIERED_STEP = 4000
-TIERED_MOST = 2_000_000
-CACHE_LEAST, CACHE_MOST = 32, 131072
 VERSIONS = ("2.12", "2.15")
 TIERED = "INTELLIGENT_TIERING"
 
@@ -75,8 +78,8 @@ def _check_tiered(request: Mapping[str, Any], lustre: Mapping[str, Any]) -> None
         _bad("StorageCapacity cannot be set on an Intelligent-Tiering file system.")
     if lustre.get("PerUnitStorageThroughput") is not None:
         _bad("PerUnitStorageThroughput cannot be set on an Intelligent-Tiering file system; set ThroughputCapacity.")
-    if not throughput or throughput % TIERED_STEP or throughput > TIERED_MOST:
-        _bad(f"ThroughputCapacity must be a multiple of {TIERED_STEP} MB/s, at most {TIERED_MOST}.")
+    if not throughput or throughput % TIERED_STEP_MB_S or throughput > TIERED_LARGEST_MB_S:
+        _bad(f"ThroughputCapacity must be a multiple of {TIERED_STEP_MB_S} MB/s, at most {TIERED_LARGEST_MB_S}.")
     metadata = lustre.get("MetadataConfiguration") or {}
     if metadata.get("Mode") != "USER_PROVISIONED" or metadata.get("Iops") not in TIERED_METADATA_IOPS:
         _bad("Intelligent-Tiering needs MetadataConfiguration with Mode USER_PROVISIONED and Iops 6000 or 12000.")
@@ -86,11 +89,11 @@ def _check_tiered(request: Mapping[str, Any], lustre: Mapping[str, Any]) -> None
 def _check_cache(cache: Mapping[str, Any] | None, throughput: int) -> None:
     if not cache:
         _bad("DataReadCacheConfiguration is required when StorageType is INTELLIGENT_TIERING.")
-    units = throughput // TIERED_STEP
+    units = throughput // TIERED_STEP_MB_S
     size = cache.get("SizeGiB")
     if cache.get("SizingMode") == "USER_PROVISIONED":
-        if size is None or not CACHE_LEAST * units <= size <= CACHE_MOST * units:
-            _bad(f"SizeGiB must be between {CACHE_LEAST * units} and {CACHE_MOST * units} GiB at {throughput} MB/s.")
+        if size is None or not CACHE_GIB[0] * units <= size <= CACHE_GIB[1] * units:
+            _bad(f"SizeGiB must be between {CACHE_GIB[0] * units} and {CACHE_GIB[1] * units} GiB at {throughput} MB/s.")
     elif size is not None:
         _bad("SizeGiB is valid only with SizingMode USER_PROVISIONED.")
 
@@ -107,8 +110,8 @@ def _check_provisioned(request: Mapping[str, Any], lustre: Mapping[str, Any]) ->
 
 
 def _check_per_unit(per_unit: int | None) -> None:
-    if per_unit not in SSD_THROUGHPUT:
-        known = ", ".join(map(str, SSD_THROUGHPUT))
+    if per_unit not in PER_TIB_MB_S:
+        known = ", ".join(map(str, PER_TIB_MB_S))
         refuse(
             "InvalidPerUnitStorageThroughput",
             f"PerUnitStorageThroughput {per_unit} is not valid for {DEPLOYMENT} with SSD storage: use {known}.",
@@ -119,14 +122,14 @@ def _check_capacity(per_unit: int | None, capacity: int | None, *, efa: bool) ->
     """Refuse a capacity off the steps; those of an EFA file system depend on its throughput per unit."""
     if not capacity:
         _bad("StorageCapacity is required.")
-    step = EFA_STEP[per_unit or 0] if efa else SSD_STEP
+    step = EFA_STEP_GIB[per_unit or 0] if efa else STEP_GIB
     if efa and capacity % step:
         _bad(
             f"StorageCapacity {capacity} is not valid for an EFA-enabled file system with {per_unit} MB/s/TiB: "
             f"use multiples of {step} GiB."
         )
-    if capacity % step and capacity != SSD_SMALLEST:
-        _bad(f"StorageCapacity {capacity} is not valid: use {SSD_SMALLEST} GiB or multiples of {step} GiB.")
+    if capacity % step and capacity != SMALLEST_GIB:
+        _bad(f"StorageCapacity {capacity} is not valid: use {SMALLEST_GIB} GiB or multiples of {step} GiB.")
 
 
 def _check_metadata(metadata: Mapping[str, Any]) -> None:
@@ -192,8 +195,8 @@ def check_update(record: Mapping[str, Any], request: Mapping[str, Any]) -> None:
     if asked.get("MetadataConfiguration"):
         _check_metadata_growth(now, asked["MetadataConfiguration"], tiered=storage == TIERED)
     throughput = asked.get("ThroughputCapacity")
-    if throughput is not None and (storage != TIERED or throughput % TIERED_STEP):
-        _bad(f"ThroughputCapacity is valid on Intelligent-Tiering only, in multiples of {TIERED_STEP} MB/s.")
+    if throughput is not None and (storage != TIERED or throughput % TIERED_STEP_MB_S):
+        _bad(f"ThroughputCapacity is valid on Intelligent-Tiering only, in multiples of {TIERED_STEP_MB_S} MB/s.")
     if asked.get("DataReadCacheConfiguration"):
         if storage != TIERED:
             _bad(f"DataReadCacheConfiguration is valid only when StorageType is {TIERED}.")

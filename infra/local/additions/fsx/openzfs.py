@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from infra.catalog.fsx import HOME_MB_S
 from infra.local.additions.serving import refuse
 
 DEPLOYMENT = "SINGLE_AZ_HA_2"
-THROUGHPUT = (160, 320, 640, 1280, 2560, 3840, 5120, 7680, 10240)
 CAPACITY = range(64, 524288 + 1)
 IOPS_PER_GIB = 3
 
@@ -34,8 +34,8 @@ def check_new(request: Mapping[str, Any]) -> None:
 
 
 def _check_throughput(throughput: int) -> None:
-    if throughput not in THROUGHPUT:
-        _bad(f"ThroughputCapacity {throughput} is not valid for {DEPLOYMENT}: use {', '.join(map(str, THROUGHPUT))}.")
+    if throughput not in HOME_MB_S:
+        _bad(f"ThroughputCapacity {throughput} is not valid for {DEPLOYMENT}: use {', '.join(map(str, HOME_MB_S))}.")
 
 
 def _check_iops(asked: Mapping[str, Any] | None, capacity: int) -> None:

@@ -1,0 +1,40 @@
+"""Lists of AWS's that botocore carries, read from its files: the package itself is not imported."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+PARTITIONS = ("aws", "aws-cn", "aws-us-gov", "aws-iso", "aws-iso-b")
+"""Those that `infra.plan.place` tells apart."""
+
+
+@cache
+def regions() -> frozenset[str]:
+    """Every region of PARTITIONS (https://github.com/boto/botocore/blob/develop/botocore/data/endpoints.json)."""
+    found = json.loads((_data() / "endpoints.json").read_bytes())["partitions"]
+    return frozenset(region for one in found if one["partition"] in PARTITIONS for region in one["regions"])
+
+
+@cache
+def hyperpod_types() -> frozenset[str]:
+    """Instance types that HyperPod clusters take, with their `ml.`, as SageMaker's API model lists them."""
+    model = max((_data() / "sagemaker").iterdir()) / "service-2.json.gz"
+    shapes: dict[str, Any] = json.loads(gzip.decompress(model.read_bytes()))["shapes"]
+    return frozenset(shapes["ClusterInstanceType"]["enum"])
+
+
+def botocore_version() -> str:
+    return version("botocore")
+
+
+def _data() -> Path:
+    found = find_spec("botocore")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("botocore, which comes with boto3, is not installed")
+    return Path(found.submodule_search_locations[0]) / "data"
