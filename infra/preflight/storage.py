@@ -12,7 +12,8 @@ from infra.plan.nodes.clients import WITHOUT_LUSTRE_EFA, lustre_interfaces
 from infra.plan.place import host
 from infra.plan.storage import home
 from infra.plan.storage.associations import nested
-from infra.plan.storage.lustre import efa_wanted, violations
+from infra.plan.storage.lustre import efa_wanted
+from infra.plan.storage.lustre_checks import violations
 from infra.preflight.rule import Context, Family, Problems, known_groups
 
 SCRATCH = "/opt/dlami/nvme"

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from infra.config import Association, ClusterSpec, ExistingLustre, Home, Lustre, Storage, parse
 from infra.plan.storage import home
-from infra.plan.storage.lustre import LustrePlan, efa_wanted, lustre, violations
+from infra.plan.storage.lustre import LustrePlan, efa_wanted, lustre
+from infra.plan.storage.lustre_checks import violations
 
 STACKS = sorted(Path(__file__).parents[2].glob("infra/Pulumi.*.yaml"))
 EFA_STEPS = {125: 38_400, 250: 19_200, 500: 9_600, 1000: 4_800}

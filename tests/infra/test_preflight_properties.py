@@ -14,7 +14,7 @@ from infra.config import ClusterSpec, parse
 from infra.plan.network.vpc import cidr_problems
 from infra.plan.nodes.capacity import capacity_problems
 from infra.plan.place import Place
-from infra.plan.storage import buckets, home
+from infra.plan.storage import buckets, home, lustre_checks
 from infra.plan.storage import lustre as storage
 from infra.plan.storage.associations import associations, overlaps
 from infra.preflight.explain import explain, refused
@@ -168,7 +168,7 @@ def test_what_a_planner_complains_about_is_a_finding_with_the_code_that_it_names
     told = set(run_offline(spec.model_copy(update={"suppress": ()}), place, NOW))
     lustre = spec.storage.lustre
     complaints = {
-        *(storage.violations(lustre, storage.efa_wanted(spec)) if lustre else ()),
+        *(lustre_checks.violations(lustre, storage.efa_wanted(spec)) if lustre else ()),
         *home.violations(spec.storage),
         *buckets.violations(spec, place),
         *cidr_problems(spec),
