@@ -50,7 +50,8 @@ def status_text(done: int, total: int | None, unit: str, seconds: float, *, init
         parts = [amount_text(done, unit)]
     else:
         share = 100 * done / total if total else 100.0
-        parts = [f"{amount_text(done, unit)} of {amount_text(total, unit)} ({share:.0f} %)"]
+        part = amount_text(done, unit) if unit == BYTES else amount_text(done, unit).removesuffix(f" {unit}")
+        parts = [f"{part} of {amount_text(total, unit)} ({share:.0f} %)"]
     if fresh > 0:
         parts.append(f"{amount_text(rate, unit)}/s")
         if total is not None and done < total and rate > 0:

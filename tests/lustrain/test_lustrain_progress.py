@@ -43,12 +43,12 @@ def test_durations_read_like_a_clock(seconds: float, text: str) -> None:
 
 
 def test_rate_and_time_left_count_only_what_this_process_did() -> None:
-    assert status_text(60, 100, "items", 10.0, initial=40) == "60 items of 100 items (60 %), 2 items/s, 0:20 left"
+    assert status_text(60, 100, "items", 10.0, initial=40) == "60 of 100 items (60 %), 2 items/s, 0:20 left"
 
 
 def test_unknown_total_and_an_empty_total_do_not_break_the_line() -> None:
     assert status_text(5, None, "items", 2.0) == "5 items, 2.5 items/s"
-    assert status_text(0, 0, "items", 0.0) == "0 items of 0 items (100 %)"
+    assert status_text(0, 0, "items", 0.0) == "0 of 0 items (100 %)"
 
 
 def test_without_a_terminal_lines_are_sparse_and_the_last_one_is_complete() -> None:
@@ -75,7 +75,7 @@ def test_work_that_fails_says_where_it_stopped() -> None:
 
     with pytest.raises(ValueError, match="broken"):
         fail()
-    assert "4 items of 10 items (40 %)" in stream.getvalue()
+    assert "4 of 10 items (40 %)" in stream.getvalue()
     assert "stopped after" in stream.getvalue()
 
 
@@ -115,7 +115,7 @@ def test_the_last_few_are_named_while_nothing_comes_and_less_and_less_often() ->
             clock.now += 1
             progress.beat()
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "node tune: 1 nodes of 2 nodes (50 %), 0.2 nodes/s, 0:05 left, 1 not well, waiting for [b]"
+    assert lines[0] == "node tune: 1 of 2 nodes (50 %), 0.2 nodes/s, 0:05 left, 1 not well, waiting for [b]"
     assert len(lines) == 4, lines
 
 
