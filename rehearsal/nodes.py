@@ -21,6 +21,7 @@ from typing import Any
 
 from infra.plan.nodes.bundle import AGENT, DOCUMENT, FOLDER, gathered
 from lustrain.cluster import node_document, to_json
+from lustrain.problem import DIFFERS, DONE
 from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.pack import archive
@@ -215,7 +216,7 @@ def look_here(folder: Path, reason: str) -> tuple[str, list[Promise]]:
     promises = [
         Promise(
             "looking at this machine changes nothing of it",
-            status in (0, 2) and seen() == before,
+            status in (DONE, DIFFERS) and seen() == before,
             f"exit {status}, {would} of {len(rows)} rows would change",
         )
     ]

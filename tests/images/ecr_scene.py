@@ -17,8 +17,8 @@ from typing import Any
 import docker
 
 from images.model import Silent
-from images.registry import ecr
-from images.registry.client import connect
+from images.registry import credentials, ecr
+from images.registry.client import Registry
 from images.registry.push import push
 from images.registry.retry import Patience
 from infra.local.aws import LocalAws
@@ -54,11 +54,11 @@ def play(folder: Path) -> dict[str, Any]:
         with engine:
             ref = _build(engine, folder / "image", 1)
             client = docker.DockerClient(base_url=f"unix://{engine.socket}")
-            told["digest"] = push(ref, client, ca=ca, patience=QUICK)
-            told["held"] = connect(ref, ca, QUICK).digest_of(ref)
+            told["digest"] = push(ref, client, to=registry_with(ca))
+            told["held"] = registry_with(ca).digest_of(ref)
 
             # The token that the client has is refused; AWS still gives the one that was right before.
-            there = connect(ref, ca, QUICK)
+            there = registry_with(ca)
             stale = there.transport.credentials
             assert stale is not None
             object.__setattr__(stale, "password", "an ended token")
@@ -66,7 +66,7 @@ def play(folder: Path) -> dict[str, Any]:
             told["refreshed"] = push(_build(engine, folder / "image", 2), client, logs, to=there)
 
             registry.set_users(other)
-            told["refused"] = _refusal(lambda: push(_build(engine, folder / "image", 3), client, ca=ca, patience=QUICK))
+            told["refused"] = _refusal(lambda: push(_build(engine, folder / "image", 3), client, to=registry_with(ca)))
             before = len(registry.requests())
             tokens: list[str] = []
             plain = ecr.token
@@ -77,7 +77,7 @@ def play(folder: Path) -> dict[str, Any]:
 
             ecr.token = counted
             try:
-                registry_client = connect(ref, ca, QUICK)
+                registry_client = registry_with(ca)
                 _refusal(lambda: registry_client.digest_of(ref))
             finally:
                 ecr.token = plain
@@ -87,7 +87,7 @@ def play(folder: Path) -> dict[str, Any]:
             registry.set_users(users)
             mid = _MidPush(registry, other)
             told["mid_push"] = _refusal(
-                lambda: push(_build(engine, folder / "image", 4, 48 << 20), client, mid, ca=ca, patience=QUICK)
+                lambda: push(_build(engine, folder / "image", 4, 48 << 20), client, mid, to=registry_with(ca))
             )
             told["changed"] = mid.changed
             told["went_on"] = "fresh credentials" in str(mid.lines)
@@ -105,6 +105,11 @@ class _MidPush(Logs):
         if not self.changed and done > 1 << 20:
             self.changed = True
             self._registry.set_users(self._users)
+
+
+def registry_with(ca: Path) -> Registry:
+    """The ECR as `connect` has it, with the CA of this scene and less patience."""
+    return Registry(HOST, credentials.for_registry(HOST), ca, QUICK)
 
 
 def _refusal(act: Any) -> str:

@@ -212,7 +212,10 @@ def test_a_password_that_is_refused_mid_push_is_one_line(any_engine: Engine, tmp
 
 @pytest.mark.parametrize(
     ("credentials", "why"),
-    [(None, "no credentials for it were found"), (Credentials("ann", "wrong"), "does not take the credentials")],
+    [
+        (None, "requires credentials, and none for it were found"),
+        (Credentials("ann", "wrong"), "does not take the credentials"),
+    ],
 )
 def test_who_may_not_come_in_is_told_before_anything_is_pushed(
     engine: Engine, tmp_path: Path, credentials: Credentials | None, why: str

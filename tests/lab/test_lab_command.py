@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lustrain.problem import DIFFERS
 from rehearsal.lab.nodes import why_not
 from tests.conftest import require
 
@@ -33,7 +34,7 @@ def test_what_it_prints_lets_fab_find_the_nodes_and_ctrl_c_leaves_nothing(tmp_pa
         check = subprocess.run(fab, env={**os.environ, **exported}, capture_output=True, text=True, check=False)
         lab.send_signal(signal.SIGINT)
         assert lab.wait(30) == 0
-    assert check.returncode == 2, check.stderr
+    assert check.returncode == DIFFERS, check.stderr
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 

@@ -88,7 +88,7 @@ def test_a_replaced_node_that_does_not_tune_itself_breaks_its_promises(
     assert not identical.kept
     assert owned.AGENT in identical.figure
     assert not nothing_to_do.kept
-    assert "exit 2" in nothing_to_do.figure
+    assert "exit 4" in nothing_to_do.figure
     _, (ready, told) = fleet.verify()
     assert not ready.kept
     assert "1 of 2 ready" in ready.figure
