@@ -153,6 +153,7 @@ def test_a_socket_that_is_not_ours_to_use_names_the_group(tmp_path: Path) -> Non
     assert "no permission to use the engine's socket; fix: sudo usermod -aG docker" in said
 
 
+@pytest.mark.slow
 def test_an_engine_without_buildx_is_one_line(tmp_path: Path, engine: Engine) -> None:
     said = connect({**engine.environment, "PATH": str(tmp_path)}).cannot(plan("a:1"), Output.LOAD)
     assert said is not None
