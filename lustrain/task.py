@@ -113,14 +113,14 @@ def perform(work: Callable[[], Answer], *, as_json: bool = False) -> None:
         if answer.problems:
             _refuse(answer.problems, answer.code, as_json)
         if as_json:
-            _print(json.dumps(answer.data, indent=1, ensure_ascii=False))
+            _print(json.dumps(answer.data, indent=1))
         if answer.code:
             raise Exit(code=answer.code)
 
 
 def _refuse(lines: Sequence[str], code: int, as_json: bool) -> None:
     if as_json:
-        _print(json.dumps({"error": list(lines), "exit_code": code}, indent=1, ensure_ascii=False))
+        _print(json.dumps({"error": list(lines), "exit_code": code}, indent=1))
     raise Exit("\n".join(lines), code)
 
 
