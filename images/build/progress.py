@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from images.model import Step, without_mounts
 from lustrain.problem import plain
+from lustrain.progress import LONGEST_PAUSE_S
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 SLOW_S = 2.0
 """Steps that took longer are told one by one."""
-LONGEST_PAUSE_S = 60.0
 LONGEST_NAME = 110
 _SHOWN = 6
 _MB = 1e6

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
+from lustrain.backoff import pause_s
+
 LONGEST_ASKED_S = 60.0
 
 
@@ -21,8 +23,8 @@ class Patience:
 
     def pause(self, tried: int, asked_s: float | None = None) -> float:
         """Seconds before the next try, after `tried` of them; not less than was asked for, up to a minute."""
-        most = min(self.longest_s, self.first_s * 2.0 ** min(tried - 1, 60))
-        return max(most * random.uniform(0.5, 1), min(asked_s or 0, LONGEST_ASKED_S))
+        pause = pause_s(tried, self.first_s, self.longest_s, draw=lambda: random.uniform(0.5, 1))
+        return max(pause, min(asked_s or 0, LONGEST_ASKED_S))
 
 
 def asked(headers: Mapping[str, str]) -> float | None:

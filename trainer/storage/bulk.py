@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import random
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -20,6 +19,7 @@ from botocore.exceptions import (
     ResponseStreamingError,
 )
 
+from lustrain.backoff import pause_s
 from trainer.storage.s3_errors import Place, of_boto, of_short
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def decoded(checksum: str) -> int:
 
 def pause(attempt: int) -> None:
     """Sleeps before the next attempt: exponential with full jitter, as botocore's `standard` retries do."""
-    time.sleep(random.uniform(0, min(LONGEST_PAUSE, 0.5 * 2**attempt)))
+    time.sleep(pause_s(attempt + 1, 0.5, LONGEST_PAUSE))
 
 
 def _together(action: Callable[[int], _T], items: Iterable[int]) -> list[_T]:
