@@ -200,14 +200,15 @@ def _client(endpoint: str) -> S3Client:
 
 
 def _ports_with_grpc(count: int) -> list[int]:
-    """Free ports p whose p + 10000 is free too: SeaweedFS puts each service's gRPC there."""
-    found: list[int] = []
-    candidate = 20_000 + os.getpid() % 10_000
-    while len(found) < count:
-        candidate = candidate + 7 if candidate < 55_000 else 20_000
-        if all(_free(port) for port in (candidate, candidate + 10_000)):
-            found.append(candidate)
-    return found
+    """Free ports p whose p + 10000 is free too: SeaweedFS puts each service's gRPC there.
+
+    Both lie below 32768, where Linux begins to hand out ports by itself: it would give a port away between this look and the
+    start of the server. Each test process looks in a part of its own.
+    """
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+    part = range(10_000 + 1_250 * process, 10_000 + 1_250 * (process + 1))
+    free = (port for port in random.sample(part, len(part)) if _free(port) and _free(port + 10_000))
+    return [next(free) for _ in range(count)]
 
 
 def _free(port: int) -> bool:
