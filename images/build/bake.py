@@ -19,8 +19,8 @@ from typing import Any
 
 from images.build import engine
 from images.build.failure import failure
-from images.build.output import heard
-from images.build.steps import Steps, of_json
+from images.build.output import read_lines
+from images.build.steps import Steps
 from images.model import Built, Context, Output, Plan, Watch
 from images.plan.references import parse
 from images.registry import docker_config, merge
@@ -104,12 +104,12 @@ class Bake:
 
         with _child(["docker", *words], folder, variables) as child:
             assert child.stderr is not None
-            for one in heard(documents(child.stderr), silent):
+            for one in documents(read_lines(child.stderr, silent)):
                 if isinstance(one, str):
                     prose.append(one)
                     continue
                 try:
-                    steps.take(of_json(one))
+                    steps.take(one)
                 except ValueError:
                     prose.append(json.dumps(one)[:500])
             return child.wait(_END_S), prose

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from images.build.bake import Bake
-from images.model import Output, Silent
+from images.model import Output
 from images.registry import credentials, ecr
 from images.registry.client import Registry
 from images.registry.retry import Patience
@@ -23,7 +23,7 @@ from infra.local.aws import LocalAws
 from lustrain.problem import UserError
 from rehearsal.lab import registry as lab
 from rehearsal.lab.engine import Engine
-from tests.images.builds import context, plan
+from tests.images.builds import Silent, context, plan
 from tests.images.certificates import certify
 
 HOST = "123456789012.dkr.ecr.us-east-1.amazonaws.com"

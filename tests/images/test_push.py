@@ -17,14 +17,14 @@ import pytest
 
 from images.build import builder
 from images.build.bake import Bake
-from images.model import Built, Output, Silent, Step
+from images.model import Built, Output, Step
 from images.registry import merge
 from images.registry.client import connect
 from lustrain.problem import UserError
 from rehearsal.lab import registry as lab
 from rehearsal.lab.engine import Engine, why_not
 from tests.conftest import require
-from tests.images.builds import context, plan
+from tests.images.builds import Silent, context, plan
 from tests.images.certificates import certify
 from tests.images.scripted import Asked, Said, scripted
 from tests.images.seeds import put_image

@@ -14,11 +14,11 @@ import pytest
 
 from images import tasks
 from images.build import make
-from images.model import Silent
 from images.plan import changes
 from images.wish import BuildWish, Wish
 from lustrain import image_file
 from lustrain.problem import UserError
+from tests.images.builds import Silent
 from tests.images.workshop import Made, Workshop, change_code
 
 ROOT = Path(__file__).parents[2]
