@@ -64,6 +64,7 @@ YAML: Mapping[str, str] = {
     "mapping": "a table of keys",
     "dict": "a table of keys",
     "invalid": "keys that are text",
+    "date": "a day without quotes, like 2027-01-31",
     "datetime": A_TIME,
     "timezone": A_TIME,
 }
