@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from images.plan import references
 from images.registry import ecr
@@ -96,7 +96,7 @@ class AllowList(Section):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    allow: list[Allowed] = []
+    allow: list[Allowed] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -376,6 +376,6 @@ def _upgrade(one: Finding) -> str:
 def as_json(verdict: Verdict) -> dict[str, Any]:
     """The verdict for programs; days as ISO 8601."""
     table = asdict(verdict)
-    for entry in (*table["expired"], *table["unused"]):
-        entry["review_by"] = entry["review_by"].isoformat()
+    for name, entries in (("expired", verdict.expired), ("unused", verdict.unused)):
+        table[name] = [entry.model_dump(mode="json") for entry in entries]
     return {"version": VERSION, "passed": verdict.passed, "exit": verdict.exit_code, **table}
