@@ -9,26 +9,23 @@ from infra import clock
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.place import Place
-from infra.preflight import (
+from infra.preflight.rule import Context, Family, Problems, Rule
+from infra.preflight.rules import (
     access,
     associations,
     buckets,
     capacity,
     configuration,
     hyperpod,
-    images,
     instances,
     kubernetes,
-    kubernetes_options,
     network,
     offerings,
-    region,
     spending,
     storage,
     tuning,
     zones,
 )
-from infra.preflight.rule import Context, Family, Problems, Rule
 from lustrain.problem import Problem
 
 UNUSED = Rule("CFG-090", "Every suppression silences something.", "infra/config.py", level="warning")
@@ -50,16 +47,13 @@ LAST_OFFLINE = 100
 """In each family the rules that ask AWS have numbers above this."""
 FAMILIES: tuple[Family, ...] = (
     configuration.RULES,
-    region.RULES,
     network.RULES,
     offerings.RULES,
     zones.RULES,
     capacity.RULES,
     instances.RULES,
-    images.RULES,
     hyperpod.RULES,
     kubernetes.RULES,
-    kubernetes_options.RULES,
     storage.RULES,
     associations.RULES,
     buckets.RULES,

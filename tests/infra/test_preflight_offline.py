@@ -17,9 +17,9 @@ from infra.config import Eks
 from infra.plan.place import Place
 from infra.policy.checks import open_to_the_world
 from infra.policy.declared import Resource
-from infra.preflight import instances
 from infra.preflight.offline import FAMILIES, LAST_OFFLINE, OFFLINE, SUPPRESSIONS, run_offline
 from infra.preflight.rule import Context
+from infra.preflight.rules import instances
 from lustrain.problem import Problem, UserError
 from tests.infra.edits import ACCOUNT, GONE, STACKS, place, spec_of
 from tests.infra.mistakes import EKS, MISTAKES, NOW, RESERVED, SPOT, Mistake

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from pydantic import BaseModel
 
+from infra.catalog.botocore_data import botocore_version, regions
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.nodes.gang import untaggable
@@ -38,6 +40,8 @@ ONLY_WITH: dict[str, tuple[str, ...]] = {
     "network.nic_policy": ("ec2",),
 }
 """Keys elsewhere that only some backends look at; HyperPod lays out network interfaces by itself."""
+REGION = "aws:region"
+REGIONS = "https://docs.aws.amazon.com/global-infrastructure/latest/regions/aws-regions.html"
 RULES = Family()
 
 
@@ -197,3 +201,24 @@ def _reached(spec: ClusterSpec, path: str) -> bool:
 
 def _no_effect(spec: ClusterSpec, backends: tuple[str, ...]) -> str:
     return f"has no effect with backend {spec.backend}, only with {listed(backends)}"
+
+
+@RULES.add("CFG-012", "The region is one that AWS has.", REGIONS)
+def region_there(spec: ClusterSpec, context: Context) -> Problems:
+    if context.region is not None and context.region not in regions():
+        close = get_close_matches(context.region, sorted(regions()), 1)
+        meant = close[0] if close else "one like us-east-1"
+        message = f"there is no region {context.region} in the list of botocore {botocore_version()}"
+        yield finding(REGION, message, f"write {meant}, or suppress this where the region is new")
+
+
+@RULES.add(
+    "CFG-013",
+    "The stack names its region: without it the rules about zones, partitions and names are silent.",
+    REGIONS,
+    level="warning",
+)
+def region_named(spec: ClusterSpec, context: Context) -> Problems:
+    if context.region is None:
+        message = "is missing: nothing that depends on the region was checked"
+        yield finding(REGION, message, "set it in Pulumi.<stack>.yaml, or set AWS_REGION")

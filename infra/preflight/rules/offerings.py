@@ -22,8 +22,8 @@ from infra.catalog.regions import (
 )
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
-from infra.preflight.network import elsewhere
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from infra.preflight.rules.network import elsewhere
 
 OFFERED = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html"
 FEW = 5
