@@ -50,7 +50,7 @@ def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSp
 
 
 def _alone(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
-    return run_in(stack.spec, Context.of_region(stack.region, moment))
+    return run_in(Context.of_region(stack.spec, stack.region, moment))
 
 
 def _asked(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
@@ -90,5 +90,5 @@ def policies(stack: str, account: str) -> list[Any]:
         raise UserError(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack}.yaml, or set AWS_REGION")
     if not re.fullmatch(r"\d{12}", account):
         raise UserError(problem("--account", account, "is no account number", allowed="12 digits"))
-    place = replace(Context.of_region(read.region), account=account).place
+    place = replace(Context.of_region(read.spec, read.region), account=account).place
     return list(iam_deployer.managed_policies(iam_deployer.deployer_policy(read.spec, place)))

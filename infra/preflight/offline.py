@@ -71,18 +71,17 @@ def run_offline(spec: ClusterSpec, place: Place | None, now: datetime | None = N
 
     Without a place the rules about region, account and partition are silent, and one warning says so.
     """
-    return run_in(spec, Context.at(place, now or clock.now()))
+    return run_in(Context.at(spec, place, now or clock.now()))
 
 
-def run_in(spec: ClusterSpec, context: Context) -> list[Problem]:
-    """The same, where less than a place is known."""
-    found = check_offline(spec, context)
-    return settle(spec, found, {**OFFLINE, **SUPPRESSIONS})
+def run_in(context: Context) -> list[Problem]:
+    """Return the same where less than a place is known."""
+    return settle(context.spec, check_offline(context), {**OFFLINE, **SUPPRESSIONS})
 
 
-def check_offline(spec: ClusterSpec, context: Context) -> list[Problem]:
-    """Every finding, suppressed ones too."""
-    return [finding for rule in OFFLINE.values() for finding in rule.check(spec, context)]
+def check_offline(context: Context) -> list[Problem]:
+    """Return every finding, suppressed ones too."""
+    return [finding for rule in OFFLINE.values() for finding in rule.check(context)]
 
 
 def settle(spec: ClusterSpec, found: Problems, asked: Mapping[str, Rule]) -> list[Problem]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import TypeVar
 
 from infra.catalog.instances import Instance, instance
 from infra.config import ClusterSpec, Group
 from infra.finding import Level, finding
 from infra.plan.place import Place, partition_of
+from infra.plan.stack import Plan
 from lustrain.problem import Problem
 
 NO_ACCOUNT = "000000000000"
@@ -21,8 +23,9 @@ Look = TypeVar("Look", bound=Callable[..., Problems])
 
 @dataclass(frozen=True)
 class Context:
-    """Facts of the place, as far as they are known without asking AWS; None where they are not."""
+    """The spec, and the facts of its place that are known without asking AWS; None where they are not."""
 
+    spec: ClusterSpec
     region: str | None = None
     account: str | None = None
     partition: str | None = None
@@ -34,18 +37,23 @@ class Context:
         """The place for plans that name things in it, with a stand-in for what is not known."""
         return Place(self.region or "us-east-1", self.account or NO_ACCOUNT, self.partition or "aws")
 
-    @classmethod
-    def at(cls, place: Place | None, now: datetime | None = None) -> Context:
-        if place is None:
-            return cls(now=now)
-        return cls(place.region, place.account, place.partition, now)
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of the spec in this place, made once for all rules."""
+        return Plan(self.spec, self.place)
 
     @classmethod
-    def of_region(cls, region: str | None, now: datetime | None = None) -> Context:
-        """What a region's name tells: its partition, but no account."""
+    def at(cls, spec: ClusterSpec, place: Place | None, now: datetime | None = None) -> Context:
+        if place is None:
+            return cls(spec, now=now)
+        return cls(spec, place.region, place.account, place.partition, now)
+
+    @classmethod
+    def of_region(cls, spec: ClusterSpec, region: str | None, now: datetime | None = None) -> Context:
+        """Return what follows from a region's name: its partition, but no account."""
         if region is None:
-            return cls(now=now)
-        return cls(region, None, partition_of(region), now)
+            return cls(spec, now=now)
+        return cls(spec, region, None, partition_of(region), now)
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class Rule:
     code: str
     checks: str
     source: str
-    look: Callable[..., Problems] = lambda *known: ()
+    look: Callable[..., Problems] = lambda spec, context: ()
     level: Level = "error"
     essential: bool = False
     judgement: bool = False
@@ -74,16 +82,16 @@ class Rule:
         """Whether AWS itself says no to what breaks this rule, as far as its source is AWS's own."""
         return self.level == "error" and self.source.startswith("https://") and not self.judgement
 
-    def check(self, *known: object) -> Iterator[Problem]:
-        """What `look` finds wrong; of problems that the plan found and gave a code, this rule's own."""
-        for one in self.look(*known):
-            if one.code in ("", self.code):
-                yield self.own(one)
+    def check(self, context: Context, *aws: object) -> Iterator[Problem]:
+        """Yield what `look` finds wrong; of problems to which the plan gave a code, this rule's own."""
+        for problem in self.look(context.spec, context, *aws):
+            if problem.code in ("", self.code):
+                yield self.own(problem)
 
-    def own(self, one: Problem) -> Problem:
-        """The same with this rule's code, and its level and source where the problem has none of its own."""
-        level, source = one.level or self.level, one.source or self.source
-        return finding(one.path, one.why, one.fix, code=self.code, level=level, source=source)
+    def own(self, problem: Problem) -> Problem:
+        """Return the problem with this rule's code, and its level and source where it has none of its own."""
+        level, source = problem.level or self.level, problem.source or self.source
+        return finding(problem.path, problem.why, problem.fix, code=self.code, level=level, source=source)
 
 
 class Family(list[Rule]):

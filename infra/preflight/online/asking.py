@@ -12,7 +12,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.model import OperationModel
 from botocore.parsers import ResponseParserError
 
-from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.preflight.rule import Context, Rule
 from lustrain.problem import LONGEST_VALUE, Problem, is_page, without_page
@@ -143,10 +142,10 @@ def unknown(path: str, why: str, fix: str) -> Problem:
     return finding(path, f"could not be checked: {short}", fix, level="unknown")
 
 
-def ask(rule: Rule, spec: ClusterSpec, context: Context, aws: Aws) -> list[Problem]:
+def ask(rule: Rule, context: Context, aws: Aws) -> list[Problem]:
     """What the rule finds, or one line that says why there is no answer; a question without an answer is never passed."""
     try:
-        return list(rule.check(spec, context, aws))
+        return list(rule.check(context, aws))
     except ClientError as error:
         found = _refused(error, rule.permission)
     except (BotoCoreError, ResponseParserError) as error:

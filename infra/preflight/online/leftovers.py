@@ -8,8 +8,6 @@ from botocore.exceptions import ClientError
 
 from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.plan.place import bucket_names
-from infra.plan.storage.repository import repository
 from infra.plan.watch.interruptions import queue_name
 from infra.preflight.online.asking import Aws, code_of
 from infra.preflight.rule import Context, Family, Problems
@@ -37,13 +35,13 @@ RULES = Family()
 )
 def names_taken(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     mine = "if this stack made it, ignore this; else"
-    names = bucket_names(spec, context.place)
+    names = context.plan.bucket_names
     for key in ("data", "checkpoints", "lifecycle"):
         name = getattr(names, key)
         if getattr(spec.buckets, key) is None and _bucket(aws, name):
             fix = f"{mine} set buckets.{key}: {name}, or choose another name"
             yield finding("name", f"bucket {name} is there already", fix)
-    image = repository(spec).name
+    image = context.plan.repository.name
     if spec.repository.existing is None and _repository(aws, image):
         fix = f"{mine} give its URL as repository.existing, or choose another name"
         yield finding("name", f"image repository {image} is there already", fix)

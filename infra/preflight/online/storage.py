@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 from infra.catalog.fsx import LUSTRE_GUIDE, LUSTRE_PORTS
 from infra.config import ClusterSpec, ExistingLustre
 from infra.finding import finding
-from infra.plan.place import bucket_names, host
+from infra.plan.place import host
 from infra.preflight.online.asking import Aws, code_of, unknown
 from infra.preflight.online.network import subnet
 from infra.preflight.rule import Context, Family, Problems
@@ -123,7 +123,7 @@ def buckets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     permission="s3:ListBucket",
 )
 def bucket_taken(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    names = bucket_names(spec, context.place)
+    names = context.plan.bucket_names
     for key in ("data", "checkpoints", "lifecycle"):
         if getattr(spec.buckets, key) is None and _head(aws, getattr(names, key))[0] == 403:
             message = f"{getattr(names, key)} is not yours to look at: another account's, or a permission is missing"

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.plan.place import bucket_names, runs_uri
-from infra.plan.storage.associations import associations, nested
+from infra.plan.storage.associations import nested
 from infra.plan.storage.buckets import violations
 from infra.preflight.rule import Context, Family, Problems
 
@@ -98,7 +97,7 @@ def runs_folder(spec: ClusterSpec, context: Context) -> Problems:
 def runs_elsewhere(spec: ClusterSpec, context: Context) -> Problems:
     uri = spec.runs_uri or ""
     bucket = uri.removeprefix("s3://").partition("/")[0]
-    names = bucket_names(spec, context.place)
+    names = context.plan.bucket_names
     if uri.startswith("s3://") and bucket not in (names.data, names.checkpoints):
         message = f"{bucket} is none of the cluster's buckets: who may write there and what expires is not known here"
         yield finding("runs_uri", message, f"set buckets.checkpoints: {bucket}, and buckets.runs_prefix")
@@ -129,8 +128,8 @@ def dots(spec: ClusterSpec, context: Context) -> Problems:
     level="warning",
 )
 def runs_in_data(spec: ClusterSpec, context: Context) -> Problems:
-    uri = runs_uri(spec, context.place)
-    for index, one in enumerate(associations(spec, context.place)):
+    uri = context.plan.runs_uri
+    for index, one in enumerate(context.plan.associations):
         if one.import_events and not one.export_events and nested(one.uri, uri):
             message = f"each checkpoint under {uri} becomes a file of {one.path} as well"
             yield finding(f"storage.lustre.associations.{index}.prefix", message, "import another prefix")
@@ -138,7 +137,7 @@ def runs_in_data(spec: ClusterSpec, context: Context) -> Problems:
 
 def _named(spec: ClusterSpec, context: Context) -> Iterator[tuple[str, str]]:
     """Every bucket's name with the key that it comes from."""
-    names = bucket_names(spec, context.place)
+    names = context.plan.bucket_names
     for key in ("data", "checkpoints", "lifecycle"):
         yield f"buckets.{key}" if getattr(spec.buckets, key) else "name", getattr(names, key)
     lustre = spec.storage.lustre

@@ -12,7 +12,6 @@ from infra.catalog.botocore_data import botocore_version, regions
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.nodes.gang import untaggable
-from infra.plan.place import tags
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
 
 TAGS = "https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html"
@@ -135,9 +134,9 @@ def section_of_other_backend(spec: ClusterSpec, context: Context) -> Problems:
 )
 def tags_rule(spec: ClusterSpec, context: Context) -> Problems:
     most = MOST_TAGS - SPARE_TAGS
-    if len(tags(spec)) > most:
+    if len(context.plan.tags) > most:
         message = f"{len(spec.tags)} tags, with Lustrain's own and the service's more than {MOST_TAGS}"
-        yield finding("tags", message, f"leave {most - len(tags(spec)) + len(spec.tags)} at most")
+        yield finding("tags", message, f"leave {most - len(context.plan.tags) + len(spec.tags)} at most")
     for key, value in spec.tags.items():
         for why in _wrong_with_tag(key, value):
             yield finding(f"tags.{key}", why, "rename or shorten it")
