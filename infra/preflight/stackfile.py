@@ -6,14 +6,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from infra.config import KEY, ClusterSpec, parse
-from lustrain.problem import UserError, plain, problem
+from lustrain.problem import UserError, did_you_mean, plain, problem
 
 PROGRAM = Path(__file__).parents[1]
 REGION = "aws:region"
@@ -48,9 +47,8 @@ def read(stack: str, folder: Path = PROGRAM) -> Stack:
         why = f"{path} is not a file, but a folder, a pipe or a link to nothing"
         raise UserError(problem("stack", stack, why, fix="put the stack's configuration there, or remove it"))
     if not path.is_file():
-        close = get_close_matches(stack, stacks(folder), 1)
-        there = ", ".join(stacks(folder)) or "none"
-        fix = f"did you mean {close[0]}?" if close else f"copy one of {there} to {path.name} and edit it"
+        names = stacks(folder)
+        fix = did_you_mean(stack, names) or f"copy one of {', '.join(names) or 'none'} to {path.name} and edit it"
         raise UserError(problem("stack", stack, f"there is no {path}", fix=fix))
     values = _mapping(path).get("config")
     if not isinstance(values, Mapping):
@@ -70,9 +68,9 @@ def _misspelt(name: str, values: Mapping[Any, Any]) -> Iterator[str]:
     Other namespaces are other providers' (https://www.pulumi.com/docs/iac/concepts/config/#configuration-options).
     """
     for key in values:
-        close = get_close_matches(str(key).lower(), (REGION, KEY), 1, ALIKE)
-        if key not in (REGION, KEY) and (close or str(key).startswith(NAMESPACE)):
-            fix = f"did you mean {close[0]}?" if close else f"remove it; known here: {KEY}"
+        meant = did_you_mean(str(key).lower(), (REGION, KEY), likeness=ALIKE)
+        if key not in (REGION, KEY) and (meant or str(key).startswith(NAMESPACE)):
+            fix = meant or f"remove it; known here: {KEY}"
             yield plain(f"{name}: {key}: unknown key, which nothing reads; fix: {fix}")
 
 

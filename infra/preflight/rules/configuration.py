@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from difflib import get_close_matches
 
 from pydantic import BaseModel
 
@@ -13,6 +12,7 @@ from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.nodes.gang import untaggable
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from lustrain.problem import did_you_mean
 
 TAGS = "https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html"
 OURS = "infra/config.py"
@@ -205,10 +205,9 @@ def _no_effect(spec: ClusterSpec, backends: tuple[str, ...]) -> str:
 @RULES.add("CFG-012", "The region is one that AWS has.", REGIONS)
 def region_there(spec: ClusterSpec, context: Context) -> Problems:
     if context.region is not None and context.region not in regions():
-        close = get_close_matches(context.region, sorted(regions()), 1)
-        meant = close[0] if close else "one like us-east-1"
+        meant = did_you_mean(context.region, sorted(regions())) or "write a region like us-east-1."
         message = f"there is no region {context.region} in the list of botocore {botocore_version()}"
-        yield finding(REGION, message, f"write {meant}, or suppress this where the region is new")
+        yield finding(REGION, message, f"{meant} If the region is new, suppress this")
 
 
 @RULES.add(

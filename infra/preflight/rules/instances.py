@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from infra.catalog.instances import Instance, instance, similar, snapshot
+from infra.catalog.instances import Instance, instance, snapshot
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.gang import CANONICAL, image
 from infra.plan.nodes.nics import nics
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from lustrain.problem import did_you_mean
 
 TYPES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypes.html"
 EFA = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html"
@@ -24,13 +25,10 @@ RULES = Family()
 def unknown_type(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
         if instance(group.ec2_type) is None:
-            close = similar(group.instance_type)
+            message = f"{group.instance_type!r} is not among the {len(snapshot().types)} types of {snapshot().date}"
+            meant = did_you_mean(group.ec2_type, snapshot().types)
             yield finding(
-                f"{path}.instance_type",
-                f"{group.instance_type!r} is not among the {len(snapshot().types)} types of {snapshot().date}",
-                f"did you mean {' or '.join(close)}?"
-                if close
-                else "correct it, or renew the list: infra/catalog/refresh.py",
+                f"{path}.instance_type", message, meant or "correct it, or renew the list: infra/catalog/refresh.py"
             )
 
 

@@ -5,11 +5,10 @@ The agent judges the same on the node, where a mistake would cost a boot.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.preflight.rule import Context, Family, Problems, listed
+from lustrain.problem import did_you_mean
 from node_setup.agent import allowed, catalog
 
 SETTINGS = "node_setup/settings/"
@@ -31,8 +30,7 @@ def unknown_setting(spec: ClusterSpec, context: Context) -> Problems:
     known = [setting.id for setting in catalog.load()]
     for name in spec.tuning.settings:
         if name not in known:
-            close = get_close_matches(name, known, 3)
-            fix = f"did you mean {' or '.join(close)}?" if close else f"remove it; known ones are in {SETTINGS}"
+            fix = did_you_mean(name, known) or f"remove it; known ones are in {SETTINGS}"
             yield finding(f"tuning.settings.{name}", "no setting has this id", fix)
 
 
