@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import boto3
 from botocore.config import Config
@@ -36,6 +36,10 @@ NOT_IMPLEMENTED = "NotImplemented"
 """What an emulation answers to a question that it leaves out (infra.local.errors.py)."""
 
 
+Answer = TypeVar("Answer")
+Given = ParamSpec("Given")
+
+
 class NotAwsError(BotoCoreError):
     """A page for people came where AWS answers in XML or JSON: a proxy's, a portal's, or a load balancer's."""
 
@@ -55,11 +59,28 @@ def _no_pages(response_dict: Mapping[str, Any], operation_model: OperationModel,
         raise NotAwsError(status_code=status, operation=operation_model.name)
 
 
+def _client_of(service: str) -> Any:
+    return property(lambda aws: aws._client(service))
+
+
 class Aws:
     """Clients of one region, made when first asked for; rules in many threads share them.
 
     `make` gives a client by its service's name, boto3's own by default.
     """
+
+    ec2: EC2Client = _client_of("ec2")
+    ecr: ECRClient = _client_of("ecr")
+    eks: EKSClient = _client_of("eks")
+    fsx: FSxClient = _client_of("fsx")
+    iam: IAMClient = _client_of("iam")
+    logs: Any = _client_of("logs")
+    quotas: ServiceQuotasClient = _client_of("service-quotas")
+    s3: S3Client = _client_of("s3")
+    sagemaker: SageMakerClient = _client_of("sagemaker")
+    sqs: SQSClient = _client_of("sqs")
+    ssm: Any = _client_of("ssm")
+    sts: STSClient = _client_of("sts")
 
     def __init__(self, region: str, make: Callable[[str], Any] | None = None) -> None:
         self.region = region
@@ -86,53 +107,17 @@ class Aws:
                 self._clients[service] = client
             return self._clients[service]
 
-    @property
-    def ec2(self) -> EC2Client:
-        return cast("EC2Client", self._client("ec2"))
 
-    @property
-    def ecr(self) -> ECRClient:
-        return cast("ECRClient", self._client("ecr"))
-
-    @property
-    def eks(self) -> EKSClient:
-        return cast("EKSClient", self._client("eks"))
-
-    @property
-    def fsx(self) -> FSxClient:
-        return cast("FSxClient", self._client("fsx"))
-
-    @property
-    def iam(self) -> IAMClient:
-        return cast("IAMClient", self._client("iam"))
-
-    @property
-    def logs(self) -> Any:
-        return self._client("logs")
-
-    @property
-    def quotas(self) -> ServiceQuotasClient:
-        return cast("ServiceQuotasClient", self._client("service-quotas"))
-
-    @property
-    def s3(self) -> S3Client:
-        return cast("S3Client", self._client("s3"))
-
-    @property
-    def sagemaker(self) -> SageMakerClient:
-        return cast("SageMakerClient", self._client("sagemaker"))
-
-    @property
-    def sqs(self) -> SQSClient:
-        return cast("SQSClient", self._client("sqs"))
-
-    @property
-    def ssm(self) -> Any:
-        return self._client("ssm")
-
-    @property
-    def sts(self) -> STSClient:
-        return cast("STSClient", self._client("sts"))
+def answered(
+    absent: str | tuple[str, ...], call: Callable[Given, Answer], *args: Given.args, **kwargs: Given.kwargs
+) -> Answer | None:
+    """Return AWS's answer; None where the code of its error begins with `absent`: the thing does not exist."""
+    try:
+        return call(*args, **kwargs)
+    except ClientError as error:
+        if not code_of(error).startswith(absent):
+            raise
+        return None
 
 
 def unknown(path: str, why: str, fix: str) -> Problem:

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from botocore.exceptions import ClientError
-
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.capacity import BLOCK_MARGIN
-from infra.preflight.online.asking import Aws, code_of
+from infra.preflight.online.asking import Aws, answered
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
 
 RESERVATION = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.html"
@@ -26,6 +24,7 @@ WILD = 2.0
 POOR_SCORE = 3
 """Of 10; AWS calls 10 likely and 1 very unlikely, the line between is ours (SCORES)."""
 SOON = timedelta(minutes=1)
+NO_PLAN = ("ResourceNotFound", "ValidationException")
 RULES = Family()
 
 
@@ -122,15 +121,12 @@ def training_plan(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
             continue
         here = f"{path}.capacity"
         name = group.capacity.training_plan.rpartition("/")[2]
-        try:
-            plan = aws.sagemaker.describe_training_plan(TrainingPlanName=name)
-        except ClientError as error:
-            if code_of(error) not in ("ResourceNotFound", "ResourceNotFoundException", "ValidationException"):
-                raise
+        plan = answered(NO_PLAN, aws.sagemaker.describe_training_plan, TrainingPlanName=name)
+        if plan is None:
             message = f"there is no training plan {name} in this account and region"
             yield finding(f"{here}.training_plan", message, "correct the ARN")
-            continue
-        yield from _compare(here, spec, group, dict(plan))
+        else:
+            yield from _compare(here, spec, group, dict(plan))
 
 
 def _compare(path: str, spec: ClusterSpec, group: Group, plan: dict[str, Any]) -> Problems:
@@ -228,13 +224,9 @@ def _reservations(spec: ClusterSpec, aws: Aws) -> Iterator[tuple[str, Group, dic
 
 def _reservation(aws: Aws, named: str) -> dict[str, Any] | None:
     def ask() -> dict[str, Any] | None:
-        try:
-            found = aws.ec2.describe_capacity_reservations(CapacityReservationIds=[named])["CapacityReservations"]
-        except ClientError as error:
-            if code_of(error) == "InvalidCapacityReservationId.NotFound":
-                return None
-            raise
-        return dict(found[0]) if found else None
+        absent, describe = "InvalidCapacityReservationId.NotFound", aws.ec2.describe_capacity_reservations
+        answer = answered(absent, describe, CapacityReservationIds=[named])
+        return dict(answer["CapacityReservations"][0]) if answer and answer["CapacityReservations"] else None
 
     return aws.once(("reservation", named), ask)  # type: ignore[no-any-return]
 

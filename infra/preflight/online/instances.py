@@ -14,7 +14,7 @@ from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.capacity import market
 from infra.plan.nodes.gang import CANONICAL, image
-from infra.preflight.online.asking import DENIED, Aws, code_of, unknown
+from infra.preflight.online.asking import DENIED, Aws, answered, code_of, unknown
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups
 from lustrain.problem import without_page
 
@@ -158,12 +158,8 @@ def image_rule(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for path, group, facts in known_groups(spec):
         if not group.image_id:
             continue
-        try:
-            images = aws.ec2.describe_images(ImageIds=[group.image_id])["Images"]
-        except ClientError as error:
-            if not code_of(error).startswith("InvalidAMIID"):
-                raise
-            images = []
+        answer = answered("InvalidAMIID", aws.ec2.describe_images, ImageIds=[group.image_id])
+        images = answer["Images"] if answer else []
         if not images:
             message = f"{group.image_id} is not there, or not yours to use, in {aws.region}"
             yield finding(f"{path}.image_id", message, "copy it to the region, share it, or remove the key")
@@ -200,11 +196,7 @@ def default_image(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         if spec.backend != "ec2" or group.image_id or facts.architecture not in CANONICAL:
             continue
         parameter = image(group, facts).parameter
-        try:
-            aws.ssm.get_parameter(Name=str(parameter))
-        except ClientError as error:
-            if code_of(error) != "ParameterNotFound":
-                raise
+        if answered("ParameterNotFound", aws.ssm.get_parameter, Name=str(parameter)) is None:
             message = f"AWS names no image for {group.ec2_type} in {aws.region}: there is no {parameter}"
             yield finding(f"{path}.image_id", message, "set it to an image of yours")
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from botocore.exceptions import ClientError
-
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.watch.interruptions import queue_name
-from infra.preflight.online.asking import Aws, code_of
+from infra.preflight.online.asking import Aws, answered
 from infra.preflight.rule import Context, Family, Problems
 
-ABSENT = frozenset(
-    {
-        "404",
-        "403",
-        "NoSuchBucket",
-        "RepositoryNotFoundException",
-        "AWS.SimpleQueueService.NonExistentQueue",
-        "QueueDoesNotExist",
-    }
+ABSENT = (
+    "404",
+    "403",
+    "NoSuchBucket",
+    "RepositoryNotFound",
+    "AWS.SimpleQueueService.NonExistentQueue",
+    "QueueDoesNotExist",
 )
 """A bucket that may not be looked at is S3-102's."""
 RULES = Family()
@@ -38,11 +34,12 @@ def names_taken(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     names = context.plan.bucket_names
     for key in ("data", "checkpoints", "lifecycle"):
         name = getattr(names, key)
-        if getattr(spec.buckets, key) is None and _bucket(aws, name):
+        if getattr(spec.buckets, key) is None and answered(ABSENT, aws.s3.head_bucket, Bucket=name) is not None:
             fix = f"{mine} set buckets.{key}: {name}, or choose another name"
             yield finding("name", f"bucket {name} is there already", fix)
     image = context.plan.repository.name
-    if spec.repository.existing is None and _repository(aws, image):
+    ours = [] if spec.repository.existing else [image]
+    if ours and answered(ABSENT, aws.ecr.describe_repositories, repositoryNames=ours) is not None:
         fix = f"{mine} give its URL as repository.existing, or choose another name"
         yield finding("name", f"image repository {image} is there already", fix)
     for what in _taken_over(spec, aws):
@@ -50,35 +47,10 @@ def names_taken(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         yield finding("name", message, f"{mine} choose another name")
 
 
-def _bucket(aws: Aws, name: str) -> bool:
-    try:
-        aws.s3.head_bucket(Bucket=name)
-    except ClientError as error:
-        return _unless_absent(error)
-    return True
-
-
-def _repository(aws: Aws, name: str) -> bool:
-    try:
-        return bool(aws.ecr.describe_repositories(repositoryNames=[name])["repositories"])
-    except ClientError as error:
-        return _unless_absent(error)
-
-
 def _taken_over(spec: ClusterSpec, aws: Aws) -> Iterator[str]:
     queue = queue_name(spec)
-    try:
-        aws.sqs.get_queue_url(QueueName=queue)
+    if answered(ABSENT, aws.sqs.get_queue_url, QueueName=queue):
         yield f"queue {queue}"
-    except ClientError as error:
-        _unless_absent(error)
     prefix = f"/lustrain/{spec.name}/"
     if aws.logs.describe_log_groups(logGroupNamePrefix=prefix, limit=1)["logGroups"]:
         yield f"a log group under {prefix}"
-
-
-def _unless_absent(error: ClientError) -> bool:
-    """False for an answer that says no; what is no answer is raised."""
-    if code_of(error) not in ABSENT:
-        raise error
-    return False

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from botocore.exceptions import ClientError
-
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.network.vpc import addresses_needed
-from infra.preflight.online.asking import Aws, code_of
+from infra.preflight.online.asking import Aws, answered
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
 
 SUBNET = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Subnet.html"
@@ -114,16 +112,17 @@ def dns(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if spec.network.existing is None:
         return
     vpc = spec.network.existing.vpc_id
-    try:
-        support = aws.ec2.describe_vpc_attribute(VpcId=vpc, Attribute="enableDnsSupport")["EnableDnsSupport"]
-        names = aws.ec2.describe_vpc_attribute(VpcId=vpc, Attribute="enableDnsHostnames")["EnableDnsHostnames"]
-    except ClientError as error:
-        if code_of(error) != "InvalidVpcID.NotFound":
-            raise
+    describe = aws.ec2.describe_vpc_attribute
+    support = answered("InvalidVpcID.NotFound", describe, VpcId=vpc, Attribute="enableDnsSupport")
+    if support is None:
         yield finding("network.existing.vpc_id", f"{vpc} is not in this account and region", "correct it")
         return
-    for what, there in (("DNS support", support), ("DNS host names", names)):
-        if not there.get("Value"):
+    names = describe(VpcId=vpc, Attribute="enableDnsHostnames")
+    for what, attribute in (
+        ("DNS support", support["EnableDnsSupport"]),
+        ("DNS host names", names["EnableDnsHostnames"]),
+    ):
+        if not attribute.get("Value"):
             yield finding("network.existing.vpc_id", f"{vpc} has no {what}", "turn it on in the VPC's settings")
 
 
@@ -157,12 +156,8 @@ def subnet(aws: Aws, named: str) -> dict[str, Any] | None:
     """The subnet as EC2 describes it; None when it is not there."""
 
     def ask() -> dict[str, Any] | None:
-        try:
-            return dict(aws.ec2.describe_subnets(SubnetIds=[named])["Subnets"][0])
-        except ClientError as error:
-            if code_of(error) == "InvalidSubnetID.NotFound":
-                return None
-            raise
+        answer = answered("InvalidSubnetID.NotFound", aws.ec2.describe_subnets, SubnetIds=[named])
+        return dict(answer["Subnets"][0]) if answer else None
 
     return aws.once(("subnet", named), ask)  # type: ignore[no-any-return]
 

@@ -11,7 +11,7 @@ from infra.catalog.fsx import LUSTRE_GUIDE, LUSTRE_PORTS
 from infra.config import ClusterSpec, ExistingLustre
 from infra.finding import finding
 from infra.plan.place import host
-from infra.preflight.online.asking import Aws, code_of, unknown
+from infra.preflight.online.asking import Aws, answered, unknown
 from infra.preflight.online.network import subnet
 from infra.preflight.rule import Context, Family, Problems
 
@@ -30,18 +30,15 @@ def existing_lustre_facts(spec: ClusterSpec, context: Context, aws: Aws) -> Prob
     existing = spec.storage.lustre.existing if spec.storage.lustre else None
     if existing is None:
         return
-    try:
-        there = dict(aws.fsx.describe_file_systems(FileSystemIds=[existing.id])["FileSystems"][0])
-    except ClientError as error:
-        if code_of(error) != "FileSystemNotFound":
-            raise
+    answer = answered("FileSystemNotFound", aws.fsx.describe_file_systems, FileSystemIds=[existing.id])
+    if answer is None:
         yield finding(f"{HERE}.id", f"{existing.id} is not in this account and region", "correct it")
         return
-    yield from _told(existing, there)
-    yield from _reached(spec, aws, there)
+    yield from _described(existing, dict(answer["FileSystems"][0]))
+    yield from _reached(spec, aws, dict(answer["FileSystems"][0]))
 
 
-def _told(existing: ExistingLustre, there: dict[str, Any]) -> Problems:
+def _described(existing: ExistingLustre, there: dict[str, Any]) -> Problems:
     if there.get("Lifecycle") not in ("AVAILABLE", "UPDATING"):
         yield finding(f"{HERE}.id", f"is {there.get('Lifecycle')}", "use one that is AVAILABLE")
     lustre = there.get("LustreConfiguration", {})
@@ -82,13 +79,12 @@ def lustre_ports(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if existing is None:
         return
     path = f"{HERE}.security_group_id"
-    try:
-        group = aws.ec2.describe_security_groups(GroupIds=[existing.security_group_id])["SecurityGroups"][0]
-    except ClientError as error:
-        if code_of(error) != "InvalidGroup.NotFound":
-            raise
+    describe = aws.ec2.describe_security_groups
+    answer = answered("InvalidGroup.NotFound", describe, GroupIds=[existing.security_group_id])
+    if answer is None:
         yield finding(path, f"{existing.security_group_id} is not in this account and region", "correct it")
         return
+    group = answer["SecurityGroups"][0]
     if spec.network.existing and group.get("VpcId") != spec.network.existing.vpc_id:
         yield finding(path, f"is of {group.get('VpcId')}, the nodes of {spec.network.existing.vpc_id}", "correct it")
     shut = [port for port in PORTS if not any(_open(rule, port) for rule in group.get("IpPermissions", []))]
@@ -144,11 +140,8 @@ def repository(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if found.region != aws.region:
         yield unknown("repository.existing", f"it is in {found.region}", "replicate it to the region")
         return
-    try:
-        aws.ecr.describe_repositories(registryId=found.name, repositoryNames=[name])
-    except ClientError as error:
-        if code_of(error) != "RepositoryNotFoundException":
-            raise
+    describe = aws.ecr.describe_repositories
+    if answered("RepositoryNotFound", describe, registryId=found.name, repositoryNames=[name]) is None:
         message = f"there is no repository {name} in account {found.name}"
         yield finding("repository.existing", message, "correct it, or remove the key and one is made")
 
