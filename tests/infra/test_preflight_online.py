@@ -25,8 +25,9 @@ from infra.preflight.online.instances import quota_of
 from infra.preflight.online.running import ONLINE, ask_all, run_all, whoami
 from infra.preflight.rule import Context
 from lustrain.problem import UserError
-from tests.infra.answers import BUCKETS, CASES, CONTROL, EKS, IMAGE, LUSTRE, NOW, SLURM, SPOT, Answer, Case
+from tests.infra.answers import BUCKETS, CONTROL, EKS, IMAGE, LUSTRE, NOW, SLURM, SPOT, Answer
 from tests.infra.edits import ACCOUNT, place, spec_of
+from tests.infra.online_cases import CASES, Case
 
 
 def aws_that_says(answers: Sequence[Answer], region: str = "us-east-1") -> Aws:
