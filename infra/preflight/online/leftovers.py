@@ -9,6 +9,7 @@ from infra.finding import finding
 from infra.plan.watch.interruptions import queue_name
 from infra.preflight.online.asking import Aws, answered
 from infra.preflight.rule import Context, Family, Problems
+from infra.preflight.rules.buckets import KEYS
 
 ABSENT = (
     "404",
@@ -32,7 +33,7 @@ RULES = Family()
 def names_taken(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     mine = "if this stack made it, ignore this; else"
     names = context.plan.bucket_names
-    for key in ("data", "checkpoints", "lifecycle"):
+    for key in KEYS:
         name = getattr(names, key)
         if getattr(spec.buckets, key) is None and answered(ABSENT, aws.s3.head_bucket, Bucket=name) is not None:
             fix = f"{mine} set buckets.{key}: {name}, or choose another name"

@@ -8,7 +8,8 @@ from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.network.vpc import addresses_needed
 from infra.preflight.online.asking import Aws, answered
-from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from infra.preflight.rule import Context, Family, Problems, known_groups, listed
+from infra.preflight.rules.network import named_zones
 
 SUBNET = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Subnet.html"
 COMPUTE, CONTROL = "network.existing.compute_subnet_id", "network.existing.control_subnet_ids"
@@ -23,13 +24,9 @@ RULES = Family()
     permission="ec2:DescribeAvailabilityZones",
 )
 def zones(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    wanted = {"zone_id": spec.zone_id}
-    if spec.network.second_zone_id:
-        wanted["network.second_zone_id"] = spec.network.second_zone_id
-    wanted |= {f"{path}.zone_id": group.zone_id for path, group in groups(spec) if group.zone_id}
     zones = aws.ec2.describe_availability_zones(AllAvailabilityZones=True)["AvailabilityZones"]
     known = {str(one.get("ZoneId")): one for one in zones}
-    for path, zone in wanted.items():
+    for path, zone in named_zones(spec):
         there = known.get(zone)
         if there is None:
             fix = f"choose one of {listed(sorted(known))}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -14,6 +13,7 @@ from infra.plan.place import host
 from infra.preflight.online.asking import Aws, answered, unknown
 from infra.preflight.online.network import subnet
 from infra.preflight.rule import Context, Family, Problems
+from infra.preflight.rules.buckets import KEYS, existing_buckets
 
 PORTS = sorted({port for ends in LUSTRE_PORTS for port in ends})
 HERE = "storage.lustre.existing"
@@ -100,7 +100,10 @@ def lustre_ports(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     permission="s3:ListBucket",
 )
 def buckets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    for path, name in named_buckets(spec):
+    paths: dict[str, str] = {}
+    for path, name in existing_buckets(spec):
+        paths.setdefault(name, path)
+    for name, path in paths.items():
         status, region = _head(aws, name)
         if status == 404:
             yield finding(path, f"there is no bucket {name}", "make it, correct it, or leave the key out")
@@ -120,7 +123,7 @@ def buckets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 )
 def bucket_taken(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     names = context.plan.bucket_names
-    for key in ("data", "checkpoints", "lifecycle"):
+    for key in KEYS:
         if getattr(spec.buckets, key) is None and _head(aws, getattr(names, key))[0] == 403:
             message = f"{getattr(names, key)} is not yours to look at: another account's, or a permission is missing"
             yield unknown("name", message, "choose another name, or allow s3:ListBucket")
@@ -144,21 +147,6 @@ def repository(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if answered("RepositoryNotFound", describe, registryId=found.name, repositoryNames=[name]) is None:
         message = f"there is no repository {name} in account {found.name}"
         yield finding("repository.existing", message, "correct it, or remove the key and one is made")
-
-
-def named_buckets(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
-    """Buckets that must be there, each once, with their key."""
-    seen: set[str] = set()
-    lustre = spec.storage.lustre
-    links = enumerate(lustre.associations if lustre else ())
-    for path, name in [
-        *((f"buckets.{key}", getattr(spec.buckets, key)) for key in ("data", "checkpoints", "lifecycle")),
-        *((f"storage.lustre.associations.{i}.bucket", one.bucket) for i, one in links),
-        ("runs_uri", (spec.runs_uri or "").removeprefix("s3://").partition("/")[0]),
-    ]:
-        if name and name not in ("data", "checkpoints") and name not in seen:
-            seen.add(name)
-            yield path, name
 
 
 def _head(aws: Aws, name: str) -> tuple[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 
 from infra.config import ClusterSpec
 from infra.finding import finding
@@ -44,26 +45,24 @@ def elsewhere(zone_id: str, region: str | None) -> bool:
     return prefix is not None and not zone_id.startswith(f"{prefix}-")
 
 
-def _of_other_region(zone_id: str, context: Context) -> str:
-    return f"{zone_id} is not a zone of {context.region}, whose ids begin with {zone_prefix(context.region or '')}"
+def named_zones(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    """Yield every zone id that the cluster, its control plane and its groups name, with its path."""
+    yield "zone_id", spec.zone_id
+    if spec.network.second_zone_id:
+        yield "network.second_zone_id", spec.network.second_zone_id
+    for path, group in groups(spec):
+        if group.zone_id:
+            yield f"{path}.zone_id", group.zone_id
 
 
 @RULES.add("NET-001", "The zone is one of the region, and so are those of groups.", ZONES, essential=True)
-def zone_of_region(spec: ClusterSpec, context: Context) -> Problems:
-    if elsewhere(spec.zone_id, context.region):
-        message = _of_other_region(spec.zone_id, context)
-        yield finding("zone_id", message, "change it, or aws:region")
-    for path, group in groups(spec):
-        if group.zone_id and elsewhere(group.zone_id, context.region):
-            yield finding(f"{path}.zone_id", _of_other_region(group.zone_id, context), "change it")
-
-
 @RULES.add("NET-002", "The control plane's second zone is one of the region.", ZONES, essential=True)
-def second_zone_of_region(spec: ClusterSpec, context: Context) -> Problems:
-    zone = spec.network.second_zone_id
-    if zone and elsewhere(zone, context.region):
-        message = f"{zone} is not a zone of {context.region}, whose ids begin with {zone_prefix(context.region or '')}"
-        yield finding("network.second_zone_id", message, "change it")
+def zone_of_region(spec: ClusterSpec, context: Context) -> Problems:
+    for path, zone in named_zones(spec):
+        if context.region and elsewhere(zone, context.region):
+            message = f"{zone} is not a zone of {context.region}, whose ids begin with {zone_prefix(context.region)}"
+            code = "NET-002" if path == "network.second_zone_id" else "NET-001"
+            yield finding(path, message, "change it, or aws:region" if path == "zone_id" else "change it", code=code)
 
 
 @RULES.add(

@@ -23,7 +23,7 @@ from infra.catalog.regions import (
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
-from infra.preflight.rules.network import elsewhere
+from infra.preflight.rules.network import elsewhere, named_zones
 
 OFFERED = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html"
 FEW = 5
@@ -78,13 +78,9 @@ def control_plane_zone(spec: ClusterSpec, context: Context) -> Problems:
 
 
 def _zones(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
-    """Every zone id that a spec names, with its path."""
-    yield "zone_id", spec.zone_id
-    if spec.network.second_zone_id:
-        yield "network.second_zone_id", spec.network.second_zone_id
+    """Yield every zone id that a spec names, those of bought capacity too, with its path."""
+    yield from named_zones(spec)
     for path, group in groups(spec):
-        if group.zone_id:
-            yield f"{path}.zone_id", group.zone_id
         if group.capacity.zone_id:
             yield f"{path}.capacity.zone_id", group.capacity.zone_id
 
