@@ -56,7 +56,7 @@ def _resource(args: ResourceValidationArgs | PolicyResource) -> Resource:
 
 
 def _plain(value: Any) -> Any:
-    """The engine's values as plain data: its own tables raise on a value that a preview does not know."""
+    """Return the engine's values as plain data: its own tables raise on a value that a preview does not know."""
     if isinstance(value, Mapping):
         return {key: _known(value, key) for key in value}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

@@ -67,7 +67,7 @@ OFFLINE: Mapping[str, Rule] = {
 
 
 def run_offline(spec: ClusterSpec, place: Place | None, now: datetime | None = None) -> list[Problem]:
-    """What is wrong with `spec`, errors first, suppressed findings left out; `now` defaults to that of infra/clock.py.
+    """Return what is wrong with `spec`, errors first, suppressed findings left out; `now` defaults to that of infra/clock.py.
 
     Without a place the rules about region, account and partition are silent, and one warning says so.
     """
@@ -85,9 +85,9 @@ def check_offline(context: Context) -> list[Problem]:
 
 
 def settle(spec: ClusterSpec, found: Problems, asked: Mapping[str, Rule]) -> list[Problem]:
-    """Findings less the suppressed ones, plus what is wrong with the suppressions, errors first.
+    """Return findings less the suppressed ones, plus what is wrong with the suppressions, errors first.
 
-    `asked` are the rules that looked; a suppression of an online rule that nobody asked is neither used nor unused.
+    `asked` are the rules that looked; a suppression of an online rule that did not run is neither used nor unused.
     """
     findings = list(dict.fromkeys(found))
     codes = {finding.code: finding for finding in reversed(findings)}
@@ -105,10 +105,12 @@ def _about(path: str, code: str, found: Mapping[str, Problem], asked: Mapping[st
         if int(code[-3:]) <= LAST_OFFLINE:
             yield NOT_SUPPRESSIBLE.own(finding(path, f"{code} is not a rule", "see `fab preflight --list`"))
     elif rule.essential:
-        why = f"{code} cannot be suppressed: no plan can be built on that"
+        why = f"{code} cannot be suppressed: no plan can be built on such a spec"
         yield NOT_SUPPRESSIBLE.own(finding(path, why, "remove it"))
     elif code not in found:
         yield UNUSED.own(finding(path, f"{code} finds nothing here", "remove it"))
     elif rule.refused_by_aws and found[code].level == "error":
-        message = f"{code} is silenced, and AWS refuses the update all the same: {found[code].path}: {found[code].why}"
-        yield REFUSED_ANYWAY.own(finding(path, message, "mend the key; keep this only if AWS takes it by now"))
+        message = (
+            f"{code} is suppressed, but AWS refuses the update all the same: {found[code].path}: {found[code].why}"
+        )
+        yield REFUSED_ANYWAY.own(finding(path, message, "correct the key; keep this only if AWS accepts it now"))

@@ -1,4 +1,4 @@
-"""What a rule of preflight is, and what it may know besides the spec."""
+"""The form of a rule of preflight, and the context in which it looks at a spec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from infra.plan.stack import Plan
 from lustrain.problem import Problem
 
 NO_ACCOUNT = "000000000000"
-"""Stands in names and ARNs where no one asked AWS for the account; as long as a real one."""
+"""Stands in names and ARNs where the account is not known; as long as a real one."""
 Problems = Iterable[Problem]
 Look = TypeVar("Look", bound=Callable[..., Problems])
 
@@ -30,7 +30,7 @@ class Context:
     account: str | None = None
     partition: str | None = None
     now: datetime | None = None
-    """When the rules are asked; a rule about the past is silent without it."""
+    """The time to judge by; a rule about the past is silent without it."""
 
     @property
     def place(self) -> Place:
@@ -64,8 +64,8 @@ class Rule:
     asks AWS with.
 
     A problem of an `essential` rule cannot be suppressed: no plan can be built on such a spec. Every other one can, with a
-    reason, since what is known here about AWS is dated and AWS moves; where AWS would refuse the update all the same, that is
-    told. A `judgement` is ours: AWS takes what breaks the rule, and the harm comes later.
+    reason, since facts about AWS age; CFG-092 warns where AWS would refuse the update all the same. A `judgement` is ours: AWS
+    accepts what breaks the rule, and the harm comes later.
     """
 
     code: str
@@ -79,7 +79,7 @@ class Rule:
 
     @property
     def refused_by_aws(self) -> bool:
-        """Whether AWS itself says no to what breaks this rule, as far as its source is AWS's own."""
+        """Whether AWS itself refuses what breaks this rule, as far as its source is AWS's own."""
         return self.level == "error" and self.source.startswith("https://") and not self.judgement
 
     def check(self, context: Context, *aws: object) -> Iterator[Problem]:
@@ -108,7 +108,7 @@ class Family(list[Rule]):
         judgement: bool = False,
         permission: str = "",
     ) -> Callable[[Look], Look]:
-        """A row of the table whose function is the decorated one; a function that finds by several rules has a row for each."""
+        """Add a row of the table whose function is the decorated one; a function of several rules has a row for each."""
 
         def keep(look: Look) -> Look:
             self.append(Rule(code, checks, source, look, level, essential, judgement, permission))
@@ -118,19 +118,19 @@ class Family(list[Rule]):
 
 
 def groups(spec: ClusterSpec) -> Iterator[tuple[str, Group]]:
-    """Each group with its path in the config."""
+    """Yield each group with its path in the config."""
     for index, group in enumerate(spec.groups):
         yield f"groups.{index}", group
 
 
 def known_groups(spec: ClusterSpec) -> Iterator[tuple[str, Group, Instance]]:
-    """Each group whose type the snapshot knows, with its path and facts."""
+    """Yield each group whose type the snapshot knows, with its path and facts."""
     for path, group in groups(spec):
-        if found := instance(group.ec2_type):
-            yield path, group, found
+        if facts := instance(group.ec2_type):
+            yield path, group, facts
 
 
 def listed(values: Iterable[object]) -> str:
-    """`a, b and c`, in the order given and each once."""
+    """Return `a, b and c`, in the order given and each once."""
     words = [str(value) for value in dict.fromkeys(values)]
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1] if words else ""]))

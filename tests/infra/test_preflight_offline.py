@@ -138,7 +138,7 @@ def test_a_silenced_rule_that_aws_holds_to_is_told_with_what_aws_refuses() -> No
         if silenced.level == "error" and not rule.judgement and rule.source.startswith("https://"):
             assert len(told) == 1, mistake
             assert (
-                f"warning: suppress.0: {mistake.code} is silenced, and AWS refuses the update all the same" in told[0]
+                f"warning: suppress.0: {mistake.code} is suppressed, but AWS refuses the update all the same" in told[0]
             )
             assert silenced.why in told[0]
         else:
@@ -241,7 +241,7 @@ def test_a_budget_is_refused_where_aws_has_none(partition: str, refused: bool) -
             "1.34",
             "EXTENDED",
             "2027-12-01",
-            "EKS-010 error, all support of 1.34 ended on 2027-12-02, makes no control plane",
+            "EKS-010 error, all support of 1.34 ended on 2027-12-02, makes no new control plane",
         ),
         ("1.35", "STANDARD", "2027-03-26", "EKS-010 error, ended on 2027-03-27, when HyperPod takes it"),
     ],

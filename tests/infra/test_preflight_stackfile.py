@@ -52,15 +52,15 @@ def test_the_environment_names_the_region_where_the_file_does_not(
     ("text", "word"),
     [
         ("config: [", "is not YAML"),
-        ("- a", "holds no table"),
+        ("- a", "is not a table"),
         ("other: 1", "config is missing"),
         ("config: {}", "lustrain:cluster is missing"),
         ("config: " + "[" * 3000, "nested too deep"),
         ("when: 2026-13-45T00:00:00Z", "month"),
         ("config:\n  aws:region: {a: 1}", "aws:region = {'a': 1}: is not text; allowed: like us-east-1"),
         ("config:\n  aws:region: 7", "is not text"),
-        ('config:\n  aws:region: "us-east-1\\n"', "is no region's name"),
-        ('config:\n  aws:region: "\\uDC80"', "is no region's name"),
+        ('config:\n  aws:region: "us-east-1\\n"', "must be the name of a region"),
+        ('config:\n  aws:region: "\\uDC80"', "must be the name of a region"),
         ("config:\n  a: {b: [{c: 1,\n    d: 2, c: 3}]}", r"config\.a\.b\.0\.c stands twice, again in line 3; fix: "),
         ("config:\n  ? 'a\\e'\n  : &x {z: 1, z: 1}\n  b: *x", "config.a.*z stands twice"),
     ],
@@ -83,7 +83,7 @@ def test_keys_that_stand_in_several_tables_or_come_from_an_anchor_are_not_twice(
 
 @pytest.mark.parametrize("name", ["", "x\ny", "x" * 5000, "../mine", "a b", "\udc80", "é", "x" * 101])
 def test_what_is_no_stacks_name_is_one_printable_line(folder: Path, name: str) -> None:
-    with pytest.raises(UserError, match="is no stack's name; allowed: ") as caught:
+    with pytest.raises(UserError, match="must be the name of a stack; allowed: ") as caught:
         stackfile.read(name, folder)
     assert str(caught.value).isprintable()
 

@@ -34,7 +34,7 @@ def version(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 
 @RULES.add(
     "IAM-101",
-    "Administrators' roles of this account are there: EKS refuses an access entry for one that is not.",
+    "Administrators' roles of this account exist: EKS refuses an access entry for one that does not.",
     "https://docs.aws.amazon.com/eks/latest/userguide/creating-access-entries.html",
     permission="iam:GetRole",
 )
@@ -43,4 +43,4 @@ def admin_roles(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         if context.account and arn.split(":")[4] != context.account:
             continue
         if answered("NoSuchEntity", aws.iam.get_role, RoleName=arn.rpartition("/")[2]) is None:
-            yield finding(f"access.admin_roles.{index}", f"there is no role {arn}", "correct it, or make the role")
+            yield finding(f"access.admin_roles.{index}", f"role {arn} does not exist", "correct it, or make the role")

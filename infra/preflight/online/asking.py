@@ -1,4 +1,4 @@
-"""How an online rule asks: AWS's clients, and what it finds when there is no answer."""
+"""AWS's clients for online rules, and their findings where AWS gives no answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mypy_boto3_sts import STSClient
 
 PATIENCE = Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 3, "mode": "standard"})
-"""Seconds for one question; ours: a preflight that hangs is not asked again."""
+"""Seconds for one question; ours: users do not wait for a preflight that hangs."""
 DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedException", "403"})
 
 NOT_IMPLEMENTED = "NotImplemented"
@@ -49,7 +49,7 @@ class NotAwsError(BotoCoreError):
 
 
 def _no_pages(response_dict: Mapping[str, Any], operation_model: OperationModel, **_: Any) -> None:
-    """Hook of botocore: its parsers take a page for an empty answer, or hand it on as the message of an error.
+    """Stop botocore at a page: its parsers take a page for an empty answer, or hand it on as the message of an error.
 
     A page with a status of 500 and more is left to botocore, which asks again.
     """
@@ -91,7 +91,7 @@ class Aws:
         self._answers: dict[tuple[str, ...], Any] = {}
 
     def once(self, key: tuple[str, ...], ask: Callable[[], Any]) -> Any:
-        """The answer to a question that several rules have, asked once; a refusal is asked anew."""
+        """Return the answer to a question of several rules, asked once; after an error it is asked again."""
         with self._lock:
             if key not in self._answers:
                 self._answers[key] = ask()
@@ -121,36 +121,36 @@ def answered(
 
 
 def unknown(path: str, why: str, fix: str) -> Problem:
-    """What a rule yields where it could not look."""
+    """Return the finding of a rule that could not look."""
     why = without_page(why)
     short = why if len(why) <= LONGEST_VALUE else why[:LONGEST_VALUE] + "…"
     return finding(path, f"could not be checked: {short}", fix, level="unknown")
 
 
 def ask(rule: Rule, context: Context, aws: Aws) -> list[Problem]:
-    """What the rule finds, or one line that says why there is no answer; a question without an answer is never passed."""
+    """Return what the rule finds, or one line that says why AWS gave no answer; no answer never counts as a pass."""
     try:
         return list(rule.check(context, aws))
     except ClientError as error:
-        found = _refused(error, rule.permission)
+        failure = _refused(error, rule.permission)
     except (BotoCoreError, ResponseParserError) as error:
-        found = unknown(WHOLE, str(error), "try again, or look at network and endpoint settings")
-    return [rule.own(found)]
+        failure = unknown(WHOLE, str(error), "try again, or look at network and endpoint settings")
+    return [rule.own(failure)]
 
 
 def _refused(error: ClientError, permission: str) -> Problem:
     code = code_of(error)
     if code in DENIED:
         return unknown(WHOLE, "permission is missing", f"allow {permission}")
-    said = str(error.response.get("Error", {}).get("Message", "")) or code
+    message = str(error.response.get("Error", {}).get("Message", "")) or code
     if code == NOT_IMPLEMENTED:
-        return unknown(WHOLE, said, f"ask AWS itself; the question is {permission}")
+        return unknown(WHOLE, message, f"ask AWS itself; the question is {permission}")
     fix = f"try again, or look in the console; the question is {permission}"
-    return unknown(WHOLE, f"AWS answers {code}: {without_page(said)}", fix)
+    return unknown(WHOLE, f"AWS answers {code}: {without_page(message)}", fix)
 
 
 WHOLE = "aws"
-"""Path of a finding about the asking, not about a key."""
+"""Path of a finding about AWS as a whole, not about a key."""
 
 
 def code_of(error: ClientError) -> str:

@@ -28,7 +28,7 @@ NO_PLAN = ("ResourceNotFound", "ValidationException")
 RULES = Family()
 
 
-@RULES.add("CAP-101", "A reservation or block is there and active.", RESERVATION, permission=DESCRIBE)
+@RULES.add("CAP-101", "A reservation or block exists and is active.", RESERVATION, permission=DESCRIBE)
 def reservation_state(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for path, group, there in _reservations(spec, aws):
         here = f"{path}.reservation"
@@ -123,7 +123,7 @@ def training_plan(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         name = group.capacity.training_plan.rpartition("/")[2]
         plan = answered(NO_PLAN, aws.sagemaker.describe_training_plan, TrainingPlanName=name)
         if plan is None:
-            message = f"there is no training plan {name} in this account and region"
+            message = f"training plan {name} does not exist in this account and region"
             yield finding(f"{here}.training_plan", message, "correct the ARN")
         else:
             yield from _compare(here, spec, group, dict(plan))
@@ -232,10 +232,10 @@ def _reservation(aws: Aws, named: str) -> dict[str, Any] | None:
 
 
 def _ends(path: str, spec: ClusterSpec, group: Group, ends: datetime) -> Problems:
-    told = group.capacity.ends_at
-    if told and abs(told - ends) > SOON:
-        message = f"{told.isoformat()}, but AWS says {ends.isoformat()}"
+    given = group.capacity.ends_at
+    if given and abs(given - ends) > SOON:
+        message = f"{given.isoformat()}, but AWS says {ends.isoformat()}"
         yield finding(f"{path}.ends_at", message, "set what AWS says: the trainer stops by it")
-    if told is None and spec.job_ends_at and spec.job_ends_at > ends - BLOCK_MARGIN:
+    if given is None and spec.job_ends_at and spec.job_ends_at > ends - BLOCK_MARGIN:
         message = f"nodes are to be empty by {(ends - BLOCK_MARGIN).isoformat()}, before job_ends_at"
         yield finding(f"{path}.ends_at", message, "extend the capacity, or end the job earlier")

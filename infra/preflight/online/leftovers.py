@@ -1,4 +1,4 @@
-"""CFG 1xx: what is there already under the names that the cluster would make."""
+"""CFG 1xx: resources that already exist under the names that the cluster would make."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RULES = Family()
 
 @RULES.add(
     "CFG-101",
-    "No bucket, repository, queue or log group is there under the names that the cluster would make.",
+    "No bucket, repository, queue or log group exists under the names that the cluster would make.",
     "https://docs.aws.amazon.com/AmazonS3/latest/API/API_CreateBucket.html",
     level="warning",
     permission="s3:ListBucket, ecr:DescribeRepositories, sqs:GetQueueUrl and logs:DescribeLogGroups",
@@ -37,14 +37,14 @@ def names_taken(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         name = getattr(names, key)
         if getattr(spec.buckets, key) is None and answered(ABSENT, aws.s3.head_bucket, Bucket=name) is not None:
             fix = f"{mine} set buckets.{key}: {name}, or choose another name"
-            yield finding("name", f"bucket {name} is there already", fix)
+            yield finding("name", f"bucket {name} exists already", fix)
     image = context.plan.repository.name
     ours = [] if spec.repository.existing else [image]
     if ours and answered(ABSENT, aws.ecr.describe_repositories, repositoryNames=ours) is not None:
         fix = f"{mine} give its URL as repository.existing, or choose another name"
-        yield finding("name", f"image repository {image} is there already", fix)
+        yield finding("name", f"image repository {image} exists already", fix)
     for what in _taken_over(spec, aws):
-        message = f"{what} is there already: two stacks of one name share it, and the first to go takes it along"
+        message = f"{what} exists already: two stacks of one name share it, and the first to go takes it along"
         yield finding("name", message, f"{mine} choose another name")
 
 

@@ -67,7 +67,7 @@ def subnets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         yield finding(COMPUTE, f"lies in {zone}, the cluster in {spec.zone_id}", f"set zone_id: {zone}")
     for zone, there in zonal.items():
         if there and (lies := there["AvailabilityZoneId"]) != zone:
-            yield finding(f"{ZONAL}.{zone}", f"lies in {lies}", f"name it under {lies}, or another one here")
+            yield finding(f"{ZONAL}.{zone}", f"lies in {lies}", f"name it under {lies}, or name another subnet here")
     zones = {there["AvailabilityZoneId"] for there in control.values() if there}
     if spec.backend == "hyperpod-eks" and control and len(zones) < 2:
         yield finding(CONTROL, f"all lie in {listed(zones)}; EKS needs two zones", "add one in another zone")
@@ -150,7 +150,7 @@ def way_out(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 
 
 def subnet(aws: Aws, named: str) -> dict[str, Any] | None:
-    """The subnet as EC2 describes it; None when it is not there."""
+    """Return the subnet as EC2 describes it; None where it does not exist."""
 
     def ask() -> dict[str, Any] | None:
         answer = answered("InvalidSubnetID.NotFound", aws.ec2.describe_subnets, SubnetIds=[named])

@@ -1,4 +1,4 @@
-"""FSX, S3, ECR 1xx: file systems, buckets and repositories that are there already."""
+"""FSX, S3, ECR 1xx: existing file systems, buckets and repositories."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def _described(existing: ExistingLustre, there: dict[str, Any]) -> Problems:
         "mount_name": (existing.mount_name, lustre.get("MountName", existing.mount_name)),
         "efa": (existing.efa, lustre.get("EfaEnabled", False)),
     }
-    for key, (told, true) in facts.items():
-        if told != true:
+    for key, (given, true) in facts.items():
+        if given != true:
             yield finding(
                 f"{HERE}.{key}",
-                f"{told}, but AWS says {true}",
+                f"{given}, but AWS says {true}",
                 f"set {str(true).lower() if key == 'efa' else true}",
             )
 
@@ -89,7 +89,7 @@ def lustre_ports(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         yield finding(path, f"is of {group.get('VpcId')}, the nodes of {spec.network.existing.vpc_id}", "correct it")
     shut = [port for port in PORTS if not any(_open(rule, port) for rule in group.get("IpPermissions", []))]
     if shut:
-        message = f"lets nobody in at {', '.join(map(str, shut))}"
+        message = f"lets no client in at {', '.join(map(str, shut))}"
         yield finding(path, message, "allow tcp 988 and 1018-1023 from the group itself")
 
 
@@ -106,7 +106,7 @@ def buckets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for name, path in paths.items():
         status, region = _head(aws, name)
         if status == 404:
-            yield finding(path, f"there is no bucket {name}", "make it, correct it, or leave the key out")
+            yield finding(path, f"bucket {name} does not exist", "make it, correct it, or leave the key out")
         elif status == 403:
             yield unknown(path, f"{name} is not yours to look at", "allow s3:ListBucket on it")
         elif region and region != aws.region:
@@ -145,7 +145,7 @@ def repository(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         return
     describe = aws.ecr.describe_repositories
     if answered("RepositoryNotFound", describe, registryId=found.name, repositoryNames=[name]) is None:
-        message = f"there is no repository {name} in account {found.name}"
+        message = f"repository {name} does not exist in account {found.name}"
         yield finding("repository.existing", message, "correct it, or remove the key and one is made")
 
 

@@ -30,8 +30,8 @@ def too_many(spec: ClusterSpec, context: Context) -> Problems:
         )
 
 
-@RULES.add("DRA-002", "No association's folder is, or lies inside, another one's.", CREATE)
-@RULES.add("DRA-003", "No association's S3 prefix is, or lies inside, another one's.", CREATE)
+@RULES.add("DRA-002", "No two associations' folders overlap.", CREATE)
+@RULES.add("DRA-003", "No two associations' S3 prefixes overlap.", CREATE)
 def overlapping(spec: ClusterSpec, context: Context) -> Problems:
     plans = context.plan.associations
     for clash in overlaps(plans):
@@ -113,7 +113,7 @@ def once_only(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add(
     "DRA-009",
-    "An association does not import and export deletions both: one side's mistake is then the other's loss.",
+    "An association does not import and export deletions both: a mistake on one side deletes on both.",
     f"{LUSTRE_GUIDE}/autoexport-data-repo-dra.html",
     level="warning",
 )

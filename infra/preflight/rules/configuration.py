@@ -68,7 +68,7 @@ def workers(spec: ClusterSpec, context: Context) -> Problems:
         yield finding("groups", "no group has the role worker, so nothing trains", "add a group with role: worker")
 
 
-@RULES.add("CFG-003", "A group has machines, and the message says what is left without it.", OURS, level="warning")
+@RULES.add("CFG-003", "A group has machines.", OURS, level="warning")
 def empty_group(spec: ClusterSpec, context: Context) -> Problems:
     workers = sum(group.count for group in spec.workers)
     chips = sum(
@@ -151,7 +151,7 @@ def reserved_tags(spec: ClusterSpec, context: Context) -> Problems:
             yield finding(f"tags.{key}", "the prefix lustrain: is reserved", "rename it")
 
 
-@RULES.add("CFG-010", "job_ends_at lies ahead.", OURS, level="warning")
+@RULES.add("CFG-010", "job_ends_at is in the future.", OURS, level="warning")
 def too_late(spec: ClusterSpec, context: Context) -> Problems:
     if spec.job_ends_at and context.now and spec.job_ends_at < context.now:
         yield finding("job_ends_at", f"{spec.job_ends_at.isoformat()} is in the past", "set a later time or remove it")
@@ -202,11 +202,11 @@ def _no_effect(spec: ClusterSpec, backends: tuple[str, ...]) -> str:
     return f"has no effect with backend {spec.backend}, only with {listed(backends)}"
 
 
-@RULES.add("CFG-012", "The region is one that AWS has.", REGIONS)
-def region_there(spec: ClusterSpec, context: Context) -> Problems:
+@RULES.add("CFG-012", "The region exists.", REGIONS)
+def known_region(spec: ClusterSpec, context: Context) -> Problems:
     if context.region is not None and context.region not in regions():
         meant = did_you_mean(context.region, sorted(regions())) or "write a region like us-east-1."
-        message = f"there is no region {context.region} in the list of botocore {botocore_version()}"
+        message = f"{context.region} is not among the regions of botocore {botocore_version()}"
         yield finding(REGION, message, f"{meant} If the region is new, suppress this")
 
 

@@ -1,4 +1,4 @@
-"""EC2: instance types, their network interfaces, and groups that do not fit together."""
+"""EC2: instance types, their interfaces and images, and groups that do not fit together."""
 
 from __future__ import annotations
 
@@ -108,9 +108,7 @@ def no_accelerators(spec: ClusterSpec, context: Context) -> Problems:
 def no_local_disk(spec: ClusterSpec, context: Context) -> Problems:
     for path, group, facts in known_groups(spec):
         if group.role == "worker" and facts.accelerators and not facts.nvme_count and spec.storage.lustre is None:
-            message = (
-                f"{group.ec2_type} has no local NVMe and there is no Lustre: checkpoints are staged on the root disk"
-            )
+            message = f"{group.ec2_type} has no local NVMe, and the cluster no Lustre: checkpoints are staged on the root disk"
             yield finding(f"{path}.instance_type", message, "take a type with NVMe or add storage.lustre")
 
 
@@ -147,7 +145,7 @@ def root_volume(spec: ClusterSpec, context: Context) -> Problems:
             yield finding(f"{path}.root_volume_gib", message, f"set {2 * held} or more")
 
 
-@RULES.add("EC2-012", "The type runs the Linux images that there are, x86_64 or arm64.", TYPES, essential=True)
+@RULES.add("EC2-012", "The type runs Linux images for x86_64 or arm64.", TYPES, essential=True)
 def no_linux(spec: ClusterSpec, context: Context) -> Problems:
     for path, group, facts in known_groups(spec):
         if facts.architecture not in CANONICAL:

@@ -47,7 +47,7 @@ MINE = "name your own: `curl https://checkip.amazonaws.com` prints the address, 
 MOST_CIDRS = 40
 """Ranges of one cluster (https://docs.aws.amazon.com/eks/latest/userguide/service-quotas.html)."""
 NOT_PUBLIC = (*PRIVATE, *map(IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4")))
-"""Nobody on the internet has these. EKS says that a range "can't include reserved addresses" (ENDPOINT) and does not list
+"""Not on the internet. EKS says that a range "can't include reserved addresses" (ENDPOINT) and does not list
 them."""
 DOCUMENTATION = tuple(map(IPv4Network, ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")))
 """RFC 5737: for examples, such as ours."""
@@ -70,7 +70,7 @@ def two_zones(spec: ClusterSpec, context: Context) -> Problems:
         yield finding("network.existing.control_subnet_ids", message, "list two or more")
 
 
-@RULES.add("EKS-002", "The second zone is another one.", VPC)
+@RULES.add("EKS-002", "The second zone differs from the first.", VPC)
 def other_zone(spec: ClusterSpec, context: Context) -> Problems:
     if spec.network.second_zone_id == spec.zone_id:
         message = f"{spec.zone_id} is the cluster's own zone"
@@ -130,7 +130,7 @@ def all_tainted(spec: ClusterSpec, context: Context) -> Problems:
 @RULES.add("EKS-007", "Some role besides the deployer's administers the cluster.", ACCESS, level="warning")
 def administrators(spec: ClusterSpec, context: Context) -> Problems:
     if spec.backend == "hyperpod-eks" and not spec.access.admin_roles:
-        message = "nobody but who runs `pulumi up` can reach the cluster with kubectl"
+        message = "only the role that runs `pulumi up` can reach the cluster with kubectl"
         yield finding("access.admin_roles", message, "list the roles of your administrators")
 
 
@@ -153,8 +153,8 @@ def in_support(spec: ClusterSpec, context: Context) -> Problems:
     for known, today in _dated(spec, context):
         if today >= known.extended_ends:
             message = (
-                f"all support of {known.name} ended on {known.extended_ends}: EKS makes no control plane of it any more, "
-                "and upgrades by itself those that there are"
+                f"all support of {known.name} ended on {known.extended_ends}: EKS makes no new control plane of it, "
+                "and upgrades existing ones by itself"
             )
             yield finding("eks.version", message, _newer(known, today))
         elif today >= known.standard_ends and spec.eks.upgrade_policy == "STANDARD":
@@ -195,7 +195,7 @@ def _price() -> str:
 
 
 def _dated(spec: ClusterSpec, context: Context) -> Iterator[tuple[Known, date]]:
-    """The version and today in UTC, where both are known."""
+    """Yield the version and today in UTC, where both are known."""
     known = VERSIONS.get(spec.eks.version)
     if spec.backend == "hyperpod-eks" and known and context.now:
         yield known, context.now.astimezone(UTC).date()
@@ -251,7 +251,7 @@ def public_ranges(spec: ClusterSpec, context: Context) -> Problems:
             message = f"{text!r} is not an IPv4 range: an address, a slash, and how many of its bits count"
             yield finding(path, message, "write it like 198.51.100.7/32 or 198.51.100.0/24")
         elif not _too_wide(block) and (other := next(filter(block.overlaps, NOT_PUBLIC), None)):
-            message = f"{text} holds addresses of {other}, which nobody has on the internet: EKS refuses it"
+            message = f"{text} holds addresses of {other}, which are not on the internet: EKS refuses it"
             yield finding(path, message, MINE)
 
 
@@ -282,7 +282,9 @@ def example(spec: ClusterSpec, context: Context) -> Problems:
 )
 def no_way_in(spec: ClusterSpec, context: Context) -> Problems:
     if spec.backend == "hyperpod-eks" and spec.network.existing is None and not spec.eks.public_access_cidrs:
-        message = "nobody outside the VPC reaches the Kubernetes API, and nothing is in it yet to run helm"
+        message = (
+            "the Kubernetes API cannot be reached from outside the VPC, and inside no machine runs yet to start helm on"
+        )
         yield finding(CIDRS, message, f"{MINE}; or bring a VPN or a machine into the VPC before the second `up`")
 
 
