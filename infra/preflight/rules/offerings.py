@@ -1,7 +1,7 @@
 """What AWS offers where, by dated lists: zones, instance types in them, HyperPod, control planes.
 
-A list that is older than AWS's last opening must not stop anybody for good: every error here can be suppressed, what may
-have been opened since is a warning, and what a list does not hold is not spoken of. `--online` has the last word.
+A list that is older than AWS's last opening must not block a user for good: every error here can be suppressed, what may
+have been opened since is a warning, and what a list does not hold is not judged. `--online` has the last word.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from infra.catalog.regions import (
 )
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
-from infra.preflight.network import elsewhere
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from infra.preflight.rules.network import elsewhere, named_zones
 
 OFFERED = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html"
 FEW = 5
@@ -33,14 +33,14 @@ _AVAILABILITY_ZONE = re.compile(r"[a-z]+\d-az\d+")
 RULES = Family()
 
 
-@RULES.add("NET-020", "Zone ids are ones that the region has.", ZONES_SOURCE)
-def zone_there(spec: ClusterSpec, context: Context) -> Problems:
-    there = ZONES.get(context.region or "", ())
+@RULES.add("NET-020", "The region has the zones that are named.", ZONES_SOURCE)
+def zone_of_list(spec: ClusterSpec, context: Context) -> Problems:
+    zones = ZONES.get(context.region or "", ())
     for path, zone in _zones(spec):
-        wrong = _AVAILABILITY_ZONE.fullmatch(zone) and not elsewhere(zone, context.region) and zone not in there
-        if there and wrong:
+        wrong = _AVAILABILITY_ZONE.fullmatch(zone) and not elsewhere(zone, context.region) and zone not in zones
+        if zones and wrong:
             message = f"{context.region} has no zone {zone} by AWS's list of {ZONES_DATE}"
-            yield finding(path, message, f"choose one of {listed(there)}, or suppress this where it is newer")
+            yield finding(path, message, f"choose one of {listed(zones)}, or suppress this where it is newer")
 
 
 @RULES.add(
@@ -50,7 +50,7 @@ def type_in_zone(spec: ClusterSpec, context: Context) -> Problems:
     for path, group, _ in known_groups(spec):
         mine = spec.zone_of(group)
         others = missing_in(group.ec2_type, mine)
-        if others is None or _has_machines_there(group, spec):
+        if others is None or _has_bought_machines(group, spec):
             continue
         near = [zone for zone in sorted(others) if _prefix(zone) == _prefix(mine)]
         message = f"{group.ec2_type} was not offered in {mine}"
@@ -64,7 +64,7 @@ def hyper_pod_in_region(spec: ClusterSpec, context: Context) -> Problems:
     known = context.region in regions() and context.partition == "aws"
     if spec.hyperpod and known and context.region not in HYPERPOD:
         message = f"HyperPod is not offered in {context.region} by AWS's list of {ZONES_DATE}"
-        fix = f"take {' or '.join(sorted(HYPERPOD))}, or backend: ec2, or suppress this where it is there since"
+        fix = f"take {' or '.join(sorted(HYPERPOD))}, or backend: ec2, or suppress this if it is offered now"
         yield finding("backend", message, fix)
 
 
@@ -78,18 +78,14 @@ def control_plane_zone(spec: ClusterSpec, context: Context) -> Problems:
 
 
 def _zones(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
-    """Every zone id that a spec names, with its path."""
-    yield "zone_id", spec.zone_id
-    if spec.network.second_zone_id:
-        yield "network.second_zone_id", spec.network.second_zone_id
+    """Yield every zone id that a spec names, those of bought capacity too, with its path."""
+    yield from named_zones(spec)
     for path, group in groups(spec):
-        if group.zone_id:
-            yield f"{path}.zone_id", group.zone_id
         if group.capacity.zone_id:
             yield f"{path}.capacity.zone_id", group.capacity.zone_id
 
 
-def _has_machines_there(group: Group, spec: ClusterSpec) -> bool:
+def _has_bought_machines(group: Group, spec: ClusterSpec) -> bool:
     """Whether the user has bought machines of the group in the zone, and knows better than a list."""
     has = group.capacity
     return bool(has.reservation or has.training_plan) and has.zone_id == spec.zone_of(group)

@@ -1,17 +1,23 @@
-"""EC2: instance types, their network interfaces, and groups that do not fit together."""
+"""EC2: instance types, their interfaces and images, and groups that do not fit together."""
 
 from __future__ import annotations
 
-from infra.catalog.instances import instance, similar, snapshot
-from infra.config import ClusterSpec
+from collections.abc import Iterator
+
+from infra.catalog.instances import Instance, instance, snapshot
+from infra.config import ClusterSpec, Group
 from infra.finding import finding
-from infra.plan.nodes.gang import CANONICAL
+from infra.plan.nodes.gang import CANONICAL, image
 from infra.plan.nodes.nics import nics
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from lustrain.problem import did_you_mean
 
 TYPES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypes.html"
 EFA = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html"
 CPU = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-optimize-cpu.html"
+IMAGES = "https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html"
+EFA_INSTALLER = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html#efa-start-enable"
+EFA_DRIVER = "EFA's driver"
 RULES = Family()
 
 
@@ -19,13 +25,10 @@ RULES = Family()
 def unknown_type(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
         if instance(group.ec2_type) is None:
-            close = similar(group.instance_type)
+            message = f"{group.instance_type!r} is not among the {len(snapshot().types)} types of {snapshot().date}"
+            meant = did_you_mean(group.ec2_type, snapshot().types)
             yield finding(
-                f"{path}.instance_type",
-                f"{group.instance_type!r} is not among the {len(snapshot().types)} types of {snapshot().date}",
-                f"did you mean {' or '.join(close)}?"
-                if close
-                else "correct it, or renew the list: infra/catalog/refresh.py",
+                f"{path}.instance_type", message, meant or "correct it, or renew the list: infra/catalog/refresh.py"
             )
 
 
@@ -105,9 +108,7 @@ def no_accelerators(spec: ClusterSpec, context: Context) -> Problems:
 def no_local_disk(spec: ClusterSpec, context: Context) -> Problems:
     for path, group, facts in known_groups(spec):
         if group.role == "worker" and facts.accelerators and not facts.nvme_count and spec.storage.lustre is None:
-            message = (
-                f"{group.ec2_type} has no local NVMe and there is no Lustre: checkpoints are staged on the root disk"
-            )
+            message = f"{group.ec2_type} has no local NVMe, and the cluster no Lustre: checkpoints are staged on the root disk"
             yield finding(f"{path}.instance_type", message, "take a type with NVMe or add storage.lustre")
 
 
@@ -144,9 +145,64 @@ def root_volume(spec: ClusterSpec, context: Context) -> Problems:
             yield finding(f"{path}.root_volume_gib", message, f"set {2 * held} or more")
 
 
-@RULES.add("EC2-012", "The type runs the Linux images that there are, x86_64 or arm64.", TYPES, essential=True)
+@RULES.add("EC2-012", "The type runs Linux images for x86_64 or arm64.", TYPES, essential=True)
 def no_linux(spec: ClusterSpec, context: Context) -> Problems:
     for path, group, facts in known_groups(spec):
         if facts.architecture not in CANONICAL:
             message = f"{group.ec2_type} is {facts.architecture}; allowed: {listed(CANONICAL)}"
             yield finding(f"{path}.instance_type", message, "take another type")
+
+
+@RULES.add(
+    "EC2-021",
+    "In a closed network the image has all that a node needs: its first boot reaches no package repository.",
+    IMAGES,
+)
+def closed_image(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, family, lacks in _lacking(spec):
+        if spec.network.closed:
+            message = (
+                f"the default image of {group.ec2_type} ({family}) lacks {listed(lacks)}, which a closed network "
+                "cannot fetch"
+            )
+            fix = f"name an image that has {'them' if len(lacks) > 1 else 'it'}, or remove network.closed"
+            yield finding(f"{path}.image_id", message, fix)
+
+
+@RULES.add(
+    "EC2-022",
+    "The image of a type with EFA has its driver: the first boot does not install it.",
+    EFA_INSTALLER,
+    level="warning",
+)
+def image_without_efa(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, family, lacks in _lacking(spec):
+        if EFA_DRIVER in lacks and not spec.network.closed:
+            message = (
+                f"the default image of {group.ec2_type} ({family}) lacks {EFA_DRIVER}: jobs and Lustre go over TCP, "
+                "and node-verify fails"
+            )
+            yield finding(f"{path}.image_id", message, "name an image that AWS's EFA installer ran on")
+
+
+def _lacking(spec: ClusterSpec) -> Iterator[tuple[str, Group, str, list[str]]]:
+    """Path, group, kind of image and what that lacks, for each worker group on EC2 that has a default image."""
+    if spec.backend != "ec2":
+        return
+    for path, group, facts in known_groups(spec):
+        if group.role == "worker" and not group.image_id and facts.architecture in CANONICAL:
+            family = image(group, facts).family.partition("-")[0]
+            if lacks := list(_lacks(spec, facts, family)):
+                yield path, group, family, lacks
+
+
+def _lacks(spec: ClusterSpec, facts: Instance, family: str) -> Iterator[str]:
+    """By `infra.plan.nodes.gang.IMAGES`; in an open network first_boot.sh fetches all of it but EFA's driver."""
+    if family == "ubuntu":
+        yield "the AWS CLI"
+        if facts.efa:
+            yield EFA_DRIVER
+        if spec.storage.home:
+            yield "the NFS client"
+    if family != "nvidia" and spec.storage.lustre:
+        yield "the Lustre client"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 
 from infra.config import ClusterSpec
 from infra.finding import finding
@@ -31,7 +32,7 @@ RULES = Family()
 
 
 def zone_prefix(region: str) -> str | None:
-    """What zone ids of a region begin with: `use1` for us-east-1, `usgw1` for us-gov-west-1; None for another pattern."""
+    """Return what zone ids of a region begin with: `use1` for us-east-1, `usgw1` for us-gov-west-1; None if unknown."""
     found = re.fullmatch(r"([a-z]{2})(-gov)?-([a-z]+)-(\d)", region)
     if not found or found[3] not in _DIRECTIONS:
         return None
@@ -39,31 +40,29 @@ def zone_prefix(region: str) -> str | None:
 
 
 def elsewhere(zone_id: str, region: str | None) -> bool:
-    """Whether a zone id is surely not of the region."""
+    """Return whether a zone id is surely not of the region."""
     prefix = zone_prefix(region) if region else None
     return prefix is not None and not zone_id.startswith(f"{prefix}-")
 
 
-def _of_other_region(zone_id: str, context: Context) -> str:
-    return f"{zone_id} is not a zone of {context.region}, whose ids begin with {zone_prefix(context.region or '')}"
-
-
-@RULES.add("NET-001", "The zone is one of the region, and so are those of groups.", ZONES, essential=True)
-def zone_of_region(spec: ClusterSpec, context: Context) -> Problems:
-    if elsewhere(spec.zone_id, context.region):
-        message = _of_other_region(spec.zone_id, context)
-        yield finding("zone_id", message, "change it, or aws:region")
+def named_zones(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    """Yield every zone id that the cluster, its control plane and its groups name, with its path."""
+    yield "zone_id", spec.zone_id
+    if spec.network.second_zone_id:
+        yield "network.second_zone_id", spec.network.second_zone_id
     for path, group in groups(spec):
-        if group.zone_id and elsewhere(group.zone_id, context.region):
-            yield finding(f"{path}.zone_id", _of_other_region(group.zone_id, context), "change it")
+        if group.zone_id:
+            yield f"{path}.zone_id", group.zone_id
 
 
-@RULES.add("NET-002", "The control plane's second zone is one of the region.", ZONES, essential=True)
-def second_zone_of_region(spec: ClusterSpec, context: Context) -> Problems:
-    zone = spec.network.second_zone_id
-    if zone and elsewhere(zone, context.region):
-        message = f"{zone} is not a zone of {context.region}, whose ids begin with {zone_prefix(context.region or '')}"
-        yield finding("network.second_zone_id", message, "change it")
+@RULES.add("NET-001", "The zones of the cluster and of its groups are in the region.", ZONES, essential=True)
+@RULES.add("NET-002", "The control plane's second zone is in the region.", ZONES, essential=True)
+def zone_of_region(spec: ClusterSpec, context: Context) -> Problems:
+    for path, zone in named_zones(spec):
+        if context.region and elsewhere(zone, context.region):
+            message = f"{zone} is not a zone of {context.region}, whose ids begin with {zone_prefix(context.region)}"
+            code = "NET-002" if path == "network.second_zone_id" else "NET-001"
+            yield finding(path, message, "change it, or aws:region" if path == "zone_id" else "change it", code=code)
 
 
 @RULES.add(
@@ -80,7 +79,7 @@ def planned(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add(
     "NET-005",
-    "The compute subnet has an address for every interface of every node, the file systems and the endpoints.",
+    "The compute subnet has enough addresses for all interfaces of nodes, for file systems and endpoints.",
     SUBNETS,
 )
 def enough_addresses(spec: ClusterSpec, context: Context) -> Problems:
@@ -106,7 +105,7 @@ def no_way_out(spec: ClusterSpec, context: Context) -> Problems:
         yield finding("network.nat", message, "remove it, or set closed: true")
 
 
-@RULES.add("NET-008", "A closed network is not asked for NAT.", NAT, level="warning")
+@RULES.add("NET-008", "A closed network has no NAT.", NAT, level="warning")
 def closed_with_nat(spec: ClusterSpec, context: Context) -> Problems:
     network = spec.network
     if network.closed and network.nat and "nat" in network.model_fields_set:
@@ -114,7 +113,10 @@ def closed_with_nat(spec: ClusterSpec, context: Context) -> Problems:
 
 
 @RULES.add(
-    "NET-009", "Nothing is asked of an existing network: it is used as it is.", "infra/config.py", level="warning"
+    "NET-009",
+    "No key of a new network stands beside an existing one: that is used as it is.",
+    "infra/config.py",
+    level="warning",
 )
 def with_existing(spec: ClusterSpec, context: Context) -> Problems:
     network = spec.network
@@ -198,13 +200,13 @@ def spare_addresses(spec: ClusterSpec, context: Context) -> Problems:
 
 
 def _most_addresses(spec: ClusterSpec) -> int:
-    """What the fullest compute subnet must hold: they all have one size. Of an existing network one is known by its size."""
+    """Return the addresses of the fullest compute subnet; all have one size, and of an existing network only one is known."""
     zones = () if spec.network.existing else spec.other_zones
     return max(addresses_needed(spec, zone) for zone in (spec.zone_id, *zones))
 
 
 def _compute_range(spec: ClusterSpec) -> tuple[str, str | None]:
-    """The key that the compute subnet's size comes from, and a block of its size; None where it is not known or illegal."""
+    """Return the key of the compute subnet's size, and a block of that size; None where it is not known or illegal."""
     if any(one.level == "error" for one in cidr_problems(spec)):
         return "", None
     if spec.network.existing:

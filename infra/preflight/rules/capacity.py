@@ -59,7 +59,7 @@ def zone_of_capacity(spec: ClusterSpec, context: Context) -> Problems:
         mine = spec.zone_of(group)
         if zone and zone != mine:
             whose = "group" if group.zone_id else "cluster"
-            message = f"the capacity lies in {zone}, the {whose} in {mine}: its machines would never come"
+            message = f"the capacity lies in {zone}, the {whose} in {mine}: its machines would never start"
             yield finding(f"{path}.capacity.zone_id", message, f"set zone_id: {zone}, or use capacity in {mine}")
 
 
@@ -122,7 +122,7 @@ def end_unknown(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
         mode = group.capacity.mode
         if mode in SHOWS_END and not group.capacity.ends_at:
-            message = f"nobody knows when the {mode} ends, so that nothing stops in time"
+            message = f"the end of the {mode} is not known, so nothing stops in time"
             fix = f"set it, and the trainer's interrupt.deadline to it; `{SHOWS_END[mode]}` shows it"
             yield finding(f"{path}.capacity.ends_at", message, fix)
 
@@ -163,7 +163,7 @@ def head_on_spot(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add(
     "CAP-015",
-    "HyperPod spot groups are documented with EKS; nothing is found about Slurm.",
+    "HyperPod spot groups are documented with EKS only, not with Slurm.",
     "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterCapacityRequirements.html",
     level="warning",
 )
@@ -179,7 +179,7 @@ def spot_gang(spec: ClusterSpec, context: Context) -> Problems:
     for path, group, facts in known_groups(spec):
         large = spec.backend == "ec2" and group.capacity.mode == "spot" and group.count > LARGE_GANG
         if large and "capacity-block" in facts.usage:
-            message = f"{group.count} x {group.ec2_type} on spot, all or none, in one zone: seldom to be had"
+            message = f"{group.count} x {group.ec2_type} on spot, all or none, in one zone: rarely available"
             yield finding(f"{path}.count", message, "lower count, or buy a capacity block")
 
 
@@ -201,9 +201,9 @@ LARGE_GANG = 4
 
 
 def _shared(spec: ClusterSpec) -> dict[str, list[tuple[str, Group]]]:
-    """Groups by the reservation, block or plan that they take machines from."""
-    found: dict[str, list[tuple[str, Group]]] = defaultdict(list)
+    """Return groups by the reservation, block or plan that they take machines from."""
+    shared: dict[str, list[tuple[str, Group]]] = defaultdict(list)
     for path, group in groups(spec):
         if named := group.capacity.reservation or group.capacity.training_plan:
-            found[named].append((path, group))
-    return found
+            shared[named].append((path, group))
+    return shared

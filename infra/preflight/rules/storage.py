@@ -61,7 +61,7 @@ RULES = Family()
 )
 @RULES.add(
     "FSX-012",
-    "Nothing else is asked of an existing Lustre: it is used as it is.",
+    "No key of a new Lustre stands beside an existing one: that is used as it is.",
     f"{LUSTRE_GUIDE}/getting-started.html",
     judgement=True,
 )
@@ -75,7 +75,7 @@ def lustre(spec: ClusterSpec, context: Context) -> Problems:
 )
 @RULES.add(
     "FSX-010",
-    "No mount lies inside another one, nor over the local NVMe.",
+    "Mounts do not overlap, nor hide the local NVMe.",
     "https://github.com/aws/aws-parallelcluster (OverlappingMountDirValidator)",
     judgement=True,
 )
@@ -165,7 +165,7 @@ def existing_in_new_network(spec: ClusterSpec, context: Context) -> Problems:
 def nothing_shared(spec: ClusterSpec, context: Context) -> Problems:
     shared = spec.storage.lustre or spec.storage.home
     if spec.backend == "hyperpod-slurm" and not shared:
-        message = "Slurm's nodes share no folder: job scripts and logs are on each node's own disk"
+        message = "Slurm's nodes have no shared folder: job scripts and logs are on each node's own disk"
         yield finding("storage", message, "add storage.lustre or storage.home")
 
 

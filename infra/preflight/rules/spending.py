@@ -1,4 +1,4 @@
-"""BUD: that somebody hears what a cluster costs, and that it is in trouble."""
+"""BUD: budgets and the recipients of alarms."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ TOPICS = "https://docs.aws.amazon.com/sns/latest/dg/sns-email-notifications.html
 RULES = Family()
 
 
-@RULES.add("BUD-001", "There is a budget.", BUDGETS, level="warning")
+@RULES.add("BUD-001", "The stack has a budget.", BUDGETS, level="warning")
 def no_budget(spec: ClusterSpec, context: Context) -> Problems:
     if spec.budget is None and context.partition in (None, *WITH_BUDGETS):
-        message = "nobody is told when the cluster costs more than it should"
+        message = "no mail is sent when the cluster costs more than it should"
         yield finding("budget", message, "add budget: {monthly_usd: …, emails: […]}")
 
 
-@RULES.add("BUD-002", "Alarms reach somebody.", TOPICS, level="warning")
-def nobody_alarmed(spec: ClusterSpec, context: Context) -> Problems:
+@RULES.add("BUD-002", "Alarms have a recipient.", TOPICS, level="warning")
+def alarms_without_recipient(spec: ClusterSpec, context: Context) -> Problems:
     if not spec.alarms.emails:
-        message = "a full file system, an incomplete gang and a NAT bill are noticed by nobody"
+        message = "a full file system, an incomplete gang and a NAT bill alert no one"
         yield finding("alarms.emails", message, "list an address; each confirms by a mail from AWS")
 
 
-@RULES.add("BUD-003", "E-mail addresses are such, and each stands once.", TOPICS)
+@RULES.add("BUD-003", "E-mail addresses are valid, and each stands once.", TOPICS)
 def addresses(spec: ClusterSpec, context: Context) -> Problems:
     for key, emails in (
         ("budget.emails", spec.budget.emails if spec.budget else ()),
@@ -46,7 +46,7 @@ def addresses(spec: ClusterSpec, context: Context) -> Problems:
                 yield finding(f"{key}.{index}", f"{one} stands {counts[one]} times", "keep one")
 
 
-@RULES.add("BUD-004", "The month's budget is more than the accelerators cost in a day.", BUDGETS, level="warning")
+@RULES.add("BUD-004", "The monthly budget is more than one day of the accelerators.", BUDGETS, level="warning")
 def small_budget(spec: ClusterSpec, context: Context) -> Problems:
     day = 24 * sum(least_usd_an_hour(group, facts) for _, group, facts in known_groups(spec))
     if spec.budget and spec.budget.monthly_usd < day:
@@ -58,7 +58,7 @@ def small_budget(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add(
     "BUD-005",
-    "A budget is asked for only where AWS Budgets is: GovCloud's bill comes to a commercial account.",
+    "A budget is set only where AWS Budgets exists: GovCloud's bill comes to a commercial account.",
     ENDPOINTS,
 )
 def budget_nowhere(spec: ClusterSpec, context: Context) -> Problems:
@@ -90,6 +90,6 @@ blocks and plans is ours: an H100 was sold at 0.57 to 0.71 of it."""
 
 
 def least_usd_an_hour(group: Group, facts: Instance) -> float:
-    """What a group's accelerators cost at least while its machines run."""
+    """Return what a group's accelerators cost at least while its machines run."""
     node = sum(one.count * USD_AN_HOUR.get(one.name, LEAST_USD_AN_HOUR) for one in facts.accelerators)
     return group.count * node * LEAST_SHARE.get(group.capacity.mode, 1.0)

@@ -60,7 +60,7 @@ def key_region(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add(
     "IAM-003",
-    "Keys of file systems and volumes are no aliases: where an alias points to later, what it encrypts stays behind.",
+    "Keys of file systems and volumes are not aliases: an alias may move to a new key, what is encrypted keeps the old one.",
     "https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html",
     judgement=True,
 )
@@ -68,7 +68,7 @@ def key_alias(spec: ClusterSpec, context: Context) -> Problems:
     key = spec.storage.lustre.kms_key if spec.storage.lustre else None
     if key and ":alias/" in key:
         fix = "write the ARN of the key that it names"
-        yield finding("storage.lustre.kms_key", f"{key} is an alias, and the key of a file system is for good", fix)
+        yield finding("storage.lustre.kms_key", f"{key} is an alias, and the key of a file system cannot change", fix)
     for path, key in _volume_keys(spec):
         if ":alias/" in key:
             message = f"{key} is an alias, and roles and grants are given for a key"

@@ -1,15 +1,14 @@
-"""TUN: what the cluster wants of its nodes, held against the settings that the node agent knows.
+"""TUN: the tuning that the cluster asks for, checked against the settings of the node agent.
 
 The agent judges the same on the node, where a mistake would cost a boot.
 """
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.preflight.rule import Context, Family, Problems, listed
+from lustrain.problem import did_you_mean
 from node_setup.agent import allowed, catalog
 
 SETTINGS = "node_setup/settings/"
@@ -17,13 +16,13 @@ SWITCHES = ("on", "off")
 RULES = Family()
 
 
-@RULES.add("TUN-001", "Profiles are given to groups that there are.", "lustrain/cluster.py")
-def profile_of_no_group(spec: ClusterSpec, context: Context) -> Problems:
+@RULES.add("TUN-001", "Profiles name existing groups.", "lustrain/cluster.py")
+def profile_of_unknown_group(spec: ClusterSpec, context: Context) -> Problems:
     names = [group.name for group in spec.groups]
     for name in spec.tuning.profiles:
         if name not in names:
             fix = f"name one of {listed(names)}, or remove it"
-            yield finding(f"tuning.profiles.{name}", "there is no group of this name", fix)
+            yield finding(f"tuning.profiles.{name}", "no group has this name", fix)
 
 
 @RULES.add("TUN-002", "Settings of nodes are ones that the node agent knows.", SETTINGS, essential=True)
@@ -31,8 +30,7 @@ def unknown_setting(spec: ClusterSpec, context: Context) -> Problems:
     known = [setting.id for setting in catalog.load()]
     for name in spec.tuning.settings:
         if name not in known:
-            close = get_close_matches(name, known, 3)
-            fix = f"did you mean {' or '.join(close)}?" if close else f"remove it; known ones are in {SETTINGS}"
+            fix = did_you_mean(name, known) or f"remove it; known ones are in {SETTINGS}"
             yield finding(f"tuning.settings.{name}", "no setting has this id", fix)
 
 

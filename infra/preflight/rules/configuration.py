@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
+from infra.catalog.botocore_data import botocore_version, regions
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.nodes.gang import untaggable
-from infra.plan.place import tags
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from lustrain.problem import did_you_mean
 
 TAGS = "https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html"
 OURS = "infra/config.py"
@@ -38,6 +39,8 @@ ONLY_WITH: dict[str, tuple[str, ...]] = {
     "network.nic_policy": ("ec2",),
 }
 """Keys elsewhere that only some backends look at; HyperPod lays out network interfaces by itself."""
+REGION = "aws:region"
+REGIONS = "https://docs.aws.amazon.com/global-infrastructure/latest/regions/aws-regions.html"
 RULES = Family()
 
 
@@ -65,7 +68,7 @@ def workers(spec: ClusterSpec, context: Context) -> Problems:
         yield finding("groups", "no group has the role worker, so nothing trains", "add a group with role: worker")
 
 
-@RULES.add("CFG-003", "A group has machines, and the message says what is left without it.", OURS, level="warning")
+@RULES.add("CFG-003", "A group has machines.", OURS, level="warning")
 def empty_group(spec: ClusterSpec, context: Context) -> Problems:
     workers = sum(group.count for group in spec.workers)
     chips = sum(
@@ -131,9 +134,9 @@ def section_of_other_backend(spec: ClusterSpec, context: Context) -> Problems:
 )
 def tags_rule(spec: ClusterSpec, context: Context) -> Problems:
     most = MOST_TAGS - SPARE_TAGS
-    if len(tags(spec)) > most:
+    if len(context.plan.tags) > most:
         message = f"{len(spec.tags)} tags, with Lustrain's own and the service's more than {MOST_TAGS}"
-        yield finding("tags", message, f"leave {most - len(tags(spec)) + len(spec.tags)} at most")
+        yield finding("tags", message, f"leave {most - len(context.plan.tags) + len(spec.tags)} at most")
     for key, value in spec.tags.items():
         for why in _wrong_with_tag(key, value):
             yield finding(f"tags.{key}", why, "rename or shorten it")
@@ -148,7 +151,7 @@ def reserved_tags(spec: ClusterSpec, context: Context) -> Problems:
             yield finding(f"tags.{key}", "the prefix lustrain: is reserved", "rename it")
 
 
-@RULES.add("CFG-010", "job_ends_at lies ahead.", OURS, level="warning")
+@RULES.add("CFG-010", "job_ends_at is in the future.", OURS, level="warning")
 def too_late(spec: ClusterSpec, context: Context) -> Problems:
     if spec.job_ends_at and context.now and spec.job_ends_at < context.now:
         yield finding("job_ends_at", f"{spec.job_ends_at.isoformat()} is in the past", "set a later time or remove it")
@@ -197,3 +200,23 @@ def _reached(spec: ClusterSpec, path: str) -> bool:
 
 def _no_effect(spec: ClusterSpec, backends: tuple[str, ...]) -> str:
     return f"has no effect with backend {spec.backend}, only with {listed(backends)}"
+
+
+@RULES.add("CFG-012", "The region exists.", REGIONS)
+def known_region(spec: ClusterSpec, context: Context) -> Problems:
+    if context.region is not None and context.region not in regions():
+        meant = did_you_mean(context.region, sorted(regions())) or "write a region like us-east-1."
+        message = f"{context.region} is not among the regions of botocore {botocore_version()}"
+        yield finding(REGION, message, f"{meant} If the region is new, suppress this")
+
+
+@RULES.add(
+    "CFG-013",
+    "The stack names its region: without it the rules about zones, partitions and names are silent.",
+    REGIONS,
+    level="warning",
+)
+def region_named(spec: ClusterSpec, context: Context) -> Problems:
+    if context.region is None:
+        message = "is missing: nothing that depends on the region was checked"
+        yield finding(REGION, message, "set it in Pulumi.<stack>.yaml, or set AWS_REGION")

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, date
+from ipaddress import IPv4Network
 
 from infra.catalog.kubernetes import (
     CALENDAR,
@@ -21,6 +22,8 @@ from infra.catalog.kubernetes import (
 from infra.catalog.kubernetes import Version as Known
 from infra.config import ClusterSpec
 from infra.finding import finding
+from infra.plan.network.security import WORLD
+from infra.plan.network.vpc import PRIVATE
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups
 
 VPC = "https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"
@@ -36,6 +39,20 @@ MOST = 50
 RESERVED = ("kubernetes.io", "k8s.io", "sagemaker.amazonaws.com")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _PREFIX = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+ENDPOINT = "https://docs.aws.amazon.com/eks/latest/userguide/config-cluster-endpoint.html"
+NODE_CLASS = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-autoscaling-nodeclass.html"
+OPERATOR = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-eks-operator.html"
+CIDRS = "eks.public_access_cidrs"
+MINE = "name your own: `curl https://checkip.amazonaws.com` prints the address, add /32"
+MOST_CIDRS = 40
+"""Ranges of one cluster (https://docs.aws.amazon.com/eks/latest/userguide/service-quotas.html)."""
+NOT_PUBLIC = (*PRIVATE, *map(IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4")))
+"""Not on the internet. EKS says that a range "can't include reserved addresses" (ENDPOINT) and does not list
+them."""
+DOCUMENTATION = tuple(map(IPv4Network, ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")))
+"""RFC 5737: for examples, such as ours."""
+OPERATOR_VERSIONS = ("1.28", "1.29", "1.30", "1.31", "1.32", "1.33")
+"""Kubernetes versions that the training operator's page names (OPERATOR), as it was in 2026."""
 RULES = Family()
 
 
@@ -53,7 +70,7 @@ def two_zones(spec: ClusterSpec, context: Context) -> Problems:
         yield finding("network.existing.control_subnet_ids", message, "list two or more")
 
 
-@RULES.add("EKS-002", "The second zone is another one.", VPC)
+@RULES.add("EKS-002", "The second zone differs from the first.", VPC)
 def other_zone(spec: ClusterSpec, context: Context) -> Problems:
     if spec.network.second_zone_id == spec.zone_id:
         message = f"{spec.zone_id} is the cluster's own zone"
@@ -113,7 +130,7 @@ def all_tainted(spec: ClusterSpec, context: Context) -> Problems:
 @RULES.add("EKS-007", "Some role besides the deployer's administers the cluster.", ACCESS, level="warning")
 def administrators(spec: ClusterSpec, context: Context) -> Problems:
     if spec.backend == "hyperpod-eks" and not spec.access.admin_roles:
-        message = "nobody but who runs `pulumi up` can reach the cluster with kubectl"
+        message = "only the role that runs `pulumi up` can reach the cluster with kubectl"
         yield finding("access.admin_roles", message, "list the roles of your administrators")
 
 
@@ -136,8 +153,8 @@ def in_support(spec: ClusterSpec, context: Context) -> Problems:
     for known, today in _dated(spec, context):
         if today >= known.extended_ends:
             message = (
-                f"all support of {known.name} ended on {known.extended_ends}: EKS makes no control plane of it any more, "
-                "and upgrades by itself those that there are"
+                f"all support of {known.name} ended on {known.extended_ends}: EKS makes no new control plane of it, "
+                "and upgrades existing ones by itself"
             )
             yield finding("eks.version", message, _newer(known, today))
         elif today >= known.standard_ends and spec.eks.upgrade_policy == "STANDARD":
@@ -178,7 +195,7 @@ def _price() -> str:
 
 
 def _dated(spec: ClusterSpec, context: Context) -> Iterator[tuple[Known, date]]:
-    """The version and today in UTC, where both are known."""
+    """Yield the version and today in UTC, where both are known."""
     known = VERSIONS.get(spec.eks.version)
     if spec.backend == "hyperpod-eks" and known and context.now:
         yield known, context.now.astimezone(UTC).date()
@@ -213,3 +230,102 @@ def _wrong(key: str, value: str) -> Iterator[str]:
         yield f"{value!r} is not a value that Kubernetes takes: up to 63 letters, digits, and - _ . inside"
     if any(prefix == one or prefix.endswith(f".{one}") for one in RESERVED):
         yield f"the prefix {prefix}/ belongs to Kubernetes or AWS"
+
+
+@RULES.add(
+    "EKS-008",
+    "Ranges that reach the Kubernetes API are ones that EKS takes: IPv4, on the internet, at most 40.",
+    ENDPOINT,
+    essential=True,
+)
+def public_ranges(spec: ClusterSpec, context: Context) -> Problems:
+    count = len({text for _, text in _public_ranges(spec)})
+    if count > MOST_CIDRS:
+        yield finding(CIDRS, f"{count} ranges; EKS takes {MOST_CIDRS}", "join neighbours, or drop some")
+    for path, text in _public_ranges(spec):
+        block = _block(text)
+        if block is None and (whole := _block(text, strict=False)):
+            message = f"{text} has an address inside the range, not the range's first"
+            yield finding(path, message, f"write {whole}, or /32 for the one address")
+        elif block is None:
+            message = f"{text!r} is not an IPv4 range: an address, a slash, and how many of its bits count"
+            yield finding(path, message, "write it like 198.51.100.7/32 or 198.51.100.0/24")
+        elif not _too_wide(block) and (other := next(filter(block.overlaps, NOT_PUBLIC), None)):
+            message = f"{text} holds addresses of {other}, which are not on the internet: EKS refuses it"
+            yield finding(path, message, MINE)
+
+
+@RULES.add("EKS-030", "The Kubernetes API does not answer the whole internet.", ENDPOINT)
+def world(spec: ClusterSpec, context: Context) -> Problems:
+    for path, text in _public_ranges(spec):
+        if (block := _block(text)) and _too_wide(block):
+            yield finding(path, f"the Kubernetes API would answer {block.num_addresses:,} addresses", MINE)
+
+
+@RULES.add(
+    "EKS-031",
+    "No range of documentation is left among those that reach the Kubernetes API.",
+    "https://www.rfc-editor.org/rfc/rfc5737",
+    level="warning",
+)
+def example(spec: ClusterSpec, context: Context) -> Problems:
+    for path, text in _public_ranges(spec):
+        if (block := _block(text)) and any(block.subnet_of(one) for one in DOCUMENTATION):
+            yield finding(path, f"{text} is an example's range: helm and kubectl would get no answer", MINE)
+
+
+@RULES.add(
+    "EKS-032",
+    "In a VPC that the stack makes, some range reaches the Kubernetes API: helm must run before the first node.",
+    ENDPOINT,
+    level="warning",
+)
+def no_way_in(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend == "hyperpod-eks" and spec.network.existing is None and not spec.eks.public_access_cidrs:
+        message = (
+            "the Kubernetes API cannot be reached from outside the VPC, and inside no machine runs yet to start helm on"
+        )
+        yield finding(CIDRS, message, f"{MINE}; or bring a VPN or a machine into the VPC before the second `up`")
+
+
+@RULES.add(
+    "EKS-033",
+    "With Karpenter some group starts at 0 machines, for it to fill, and some group has machines for CoreDNS.",
+    NODE_CLASS,
+    level="warning",
+)
+def karpenter_groups(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend != "hyperpod-eks" or not spec.eks.karpenter:
+        return
+    if all(group.count for group in spec.groups):
+        message = "no group has count: 0: Karpenter empties those that it is given before it fills them"
+        yield finding("eks.karpenter", message, "set count: 0 for the groups that its NodeClass will name")
+    if not any(group.count for group in spec.groups):
+        message = "every group has count: 0: CoreDNS has no node, and `pulumi up` waits an hour for it and fails"
+        yield finding("groups", message, "add a small group that stays, e.g. two m5.2xlarge")
+
+
+@RULES.add("EKS-034", "The training operator's page names the Kubernetes version.", OPERATOR, level="warning")
+def operator_version(spec: ClusterSpec, context: Context) -> Problems:
+    wanted = spec.eks.training_operator and spec.backend == "hyperpod-eks"
+    if wanted and spec.eks.version not in OPERATOR_VERSIONS:
+        message = f"the page names {OPERATOR_VERSIONS[0]} to {OPERATOR_VERSIONS[-1]}, not {spec.eks.version}"
+        look = "aws eks describe-addon-versions --addon-name amazon-sagemaker-hyperpod-training-operator"
+        yield finding("eks.training_operator", message, f"ask: {look} --kubernetes-version {spec.eks.version}")
+
+
+def _public_ranges(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    """With its path in the config; another backend has no Kubernetes API (CFG-007 says so)."""
+    for index, text in enumerate(spec.eks.public_access_cidrs if spec.backend == "hyperpod-eks" else ()):
+        yield f"{CIDRS}.{index}", text
+
+
+def _block(text: str, *, strict: bool = True) -> IPv4Network | None:
+    try:
+        return IPv4Network(text, strict=strict) if "/" in text else None
+    except ValueError:
+        return None
+
+
+def _too_wide(block: IPv4Network) -> bool:
+    return block.prefixlen < WORLD[4]

@@ -7,8 +7,7 @@ import json
 from infra.catalog.fsx import API, LUSTRE_GUIDE, MOST_ASSOCIATIONS
 from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.plan.place import runs_uri
-from infra.plan.storage.associations import archived_over, associations, exports_over, key_statement, overlaps
+from infra.plan.storage.associations import archived_over, exports_over, key_statement, overlaps
 from infra.preflight.rule import Context, Family, Problems
 
 CREATE = f"{API}/API_CreateDataRepositoryAssociation.html"
@@ -23,7 +22,7 @@ def _key(index: int, key: str) -> str:
 
 @RULES.add("DRA-001", f"A file system has at most {MOST_ASSOCIATIONS} associations.", CREATE)
 def too_many(spec: ClusterSpec, context: Context) -> Problems:
-    count = len(associations(spec, context.place))
+    count = len(context.plan.associations)
     if count > MOST_ASSOCIATIONS:
         fix = "link a common parent folder to a common parent prefix"
         yield finding(
@@ -31,22 +30,15 @@ def too_many(spec: ClusterSpec, context: Context) -> Problems:
         )
 
 
-@RULES.add("DRA-002", "No association's folder is, or lies inside, another one's.", CREATE)
-def paths_overlap(spec: ClusterSpec, context: Context) -> Problems:
-    plans = associations(spec, context.place)
-    for found in overlaps(plans):
-        if found.side == "path":
-            message = f"{plans[found.second].path} overlaps {plans[found.first].path} of association {found.first}"
-            yield finding(_key(found.second, "path"), message, "link folders that lie beside one another")
-
-
-@RULES.add("DRA-003", "No association's S3 prefix is, or lies inside, another one's.", CREATE)
-def prefixes_overlap(spec: ClusterSpec, context: Context) -> Problems:
-    plans = associations(spec, context.place)
-    for found in overlaps(plans):
-        if found.side == "prefix":
-            message = f"{plans[found.second].uri} overlaps {plans[found.first].uri} of association {found.first}"
-            yield finding(_key(found.second, "prefix"), message, "link prefixes that lie beside one another")
+@RULES.add("DRA-002", "No two associations' folders overlap.", CREATE)
+@RULES.add("DRA-003", "No two associations' S3 prefixes overlap.", CREATE)
+def overlapping(spec: ClusterSpec, context: Context) -> Problems:
+    plans = context.plan.associations
+    for clash in overlaps(plans):
+        code, part, what = ("DRA-002", "path", "folders") if clash.side == "path" else ("DRA-003", "uri", "prefixes")
+        first, second = (getattr(plans[index], part) for index in (clash.first, clash.second))
+        message = f"{second} overlaps {first} of association {clash.first}"
+        yield finding(_key(clash.second, clash.side), message, f"link {what} that lie beside one another", code=code)
 
 
 @RULES.add(
@@ -56,9 +48,9 @@ def prefixes_overlap(spec: ClusterSpec, context: Context) -> Problems:
     judgement=True,
 )
 def runs_exported(spec: ClusterSpec, context: Context) -> Problems:
-    uri = runs_uri(spec, context.place)
+    uri = context.plan.runs_uri
     clashing = exports_over(spec, context.place, uri)
-    for index, plan in enumerate(associations(spec, context.place)):
+    for index, plan in enumerate(context.plan.associations):
         if plan in clashing:
             message = f"FSx exports to {plan.uri}, where the trainer writes its runs ({uri})"
             yield finding(_key(index, "export_events"), message, "export to another prefix, or set export_events: []")
@@ -71,7 +63,7 @@ def runs_exported(spec: ClusterSpec, context: Context) -> Problems:
     level="warning",
 )
 def deletions_exported(spec: ClusterSpec, context: Context) -> Problems:
-    for index, plan in enumerate(associations(spec, context.place)):
+    for index, plan in enumerate(context.plan.associations):
         if plan.own == "checkpoints" and "DELETED" in plan.export_events:
             message = "a file removed from the file system is gone from the checkpoints bucket too"
             yield finding(_key(index, "export_events"), message, "export NEW and CHANGED only")
@@ -85,7 +77,7 @@ def deletions_exported(spec: ClusterSpec, context: Context) -> Problems:
 )
 def archived(spec: ClusterSpec, context: Context) -> Problems:
     clashing = archived_over(spec, context.place)
-    for index, plan in enumerate(associations(spec, context.place)):
+    for index, plan in enumerate(context.plan.associations):
         for linked, rule in clashing:
             if linked == plan:
                 message = f"objects under {rule.prefix} of {plan.bucket} move to {rule.storage_class}"
@@ -99,7 +91,7 @@ def archived(spec: ClusterSpec, context: Context) -> Problems:
     f"{LUSTRE_GUIDE}/create-dra-linked-data-repo.html",
 )
 def folder(spec: ClusterSpec, context: Context) -> Problems:
-    for index, plan in enumerate(associations(spec, context.place)):
+    for index, plan in enumerate(context.plan.associations):
         if {".", ".."} & set(plan.path.split("/")):
             yield finding(_key(index, "path"), f"{plan.path} goes through . or ..", "write the folder's own path")
         parts = plan.prefix.removesuffix("/").split("/")
@@ -113,7 +105,7 @@ def folder(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add("DRA-008", "An association imports or exports something by itself.", CREATE, level="warning")
 def once_only(spec: ClusterSpec, context: Context) -> Problems:
-    for index, plan in enumerate(associations(spec, context.place)):
+    for index, plan in enumerate(context.plan.associations):
         if not plan.import_events and not plan.export_events:
             message = "neither imports nor exports: folder and prefix never see one another's files"
             yield finding(_key(index, "import_events"), message, "set import_events or export_events")
@@ -121,12 +113,12 @@ def once_only(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add(
     "DRA-009",
-    "An association does not import and export deletions both: one side's mistake is then the other's loss.",
+    "An association does not import and export deletions both: a mistake on one side deletes on both.",
     f"{LUSTRE_GUIDE}/autoexport-data-repo-dra.html",
     level="warning",
 )
 def both_ways(spec: ClusterSpec, context: Context) -> Problems:
-    for index, plan in enumerate(associations(spec, context.place)):
+    for index, plan in enumerate(context.plan.associations):
         if "DELETED" in plan.import_events and "DELETED" in plan.export_events and plan.own != "checkpoints":
             message = "deletions go both ways: `rm` on a node deletes the data set in S3"
             yield finding(_key(index, "export_events"), message, "leave DELETED out of export_events")
@@ -155,7 +147,7 @@ def key_of_bucket(spec: ClusterSpec, context: Context) -> Problems:
 )
 def mount_repeated(spec: ClusterSpec, context: Context) -> Problems:
     mount = spec.storage.lustre.mount_path if spec.storage.lustre else ""
-    for index, plan in enumerate(associations(spec, context.place)):
+    for index, plan in enumerate(context.plan.associations):
         if f"{plan.path}/".startswith(f"{mount}/"):
             message = f"{plan.path} begins with the mount path: on nodes that is {mount}{plan.path}"
             inner = plan.path.removeprefix(mount) or "/data"

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.plan.place import bucket_names, runs_uri
-from infra.plan.storage.associations import associations, nested
+from infra.plan.storage.associations import nested
 from infra.plan.storage.buckets import violations
 from infra.preflight.rule import Context, Family, Problems
 
@@ -17,6 +16,8 @@ LIFECYCLE_BUCKET = "https://docs.aws.amazon.com/sagemaker/latest/dg/security-iam
 PREFIXES = ("xn--", "sthree-", "amzn-s3-demo-")
 SUFFIXES = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
 """Reserved by S3 (NAMES)."""
+KEYS = ("data", "checkpoints", "lifecycle")
+"""Of the section `buckets`; each names a bucket that exists, or the stack makes one."""
 RULES = Family()
 
 
@@ -56,7 +57,7 @@ def lifecycle_bucket(spec: ClusterSpec, context: Context) -> Problems:
     "S3-003", "Data, checkpoints and lifecycle are different buckets.", "infra/plan/storage/buckets.py", level="warning"
 )
 def one_bucket_twice(spec: ClusterSpec, context: Context) -> Problems:
-    given = [(key, getattr(spec.buckets, key)) for key in ("data", "checkpoints", "lifecycle")]
+    given = [(key, getattr(spec.buckets, key)) for key in KEYS]
     for index, (key, name) in enumerate(given):
         for other, same in given[:index]:
             if name and name == same:
@@ -98,7 +99,7 @@ def runs_folder(spec: ClusterSpec, context: Context) -> Problems:
 def runs_elsewhere(spec: ClusterSpec, context: Context) -> Problems:
     uri = spec.runs_uri or ""
     bucket = uri.removeprefix("s3://").partition("/")[0]
-    names = bucket_names(spec, context.place)
+    names = context.plan.bucket_names
     if uri.startswith("s3://") and bucket not in (names.data, names.checkpoints):
         message = f"{bucket} is none of the cluster's buckets: who may write there and what expires is not known here"
         yield finding("runs_uri", message, f"set buckets.checkpoints: {bucket}, and buckets.runs_prefix")
@@ -129,23 +130,30 @@ def dots(spec: ClusterSpec, context: Context) -> Problems:
     level="warning",
 )
 def runs_in_data(spec: ClusterSpec, context: Context) -> Problems:
-    uri = runs_uri(spec, context.place)
-    for index, one in enumerate(associations(spec, context.place)):
+    uri = context.plan.runs_uri
+    for index, one in enumerate(context.plan.associations):
         if one.import_events and not one.export_events and nested(one.uri, uri):
             message = f"each checkpoint under {uri} becomes a file of {one.path} as well"
             yield finding(f"storage.lustre.associations.{index}.prefix", message, "import another prefix")
 
 
 def _named(spec: ClusterSpec, context: Context) -> Iterator[tuple[str, str]]:
-    """Every bucket's name with the key that it comes from."""
-    names = bucket_names(spec, context.place)
-    for key in ("data", "checkpoints", "lifecycle"):
-        yield f"buckets.{key}" if getattr(spec.buckets, key) else "name", getattr(names, key)
-    lustre = spec.storage.lustre
-    for index, one in enumerate(lustre.associations if lustre else ()):
-        if one.bucket not in ("data", "checkpoints"):
-            yield f"storage.lustre.associations.{index}.bucket", one.bucket
+    """Yield every bucket's name with the key that it comes from."""
+    for key in KEYS:
+        if getattr(spec.buckets, key) is None:
+            yield "name", getattr(context.plan.bucket_names, key)
+    yield from existing_buckets(spec)
     for index, name in enumerate(spec.network.s3_buckets):
         yield f"network.s3_buckets.{index}", name
+
+
+def existing_buckets(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    """Yield the buckets that the stack does not make and has to find, with their keys."""
+    for key in KEYS:
+        if name := getattr(spec.buckets, key):
+            yield f"buckets.{key}", name
+    for index, link in enumerate(spec.storage.lustre.associations if spec.storage.lustre else ()):
+        if link.bucket not in ("data", "checkpoints"):
+            yield f"storage.lustre.associations.{index}.bucket", link.bucket
     if spec.runs_uri and spec.runs_uri.startswith("s3://"):
         yield "runs_uri", spec.runs_uri.removeprefix("s3://").partition("/")[0]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from infra.catalog.botocore_data import hyperpod_types
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from lustrain.problem import did_you_mean
 
 SLURM = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-ref.html#sagemaker-hyperpod-ref-slurm-configuration"
 TYPES = "https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ClusterInstanceGroupSpecification.html"
@@ -65,9 +64,9 @@ def roles(spec: ClusterSpec, context: Context) -> Problems:
 def offered(spec: ClusterSpec, context: Context) -> Problems:
     for path, group, _ in known_groups(spec):
         if spec.hyperpod and group.hyperpod_type not in hyperpod_types():
-            close = get_close_matches(group.hyperpod_type, sorted(hyperpod_types()), 2, 0.7)
-            fix = f"take {' or '.join(one.removeprefix('ml.') for one in close)}" if close else "take another type"
-            yield finding(f"{path}.instance_type", f"HyperPod has no {group.hyperpod_type}", f"{fix}, or backend: ec2")
+            near = did_you_mean(group.ec2_type, sorted(kind.removeprefix("ml.") for kind in hyperpod_types()))
+            fix = f"take another type, or backend: ec2; {near}".removesuffix("; ")
+            yield finding(f"{path}.instance_type", f"HyperPod has no {group.hyperpod_type}", fix)
 
 
 @RULES.add(
