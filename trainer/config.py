@@ -147,9 +147,7 @@ class ParallelConfig(Section):
     bucket_mb: Annotated[float, Field(ge=0.001, le=2**20, allow_inf_nan=False)] = 25.0
     gradient_as_bucket_view: bool = True
     static_graph: bool = False
-    comm_hook: Literal["none", "bf16", "fp16", "powersgd"] = "none"
-    powersgd_rank: Annotated[int, Field(gt=0, le=65_536)] = 1
-    powersgd_start_step: Annotated[int, Field(ge=2, le=MOST_STEPS)] = 1000
+    comm_hook: Literal["none", "bf16", "fp16"] = "none"
 
 
 class TierConfig(Section):
@@ -264,6 +262,7 @@ def load(
     table = _read(path)
     table.pop(RECORDED, None)
     problems = [line for text in sets if (line := _apply_set(table, text))]
+    problems += _take_powersgd(table)
     if unusable := _unusable(table):
         raise UserError([*problems, *unusable])
     config = None
@@ -275,6 +274,25 @@ def load(
     if problems or config is None:
         raise UserError(problems)
     return config
+
+
+def _take_powersgd(table: Mapping[str, Any]) -> list[str]:
+    """Take PowerSGD's settings out of the table; one line that names all of them, if there are any.
+
+    Two of them stand in the resolved config of every older run.
+    """
+    parallel = table.get("parallel")
+    if not isinstance(parallel, dict):
+        return []
+    keys = [key for key in ("powersgd_rank", "powersgd_start_step") if key in parallel]
+    if parallel.get("comm_hook") == "powersgd":
+        keys.insert(0, "comm_hook")
+    removed = {key: parallel.pop(key) for key in keys}
+    if not removed:
+        return []
+    why = "PowerSGD was removed: its error feedback is not in a checkpoint, so that a resumed run differed"
+    fix = f"remove {', '.join(keys)} from [parallel]; the run goes on from its newest checkpoint"
+    return [problem(f"parallel.{keys[0]}", removed[keys[0]], why, fix=fix)]
 
 
 RECORDED = "recorded"
