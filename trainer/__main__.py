@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from lustrain.problem import UserError
+from lustrain.process import end_with_launcher, outlive_readers
 from trainer import __version__
 from trainer.errors import EXIT_FAILURE
-from trainer.parent import end_with_launcher
 
 COMMANDS = {
     "train": ("trainer.train", "train a model, or go on where the run stopped"),
@@ -64,6 +64,7 @@ def hold_notices(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     try:
         if not end_with_launcher():
             sys.exit(EXIT_FAILURE)

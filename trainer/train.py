@@ -14,6 +14,7 @@ import torch
 from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError
+from lustrain.process import save_when_alone
 from trainer import __version__, optim, parallel, precision, recompute
 from trainer import config as configuration
 from trainer.agree import Json, together
@@ -31,7 +32,6 @@ from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, Sinks, TensorBoardSink, TerminalSink
 from trainer.metrics.relay import Relay, WarningsOnly
 from trainer.parallel import World
-from trainer.parent import save_when_alone
 from trainer.peers import rank_0_last, report_lost_ranks
 from trainer.saving import Saving, State
 from trainer.start import (

@@ -25,8 +25,8 @@ from typing import TypeVar
 
 from awscrt.checksums import crc64nvme
 
+from lustrain.background import BackgroundThread
 from lustrain.problem import UserError, problem
-from trainer.background import BackgroundThread
 from trainer.data.cache import locked
 from trainer.data.index import Shard
 

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from lustrain.problem import UserError, problem
+from lustrain.process import LAUNCHER
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE
-from trainer.parent import LAUNCHER
 
 GRACE_S = 20.0
 """How long the other ranks may go on once one of them has failed: they notice a lost peer within a collective."""
@@ -55,7 +55,7 @@ def job_exit_code(codes: Sequence[int]) -> int:
 
 
 class LocalJob:
-    """Ranks as child processes of this one; they end with the thread that makes it (`trainer.parent`)."""
+    """Ranks as child processes of this one; they end with the thread that makes it (`lustrain.process`)."""
 
     def __init__(self, arguments: Sequence[str], nproc: int, environment: Mapping[str, str] | None = None) -> None:
         base = os.environ if environment is None else environment

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lustrain.background import BackgroundThread
 from lustrain.problem import UserError
-from trainer.background import BackgroundThread
 from trainer.metrics.backlog import Backlog, Part
 from trainer.metrics.records import EVENTS, STEPS, PartName, encode, utc_now
 from trainer.storage import ObjectStore, PreconditionError
