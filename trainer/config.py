@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
+from lustrain import schema
 from lustrain.problem import UserError, problem
-from lustrain.schema import TOML, problems_of
 
 LONGEST_S = 7 * 86_400.0
 """A week. Python's waits end in OverflowError beyond 2^63 ns, and torch's timeouts are counted in milliseconds."""
@@ -43,10 +43,10 @@ MOST_BITS = 1024
 _TOO_DEEP = f"tables and lists are nested more than {DEEPEST} levels deep"
 
 
-class Section(BaseModel):
-    """Base of every table: unknown keys are errors, no value is coerced from another type, nothing changes after loading."""
+class Section(schema.Section):
+    """Base of every table: also, no value is coerced from another type, since TOML has types of its own."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(strict=True)
 
 
 class RunConfig(Section):
@@ -59,10 +59,10 @@ class RunConfig(Section):
     """False refuses to start when the run already holds a checkpoint."""
 
 
-class TaskConfig(BaseModel):
+class TaskConfig(Section):
     """`name` picks the Task (a shipped one, or `package.module:Class`); every other key is one of that Task's Options."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    model_config = ConfigDict(extra="allow")
 
     name: Annotated[str, Field(min_length=1)]
 
@@ -263,13 +263,13 @@ def load(
     table.pop(RECORDED, None)
     problems = [line for text in sets if (line := _apply_set(table, text))]
     problems += _take_powersgd(table)
-    if unusable := _unusable(table):
-        raise UserError([*problems, *unusable])
+    if too_large := _too_large(table):
+        raise UserError([*problems, *too_large])
     config = None
     try:
         config = Config.model_validate(table)
     except ValidationError as error:
-        problems += problems_of(error, Config, words=TOML)
+        problems += schema.problems_of(error, Config, words=schema.TOML)
     problems += also(table) if also else []
     if problems or config is None:
         raise UserError(problems)
@@ -340,28 +340,11 @@ def _values(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], object]
             waiting += [((*path, str(key)), one) for key, one in inner]
 
 
-def _unusable(table: Mapping[str, Any]) -> list[str]:
-    """One line for each value that no setting can have: text with a NUL or outside of UTF-8, an integer too large to show."""
-    lines = []
-    for path, value in _values(table):
-        name = ".".join(path)
-        text = name + value if isinstance(value, str) else name
-        if not _is_utf8(text):
-            lines.append(problem(name, value, "is not text in UTF-8", fix="write it in UTF-8"))
-        elif "\0" in text:
-            lines.append(problem(name, value, "holds a NUL byte", fix="remove it"))
-        elif isinstance(value, int) and value.bit_length() > MOST_BITS:
-            lines.append(problem(name, "…", f"is an integer of more than {MOST_BITS} bits", fix="use a smaller one"))
-    return sorted(lines)
-
-
-def _is_utf8(text: str) -> bool:
-    """False for the lone surrogates that Python makes of other bytes on the command line."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _too_large(table: Mapping[str, Any]) -> list[str]:
+    """Return one line for each integer that is too large to show, which no setting can have."""
+    why, fix = f"is an integer of more than {MOST_BITS} bits", "use a smaller one"
+    large = [path for path, value in _values(table) if isinstance(value, int) and value.bit_length() > MOST_BITS]
+    return sorted(problem(".".join(path), "…", why, fix=fix) for path in large)
 
 
 def _apply_set(table: dict[str, Any], text: str) -> str | None:

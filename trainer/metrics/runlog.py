@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from lustrain.background import BackgroundThread
+from lustrain.backoff import pause_s
 from lustrain.problem import UserError
 from trainer.metrics.backlog import Backlog, Part
 from trainer.metrics.records import EVENTS, STEPS, PartName, encode, utc_now
@@ -22,6 +22,8 @@ PART_BYTES = 2 << 20
 """A part of an hour at ten steps per second is about 15 MB; parts of this size keep a single write short."""
 SHORTEST_GAP_S = 1.0
 """Events ask for an upload at once; a burst of them shares one."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+"""The pause after the first failed upload is at most the former, after any number of them at most the latter."""
 CLOSE_TIMEOUT_S = 30.0
 
 
@@ -170,9 +172,8 @@ class RunLog:
             self._breathe()
 
     def _pause_s(self) -> float:
-        if not self._failures:
-            return self._flush_s
-        return min(self._flush_s, 30.0, 0.5 * 2.0 ** min(self._failures, 10)) * random.uniform(0.75, 1.25)
+        longest_s = min(self._flush_s, LONGEST_PAUSE_S)
+        return pause_s(self._failures, FIRST_PAUSE_S, longest_s) if self._failures else self._flush_s
 
     def _breathe(self) -> None:
         """Leave a gap after an upload, unless someone waits for the end."""
