@@ -16,10 +16,10 @@ from trainer.errors import EXIT_FAILURE
 
 COMMANDS = {
     "train": ("trainer.train", "train a model, or go on where the run stopped"),
-    "tokenize": ("trainer.data.cli", "turn text into memory-mapped token shards"),
+    "tokenize": ("trainer.data.tokenize.cli", "turn text into memory-mapped token shards"),
     "checkpoints": ("trainer.checkpoint.cli", "list, verify, prune or export a run's checkpoints"),
     "plot": ("trainer.metrics.plot", "draw a run's loss, throughput and interruptions"),
-    "sample": ("trainer.sample", "let a trained language model continue a prompt"),
+    "sample": ("trainer.run.sample", "let a trained language model continue a prompt"),
 }
 
 

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from lustrain.problem import UserError
-from trainer import optim, parallel, precision, schedule
+from trainer import parallel
 from trainer.config import Config
 from trainer.data import order
 from trainer.interrupt import Notice, Watch
 from trainer.metrics import Sink
-from trainer.saving import Saving
+from trainer.run.saving import Saving
+from trainer.step import optim, precision, schedule
 from trainer.tasks import Ids, Task
 
 Record = dict[str, Any]

@@ -15,9 +15,8 @@ from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError
 from lustrain.process import save_when_alone
-from trainer import __version__, optim, parallel, precision, recompute
+from trainer import __version__, parallel
 from trainer import config as configuration
-from trainer.agree import Json, together
 from trainer.checkpoint.fence import Fence
 from trainer.checkpoint.interval import Interval
 from trainer.checkpoint.layout import ManifestId
@@ -26,15 +25,16 @@ from trainer.checkpoint.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import Config
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError
-from trainer.footprint import report_lack_of_memory
 from trainer.interrupt import Watch
 from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, Sinks, TensorBoardSink, TerminalSink
 from trainer.metrics.relay import Relay, WarningsOnly
 from trainer.parallel import World
-from trainer.peers import rank_0_last, report_lost_ranks
-from trainer.saving import Saving, State
-from trainer.start import (
+from trainer.parallel.agree import Json, together
+from trainer.parallel.peers import rank_0_last, report_lost_ranks
+from trainer.run.footprint import report_lack_of_memory
+from trainer.run.saving import Saving, State
+from trainer.run.start import (
     Claim,
     check_fit,
     claim_run,
@@ -42,6 +42,7 @@ from trainer.start import (
     open_data_alike,
     store_failures_exit_1,
 )
+from trainer.step import optim, precision, recompute
 from trainer.storage import ObjectStore, PassingError, open_store
 from trainer.tasks import Task, make_task, problems_in
 

@@ -32,9 +32,9 @@ from tests.data.making import (
     write_lines,
 )
 from tests.seeds import chance
-from trainer.data.documents import Reading, Tally, is_held_out, read_documents
-from trainer.data.inputs import find_sources, plan_chunks
 from trainer.data.shards import TokenSet
+from trainer.data.tokenize.documents import Reading, Tally, is_held_out, read_documents
+from trainer.data.tokenize.inputs import find_sources, plan_chunks
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,12 @@ from trainer.checkpoint.lease import Lease
 from trainer.config import Config, InterruptConfig
 from trainer.interrupt import Watch
 from trainer.metrics import RunLog
-from trainer.models.llama import PRESETS, LlamaShape
-from trainer.models.patchnet import PatchNetShape
 from trainer.storage import open_store
 from trainer.tasks import problems_in
 from trainer.tasks.image_classification import ImageClassificationOptions
 from trainer.tasks.language_model import LanguageModelOptions, ModelOptions
+from trainer.tasks.models.llama import PRESETS, LlamaShape
+from trainer.tasks.models.patchnet import PatchNetShape
 
 NEEDED: dict[str, Any] = {
     "run": {"uri": "run"},

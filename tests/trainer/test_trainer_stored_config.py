@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lustrain.problem import UserError
-from trainer import stored_config
+from trainer.checkpoint import stored_config
 from trainer.config import Config
 from trainer.storage import ObjectStore, PreconditionError, open_store
 from trainer.storage.local import LocalStore

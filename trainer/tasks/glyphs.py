@@ -18,7 +18,7 @@ from awscrt.checksums import crc64nvme
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from trainer.precision import stream_seed
+from trainer.step.precision import stream_seed
 
 SIZE = 32
 """Pixels per side of an image."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from lustrain.problem import UserError, problem
 from trainer.config import Section
-from trainer.models import patchnet
 from trainer.tasks import Batch, Footprint, Ids, LossSum, Task
+from trainer.tasks.models import patchnet
 
 try:
     from trainer.tasks import glyphs

@@ -1,4 +1,4 @@
-"""Next-token prediction on a tokenized text with the Llama-style decoder of `trainer.models.llama`."""
+"""Next-token prediction on a tokenized text with the Llama-style decoder of `trainer.tasks.models.llama`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from trainer.config import FP32_SMALLEST, Fraction, Section
 from trainer.data.index import read_index
 from trainer.data.shards import TokenSet
 from trainer.data.verified import WAIT_S, Ranks
-from trainer.models import llama
 from trainer.storage import open_store
 from trainer.tasks import Batch, Footprint, Ids, LossSum, Task
+from trainer.tasks.models import llama
 
 
 class ModelOptions(Section):

@@ -13,21 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from lustrain.problem import UserError, problem
-from trainer import parallel, precision, schedule, stored_config
-from trainer.agree import Json, together
+from trainer import parallel
+from trainer.checkpoint import stored_config
 from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.lease import Lease, committed, live_manifests
 from trainer.checkpoint.load import Loaded, NoneWholeError, load_latest
+from trainer.checkpoint.stored_config import StoredConfig
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import Config, parse_time
 from trainer.data.verified import Ranks
 from trainer.errors import EXIT_FAILURE
-from trainer.footprint import check_memory, ranks_here
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
 from trainer.parallel import World
+from trainer.parallel.agree import Json, together
+from trainer.run.footprint import check_memory, ranks_here
+from trainer.step import precision, schedule
 from trainer.storage import ObjectStore, PassingError, PreconditionError, RefusedError, StorageError
-from trainer.stored_config import StoredConfig
 from trainer.tasks import Task
 
 Wanted = Callable[[str], bool]

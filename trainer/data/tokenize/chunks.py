@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from awscrt.checksums import crc64nvme
 
-from trainer.data.assembly import SPLITS, ChunkRecord, Output, Piece, WorkFolder
-from trainer.data.documents import Reading, Tally, is_held_out, read_documents
 from trainer.data.index import DTYPES, Shard, dtype_for, shard_name
-from trainer.data.inputs import Span
+from trainer.data.tokenize.assembly import SPLITS, ChunkRecord, Output, Piece, WorkFolder
+from trainer.data.tokenize.documents import Reading, Tally, is_held_out, read_documents
+from trainer.data.tokenize.inputs import Span
 from trainer.data.tokenizer import Ids, Tokenizer, TokenizerSpec, build
 from trainer.storage import ObjectStore, open_store
 

@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from lustrain.problem import UserError
-from trainer.agree import Json, decide, together
 from trainer.checkpoint.fence import Fence
 from trainer.checkpoint.interval import Interval, finish_or_restart
 from trainer.checkpoint.saver import Checkpointer
 from trainer.checkpoint.votes import VoteBox
 from trainer.errors import LostRunError
 from trainer.interrupt import Notice
+from trainer.parallel.agree import Json, decide, together
 
 FINAL_TRIES = 3
 """The last state of a run is worth more than one try: nothing comes after it."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from lustrain.problem import UserError, problem
-from trainer.data.inputs import Source, Span
+from trainer.data.tokenize.inputs import Source, Span
 
 READ_BYTES = 1 << 20
 """Long lines come three times faster out of a buffer of this size than out of Python's 8 KiB."""

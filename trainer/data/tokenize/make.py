@@ -27,12 +27,12 @@ from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError, problem
 from lustrain.progress import BYTES, Progress
-from trainer.data.assembly import SPLITS, WorkFolder
-from trainer.data.chunks import Job
-from trainer.data.documents import Reading, Tally, read_documents
 from trainer.data.index import FORMAT, INDEX, TOKENIZER, Index, Split, dtype_for, encode_index, read_index
-from trainer.data.inputs import STDIN, Format, Source, Span, find_sources, plan_chunks
-from trainer.data.job import Run
+from trainer.data.tokenize.assembly import SPLITS, WorkFolder
+from trainer.data.tokenize.chunks import Job
+from trainer.data.tokenize.documents import Reading, Tally, read_documents
+from trainer.data.tokenize.inputs import STDIN, Format, Source, Span, find_sources, plan_chunks
+from trainer.data.tokenize.job import Run
 from trainer.data.tokenizer import TokenizerSpec, build, fastest, read_spec, train
 from trainer.storage import ObjectMissingError, ObjectStore, open_store
 from trainer.storage.local import LocalStore

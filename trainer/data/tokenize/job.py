@@ -17,10 +17,10 @@ from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError, problem
 from lustrain.progress import BYTES, Progress, amount_text
-from trainer.data.assembly import SPLITS, ChunkRecord, Output, SplitPlan, WorkFolder
-from trainer.data.chunks import Job, assemble_shard, encode_chunk, start_worker
 from trainer.data.index import DTYPES, Shard, dtype_for
-from trainer.data.inputs import Span
+from trainer.data.tokenize.assembly import SPLITS, ChunkRecord, Output, SplitPlan, WorkFolder
+from trainer.data.tokenize.chunks import Job, assemble_shard, encode_chunk, start_worker
+from trainer.data.tokenize.inputs import Span
 from trainer.data.tokenizer import build
 from trainer.storage import ObjectMissingError, ObjectStore
 

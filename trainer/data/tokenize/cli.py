@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 from lustrain.problem import UserError, problem
-from trainer.data.documents import Reading
-from trainer.data.inputs import FORMATS, STDIN
-from trainer.data.tokenize import Made, Wish, tokenize
+from trainer.data.tokenize.documents import Reading
+from trainer.data.tokenize.inputs import FORMATS, STDIN
+from trainer.data.tokenize.make import Made, Wish, tokenize
 from trainer.data.tokenizer import TokenizerSpec, named_tokenizer
 
 EXIT_INTERRUPTED = 130

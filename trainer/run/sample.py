@@ -16,17 +16,17 @@ from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from lustrain.problem import UserError, problem
-from trainer import optim
 from trainer.checkpoint.lease import committed, live_manifests, read_lease
 from trainer.checkpoint.load import Loaded, load_latest
+from trainer.checkpoint.stored_config import read_stored
 from trainer.checkpoint.votes import StoreVotes
 from trainer.data.shards import TokenSet
 from trainer.data.tokenizer import Tokenizer
-from trainer.models import llama
+from trainer.step import optim
 from trainer.storage import ObjectStore, open_store
-from trainer.stored_config import read_stored
 from trainer.tasks import resolve
 from trainer.tasks.language_model import LanguageModel
+from trainer.tasks.models import llama
 
 Choose = Callable[[Tensor], int]
 """From the logits [V] of the next token to its id."""
