@@ -344,7 +344,7 @@ def test_boundaries_are_kept_when_documents_cross_shards(tmp_path: Path) -> None
     assert np.array_equal(
         document_ends(tmp_path / "set", "train"), np.flatnonzero(stream(tmp_path / "set", "train") == 256) + 1
     )
-    assert tokens.documents == 12
+    assert tokens.index.splits["train"].documents == 12
 
 
 lines_of_text = st.lists(st.binary(max_size=40).map(lambda raw: raw.replace(b"\n", b" ")), max_size=60)

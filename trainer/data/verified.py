@@ -184,8 +184,8 @@ class Verifier:
         return found
 
 
-def rotated(shards: Sequence[Shard]) -> list[Shard]:
-    """All shards; the ranks of a node begin at different ones, so that they check side by side and not the same in turn."""
+def rotated(shards: Sequence[T]) -> list[T]:
+    """Return all shards in an order of this process's own: ranks of a node then work side by side, not on the same one."""
     begin = os.getpid() * 7919 % max(1, len(shards))
     return [*shards[begin:], *shards[:begin]]
 

@@ -31,16 +31,23 @@ def append_event(store: ObjectStore, generation: int, kind: str, fields: Mapping
     """Log one event as a part of its own, for a command beside a job; a job's log passes over parts that are not its own."""
     body = encode({**fields, "time": utc_now(), "event": kind, "attempt": generation})
     there = (PartName.of_key(info.key) for info in store.list(f"{EVENTS}{generation:06d}-"))
-    part = 1 + max((name.part for name in there if name is not None), default=-1)
+    _put_part(store, EVENTS, generation, 1 + max((name.part for name in there if name is not None), default=-1), body)
+
+
+def _put_part(store: ObjectStore, prefix: str, generation: int, part: int, body: bytes) -> int:
+    """Store a part under the first free number from `part` on and return the next one.
+
+    A part that lies there already is an earlier try of ours whose answer was lost, or another writer's.
+    """
     while True:
-        key = PartName(generation, part).key(EVENTS)
+        key = PartName(generation, part).key(prefix)
         try:
             store.put(key, body, if_absent=True)
         except PreconditionError:
             if store.read(key)[0] != body:
                 part += 1
                 continue
-        return
+        return part + 1
 
 
 class RunLog:
@@ -184,7 +191,10 @@ class RunLog:
         try:
             for prefix in (STEPS, EVENTS):
                 while (part := self._head(prefix)) is not None:
-                    self._store_part(part)
+                    number = self._next_part[part.prefix]
+                    self._next_part[part.prefix] = _put_part(
+                        self._store, part.prefix, self._generation, number, part.read()
+                    )
                     self._note_stored(part)
         except (UserError, OSError) as error:
             self._failures += 1
@@ -198,20 +208,6 @@ class RunLog:
     def _head(self, prefix: str) -> Part | None:
         with self._changed:
             return self._backlog.head(prefix)
-
-    def _store_part(self, part: Part) -> None:
-        """Put one part under the next free number; one that lies there already is our own earlier try, or a foreign one."""
-        body = part.read()
-        while True:
-            key = PartName(self._generation, self._next_part[part.prefix]).key(part.prefix)
-            try:
-                self._store.put(key, body, if_absent=True)
-            except PreconditionError:
-                if self._store.read(key)[0] != body:
-                    self._next_part[part.prefix] += 1
-                    continue
-            self._next_part[part.prefix] += 1
-            return
 
     def _note_stored(self, part: Part) -> None:
         with self._changed:

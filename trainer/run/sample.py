@@ -22,6 +22,7 @@ from trainer.checkpoint.stored_config import read_stored
 from trainer.checkpoint.votes import StoreVotes
 from trainer.data.shards import TokenSet
 from trainer.data.tokenizer import Tokenizer
+from trainer.metrics.terminal import event_line
 from trainer.step import optim
 from trainer.storage import ObjectStore, open_store
 from trainer.tasks import resolve
@@ -143,7 +144,7 @@ def load_weights(store: ObjectStore) -> Loaded:
         world_size=1,
         candidates=candidates,
         want=lambda name: name.startswith("model/"),
-        on_event=_say,
+        on_event=lambda kind, fields: print(event_line(kind, fields), file=sys.stderr),
     )
     if loaded is None:
         fix = "train until the first save"
@@ -209,7 +210,3 @@ def decoded(prompt: list[int], drawn: Iterator[int], tokenizer: Tokenizer) -> It
 def _is_unicode(text: str) -> bool:
     """False for what Python makes of command-line bytes that are not UTF-8 (lone surrogates)."""
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
-
-
-def _say(kind: str, fields: dict[str, Any]) -> None:
-    print(f"{kind.replace('_', ' ')}: {', '.join(f'{k} {v}' for k, v in fields.items())}", file=sys.stderr)

@@ -18,6 +18,7 @@ from awscrt.checksums import crc64nvme
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from trainer.data.order import GOLDEN, mixed
 from trainer.step.precision import stream_seed
 
 SIZE = 32
@@ -82,11 +83,8 @@ def jittered(glyphs: Glyphs, ids: np.ndarray[Any, np.dtype[np.int64]], seed: int
 
 def uniform(counters: np.ndarray[Any, np.dtype[np.int64]], seed: int) -> Floats:
     """One number in [0, 1) for each counter: splitmix64's output at (seed, counter), in 64-bit arithmetic that wraps."""
-    z = counters.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    words = mixed(counters.astype(np.uint64) * GOLDEN + np.uint64(seed))
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _draw_one(font: Any, character: str) -> Glyphs:

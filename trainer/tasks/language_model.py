@@ -76,7 +76,7 @@ class LanguageModel(Task):
         self._train = self._open_split("train", cache_dir)
         held_out = "val" in read_index(open_store(options.data, create=False, name="task.data")).splits
         self._eval = self._open_split("val", cache_dir) if held_out else None
-        wanted, least = options.model.vocab_size, self._train.vocab_size
+        wanted, least = options.model.vocab_size, self._train.index.vocab_size
         self._shape = dataclasses.replace(options.model.shape(), vocab_size=wanted or least)
         problems = []
         if wanted is not None and wanted < least:
@@ -162,8 +162,8 @@ class LanguageModel(Task):
         return {
             "model": dataclasses.asdict(self._shape),
             "seq_len": self.options.seq_len,
-            "data": self._train.checksum,
-            "tokenizer": self._train.tokenizer_hash,
+            "data": self._train.index.checksum,
+            "tokenizer": self._train.index.tokenizer_hash,
         }
 
     def export_names(self, model: nn.Module) -> dict[str, str]:

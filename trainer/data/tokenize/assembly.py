@@ -147,10 +147,14 @@ class WorkFolder:
             shards[int(shard.name.rpartition("-")[2])] = shard
         return shards
 
-    def write(self, name: str, body: bytes) -> None:
-        """Stores a small file, whole or not at all."""
+    def write(self, name: str, body: bytes | memoryview) -> None:
+        """Store a file, whole or not at all; OSError that names it. A power cut may lose it, which is found by its checksum."""
         unfinished = self.path / f".{name}.{os.getpid()}"
-        unfinished.write_bytes(body)
+        try:
+            unfinished.write_bytes(body)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            raise OSError(error.errno, error.strerror, str(self.path / name)) from error
         unfinished.replace(self.path / name)
 
     def _json(self, name: str) -> dict[str, Any] | None:

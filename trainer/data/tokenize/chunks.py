@@ -140,19 +140,9 @@ def _write_output(folder: WorkFolder, number: int, split: str, tokenizer: Tokeni
     stream = np.full(int(ends[-1]), tokenizer.eos_id, DTYPES[dtype_for(tokenizer.vocab_size)])
     for ids, end in zip(documents, ends.tolist(), strict=True):
         stream[end - 1 - ids.size : end - 1] = ids
-    _write_file(folder.tokens(number, split), stream)
-    _write_file(folder.ends(number, split), ends)
+    folder.write(folder.tokens(number, split).name, stream.data)
+    folder.write(folder.ends(number, split).name, ends.data)
     return Output(stream.size, ends.size, _crc(stream), _crc(ends))
-
-
-def _write_file(path: Path, array: npt.NDArray[np.generic]) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_bytes(array.data)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    unfinished.replace(path)
 
 
 def _store(store: ObjectStore, key: str, array: npt.NDArray[np.generic]) -> int:

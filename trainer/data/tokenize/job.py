@@ -86,8 +86,7 @@ class Run:
     def _plans(self, records: Sequence[ChunkRecord], done: dict[str, dict[int, Shard]]) -> dict[str, SplitPlan]:
         plans = {split: SplitPlan(self.shard_tokens, len(self.plan), done[split]) for split in SPLITS}
         for record in records:
-            for split, plan in plans.items():
-                plan.record(record.number, record.outputs[split].tokens if split in record.outputs else 0)
+            _note(record, plans)
         return plans
 
     def _ready(self) -> Iterator[tuple[str, int]]:
@@ -97,8 +96,7 @@ class Run:
 
     def _chunk_done(self, record: ChunkRecord) -> None:
         self.records[record.number] = record
-        for split, plan in self.splits.items():
-            plan.record(record.number, record.outputs[split].tokens if split in record.outputs else 0)
+        _note(record, self.splits)
 
     def _shard_done(self, split: str, shard: Shard) -> None:
         plan = self.splits[split]
@@ -128,6 +126,11 @@ class Run:
             if not _is_output(output, *files):
                 return False
         return True
+
+
+def _note(record: ChunkRecord, plans: dict[str, SplitPlan]) -> None:
+    for split, plan in plans.items():
+        plan.record(record.number, record.outputs[split].tokens if split in record.outputs else 0)
 
 
 def _is_output(output: Output, tokens: Path, ends: Path) -> bool:
