@@ -253,7 +253,7 @@ class Config(Section):
 def load(
     path: Path, sets: Sequence[str] = (), *, also: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
 ) -> Config:
-    """The configuration in `path` with each `key.path=value` of `sets` on top; UserError lists all problems at once.
+    """Return the configuration in `path` with each `key.path=value` of `sets` on top; UserError lists all problems at once.
 
     `also` finds further problems in the raw table: a Task's options are judged by the Task.
     """
@@ -296,7 +296,7 @@ RECORDED = "recorded"
 
 
 def to_toml(config: Config, recorded: Mapping[str, Any] | None = None) -> str:
-    """The resolved configuration as TOML that `load` reads back; unset options are left out, TOML having no null."""
+    """Return the configuration as TOML that `load` reads back; unset options are left out, since TOML has no null."""
     table = config.model_dump(mode="json", exclude_none=True)
     if recorded is not None:
         table[RECORDED] = dict(recorded)
@@ -315,7 +315,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table in `text`; ValueError when it is not TOML or is nested deeper than any configuration."""
+    """Return the table in `text`; ValueError when it is not TOML or is nested deeper than any configuration."""
     try:
         table = tomllib.loads(text)
     except RecursionError:

@@ -204,7 +204,7 @@ def notice_to(training: Training) -> Notice | None:
 
 
 def micro_batches(training: Training, step: int) -> Iterator[tuple[int, dict[str, Tensor], float]]:
-    """This rank's (number, batch, seconds spent on it) of a step; numbers count on this rank only."""
+    """Yield this rank's (number, batch, seconds spent on it) of a step; numbers count on this rank only."""
     for micro in range(training.accumulation):
         began = time.perf_counter()
         batch = training.task.train_batch(sample_ids(training, step, micro))

@@ -114,7 +114,7 @@ def prepare(config: Config, task: Task, leaving: ExitStack) -> Training:
 
 
 def with_schedule_of(config: Config, claim: Claim) -> Config:
-    """The config with the learning-rate schedule as long as it was when the run began."""
+    """Return the config with the learning-rate schedule as long as it was when the run began."""
     return config.model_copy(
         update={"schedule": config.schedule.model_copy(update={"total_steps": claim.schedule_steps})}
     )
@@ -183,7 +183,7 @@ def make_saving(
     log: RunLog | None,
     leaving: ExitStack,
 ) -> Saving:
-    """What saves this training from `parent` on, with its writer process started and its memory being allocated."""
+    """Make what saves this training from `parent` on; its writer process starts and allocates its memory."""
     config, world = training.config, training.world
     rules = config.checkpoint
     interval = Interval(rules.every_steps, rules.mtbf_hours * 3600, least_s=rules.least_seconds)

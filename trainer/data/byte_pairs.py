@@ -42,7 +42,7 @@ class BytePairs:
 
 
 def convert(body: dict[str, Any], engine: Engine) -> BytePairs:
-    """The parsed `tokenizer.json` and the engine made from it, as ranks; NotConvertibleError when equality is not proven."""
+    """Convert a parsed `tokenizer.json` and its engine to ranks; NotConvertibleError when equality is not proven."""
     if body.get("normalizer") is not None:
         raise NotConvertibleError("it normalizes the text first")
     plain = [token["content"] for token in body.get("added_tokens") or [] if not token.get("special")]

@@ -64,7 +64,7 @@ class ShardCache:
             raise UserError(_unusable(folder, error)) from error
 
     def fetch(self, store: ObjectStore, shard: Shard, itemsize: int) -> Path:
-        """The path of the shard's ids on disk, downloaded and verified when no process of this node has done so yet.
+        """Return the path of the shard's ids on disk; download and verify them first if no process of this node has.
 
         Raises StorageError when the store does not deliver, CorruptObjectError when it delivers other bytes than the
         index promises, UserError when the disk cannot take them.
@@ -89,7 +89,7 @@ class ShardCache:
         return target
 
     def _make_room(self, size: int) -> None:
-        """Removes files of other sets, least recently opened first, until `size` more bytes fit."""
+        """Remove files of other sets, least recently opened first, until `size` more bytes fit."""
         with locked(self._folder / "evict.lock"):
             files = {}
             for path in self._folder.glob("*/*.tok"):
@@ -123,7 +123,7 @@ def _download(store: ObjectStore, shard: Shard, part: int, size: int) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """An open file that has the name `path` and that this process alone has locked."""
+    """Open the file at `path` and lock it for this process alone."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:

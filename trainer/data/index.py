@@ -84,7 +84,7 @@ class Index:
 
 
 def dtype_for(vocab_size: int) -> str:
-    """The smallest stored type that holds every id below `vocab_size`."""
+    """Return the smallest stored type that holds every id below `vocab_size`."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
@@ -104,7 +104,7 @@ def encode_index(index: Index) -> bytes:
 
 
 def decode_index(raw: bytes, uri: str) -> Index:
-    """The index in `raw`; UserError for one that is damaged, foreign, or of a newer Lustrain. `uri` is for the message."""
+    """Return the index in `raw`; UserError if it is damaged, foreign, or of a newer Lustrain. `uri` is for the message."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -129,7 +129,7 @@ def decode_index(raw: bytes, uri: str) -> Index:
 
 
 def read_index(store: ObjectStore) -> Index:
-    """The index of the token set at `store`; UserError when there is none."""
+    """Return the index of the token set at `store`; UserError when there is none."""
     try:
         raw, _ = store.read(INDEX)
     except ObjectMissingError as error:

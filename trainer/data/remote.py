@@ -28,7 +28,7 @@ Tokens = npt.NDArray[Any]
 
 
 def map_shard(path: Path, dtype: np.dtype[Any]) -> Tokens:
-    """The ids in the file, as an array over a read-only memory map."""
+    """Return the ids in the file, as an array over a read-only memory map."""
     with path.open("rb") as file:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype)
 
@@ -43,7 +43,7 @@ class RangeReader:
         self._pool = ThreadPoolExecutor(STREAM_THREADS, thread_name_prefix="shard-range")
 
     def read(self, wanted: Sequence[tuple[int, int, Tokens]]) -> None:
-        """Fills each target with ids of (shard number, first id, target); raises the first failure."""
+        """Fill each target with ids of (shard number, first id, target); raises the first failure."""
         for _ in self._pool.map(self._read_one, wanted):
             pass
 
@@ -59,7 +59,7 @@ class RangeReader:
         self._store.read_into(shard.tokens_key, target.view(np.uint8).data, offset * target.dtype.itemsize)
 
     def _require_same(self, shard: Shard) -> None:
-        """A range has no checksum in the index, so at least the whole object must be the one that was uploaded."""
+        """Require the whole object to be the one that was uploaded: a range of it has no checksum in the index."""
         stored = self._store.stat(shard.tokens_key).crc64nvme
         if stored is not None and stored != shard.crc64nvme:
             name = f"{self._store.uri.rstrip('/')}/{shard.tokens_key}"

@@ -63,7 +63,7 @@ class TokenSet:
         cache_bytes: int,
         name: str = "token set",
     ) -> TokenSet:
-        """Opens `split` of the set at `uri` (a folder or `s3://…`); every shard's size is checked at once.
+        """Open `split` of the set at `uri` (a folder or `s3://…`); every shard's size is checked at once.
 
         `name` is what the user calls `uri`, e.g. `task.data`.
         `cache_dir` and `cache_bytes` matter for remote sets only. UserError for a missing set, split, or shard, and
@@ -103,7 +103,7 @@ class TokenSet:
         return max(0, (self.tokens - 1) // seq_len)
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the set, stored beside it; UserError when another one lies there."""
+        """Return the tokenizer that made the set, stored beside it; UserError when a different one lies there."""
         if self.index.tokenizer_kind == "bytes":
             found: Tokenizer = build(TokenizerSpec("bytes"))
         else:
@@ -132,7 +132,7 @@ class TokenSet:
         return batch
 
     def prefetch(self, ids: npt.NDArray[np.integer[Any]], seq_len: int) -> None:
-        """Starts to read a batch that `gather` will be asked for soon; does nothing when all shards are mapped already."""
+        """Start to read a batch that `gather` will need soon; do nothing when all shards are mapped already."""
         if self.is_mapped:
             return
         with self._ahead_lock:
@@ -141,7 +141,7 @@ class TokenSet:
             self._ahead[_batch_key(ids, seq_len)] = self._ahead_pool.submit(self._gather, ids.copy(), seq_len)
 
     def verify(self, cache_dir: Path, wait_s: float | None = WAIT_S, ranks: Ranks = ALONE) -> bool:
-        """Checks a local set's checksums; False when that takes longer than `wait_s` seconds.
+        """Check a local set's checksums; False when that takes longer than `wait_s` seconds.
 
         It then goes on in the background, and `check` raises what it finds. Shards of a remote set are checked as
         they arrive. `cache_dir` remembers for the whole node what was found whole. UserError names the damaged shards.
@@ -157,7 +157,7 @@ class TokenSet:
             self._verifier.raise_failure()
 
     def close(self) -> None:
-        """Ends background reading; arrays that were gathered stay valid."""
+        """End background reading; arrays that were gathered stay valid."""
         if self._verifier is not None:
             self._verifier.close()
         if self._filler is not None:
@@ -199,7 +199,7 @@ class TokenSet:
         raise UserError(problem("token set", self._store.uri, why, fix="tokenize the input again"))
 
     def _copy_pieces(self, batch: Tokens, rows: Sequence[int], starts: npt.NDArray[np.int64]) -> None:
-        """Fills rows that cross shards, or whose shards are not on disk, shard by shard."""
+        """Fill rows that cross shards, or whose shards are not on disk, shard by shard."""
         reads: list[tuple[int, int, Tokens]] = []
         for row in rows:
             position, done = int(starts[row]), 0

@@ -60,14 +60,14 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text."""
+        """Return the ids of each text."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of the ids; bytes that are not UTF-8 become U+FFFD."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of one text as a plain list."""
+        """Return the ids of one text as a plain list."""
         return [int(number) for number in self.encode_batch([text])[0]]
 
 
@@ -108,7 +108,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return self.encode_batch_by_tokenizers(texts)
 
     def encode_batch_by_tokenizers(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text by the engine that defines what is right, whichever engine this tokenizer runs on."""
+        """Return the ids of each text by the engine that defines what is right, whichever engine this tokenizer uses."""
         encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
         return [_packed(encoding.ids) for encoding in encodings]
 
@@ -118,7 +118,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 @lru_cache(maxsize=2)
 def build(spec: TokenizerSpec) -> Tokenizer:
-    """The tokenizer that a spec describes; tokenizers never change, so an equal spec may give the same one."""
+    """Build the tokenizer that a spec describes; tokenizers never change, so an equal spec may give the same object."""
     return ByteTokenizer() if spec.kind == "bytes" else HuggingFaceTokenizer(spec.text, spec.eos_id, fast=spec.fast)
 
 
@@ -136,13 +136,13 @@ def vocabulary_to_train(wish: str) -> int | None:
 
 
 def named_tokenizer(wish: str, eos: str | None = None) -> TokenizerSpec | int:
-    """What `--tokenizer` and `--eos` name: a spec, or how many ids to train; UserError as of the two functions around this."""
+    """Return what `--tokenizer` and `--eos` name: a spec, or how many ids to train; UserError for a bad value."""
     size = vocabulary_to_train(wish)
     return read_spec(wish, eos) if size is None else size
 
 
 def read_spec(wish: str, eos: str | None = None) -> TokenizerSpec:
-    """The spec for `bytes` or the path of a tokenizer.json.
+    """Return the spec for `bytes` or the path of a tokenizer.json.
 
     `eos` names its end-of-text token, otherwise a known one is looked for; UserError when there is none.
     """
@@ -165,7 +165,7 @@ def read_spec(wish: str, eos: str | None = None) -> TokenizerSpec:
 
 
 def train(vocab_size: int, documents: Iterable[str]) -> TokenizerSpec:
-    """A byte-level BPE (GPT-2's words, all 256 bytes, end of text = id 0) learned from `documents`.
+    """Train a byte-level BPE (GPT-2's words, all 256 bytes, end of text = id 0) on `documents`.
 
     The same documents give the same tokenizer, whatever the number of threads; a small input may give fewer ids.
     """
@@ -183,7 +183,7 @@ def train(vocab_size: int, documents: Iterable[str]) -> TokenizerSpec:
 
 
 def fastest(spec: TokenizerSpec, sample: Sequence[str]) -> tuple[TokenizerSpec, str]:
-    """The spec with the fastest engine that gives the same ids on `sample`, and one line for people that says which and why."""
+    """Return the spec with the fastest engine that gives the same ids on `sample`, and a line that says which and why."""
     if spec.kind == "bytes":
         return spec, "bytes"
     chosen = TokenizerSpec(spec.kind, spec.text, spec.eos_id, fast=True)

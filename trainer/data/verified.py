@@ -156,7 +156,7 @@ class Verifier:
         return False
 
     def _tried(self, path: Path, work: Callable[[], T | None]) -> T | None:
-        """What `work` returns; None, and a line in the log, when it raises OSError at every try."""
+        """Return what `work` does; None, and a line in the log, when it raises OSError at every try."""
         for tries_left in reversed(range(READ_TRIES)):
             try:
                 return work()
@@ -191,13 +191,13 @@ def rotated(shards: Sequence[T]) -> list[T]:
 
 
 def node_share(shards: Sequence[Shard], ranks: Ranks) -> list[Shard]:
-    """This rank's part of the shards; local rank 0 ends with its node's other parts, which it may have to finish alone."""
+    """Return this rank's part of the shards; local rank 0's ends with its node's other parts, which it may finish alone."""
     last = ranks.rank + (1 if ranks.local_rank else ranks.local_size)
     return [shard for rank in range(ranks.rank, last) for shard in shards[rank :: ranks.world_size]]
 
 
 def file_system(path: Path, mounts: str) -> str:
-    """The type of the file system that holds an absolute path, by the text of /proc/mounts (proc(5)); "" when unknown."""
+    """Return the type of the file system of an absolute path, by the text of /proc/mounts (proc(5)); "" when unknown."""
     best = (-1, "")
     for line in mounts.splitlines():
         _, target, kind, *_ = line.split(" ")

@@ -28,7 +28,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def rank_environment(rank: int, nproc: int, port: int, base: Mapping[str, str]) -> dict[str, str]:
-    """What `torch.distributed` reads, for one of `nproc` ranks that meet at a loopback `port`."""
+    """Return what `torch.distributed` reads, for one of `nproc` ranks that meet at a loopback `port`."""
     return {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)),
         "GLOO_SOCKET_IFNAME": "lo",

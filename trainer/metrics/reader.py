@@ -35,7 +35,7 @@ class Attempt:
 
 
 def read_steps(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> list[dict[str, Any]]:
-    """The step records of the run's history, by step: for each step the record of the attempt that counts."""
+    """Read the step records of the run's history, by step: for each step the record of the attempt that counts."""
     return merge_steps(_by_generation(store, STEPS, on_problem))
 
 
@@ -67,7 +67,7 @@ def merge_steps(by_generation: Mapping[int, Iterable[Mapping[str, Any]]]) -> lis
 
 
 def parse_part(key: str, body: bytes, on_problem: OnProblem) -> list[dict[str, Any]]:
-    """The records of one part; a damaged line (half-written, flipped bits) is reported by number and left out."""
+    """Return the records of one part; a damaged line (half-written, flipped bits) is reported by number and left out."""
     records = []
     for number, line in enumerate(body.splitlines(), start=1):
         try:

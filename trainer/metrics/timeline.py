@@ -80,7 +80,7 @@ def timeline(
 
 
 def spans(attempts: Sequence[Attempt]) -> list[Span]:
-    """The steps that are left to each attempt once its successors have done theirs over; attempts without any are left out."""
+    """Return the steps left to each attempt once its successors have repeated theirs; attempts without any are left out."""
     found = []
     for number, attempt in enumerate(attempts):
         last = min([attempt.last_step, *(later.first_step - 1 for later in attempts[number + 1 :])])
@@ -90,7 +90,7 @@ def spans(attempts: Sequence[Attempt]) -> list[Span]:
 
 
 def cuts(attempts: Sequence[Attempt], events: Sequence[Mapping[str, Any]]) -> list[tuple[int, Cut]]:
-    """An attempt was cut if it left with the requeue code, or if another followed although it had not left at all."""
+    """Return the attempts that were cut: they left with the requeue code, or the next began although they had not left."""
     codes = {event.get("attempt"): event.get("exit_code") for event in events if event.get("event") == "stopped"}
     found = []
     for number, attempt in enumerate(attempts):

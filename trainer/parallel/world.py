@@ -98,7 +98,7 @@ def _refuse_one_of_many(environ: Mapping[str, str]) -> None:
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:
-    """The device of one rank, made current; `auto` is CUDA where there is any. UserError when the rank has no GPU."""
+    """Choose the device of a rank and make it current; `auto` is CUDA where there is any. UserError without a GPU."""
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and not available):
         return torch.device("cpu")

@@ -130,7 +130,7 @@ def _rows(meminfo: Path) -> list[tuple[str, str, str]]:
 
 
 def gpu_memory(device: torch.device) -> Memory | None:
-    """The memory of a rank's GPU; None for the CPU."""
+    """Return the memory of a rank's GPU; None for the CPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)

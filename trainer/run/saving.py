@@ -78,11 +78,11 @@ class Saving:
         return self._rank == 0 and not self._checkpointer.busy and self._interval.due(step)
 
     def note_step(self, seconds: float) -> None:
-        """A step took so long, saves not counted; a derived interval follows it."""
+        """Note how long a step took, without saves; a derived interval follows it."""
         self._interval.measured_step(seconds)
 
     def lost(self) -> LostRunError | None:
-        """That a newer job has taken the run, as far as this rank knows."""
+        """Return the error of a run that a newer job has taken, as far as this rank knows."""
         return self._lost or (self._fence.lost if self._fence else None)
 
     def save(self, step: int, *, urgent: bool = False) -> float:
@@ -122,7 +122,7 @@ class Saving:
             raise NotSavedError(self._not_saved(step, f"after {self.noticed.summary}"))
 
     def _plan(self, topic: str, notice: Notice | None) -> Json:
-        """What all ranks do now about a notice, and what they name as the reason: the lowest rank's that knows one."""
+        """Agree on what all ranks do about a notice, and on the reason they name: that of the lowest rank that knows one."""
 
         def judge(said: Mapping[int, Json]) -> Json:
             known = (one["notice"] for _, one in sorted(said.items()) if one["notice"])

@@ -55,7 +55,7 @@ class Claim:
 def store_failures_exit_1(
     kind: type[StorageError] = StorageError, *, but: tuple[type[StorageError], ...] = ()
 ) -> Iterator[None]:
-    """A store that fails is a failure, after which a launcher may start the job again, and not a mistake in its settings.
+    """Count a store that fails as a failure, after which a launcher may start the job again, not as a wrong setting.
 
     Once a run is claimed that holds for all that may come; before, for less (`kind`, `but`): the settings may be wrong.
     """
@@ -161,7 +161,7 @@ def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: O
 def load_claimed(
     config: Config, world: World, votes: VoteBox, store: ObjectStore, claim: Claim, want: Wanted, on_event: OnEvent
 ) -> Loaded | None:
-    """The newest checkpoint of the claimed run that is whole, None where it has none.
+    """Load the newest checkpoint of the claimed run that is whole, None where it has none.
 
     Exit code 86 where none is because a newer job owns the run by now and has pruned what this one was to read.
     """

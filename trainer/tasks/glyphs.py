@@ -44,14 +44,14 @@ def default_folders() -> list[Path]:
 
 
 def font_files(places: Sequence[Path]) -> list[Path]:
-    """The TrueType and OpenType files in these places, equal contents once, ordered by name whatever their folder."""
+    """Find the TrueType and OpenType files in these places, equal contents once, ordered by name whatever their folder."""
     files = [f for place in places for f in ([place] if place.is_file() else place.rglob("*.[to]tf"))]
     by_content = {crc64nvme(file.read_bytes()): file for file in sorted(files, reverse=True)}
     return [file for _, file in sorted((file.name, file) for file in by_content.values())]
 
 
 def draw(file: Path | None, characters: str) -> Glyphs | None:
-    """The characters as [len(characters), SIZE, SIZE], ink 255, in a font or (None) in Pillow's own; None for an unusable font.
+    """Draw the characters as [len(characters), SIZE, SIZE], ink 255, in a font, None: Pillow's own; None if unusable.
 
     A font is unusable when it lacks one of the characters or draws two of them alike, as a fallback font does.
     """

@@ -41,7 +41,7 @@ class ModelOptions(Section):
     dropout: Fraction | None = None
 
     def shape(self) -> llama.LlamaShape:
-        """The preset with these overrides; the vocabulary is still 0 when it is left to the data."""
+        """Return the preset with these overrides; the vocabulary is still 0 when it is left to the data."""
         return dataclasses.replace(llama.PRESETS[self.preset], **self.model_dump(exclude={"preset"}, exclude_none=True))
 
 

@@ -65,7 +65,7 @@ class SplitPlan:
         return self._all_known and len(self.done) == -(-self._before[-1] // self._shard_tokens)
 
     def record(self, chunk: int, tokens: int) -> None:
-        """The chunk gives `tokens` ids to this split."""
+        """Note that the chunk gives `tokens` ids to this split."""
         self._counts[chunk] = tokens
         while not self._all_known and (count := self._counts[len(self._before) - 1]) is not None:
             self._before.append(self._before[-1] + count)
@@ -79,7 +79,7 @@ class SplitPlan:
         return numbers
 
     def pieces(self, number: int) -> tuple[Piece, ...]:
-        """What a shard that can be made consists of."""
+        """Return what a shard that can be made consists of."""
         before = self._before
         start, stop = number * self._shard_tokens, min((number + 1) * self._shard_tokens, before[-1])
         pieces = []
@@ -120,7 +120,7 @@ class WorkFolder:
         self.write(f"chunk-{record.number:06d}.json", json.dumps(asdict(record)).encode())
 
     def read_chunk(self, number: int) -> ChunkRecord | None:
-        """The record of a finished chunk, None when there is none that can be read."""
+        """Return the record of a finished chunk, None when none can be read."""
         body = self._json(f"chunk-{number:06d}.json")
         try:
             outputs = {split: Output(**output) for split, output in body["outputs"].items()} if body else {}

@@ -50,7 +50,7 @@ _worker: _Worker | None = None
 
 
 def start_worker(job: Job) -> None:
-    """Prepares this process for tasks of `job`, and ends it when its parent dies."""
+    """Prepare this process for tasks of `job`, and end it when its parent dies."""
     global _worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process per core already
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -85,7 +85,7 @@ def encode_chunk(number: int, spans: Sequence[Span]) -> ChunkRecord:
 
 
 def assemble_shard(split: str, number: int, pieces: Sequence[Piece]) -> Shard:
-    """Stores one shard of a split, made of `pieces`, and records it."""
+    """Store one shard of a split, made of `pieces`, and record it."""
     worker = _ready()
     if worker.store is None:
         worker.store = open_store(worker.job.out, name="--out")
@@ -146,7 +146,7 @@ def _write_output(folder: WorkFolder, number: int, split: str, tokenizer: Tokeni
 
 
 def _store(store: ObjectStore, key: str, array: npt.NDArray[np.generic]) -> int:
-    """Stores the array's bytes as one object and returns their checksum."""
+    """Store the array's bytes as one object and return their checksum."""
     checksum = _crc(array)
     if array.nbytes <= SMALL_OBJECT:
         store.put(key, array.tobytes())

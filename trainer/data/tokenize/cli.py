@@ -25,7 +25,7 @@ MAX_SHARD_MIB = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `tokenize`."""
+    """Add the options of `tokenize`."""
     parser.add_argument(
         "inputs",
         nargs="+",
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Makes the token set and prints what it is; 130 after Ctrl-C or SIGTERM, with everything ready to go on."""
+    """Make the token set and print what it is; 130 after Ctrl-C or SIGTERM, with everything ready to go on."""
     wish = _wish(args)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wish(args: argparse.Namespace) -> Wish:
-    """The checked options; UserError for all that are impossible."""
+    """Check the options and return them; UserError for all that are impossible."""
     workers = args.workers if args.workers is not None else len(os.sched_getaffinity(0))
     problems = []
     if STDIN in args.inputs and len(args.inputs) > 1:

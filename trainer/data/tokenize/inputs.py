@@ -70,7 +70,7 @@ class Found:
 
 
 def find_sources(inputs: Sequence[str], wish: Format | None, *, skip: Path | None = None) -> Found:
-    """The files that `inputs` (files, folders, glob patterns) name, each once, sorted within each input.
+    """Find the files that `inputs` (files, folders, glob patterns) name, each once, sorted within each input.
 
     Folders are walked without hidden files, binary files and whatever lies below `skip`. The format follows from the
     suffix unless `wish` says it. UserError for all inputs that do not exist, match nothing or cannot be read.
@@ -119,7 +119,7 @@ def plan_chunks(sources: Sequence[Source]) -> list[tuple[Span, ...]]:
 
 
 def _grains(source: Source, target: int) -> Iterator[Span]:
-    """The smallest spans of a source between which a chunk may end."""
+    """Yield the smallest spans of a source between which a chunk may end."""
     if source.format == "parquet":
         for number, weight in enumerate(source.weights):
             yield Span(source, number, number + 1, weight)

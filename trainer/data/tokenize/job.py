@@ -46,7 +46,7 @@ class Run:
         self.splits = {split: SplitPlan(self.shard_tokens, len(plan)) for split in SPLITS}
 
     def resume(self) -> int:
-        """Takes over what an earlier call left whole; returns how many chunks that is."""
+        """Take over what an earlier call left whole; return how many chunks that is."""
         found = [record for n in range(len(self.plan)) if (record := self.folder.read_chunk(n)) is not None]
         done = {split: self._stored(split) for split in SPLITS}
         claimed = self._plans(found, done)
@@ -56,7 +56,7 @@ class Run:
         return len(whole)
 
     def finish(self, workers: int) -> None:
-        """Encodes the missing chunks and stores the missing shards."""
+        """Encode the missing chunks and store the missing shards."""
         missing = iter([number for number in range(len(self.plan)) if number not in self.records])
         weights = [sum(span.weight for span in spans) for spans in self.plan]
         before = sum(weights[number] for number in self.records)
@@ -118,7 +118,7 @@ class Run:
         return stored
 
     def _is_whole(self, record: ChunkRecord, claimed: dict[str, SplitPlan]) -> bool:
-        """The chunk's files are as recorded, or needed no more. A power cut may have lost what a kill cannot."""
+        """Return whether the chunk's files are as recorded, or not needed any more: a power cut may have lost them."""
         for split, output in record.outputs.items():
             if claimed[split].is_spent(record.number):
                 continue
@@ -143,7 +143,7 @@ def _is_output(output: Output, tokens: Path, ends: Path) -> bool:
 
 @contextmanager
 def _pool(workers: int, job: Job) -> Iterator[Callable[..., Future[Any]]]:
-    """A function that hands a task to one of `workers` processes; whatever happens, tasks under way are finished."""
+    """Start `workers` processes and yield the function that submits a task; tasks under way are always finished."""
     pool = ProcessPoolExecutor(workers, get_context("spawn"), start_worker, (job,))
 
     def submit(task: Callable[..., Any], *arguments: Any) -> Future[Any]:

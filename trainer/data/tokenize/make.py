@@ -82,7 +82,7 @@ class Made:
 
 
 def tokenize(wish: Wish, stdin: BinaryIO, say: Callable[[str], None]) -> Made:
-    """Makes the token set, telling people through `say`.
+    """Make the token set; `say` prints lines of progress.
 
     UserError when another set lies there, another process is at work, or the input cannot be read. KeyboardInterrupt leaves
     everything such that the same call goes on.
@@ -138,7 +138,7 @@ def _folder(out: str) -> Path | None:
 
 
 def _work(wish: Wish, store: ObjectStore) -> Path:
-    """A folder of this token set alone: it is emptied and removed when the set is done."""
+    """Return a folder of this token set alone: it is emptied and removed when the set is done."""
     own = hashlib.sha256(store.uri.encode()).hexdigest()[:16]
     if wish.work is not None:
         return wish.work / f"tokenize-{own}"
@@ -149,7 +149,7 @@ def _work(wish: Wish, store: ObjectStore) -> Path:
 
 
 def _beginning(stdin: BinaryIO, wish: Format | None) -> bytes:
-    """The first bytes of standard input; UserError when there are none, or when they cannot be in the format asked for."""
+    """Read the first bytes of standard input; UserError when it is empty, or cannot have the requested format."""
     if wish == "parquet":
         raise UserError(problem("--format", wish, "standard input cannot be parquet", fix="name the file"))
     begun = stdin.read(SPOOL_BYTES)
@@ -159,7 +159,7 @@ def _beginning(stdin: BinaryIO, wish: Format | None) -> bytes:
 
 
 def _spooled(begun: bytes, stdin: BinaryIO, path: Path, wish: Format | None) -> Source:
-    """Standard input as a file that workers can share; its identity is its checksum, so the same input again goes on."""
+    """Copy standard input to a file that workers share; its checksum is its identity, so the same input again goes on."""
     size = checksum = 0
     with Progress("read standard input", None, BYTES) as progress, path.open("wb") as file:
         for block in chain([begun], iter(partial(stdin.read, SPOOL_BYTES), b"")):
@@ -172,7 +172,7 @@ def _spooled(begun: bytes, stdin: BinaryIO, path: Path, wish: Format | None) -> 
 
 @contextmanager
 def _only_one(work: Path) -> Iterator[None]:
-    """Holds the work folder for this process; one that holds nothing to go on with does not stay behind."""
+    """Hold the work folder for this process; remove it at the end if it holds nothing to go on with."""
     try:
         work.mkdir(parents=True, exist_ok=True)
         fd = os.open(work / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -227,7 +227,7 @@ def _existing(store: ObjectStore, made_from: str) -> Index | None:
 
 
 def _begin(folder: WorkFolder, made_from: str, say: Callable[[str], None]) -> None:
-    """Empties the work folder unless it belongs to the same input and options."""
+    """Empty the work folder unless it belongs to the same input and options."""
     plan = folder.path / MADE_FROM
     if plan.is_file() and plan.read_text() == made_from:
         return
@@ -242,7 +242,7 @@ def _begin(folder: WorkFolder, made_from: str, say: Callable[[str], None]) -> No
 def _tokenizer(
     wish: Wish, plan: Sequence[tuple[Span, ...]], folder: WorkFolder, say: Callable[[str], None]
 ) -> tuple[TokenizerSpec, str]:
-    """The tokenizer with its engine, trained now or by an earlier call if it is to be trained."""
+    """Return the tokenizer and its engine; one to be trained is trained now, unless an earlier call did."""
     kept = folder.path / TOKENIZER
     wanted = wish.tokenizer
     if isinstance(wanted, TokenizerSpec):
@@ -298,7 +298,7 @@ def _index(spec: TokenizerSpec, run: Run, made_from: str) -> Index:
 
 
 def _publish(store: ObjectStore, spec: TokenizerSpec, index: Index) -> None:
-    """Removes shards that an earlier, abandoned call left there, then makes the set exist."""
+    """Remove shards that an earlier, abandoned call left there, then make the set exist."""
     names = {shard.name for split in index.splits.values() for shard in split.shards}
     for split in SPLITS:
         for info in list(store.list(f"{split}-")):
