@@ -1,4 +1,4 @@
-"""What a process does when its parent, its launcher or the reader of its output is gone. Linux only, like the trainer."""
+"""Reactions of a process to the end of its parent, its launcher or the reader of its output. Linux only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When tiktoken may run a Hugging Face tokenizer: the conversion, and the conditions under which both give the same ids.
+"""A Hugging Face tokenizer for tiktoken: the conversion, and the conditions under which both give the same ids.
 
 tiktoken encodes byte-level BPE several times faster than `tokenizers`, but it knows only ranks of byte strings: it
 joins any two neighbours whose concatenation is a token, the lowest id first, where `tokenizers` joins only the listed

@@ -105,18 +105,18 @@ class ShardCache:
 
 
 def _download(store: ObjectStore, shard: Shard, part: int, size: int) -> None:
-    found = 0
+    checksum = 0
     for _ in range(DOWNLOAD_TRIES):
         os.ftruncate(part, 0)
         # Reserving the blocks turns a full disk into an error here instead of a SIGBUS at a store into the map.
         os.posix_fallocate(part, 0, size)
         with mmap.mmap(part, size) as mapped, memoryview(mapped) as view:
             store.read_into(shard.tokens_key, view)
-            found = crc64nvme(view)
-        if found == shard.crc64nvme:
+            checksum = crc64nvme(view)
+        if checksum == shard.crc64nvme:
             os.fsync(part)
             return
-    why = f"arrives with checksum {found:016x}, the index says {shard.crc64nvme:016x}"
+    why = f"arrives with checksum {checksum:016x}, the index says {shard.crc64nvme:016x}"
     name = f"{store.uri.rstrip('/')}/{shard.tokens_key}"
     raise CorruptObjectError(problem("shard", name, why, fix="restore the shard, or tokenize the input again"))
 

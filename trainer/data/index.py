@@ -117,11 +117,11 @@ def decode_index(raw: bytes, uri: str) -> Index:
         raise UserError(problem("token set", uri, why, allowed=f"<= {FORMAT}", fix="upgrade lustrain"))
     claimed = body.pop("record_crc64nvme", None)
     try:
-        found = f"{crc64nvme(_canonical(body)):016x}"
+        checksum = f"{crc64nvme(_canonical(body)):016x}"
     except ValueError as error:
         raise UserError(_damaged(uri, "holds NaN or an infinity")) from error
-    if claimed != found:
-        raise UserError(_damaged(uri, f"checksum {found}, but it records {claimed}"))
+    if claimed != checksum:
+        raise UserError(_damaged(uri, f"checksum {checksum}, but it records {claimed}"))
     try:
         return _index(body)
     except (KeyError, TypeError, ValueError) as error:

@@ -105,22 +105,22 @@ class TokenSet:
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer that made the set, stored beside it; UserError when a different one lies there."""
         if self.index.tokenizer_kind == "bytes":
-            found: Tokenizer = build(TokenizerSpec("bytes"))
+            tokenizer: Tokenizer = build(TokenizerSpec("bytes"))
         else:
             raw, _ = self._store.read(TOKENIZER)
             try:
-                found = build(TokenizerSpec("huggingface", raw.decode("utf-8"), self.index.eos_id))
+                tokenizer = build(TokenizerSpec("huggingface", raw.decode("utf-8"), self.index.eos_id))
             except Exception as error:  # the engine has no exception of its own
                 name = f"{self._store.uri.rstrip('/')}/{TOKENIZER}"
                 why = f"cannot be read: {str(error)[:100]}"
                 raise UserError(
                     problem("tokenizer", name, why, fix="restore the file that `tokenize` wrote")
                 ) from error
-        if found.hash != self.index.tokenizer_hash:
-            why = f"is not the tokenizer of this set: its hash is {found.hash[:16]}…, not {self.index.tokenizer_hash[:16]}…"
+        if tokenizer.hash != self.index.tokenizer_hash:
+            why = f"is not the tokenizer of this set: its hash is {tokenizer.hash[:16]}…, not {self.index.tokenizer_hash[:16]}…"
             name = f"{self._store.uri.rstrip('/')}/{TOKENIZER}"
             raise UserError(problem("tokenizer", name, why, fix="restore the file that `tokenize` wrote"))
-        return found
+        return tokenizer
 
     def gather(self, ids: npt.NDArray[np.integer[Any]], seq_len: int) -> Tokens:
         """Windows `ids` as an array [len(ids), seq_len + 1] of the stored type; ValueError for an id outside [0, windows)."""

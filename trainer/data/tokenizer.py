@@ -122,37 +122,37 @@ def build(spec: TokenizerSpec) -> Tokenizer:
     return ByteTokenizer() if spec.kind == "bytes" else HuggingFaceTokenizer(spec.text, spec.eos_id, fast=spec.fast)
 
 
-def vocabulary_to_train(wish: str) -> int | None:
-    """8192 for `train:8192`, None for any other wish; UserError for a size that cannot be."""
-    match = re.fullmatch(r"train:(.*)", wish)
+def vocabulary_to_train(text: str) -> int | None:
+    """Return 8192 for `train:8192`, None for any other text; UserError for a size that cannot be."""
+    match = re.fullmatch(r"train:(.*)", text)
     if match is None:
         return None
     if not match[1].isdecimal() or not SMALLEST_TRAINED <= int(match[1]) <= LARGEST_TRAINED:
         allowed = f"train:N with N from {SMALLEST_TRAINED} to {LARGEST_TRAINED}"
         raise UserError(
-            problem("--tokenizer", wish, "is not a vocabulary size", allowed=allowed, fix="e.g. train:8192")
+            problem("--tokenizer", text, "is not a vocabulary size", allowed=allowed, fix="e.g. train:8192")
         )
     return int(match[1])
 
 
-def named_tokenizer(wish: str, eos: str | None = None) -> TokenizerSpec | int:
+def named_tokenizer(text: str, eos: str | None = None) -> TokenizerSpec | int:
     """Return what `--tokenizer` and `--eos` name: a spec, or how many ids to train; UserError for a bad value."""
-    size = vocabulary_to_train(wish)
-    return read_spec(wish, eos) if size is None else size
+    size = vocabulary_to_train(text)
+    return read_spec(text, eos) if size is None else size
 
 
-def read_spec(wish: str, eos: str | None = None) -> TokenizerSpec:
+def read_spec(named: str, eos: str | None = None) -> TokenizerSpec:
     """Return the spec for `bytes` or the path of a tokenizer.json.
 
     `eos` names its end-of-text token, otherwise a known one is looked for; UserError when there is none.
     """
-    if wish == "bytes":
+    if named == "bytes":
         if eos is not None:
             raise UserError(
                 problem("--eos", eos, "the bytes tokenizer has its own end-of-text id 256", fix="drop --eos")
             )
         return TokenizerSpec("bytes")
-    path = Path(wish)
+    path = Path(named)
     if path.is_dir():
         path = path / "tokenizer.json"
     allowed = "train:N, bytes, or the path of a tokenizer.json"
@@ -160,8 +160,8 @@ def read_spec(wish: str, eos: str | None = None) -> TokenizerSpec:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = f"cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})"
-        raise UserError(problem("--tokenizer", wish, why, allowed=allowed, fix="check the path")) from error
-    return TokenizerSpec("huggingface", text, _eos_id(_checked_engine(wish, text), wish, eos))
+        raise UserError(problem("--tokenizer", named, why, allowed=allowed, fix="check the path")) from error
+    return TokenizerSpec("huggingface", text, _eos_id(_checked_engine(named, text), named, eos))
 
 
 def train(vocab_size: int, documents: Iterable[str]) -> TokenizerSpec:
@@ -215,21 +215,21 @@ def _plain_engine(text: str) -> Engine:
     return engine
 
 
-def _checked_engine(wish: str, text: str) -> Engine:
+def _checked_engine(named: str, text: str) -> Engine:
     try:
         return _plain_engine(text)
     except Exception as error:  # tokenizers raises no narrower class for what it cannot read
         why = f"is not a tokenizer.json ({str(error)[:100]})"
-        raise UserError(problem("--tokenizer", wish, why, fix="use the file that Tokenizer.save() writes")) from error
+        raise UserError(problem("--tokenizer", named, why, fix="use the file that Tokenizer.save() writes")) from error
 
 
-def _eos_id(engine: Engine, wish: str, eos: str | None) -> int:
+def _eos_id(engine: Engine, named: str, eos: str | None) -> int:
     special = [token.content for token in engine.get_added_tokens_decoder().values() if token.special]
     if eos is not None:
         number = engine.token_to_id(eos)
         if number is None:
             raise UserError(
-                problem("--eos", eos, f"is not a token of {wish}", allowed=", ".join(special[:12]) or "none")
+                problem("--eos", eos, f"is not a token of {named}", allowed=", ".join(special[:12]) or "none")
             )
         return number
     for token in KNOWN_ENDS:
@@ -237,7 +237,7 @@ def _eos_id(engine: Engine, wish: str, eos: str | None) -> int:
         if number is not None:
             return number
     why = "has no known end-of-text token among its special tokens"
-    raise UserError(problem("--tokenizer", wish, why, allowed=", ".join(special[:12]), fix="name it with --eos"))
+    raise UserError(problem("--tokenizer", named, why, allowed=", ".join(special[:12]), fix="name it with --eos"))
 
 
 def _tiktoken(body: dict[str, Any], engine: Engine) -> tiktoken.Encoding:

@@ -1,4 +1,4 @@
-"""A local token set is checked against the checksums of its index; what was found whole is remembered.
+"""Checks of a local token set against the checksums of its index, with a memory of what is whole.
 
 On a disk of its own each node reads every shard once. On a network file system each shard is read once per job: the
 ranks share them out. Whatever the start does not wait for is read slowly beside the training, by one rank per node.
@@ -146,12 +146,12 @@ class Verifier:
 
     def _is_whole(self, path: Path, shard: Shard) -> bool:
         """Whether the file was read to its end and is whole; a wrong checksum is damage when a second read finds it too."""
-        found = None
+        checksum = None
         for again in (False, True):
-            found = self._tried(path, partial(self._checksum, path, fresh=again))
-            if found is None or found == shard.crc64nvme:
-                return found is not None
-        why = f"has checksum {found:016x}, the index says {shard.crc64nvme:016x}"
+            checksum = self._tried(path, partial(self._checksum, path, fresh=again))
+            if checksum is None or checksum == shard.crc64nvme:
+                return checksum is not None
+        why = f"has checksum {checksum:016x}, the index says {shard.crc64nvme:016x}"
         self._damaged.append(problem("shard", str(path), why, fix="restore the file, or tokenize the input again"))
         return False
 
@@ -169,19 +169,19 @@ class Verifier:
 
     def _checksum(self, path: Path, *, fresh: bool) -> int | None:
         """CRC-64/NVME of the file, `fresh` from the disk and not out of the page cache; None when closed meanwhile."""
-        found = 0
+        checksum = 0
         buffer = memoryview(bytearray(READ_BYTES))
         with path.open("rb", buffering=0) as file:
             if fresh:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while size := file.readinto(buffer):
-                found = crc64nvme(buffer[:size], found)
+                checksum = crc64nvme(buffer[:size], checksum)
                 if self._closing.is_set():
                     return None
             if self._beside.is_set():
                 # The page cache is for what the training reads.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return found
+        return checksum
 
 
 def rotated(shards: Sequence[T]) -> list[T]:

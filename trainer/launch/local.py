@@ -43,14 +43,14 @@ def rank_environment(rank: int, nproc: int, port: int, base: Mapping[str, str]) 
 
 
 def job_exit_code(codes: Sequence[int]) -> int:
-    """One exit code for the job: what all ranks agree on, else the most telling of theirs; death by a signal counts as 1."""
+    """Return the job's exit code: what all ranks agree on, else the one that says most; death by a signal counts as 1."""
     if set(codes) <= {EXIT_DONE}:
         return EXIT_DONE
     if set(codes) <= {EXIT_DONE, EXIT_REQUEUE}:
         return EXIT_REQUEUE
-    for telling in (EXIT_LOST_RUN, EXIT_CONFIG):
-        if telling in codes:
-            return telling
+    for code in (EXIT_LOST_RUN, EXIT_CONFIG):
+        if code in codes:
+            return code
     return next((code for code in codes if code > 0 and code != EXIT_REQUEUE), 1)
 
 

@@ -1,4 +1,4 @@
-"""One record per step and one per event: stored in the run, and shown to whoever looks."""
+"""Records of steps and events: stored in the run, and shown on a terminal or in TensorBoard."""
 
 from __future__ import annotations
 

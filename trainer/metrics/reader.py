@@ -1,4 +1,4 @@
-"""Read a run's log back: parts merged into one history, with damaged lines reported and left out."""
+"""A run's log read back: parts merged into one history, with damaged lines reported and left out."""
 
 from __future__ import annotations
 

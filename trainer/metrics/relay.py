@@ -1,4 +1,4 @@
-"""Events from before anybody listens: kept, then passed on."""
+"""Events of the start, before any sink exists: kept, then passed on."""
 
 from __future__ import annotations
 

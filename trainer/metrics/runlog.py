@@ -30,14 +30,14 @@ CLOSE_TIMEOUT_S = 30.0
 def append_event(store: ObjectStore, generation: int, kind: str, fields: Mapping[str, Any]) -> None:
     """Log one event as a part of its own, for a command beside a job; a job's log passes over parts that are not its own."""
     body = encode({**fields, "time": utc_now(), "event": kind, "attempt": generation})
-    there = (PartName.of_key(info.key) for info in store.list(f"{EVENTS}{generation:06d}-"))
-    _put_part(store, EVENTS, generation, 1 + max((name.part for name in there if name is not None), default=-1), body)
+    names = (PartName.of_key(info.key) for info in store.list(f"{EVENTS}{generation:06d}-"))
+    _put_part(store, EVENTS, generation, 1 + max((name.part for name in names if name is not None), default=-1), body)
 
 
 def _put_part(store: ObjectStore, prefix: str, generation: int, part: int, body: bytes) -> int:
     """Store a part under the first free number from `part` on and return the next one.
 
-    A part that lies there already is an earlier try of ours whose answer was lost, or another writer's.
+    A part that is already stored is an earlier try of ours whose answer was lost, or another writer's.
     """
     while True:
         key = PartName(generation, part).key(prefix)
@@ -199,7 +199,7 @@ class RunLog:
         except (UserError, OSError) as error:
             self._failures += 1
             if self._failures == 1:
-                self._on_trouble(f"the log cannot be stored and is kept here until it can: {error}")
+                self._on_trouble(f"the log cannot be stored and is kept on this machine until it can: {error}")
             return
         if self._failures:
             self._on_trouble(f"the log is stored again, after {self._failures} failed tries; nothing is missing")

@@ -1,4 +1,4 @@
-"""Where records go: one small interface, and the one that passes them to several."""
+"""Destinations of records: one small interface, and a sink that passes records to several."""
 
 from __future__ import annotations
 

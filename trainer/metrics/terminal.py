@@ -1,4 +1,4 @@
-"""Progress for eyes: a bar on a terminal, a line now and then elsewhere."""
+"""Progress on the terminal: a bar, or a line now and then where output goes to a file."""
 
 from __future__ import annotations
 

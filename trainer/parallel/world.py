@@ -66,8 +66,8 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
             device_id=device if device.type == "cuda" else None,
         )
     except (dist.DistError, RuntimeError, ValueError) as error:
-        said = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
-        why = f"rank {rank} of {world_size} did not meet the others within {config.timeout_s:g} s ({said})"
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+        why = f"rank {rank} of {world_size} did not meet the others within {config.timeout_s:g} s ({reason})"
         fix = "start all ranks, open the port between the nodes, or raise parallel.timeout_s"
         raise UserError(problem("MASTER_ADDR:MASTER_PORT", address, why, fix=fix)) from error
     return World(rank, world_size, local_rank, device, PrefixStore("lustrain", store))
@@ -77,16 +77,16 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
 def _pages_held_back() -> Iterator[None]:
     """Keep what torch's C++ prints until ranks have met; where they do not, the error says it in one line and not in pages."""
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         stderr = os.dup(2)
-        os.dup2(said.fileno(), 2)
+        os.dup2(output.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-        said.seek(0)
-        os.write(2, said.read())
+        output.seek(0)
+        os.write(2, output.read())
 
 
 def _refuse_one_of_many(environ: Mapping[str, str]) -> None:

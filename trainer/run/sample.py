@@ -100,10 +100,10 @@ def argument_problems(args: argparse.Namespace) -> Sequence[str]:
 
 def read_shape(store: ObjectStore) -> Stored:
     """Return the model and the data of the run's training; UserError for a folder without a run or an unfit Task."""
-    found = read_stored(store)
-    if found is None:
+    config = read_stored(store)
+    if config is None:
         raise UserError(problem("RUN_URI", store.uri, "holds no run", fix="give the run.uri of a training"))
-    settings = found.settings
+    settings = config.settings
     name = str(settings.get("task.name"))
     if not issubclass(resolve(name), LanguageModel):
         raise UserError(

@@ -1,4 +1,4 @@
-"""How an attempt begins: every rank checks its part, one claims the run, a mistake anywhere stops all alike."""
+"""The start of an attempt: every rank checks its part, rank 0 claims the run, and a mistake on any rank stops all."""
 
 from __future__ import annotations
 
@@ -112,12 +112,13 @@ def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) ->
 def require_alike(fingerprints: dict[int, Json]) -> Json:
     """UserError that names every rank whose data differ from rank 0's, and in what."""
     expected = stored_config.flatten(fingerprints[0])
-    found = {
-        rank: stored_config.changed(expected, stored_config.flatten(one)) for rank, one in sorted(fingerprints.items())
+    differing = {
+        rank: stored_config.changed(expected, stored_config.flatten(fingerprint))
+        for rank, fingerprint in sorted(fingerprints.items())
     }
     lines = [
         f"task on rank {rank}: differs from rank 0 in {', '.join(paths)}; fix: give every node the same data"
-        for rank, paths in found.items()
+        for rank, paths in differing.items()
         if paths
     ]
     if lines:
@@ -211,9 +212,10 @@ def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -
     leases.append(lease)
     # Only now can the job before commit nothing more: what it committed since the first look counts.
     commits = committed(store)
+    candidates = live_manifests(commits, lease.lineage, lease.generation)
     return {
         "generation": lease.generation,
-        "candidates": [[one.generation, one.step] for one in live_manifests(commits, lease.lineage, lease.generation)],
+        "candidates": [[manifest.generation, manifest.step] for manifest in candidates],
         "schedule_steps": steps,
         "changes": _record(store, stored, resolved, fingerprint, lease),
     }

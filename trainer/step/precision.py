@@ -1,4 +1,4 @@
-"""What decides the bits of a step: number formats, random streams, and whether kernels must be deterministic."""
+"""Number formats, random streams and deterministic kernels: all that decides the bits of a step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is trained: a Task brings the model, the batches and the loss; the loop knows nothing else about them.
+"""Tasks, the things to train: a Task brings the model, the batches and the loss; the loop knows nothing else of them.
 
-A Task is named in the config by a shipped name or as `package.module:Class`, so that a stranger's Task needs no change here.
+A Task is named in the config by a shipped name or as `package.module:Class`, so that a Task of your own needs no change here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Footprint:
 
 
 class Task(ABC):
-    """One kind of training. Construction is cheap and touches nothing; `open` reads the data sets."""
+    """A kind of training. Construction is cheap and touches nothing; `open` reads the data sets."""
 
     Options: ClassVar[type[Section]]
 
@@ -143,10 +143,10 @@ def resolve(name: str) -> type[Task]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise UserError(_unknown(name, f"cannot be imported ({error})")) from error
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, Task)):
+    kind = getattr(module, class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Task)):
         raise UserError(_unknown(name, f"{module_name} has no Task of the name {class_name!r}"))
-    return found
+    return kind
 
 
 def make_task(config: TaskConfig, *, seed: int) -> Task:

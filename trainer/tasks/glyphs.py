@@ -39,8 +39,8 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 def default_folders() -> list[Path]:
     """Where fonts lie on most machines: matplotlib's own (it ships DejaVu and others) and the system's TrueType fonts."""
     spec = importlib.util.find_spec("matplotlib")
-    found = [Path(spec.origin).parent / "mpl-data/fonts/ttf"] if spec and spec.origin else []
-    return [*found, Path("/usr/share/fonts/truetype")]
+    folders = [Path(spec.origin).parent / "mpl-data/fonts/ttf"] if spec and spec.origin else []
+    return [*folders, Path("/usr/share/fonts/truetype")]
 
 
 def font_files(places: Sequence[Path]) -> list[Path]:

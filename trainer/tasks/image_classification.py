@@ -1,4 +1,4 @@
-"""Which character is this? Small images drawn from the machine's fonts, classified by a convolutional network."""
+"""Classification of characters: small images drawn from the machine's fonts, classified by a convolutional network."""
 
 from __future__ import annotations
 

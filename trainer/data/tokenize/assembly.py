@@ -1,4 +1,4 @@
-"""How chunks become shards: pure arithmetic on token counts, and the records that let a killed job go on.
+"""Shards made of chunks: pure arithmetic on token counts, and the records that let a killed job go on.
 
 The ids of all chunks, in order, are one stream per split, and shard k is ids [k*S, (k+1)*S) of it. So a shard can be
 made as soon as all chunks up to its end are known, by any process, and it has the same bytes whoever made the chunks

@@ -1,4 +1,4 @@
-"""What a worker process does: turn a chunk of input into ids on disk, and the ids of many chunks into a stored shard."""
+"""The work of one process: a chunk of input becomes ids on disk, and the ids of many chunks become a stored shard."""
 
 from __future__ import annotations
 

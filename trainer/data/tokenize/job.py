@@ -1,4 +1,4 @@
-"""Carries a job through: which chunks and shards are done, what an earlier call left, and the worker processes for the rest."""
+"""The course of a job: chunks and shards that are done, what an earlier call left, and worker processes for the rest."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Run:
 
     def resume(self) -> int:
         """Take over what an earlier call left whole; return how many chunks that is."""
-        found = [record for n in range(len(self.plan)) if (record := self.folder.read_chunk(n)) is not None]
+        records = [record for n in range(len(self.plan)) if (record := self.folder.read_chunk(n)) is not None]
         done = {split: self._stored(split) for split in SPLITS}
-        claimed = self._plans(found, done)
-        whole = [record for record in found if self._is_whole(record, claimed)]
+        claimed = self._plans(records, done)
+        whole = [record for record in records if self._is_whole(record, claimed)]
         self.splits = self._plans(whole, done)
         self.records = {record.number: record for record in whole}
         return len(whole)
@@ -135,10 +135,10 @@ def _note(record: ChunkRecord, plans: dict[str, SplitPlan]) -> None:
 
 def _is_output(output: Output, tokens: Path, ends: Path) -> bool:
     try:
-        found = int(crc64nvme(tokens.read_bytes())), int(crc64nvme(ends.read_bytes()))
+        checksums = int(crc64nvme(tokens.read_bytes())), int(crc64nvme(ends.read_bytes()))
     except FileNotFoundError:
         return False
-    return found == (output.crc64nvme, output.doc_crc64nvme)
+    return checksums == (output.crc64nvme, output.doc_crc64nvme)
 
 
 @contextmanager
