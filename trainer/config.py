@@ -249,6 +249,10 @@ class Config(Section):
     interrupt: InterruptConfig = InterruptConfig()
     metrics: MetricsConfig = MetricsConfig()
 
+    def with_schedule(self, total_steps: int) -> Config:
+        """Return the config with a learning-rate schedule of this length."""
+        return self.model_copy(update={"schedule": self.schedule.model_copy(update={"total_steps": total_steps})})
+
 
 def load(
     path: Path, sets: Sequence[str] = (), *, also: Callable[[Mapping[str, Any]], Sequence[str]] | None = None

@@ -27,7 +27,7 @@ from trainer.config import Config
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError
 from trainer.interrupt import Watch
 from trainer.loop import Ending, Progress, Training, train, warm_up
-from trainer.metrics import RunLog, Sink, Sinks, TensorBoardSink, TerminalSink
+from trainer.metrics import RunLog, Sink, TensorBoardSink, TerminalSink
 from trainer.metrics.relay import Relay, WarningsOnly
 from trainer.parallel import World
 from trainer.parallel.agree import Json, together
@@ -102,22 +102,15 @@ def prepare(config: Config, task: Task, leaving: ExitStack) -> Training:
     store = stores[0]
     claim = claim_run(config, task, world, votes, store)
     leaving.enter_context(store_failures_exit_1())
-    config = with_schedule_of(config, claim)
+    config = config.with_schedule(claim.schedule_steps)
     training = build(config, task, world, watch, relay, claim)
     log = None
     if world.rank == 0:
         log = RunLog(store, claim.generation, config.metrics.flush_s)
         leaving.callback(log.close)
     training.saving = resume(training, store, votes, claim, log, leaving)
-    relay.attach(sink_of(training, log))
+    relay.attach(*sinks_of(training, log))
     return training
-
-
-def with_schedule_of(config: Config, claim: Claim) -> Config:
-    """Return the config with the learning-rate schedule as long as it was when the run began."""
-    return config.model_copy(
-        update={"schedule": config.schedule.model_copy(update={"total_steps": claim.schedule_steps})}
-    )
 
 
 def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink, claim: Claim) -> Training:
@@ -277,15 +270,15 @@ def weights_checksum(model: torch.nn.Module) -> str:
     return f"{total:016x}"
 
 
-def sink_of(training: Training, log: RunLog | None) -> Sink:
-    """Rank 0, which has the run's log, shows and stores every record; the others only say what goes wrong with them."""
+def sinks_of(training: Training, log: RunLog | None) -> list[Sink]:
+    """Show and store every record on rank 0, which has the run's log; the others only print what goes wrong on them."""
     config = training.config
     if log is None:
-        return WarningsOnly(training.world.rank)
+        return [WarningsOnly(training.world.rank)]
     sinks: list[Sink] = [TerminalSink(config.train.steps), log]
     if config.metrics.tensorboard:
         sinks.append(TensorBoardSink(config.metrics.tensorboard, first_step=training.progress.step + 1))
-    return Sinks(sinks)
+    return sinks
 
 
 def leave(training: Training, ending: Ending) -> int:

@@ -122,23 +122,17 @@ def build(spec: TokenizerSpec) -> Tokenizer:
     return ByteTokenizer() if spec.kind == "bytes" else HuggingFaceTokenizer(spec.text, spec.eos_id, fast=spec.fast)
 
 
-def vocabulary_to_train(text: str) -> int | None:
-    """Return 8192 for `train:8192`, None for any other text; UserError for a size that cannot be."""
+def named_tokenizer(text: str, eos: str | None = None) -> TokenizerSpec | int:
+    """Return what `--tokenizer` and `--eos` name: a spec, or 8192 for `train:8192`; UserError for a bad value."""
     match = re.fullmatch(r"train:(.*)", text)
     if match is None:
-        return None
+        return read_spec(text, eos)
     if not match[1].isdecimal() or not SMALLEST_TRAINED <= int(match[1]) <= LARGEST_TRAINED:
         allowed = f"train:N with N from {SMALLEST_TRAINED} to {LARGEST_TRAINED}"
         raise UserError(
             problem("--tokenizer", text, "is not a vocabulary size", allowed=allowed, fix="e.g. train:8192")
         )
     return int(match[1])
-
-
-def named_tokenizer(text: str, eos: str | None = None) -> TokenizerSpec | int:
-    """Return what `--tokenizer` and `--eos` name: a spec, or how many ids to train; UserError for a bad value."""
-    size = vocabulary_to_train(text)
-    return read_spec(text, eos) if size is None else size
 
 
 def read_spec(named: str, eos: str | None = None) -> TokenizerSpec:

@@ -117,7 +117,7 @@ class Verifier:
 
     def _check(self, path: Path, shard: Shard) -> None:
         """Read the file unless it is known to be whole, or its bytes would have to be restored from elsewhere for that."""
-        status = self._tried(path, path.stat)
+        status = self._with_retries(path, path.stat)
         if status is None or (self._may_be_released and is_released(status)):
             return
         if self._markers is not None:
@@ -148,14 +148,14 @@ class Verifier:
         """Whether the file was read to its end and is whole; a wrong checksum is damage when a second read finds it too."""
         checksum = None
         for again in (False, True):
-            checksum = self._tried(path, partial(self._checksum, path, fresh=again))
+            checksum = self._with_retries(path, partial(self._checksum, path, fresh=again))
             if checksum is None or checksum == shard.crc64nvme:
                 return checksum is not None
         why = f"has checksum {checksum:016x}, the index says {shard.crc64nvme:016x}"
         self._damaged.append(problem("shard", str(path), why, fix="restore the file, or tokenize the input again"))
         return False
 
-    def _tried(self, path: Path, work: Callable[[], T | None]) -> T | None:
+    def _with_retries(self, path: Path, work: Callable[[], T | None]) -> T | None:
         """Return what `work` does; None, and a line in the log, when it raises OSError at every try."""
         for tries_left in reversed(range(READ_TRIES)):
             try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainer.metrics.runlog import RunLog
-from trainer.metrics.sink import Sink, Sinks
+from trainer.metrics.sink import Sink
 from trainer.metrics.tensorboard import TensorBoardSink
 from trainer.metrics.terminal import TerminalSink
 
-__all__ = ["RunLog", "Sink", "Sinks", "TensorBoardSink", "TerminalSink"]
+__all__ = ["RunLog", "Sink", "TensorBoardSink", "TerminalSink"]

@@ -79,7 +79,7 @@ class RunLog:
         self._appended = 0
         self._stored = 0
         self._newest_step = 0
-        self._asked = False
+        self._requested = False
         self._waiting = 0
         self._closing = False
         self._failures = 0
@@ -109,7 +109,7 @@ class RunLog:
         """
         with self._changed:
             target = self._appended
-            self._asked = True
+            self._requested = True
             self._waiting += 1
             self._changed.notify_all()
             try:
@@ -154,7 +154,7 @@ class RunLog:
             self._appended += 1
             spool_error = self._backlog.spool_error
             if ask:
-                self._asked = True
+                self._requested = True
                 self._changed.notify_all()
         if spool_error is not None and not self._spool_reported:
             self._spool_reported = True
@@ -171,18 +171,18 @@ class RunLog:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._asked or self._closing, self._pause_s())
+                self._changed.wait_for(lambda: self._requested or self._closing, self._pause_s())
                 if self._closing:
                     return
-                self._asked = False
+                self._requested = False
             self._upload()
-            self._breathe()
+            self._pause_after_upload()
 
     def _pause_s(self) -> float:
         longest_s = min(self._flush_s, LONGEST_PAUSE_S)
         return pause_s(self._failures, FIRST_PAUSE_S, longest_s) if self._failures else self._flush_s
 
-    def _breathe(self) -> None:
+    def _pause_after_upload(self) -> None:
         """Leave a gap after an upload, unless someone waits for the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing or self._waiting > 0, min(SHORTEST_GAP_S, self._flush_s))

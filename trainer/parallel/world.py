@@ -54,7 +54,7 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
     timeout = timedelta(seconds=config.timeout_s)
     address = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
     try:
-        with _pages_held_back():
+        with _stderr_held_back():
             store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
         store.set_timeout(timeout)
         dist.init_process_group(
@@ -74,7 +74,7 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
 
 
 @contextmanager
-def _pages_held_back() -> Iterator[None]:
+def _stderr_held_back() -> Iterator[None]:
     """Keep what torch's C++ prints until ranks have met; where they do not, the error says it in one line and not in pages."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as output:

@@ -207,7 +207,6 @@ def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -
     lines = schedule.problems(config.schedule, int(steps))
     if lines:
         raise UserError(lines)
-    resolved = config.model_copy(update={"schedule": config.schedule.model_copy(update={"total_steps": steps})})
     lease = Lease.take(store, owner())
     leases.append(lease)
     # Only now can the job before commit nothing more: what it committed since the first look counts.
@@ -217,7 +216,7 @@ def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -
         "generation": lease.generation,
         "candidates": [[manifest.generation, manifest.step] for manifest in candidates],
         "schedule_steps": steps,
-        "changes": _record(store, stored, resolved, fingerprint, lease),
+        "changes": _record(store, stored, config.with_schedule(steps), fingerprint, lease),
     }
 
 
