@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lustrain.problem import UserError, problem
-from trainer.metrics.reader import attempts, read_events, read_steps
+from trainer.metrics.reader import read_events, read_history
 from trainer.metrics.timeline import Cut, Timeline, timeline
 from trainer.storage import ObjectStore, open_store
 
@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
 def draw_run(store: ObjectStore, path: Path) -> Timeline:
     """Draw a run into a file whose ending names its kind, and return what was drawn; raises UserError."""
-    story = timeline(read_steps(store), read_events(store), attempts(store))
+    steps, attempts = read_history(store)
+    story = timeline(steps, read_events(store), attempts)
     if not story.steps:
         raise UserError(problem("RUN_URI", store.uri, "holds no step records", fix="name a run that has trained"))
     figure = draw(story, title=store.uri.rstrip("/").rsplit("/", 1)[-1])
