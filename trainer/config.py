@@ -174,8 +174,6 @@ class CheckpointConfig(Section):
     lease_poll_s: Seconds = 10.0
     """Between two looks at who owns the run; a job that lost it wastes at most this long, for six small reads a minute."""
     copy_threads: Annotated[int, Field(gt=0, le=256)] = 2
-    compression: Literal["none", "planes-zstd"] = "none"
-    """Byte planes + zstd: 16-32 % smaller, worth it only where upload is slower than ~1 GB/s per spare core."""
     tiers: Annotated[tuple[TierConfig, ...], Field(strict=False)] = ()
 
 
@@ -264,7 +262,7 @@ def load(
     table = _read(path)
     table.pop(RECORDED, None)
     problems = [line for text in sets if (line := _apply_set(table, text))]
-    problems += _take_powersgd(table)
+    problems += _drop_removed(table)
     config = None
     try:
         config = Config.model_validate(table)
@@ -276,23 +274,28 @@ def load(
     return config
 
 
-def _take_powersgd(table: Mapping[str, Any]) -> list[str]:
-    """Take PowerSGD's settings out of the table; one line that names all of them, if there are any.
+_POWERSGD = "was removed: its error feedback is not in a checkpoint, so a resume was not bit-identical"
+REMOVED: Mapping[tuple[str, str], tuple[Any, str]] = {
+    ("checkpoint", "compression"): ("planes-zstd", "was removed: it saved a sixth of the bytes and cost a core"),
+    ("parallel", "comm_hook"): ("powersgd", _POWERSGD),
+    ("parallel", "powersgd_rank"): (None, _POWERSGD),
+    ("parallel", "powersgd_start_step"): (None, _POWERSGD),
+}
+"""Keys of earlier versions: the value that asks for what was removed, and why it was. Any other value means nothing now."""
 
-    Two of them stand in the resolved config of every older run.
-    """
-    parallel = table.get("parallel")
-    if not isinstance(parallel, dict):
-        return []
-    keys = [key for key in ("powersgd_rank", "powersgd_start_step") if key in parallel]
-    if parallel.get("comm_hook") == "powersgd":
-        keys.insert(0, "comm_hook")
-    removed = {key: parallel.pop(key) for key in keys}
-    if not removed:
-        return []
-    why = "PowerSGD was removed: its error feedback is not in a checkpoint, so that a resumed run differed"
-    fix = f"remove {', '.join(keys)} from [parallel]; the run goes on from its newest checkpoint"
-    return [problem(f"parallel.{keys[0]}", removed[keys[0]], why, fix=fix)]
+
+def _drop_removed(table: Mapping[str, Any]) -> list[str]:
+    """Take keys of earlier versions out of `table`, which older runs stored; return a line for each that asks for something."""
+    lines = []
+    for (section, key), (asks, why) in REMOVED.items():
+        settings = table.get(section)
+        if not isinstance(settings, dict) or key not in settings:
+            continue
+        if settings[key] == asks:
+            lines.append(problem(f"{section}.{key}", asks, why, fix="remove the key"))
+        if settings[key] == asks or key not in ParallelConfig.model_fields:
+            del settings[key]
+    return lines
 
 
 RECORDED = "recorded"

@@ -195,10 +195,10 @@ def test_one_rank_needs_no_wrapper_and_nothing_to_settle() -> None:
     parallel.settle_buckets(model, lambda: pytest.fail("nothing to settle"))
 
 
-def test_hooks_are_refused_where_they_cannot_work() -> None:
-    def named(hook: str, device: str) -> list[str]:
-        lines = parallel.problems(ParallelConfig(comm_hook=hook), torch.device(device))
-        return [line.split(": ")[0] for line in lines]
+def test_a_hook_is_refused_where_torch_cannot_run_it() -> None:
+    def lines(hook: str, device: str) -> list[str]:
+        problems = parallel.problems(ParallelConfig(comm_hook=hook), device=torch.device(device))
+        return [line.split(": ")[0] for line in problems]
 
-    assert named("bf16", "cpu") == ["parallel.comm_hook = 'bf16'"]
-    assert named("bf16", "cuda") == named("fp16", "cpu") == []
+    assert lines("bf16", "cpu") == ["parallel.comm_hook = 'bf16'"]
+    assert lines("bf16", "cuda") == lines("fp16", "cpu") == []

@@ -26,13 +26,12 @@ NO_BUFFER_SYNC: dict[str, Any] = (
 """Buffers are constant tables here, so sending them before each forward would be waste; torch 2.13 renamed the switch."""
 
 
-def problems(config: ParallelConfig, device: torch.device) -> Sequence[str]:
+def problems(config: ParallelConfig, *, device: torch.device) -> Sequence[str]:
     """Return one line for each option that DDP refuses on this device."""
-    hook, path = config.comm_hook, "parallel.comm_hook"
-    if hook == "bf16" and device.type == "cpu":
-        why = "torch sums bf16 gradients with NCCL or XCCL only, not between CPUs"
-        return [problem(path, hook, why, allowed="none, fp16", fix="another hook, or a GPU")]
-    return []
+    if config.comm_hook != "bf16" or device.type != "cpu":
+        return ()
+    why = "torch sums bf16 gradients with NCCL or XCCL only, not between CPUs"
+    return [problem("parallel.comm_hook", "bf16", why, allowed="none, fp16", fix="another hook, or a GPU")]
 
 
 def wrap_ddp(model: nn.Module, config: ParallelConfig, world: World) -> nn.Module:
