@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from tests.checkpoint.test_read_prune import manifests_of, put_lease, write_steps
 from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
-from trainer import stored_config
 from trainer.__main__ import main
+from trainer.checkpoint import stored_config
 from trainer.checkpoint.audit import audit, lost_commits
 from trainer.checkpoint.history import History, read_history
 from trainer.checkpoint.layout import ManifestId

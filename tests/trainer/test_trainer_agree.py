@@ -14,7 +14,6 @@ from torch.distributed import HashStore
 from lustrain.problem import UserError
 from tests.lab.faulty_proxy import Answer, Fault, FaultyProxy, Reset
 from tests.trainer.ranks import run_threads
-from trainer.agree import decide, together
 from trainer.checkpoint.history import read_history
 from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
 from trainer.checkpoint.lease import Lease
@@ -23,7 +22,8 @@ from trainer.checkpoint.votes import StoreVotes
 from trainer.config import Config, TaskConfig
 from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN
 from trainer.parallel import World
-from trainer.start import Claim, claim_run, load_claimed, open_data_alike, require_alike
+from trainer.parallel.agree import decide, together
+from trainer.run.start import Claim, claim_run, load_claimed, open_data_alike, require_alike
 from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
 from trainer.tasks import Task, make_task

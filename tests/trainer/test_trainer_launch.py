@@ -50,11 +50,11 @@ def test_no_ranks_is_a_mistake_in_one_line() -> None:
 
 CHILD = """
 import signal, sys, time
-from trainer import parent
-assert parent.end_with_launcher()
+from lustrain import process
+assert process.end_with_launcher()
 signal.signal(signal.SIGTERM, lambda *_: print("told to stop", flush=True))
 if sys.argv[1] == "training":
-    parent.save_when_alone(0.1)
+    process.save_when_alone(0.1)
 print("listening", flush=True)
 while True:
     time.sleep(0.05)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from tests.lab.faulty_proxy import Answer, FaultyProxy
-from trainer import schedule
 from trainer.__main__ import main
 from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
 from trainer.checkpoint.load import read_checkpoint
@@ -21,6 +20,7 @@ from trainer.checkpoint.parts import Places, read_manifest
 from trainer.checkpoint.records import Manifest
 from trainer.config import ScheduleConfig
 from trainer.metrics.reader import read_events, read_steps
+from trainer.step import schedule
 from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
 

@@ -31,7 +31,7 @@ from trainer.checkpoint.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes
 from trainer.errors import LostRunError
 from trainer.interrupt import Notice
-from trainer.saving import NotSavedError, Saving, State, plan_for_notice
+from trainer.run.saving import NotSavedError, Saving, State, plan_for_notice
 from trainer.storage import StorageError, open_store
 from trainer.storage.local import LocalStore
 

@@ -15,12 +15,12 @@ from trainer.checkpoint.history import History
 from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.lease import live_manifests
 from trainer.checkpoint.prune import Committed, plan_prune
+from trainer.checkpoint.stored_config import KEY, DamagedConfigError, read_stored
 from trainer.config import CheckpointConfig
 from trainer.metrics.reader import READ_THREADS, parse_part
 from trainer.metrics.records import EVENTS, STEPS, PartName
 from trainer.metrics.timeline import COMMITTED, PRUNED
 from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore
-from trainer.stored_config import KEY, DamagedConfigError, read_stored
 
 Event = Mapping[str, Any]
 RESTORE = (

@@ -26,13 +26,13 @@ from trainer.checkpoint.history import History, choose, read_history
 from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.parts import read_manifest
 from trainer.checkpoint.prune import PruneReport, metric_of, prune
+from trainer.checkpoint.stored_config import KEY, read_stored
 from trainer.checkpoint.verify import VerifyReport, verify_checkpoint
 from trainer.config import CheckpointConfig, TaskConfig
 from trainer.errors import EXIT_DONE
 from trainer.metrics.runlog import append_event
 from trainer.metrics.timeline import PRUNED
 from trainer.storage import CorruptObjectError, ObjectStore, open_store
-from trainer.stored_config import KEY, read_stored
 from trainer.tasks import make_task
 
 EXIT_DAMAGED = 1

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from lustrain.background import BackgroundThread
 from lustrain.problem import UserError
-from trainer.background import BackgroundThread
 from trainer.checkpoint.lease import Lease
 from trainer.errors import LostRunError
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
+from lustrain.background import BackgroundThread
 from lustrain.problem import UserError
-from trainer.background import BackgroundThread
 from trainer.checkpoint.ballot import Ballot, Plan, Verdict, Vote
 from trainer.checkpoint.child import WriterDiedError, WriterProcess
 from trainer.checkpoint.commit import commit, exact_json, manifest_of, printable_json

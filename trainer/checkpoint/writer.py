@@ -24,9 +24,9 @@ from typing import Any
 from awscrt.checksums import combine_crc64nvme, crc64nvme
 
 from lustrain.problem import UserError
+from lustrain.process import end_with
 from trainer.checkpoint.layout import ATTEMPTS, ManifestId, attempt_commit, data_key, index_key
 from trainer.checkpoint.records import BLOCK_BYTES, CODEC, Block, Entry, RankIndex, encode
-from trainer.parent import end_with
 from trainer.storage import ObjectStore, open_store
 
 MOST_THREADS = 4

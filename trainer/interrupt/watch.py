@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lustrain.background import BackgroundThread
 from lustrain.problem import UserError
-from trainer.background import BackgroundThread
 from trainer.config import InterruptConfig
 from trainer.interrupt.deadline import Deadline
 from trainer.interrupt.metadata import Metadata, endpoint_problems

@@ -16,17 +16,18 @@ from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from lustrain.problem import UserError, problem
-from trainer import optim
 from trainer.checkpoint.lease import committed, live_manifests, read_lease
 from trainer.checkpoint.load import Loaded, load_latest
+from trainer.checkpoint.stored_config import read_stored
 from trainer.checkpoint.votes import StoreVotes
 from trainer.data.shards import TokenSet
 from trainer.data.tokenizer import Tokenizer
-from trainer.models import llama
+from trainer.metrics.terminal import event_line
+from trainer.step import optim
 from trainer.storage import ObjectStore, open_store
-from trainer.stored_config import read_stored
 from trainer.tasks import resolve
 from trainer.tasks.language_model import LanguageModel
+from trainer.tasks.models import llama
 
 Choose = Callable[[Tensor], int]
 """From the logits [V] of the next token to its id."""
@@ -98,11 +99,11 @@ def argument_problems(args: argparse.Namespace) -> Sequence[str]:
 
 
 def read_shape(store: ObjectStore) -> Stored:
-    """The model and the data that the run was trained with; UserError for a folder without a run and for another Task."""
-    found = read_stored(store)
-    if found is None:
+    """Return the model and the data of the run's training; UserError for a folder without a run or an unfit Task."""
+    config = read_stored(store)
+    if config is None:
         raise UserError(problem("RUN_URI", store.uri, "holds no run", fix="give the run.uri of a training"))
-    settings = found.settings
+    settings = config.settings
     name = str(settings.get("task.name"))
     if not issubclass(resolve(name), LanguageModel):
         raise UserError(
@@ -119,7 +120,7 @@ def read_shape(store: ObjectStore) -> Stored:
 
 
 def read_tokenizer(stored: Stored, uri: str) -> Tokenizer:
-    """The tokenizer beside the token set at `uri`, which must be the one that the run was trained with."""
+    """Return the tokenizer beside the token set at `uri`; UserError unless the run was trained with it."""
     with tempfile.TemporaryDirectory(prefix="lustrain-sample-") as folder:
         tokens = TokenSet.open(uri, "train", cache_dir=Path(folder), cache_bytes=0, name="task.data")
         try:
@@ -133,7 +134,7 @@ def read_tokenizer(stored: Stored, uri: str) -> Tokenizer:
 
 
 def load_weights(store: ObjectStore) -> Loaded:
-    """The weights of the newest checkpoint of the run's history that verifies; what is passed over is said."""
+    """Load the weights of the run's newest checkpoint that verifies; print which ones are passed over."""
     lease = read_lease(store)
     candidates = live_manifests(committed(store), lease.lineage, lease.generation) if lease else []
     loaded = load_latest(
@@ -143,7 +144,7 @@ def load_weights(store: ObjectStore) -> Loaded:
         world_size=1,
         candidates=candidates,
         want=lambda name: name.startswith("model/"),
-        on_event=_say,
+        on_event=lambda kind, fields: print(event_line(kind, fields), file=sys.stderr),
     )
     if loaded is None:
         fix = "train until the first save"
@@ -152,7 +153,7 @@ def load_weights(store: ObjectStore) -> Loaded:
 
 
 def model_of(stored: Stored, loaded: Loaded) -> llama.Llama:
-    """The model with the checkpoint's weights, in fp32 and evaluation mode, on a GPU where there is one."""
+    """Return the model with the checkpoint's weights, in fp32 and evaluation mode, on a GPU where there is one."""
     model = llama.build(stored.shape, length=stored.seq_len, seed=0)
     optim.load_in_place(optim.model_tensors(model), loaded.tensors)
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
@@ -194,7 +195,7 @@ def continuation(model: llama.Llama, ids: list[int], count: int, choose: Choose,
 
 
 def decoded(prompt: list[int], drawn: Iterator[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """The text of the drawn ids piece by piece; bytes of one character may be spread over several and wait for the rest."""
+    """Yield the text of the drawn ids piece by piece; bytes of an unfinished character wait for the rest."""
     every = list(prompt)
     shown = tokenizer.decode(every)
     for number in drawn:
@@ -207,9 +208,5 @@ def decoded(prompt: list[int], drawn: Iterator[int], tokenizer: Tokenizer) -> It
 
 
 def _is_unicode(text: str) -> bool:
-    """False for what Python makes of command-line bytes that are not UTF-8 (lone surrogates)."""
+    """Return False for what Python makes of command-line bytes that are not UTF-8 (lone surrogates)."""
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
-
-
-def _say(kind: str, fields: dict[str, Any]) -> None:
-    print(f"{kind.replace('_', ' ')}: {', '.join(f'{k} {v}' for k, v in fields.items())}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Carries a job through: which chunks and shards are done, what an earlier call left, and the worker processes for the rest."""
+"""The course of a job: chunks and shards that are done, what an earlier call left, and worker processes for the rest."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError, problem
 from lustrain.progress import BYTES, Progress, amount_text
-from trainer.data.assembly import SPLITS, ChunkRecord, Output, SplitPlan, WorkFolder
-from trainer.data.chunks import Job, assemble_shard, encode_chunk, start_worker
 from trainer.data.index import DTYPES, Shard, dtype_for
-from trainer.data.inputs import Span
+from trainer.data.tokenize.assembly import SPLITS, ChunkRecord, Output, SplitPlan, WorkFolder
+from trainer.data.tokenize.chunks import Job, assemble_shard, encode_chunk, start_worker
+from trainer.data.tokenize.inputs import Span
 from trainer.data.tokenizer import build
 from trainer.storage import ObjectMissingError, ObjectStore
 
@@ -46,17 +46,17 @@ class Run:
         self.splits = {split: SplitPlan(self.shard_tokens, len(plan)) for split in SPLITS}
 
     def resume(self) -> int:
-        """Takes over what an earlier call left whole; returns how many chunks that is."""
-        found = [record for n in range(len(self.plan)) if (record := self.folder.read_chunk(n)) is not None]
+        """Take over what an earlier call left whole; return how many chunks that is."""
+        records = [record for n in range(len(self.plan)) if (record := self.folder.read_chunk(n)) is not None]
         done = {split: self._stored(split) for split in SPLITS}
-        claimed = self._plans(found, done)
-        whole = [record for record in found if self._is_whole(record, claimed)]
+        claimed = self._plans(records, done)
+        whole = [record for record in records if self._is_whole(record, claimed)]
         self.splits = self._plans(whole, done)
         self.records = {record.number: record for record in whole}
         return len(whole)
 
     def finish(self, workers: int) -> None:
-        """Encodes the missing chunks and stores the missing shards."""
+        """Encode the missing chunks and store the missing shards."""
         missing = iter([number for number in range(len(self.plan)) if number not in self.records])
         weights = [sum(span.weight for span in spans) for spans in self.plan]
         before = sum(weights[number] for number in self.records)
@@ -86,8 +86,7 @@ class Run:
     def _plans(self, records: Sequence[ChunkRecord], done: dict[str, dict[int, Shard]]) -> dict[str, SplitPlan]:
         plans = {split: SplitPlan(self.shard_tokens, len(self.plan), done[split]) for split in SPLITS}
         for record in records:
-            for split, plan in plans.items():
-                plan.record(record.number, record.outputs[split].tokens if split in record.outputs else 0)
+            _note(record, plans)
         return plans
 
     def _ready(self) -> Iterator[tuple[str, int]]:
@@ -97,8 +96,7 @@ class Run:
 
     def _chunk_done(self, record: ChunkRecord) -> None:
         self.records[record.number] = record
-        for split, plan in self.splits.items():
-            plan.record(record.number, record.outputs[split].tokens if split in record.outputs else 0)
+        _note(record, self.splits)
 
     def _shard_done(self, split: str, shard: Shard) -> None:
         plan = self.splits[split]
@@ -120,7 +118,7 @@ class Run:
         return stored
 
     def _is_whole(self, record: ChunkRecord, claimed: dict[str, SplitPlan]) -> bool:
-        """The chunk's files are as recorded, or needed no more. A power cut may have lost what a kill cannot."""
+        """Return whether the chunk's files are as recorded, or not needed any more: a power cut may have lost them."""
         for split, output in record.outputs.items():
             if claimed[split].is_spent(record.number):
                 continue
@@ -130,17 +128,22 @@ class Run:
         return True
 
 
+def _note(record: ChunkRecord, plans: dict[str, SplitPlan]) -> None:
+    for split, plan in plans.items():
+        plan.record(record.number, record.outputs[split].tokens if split in record.outputs else 0)
+
+
 def _is_output(output: Output, tokens: Path, ends: Path) -> bool:
     try:
-        found = int(crc64nvme(tokens.read_bytes())), int(crc64nvme(ends.read_bytes()))
+        checksums = int(crc64nvme(tokens.read_bytes())), int(crc64nvme(ends.read_bytes()))
     except FileNotFoundError:
         return False
-    return found == (output.crc64nvme, output.doc_crc64nvme)
+    return checksums == (output.crc64nvme, output.doc_crc64nvme)
 
 
 @contextmanager
 def _pool(workers: int, job: Job) -> Iterator[Callable[..., Future[Any]]]:
-    """A function that hands a task to one of `workers` processes; whatever happens, tasks under way are finished."""
+    """Start `workers` processes and yield the function that submits a task; tasks under way are always finished."""
     pool = ProcessPoolExecutor(workers, get_context("spawn"), start_worker, (job,))
 
     def submit(task: Callable[..., Any], *arguments: Any) -> Future[Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from lustrain.problem import UserError, problem
-from trainer.data.inputs import Source, Span
+from trainer.data.tokenize.inputs import Source, Span
 
 READ_BYTES = 1 << 20
 """Long lines come three times faster out of a buffer of this size than out of Python's 8 KiB."""
@@ -34,7 +34,7 @@ class Tally:
 
 
 def read_documents(span: Span, reading: Reading, tally: Tally) -> Iterator[str]:
-    """The texts of a span in order, each valid Unicode; UserError for the first bad line or row unless those are skipped."""
+    """Read the texts of a span in order, each valid Unicode; UserError for the first bad line or row unless skipped."""
     if span.source.format == "parquet":
         texts = _parquet(span, reading)
     elif span.source.format == "jsonl":
@@ -119,7 +119,7 @@ def _parquet(span: Span, reading: Reading) -> Iterator[str | None]:
 
 
 def _line_start(file: BinaryIO, at: int, source: Source) -> int:
-    """The first line start at or after byte `at`; the end of the file is one too."""
+    """Return the first line start at or after byte `at`; the end of the file counts as one."""
     if at <= 0 or at >= source.size:
         return min(max(at, 0), source.size)
     file.seek(at - 1)

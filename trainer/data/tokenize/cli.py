@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 from lustrain.problem import UserError, problem
-from trainer.data.documents import Reading
-from trainer.data.inputs import FORMATS, STDIN
-from trainer.data.tokenize import Made, Wish, tokenize
+from trainer.data.tokenize.documents import Reading
+from trainer.data.tokenize.inputs import FORMATS, STDIN
+from trainer.data.tokenize.make import Request, Result, tokenize
 from trainer.data.tokenizer import TokenizerSpec, named_tokenizer
 
 EXIT_INTERRUPTED = 130
@@ -25,7 +25,7 @@ MAX_SHARD_MIB = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `tokenize`."""
+    """Add the options of `tokenize`."""
     parser.add_argument(
         "inputs",
         nargs="+",
@@ -66,26 +66,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Makes the token set and prints what it is; 130 after Ctrl-C or SIGTERM, with everything ready to go on."""
-    wish = _wish(args)
+    """Make the token set and print what it is; 130 after Ctrl-C or SIGTERM, with everything ready to go on."""
+    request = _request(args)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        made = tokenize(wish, sys.stdin.buffer, _say)
+        result = tokenize(request, sys.stdin.buffer, _report)
     except KeyboardInterrupt:
-        _say("stopped; what is finished is kept: run the same command again to go on")
+        _report("stopped; what is finished is kept: run the same command again to go on")
         for worker in active_children():
             worker.kill()
         return EXIT_INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
-    if wish.val_fraction > 0 and "val" not in made.index.splits:
-        _say(f"no document was held out: raise --val-fraction (it is {wish.val_fraction}) if you want a split val")
-    print(json.dumps(_as_json(wish, made)) if args.json else _summary(wish, made))
+    if request.val_fraction > 0 and "val" not in result.index.splits:
+        _report(
+            f"no document was held out: raise --val-fraction (it is {request.val_fraction}) if you want a split val"
+        )
+    print(json.dumps(_as_json(request, result)) if args.json else _summary(request, result))
     return 0
 
 
-def _wish(args: argparse.Namespace) -> Wish:
-    """The checked options; UserError for all that are impossible."""
+def _request(args: argparse.Namespace) -> Request:
+    """Check the options and return them; UserError for all that are impossible."""
     workers = args.workers if args.workers is not None else len(os.sched_getaffinity(0))
     problems = []
     if STDIN in args.inputs and len(args.inputs) > 1:
@@ -103,7 +105,7 @@ def _wish(args: argparse.Namespace) -> Wish:
         problems += error.problems
     if problems:
         raise UserError(problems)
-    return Wish(
+    return Request(
         inputs=tuple(args.inputs),
         out=args.out,
         tokenizer=tokenizer,
@@ -122,39 +124,41 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _summary(wish: Wish, made: Made) -> str:
-    lines = [f"{wish.out}: {made.index.vocab_size:,} ids as {made.index.dtype}, checksum {made.index.checksum[:16]}"]
-    for name, split in made.index.splits.items():
+def _summary(request: Request, result: Result) -> str:
+    lines = [
+        f"{request.out}: {result.index.vocab_size:,} ids as {result.index.dtype}, checksum {result.index.checksum[:16]}"
+    ]
+    for name, split in result.index.splits.items():
         shards = f"{len(split.shards)} shard{'' if len(split.shards) == 1 else 's'}"
         lines.append(f"  {name}: {split.tokens:,} tokens in {split.documents:,} documents, {shards}")
-    if made.replaced:
-        lines.append(f"  {made.replaced:,} documents had undecodable bytes, which became U+FFFD")
-    if made.skipped:
-        lines.append(f"  {made.skipped:,} lines or rows without text were left out")
-    if made.binary:
-        lines.append(f"  {made.binary:,} binary files in folders were passed over")
+    if result.replaced:
+        lines.append(f"  {result.replaced:,} documents had undecodable bytes, which became U+FFFD")
+    if result.skipped:
+        lines.append(f"  {result.skipped:,} lines or rows without text were left out")
+    if result.binary:
+        lines.append(f"  {result.binary:,} binary files in folders were passed over")
     return "\n".join(lines)
 
 
-def _as_json(wish: Wish, made: Made) -> dict[str, object]:
+def _as_json(request: Request, result: Result) -> dict[str, object]:
     return {
-        "out": wish.out,
-        "dtype": made.index.dtype,
-        "vocab_size": made.index.vocab_size,
-        "tokenizer_hash": made.index.tokenizer_hash,
-        "engine": made.engine,
-        "checksum": made.index.checksum,
+        "out": request.out,
+        "dtype": result.index.dtype,
+        "vocab_size": result.index.vocab_size,
+        "tokenizer_hash": result.index.tokenizer_hash,
+        "engine": result.engine,
+        "checksum": result.index.checksum,
         "splits": {
             name: {"tokens": split.tokens, "documents": split.documents, "shards": len(split.shards)}
-            for name, split in made.index.splits.items()
+            for name, split in result.index.splits.items()
         },
-        "chunks": made.chunks,
-        "resumed_chunks": made.resumed,
-        "binary_files": made.binary,
-        "replaced_documents": made.replaced,
-        "skipped": made.skipped,
+        "chunks": result.chunks,
+        "resumed_chunks": result.resumed,
+        "binary_files": result.binary,
+        "replaced_documents": result.replaced,
+        "skipped": result.skipped,
     }

@@ -77,7 +77,7 @@ class PatchNet(nn.Module):
 
 
 def build(shape: PatchNetShape, *, seed: int) -> PatchNet:
-    """The model on the CPU in fp32, its weights a function of shape and seed alone; torch's global generator is not touched."""
+    """Build the model on the CPU in fp32 from shape and seed alone; torch's global generator is not touched."""
     with torch.device("meta"):
         model = PatchNet(shape)
     model.to_empty(device="cpu")

@@ -1,4 +1,4 @@
-"""Which bytes belong to which chunk of work: inputs are found once, chunks follow from their names and sizes alone.
+"""Input files and their cut into chunks: files are listed once, chunks follow from their names and sizes alone.
 
 Chunks do not depend on the number of workers, so neither do the shards made of them. A span of a file is nominal: a
 line belongs to the span in which it starts, so spans are planned without reading and nothing is lost or read twice.
@@ -62,38 +62,38 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Found:
+class Inputs:
     """The sources in the order of their documents, and how many binary files in folders were passed over."""
 
     sources: tuple[Source, ...]
     binary: int
 
 
-def find_sources(inputs: Sequence[str], wish: Format | None, *, skip: Path | None = None) -> Found:
-    """The files that `inputs` (files, folders, glob patterns) name, each once, sorted within each input.
+def find_sources(inputs: Sequence[str], format: Format | None, *, skip: Path | None = None) -> Inputs:
+    """Find the files that `inputs` (files, folders, glob patterns) name, each once, sorted within each input.
 
     Folders are walked without hidden files, binary files and whatever lies below `skip`. The format follows from the
-    suffix unless `wish` says it. UserError for all inputs that do not exist, match nothing or cannot be read.
+    suffix unless `format` says it. UserError for all inputs that do not exist, match nothing or cannot be read.
     """
     paths: dict[str, None] = {}
     problems: list[str] = []
     binary = 0
     for entry in inputs:
-        names, passed, trouble = _named(entry, skip)
-        binary += passed
-        problems += trouble
+        names, skipped, refused = _named(entry, skip)
+        binary += skipped
+        problems += refused
         paths.update(dict.fromkeys(names))
     sources = []
     for path in paths:
         try:
-            sources.append(_source(path, wish))
+            sources.append(_source(path, format))
         except UserError as error:
             problems += error.problems
     if problems:
         raise UserError(problems)
     if not any(source.size for source in sources):
         raise UserError(problem("INPUT", " ".join(inputs), "holds no text at all", fix="name files that are not empty"))
-    return Found(tuple(source for source in sources if source.size), binary)
+    return Inputs(tuple(source for source in sources if source.size), binary)
 
 
 def plan_chunks(sources: Sequence[Source]) -> list[tuple[Span, ...]]:
@@ -119,7 +119,7 @@ def plan_chunks(sources: Sequence[Source]) -> list[tuple[Span, ...]]:
 
 
 def _grains(source: Source, target: int) -> Iterator[Span]:
-    """The smallest spans of a source between which a chunk may end."""
+    """Yield the smallest spans of a source between which a chunk may end."""
     if source.format == "parquet":
         for number, weight in enumerate(source.weights):
             yield Span(source, number, number + 1, weight)
@@ -172,12 +172,12 @@ def _is_binary(path: Path) -> bool:
         return False
 
 
-def _source(path: str, wish: Format | None) -> Source:
+def _source(path: str, format: Format | None) -> Source:
     suffix = Path(path).suffix
     if suffix in _PACKED:
         fix = f"{_PACKED[suffix]} {path} | python -m trainer tokenize - …"
         raise UserError(problem("INPUT", path, "is compressed", fix=fix))
-    kind: Format = wish or _BY_SUFFIX.get(suffix, "text")
+    kind: Format = format or _BY_SUFFIX.get(suffix, "text")
     try:
         status = os.stat(path)
         with open(path, "rb"):

@@ -27,12 +27,12 @@ from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError, problem
 from lustrain.progress import BYTES, Progress
-from trainer.data.assembly import SPLITS, WorkFolder
-from trainer.data.chunks import Job
-from trainer.data.documents import Reading, Tally, read_documents
 from trainer.data.index import FORMAT, INDEX, TOKENIZER, Index, Split, dtype_for, encode_index, read_index
-from trainer.data.inputs import STDIN, Format, Source, Span, find_sources, plan_chunks
-from trainer.data.job import Run
+from trainer.data.tokenize.assembly import SPLITS, WorkFolder
+from trainer.data.tokenize.chunks import Job
+from trainer.data.tokenize.documents import Reading, Tally, read_documents
+from trainer.data.tokenize.inputs import STDIN, Format, Source, Span, find_sources, plan_chunks
+from trainer.data.tokenize.job import Run
 from trainer.data.tokenizer import TokenizerSpec, build, fastest, read_spec, train
 from trainer.storage import ObjectMissingError, ObjectStore, open_store
 from trainer.storage.local import LocalStore
@@ -49,7 +49,7 @@ LOCK, SPOOL, MADE_FROM = "lock", "stdin", "made-from"
 
 
 @dataclass(frozen=True)
-class Wish:
+class Request:
     """What to make; `cli.py` explains each option. `tokenizer` is one, or how many ids to train.
 
     `work` is where to put unfinished state, None for the usual place.
@@ -69,7 +69,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Made:
+class Result:
     """The finished set and what happened on the way; `resumed` chunks came from an earlier, interrupted call."""
 
     index: Index
@@ -81,55 +81,55 @@ class Made:
     skipped: int
 
 
-def tokenize(wish: Wish, stdin: BinaryIO, say: Callable[[str], None]) -> Made:
-    """Makes the token set, telling people through `say`.
+def tokenize(request: Request, stdin: BinaryIO, report: Callable[[str], None]) -> Result:
+    """Make the token set; `report` prints lines of progress.
 
-    UserError when another set lies there, another process is at work, or the input cannot be read. KeyboardInterrupt leaves
-    everything such that the same call goes on.
+    UserError when a different set is stored there, another process is at work, or the input cannot be read. After
+    KeyboardInterrupt the same call goes on where this one stopped.
     """
-    named = None if STDIN in wish.inputs else find_sources(wish.inputs, wish.format, skip=_folder(wish.out))
-    begun = b"" if named else _beginning(stdin, wish.format)
+    named = None if STDIN in request.inputs else find_sources(request.inputs, request.format, skip=_folder(request.out))
+    beginning = b"" if named else _beginning(stdin, request.format)
     # Only now, because this makes the folder: a mistake in what is given must not leave one behind.
-    store = open_store(wish.out, name="--out")
-    work = _work(wish, store)
+    store = open_store(request.out, name="--out")
+    work = _work(request, store)
     with _only_one(work):
         folder = WorkFolder(work)
-        sources = named.sources if named else (_spooled(begun, stdin, work / SPOOL, wish.format),)
+        sources = named.sources if named else (_spooled(beginning, stdin, work / SPOOL, request.format),)
         binary = named.binary if named else 0
-        made_from = _fingerprint(wish, sources)
+        made_from = _fingerprint(request, sources)
         finished = _existing(store, made_from)
         if finished is not None:
-            say("this token set is complete already: nothing to do")
-            made = Made(finished, "", 0, 0, binary, 0, 0)
+            report("this token set is complete already: nothing to do")
+            made = Result(finished, "", 0, 0, binary, 0, 0)
         else:
-            _begin(folder, made_from, say)
-            made = _make(wish, plan_chunks(sources), folder, store, made_from, binary, say)
+            _begin(folder, made_from, report)
+            made = _make(request, plan_chunks(sources), folder, store, made_from, binary, report)
         shutil.rmtree(work)
     return made
 
 
 def _make(
-    wish: Wish,
+    request: Request,
     plan: Sequence[tuple[Span, ...]],
     folder: WorkFolder,
     store: ObjectStore,
     made_from: str,
     binary: int,
-    say: Callable[[str], None],
-) -> Made:
-    spec, engine = _tokenizer(wish, plan, folder, say)
-    say(f"tokenizer: {build(spec).vocab_size:,} ids, {engine}")
-    job = Job(str(folder.path), wish.out, spec, wish.reading, wish.seed, wish.val_fraction)
-    run = Run(job, plan, folder, store, wish.shard_bytes)
+    report: Callable[[str], None],
+) -> Result:
+    spec, engine = _tokenizer(request, plan, folder, report)
+    report(f"tokenizer: {build(spec).vocab_size:,} ids, {engine}")
+    job = Job(str(folder.path), request.out, spec, request.reading, request.seed, request.val_fraction)
+    run = Run(job, plan, folder, store, request.shard_bytes)
     resumed = run.resume()
     if resumed:
-        say(f"going on with an earlier call: {resumed} of {len(plan)} chunks are done")
-    run.finish(wish.workers)
+        report(f"going on with an earlier call: {resumed} of {len(plan)} chunks are done")
+    run.finish(request.workers)
     index = _index(spec, run, made_from)
     _publish(store, spec, index)
     replaced = sum(record.replaced for record in run.records.values())
     skipped = sum(record.skipped for record in run.records.values())
-    return Made(index, engine, len(plan), resumed, binary, replaced, skipped)
+    return Result(index, engine, len(plan), resumed, binary, replaced, skipped)
 
 
 def _folder(out: str) -> Path | None:
@@ -137,42 +137,42 @@ def _folder(out: str) -> Path | None:
     return None if out.startswith("s3://") else Path(unquote(urlsplit(out).path)).expanduser().resolve()
 
 
-def _work(wish: Wish, store: ObjectStore) -> Path:
-    """A folder of this token set alone: it is emptied and removed when the set is done."""
+def _work(request: Request, store: ObjectStore) -> Path:
+    """Return a folder of this token set alone: it is emptied and removed when the set is done."""
     own = hashlib.sha256(store.uri.encode()).hexdigest()[:16]
-    if wish.work is not None:
-        return wish.work / f"tokenize-{own}"
+    if request.work is not None:
+        return request.work / f"tokenize-{own}"
     if isinstance(store, LocalStore):
         return store.root / ".tokenize"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "lustrain" / "tokenize" / own
 
 
-def _beginning(stdin: BinaryIO, wish: Format | None) -> bytes:
-    """The first bytes of standard input; UserError when there are none, or when they cannot be in the format asked for."""
-    if wish == "parquet":
-        raise UserError(problem("--format", wish, "standard input cannot be parquet", fix="name the file"))
-    begun = stdin.read(SPOOL_BYTES)
-    if not begun:
+def _beginning(stdin: BinaryIO, format: Format | None) -> bytes:
+    """Read the first bytes of standard input; UserError when it is empty, or cannot have the requested format."""
+    if format == "parquet":
+        raise UserError(problem("--format", format, "standard input cannot be parquet", fix="name the file"))
+    beginning = stdin.read(SPOOL_BYTES)
+    if not beginning:
         raise UserError(problem("INPUT", STDIN, "standard input is empty", fix="pipe text into it"))
-    return begun
+    return beginning
 
 
-def _spooled(begun: bytes, stdin: BinaryIO, path: Path, wish: Format | None) -> Source:
-    """Standard input as a file that workers can share; its identity is its checksum, so the same input again goes on."""
+def _spooled(beginning: bytes, stdin: BinaryIO, path: Path, format: Format | None) -> Source:
+    """Copy standard input to a file that workers share; its checksum is its identity, so the same input again goes on."""
     size = checksum = 0
     with Progress("read standard input", None, BYTES) as progress, path.open("wb") as file:
-        for block in chain([begun], iter(partial(stdin.read, SPOOL_BYTES), b"")):
+        for block in chain([beginning], iter(partial(stdin.read, SPOOL_BYTES), b"")):
             file.write(block)
             checksum = crc64nvme(block, checksum)
             size += len(block)
             progress.advance(len(block))
-    return Source(str(path), wish or "text", size, f"{checksum:016x}")
+    return Source(str(path), format or "text", size, f"{checksum:016x}")
 
 
 @contextmanager
 def _only_one(work: Path) -> Iterator[None]:
-    """Holds the work folder for this process; one that holds nothing to go on with does not stay behind."""
+    """Hold the work folder for this process; remove it at the end if it holds nothing to go on with."""
     try:
         work.mkdir(parents=True, exist_ok=True)
         fd = os.open(work / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -196,9 +196,9 @@ def _only_one(work: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _fingerprint(wish: Wish, sources: Sequence[Source]) -> str:
+def _fingerprint(request: Request, sources: Sequence[Source]) -> str:
     """Identity of input and options: equal fingerprints make equal token sets."""
-    match wish.tokenizer:
+    match request.tokenizer:
         case int(size):
             tokenizer = f"train:{size}"
         case TokenizerSpec(kind="bytes"):
@@ -207,8 +207,8 @@ def _fingerprint(wish: Wish, sources: Sequence[Source]) -> str:
             tokenizer = hashlib.sha256(spec.text.encode()).hexdigest()
     body = [
         FORMAT,
-        [tokenizer, wish.eos, wish.val_fraction, wish.shard_bytes, wish.seed],
-        [wish.reading.field, wish.reading.skip_bad],
+        [tokenizer, request.eos, request.val_fraction, request.shard_bytes, request.seed],
+        [request.reading.field, request.reading.skip_bad],
         [[os.path.abspath(source.path), source.format, source.size, source.identity] for source in sources],
     ]
     return hashlib.sha256(json.dumps(body).encode()).hexdigest()
@@ -226,13 +226,13 @@ def _existing(store: ObjectStore, made_from: str) -> Index | None:
     return index
 
 
-def _begin(folder: WorkFolder, made_from: str, say: Callable[[str], None]) -> None:
-    """Empties the work folder unless it belongs to the same input and options."""
+def _begin(folder: WorkFolder, made_from: str, report: Callable[[str], None]) -> None:
+    """Empty the work folder unless it belongs to the same input and options."""
     plan = folder.path / MADE_FROM
     if plan.is_file() and plan.read_text() == made_from:
         return
     if plan.is_file():
-        say("input or options have changed since an earlier, unfinished call: starting over")
+        report("input or options have changed since an earlier, unfinished call: starting over")
     for path in folder.path.iterdir():
         if path.name not in (LOCK, SPOOL):
             path.unlink()
@@ -240,22 +240,22 @@ def _begin(folder: WorkFolder, made_from: str, say: Callable[[str], None]) -> No
 
 
 def _tokenizer(
-    wish: Wish, plan: Sequence[tuple[Span, ...]], folder: WorkFolder, say: Callable[[str], None]
+    request: Request, plan: Sequence[tuple[Span, ...]], folder: WorkFolder, report: Callable[[str], None]
 ) -> tuple[TokenizerSpec, str]:
-    """The tokenizer with its engine, trained now or by an earlier call if it is to be trained."""
+    """Return the tokenizer and its engine; one to be trained is trained now, unless an earlier call did."""
     kept = folder.path / TOKENIZER
-    wanted = wish.tokenizer
+    wanted = request.tokenizer
     if isinstance(wanted, TokenizerSpec):
         spec = wanted
     elif kept.is_file():
         spec = read_spec(str(kept))
     else:
         with Progress("train the tokenizer", None, BYTES) as progress:
-            spec = train(wanted, _counted(_spread(plan, wish.reading, TRAINING_BYTES), progress))
+            spec = train(wanted, _counted(_spread(plan, request.reading, TRAINING_BYTES), progress))
         folder.write(TOKENIZER, spec.text.encode())
-        if (found := build(spec).vocab_size) < wanted:
-            say(f"the input yields only {found:,} of the {wanted:,} ids asked for")
-    return fastest(spec, list(_spread(plan, wish.reading, SAMPLE_BYTES)))
+        if (size := build(spec).vocab_size) < wanted:
+            report(f"the input yields only {size:,} of the {wanted:,} requested ids")
+    return fastest(spec, list(_spread(plan, request.reading, SAMPLE_BYTES)))
 
 
 def _counted(texts: Iterator[str], progress: Progress) -> Iterator[str]:
@@ -298,7 +298,7 @@ def _index(spec: TokenizerSpec, run: Run, made_from: str) -> Index:
 
 
 def _publish(store: ObjectStore, spec: TokenizerSpec, index: Index) -> None:
-    """Removes shards that an earlier, abandoned call left there, then makes the set exist."""
+    """Remove shards that an earlier, abandoned call left there, then make the set exist."""
     names = {shard.name for split in index.splits.values() for shard in split.shards}
     for split in SPLITS:
         for info in list(store.list(f"{split}-")):

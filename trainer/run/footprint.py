@@ -1,4 +1,4 @@
-"""What a training takes of memory at the least, held against what there is, before any of it is asked for.
+"""The least memory that a training takes, compared with what the machine has before any of it is allocated.
 
 Without this, a model or a micro-batch far larger than the machine is minutes of silence and then a kill by the kernel.
 """
@@ -63,8 +63,8 @@ def check_memory(config: Config, need: Footprint | None, world: World, environ: 
 def ranks_here(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
     """Ranks on this node: torchrun says it, else Slurm does, e.g. `8(x2),4` (https://slurm.schedmd.com/srun.html); else 1."""
     for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"):
-        if said := re.match(r"\d+", environ.get(name, "")):
-            return min(int(said[0]), world_size)
+        if count := re.match(r"\d+", environ.get(name, "")):
+            return min(int(count[0]), world_size)
     return 1
 
 
@@ -74,10 +74,10 @@ def _require(
     if memory is None:
         return
     model = need.parameters * per_parameter * ranks
-    asked = model + activations * ranks
-    if asked <= min(memory.free, memory.total):
+    needed = model + activations * ranks
+    if needed <= min(memory.free, memory.total):
         return
-    limit = memory.total if asked > memory.total else memory.free
+    limit = memory.total if needed > memory.total else memory.free
     shared = f" for {ranks} ranks" if ranks > 1 else ""
     has = f"{memory.name} has {amount_text(memory.total, BYTES)}, of which {amount_text(memory.free, BYTES)} are free"
     if model > limit:
@@ -88,10 +88,10 @@ def _require(
     else:
         micro = config.train.micro_batch
         fits = (limit - model) * micro // (activations * ranks)
-        why = f"model and micro-batch take at least {amount_text(asked, BYTES)}{shared}, {has}"
+        why = f"model and micro-batch take at least {amount_text(needed, BYTES)}{shared}, {has}"
         allowed = f"<= {fits}" if fits else ""
         line = problem("train.micro_batch", micro, why, allowed=allowed, fix="lower it, or make samples smaller")
-    raise UserError(line, EXIT_CONFIG if asked > memory.total else EXIT_FAILURE)
+    raise UserError(line, EXIT_CONFIG if needed > memory.total else EXIT_FAILURE)
 
 
 def host_memory(
@@ -121,8 +121,8 @@ def _limits(own_cgroup: Path, cgroups: Path) -> list[int]:
     # Seen from a namespace of control groups, a process outside of its root has a path that climbs.
     own = cgroups if ".." in Path(path).parts else cgroups / path
     files = [folder / "memory.max" for folder in (own, *own.parents) if folder.is_relative_to(cgroups)]
-    said = [file.read_text().strip() for file in files if file.exists()]
-    return [int(limit) for limit in said if limit.isdecimal()]
+    limits = [file.read_text().strip() for file in files if file.exists()]
+    return [int(limit) for limit in limits if limit.isdecimal()]
 
 
 def _rows(meminfo: Path) -> list[tuple[str, str, str]]:
@@ -130,7 +130,7 @@ def _rows(meminfo: Path) -> list[tuple[str, str, str]]:
 
 
 def gpu_memory(device: torch.device) -> Memory | None:
-    """The memory of a rank's GPU; None for the CPU."""
+    """Return the memory of a rank's GPU; None for the CPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -145,8 +145,8 @@ def report_lack_of_memory() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
-        said = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
         raise NoMemoryError(
-            f"memory ran out ({said}); what is committed is intact; "
+            f"memory ran out ({reason}); what is committed is intact; "
             "fix: lower train.micro_batch, set train.activation_checkpointing, or choose a smaller model"
         ) from error

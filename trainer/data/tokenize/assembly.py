@@ -1,4 +1,4 @@
-"""How chunks become shards: pure arithmetic on token counts, and the records that let a killed job go on.
+"""Shards made of chunks: pure arithmetic on token counts, and the records that let a killed job go on.
 
 The ids of all chunks, in order, are one stream per split, and shard k is ids [k*S, (k+1)*S) of it. So a shard can be
 made as soon as all chunks up to its end are known, by any process, and it has the same bytes whoever made the chunks
@@ -65,7 +65,7 @@ class SplitPlan:
         return self._all_known and len(self.done) == -(-self._before[-1] // self._shard_tokens)
 
     def record(self, chunk: int, tokens: int) -> None:
-        """The chunk gives `tokens` ids to this split."""
+        """Note that the chunk gives `tokens` ids to this split."""
         self._counts[chunk] = tokens
         while not self._all_known and (count := self._counts[len(self._before) - 1]) is not None:
             self._before.append(self._before[-1] + count)
@@ -79,7 +79,7 @@ class SplitPlan:
         return numbers
 
     def pieces(self, number: int) -> tuple[Piece, ...]:
-        """What a shard that can be made consists of."""
+        """Return what a shard that can be made consists of."""
         before = self._before
         start, stop = number * self._shard_tokens, min((number + 1) * self._shard_tokens, before[-1])
         pieces = []
@@ -120,7 +120,7 @@ class WorkFolder:
         self.write(f"chunk-{record.number:06d}.json", json.dumps(asdict(record)).encode())
 
     def read_chunk(self, number: int) -> ChunkRecord | None:
-        """The record of a finished chunk, None when there is none that can be read."""
+        """Return the record of a finished chunk, None when none can be read."""
         body = self._json(f"chunk-{number:06d}.json")
         try:
             outputs = {split: Output(**output) for split, output in body["outputs"].items()} if body else {}
@@ -147,10 +147,14 @@ class WorkFolder:
             shards[int(shard.name.rpartition("-")[2])] = shard
         return shards
 
-    def write(self, name: str, body: bytes) -> None:
-        """Stores a small file, whole or not at all."""
+    def write(self, name: str, body: bytes | memoryview) -> None:
+        """Store a file, whole or not at all; OSError that names it. A power cut may lose it, which is found by its checksum."""
         unfinished = self.path / f".{name}.{os.getpid()}"
-        unfinished.write_bytes(body)
+        try:
+            unfinished.write_bytes(body)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            raise OSError(error.errno, error.strerror, str(self.path / name)) from error
         unfinished.replace(self.path / name)
 
     def _json(self, name: str) -> dict[str, Any] | None:

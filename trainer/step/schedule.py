@@ -10,7 +10,7 @@ from trainer.config import ScheduleConfig
 
 
 def lr_at(step: int, config: ScheduleConfig, total_steps: int, base_lr: float) -> float:
-    """The rate of optimizer step `step` (the first is 1); `config.total_steps` overrides `total_steps`.
+    """Return the rate of optimizer step `step` (the first is 1); `config.total_steps` overrides `total_steps`.
 
     Warm-up rises linearly and reaches `base_lr` at step `warmup_steps`. What follows is a function of the steps already done,
     step - 1, as in torch's schedulers: `lr_at(t + 1)` equals CosineAnnealingLR and OneCycleLR after t calls of `step()`. Past
@@ -27,7 +27,7 @@ def lr_at(step: int, config: ScheduleConfig, total_steps: int, base_lr: float) -
 
 
 def problems(config: ScheduleConfig, total_steps: int) -> Sequence[str]:
-    """What makes a schedule meaningless for so many steps, one line each."""
+    """Return one line for each setting that makes a schedule meaningless for so many steps."""
     total = config.total_steps or total_steps
     lines = []
     if config.kind == "onecycle" and config.warmup_steps:

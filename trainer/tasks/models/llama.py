@@ -58,7 +58,7 @@ INIT_STD = 0.02
 
 
 def shape_problems(shape: LlamaShape, prefix: str) -> Sequence[str]:
-    """What makes a shape impossible, one line for each; [] when the model can be built."""
+    """Return one line for each thing that makes a shape impossible; [] when the model can be built."""
     lines = []
     if shape.width % shape.heads:
         near = [h for h in range(1, shape.width + 1) if shape.width % h == 0]
@@ -233,7 +233,7 @@ class Llama(nn.Module):
 
 
 def build(shape: LlamaShape, *, length: int, seed: int, loss_chunk: int = 0) -> Llama:
-    """The model on the CPU in fp32, its weights a function of shape and seed alone; torch's global generator is not touched."""
+    """Build the model on the CPU in fp32 from shape and seed alone; torch's global generator is not touched."""
     with torch.device("meta"):
         model = Llama(shape, length=length, loss_chunk=loss_chunk)
     model.to_empty(device="cpu")
@@ -292,7 +292,7 @@ def huggingface_names(model: Llama) -> dict[str, str]:
 
 
 def huggingface_config(model: Llama) -> dict[str, Any]:
-    """The `config.json` with which transformers' LlamaForCausalLM reads the exported weights."""
+    """Return the `config.json` with which transformers' LlamaForCausalLM reads the exported weights."""
     shape = model.shape
     return {
         "architectures": ["LlamaForCausalLM"],

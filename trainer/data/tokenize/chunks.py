@@ -1,4 +1,4 @@
-"""What a worker process does: turn a chunk of input into ids on disk, and the ids of many chunks into a stored shard."""
+"""The work of one process: a chunk of input becomes ids on disk, and the ids of many chunks become a stored shard."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from awscrt.checksums import crc64nvme
 
-from trainer.data.assembly import SPLITS, ChunkRecord, Output, Piece, WorkFolder
-from trainer.data.documents import Reading, Tally, is_held_out, read_documents
 from trainer.data.index import DTYPES, Shard, dtype_for, shard_name
-from trainer.data.inputs import Span
+from trainer.data.tokenize.assembly import SPLITS, ChunkRecord, Output, Piece, WorkFolder
+from trainer.data.tokenize.documents import Reading, Tally, is_held_out, read_documents
+from trainer.data.tokenize.inputs import Span
 from trainer.data.tokenizer import Ids, Tokenizer, TokenizerSpec, build
 from trainer.storage import ObjectStore, open_store
 
@@ -50,7 +50,7 @@ _worker: _Worker | None = None
 
 
 def start_worker(job: Job) -> None:
-    """Prepares this process for tasks of `job`, and ends it when its parent dies."""
+    """Prepare this process for tasks of `job`, and end it when its parent dies."""
     global _worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process per core already
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -85,7 +85,7 @@ def encode_chunk(number: int, spans: Sequence[Span]) -> ChunkRecord:
 
 
 def assemble_shard(split: str, number: int, pieces: Sequence[Piece]) -> Shard:
-    """Stores one shard of a split, made of `pieces`, and records it."""
+    """Store one shard of a split, made of `pieces`, and record it."""
     worker = _ready()
     if worker.store is None:
         worker.store = open_store(worker.job.out, name="--out")
@@ -140,23 +140,13 @@ def _write_output(folder: WorkFolder, number: int, split: str, tokenizer: Tokeni
     stream = np.full(int(ends[-1]), tokenizer.eos_id, DTYPES[dtype_for(tokenizer.vocab_size)])
     for ids, end in zip(documents, ends.tolist(), strict=True):
         stream[end - 1 - ids.size : end - 1] = ids
-    _write_file(folder.tokens(number, split), stream)
-    _write_file(folder.ends(number, split), ends)
+    folder.write(folder.tokens(number, split).name, stream.data)
+    folder.write(folder.ends(number, split).name, ends.data)
     return Output(stream.size, ends.size, _crc(stream), _crc(ends))
 
 
-def _write_file(path: Path, array: npt.NDArray[np.generic]) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_bytes(array.data)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    unfinished.replace(path)
-
-
 def _store(store: ObjectStore, key: str, array: npt.NDArray[np.generic]) -> int:
-    """Stores the array's bytes as one object and returns their checksum."""
+    """Store the array's bytes as one object and return their checksum."""
     checksum = _crc(array)
     if array.nbytes <= SMALL_OBJECT:
         store.put(key, array.tobytes())

@@ -1,4 +1,4 @@
-"""How an attempt begins: every rank checks its part, one claims the run, a mistake anywhere stops all alike."""
+"""The start of an attempt: every rank checks its part, rank 0 claims the run, and a mistake on any rank stops all."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from lustrain.problem import UserError, problem
-from trainer import parallel, precision, schedule, stored_config
-from trainer.agree import Json, together
+from trainer import parallel
+from trainer.checkpoint import stored_config
 from trainer.checkpoint.layout import ManifestId
 from trainer.checkpoint.lease import Lease, committed, live_manifests
 from trainer.checkpoint.load import Loaded, NoneWholeError, load_latest
+from trainer.checkpoint.stored_config import StoredConfig
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import Config, parse_time
 from trainer.data.verified import Ranks
 from trainer.errors import EXIT_FAILURE
-from trainer.footprint import check_memory, ranks_here
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
 from trainer.parallel import World
+from trainer.parallel.agree import Json, together
+from trainer.run.footprint import check_memory, ranks_here
+from trainer.step import precision, schedule
 from trainer.storage import ObjectStore, PassingError, PreconditionError, RefusedError, StorageError
-from trainer.stored_config import StoredConfig
 from trainer.tasks import Task
 
 Wanted = Callable[[str], bool]
@@ -53,7 +55,7 @@ class Claim:
 def store_failures_exit_1(
     kind: type[StorageError] = StorageError, *, but: tuple[type[StorageError], ...] = ()
 ) -> Iterator[None]:
-    """A store that fails is a failure, after which a launcher may start the job again, and not a mistake in its settings.
+    """Count a store that fails as a failure, after which a launcher may start the job again, not as a wrong setting.
 
     Once a run is claimed that holds for all that may come; before, for less (`kind`, `but`): the settings may be wrong.
     """
@@ -110,12 +112,13 @@ def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) ->
 def require_alike(fingerprints: dict[int, Json]) -> Json:
     """UserError that names every rank whose data differ from rank 0's, and in what."""
     expected = stored_config.flatten(fingerprints[0])
-    found = {
-        rank: stored_config.changed(expected, stored_config.flatten(one)) for rank, one in sorted(fingerprints.items())
+    differing = {
+        rank: stored_config.changed(expected, stored_config.flatten(fingerprint))
+        for rank, fingerprint in sorted(fingerprints.items())
     }
     lines = [
         f"task on rank {rank}: differs from rank 0 in {', '.join(paths)}; fix: give every node the same data"
-        for rank, paths in found.items()
+        for rank, paths in differing.items()
         if paths
     ]
     if lines:
@@ -159,7 +162,7 @@ def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: O
 def load_claimed(
     config: Config, world: World, votes: VoteBox, store: ObjectStore, claim: Claim, want: Wanted, on_event: OnEvent
 ) -> Loaded | None:
-    """The newest checkpoint of the claimed run that is whole, None where it has none.
+    """Load the newest checkpoint of the claimed run that is whole, None where it has none.
 
     Exit code 86 where none is because a newer job owns the run by now and has pruned what this one was to read.
     """
@@ -204,16 +207,16 @@ def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -
     lines = schedule.problems(config.schedule, int(steps))
     if lines:
         raise UserError(lines)
-    resolved = config.model_copy(update={"schedule": config.schedule.model_copy(update={"total_steps": steps})})
     lease = Lease.take(store, owner())
     leases.append(lease)
     # Only now can the job before commit nothing more: what it committed since the first look counts.
     commits = committed(store)
+    candidates = live_manifests(commits, lease.lineage, lease.generation)
     return {
         "generation": lease.generation,
-        "candidates": [[one.generation, one.step] for one in live_manifests(commits, lease.lineage, lease.generation)],
+        "candidates": [[manifest.generation, manifest.step] for manifest in candidates],
         "schedule_steps": steps,
-        "changes": _record(store, stored, resolved, fingerprint, lease),
+        "changes": _record(store, stored, config.with_schedule(steps), fingerprint, lease),
     }
 
 

@@ -16,7 +16,7 @@ Judge = Callable[[dict[int, Json]], Json]
 
 
 def decide(votes: VoteBox, rank: int, topic: str, mine: Json, judge: Judge, timeout_s: float) -> Json:
-    """What `judge` makes, on rank 0, of every rank's answer; the same on every rank.
+    """Return what `judge` makes, on rank 0, of every rank's answer; the same on every rank.
 
     A UserError of the judge is raised on every rank. VoteTimeout when a rank is silent for `timeout_s`.
     """

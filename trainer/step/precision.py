@@ -1,4 +1,4 @@
-"""What decides the bits of a step: number formats, random streams, and whether kernels must be deterministic."""
+"""Number formats, random streams and deterministic kernels: all that decides the bits of a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MASK = (1 << 64) - 1
 
 
 def problems(config: PrecisionConfig, device: torch.device) -> Sequence[str]:
-    """What this device cannot compute with, one line each."""
+    """Return one line for each setting that this device cannot compute with."""
     lines = []
     if device.type == "cuda" and config.mode == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         why = f"{torch.cuda.get_device_name(device)} has no bf16 arithmetic"
@@ -35,19 +35,19 @@ def problems(config: PrecisionConfig, device: torch.device) -> Sequence[str]:
 
 
 def autocast(config: PrecisionConfig, device: torch.device) -> AbstractContextManager[Any]:
-    """The context for forward passes; weights, gradients and optimizer state stay fp32 in every mode."""
+    """Return the context for forward passes; weights, gradients and optimizer state stay fp32 in every mode."""
     if config.mode == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=AUTOCAST_DTYPES[config.mode])
 
 
 def make_scaler(config: PrecisionConfig, device: torch.device) -> torch.amp.GradScaler:
-    """The loss scaler, enabled for fp16 only: bf16 has fp32's range and needs none."""
+    """Return the loss scaler, enabled for fp16 only: bf16 has fp32's range and needs none."""
     return torch.amp.GradScaler(device.type, init_scale=config.fp16_initial_scale, enabled=config.mode == "fp16")
 
 
 def scaler_state(scaler: torch.amp.GradScaler) -> dict[str, float | int]:
-    """The scaler as JSON values that come back bit for bit; {} when it is not enabled."""
+    """Return the scaler as JSON values that come back bit for bit; {} when it is not enabled."""
     return dict(scaler.state_dict())
 
 
@@ -95,7 +95,7 @@ def splitmix64(value: int) -> int:
 
 
 def stream_seed(seed: int, *path: int) -> int:
-    """The 64-bit seed of one random stream, e.g. (run seed, step, micro-batch); any change in the path changes it wholly."""
+    """Return the 64-bit seed of a random stream, e.g. (run seed, step, micro-batch); any change of the path changes all."""
     for part in path:
         seed = splitmix64(seed & MASK) ^ (part & MASK)
     return splitmix64(seed)
@@ -111,7 +111,7 @@ def reseed(seed: int, step: int, micro: int) -> None:
 
 
 def rng_tensors(rank: int) -> dict[str, Tensor]:
-    """This process's random states as uint8 tensors named own/<rank>/rng/{python,numpy,torch,cuda}."""
+    """Return this process's random states as uint8 tensors named own/<rank>/rng/{python,numpy,torch,cuda}."""
     prefix = f"own/{rank}/rng/"
     tensors = {
         f"{prefix}python": _tensor(_encode_python()),

@@ -42,7 +42,7 @@ class StoredConfig:
 
 
 def read_stored(store: ObjectStore) -> StoredConfig | None:
-    """The run's configuration, None for a run that has none yet; UserError for one written by a newer Lustrain or damaged."""
+    """Return the run's configuration, None for a new run; UserError if it is damaged or from a newer Lustrain."""
     where = f"{store.uri}/{KEY}"
     try:
         table, etag = _decoded(store)
@@ -65,7 +65,7 @@ def read_stored(store: ObjectStore) -> StoredConfig | None:
 
 
 def decode(raw: bytes, *, final: bool = True) -> dict[str, Any]:
-    """The table in the file; ValueError when it is not TOML, or not what its checksum says."""
+    """Return the table in the file; ValueError when it is not TOML, or not what its checksum says."""
     try:
         table = parse_toml(raw.decode())
     except ValueError as error:
@@ -81,13 +81,13 @@ def decode(raw: bytes, *, final: bool = True) -> dict[str, Any]:
 
 
 def recorded_in(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The `[recorded]` table, empty where there is none."""
+    """Return the `[recorded]` table, empty where there is none."""
     recorded = table.get(RECORDED)
     return recorded if isinstance(recorded, dict) else {}
 
 
 def encode(config: Config, fingerprint: Mapping[str, Any]) -> bytes:
-    """The file as this version writes it."""
+    """Return the file as this version writes it."""
     recorded = {"format": FORMAT, "lustrain": __version__, "fingerprint": dict(fingerprint)}
     body = to_toml(config, recorded).encode()
     return body + f"# record_crc64nvme {crc64nvme(body):016x}\n".encode()
@@ -108,7 +108,7 @@ def refusals(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
 
 
 def _refusal(path: str, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """The line for one difference, under the key that a user writes: a fingerprint names `task.seq_len` `seq_len`.
+    """Return the line for one difference, under the key that a user writes: a fingerprint calls `task.seq_len` `seq_len`.
 
     What no setting holds, such as a tokenizer's checksum, follows from the table as a whole: `[task] tokenizer`.
     """
@@ -133,7 +133,7 @@ def changed(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
 
 
 def check(store: ObjectStore, config: Config, fingerprint: Mapping[str, Any]) -> StoredConfig | None:
-    """What the run holds so far; UserError names every setting that would make this another run. Writes nothing."""
+    """Return what the run holds so far; UserError names every setting that would make it a different run. Write nothing."""
     stored = read_stored(store)
     if stored is not None:
         lines = refusals(stored.settings, settings_of(config, fingerprint))
@@ -175,7 +175,7 @@ def _decoded(store: ObjectStore) -> tuple[dict[str, Any], str]:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested table as `a.b.c -> value`; lists are values."""
+    """Return a nested table as `a.b.c -> value`; lists are values."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         path = f"{prefix}{key}"

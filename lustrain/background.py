@@ -1,4 +1,4 @@
-"""Threads that the training relies on: one that ends with a defect says so where the training asks, and never goes silently."""
+"""Background threads whose failure is raised where their work is used, and is never silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between the loop and the checkpoint room: what is saved, when, and what to do when the capacity goes away.
+"""Saves of a run, between the loop and the checkpoints: what, when, and what to do when the capacity goes away.
 
 Every decision is taken alike on all ranks: from the step's exchange, or from votes that all of them read.
 """
@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from lustrain.problem import UserError
-from trainer.agree import Json, decide, together
 from trainer.checkpoint.fence import Fence
 from trainer.checkpoint.interval import Interval, finish_or_restart
 from trainer.checkpoint.saver import Checkpointer
 from trainer.checkpoint.votes import VoteBox
 from trainer.errors import LostRunError
 from trainer.interrupt import Notice
+from trainer.parallel.agree import Json, decide, together
 
 FINAL_TRIES = 3
 """The last state of a run is worth more than one try: nothing comes after it."""
@@ -78,11 +78,11 @@ class Saving:
         return self._rank == 0 and not self._checkpointer.busy and self._interval.due(step)
 
     def note_step(self, seconds: float) -> None:
-        """A step took so long, saves not counted; a derived interval follows it."""
+        """Note how long a step took, without saves; a derived interval follows it."""
         self._interval.measured_step(seconds)
 
     def lost(self) -> LostRunError | None:
-        """That a newer job has taken the run, as far as this rank knows."""
+        """Return the error of a run that a newer job has taken, as far as this rank knows."""
         return self._lost or (self._fence.lost if self._fence else None)
 
     def save(self, step: int, *, urgent: bool = False) -> float:
@@ -99,17 +99,19 @@ class Saving:
         self._interval.measured_stall(blocked)
         return blocked
 
-    def save_on_notice(self, step: int, notice: Notice | None, tell: Callable[[Notice], object] | None = None) -> None:
+    def save_on_notice(
+        self, step: int, notice: Notice | None, announce: Callable[[Notice], object] | None = None
+    ) -> None:
         """Have a checkpoint committed before the capacity is gone: the one in flight, or a new one of `step`.
 
-        `notice` is what this rank knows; before the save, `tell` hears what the ranks agreed to name.
+        `notice` is what this rank knows; before the save, `announce` gets what the ranks agreed to name.
         Raises NotSavedError when neither commits, LostRunError when a newer job owns the run.
         """
         plan = self._plan(f"notice/{step}", notice)
         source, detail = plan["notice"]
         self.noticed = Notice(source, detail, None)
-        if tell is not None:
-            tell(self.noticed)
+        if announce is not None:
+            announce(self.noticed)
         before = plan["committed"]
         if plan["do"] == "finish":
             self._settle()
@@ -122,11 +124,11 @@ class Saving:
             raise NotSavedError(self._not_saved(step, f"after {self.noticed.summary}"))
 
     def _plan(self, topic: str, notice: Notice | None) -> Json:
-        """What all ranks do now about a notice, and what they name as the reason: the lowest rank's that knows one."""
+        """Agree on what all ranks do about a notice, and on the reason they name: the lowest rank's that knows it."""
 
-        def judge(said: Mapping[int, Json]) -> Json:
-            known = (one["notice"] for _, one in sorted(said.items()) if one["notice"])
-            return plan_for_notice(said) | {"notice": next(known, ["signal", "a notice"])}
+        def judge(answers: Mapping[int, Json]) -> Json:
+            known = (answer["notice"] for _, answer in sorted(answers.items()) if answer["notice"])
+            return plan_for_notice(answers) | {"notice": next(known, ["signal", "a notice"])}
 
         mine = {
             "left": None if notice is None else notice.remaining(time.monotonic()),
@@ -185,17 +187,17 @@ class Saving:
         )
 
 
-def plan_for_notice(said: Mapping[int, Json]) -> Json:
+def plan_for_notice(answers: Mapping[int, Json]) -> Json:
     """`do` (`finish` or `save`), whether there is `time_left` for a new save, and the step that all know as `committed`.
 
     Made from each rank's seconds left, of its save in flight, and of a new one; None where it does not know or has none.
     """
-    ranks = list(said.values())
-    left = min((one["left"] for one in ranks if one["left"] is not None), default=None)
-    flight = max((one["flight"] for one in ranks if one["flight"] is not None), default=None)
-    new = max(one["new"] for one in ranks)
+    ranks = list(answers.values())
+    left = min((rank["left"] for rank in ranks if rank["left"] is not None), default=None)
+    flight = max((rank["flight"] for rank in ranks if rank["flight"] is not None), default=None)
+    new = max(rank["new"] for rank in ranks)
     # A rank may know already that the save in flight has committed while another does not.
-    committed = min(one["committed"] for one in ranks)
+    committed = min(rank["committed"] for rank in ranks)
     return {
         "do": finish_or_restart(flight, new, left),
         "time_left": left is None or new <= left,
