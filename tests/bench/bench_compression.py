@@ -15,7 +15,7 @@ import torch
 
 from tests.bench.harness import Row, interleaved, median, run_bench, timed
 from trainer.checkpoint.codec import decode_block, encode_block
-from trainer.checkpoint.records import BLOCK_BYTES
+from trainer.checkpoint.format.records import BLOCK_BYTES
 from trainer.models import llama
 
 STEPS = 100

@@ -16,12 +16,12 @@ from tests.checkpoint.test_read_prune import manifests_of, put_lease, write_step
 from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
 from trainer import stored_config
 from trainer.__main__ import main
-from trainer.checkpoint.audit import audit, lost_commits
-from trainer.checkpoint.history import History, read_history
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.lease import LeaseRecord, Settlement
-from trainer.checkpoint.parts import read_manifest
-from trainer.checkpoint.verify import verify_checkpoint
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.lineage.audit import audit, lost_commits
+from trainer.checkpoint.lineage.history import History, read_history
+from trainer.checkpoint.lineage.lease import LeaseRecord, Settlement
+from trainer.checkpoint.load.parts import read_manifest
+from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.config import CheckpointConfig, Config
 from trainer.errors import EXIT_CONFIG
 from trainer.metrics.runlog import append_event
@@ -273,5 +273,5 @@ def test_a_run_without_a_commit_has_nothing_to_verify_or_export(call: Call, tmp_
 
 
 def test_looking_after_a_run_needs_no_torch() -> None:
-    code = "import sys, trainer.checkpoint.verify, trainer.checkpoint.history; sys.exit('torch' in sys.modules)"
+    code = "import sys, trainer.checkpoint.load.verify, trainer.checkpoint.lineage.history; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.checkpoint.memory import fresh_memory, takes_memory_back
+from trainer.checkpoint.load.memory import fresh_memory, takes_memory_back
 
 
 @pytest.mark.parametrize(

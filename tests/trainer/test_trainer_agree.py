@@ -15,10 +15,10 @@ from lustrain.problem import UserError
 from tests.lab.faulty_proxy import Answer, Fault, FaultyProxy, Reset
 from tests.trainer.ranks import run_threads
 from trainer.agree import decide, together
-from trainer.checkpoint.history import read_history
-from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
-from trainer.checkpoint.lease import Lease
-from trainer.checkpoint.load import load_latest
+from trainer.checkpoint.format.layout import LEASE, MANIFESTS, ManifestId
+from trainer.checkpoint.lineage.history import read_history
+from trainer.checkpoint.lineage.lease import Lease
+from trainer.checkpoint.load.latest import load_latest
 from trainer.checkpoint.votes import StoreVotes
 from trainer.config import Config, TaskConfig
 from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN

@@ -20,13 +20,13 @@ from rich.table import Table
 from lustrain.problem import UserError, problem
 from lustrain.progress import BYTES, Progress, amount_text
 from lustrain.schema import problems_of
-from trainer.checkpoint.audit import audit
-from trainer.checkpoint.export import export
-from trainer.checkpoint.history import History, choose, read_history
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.parts import read_manifest
-from trainer.checkpoint.prune import PruneReport, metric_of, prune
-from trainer.checkpoint.verify import VerifyReport, verify_checkpoint
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.lineage.audit import audit
+from trainer.checkpoint.lineage.history import History, choose, read_history
+from trainer.checkpoint.lineage.prune import PruneReport, metric_of, prune
+from trainer.checkpoint.load.export import export
+from trainer.checkpoint.load.parts import read_manifest
+from trainer.checkpoint.load.verify import VerifyReport, verify_checkpoint
 from trainer.config import CheckpointConfig, TaskConfig
 from trainer.errors import EXIT_DONE
 from trainer.metrics.runlog import append_event

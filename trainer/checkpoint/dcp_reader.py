@@ -27,12 +27,13 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.assemble import box_tensor, torch_dtype
-from trainer.checkpoint.boxes import Box, boxes_by_name
-from trainer.checkpoint.history import choose, read_history
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.load import READ_THREADS
-from trainer.checkpoint.parts import (
+from trainer.checkpoint.format.boxes import Box, boxes_by_name
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.format.records import Entry
+from trainer.checkpoint.lineage.history import choose, read_history
+from trainer.checkpoint.load.assemble import box_tensor, torch_dtype
+from trainer.checkpoint.load.latest import READ_THREADS
+from trainer.checkpoint.load.parts import (
     ITEM_BYTES,
     PartReader,
     Places,
@@ -42,7 +43,6 @@ from trainer.checkpoint.parts import (
     read_index,
     read_manifest,
 )
-from trainer.checkpoint.records import Entry
 from trainer.storage import ObjectStore, open_store
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.pieces import Shape, data_size, lay_out
-from trainer.checkpoint.records import Entry
+from trainer.checkpoint.format.pieces import Shape, data_size, lay_out
+from trainer.checkpoint.format.records import Entry
 from trainer.storage.direct import seal
 
 BATCH_BYTES = 4 << 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.layout import LEASE, ManifestId
-from trainer.checkpoint.lease import LeaseRecord, committed, live_manifests, read_lease
+from trainer.checkpoint.format.layout import LEASE, ManifestId
+from trainer.checkpoint.lineage.lease import LeaseRecord, committed, live_manifests, read_lease
 from trainer.storage import ObjectStore
 
 

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
-from trainer.checkpoint.parts import read_twice
-from trainer.checkpoint.records import DamagedRecordError, NewerFormatError, decode_manifest, seal, unseal
+from trainer.checkpoint.format.layout import LEASE, MANIFESTS, ManifestId
+from trainer.checkpoint.format.records import DamagedRecordError, NewerFormatError, decode_manifest, seal, unseal
+from trainer.checkpoint.load.parts import read_twice
 from trainer.errors import LostRunError
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from trainer.checkpoint.history import History
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.lease import live_manifests
-from trainer.checkpoint.prune import Committed, plan_prune
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.lineage.history import History
+from trainer.checkpoint.lineage.lease import live_manifests
+from trainer.checkpoint.lineage.prune import Committed, plan_prune
 from trainer.config import CheckpointConfig
 from trainer.metrics.reader import READ_THREADS, parse_part
 from trainer.metrics.records import EVENTS, STEPS, PartName

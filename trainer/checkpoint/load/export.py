@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.boxes import boxes_by_name
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.load import read_checkpoint
-from trainer.checkpoint.parts import ITEM_BYTES, Places, read_index, read_manifest
+from trainer.checkpoint.format.boxes import boxes_by_name
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.load.latest import read_checkpoint
+from trainer.checkpoint.load.parts import ITEM_BYTES, Places, read_index, read_manifest
 from trainer.storage import ObjectStore
 
 MODEL = "model/"

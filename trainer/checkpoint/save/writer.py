@@ -1,4 +1,4 @@
-"""The process beside the trainer that turns staged bytes into stored objects: `python -m trainer.checkpoint.writer`.
+"""The process beside the trainer that turns staged bytes into stored objects: `python -m trainer.checkpoint.save.writer`.
 
 Torch-free, so that it starts at once and stays small. It speaks lines of JSON over one Unix socket, through which
 shared memory arrives as descriptors, and does one save at a time. It never outlives its parent, and signals meant for
@@ -25,8 +25,8 @@ from typing import Any
 from awscrt.checksums import combine_crc64nvme, crc64nvme
 
 from lustrain.problem import UserError
-from trainer.checkpoint.layout import ATTEMPTS, ManifestId, attempt_commit, data_key, index_key
-from trainer.checkpoint.records import BLOCK_BYTES, Block, Entry, RankIndex, encode
+from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, attempt_commit, data_key, index_key
+from trainer.checkpoint.format.records import BLOCK_BYTES, Block, Entry, RankIndex, encode
 from trainer.parent import end_with
 from trainer.storage import ObjectStore, open_store
 from trainer.storage.direct import seal

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from trainer.checkpoint.records import ALIGN, Entry
+from trainer.checkpoint.format.records import ALIGN, Entry
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from trainer.checkpoint.records import Entry, RankIndex
+from trainer.checkpoint.format.records import Entry, RankIndex
 from trainer.storage import CorruptObjectError
 
 

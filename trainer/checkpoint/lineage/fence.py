@@ -8,7 +8,7 @@ from typing import Any
 
 from lustrain.problem import UserError
 from trainer.background import BackgroundThread
-from trainer.checkpoint.lease import Lease
+from trainer.checkpoint.lineage.lease import Lease
 from trainer.errors import LostRunError
 
 LONGEST_JOIN_S = 5.0

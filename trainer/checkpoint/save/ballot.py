@@ -6,9 +6,9 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer.checkpoint.layout import ManifestId
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.save.writer import Stored
 from trainer.checkpoint.votes import VoteBox
-from trainer.checkpoint.writer import Stored
 
 
 @dataclass(frozen=True)

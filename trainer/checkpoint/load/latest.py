@@ -16,10 +16,10 @@ import torch
 from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.assemble import read_tensors
-from trainer.checkpoint.layout import ManifestId, tier_root
-from trainer.checkpoint.parts import OnEvent, Places, open_parts, read_manifest
-from trainer.checkpoint.records import Manifest, encode
+from trainer.checkpoint.format.layout import ManifestId, tier_root
+from trainer.checkpoint.format.records import Manifest, encode
+from trainer.checkpoint.load.assemble import read_tensors
+from trainer.checkpoint.load.parts import OnEvent, Places, open_parts, read_manifest
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import TierConfig
 from trainer.storage import CorruptObjectError, ObjectStore, StorageError

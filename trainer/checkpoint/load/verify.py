@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from trainer.checkpoint.boxes import boxes_by_name
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.parts import Places, expect_data, logical_size, read_block, read_index, read_manifest
-from trainer.checkpoint.records import BLOCK_BYTES, Part, RankIndex
+from trainer.checkpoint.format.boxes import boxes_by_name
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.format.records import BLOCK_BYTES, Part, RankIndex
+from trainer.checkpoint.load.parts import Places, expect_data, logical_size, read_block, read_index, read_manifest
 from trainer.storage import CorruptObjectError, ObjectStore
 
 _THREADS = 4

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lustrain.problem import problem
-from trainer.checkpoint.layout import ManifestId, attempt_commit, data_key, index_key
-from trainer.checkpoint.lease import Lease
-from trainer.checkpoint.parts import expect_data, expect_index
-from trainer.checkpoint.records import DamagedRecordError, Manifest, Part, decode_manifest, encode
-from trainer.checkpoint.writer import Stored
+from trainer.checkpoint.format.layout import ManifestId, attempt_commit, data_key, index_key
+from trainer.checkpoint.format.records import DamagedRecordError, Manifest, Part, decode_manifest, encode
+from trainer.checkpoint.lineage.lease import Lease
+from trainer.checkpoint.load.parts import expect_data, expect_index
+from trainer.checkpoint.save.writer import Stored
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, StorageError
 
 STAT_THREADS = 16

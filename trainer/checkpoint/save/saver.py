@@ -19,16 +19,16 @@ from torch import Tensor
 
 from lustrain.problem import UserError
 from trainer.background import BackgroundThread
-from trainer.checkpoint.ballot import Ballot, Plan, Verdict, Vote
-from trainer.checkpoint.child import WriterDiedError, WriterProcess
-from trainer.checkpoint.commit import commit, exact_json, manifest_of, printable_json
-from trainer.checkpoint.flight import Flight, SaveOutcome
-from trainer.checkpoint.layout import ATTEMPTS, ManifestId, attempt_name, tier_root
-from trainer.checkpoint.lease import Lease
-from trainer.checkpoint.prune import prune
-from trainer.checkpoint.stage import Staged, Staging, StagingError
+from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, attempt_name, tier_root
+from trainer.checkpoint.lineage.lease import Lease
+from trainer.checkpoint.lineage.prune import prune
+from trainer.checkpoint.save.ballot import Ballot, Plan, Verdict, Vote
+from trainer.checkpoint.save.child import WriterDiedError, WriterProcess
+from trainer.checkpoint.save.commit import commit, exact_json, manifest_of, printable_json
+from trainer.checkpoint.save.flight import Flight, SaveOutcome
+from trainer.checkpoint.save.stage import Staged, Staging, StagingError
+from trainer.checkpoint.save.writer import Job, Reply
 from trainer.checkpoint.votes import VoteBox, VoteError
-from trainer.checkpoint.writer import Job, Reply
 from trainer.config import CheckpointConfig
 from trainer.errors import LostRunError
 from trainer.metrics.timeline import PRUNED

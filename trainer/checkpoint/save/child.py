@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import trainer
-from trainer.checkpoint.records import Entry
-from trainer.checkpoint.writer import Job, Reply, decode_reply
+from trainer.checkpoint.format.records import Entry
+from trainer.checkpoint.save.writer import Job, Reply, decode_reply
 
 _END_S = 2.0
 """How long a writer that was told to end may take before it is killed."""
@@ -59,7 +59,7 @@ class WriterProcess:
         # may schedule sessions against each other (autogroup), and then the writer's niceness would mean nothing.
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "trainer.checkpoint.writer", str(os.getpid()), str(theirs.fileno())],
+                [sys.executable, "-m", "trainer.checkpoint.save.writer", str(os.getpid()), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

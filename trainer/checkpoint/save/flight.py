@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.checkpoint.ballot import Plan
-from trainer.checkpoint.stage import Staged
+from trainer.checkpoint.save.ballot import Plan
+from trainer.checkpoint.save.stage import Staged
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from awscrt.checksums import combine_crc64nvme, crc64nvme
 
 from lustrain.problem import problem
 from trainer.checkpoint import codec
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.memory import fresh_memory
-from trainer.checkpoint.records import (
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.format.records import (
     BLOCK_BYTES,
     DamagedRecordError,
     Entry,
@@ -29,6 +28,7 @@ from trainer.checkpoint.records import (
     decode_index,
     decode_manifest,
 )
+from trainer.checkpoint.load.memory import fresh_memory
 from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore, StorageError
 
 T = TypeVar("T")

@@ -8,10 +8,10 @@ from math import prod
 
 import torch
 
-from trainer.checkpoint.boxes import Box, boxes_by_name
-from trainer.checkpoint.memory import fresh_memory
-from trainer.checkpoint.parts import ITEM_BYTES, PartReader, blocks_covering, fetch_blocks
-from trainer.checkpoint.records import Entry
+from trainer.checkpoint.format.boxes import Box, boxes_by_name
+from trainer.checkpoint.format.records import Entry
+from trainer.checkpoint.load.memory import fresh_memory
+from trainer.checkpoint.load.parts import ITEM_BYTES, PartReader, blocks_covering, fetch_blocks
 
 
 def read_tensors(readers: Sequence[PartReader], want: Callable[[str], bool], threads: int) -> dict[str, torch.Tensor]:

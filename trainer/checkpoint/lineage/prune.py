@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from trainer.checkpoint.layout import ATTEMPTS, MANIFESTS, ManifestId, attempt_commit
-from trainer.checkpoint.lease import LeaseRecord, live_manifests, read_lease
-from trainer.checkpoint.parts import expect_data, expect_index, read_manifest
-from trainer.checkpoint.records import Manifest
+from trainer.checkpoint.format.layout import ATTEMPTS, MANIFESTS, ManifestId, attempt_commit
+from trainer.checkpoint.format.records import Manifest
+from trainer.checkpoint.lineage.lease import LeaseRecord, live_manifests, read_lease
+from trainer.checkpoint.load.parts import expect_data, expect_index, read_manifest
 from trainer.config import CheckpointConfig
 from trainer.storage import CorruptObjectError, ObjectInfo, ObjectStore, PreconditionError
 

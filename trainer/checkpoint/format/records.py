@@ -13,7 +13,7 @@ from typing import Any
 from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError
-from trainer.checkpoint.layout import ManifestId
+from trainer.checkpoint.format.layout import ManifestId
 
 FORMAT = 1
 BLOCK_BYTES = 16 << 20
