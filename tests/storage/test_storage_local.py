@@ -235,8 +235,8 @@ def test_a_full_or_read_only_disk_is_named_and_loses_nothing(tmp_path: Path) -> 
     result = json.loads(ran.stdout)
     fits, too_large, small, again, late = result["said"]
     assert (fits, again) == ("", "")
-    assert "no space left: 3.0 MB needed, 1.2 MB free" in too_large
-    assert "no space left: 2.0 MB needed" in small
+    assert "no space left: 3 MB needed, 1.19 MB free" in too_large
+    assert "no space left: 2 MB needed" in small
     assert str(tmp_path) in small
     assert "fix: free space there" in too_large
     assert result["files"] == [".lock", "fits"], "only what was unfinished is gone"

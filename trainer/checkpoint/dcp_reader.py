@@ -40,6 +40,7 @@ from trainer.checkpoint.load.parts import (
     TierNotes,
     blocks_covering,
     fetch_blocks,
+    ignore_event,
     read_index,
     read_manifest,
 )
@@ -105,7 +106,7 @@ class LustrainReader(StorageReader):
             box = self._box_of(item)
             wanted.setdefault(box.part, []).append((_rows_read(box.entry, item), item))
         for part in sorted(wanted):
-            reader = PartReader(self._places, self._manifest.parts[part], self._indexes[part], TierNotes(_ignore))
+            reader = PartReader(self._places, self._manifest.parts[part], self._indexes[part], TierNotes(ignore_event))
             ranges = [(read.rows.start, read.rows.start + read.rows.size) for read, _ in wanted[part]]
             fetch_blocks([(reader, number) for number in blocks_covering(ranges)], READ_THREADS)
             for read, item in wanted[part]:
@@ -162,7 +163,3 @@ def _described(boxes: Sequence[Box]) -> TensorStorageMetadata:
     first = boxes[0].entry
     chunks = [ChunkStorageMetadata(torch.Size(b.entry.offsets), torch.Size(b.entry.lengths)) for b in boxes]
     return TensorStorageMetadata(TensorProperties(dtype=torch_dtype(first.dtype)), torch.Size(first.shape), chunks)
-
-
-def _ignore(kind: str, fields: dict[str, Any]) -> None:
-    """There are no tiers here, and nothing else reports."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from lustrain import files
 from lustrain.problem import problem
 from trainer.storage import StorageError
 from trainer.storage.keys import PRIVATE
@@ -108,19 +109,13 @@ def make_folders(folder: Path, root: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in `folder` durable; a folder that has gone in the meantime has no names to keep."""
+    """Make the names in `folder` durable; a folder that was removed in the meantime has no names to keep."""
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(fd)
+        files.sync_folder(folder)
     except OSError as error:
         # Some network file systems make names durable at once and refuse to sync a folder.
-        if error.errno != errno.EINVAL:
+        if error.errno not in (errno.ENOENT, errno.EINVAL):
             raise
-    finally:
-        os.close(fd)
 
 
 def _try_lock(fd: int) -> bool:

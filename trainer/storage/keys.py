@@ -40,12 +40,3 @@ def _unusable(key: str) -> str:
     if any(ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0 or character in "\ufffe\uffff" for character in key):
         return "holds a control character"
     return ""
-
-
-def human_bytes(size: float) -> str:
-    """`size` in the unit that reads best, base 10, e.g. `1.5 GB`."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from awscrt.checksums import crc64nvme as crc64nvme_of
 
 from lustrain.problem import UserError, problem
+from lustrain.progress import BYTES, amount_text
 from trainer.storage import (
     CorruptObjectError,
     ObjectInfo,
@@ -25,7 +26,7 @@ from trainer.storage import (
 )
 from trainer.storage.direct import write_direct
 from trainer.storage.folder import Folder, sync_folder
-from trainer.storage.keys import PRIVATE, check_key, human_bytes
+from trainer.storage.keys import PRIVATE, check_key
 
 COPY_BYTES = 1 << 20
 """Bytes per read, checksum and write: small enough that all three find them in the cache."""
@@ -263,7 +264,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 def _no_space(root: Path, needed: int, free: int) -> str:
-    why = f"no space left: {human_bytes(needed)} needed, {human_bytes(free)} free"
+    why = f"no space left: {amount_text(needed, BYTES)} needed, {amount_text(free, BYTES)} free"
     return problem("folder", str(root), why, fix="free space there, or keep fewer checkpoints")
 
 

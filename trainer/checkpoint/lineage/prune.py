@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from trainer.checkpoint.format.layout import ATTEMPTS, MANIFESTS, ManifestId, attempt_commit
 from trainer.checkpoint.format.records import Manifest
 from trainer.checkpoint.lineage.lease import LeaseRecord, live_manifests, read_lease
-from trainer.checkpoint.load.parts import expect_data, expect_index, read_manifest
+from trainer.checkpoint.load.parts import check_parts, read_manifest
 from trainer.config import CheckpointConfig
 from trainer.storage import CorruptObjectError, ObjectInfo, ObjectStore, PreconditionError
 
@@ -237,13 +237,8 @@ def metric_of(manifest: Manifest) -> float | None:
 
 
 def _is_whole(store: ObjectStore, manifest: Manifest) -> bool:
-    with ThreadPoolExecutor(_STAT_THREADS) as pool:
-        checks = [pool.submit(check, store, part) for part in manifest.parts for check in (expect_data, expect_index)]
-        try:
-            for check in checks:
-                check.result()
-        except CorruptObjectError:
-            for check in checks:
-                check.cancel()
-            return False
+    try:
+        check_parts(store, manifest.parts)
+    except CorruptObjectError:
+        return False
     return True

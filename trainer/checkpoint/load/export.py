@@ -21,7 +21,7 @@ from lustrain.problem import UserError, problem
 from trainer.checkpoint.format.boxes import boxes_by_name
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.load.latest import read_checkpoint
-from trainer.checkpoint.load.parts import ITEM_BYTES, Places, read_index, read_manifest
+from trainer.checkpoint.load.parts import ITEM_BYTES, Places, ignore_event, read_index, read_manifest
 from trainer.storage import ObjectStore
 
 MODEL = "model/"
@@ -78,7 +78,7 @@ def export(
     with _appearing(out) as partial:
         for file, shard in zip(files, shards, strict=True):
             wanted = {weight.stored: weight.name for weight in shard}
-            tensors = read_checkpoint(places, manifest, want=wanted.__contains__, on_event=_ignore)
+            tensors = read_checkpoint(places, manifest, want=wanted.__contains__, on_event=ignore_event)
             about = {"format": "pt", "lustrain_step": str(manifest.step)}
             save_file({wanted[name]: tensor for name, tensor in tensors.items()}, partial / file, metadata=about)
             on_bytes(sum(weight.size for weight in shard))
@@ -181,7 +181,3 @@ def _sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _ignore(kind: str, fields: dict[str, Any]) -> None:
-    """There are no tiers here, and nothing else reports."""

@@ -35,6 +35,9 @@ T = TypeVar("T")
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
+STAT_THREADS = 16
+"""Requests to the store at a time: two for each rank, a few tens of milliseconds each on S3."""
+
 _DTYPES_BY_SIZE = {
     1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
     2: "int16 uint16 float16 bfloat16",
@@ -44,6 +47,10 @@ _DTYPES_BY_SIZE = {
 }
 ITEM_BYTES = {name: size for size, names in _DTYPES_BY_SIZE.items() for name in names.split()}
 """Bytes of one element by the dtype's name (torch's, without `torch.`)."""
+
+
+def ignore_event(kind: str, fields: dict[str, Any]) -> None:
+    """Drop an event: for readers without tiers, of which no event can come."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +276,18 @@ def expect_index(store: ObjectStore, part: Part) -> None:
     """The same for the index object."""
     where = f"rank {part.rank}, {part.index_key}"
     _expect_stored(store, where, part.index_key, part.index_size, part.index_crc64nvme)
+
+
+def check_parts(store: ObjectStore, parts: Sequence[Part]) -> None:
+    """Check sizes and, where the store keeps them, checksums of all objects; CorruptObjectError for the first bad one."""
+    pool = ThreadPoolExecutor(STAT_THREADS)
+    try:
+        checks = [pool.submit(expect, store, part) for part in parts for expect in (expect_data, expect_index)]
+        for check in checks:
+            check.result()
+    finally:
+        # The first bad answer decides; requests not yet sent would only wait for a store in trouble.
+        pool.shutdown(cancel_futures=True)
 
 
 def _expect_stored(store: ObjectStore, where: str, key: str, size: int, checksum: int) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,12 +12,9 @@ from lustrain.problem import problem
 from trainer.checkpoint.format.layout import ManifestId, attempt_commit, data_key, index_key
 from trainer.checkpoint.format.records import DamagedRecordError, Manifest, Part, decode_manifest, encode
 from trainer.checkpoint.lineage.lease import Lease
-from trainer.checkpoint.load.parts import expect_data, expect_index
+from trainer.checkpoint.load.parts import check_parts
 from trainer.checkpoint.save.writer import Stored
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, StorageError
-
-STAT_THREADS = 16
-"""Questions to the store at a time: two for each rank, a few tens of milliseconds each on S3."""
 
 
 def manifest_of(
@@ -64,18 +60,6 @@ def commit(store: ObjectStore, lease: Lease, manifest: Manifest) -> Manifest:
             return manifest
         raise
     return manifest
-
-
-def check_parts(store: ObjectStore, parts: Sequence[Part]) -> None:
-    """All objects have the sizes and, where the store keeps them, the checksums; CorruptObjectError otherwise."""
-    pool = ThreadPoolExecutor(min(STAT_THREADS, 2 * len(parts)))
-    try:
-        checks = [pool.submit(expect, store, part) for part in parts for expect in (expect_data, expect_index)]
-        for check in checks:
-            check.result()
-    finally:
-        # The first bad answer decides; the questions not yet asked would only wait for a store in trouble.
-        pool.shutdown(cancel_futures=True)
 
 
 def exact_json(name: str, value: dict[str, Any]) -> dict[str, Any]:
