@@ -147,9 +147,7 @@ class ParallelConfig(Section):
     bucket_mb: Annotated[float, Field(ge=0.001, le=2**20, allow_inf_nan=False)] = 25.0
     gradient_as_bucket_view: bool = True
     static_graph: bool = False
-    comm_hook: Literal["none", "bf16", "fp16", "powersgd"] = "none"
-    powersgd_rank: Annotated[int, Field(gt=0, le=65_536)] = 1
-    powersgd_start_step: Annotated[int, Field(ge=2, le=MOST_STEPS)] = 1000
+    comm_hook: Literal["none", "bf16", "fp16"] = "none"
 
 
 class TierConfig(Section):
@@ -178,8 +176,6 @@ class CheckpointConfig(Section):
     lease_poll_s: Seconds = 10.0
     """Between two looks at who owns the run; a job that lost it wastes at most this long, for six small reads a minute."""
     copy_threads: Annotated[int, Field(gt=0, le=256)] = 2
-    compression: Literal["none", "planes-zstd"] = "none"
-    """Byte planes + zstd: 16-32 % smaller, worth it only where upload is slower than ~1 GB/s per spare core."""
     tiers: Annotated[tuple[TierConfig, ...], Field(strict=False)] = ()
 
 
@@ -266,6 +262,7 @@ def load(
     problems = [line for text in sets if (line := _apply_set(table, text))]
     if unusable := _unusable(table):
         raise UserError([*problems, *unusable])
+    problems += _drop_removed(table)
     config = None
     try:
         config = Config.model_validate(table)
@@ -275,6 +272,30 @@ def load(
     if problems or config is None:
         raise UserError(problems)
     return config
+
+
+_POWERSGD = "was removed: its error feedback is not in a checkpoint, so a resume was not bit-identical"
+REMOVED: Mapping[tuple[str, str], tuple[Any, str]] = {
+    ("checkpoint", "compression"): ("planes-zstd", "was removed: it saved a sixth of the bytes and cost a core"),
+    ("parallel", "comm_hook"): ("powersgd", _POWERSGD),
+    ("parallel", "powersgd_rank"): (None, _POWERSGD),
+    ("parallel", "powersgd_start_step"): (None, _POWERSGD),
+}
+"""Keys of earlier versions: the value that asks for what was removed, and why it was. Any other value means nothing now."""
+
+
+def _drop_removed(table: Mapping[str, Any]) -> list[str]:
+    """Take keys of earlier versions out of `table`, which older runs stored; return a line for each that asks for something."""
+    lines = []
+    for (section, key), (asks, why) in REMOVED.items():
+        settings = table.get(section)
+        if not isinstance(settings, dict) or key not in settings:
+            continue
+        if settings[key] == asks:
+            lines.append(problem(f"{section}.{key}", asks, why, fix="remove the key"))
+        if settings[key] == asks or key not in ParallelConfig.model_fields:
+            del settings[key]
+    return lines
 
 
 RECORDED = "recorded"

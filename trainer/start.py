@@ -76,7 +76,7 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
         lines.append(
             problem("train.global_batch", train.global_batch, why, allowed=f"multiples of {per_step}", fix=fix)
         )
-    lines += parallel.problems(config.parallel, device=world.device, deterministic=train.deterministic)
+    lines += parallel.problems(config.parallel, device=world.device)
     lines += precision.problems(config.precision, world.device)
     if train.compile and world.device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
         why = "torch.compile needs a C++ compiler on the CPU"

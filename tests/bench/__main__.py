@@ -24,7 +24,6 @@ BENCHES = {
     "bench_tokenize": "Tokenizing",
     "bench_gather": "Gathering batches",
     "bench_step": "The training step",
-    "bench_compression": "Compressing checkpoints",
     "bench_plan": "Planning a cluster",
     "bench_preview": "Previewing a cluster under the engine",
     "bench_nodes": "Tuning nodes",

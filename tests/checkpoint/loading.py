@@ -64,10 +64,10 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor])
         assert torch.equal(*same), name
 
 
-def two_checkpoints(store: ObjectStore, codec: str = "none") -> Manifest:
+def two_checkpoints(store: ObjectStore) -> Manifest:
     """An older and a newer one on two ranks; returns the newer one's manifest."""
-    write_checkpoint(store, OLD.step, split_state(sample_state(1), 2), nonce="00000001", codec=codec)
-    return write_checkpoint(store, NEW.step, split_state(sample_state(2), 2), nonce="00000002", codec=codec)
+    write_checkpoint(store, OLD.step, split_state(sample_state(1), 2), nonce="00000001")
+    return write_checkpoint(store, NEW.step, split_state(sample_state(2), 2), nonce="00000002")
 
 
 def truncate(store: ObjectStore, key: str) -> None:

@@ -44,11 +44,10 @@ def test_the_snippets_checksum_is_the_one_that_the_text_and_s3_mean(reader: Modu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compression", ["none", "planes-zstd"])
-def test_the_snippet_reads_what_a_real_save_stored_without_any_of_our_code(tmp_path: Path, compression: str) -> None:
+def test_the_snippet_reads_what_a_real_save_stored_without_any_of_our_code(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path / "run"))
     shared, own = sample_tensors(5, rows=40), own_tensors()
-    with checkpointer(store, Events(), compression=compression) as saver:
+    with checkpointer(store, Events()) as saver:
         saver.save(5, shared, own, {"cursor": 1.5e-7}, {"name": "ü"})
         assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
     check = """

@@ -66,18 +66,6 @@ def test_what_was_saved_is_what_loads_even_though_training_changed_it_at_once(st
 
 
 @pytest.mark.slow
-def test_a_compressed_checkpoint_loads_the_same_bits(store: ObjectStore) -> None:
-    pytest.importorskip("zstandard")
-    tensors = {"zeros": torch.zeros(3_000_000), "noise": torch.randn(3_000_001)}
-    with checkpointer(store, Events(), compression="planes-zstd") as saver:
-        saver.save(1, tensors, {}, {}, {})
-        (outcome,) = saver.wait(PATIENCE_S)
-    assert outcome.committed
-    assert outcome.bytes < sum(tensor.nbytes for tensor in tensors.values())
-    assert_holds(store, ManifestId(1, 1), tensors)
-
-
-@pytest.mark.slow
 def test_a_state_that_grows_or_shrinks_between_saves_is_saved_whole(store: ObjectStore) -> None:
     with checkpointer(store, Events()) as saver:
         for step, rows in enumerate((10, 9000, 3), start=1):

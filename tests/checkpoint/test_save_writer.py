@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -85,37 +84,3 @@ def test_a_writer_that_hangs_is_killed_after_the_agreed_time_and_replaced(tmp_pa
         eventually(lambda: writer_pid() != pid, "another writer")
         assert has_ended(pid)
     assert len(events.of("writer_restarted")) == 1
-
-
-def niceness(pid: int) -> set[int]:
-    """Of all threads that the process has right now."""
-    found = set()
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        try:
-            found.add(os.getpriority(os.PRIO_PROCESS, int(thread)))
-        except ProcessLookupError:
-            continue
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("compression", "urgent", "expected"),
-    [("planes-zstd", False, True), ("planes-zstd", True, False), ("none", False, False)],
-)
-def test_only_compressing_for_a_save_that_is_not_urgent_steps_back_behind_training(
-    tmp_path: Path, compression: str, urgent: bool, expected: bool
-) -> None:
-    store = open_store(str(tmp_path / "run"))
-    with checkpointer(store, Events(), compression=compression) as saver:
-        pid = writer_pid()
-        base = os.getpriority(os.PRIO_PROCESS, pid)
-        saver.save(1, {"x": torch.randn(10_000_000)}, {}, {}, {}, urgent=urgent)
-        seen: set[int] = set()
-        end = time.monotonic() + PATIENCE_S
-        while saver.busy and time.monotonic() < end:
-            seen |= niceness(pid)
-            time.sleep(0.001)
-        assert (min(base + 10, 19) in seen) == expected
-        assert os.getpriority(os.PRIO_PROCESS, pid) == base
-        assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from awscrt.checksums import crc64nvme
 
-from trainer.checkpoint import codec as codecs
 from trainer.checkpoint.format.layout import ManifestId, attempt_name, data_key, index_key
 from trainer.checkpoint.format.records import ALIGN, BLOCK_BYTES, Block, Entry, Manifest, Part, RankIndex, encode
 from trainer.storage import ObjectStore
@@ -48,23 +47,18 @@ def write_part(store: ObjectStore, attempt: str, rank: int, boxes: Mapping[str, 
         dtype = str(tensor.dtype).removeprefix("torch.")
         entries.append(Entry(name, dtype, shape, offsets, tuple(tensor.shape), len(logical), len(raw)))
         logical.extend(raw)
-    stored = bytearray()
-    blocks = []
-    for start in range(0, len(logical), BLOCK_BYTES):
-        body = bytes(logical[start : start + BLOCK_BYTES])
-        if codec != "none":
-            body = codecs.encode_block(body)
-        blocks.append(Block(len(stored), len(body), crc64nvme(body)))
-        stored.extend(body)
-    index = RankIndex(attempt, rank, len(logical), len(stored), codec, tuple(entries), tuple(blocks))
-    store.put(data_key(attempt, rank), bytes(stored))
+    starts = range(0, len(logical), BLOCK_BYTES)
+    bodies = [bytes(logical[start : start + BLOCK_BYTES]) for start in starts]
+    blocks = tuple(Block(at, len(body), crc64nvme(body)) for at, body in zip(starts, bodies, strict=True))
+    index = RankIndex(attempt, rank, len(logical), len(logical), codec, tuple(entries), blocks)
+    store.put(data_key(attempt, rank), bytes(logical))
     raw_index = encode(index)
     store.put(index_key(attempt, rank), raw_index)
     return Part(
         rank,
         data_key(attempt, rank),
-        len(stored),
-        crc64nvme(bytes(stored)),
+        len(logical),
+        crc64nvme(bytes(logical)),
         index_key(attempt, rank),
         len(raw_index),
         crc64nvme(raw_index),

@@ -121,7 +121,7 @@ def train_with_hooks(world: parallel.World, hooks: list[str]) -> dict[str, tuple
     for hook in hooks:
         model = llama.build(SHAPE, length=16, seed=0)
         optimizer = make_optimizer(model, OptimizerConfig(lr=1e-2))
-        config = ParallelConfig(comm_hook=hook, powersgd_start_step=2, bucket_mb=0.05)
+        config = ParallelConfig(comm_hook=hook, bucket_mb=0.05)
         wrapped = parallel.wrap_ddp(model, config, world)
         warm_up(wrapped)
         # The same few batches over and over: something that can be learned in a dozen steps.
@@ -132,7 +132,7 @@ def train_with_hooks(world: parallel.World, hooks: list[str]) -> dict[str, tuple
 
 @pytest.mark.slow
 def test_every_communication_hook_trains_and_keeps_the_ranks_alike(fork_server: ForkServer) -> None:
-    hooks = ["none", "fp16", "powersgd"]  # bf16 needs NCCL
+    hooks = ["none", "fp16"]  # bf16 needs NCCL
     first, second = run_ranks(fork_server, 2, train_with_hooks, hooks)
     for hook in hooks:
         losses, weights = first[hook]
@@ -195,14 +195,10 @@ def test_one_rank_needs_no_wrapper_and_nothing_to_settle() -> None:
     parallel.settle_buckets(model, lambda: pytest.fail("nothing to settle"))
 
 
-def test_hooks_are_refused_where_they_cannot_work_or_resumes_must_be_exact() -> None:
-    def named(hook: str, device: str, deterministic: bool) -> list[str]:
-        lines = parallel.problems(
-            ParallelConfig(comm_hook=hook), device=torch.device(device), deterministic=deterministic
-        )
-        return [line.split(": ")[0] for line in lines]
+def test_a_hook_is_refused_where_torch_cannot_run_it() -> None:
+    def lines(hook: str, device: str) -> list[str]:
+        found = parallel.problems(ParallelConfig(comm_hook=hook), device=torch.device(device))
+        return [line.split(": ")[0] for line in found]
 
-    assert named("powersgd", "cpu", True) == ["parallel.comm_hook = 'powersgd'"]
-    assert named("powersgd", "cpu", False) == []
-    assert named("bf16", "cpu", True) == ["parallel.comm_hook = 'bf16'"]
-    assert named("bf16", "cuda", True) == named("fp16", "cpu", True) == []
+    assert lines("bf16", "cpu") == ["parallel.comm_hook = 'bf16'"]
+    assert lines("bf16", "cuda") == lines("fp16", "cpu") == []

@@ -197,7 +197,8 @@ def test_without_a_loss_that_is_a_number_nothing_is_saved(
         (["task.name=poetry"], "task.name = 'poetry'"),
         (["task.seqlen=3"], "task.seqlen = 3: unknown key"),
         (["schedule.warmup_steps=99"], "schedule.warmup_steps = 99"),
-        (["parallel.comm_hook=powersgd"], "parallel.comm_hook = 'powersgd'"),
+        (["parallel.comm_hook=powersgd"], "parallel.comm_hook = 'powersgd': was removed"),
+        (["checkpoint.compression=planes-zstd"], "checkpoint.compression = 'planes-zstd': was removed"),
         (["parallel.device=cuda"], "parallel.device = 'cuda'"),
         (
             ["interrupt.deadline=tomorrow"],

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,18 +26,12 @@ NO_BUFFER_SYNC: dict[str, Any] = (
 """Buffers are constant tables here, so sending them before each forward would be waste; torch 2.13 renamed the switch."""
 
 
-def problems(config: ParallelConfig, *, device: torch.device, deterministic: bool) -> Sequence[str]:
-    """Options that DDP refuses on this device, or that break the promise of bit-identical resumes; one line each."""
-    lines = []
-    hook, path = config.comm_hook, "parallel.comm_hook"
-    if hook == "bf16" and device.type == "cpu":
-        why = "torch sums bf16 gradients with NCCL or XCCL only, not between CPUs"
-        lines.append(problem(path, hook, why, allowed="none, fp16, powersgd", fix="another hook, or a GPU"))
-    if hook == "powersgd" and deterministic:
-        why = "its error feedback lives outside of the checkpoint, so a resumed run is not bit-identical"
-        fix = "another hook, or train.deterministic = false"
-        lines.append(problem(path, hook, why, allowed="none, bf16, fp16", fix=fix))
-    return lines
+def problems(config: ParallelConfig, *, device: torch.device) -> Sequence[str]:
+    """Return one line for each option that DDP refuses on this device."""
+    if config.comm_hook != "bf16" or device.type != "cpu":
+        return ()
+    why = "torch sums bf16 gradients with NCCL or XCCL only, not between CPUs"
+    return [problem("parallel.comm_hook", "bf16", why, allowed="none, fp16", fix="another hook, or a GPU")]
 
 
 def wrap_ddp(model: nn.Module, config: ParallelConfig, world: World) -> nn.Module:
@@ -59,18 +53,7 @@ def wrap_ddp(model: nn.Module, config: ParallelConfig, world: World) -> nn.Modul
         gradient_as_bucket_view=config.gradient_as_bucket_view,
         static_graph=config.static_graph,
     )
-    if config.comm_hook == "powersgd":
-        state = powerSGD_hook.PowerSGDState(
-            process_group=None,
-            matrix_approximation_rank=config.powersgd_rank,
-            start_powerSGD_iter=config.powersgd_start_step,
-        )
-        hook = powerSGD_hook.powerSGD_hook
-        # The hook starts its later collectives from callbacks, which for several buckets come in any order without a stream.
-        wrapped.register_comm_hook(
-            state, hook if world.device.type == "cuda" else lambda state, bucket: _waited(hook(state, bucket))
-        )
-    elif config.comm_hook != "none":
+    if config.comm_hook != "none":
         hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
         wrapped.register_comm_hook(None, hooks[config.comm_hook])
     return wrapped
@@ -105,8 +88,3 @@ def settle_buckets(wrapped: nn.Module, run_backward: Callable[[], None]) -> None
         for name, buffer in wrapped.module.named_buffers():
             buffer.copy_(buffers[name])
     dist.barrier(device_ids=[wrapped.device.index] if devices else None)
-
-
-def _waited(future: torch.futures.Future[torch.Tensor]) -> torch.futures.Future[torch.Tensor]:
-    future.wait()
-    return future

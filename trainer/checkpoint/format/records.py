@@ -18,6 +18,8 @@ from trainer.checkpoint.format.layout import ManifestId
 FORMAT = 1
 BLOCK_BYTES = 16 << 20
 """Unit of verification: small enough to report where, large enough that the sums are nothing beside the data."""
+CODEC = "none"
+"""Format 1 has room for codecs of blocks; there is none but this."""
 ALIGN = 4096
 """Every tensor starts on a page, so that a reader may map or read it directly."""
 
@@ -48,10 +50,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Block:
-    """Stored bytes of one block: where they lie in the data object, how many, and their checksum.
-
-    Block i holds logical bytes [i x BLOCK_BYTES, …); with a codec the stored size is smaller than the logical one.
-    """
+    """One block of the data object, which holds the bytes from i x BLOCK_BYTES on, and its checksum."""
 
     start: int
     size: int
@@ -65,10 +64,11 @@ class RankIndex:
     attempt: str
     rank: int
     size: int
-    """Logical bytes, before any codec."""
+    """Bytes of the data object."""
     stored_size: int
+    """The same as `size`, for format 1 has room for a codec."""
     codec: str
-    """`none`, or `planes-zstd` (see FORMAT.md)."""
+    """Always `CODEC`."""
     entries: tuple[Entry, ...]
     blocks: tuple[Block, ...]
 

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from awscrt.checksums import combine_crc64nvme, crc64nvme
 
 from lustrain.problem import problem
-from trainer.checkpoint import codec
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.format.records import (
     BLOCK_BYTES,
+    CODEC,
     DamagedRecordError,
     Entry,
     Manifest,
@@ -149,8 +149,9 @@ def index_problem(index: RankIndex, part: Part, attempt: str) -> str:
     """
     if (index.attempt, index.rank) != (attempt, part.rank):
         return f"belongs to rank {index.rank} of attempt {index.attempt}"
-    if index.codec not in (codec.NONE, codec.PLANES_ZSTD):
-        raise _unknown("codec", index.codec, f"{codec.NONE}, {codec.PLANES_ZSTD}")
+    if index.codec != CODEC:
+        fix = "read it with the Lustrain that wrote it, and save again without checkpoint.compression"
+        raise NewerFormatError(problem("codec", index.codec, "not read by this Lustrain", allowed=CODEC, fix=fix))
     return _block_problem(index, part) or next(filter(None, (_entry_problem(e, index.size) for e in index.entries)), "")
 
 
@@ -162,7 +163,7 @@ def _block_problem(index: RankIndex, part: Part) -> str:
     for number, block in enumerate(index.blocks):
         if block.start != end or block.size <= 0:
             return f"block {number} is empty or does not begin where the block before it ends"
-        if index.codec == codec.NONE and block.size != logical_size(index, number):
+        if block.size != logical_size(index, number):
             return f"block {number} has {block.size} bytes instead of {logical_size(index, number)}"
         end += block.size
         whole = combine_crc64nvme(whole, block.crc64nvme, block.size)
@@ -175,7 +176,10 @@ def _block_problem(index: RankIndex, part: Part) -> str:
 
 def _entry_problem(entry: Entry, size: int) -> str:
     if entry.dtype not in ITEM_BYTES:
-        raise _unknown(f"dtype of {entry.name}", entry.dtype, ", ".join(ITEM_BYTES))
+        why, allowed = "written by a newer Lustrain", ", ".join(ITEM_BYTES)
+        raise NewerFormatError(
+            problem(f"dtype of {entry.name}", entry.dtype, why, allowed=allowed, fix="upgrade lustrain")
+        )
     if not len(entry.shape) == len(entry.offsets) == len(entry.lengths):
         return f"{entry.name}: shape, offsets and lengths differ in dimensions"
     box = zip(entry.shape, entry.offsets, entry.lengths, strict=True)
@@ -186,12 +190,6 @@ def _entry_problem(entry: Entry, size: int) -> str:
     if entry.start < 0 or entry.start + entry.size > size:
         return f"{entry.name}: lies outside the part's {size} bytes"
     return ""
-
-
-def _unknown(what: str, value: str, allowed: str) -> NewerFormatError:
-    return NewerFormatError(
-        problem(what, value, "written by a newer Lustrain", allowed=allowed, fix="upgrade lustrain")
-    )
 
 
 def blocks_covering(ranges: Iterable[tuple[int, int]]) -> list[int]:
@@ -305,17 +303,11 @@ def read_block(store: ObjectStore, part: Part, index: RankIndex, number: int, ta
     """Fill `target` with the logical bytes of one block, verified; CorruptObjectError names the block."""
     where = f"rank {part.rank}, {part.data_key}, block {number}"
     block = index.blocks[number]
-    stored = target if index.codec == codec.NONE else memoryview(bytearray(block.size))
     try:
-        store.read_into(part.data_key, stored, block.start)
+        store.read_into(part.data_key, target, block.start)
     except (CorruptObjectError, ObjectMissingError) as error:
         raise CorruptObjectError(f"{where}: {error}") from error
-    _expect_checksum(stored, block.crc64nvme, where)
-    if index.codec != codec.NONE:
-        try:
-            target[:] = codec.decode_block(stored, len(target))
-        except CorruptObjectError as error:
-            raise CorruptObjectError(f"{where}: {error}") from error
+    _expect_checksum(target, block.crc64nvme, where)
 
 
 def open_parts(places: Places, manifest: Manifest, on_event: OnEvent, threads: int) -> list[PartReader]:
@@ -345,7 +337,7 @@ def fetch_blocks(wanted: Sequence[tuple[PartReader, int]], threads: int) -> None
 
 
 def logical_size(index: RankIndex, number: int) -> int:
-    """Bytes of one block before the codec; all but a part's last block have BLOCK_BYTES."""
+    """Return the bytes of one block; all but a part's last block have BLOCK_BYTES."""
     return min(BLOCK_BYTES, index.size - number * BLOCK_BYTES)
 
 

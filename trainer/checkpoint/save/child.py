@@ -56,7 +56,7 @@ class WriterProcess:
             self.restarts += 1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         # A group of its own keeps Ctrl-C and kills of the job's group away. A session of its own would too, but Linux
-        # may schedule sessions against each other (autogroup), and then the writer's niceness would mean nothing.
+        # may schedule sessions against each other (autogroup), and the writer would take half of the cores.
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "trainer.checkpoint.save.writer", str(os.getpid()), str(theirs.fileno())],

@@ -270,7 +270,6 @@ class Checkpointer:
             size=staged.size,
             attempt=flight.plan.attempt,
             rank=self._rank,
-            codec=self._options.compression,
             store=self._store.uri,
             tiers=() if flight.urgent else self._tiers,
             keep=flight.plan.keep,

@@ -16,27 +16,19 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from typing import Any
 
 from awscrt.checksums import combine_crc64nvme, crc64nvme
 
 from lustrain.problem import UserError
 from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, attempt_commit, data_key, index_key
-from trainer.checkpoint.format.records import BLOCK_BYTES, Block, Entry, RankIndex, encode
+from trainer.checkpoint.format.records import BLOCK_BYTES, CODEC, Block, Entry, RankIndex, encode
 from trainer.parent import end_with
 from trainer.storage import ObjectStore, open_store
-from trainer.storage.direct import seal
 
-NICENESS = 10
-"""Steps back of threads that compress for a save that is not urgent: training goes first. The kernel stops at 19.
-
-Sums and direct writes take too little processor time to step back for: beside a loop on all cores, niceness 10 made a
-0.5 GB save durable after 2.1 s instead of 0.6 s and gave the loop nothing.
-"""
 MOST_THREADS = 4
 _CRASHED = 70
 """EX_SOFTWARE of sysexits.h."""
@@ -51,7 +43,6 @@ class Job:
     size: int
     attempt: str
     rank: int
-    codec: str
     store: str
     tiers: tuple[str, ...]
     """Root folders of the fast copies, in the order in which they are written; none for an urgent save."""
@@ -86,7 +77,7 @@ class Contents:
     """Bytes ready to be stored, in the file behind `fd`, and their sums."""
 
     fd: int
-    stored_size: int
+    size: int
     blocks: tuple[Block, ...]
 
     @property
@@ -118,29 +109,12 @@ class Memory:
 
 
 def summed(memory: Memory, size: int, threads: int) -> Contents:
-    """The staged bytes as they are."""
+    """Return the staged bytes as they are, with their sums."""
     with ThreadPoolExecutor(threads) as pool:
         sums = list(pool.map(crc64nvme, memory.blocks(size)))
     starts = range(0, size, BLOCK_BYTES)
     blocks = (Block(at, min(BLOCK_BYTES, size - at), crc) for at, crc in zip(starts, sums, strict=True))
     return Contents(memory.fd, size, tuple(blocks))
-
-
-def compressed(memory: Memory, size: int, threads: int) -> Contents:
-    """The staged bytes through the planes-zstd codec, in anonymous memory that the caller closes."""
-    from trainer.checkpoint.codec import encode_block
-
-    fd = os.memfd_create("lustrain-compressed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    blocks: list[Block] = []
-    at = 0
-    with ThreadPoolExecutor(threads) as pool, os.fdopen(os.dup(fd), "wb", buffering=0) as out:
-        for some in _batched(memory.blocks(size), 2 * threads):
-            for body in pool.map(encode_block, some):
-                _write_all(out.fileno(), body)
-                blocks.append(Block(at, len(body), crc64nvme(body)))
-                at += len(body)
-    seal(fd)
-    return Contents(fd, at, tuple(blocks))
 
 
 def store_rank(job: Job, entries: tuple[Entry, ...], memory: Memory, store: ObjectStore) -> Reply:
@@ -149,29 +123,24 @@ def store_rank(job: Job, entries: tuple[Entry, ...], memory: Memory, store: Obje
     Raises UserError (StorageError among them) or OSError when the run itself cannot be written.
     """
     clock = _Laps()
-    prepare = summed if job.codec == "none" else compressed
-    contents = prepare(memory, job.size, _threads(job))
-    try:
-        stored_size, crc = contents.stored_size, contents.crc64nvme
-        index = encode(RankIndex(job.attempt, job.rank, job.size, stored_size, job.codec, entries, contents.blocks))
-        clock.lap("sums")
-        failed = {}
-        for root in job.tiers:
-            try:
-                _write_tier(root, job, contents, index)
-            except (UserError, OSError) as error:
-                failed[root] = str(error)
-        clock.lap("tiers")
-        _put_both(store, job, contents, index)
-        clock.lap("store")
-    finally:
-        if contents.fd != memory.fd:
-            os.close(contents.fd)
-    return Reply(job.save, Stored(stored_size, crc, len(index), crc64nvme(index)), tiers=failed, seconds=clock.laps)
+    contents = summed(memory, job.size, _threads(job))
+    crc = contents.crc64nvme
+    index = encode(RankIndex(job.attempt, job.rank, job.size, job.size, CODEC, entries, contents.blocks))
+    clock.lap("sums")
+    failed = {}
+    for root in job.tiers:
+        try:
+            _write_tier(root, job, contents, index)
+        except (UserError, OSError) as error:
+            failed[root] = str(error)
+    clock.lap("tiers")
+    _put_both(store, job, contents, index)
+    clock.lap("store")
+    return Reply(job.save, Stored(job.size, crc, len(index), crc64nvme(index)), tiers=failed, seconds=clock.laps)
 
 
 def _put_both(store: ObjectStore, job: Job, contents: Contents, index: bytes) -> None:
-    store.put_file(data_key(job.attempt, job.rank), contents.path, contents.stored_size, contents.crc64nvme)
+    store.put_file(data_key(job.attempt, job.rank), contents.path, contents.size, contents.crc64nvme)
     store.put(index_key(job.attempt, job.rank), index)
 
 
@@ -238,11 +207,6 @@ class Server:
         self._working.start()
 
     def _work(self, job: Job, store: ObjectStore) -> None:
-        if job.codec != "none" and not job.urgent:
-            # Linux keeps niceness per thread, and new threads inherit it. Lowering one thread for one save needs no
-            # privilege, where raising the process again for an urgent save would.
-            thread = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
         try:
             reply = store_rank(job, self._entries, self._memories[job.buffer], store)
         except (UserError, OSError) as error:
@@ -314,20 +278,8 @@ def _entry(body: dict[str, Any]) -> Entry:
     return Entry(**{**body, **boxes})
 
 
-def _write_all(fd: int, body: bytes) -> None:
-    view = memoryview(body)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _batched(items: Sequence[memoryview], count: int) -> Iterable[list[memoryview]]:
-    rest = iter(items)
-    while some := list(islice(rest, count)):
-        yield some
-
-
 def _threads(job: Job) -> int:
-    """For sums (10 GB/s each) and compression: half of the cores, which training shares, or all in a hurry."""
+    """Return how many threads take sums (10 GB/s each): half of the cores, which training shares, or all in a hurry."""
     cores = len(os.sched_getaffinity(0))
     return min(MOST_THREADS, cores if job.urgent else max(1, cores // 2))
 
