@@ -61,7 +61,7 @@ def test_a_key_cannot_lie_below_another_object(tmp_path: Path) -> None:
     store.put("a/b", b"x")
     with pytest.raises(StorageError, match=r"/a/b/c'.*a part of the path is a file"):
         store.put("a/b/c", b"x")
-    with pytest.raises(StorageError, match=r"/a'.*a folder lies where"):
+    with pytest.raises(StorageError, match=r"/a'.*a folder has the object's name"):
         store.put("a", b"x")
     with pytest.raises(ObjectMissingError):
         store.read("a/b/c")

@@ -1,4 +1,4 @@
-"""Keys that every backend can hold, and the error lines they share."""
+"""Keys that every backend can hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRIVATE = ".lustrain"
 
 
 def check_key(key: str) -> str:
-    """The key itself, or StorageError when it is one that some backend could not keep or that would leave the root."""
+    """Return the key itself; StorageError when some backend could not hold it, or when it would leave the root."""
     why = _unusable(key)
     if why:
         raise StorageError(problem("key", key, why, allowed="segments of printable UTF-8 joined by single '/'"))

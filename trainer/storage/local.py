@@ -95,12 +95,12 @@ class LocalStore(ObjectStore):
         with self._writing(key, size):
             self._preflight(size)
             with open(path, "rb", buffering=0) as source, self._folder.unfinished() as (fd, tmp):
-                copied, found = _copy(source.fileno(), fd, size)
+                copied, crc = _copy(source.fileno(), fd, size)
                 if copied < size:
                     why = f"{path} ends at byte {copied}, {size} bytes were expected"
                     raise CorruptObjectError(problem("object", self._shown(key), why))
-                if found != crc64nvme:
-                    why = f"{path} has checksum {found:016x}, {crc64nvme:016x} was expected"
+                if crc != crc64nvme:
+                    why = f"{path} has checksum {crc:016x}, {crc64nvme:016x} was expected"
                     raise CorruptObjectError(problem("object", self._shown(key), why))
                 os.fsync(fd)
                 with self._folder.locked():
@@ -172,7 +172,7 @@ class LocalStore(ObjectStore):
         except (FileNotFoundError, NotADirectoryError):
             current = None
         if current != if_match:
-            why = "is gone" if current is None else "has been replaced since it was read"
+            why = "was removed since it was read" if current is None else "was replaced since it was read"
             raise PreconditionError(problem("object", self._shown(key), why))
 
     def _link(self, tmp: Path, target: Path, key: str) -> None:
@@ -242,20 +242,20 @@ def _failure(error: OSError, shown: str) -> StorageError:
     why = os.strerror(error.errno) if error.errno else str(error)
     if error.filename and not shown.endswith(str(error.filename)):
         why += f" ({error.filename})"
-    for_a_person = {
+    for_the_user = {
         errno.EACCES: "check the permissions",
         errno.EPERM: "check the permissions",
         errno.EROFS: "mount it writable or choose another place",
         errno.ENOTDIR: "a part of the path is a file; choose another path",
-        errno.EISDIR: "a folder lies where the object should be; move it away",
+        errno.EISDIR: "a folder has the object's name; move it away",
     }
     for_the_disk = {
         errno.ESTALE: "the network file system lost the folder; mount it again",
         errno.EIO: "the disk or its server fails; see the kernel log",
     }
     number = error.errno or 0
-    line = problem("object", shown, why, fix=for_a_person.get(number) or for_the_disk.get(number, ""))
-    return RefusedError(line) if number in for_a_person else StorageError(line)
+    line = problem("object", shown, why, fix=for_the_user.get(number) or for_the_disk.get(number, ""))
+    return RefusedError(line) if number in for_the_user else StorageError(line)
 
 
 def _free_bytes(folder: Path) -> int:
@@ -282,13 +282,13 @@ def _info(key: str, path: Path) -> ObjectInfo:
 
 
 def _walk(folder: Path, below: str, prefix: str) -> Iterator[str]:
-    """Keys of the files under `folder` (whose own key is `below`) that begin with `prefix`, in the order of their keys."""
+    """Yield keys of the files under `folder` (whose own key is `below`) that begin with `prefix`, in key order."""
     try:
         with os.scandir(folder) as entries:
-            found = [(e.name, e.is_dir(follow_symlinks=False), e.is_file()) for e in entries]
+            names = [(e.name, e.is_dir(follow_symlinks=False), e.is_file()) for e in entries]
     except (FileNotFoundError, NotADirectoryError):
         return
-    for name, is_folder, is_file in sorted(found, key=lambda f: f[0] + "/" * f[1]):
+    for name, is_folder, is_file in sorted(names, key=lambda n: n[0] + "/" * n[1]):
         key = below + name
         if key == PRIVATE:
             continue
@@ -299,21 +299,21 @@ def _walk(folder: Path, below: str, prefix: str) -> Iterator[str]:
 
 
 def _copy(source: int, target: int, size: int) -> tuple[int, int]:
-    """Copies up to `size` bytes; how many there were and their CRC-64/NVME, computed while they are in the cache."""
+    """Copy up to `size` bytes; return their number and their CRC-64/NVME, computed while they are in the cache."""
     direct = write_direct(source, target, size)
     if direct is not None:
         return size, direct
     os.ftruncate(target, 0)
     chunk = memoryview(bytearray(min(COPY_BYTES, size)))
-    found = done = 0
+    crc = done = 0
     while done < size:
         count = os.preadv(source, [chunk[: size - done]], done)
         if count == 0:
             break
-        found = crc64nvme_of(chunk[:count], found)
+        crc = crc64nvme_of(chunk[:count], crc)
         _write_all(target, chunk[:count])
         done += count
-    return done, found
+    return done, crc
 
 
 def _write_all(fd: int, view: memoryview) -> None:
