@@ -42,10 +42,10 @@ class CountedVotes(StoreVotes):
         super().__init__(store, world_size)
         self.heard = 0
 
-    def _hear(self, topic: str, known: int, said: dict[int, dict[str, Any]]) -> int:
-        before = len(said)
-        known = super()._hear(topic, known, said)
-        self.heard += len(said) - before
+    def _read_posts(self, topic: str, known: int, posts: dict[int, dict[str, Any]]) -> int:
+        before = len(posts)
+        known = super()._read_posts(topic, known, posts)
+        self.heard += len(posts) - before
         return known
 
 
