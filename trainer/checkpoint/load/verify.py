@@ -1,4 +1,4 @@
-"""Check every stored byte of a checkpoint without building tensors, and name every damaged place. Torch-free."""
+"""A check of every stored byte of a checkpoint that names every damaged place, without building tensors. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trainer.storage import CorruptObjectError, ObjectStore
 
 _THREADS = 4
 OnBytes = Callable[[int], None]
-"""Told how many more stored bytes were checked; called from several threads."""
+"""Receives how many more stored bytes were checked; called from several threads."""
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What was found: `problems` has one line per damaged place (rank, object, block), none for a whole checkpoint."""
+    """The result: `problems` has one line per damaged place (rank, object, block), none for a whole checkpoint."""
 
     id: ManifestId
     bytes: int = 0

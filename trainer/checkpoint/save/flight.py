@@ -1,4 +1,4 @@
-"""One save on its way through a rank, and how it ended."""
+"""One save in flight on a rank, and how it ended."""
 
 from __future__ import annotations
 
