@@ -230,7 +230,9 @@ def _make_root(root: Path, uri: str, name: str) -> None:
         root.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         at = next(p for p in (root, *root.parents) if p.exists() and not p.is_dir())
-        raise UserError(problem(name, uri, f"{at} is a file, a folder is needed", fix="choose another path")) from error
+        raise UserError(
+            problem(name, uri, f"{at} is a file, a folder is needed", fix="choose a different path")
+        ) from error
     except OSError as error:
         why = f"cannot make the folder: {os.strerror(error.errno or errno.EIO)}"
         raise UserError(problem(name, uri, why, fix="make it, or choose a place that you may write to")) from error
@@ -245,8 +247,8 @@ def _failure(error: OSError, shown: str) -> StorageError:
     for_the_user = {
         errno.EACCES: "check the permissions",
         errno.EPERM: "check the permissions",
-        errno.EROFS: "mount it writable or choose another place",
-        errno.ENOTDIR: "a part of the path is a file; choose another path",
+        errno.EROFS: "mount it writable or choose a different place",
+        errno.ENOTDIR: "a part of the path is a file; choose a different path",
         errno.EISDIR: "a folder has the object's name; move it away",
     }
     for_the_disk = {

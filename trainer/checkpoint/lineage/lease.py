@@ -204,7 +204,7 @@ class Lease:
 
 
 def _put(store: ObjectStore, record: LeaseRecord, etag: str | None) -> str | None:
-    """Replace the lease that had `etag` (None: create it); None when it is no longer that one."""
+    """Replace the lease that had `etag` (None: create it) and return the new etag; None when it was replaced before."""
     body = record.encode()
     try:
         return store.put(LEASE, body, if_absent=etag is None, if_match=etag)
