@@ -12,7 +12,7 @@ from typing import Any
 
 from awscrt.checksums import crc64nvme
 
-from lustrain.problem import UserError
+from lustrain.problem import UserError, problem
 from trainer.checkpoint.format.layout import ManifestId
 
 FORMAT = 1
@@ -220,7 +220,6 @@ def _decode(raw: bytes, kind: str) -> dict[str, Any]:
         raise DamagedRecordError(f"is of kind {body.get('kind')!r} instead of {kind!r}")
     version = body.get("format")
     if not isinstance(version, int) or version > FORMAT:
-        raise NewerFormatError(
-            f"{kind} format = {version}: written by a newer Lustrain; allowed: <= {FORMAT}; fix: upgrade lustrain"
-        )
+        why = "written by a newer Lustrain"
+        raise NewerFormatError(problem(f"{kind} format", version, why, allowed=f"<= {FORMAT}", fix="upgrade lustrain"))
     return body
