@@ -286,7 +286,7 @@ REMOVED: Mapping[tuple[str, str], tuple[Any, str]] = {
 
 def _drop_removed(table: Mapping[str, Any]) -> list[str]:
     """Take keys of earlier versions out of `table`, which older runs stored; return a line for each that asks for something."""
-    lines = []
+    lines: list[str] = []
     for (section, key), (asks, why) in REMOVED.items():
         settings = table.get(section)
         if not isinstance(settings, dict) or key not in settings:
