@@ -133,7 +133,10 @@ def told(store: LocalStore) -> LocalStore:
         (lambda store: flip_bit(store, "metrics/000001-00002.jsonl", 0), "metrics/000001-00002.jsonl line 1: "),
         (lambda store: flip_bit(store, "events/000003-00000.jsonl", 0), "events/000003-00000.jsonl line 1: "),
         (lambda store: store.delete("metrics/000001-00001.jsonl"), "metrics/000001-00001.jsonl: missing"),
-        (lambda store: store.delete(ManifestId(3, 25).key), f"{ManifestId(3, 25).key}: missing, though the run recorded its commit"),
+        (
+            lambda store: store.delete(ManifestId(3, 25).key),
+            f"{ManifestId(3, 25).key}: missing, though the run recorded its commit",
+        ),
     ],
     ids=["config", "no config", "metrics", "events", "no metrics", "newest manifest"],
 )
