@@ -17,11 +17,11 @@ from lustrain.problem import UserError
 from lustrain.process import save_when_alone
 from trainer import __version__, parallel
 from trainer import config as configuration
-from trainer.checkpoint.fence import Fence
-from trainer.checkpoint.interval import Interval
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.load import Loaded
-from trainer.checkpoint.saver import Checkpointer
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.lineage.fence import Fence
+from trainer.checkpoint.load.latest import Loaded
+from trainer.checkpoint.save.interval import Interval
+from trainer.checkpoint.save.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import Config
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError

@@ -20,8 +20,8 @@ from tests.checkpoint.test_read_prune import put_lease
 from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
 from trainer import checkpoint
 from trainer.checkpoint import stored_config
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.records import FORMAT, Block, Entry, Manifest, Part, RankIndex, encode, seal, unseal
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.format.records import FORMAT, Block, Entry, Manifest, Part, RankIndex, encode, seal, unseal
 from trainer.config import Config
 from trainer.metrics import RunLog
 from trainer.storage.local import LocalStore

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from lustrain.problem import UserError
 from tests.data.making import document_ends, made, prose, stream, write_lines
-from trainer.checkpoint.records import DamagedRecordError, unseal
+from trainer.checkpoint.format.records import DamagedRecordError, unseal
 from trainer.data import verified
 from trainer.data.index import DTYPES, INDEX, Index, Shard, Split, decode_index, dtype_for, encode_index, shard_name
 from trainer.data.shards import TokenSet

@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field, ValidationError
 from lustrain.problem import UserError
 from lustrain.schema import TOML, problems_of
 from trainer import config as configuration
-from trainer.checkpoint.fence import Fence
-from trainer.checkpoint.lease import Lease
+from trainer.checkpoint.lineage.fence import Fence
+from trainer.checkpoint.lineage.lease import Lease
 from trainer.config import Config, InterruptConfig
 from trainer.interrupt import Watch
 from trainer.metrics import RunLog

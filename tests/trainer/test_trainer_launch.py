@@ -10,7 +10,7 @@ import pytest
 
 from lustrain.problem import UserError
 from tests.processes import alive, children_of, wait_until
-from trainer.checkpoint.lease import committed, read_lease
+from trainer.checkpoint.lineage.lease import committed, read_lease
 from trainer.errors import EXIT_REQUEUE
 from trainer.launch.local import job_exit_code, main, rank_environment
 from trainer.metrics.reader import read_events

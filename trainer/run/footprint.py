@@ -16,7 +16,7 @@ import torch
 
 from lustrain.problem import UserError, problem
 from lustrain.progress import BYTES, amount_text
-from trainer.checkpoint.stage import available_memory
+from trainer.checkpoint.save.stage import available_memory
 from trainer.config import Config
 from trainer.errors import EXIT_CONFIG, EXIT_FAILURE
 from trainer.parallel import World

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.lease import committed, live_manifests, read_lease
-from trainer.checkpoint.load import Loaded, load_latest
+from trainer.checkpoint.lineage.lease import committed, live_manifests, read_lease
+from trainer.checkpoint.load.latest import Loaded, load_latest
 from trainer.checkpoint.stored_config import read_stored
 from trainer.checkpoint.votes import StoreVotes
 from trainer.data.shards import TokenSet

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from lustrain.problem import UserError
-from trainer.checkpoint.fence import Fence
-from trainer.checkpoint.interval import Interval, finish_or_restart
-from trainer.checkpoint.saver import Checkpointer
+from trainer.checkpoint.lineage.fence import Fence
+from trainer.checkpoint.save.interval import Interval, finish_or_restart
+from trainer.checkpoint.save.saver import Checkpointer
 from trainer.checkpoint.votes import VoteBox
 from trainer.errors import LostRunError
 from trainer.interrupt import Notice

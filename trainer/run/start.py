@@ -15,9 +15,9 @@ from typing import Any
 from lustrain.problem import UserError, problem
 from trainer import parallel
 from trainer.checkpoint import stored_config
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.lease import Lease, committed, live_manifests
-from trainer.checkpoint.load import Loaded, NoneWholeError, load_latest
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.lineage.lease import Lease, committed, live_manifests
+from trainer.checkpoint.load.latest import Loaded, NoneWholeError, load_latest
 from trainer.checkpoint.stored_config import StoredConfig
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import Config, parse_time

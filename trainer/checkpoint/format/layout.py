@@ -1,4 +1,4 @@
-"""Names of things in a run, and nothing else: pure string functions, both ways."""
+"""Names of the objects in a run: pure string functions, both ways."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ATTEMPT = re.compile(r"(\d{6,})-(\d{10,})-([0-9a-f]{8})")
 
 @dataclass(frozen=True, order=True)
 class ManifestId:
-    """Which commit: the lease generation that made it, then the step. Orders from oldest to newest."""
+    """A commit: the lease generation that made it, then the step. Orders from oldest to newest."""
 
     generation: int
     step: int
@@ -27,18 +27,18 @@ class ManifestId:
 
     @classmethod
     def of_key(cls, key: str) -> ManifestId | None:
-        """The id in a key, or None for a foreign object that happens to lie among the manifests."""
+        """Return the id in a key, or None for a foreign object among the manifests."""
         match = _MANIFEST.fullmatch(key)
         return cls(int(match[1]), int(match[2])) if match else None
 
 
 def attempt_name(generation: int, step: int, nonce: str) -> str:
-    """A name that no other try at a save ever has; `nonce` is 8 hex digits."""
+    """Return a name that no other try at a save ever has; `nonce` is 8 hex digits."""
     return f"{generation:06d}-{step:010d}-{nonce}"
 
 
 def attempt_commit(name: str) -> ManifestId | None:
-    """The commit that an attempt was for, or None for a foreign folder."""
+    """Return the commit that an attempt was for, or None for a foreign folder."""
     match = _ATTEMPT.fullmatch(name)
     return ManifestId(int(match[1]), int(match[2])) if match else None
 
@@ -52,8 +52,8 @@ def index_key(attempt: str, rank: int) -> str:
 
 
 def tier_root(path: str, run_uri: str) -> str:
-    """Folder of one run's fast copies below a tier's `path`; objects in it have the same keys as in the run.
+    """Return the folder of one run's fast copies below a tier's `path`; objects in it have the same keys as in the run.
 
-    Several runs may share a tier, and a run's URI is no file name, so the folder is a hash of it.
+    Several runs may share a tier, and a run's URI is not a file name, so the folder is a hash of it.
     """
     return f"{path.rstrip('/')}/{hashlib.sha256(run_uri.rstrip('/').encode()).hexdigest()[:16]}"

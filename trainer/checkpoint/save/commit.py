@@ -1,24 +1,20 @@
-"""What rank 0 does once every rank has stored its part: check that all of it is there, then the one conditional put."""
+"""The commit, by rank 0 once every rank has stored its part: a check that all parts exist, then one conditional put."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from lustrain.problem import problem
-from trainer.checkpoint.layout import ManifestId, attempt_commit, data_key, index_key
-from trainer.checkpoint.lease import Lease
-from trainer.checkpoint.parts import expect_data, expect_index
-from trainer.checkpoint.records import DamagedRecordError, Manifest, Part, decode_manifest, encode
-from trainer.checkpoint.writer import Stored
+from trainer.checkpoint.format.layout import ManifestId, attempt_commit, data_key, index_key
+from trainer.checkpoint.format.records import DamagedRecordError, Manifest, Part, decode_manifest, encode
+from trainer.checkpoint.lineage.lease import Lease
+from trainer.checkpoint.load.parts import check_parts
+from trainer.checkpoint.save.writer import Stored
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, StorageError
-
-STAT_THREADS = 16
-"""Questions to the store at a time: two for each rank, a few tens of milliseconds each on S3."""
 
 
 def manifest_of(
@@ -29,7 +25,7 @@ def manifest_of(
     state: dict[str, Any],
     about: dict[str, Any],
 ) -> Manifest:
-    """The manifest of an attempt of which every rank says what it stored."""
+    """Build the manifest of an attempt from what each rank stored."""
     commit = attempt_commit(attempt)
     if commit is None:
         raise ValueError(f"{attempt!r} is not the name of an attempt")
@@ -47,10 +43,10 @@ def manifest_of(
 
 
 def commit(store: ObjectStore, lease: Lease, manifest: Manifest) -> Manifest:
-    """Make a checkpoint out of stored parts; returns the manifest that stands, which may be one of an earlier try.
+    """Make a checkpoint out of stored parts; returns the manifest in the store, which may be one of an earlier try.
 
-    Raises LostRunError when another job owns the run, StorageError when a part is not there as claimed or the store
-    does not serve. After a StorageError the put may still come true: whatever then loads is whole.
+    Raises LostRunError when a newer job owns the run, StorageError when a part is missing or wrong, or the store does not
+    serve. After a StorageError the put may still succeed: the checkpoint is then whole.
     """
     check_parts(store, manifest.parts)
     lease.check()
@@ -58,7 +54,7 @@ def commit(store: ObjectStore, lease: Lease, manifest: Manifest) -> Manifest:
     try:
         store.put(manifest.id.key, body, if_absent=True)
     except PreconditionError:
-        return _standing(store, lease, manifest)
+        return _existing(store, lease, manifest)
     except StorageError:
         if _read(store, manifest) == body:
             return manifest
@@ -66,20 +62,8 @@ def commit(store: ObjectStore, lease: Lease, manifest: Manifest) -> Manifest:
     return manifest
 
 
-def check_parts(store: ObjectStore, parts: Sequence[Part]) -> None:
-    """All objects have the sizes and, where the store keeps them, the checksums; CorruptObjectError otherwise."""
-    pool = ThreadPoolExecutor(min(STAT_THREADS, 2 * len(parts)))
-    try:
-        checks = [pool.submit(expect, store, part) for part in parts for expect in (expect_data, expect_index)]
-        for check in checks:
-            check.result()
-    finally:
-        # The first bad answer decides; the questions not yet asked would only wait for a store in trouble.
-        pool.shutdown(cancel_futures=True)
-
-
 def exact_json(name: str, value: dict[str, Any]) -> dict[str, Any]:
-    """A copy that nobody changes any more; ValueError for what would not come back from JSON as it is, NaN included."""
+    """Return a copy that JSON reads back unchanged; ValueError for values that it would not, NaN included."""
     try:
         copy: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
@@ -88,7 +72,7 @@ def exact_json(name: str, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def printable_json(value: Any) -> Any:
-    """A copy for people: whatever JSON cannot hold (NaN, infinities, objects) becomes its text."""
+    """Return a copy for people: values that JSON cannot hold (NaN, infinities, objects) become their text."""
     if isinstance(value, dict):
         return {str(key): printable_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -109,20 +93,21 @@ def _part(attempt: str, rank: int, stored: Stored) -> Part:
     )
 
 
-def _standing(store: ObjectStore, lease: Lease, mine: Manifest) -> Manifest:
-    """The manifest that was there first: this very one when only the answer to its put was lost."""
-    body = _read(store, mine)
-    if body == encode(mine):
-        return mine
+def _existing(store: ObjectStore, lease: Lease, new: Manifest) -> Manifest:
+    """Return the manifest that exists already: this very one when only the answer to its put was lost."""
+    body = _read(store, new)
+    if body == encode(new):
+        return new
     lease.check()
     try:
-        theirs = decode_manifest(body or b"")
+        existing = decode_manifest(body or b"")
     except DamagedRecordError as error:
-        raise StorageError(problem("manifest", mine.id.key, f"another object has this key: {error}")) from error
-    if theirs.id != mine.id:
-        raise StorageError(problem("manifest", mine.id.key, f"holds the manifest of {theirs.id.key}"))
-    # The lease is ours, so only this job can have committed under its generation: an earlier try at the same step.
-    return theirs
+        why = f"an object that is not a manifest has this key: {error}"
+        raise StorageError(problem("manifest", new.id.key, why)) from error
+    if existing.id != new.id:
+        raise StorageError(problem("manifest", new.id.key, f"holds the manifest of {existing.id.key}"))
+    # This job holds the lease, so only it can have committed under its generation: an earlier try at the same step.
+    return existing
 
 
 def _read(store: ObjectStore, manifest: Manifest) -> bytes | None:

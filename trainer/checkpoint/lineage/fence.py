@@ -1,4 +1,4 @@
-"""Notices between commits that a newer job owns the run, so that the older one stops soon and not at its next save."""
+"""A watch on the lease between commits, so that the older of two jobs stops soon and not at its next save."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from lustrain.background import BackgroundThread
 from lustrain.problem import UserError
-from trainer.checkpoint.lease import Lease
+from trainer.checkpoint.lineage.lease import Lease
 from trainer.errors import LostRunError
 
 LONGEST_JOIN_S = 5.0
@@ -28,12 +28,12 @@ class Fence:
 
     @property
     def lost(self) -> LostRunError | None:
-        """That a newer job owns the run, once seen; raises what ended the thread, if a defect did."""
+        """The error that a newer job owns the run, once it does; raises a defect that ended the thread."""
         self._thread.check()
         return self._lost
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop reading the lease."""
         self._closing.set()
         self._thread.join(LONGEST_JOIN_S)
 
@@ -46,7 +46,7 @@ class Fence:
                 self._lost = error
                 return
             except UserError as error:
-                # A store that is away for a while proves nothing about ownership; the commit will ask again.
+                # A store that does not answer for a while proves nothing about ownership; the commit checks again.
                 if not self._reported:
                     self._on_event("warning", {"source": "lease", "detail": str(error)})
                     self._reported = True

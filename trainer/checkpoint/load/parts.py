@@ -1,7 +1,7 @@
 """Verified reading of one committed checkpoint: its manifest, its rank indexes, its data blocks. Torch-free.
 
-Whatever is wrong with stored bytes surfaces as CorruptObjectError that names rank, object and block. Every other
-StorageError means that the store could not serve, which says nothing about the checkpoint, and passes through unchanged.
+Damage to stored bytes is raised as CorruptObjectError that names rank, object and block. Every other StorageError means
+that the store could not serve; it says nothing about the checkpoint, and is not caught here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 from awscrt.checksums import combine_crc64nvme, crc64nvme
 
 from lustrain.problem import problem
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.memory import fresh_memory
-from trainer.checkpoint.records import (
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.format.records import (
     BLOCK_BYTES,
     CODEC,
     DamagedRecordError,
@@ -29,11 +28,15 @@ from trainer.checkpoint.records import (
     decode_index,
     decode_manifest,
 )
+from trainer.checkpoint.load.memory import fresh_memory
 from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore, StorageError
 
 T = TypeVar("T")
 
 OnEvent = Callable[[str, dict[str, Any]], None]
+
+STAT_THREADS = 16
+"""Requests to the store at a time: two for each rank, a few tens of milliseconds each on S3."""
 
 _DTYPES_BY_SIZE = {
     1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
@@ -46,6 +49,10 @@ ITEM_BYTES = {name: size for size, names in _DTYPES_BY_SIZE.items() for name in 
 """Bytes of one element by the dtype's name (torch's, without `torch.`)."""
 
 
+def ignore_event(kind: str, fields: dict[str, Any]) -> None:
+    """Drop an event: for readers without tiers, of which no event can come."""
+
+
 @dataclass(frozen=True)
 class Places:
     """Where a checkpoint's objects may be read: the run is the truth, tiers are quicker copies under the same keys."""
@@ -55,7 +62,7 @@ class Places:
 
 
 def read_manifest(store: ObjectStore, manifest_id: ManifestId) -> Manifest:
-    """The manifest under this id; CorruptObjectError when it is gone, damaged or of another commit."""
+    """Read the manifest of this id; CorruptObjectError when it is missing, damaged or of a different commit."""
     manifest = read_twice(lambda: _decoded_manifest(store, manifest_id))
     if manifest.id != manifest_id:
         raise CorruptObjectError(f"{manifest_id.key}: holds the manifest of {manifest.id.key}")
@@ -74,7 +81,7 @@ def _decoded_manifest(store: ObjectStore, manifest_id: ManifestId) -> Manifest:
 
 
 def read_twice(read: Callable[[], T]) -> T:
-    """What `read` returns, tried twice: the network may have garbled the first answer; stored damage stays damage."""
+    """Return what `read` returns, tried twice: the network may have garbled the first answer; stored damage stays."""
     try:
         return read()
     except (CorruptObjectError, DamagedRecordError):
@@ -82,9 +89,9 @@ def read_twice(read: Callable[[], T]) -> T:
 
 
 class TierNotes:
-    """Why tiers were passed over: damage is an event at once, what a tier does not hold becomes one event in the end.
+    """Why tiers were passed over: damage is an event at once, all parts that a tier lacks are one event in the end.
 
-    On all but the smallest runs a node's tiers hold a few of the parts only, which is no news part by part.
+    On all but the smallest runs a node's tiers hold only a few of the parts, so that one event a part would be noise.
     """
 
     def __init__(self, on_event: OnEvent) -> None:
@@ -104,7 +111,7 @@ class TierNotes:
 
 
 def read_index(places: Places, part: Part, attempt: str, notes: TierNotes | None = None) -> RankIndex:
-    """One rank's index, equal to what the manifest promises and consistent in itself; CorruptObjectError otherwise."""
+    """Read one rank's index; CorruptObjectError unless it is what the manifest promises, and consistent in itself."""
     for tier in places.tiers:
         try:
             return _index_of(tier, part, attempt)
@@ -136,7 +143,7 @@ def _index_of(store: ObjectStore, part: Part, attempt: str) -> RankIndex:
 
 
 def index_problem(index: RankIndex, part: Part, attempt: str) -> str:
-    """What an index contradicts (its manifest, or itself), or the empty string.
+    """Return how an index contradicts its manifest or itself, or the empty string.
 
     Raises NewerFormatError for a codec or dtype that this Lustrain does not know.
     """
@@ -186,7 +193,7 @@ def _entry_problem(entry: Entry, size: int) -> str:
 
 
 def blocks_covering(ranges: Iterable[tuple[int, int]]) -> list[int]:
-    """Numbers of the blocks that hold any of the logical byte ranges [start, stop), ascending."""
+    """Return the numbers of the blocks that hold any of the byte ranges [start, stop), ascending."""
     wanted: set[int] = set()
     for start, stop in ranges:
         if stop > start:
@@ -195,7 +202,7 @@ def blocks_covering(ranges: Iterable[tuple[int, int]]) -> list[int]:
 
 
 class PartReader:
-    """One part's logical bytes in memory; a block is there only after `fetch` has read and verified it.
+    """One part's bytes in memory; a block is filled only by `fetch`, which reads and verifies it.
 
     Untouched blocks cost address space only. `fetch` may be called for different blocks from different threads.
     """
@@ -207,7 +214,7 @@ class PartReader:
         self._places = places
         self._notes = notes
         self._fetched: set[int] = set()
-        self._tiers = [tier for tier in places.tiers if self._tier_has_it(tier)]
+        self._tiers = [tier for tier in places.tiers if self._is_in_tier(tier)]
         self._expect_stored_object()
 
     def fetch(self, number: int) -> None:
@@ -226,7 +233,7 @@ class PartReader:
         self._fetched.add(number)
 
     def bytes_of(self, start: int, size: int) -> memoryview:
-        """Logical bytes [start, start + size), which must have been fetched."""
+        """Return the bytes [start, start + size), which must have been fetched."""
         missing = [n for n in blocks_covering([(start, start + size)]) if n not in self._fetched]
         if missing:
             raise ValueError(f"{self._where}: blocks {missing} were not fetched")
@@ -246,7 +253,7 @@ class PartReader:
             return
         read_twice(lambda: expect_data(self._places.run, self.part))
 
-    def _tier_has_it(self, tier: ObjectStore) -> bool:
+    def _is_in_tier(self, tier: ObjectStore) -> bool:
         try:
             size = tier.stat(self.part.data_key).size
             if size != self.part.data_size:
@@ -258,15 +265,27 @@ class PartReader:
 
 
 def expect_data(store: ObjectStore, part: Part) -> None:
-    """One request: the data object exists with the promised size and, where the store knows it, checksum."""
+    """Check by one request that the data object exists with the promised size and, where the store knows it, checksum."""
     where = f"rank {part.rank}, {part.data_key}"
     _expect_stored(store, where, part.data_key, part.data_size, part.data_crc64nvme)
 
 
 def expect_index(store: ObjectStore, part: Part) -> None:
-    """The same for the index object."""
+    """Check the same of the index object."""
     where = f"rank {part.rank}, {part.index_key}"
     _expect_stored(store, where, part.index_key, part.index_size, part.index_crc64nvme)
+
+
+def check_parts(store: ObjectStore, parts: Sequence[Part]) -> None:
+    """Check sizes and, where the store keeps them, checksums of all objects; CorruptObjectError for the first bad one."""
+    pool = ThreadPoolExecutor(STAT_THREADS)
+    try:
+        checks = [pool.submit(expect, store, part) for part in parts for expect in (expect_data, expect_index)]
+        for check in checks:
+            check.result()
+    finally:
+        # The first bad answer decides; requests not yet sent would only wait for a store in trouble.
+        pool.shutdown(cancel_futures=True)
 
 
 def _expect_stored(store: ObjectStore, where: str, key: str, size: int, checksum: int) -> None:
@@ -292,8 +311,7 @@ def read_block(store: ObjectStore, part: Part, index: RankIndex, number: int, ta
 
 
 def open_parts(places: Places, manifest: Manifest, on_event: OnEvent, threads: int) -> list[PartReader]:
-    """Readers of all parts of a checkpoint, indexes read and checked; no data is read yet."""
-
+    """Open readers of all parts of a checkpoint: indexes are read and checked, data is not read yet."""
     notes = TierNotes(on_event)
 
     def opened(part: Part) -> PartReader:
@@ -310,11 +328,11 @@ def fetch_blocks(wanted: Sequence[tuple[PartReader, int]], threads: int) -> None
     with ThreadPoolExecutor(threads) as pool:
         pending = [pool.submit(reader.fetch, number) for reader, number in wanted]
         try:
-            for one in pending:
-                one.result()
+            for block in pending:
+                block.result()
         finally:
-            for one in pending:
-                one.cancel()
+            for block in pending:
+                block.cancel()
 
 
 def logical_size(index: RankIndex, number: int) -> int:
@@ -323,6 +341,6 @@ def logical_size(index: RankIndex, number: int) -> int:
 
 
 def _expect_checksum(data: bytes | memoryview, expected: int, where: str) -> None:
-    found = crc64nvme(data)
-    if found != expected:
-        raise CorruptObjectError(f"{where}: checksum {found:016x} instead of {expected:016x}")
+    actual = crc64nvme(data)
+    if actual != expected:
+        raise CorruptObjectError(f"{where}: checksum {actual:016x} instead of {expected:016x}")

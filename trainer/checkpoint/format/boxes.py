@@ -1,4 +1,4 @@
-"""Which stored boxes make which tensor: pure, torch-free."""
+"""The stored boxes that make each tensor: pure, torch-free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from trainer.checkpoint.records import Entry, RankIndex
+from trainer.checkpoint.format.records import Entry, RankIndex
 from trainer.storage import CorruptObjectError
 
 
@@ -20,21 +20,21 @@ class Box:
 
 
 def boxes_by_name(indexes: Sequence[RankIndex]) -> dict[str, list[Box]]:
-    """Every tensor's boxes over all parts, by offset; CorruptObjectError when they do not cover it exactly once."""
-    found: dict[str, list[Box]] = {}
+    """Collect each tensor's boxes over all parts, by offset; CorruptObjectError unless they cover it exactly once."""
+    by_name: dict[str, list[Box]] = {}
     for part, index in enumerate(indexes):
         for entry in index.entries:
-            found.setdefault(entry.name, []).append(Box(part, entry))
-    for name, boxes in found.items():
+            by_name.setdefault(entry.name, []).append(Box(part, entry))
+    for name, boxes in by_name.items():
         boxes.sort(key=lambda box: box.entry.offsets)
         problem = _cover_problem([box.entry for box in boxes])
         if problem:
             raise CorruptObjectError(f"tensor {name}: {problem}")
-    return found
+    return by_name
 
 
 def _cover_problem(entries: Sequence[Entry]) -> str:
-    """Why these boxes, sorted by offset, are not one tensor, or the empty string."""
+    """Return why these boxes, sorted by offset, do not make one tensor, or the empty string."""
     first = entries[0]
     if any((e.shape, e.dtype) != (first.shape, first.dtype) for e in entries):
         return "its boxes disagree about shape or dtype"

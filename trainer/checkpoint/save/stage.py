@@ -1,4 +1,4 @@
-"""From tensors into shared memory that another process can read: the only part of a save that training waits for."""
+"""Copies of tensors in memory shared with the writer process: the only part of a save that training waits for."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.pieces import Shape, data_size, lay_out
-from trainer.checkpoint.records import Entry
+from trainer.checkpoint.format.pieces import Shape, data_size, lay_out
+from trainer.checkpoint.format.records import Entry
 from trainer.storage.direct import seal
 
 BATCH_BYTES = 4 << 20
@@ -26,14 +26,14 @@ _ROUND_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23
 """linux/mman.h, since Linux 5.14; Python's mmap does not name it."""
 
-_GIVEN_BACK = ("inactive_file", "active_file")
+_RECLAIMABLE = ("inactive_file", "active_file")
 """Of a cgroup's memory.stat, https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files"""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _on_current_device() -> Callable[[], None]:
-    """What a thread of this rank must do first: CUDA's current device is a thread's own, and 0 in a new one."""
+    """Return what a thread of this rank must run first: CUDA's current device is per thread, and 0 in a new one."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return lambda: None
     device = torch.cuda.current_device()
@@ -41,11 +41,11 @@ def _on_current_device() -> Callable[[], None]:
 
 
 class StagingError(Exception):
-    """There is not enough memory on this host to hold a copy of what should be saved."""
+    """This host has not enough memory for a copy of the tensors to save."""
 
 
 def shape_of(name: str, tensor: Tensor) -> Shape:
-    """What the layout needs to know; TypeError for what is no array of bytes (sparse, nested, meta, quantized)."""
+    """Return what the layout needs to know; TypeError for a tensor that is not an array of bytes (sparse, nested, …)."""
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         raise TypeError(f"{name}: only dense tensors with data can be saved, not {tensor.layout} on {tensor.device}")
     return Shape(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.element_size())
@@ -65,7 +65,7 @@ class StagingBuffer:
         self.size = max(-(-size // _ROUND_BYTES), 1) * _ROUND_BYTES
         free = available_memory()
         if free is not None and self.size > free:
-            raise StagingError(f"no memory to stage the checkpoint: it takes {self.size} bytes, {free} are available")
+            raise StagingError(f"no memory to stage the checkpoint: {self.size} bytes are needed, {free} are available")
         self.fd = os.memfd_create("lustrain-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, self.size)
         seal(self.fd)
@@ -100,7 +100,7 @@ class StagingBuffer:
             torch.cuda.current_stream(device).synchronize()
 
     def close(self) -> None:
-        """Give the memory back; the writer process may still hold its own descriptor."""
+        """Free the memory; the writer process may still hold its own descriptor."""
         if self.pinned:
             _cudart().cudaHostUnregister(self._bytes.data_ptr())
         del self._bytes
@@ -136,7 +136,7 @@ class StagingBuffer:
         return self._bytes[entry.start : entry.start + entry.size].view(dtype).view(entry.lengths)
 
     def _clear_gaps(self, entries: Sequence[Entry]) -> None:
-        """What an earlier layout left between tensors must not get into the file."""
+        """Set the bytes between tensors to zero, so that no remains of an earlier layout get into the file."""
         ends = [entry.start + entry.size for entry in entries]
         starts = [entry.start for entry in entries[1:]] + [data_size(entries)]
         for end, start in zip(ends, starts, strict=True):
@@ -189,7 +189,7 @@ class Staging:
         return staged
 
     def release(self, staged: Staged) -> None:
-        """The writer is done with these bytes."""
+        """Take back the buffer of bytes that the writer is done with."""
         with self._changed:
             self._busy.remove(staged.buffer)
             if self._free or self._busy:
@@ -205,7 +205,7 @@ class Staging:
             return {buffer.number for buffer in (*self._free, *self._busy)}
 
     def close(self) -> None:
-        """Give all memory back; nothing may be copying."""
+        """Free all memory; no copy may be under way."""
         self._adopt_prepared()
         self._pool.shutdown()
         for buffer in (*self._free, *self._busy):
@@ -237,7 +237,7 @@ class Staging:
         try:
             self._free.append(preparing.result())
         except StagingError:
-            return  # the save that needs the buffer meets the same lack, or finds the memory by then
+            return  # the save that needs the buffer tries again, and reports it
 
     def _lay_out(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[Entry, ...]:
         shapes = ([shape_of(*item) for item in shared.items()], [shape_of(*item) for item in own.items()])
@@ -248,16 +248,16 @@ class Staging:
 
 
 def available_memory() -> int | None:
-    """Bytes to be had without swapping or meeting the container's limit; None where the kernel does not say."""
+    """Return the bytes available without swapping or meeting the container's limit; None where that is unknown."""
     free = []
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             free.append(int(line.split()[1]) * 1024)
     limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
     if limit and used and limit[0] != "max":
-        # The kernel gives file pages back before it enforces the limit; shared memory is not among them.
+        # The kernel frees file pages before it enforces the limit; shared memory is not among them.
         cached = sum(
-            int(value) for name, value in map(str.split, _lines("/sys/fs/cgroup/memory.stat")) if name in _GIVEN_BACK
+            int(value) for name, value in map(str.split, _lines("/sys/fs/cgroup/memory.stat")) if name in _RECLAIMABLE
         )
         free.append(int(limit[0]) - int(used[0]) + cached)
     return min(free, default=None)
@@ -287,7 +287,7 @@ def _plain_bytes(source: Tensor) -> bool:
 
 
 def _batches(spans: Sequence[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
-    """(target, source, size) runs of memory, cut and grouped so that every batch is about BATCH_BYTES."""
+    """Cut and group (target, source, size) runs of memory so that every batch is about BATCH_BYTES."""
     batch: list[tuple[int, int, int]] = []
     filled = 0
     for target, source, size in spans:

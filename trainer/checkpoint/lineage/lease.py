@@ -1,4 +1,4 @@
-"""Who owns a run, and which of its checkpoints are alive.
+"""The lease: which job owns a run, and which of its checkpoints are live.
 
 `lease.json` holds a generation that every job which takes the run raises by one, and the lineage: for each generation
 that began to train, the checkpoint it began from. A newer job always wins and nothing expires, so no clock is ever
@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
-from trainer.checkpoint.parts import read_twice
-from trainer.checkpoint.records import DamagedRecordError, NewerFormatError, decode_manifest, seal, unseal
+from trainer.checkpoint.format.layout import LEASE, MANIFESTS, ManifestId
+from trainer.checkpoint.format.records import DamagedRecordError, NewerFormatError, decode_manifest, seal, unseal
+from trainer.checkpoint.load.parts import read_twice
 from trainer.errors import LostRunError
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 VERSION = 1
 _TRIES = 8
-"""Attempts at a conditional put: each failure means that another job took the run, which jobs do once in their life."""
+"""Attempts at a conditional put: each failure means that a different job took the run, which each job does once."""
 _NUMBERED = re.compile(r"(?:manifests|attempts|metrics|events)/(\d{6,})-")
 
 
@@ -41,7 +41,7 @@ class Settlement:
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """What `lease.json` says; `nonce` tells apart two jobs that call themselves the same."""
+    """The content of `lease.json`; `nonce` distinguishes two jobs with the same `owner`."""
 
     generation: int
     owner: str
@@ -70,7 +70,7 @@ class LeaseRecord:
 
     @classmethod
     def decode(cls, raw: bytes) -> LeaseRecord:
-        """Raises DamagedRecordError, or NewerFormatError for a lease of a newer Lustrain."""
+        """Read a lease's bytes; raises DamagedRecordError, or NewerFormatError for a lease of a newer Lustrain."""
         body = unseal(raw)
         version = body.get("version")
         if not isinstance(version, int) or version > VERSION:
@@ -90,12 +90,12 @@ class LeaseRecord:
 
 
 def committed(store: ObjectStore) -> list[ManifestId]:
-    """Every commit that the run holds, dead or alive, oldest first."""
-    return sorted(found for info in store.list(MANIFESTS) if (found := ManifestId.of_key(info.key)))
+    """List every commit that the run holds, live or dead, oldest first."""
+    return sorted(commit for info in store.list(MANIFESTS) if (commit := ManifestId.of_key(info.key)))
 
 
 def live_manifests(ids: Iterable[ManifestId], lineage: Sequence[Settlement], generation: int) -> list[ManifestId]:
-    """The checkpoints that are part of the run's history as of `generation`, newest first.
+    """Choose the checkpoints that are part of the run's history as of `generation`, newest first.
 
     All of the newest settled generation, then those of its parent's generation up to the parent's step, and so on.
     Everything else is dead: what an older job committed after a newer one had begun to train never wins, even if the
@@ -112,15 +112,15 @@ def live_manifests(ids: Iterable[ManifestId], lineage: Sequence[Settlement], gen
         steps = sorted({step for step in by_generation.get(at, ()) if last_step is None or step <= last_step})
         live += [ManifestId(at, step) for step in reversed(steps)]
         parent = settled[at]
-        # A parent is always older; a lease that says otherwise is not ours and must not send us in circles.
+        # A parent is always older; a foreign lease that says otherwise must not become an endless loop.
         at, last_step = (parent.generation, parent.step) if parent and parent.generation < at else (None, None)
     return live
 
 
 def read_lease(store: ObjectStore) -> LeaseRecord | None:
-    """The lease as it stands, None where no job has taken the run yet; UserError when it is damaged."""
-    found = _read(store)
-    return found[0] if found else None
+    """Read the lease; None where no job has taken the run yet; UserError when it is damaged."""
+    stored = _read(store)
+    return stored[0] if stored else None
 
 
 class Lease:
@@ -143,12 +143,12 @@ class Lease:
     def take(cls, store: ObjectStore, owner: str) -> Lease:
         """Own the run from now on; the job that owned it before cannot commit any more.
 
-        `owner` is for people (host, job id). UserError when others keep taking it or when it is damaged.
+        `owner` is for people (host, job id). UserError when other jobs keep taking it or when it is damaged.
         """
         for _ in range(_TRIES):
-            found = _read(store)
-            if found:
-                old, old_etag = found
+            stored = _read(store)
+            if stored:
+                old, old_etag = stored
                 generation, lineage = old.generation + 1, old.lineage
             else:
                 old_etag = None
@@ -160,12 +160,15 @@ class Lease:
                 return cls(store, record, etag)
         raise UserError(
             problem(
-                f"{store.uri}/{LEASE}", owner, f"lost the race for this run {_TRIES} times", fix="start one job only"
+                f"{store.uri}/{LEASE}",
+                owner,
+                f"other jobs took this run at the same moment, {_TRIES} times in a row",
+                fix="start one job only",
             )
         )
 
     def settle(self, parent: ManifestId | None) -> None:
-        """Write down what this generation begins from, before its first commit; LostRunError when a newer job came."""
+        """Record what this generation begins from, before its first commit; LostRunError when a newer job came."""
         record = replace(self._record, lineage=(*self._record.lineage, Settlement(self._record.generation, parent)))
         for _ in range(_TRIES):
             etag = _put(self._store, record, self._etag)
@@ -176,37 +179,37 @@ class Lease:
         raise self._lost(read_lease(self._store))
 
     def check(self) -> None:
-        """Make sure this job still owns the run; raises LostRunError, or StorageError when the store cannot tell."""
+        """Check that this job still owns the run; raises LostRunError, or StorageError when the store does not answer."""
         self._current_etag()
 
     def _current_etag(self) -> str:
-        found = _read(self._store)
-        if found is None or (found[0].generation, found[0].nonce) != (self.generation, self._record.nonce):
-            raise self._lost(found[0] if found else None)
-        return found[1]
+        stored = _read(self._store)
+        if stored is None or (stored[0].generation, stored[0].nonce) != (self.generation, self._record.nonce):
+            raise self._lost(stored[0] if stored else None)
+        return stored[1]
 
     def _lost(self, now: LeaseRecord | None) -> LostRunError:
-        mine = self.generation
+        generation = self.generation
         if now is None:
-            why = f"its {LEASE} was removed while this job (generation {mine}) ran, so ownership cannot be proven"
+            why = f"its {LEASE} was removed while this job (generation {generation}) ran, so ownership cannot be proven"
             return LostRunError(
                 problem("run.uri", self._store.uri, why, fix="find out who removed it, then start the job again")
             )
         why = (
             f"{now.owner} owns this run since {now.taken} (generation {now.generation}); "
-            f"this job (generation {mine}) stops and commits nothing more"
+            f"this job (generation {generation}) stops and commits nothing more"
         )
-        fix = "nothing is lost, the newer job goes on; if it is the wrong one, stop it and start this job again"
+        fix = "nothing is lost; if the newer job is not the one to keep, stop it and start this job again"
         return LostRunError(problem("run.uri", self._store.uri, why, fix=fix))
 
 
 def _put(store: ObjectStore, record: LeaseRecord, etag: str | None) -> str | None:
-    """Replace the lease that had `etag` (None: create it); None when it is no longer that one."""
+    """Replace the lease that had `etag` (None: create it) and return the new etag; None when it was replaced before."""
     body = record.encode()
     try:
         return store.put(LEASE, body, if_absent=etag is None, if_match=etag)
     except PreconditionError:
-        # An answer that got lost makes the store's retry meet its own success.
+        # When an answer is lost, the store's retry meets its own success.
         now, now_etag = store.read(LEASE)
         return now_etag if now == body else None
 
@@ -226,10 +229,10 @@ def _read(store: ObjectStore) -> tuple[LeaseRecord, str] | None:
 
 
 def _from_objects(store: ObjectStore) -> tuple[int, tuple[Settlement, ...]]:
-    """A fresh generation and the lineage where there is no lease: a new run, or one whose lease was removed.
+    """Derive a fresh generation and the lineage where the lease is absent: a new run, or one whose lease was removed.
 
-    Generations in the names of anything the run holds count, so that no name is ever used twice; a generation's parent
-    stands in each of its manifests.
+    Generations in the names of all objects of the run count, so that no name is ever used twice; each manifest holds the
+    parent of its generation.
     """
     used = [0]
     parents: dict[int, ManifestId | None] = {}
@@ -241,7 +244,7 @@ def _from_objects(store: ObjectStore) -> tuple[int, tuple[Settlement, ...]]:
             try:
                 parents[manifest.generation] = read_twice(partial(_parent, store, info.key))
             except DamagedRecordError as error:
-                # Another manifest of this generation may still say it.
+                # The next manifest of this generation may hold it.
                 log.warning("%s/%s: passed over while %s is rebuilt: %s", store.uri, info.key, LEASE, error)
     lineage = tuple(Settlement(generation, parents[generation]) for generation in sorted(parents))
     return max(used) + 1, lineage

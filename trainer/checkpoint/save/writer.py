@@ -1,4 +1,4 @@
-"""The process beside the trainer that turns staged bytes into stored objects: `python -m trainer.checkpoint.writer`.
+"""The process beside the trainer that turns staged bytes into stored objects: `python -m trainer.checkpoint.save.writer`.
 
 Torch-free, so that it starts at once and stays small. It speaks lines of JSON over one Unix socket, through which
 shared memory arrives as descriptors, and does one save at a time. It never outlives its parent, and signals meant for
@@ -25,8 +25,8 @@ from awscrt.checksums import combine_crc64nvme, crc64nvme
 
 from lustrain.problem import UserError
 from lustrain.process import end_with
-from trainer.checkpoint.layout import ATTEMPTS, ManifestId, attempt_commit, data_key, index_key
-from trainer.checkpoint.records import BLOCK_BYTES, CODEC, Block, Entry, RankIndex, encode
+from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, attempt_commit, data_key, index_key
+from trainer.checkpoint.format.records import BLOCK_BYTES, CODEC, Block, Entry, RankIndex, encode
 from trainer.storage import ObjectStore, open_store
 
 MOST_THREADS = 4
@@ -145,12 +145,12 @@ def _put_both(store: ObjectStore, job: Job, contents: Contents, index: bytes) ->
 
 
 def _write_tier(root: str, job: Job, contents: Contents, index: bytes) -> None:
-    """One fast copy; older ones go first, so that a tier never holds more than `keep` and this one."""
+    """Write one fast copy; older ones are removed first, so that a tier never holds more than `keep` and this one."""
     tier = open_store(root)
-    mine = attempt_commit(job.attempt)
+    new = attempt_commit(job.attempt)
     for info in list(tier.list(ATTEMPTS)):
-        theirs = attempt_commit(info.key.removeprefix(ATTEMPTS).partition("/")[0])
-        if theirs and mine and theirs < mine and theirs not in job.keep:
+        old = attempt_commit(info.key.removeprefix(ATTEMPTS).partition("/")[0])
+        if old and new and old < new and old not in job.keep:
             tier.delete(info.key)
     _put_both(tier, job, contents, index)
 
@@ -166,7 +166,7 @@ class _Laps:
 
 
 class Server:
-    """Answers the trainer until it goes away."""
+    """Answers the trainer until it ends."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -193,22 +193,16 @@ class Server:
                     raise ValueError(f"unknown message from the trainer: {other!r}")
 
     def _start(self, job: Job) -> None:
-        # Stores are opened here, so that threads they start for all saves do not inherit the low priority of one.
-        try:
-            store = self._stores.get(job.store) or self._stores.setdefault(
-                job.store, open_store(job.store, name="run.uri")
-            )
-        except UserError as error:
-            self._answer(Reply(job.save, error=str(error)))
-            return
         if self._working:
             self._working.join()
-        self._working = threading.Thread(target=self._work, args=(job, store), name="save")
+        self._working = threading.Thread(target=self._work, args=(job,), name="save")
         self._working.start()
 
-    def _work(self, job: Job, store: ObjectStore) -> None:
+    def _work(self, job: Job) -> None:
         try:
-            reply = store_rank(job, self._entries, self._memories[job.buffer], store)
+            if job.store not in self._stores:
+                self._stores[job.store] = open_store(job.store, name="run.uri")
+            reply = store_rank(job, self._entries, self._memories[job.buffer], self._stores[job.store])
         except (UserError, OSError) as error:
             reply = Reply(job.save, error=str(error))
         self._answer(reply)
@@ -222,7 +216,7 @@ class Server:
 
 
 def main() -> int:
-    """`writer PARENT_PID CONTROL_FD`; the descriptor is one end of a Unix stream socket."""
+    """Run `writer PARENT_PID CONTROL_FD`; the descriptor is one end of a Unix stream socket."""
     parent, control = int(sys.argv[1]), int(sys.argv[2])
     if not end_with(parent):
         return 0
@@ -232,25 +226,25 @@ def main() -> int:
     threading.excepthook = _die
     with socket.socket(fileno=control) as connection:
         Server(connection).serve()
-    # Whoever would hear of a save still under way is gone.
+    # The trainer, which a save still under way would be reported to, has ended.
     os._exit(0)
 
 
 def decode_reply(line: bytes) -> Reply:
-    """The parent's end of `Server._answer`."""
+    """Decode, on the parent's end, what `Server._answer` sent."""
     body = json.loads(line)
     stored = body.pop("stored")
     return Reply(stored=None if stored is None else Stored(**stored), **body)
 
 
 def _die(args: threading.ExceptHookArgs) -> None:
-    """A defect in a thread ends the process, so that the trainer hears of it as an end of file."""
+    """End the process when a thread has a defect, so that the trainer reads an end of file."""
     sys.excepthook(args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback)
     os._exit(_CRASHED)
 
 
 def _lines(control: socket.socket, fds: list[int]) -> Iterator[bytes]:
-    """Lines as they come; descriptors that came with them are appended to `fds` no later than their line appears."""
+    """Yield lines as they come; descriptors that came with a line are appended to `fds` before it is yielded."""
     pending = bytearray()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""From verified bytes to tensors, with as little copying as possible."""
+"""Tensors out of verified bytes, with as little copying as possible."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from math import prod
 
 import torch
 
-from trainer.checkpoint.boxes import Box, boxes_by_name
-from trainer.checkpoint.memory import fresh_memory
-from trainer.checkpoint.parts import ITEM_BYTES, PartReader, blocks_covering, fetch_blocks
-from trainer.checkpoint.records import Entry
+from trainer.checkpoint.format.boxes import Box, boxes_by_name
+from trainer.checkpoint.format.records import Entry
+from trainer.checkpoint.load.memory import fresh_memory
+from trainer.checkpoint.load.parts import ITEM_BYTES, PartReader, blocks_covering, fetch_blocks
 
 
 def read_tensors(readers: Sequence[PartReader], want: Callable[[str], bool], threads: int) -> dict[str, torch.Tensor]:
-    """The wanted tensors, read and verified in parallel, on the host, writable.
+    """Read the wanted tensors, verified and in parallel, into writable host memory.
 
     A tensor that lies whole in one part is a view of that part's memory, which lives as long as any of its views; one cut over
     several parts is copied together. Bytes that share a block with wanted ones are verified too.
@@ -27,7 +27,7 @@ def read_tensors(readers: Sequence[PartReader], want: Callable[[str], bool], thr
 
 
 def box_tensor(reader: PartReader, entry: Entry) -> torch.Tensor:
-    """One fetched box as a tensor of `entry.lengths`: a view where alignment permits, else a copy."""
+    """Return one fetched box as a tensor of `entry.lengths`: a view where alignment permits, else a copy."""
     dtype = torch_dtype(entry.dtype)
     if entry.size == 0:
         return torch.empty(entry.lengths, dtype=dtype)
@@ -38,7 +38,7 @@ def box_tensor(reader: PartReader, entry: Entry) -> torch.Tensor:
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a name that `parts.ITEM_BYTES` knows."""
+    """Return the torch dtype of a name in `parts.ITEM_BYTES`."""
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{name} is not a dtype")

@@ -12,8 +12,8 @@ from typing import Any
 
 from awscrt.checksums import crc64nvme
 
-from lustrain.problem import UserError
-from trainer.checkpoint.layout import ManifestId
+from lustrain.problem import UserError, problem
+from trainer.checkpoint.format.layout import ManifestId
 
 FORMAT = 1
 BLOCK_BYTES = 16 << 20
@@ -25,7 +25,7 @@ ALIGN = 4096
 
 
 class DamagedRecordError(Exception):
-    """The bytes are not a record of ours: not JSON, not whole, or not matching their own checksum."""
+    """The bytes are not a Lustrain record: not JSON, not whole, or not matching their own checksum."""
 
 
 class NewerFormatError(UserError):
@@ -112,17 +112,17 @@ class Manifest:
 
 
 def encode(record: RankIndex | Manifest) -> bytes:
-    """Canonical JSON with its own checksum as one of its keys, which are sorted."""
+    """Return canonical JSON with its own checksum as one of its keys, which are sorted."""
     return seal({"format": FORMAT, "kind": _KIND[type(record)], **_hexed(asdict(record))})
 
 
 def seal(body: dict[str, Any]) -> bytes:
-    """Canonical JSON of `body` with the checksum of exactly that JSON as one more key, `record_crc64nvme`."""
+    """Return canonical JSON of `body` with the checksum of exactly that JSON as one more key, `record_crc64nvme`."""
     return _canonical({**body, "record_crc64nvme": f"{crc64nvme(_canonical(body)):016x}"})
 
 
 def unseal(raw: bytes) -> dict[str, Any]:
-    """The body that was sealed; raises DamagedRecordError when these are not its bytes."""
+    """Return the body that was sealed; raises DamagedRecordError when these are not its bytes."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -131,11 +131,11 @@ def unseal(raw: bytes) -> dict[str, Any]:
         raise DamagedRecordError("not a record: it has no record_crc64nvme")
     claimed = body.pop("record_crc64nvme")
     try:
-        found = f"{crc64nvme(_canonical(body)):016x}"
+        actual = f"{crc64nvme(_canonical(body)):016x}"
     except (ValueError, RecursionError) as error:
-        raise DamagedRecordError(f"holds a value that no record can hold: {error}") from error
-    if claimed != found:
-        raise DamagedRecordError(f"checksum {found}, but the record says {claimed}")
+        raise DamagedRecordError(f"holds a value that JSON cannot hold: {error}") from error
+    if claimed != actual:
+        raise DamagedRecordError(f"checksum {actual}, but the record says {claimed}")
     return body
 
 
@@ -204,7 +204,7 @@ def _canonical(body: dict[str, Any]) -> bytes:
 
 
 def _hexed(value: Any) -> Any:
-    """The same tree with every checksum as 16 hex digits (JSON numbers beyond 2^53 do not survive all readers)."""
+    """Return the same tree with each checksum as 16 hex digits: many JSON readers round integers beyond 2^53."""
     if isinstance(value, dict):
         return {
             k: f"{v:016x}" if k.endswith("crc64nvme") and isinstance(v, int) else _hexed(v) for k, v in value.items()
@@ -220,7 +220,6 @@ def _decode(raw: bytes, kind: str) -> dict[str, Any]:
         raise DamagedRecordError(f"is of kind {body.get('kind')!r} instead of {kind!r}")
     version = body.get("format")
     if not isinstance(version, int) or version > FORMAT:
-        raise NewerFormatError(
-            f"{kind} format = {version}: written by a newer Lustrain; allowed: <= {FORMAT}; fix: upgrade lustrain"
-        )
+        why = "written by a newer Lustrain"
+        raise NewerFormatError(problem(f"{kind} format", version, why, allowed=f"<= {FORMAT}", fix="upgrade lustrain"))
     return body

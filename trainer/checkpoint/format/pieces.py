@@ -1,4 +1,4 @@
-"""Which rows of which tensor each rank stores, and where: pure arithmetic, the same answer on every rank."""
+"""The rows of each tensor that each rank stores, and their places: pure arithmetic, with the same result on every rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from trainer.checkpoint.records import ALIGN, Entry
+from trainer.checkpoint.format.records import ALIGN, Entry
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,11 @@ class Shape:
 
 
 def lay_out(shared: Sequence[Shape], own: Sequence[Shape], rank: int, world_size: int) -> tuple[Entry, ...]:
-    """The entries of one rank's data object, in the order in which they lie there, each start a multiple of ALIGN.
+    """Lay out one rank's data object: its entries in the order of their places, each start a multiple of ALIGN.
 
     `shared` tensors are cut over the ranks by bytes, on boundaries of the first dimension that is longer than one:
     together the ranks store each row once, and no rank is more than one row away from its even share. `own` tensors
-    stay whole.
-    Raises ValueError when a name stands twice.
+    stay whole. Raises ValueError when a name occurs twice.
     """
     names = [shape.name for shape in (*shared, *own)]
     if len(set(names)) != len(names):
@@ -40,7 +39,7 @@ def lay_out(shared: Sequence[Shape], own: Sequence[Shape], rank: int, world_size
 
 
 def data_size(entries: Sequence[Entry]) -> int:
-    """Logical bytes of the data object that holds these entries."""
+    """Return the bytes of the data object that holds these entries."""
     return entries[-1].start + entries[-1].size if entries else 0
 
 
@@ -59,14 +58,14 @@ def _cut(shared: Sequence[Shape], rank: int, world_size: int) -> Iterator[Entry]
 
 
 def _row_at(shape: Shape, byte: int) -> int:
-    """The row boundary nearest to a byte of the tensor; both neighbours of a cut compute the same one."""
+    """Return the row boundary nearest to a byte of the tensor; both neighbours of a cut compute the same one."""
     rows = shape.shape[_cut_dimension(shape)] if shape.shape else 1
     row_bytes = shape.size // rows
     return min(max((2 * byte + row_bytes) // (2 * row_bytes), 0), rows)
 
 
 def _cut_dimension(shape: Shape) -> int:
-    """The first dimension longer than one (leading ones do not break up the bytes); the first where there is none."""
+    """Return the first dimension longer than 1, else 0: leading dimensions of length 1 do not break up the bytes."""
     return next((at for at, length in enumerate(shape.shape) if length > 1), 0)
 
 

@@ -1,4 +1,4 @@
-"""Check every stored byte of a checkpoint without building tensors, and name every damaged place. Torch-free."""
+"""A check of every stored byte of a checkpoint that names every damaged place, without building tensors. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from trainer.checkpoint.boxes import boxes_by_name
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.parts import Places, expect_data, logical_size, read_block, read_index, read_manifest
-from trainer.checkpoint.records import BLOCK_BYTES, Part, RankIndex
+from trainer.checkpoint.format.boxes import boxes_by_name
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.format.records import BLOCK_BYTES, Part, RankIndex
+from trainer.checkpoint.load.parts import Places, expect_data, logical_size, read_block, read_index, read_manifest
 from trainer.storage import CorruptObjectError, ObjectStore
 
 _THREADS = 4
 OnBytes = Callable[[int], None]
-"""Told how many more stored bytes were checked; called from several threads."""
+"""Receives how many more stored bytes were checked; called from several threads."""
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What was found: `problems` has one line per damaged place (rank, object, block), none for a whole checkpoint."""
+    """The result: `problems` has one line per damaged place (rank, object, block), none for a whole checkpoint."""
 
     id: ManifestId
     bytes: int = 0

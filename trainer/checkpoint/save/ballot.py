@@ -1,4 +1,4 @@
-"""What ranks tell each other about one save: rank 0's plan, every rank's vote, rank 0's verdict."""
+"""The messages between ranks about one save: rank 0's plan, every rank's vote, rank 0's verdict."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer.checkpoint.layout import ManifestId
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.save.writer import Stored
 from trainer.checkpoint.votes import VoteBox
-from trainer.checkpoint.writer import Stored
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Rank 0's decision on one call of save(): under which name all ranks store, or with an empty one why not."""
+    """Rank 0's decision on one call of save(): the name under which all ranks store; where it is empty, `why_not`."""
 
     attempt: str
     why_not: str = ""
@@ -54,31 +54,31 @@ class Ballot:
         self._lock = threading.Lock()
 
     def announce(self, number: int, plan: Plan) -> None:
-        """Rank 0: say what call `number` is to be."""
+        """Post, on rank 0, the plan for call `number`."""
         self._post(number, self._plan_topic(number), plan)
 
     def plan(self, number: int, timeout: float) -> Plan:
-        """What rank 0 says that call `number` is to be."""
+        """Return rank 0's plan for call `number`."""
         plan = self._read_rank_0(self._plan_topic(number), timeout)
         return Plan(plan["attempt"], plan["why_not"], tuple(ManifestId(**commit) for commit in plan["keep"]))
 
     def vote(self, number: int, attempt: str, vote: Vote) -> None:
-        """Say how this rank's part went."""
+        """Post this rank's result."""
         self._post(number, f"{attempt}/votes", vote)
 
     def votes(self, attempt: str, timeout: float) -> dict[int, Vote]:
-        """Rank 0: every rank's vote; what was said about saves that all ranks are done with is then forgotten."""
+        """Gather, on rank 0, every rank's vote, then drop the messages about saves that all ranks are done with."""
         posted = self._votes.gather(f"{attempt}/votes", timeout, stop=self._stop)
         votes = {rank: _vote(body) for rank, body in posted.items()}
         self._forget(min(vote.closed for vote in votes.values()))
         return votes
 
     def announce_verdict(self, number: int, attempt: str, verdict: Verdict) -> None:
-        """Rank 0: say how the save ended."""
+        """Post, on rank 0, how the save ended."""
         self._post(number, f"{attempt}/verdict", verdict)
 
     def verdict(self, attempt: str, timeout: float) -> Verdict:
-        """How rank 0 says that the save ended."""
+        """Return rank 0's verdict on how the save ended."""
         verdict = self._read_rank_0(f"{attempt}/verdict", timeout)
         return Verdict(verdict["committed"], verdict["detail"], verdict["bytes"], tuple(verdict["lost"]))
 

@@ -1,4 +1,4 @@
-"""A checkpoint's model weights as safetensors files that Hugging Face libraries read: verified, and whole or not at all."""
+"""Export of a checkpoint's weights as safetensors files that Hugging Face libraries read: verified, whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.boxes import boxes_by_name
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.load import read_checkpoint
-from trainer.checkpoint.parts import ITEM_BYTES, Places, read_index, read_manifest
+from trainer.checkpoint.format.boxes import boxes_by_name
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.load.latest import read_checkpoint
+from trainer.checkpoint.load.parts import ITEM_BYTES, Places, ignore_event, read_index, read_manifest
 from trainer.storage import ObjectStore
 
 MODEL = "model/"
 SHARD_BYTES = 5_000_000_000
-"""The shard size that Hugging Face's `save_pretrained` had for years, and that every reader copes with."""
+"""The shard size that Hugging Face's `save_pretrained` had for years, and that every reader takes."""
 INDEX = "model.safetensors.index.json"
 _UNSUPPORTED = {"complex32", "complex128", "float4_e2m1fn_x2"}
-"""What safetensors has no name for."""
+"""Dtypes that safetensors has no name for."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def export(
     with _appearing(out) as partial:
         for file, shard in zip(files, shards, strict=True):
             wanted = {weight.stored: weight.name for weight in shard}
-            tensors = read_checkpoint(places, manifest, want=wanted.__contains__, on_event=_ignore)
+            tensors = read_checkpoint(places, manifest, want=wanted.__contains__, on_event=ignore_event)
             about = {"format": "pt", "lustrain_step": str(manifest.step)}
             save_file({wanted[name]: tensor for name, tensor in tensors.items()}, partial / file, metadata=about)
             on_bytes(sum(weight.size for weight in shard))
@@ -88,12 +88,12 @@ def export(
 
 
 def renamed(stored: Sequence[tuple[str, str, int]], names: Mapping[str, str]) -> list[Weight]:
-    """The model's tensors among (name, dtype, bytes) by their exported names; UserError for what cannot be exported."""
+    """Pick the model's tensors from (name, dtype, bytes), by their exported names; UserError where one cannot be exported."""
     weights = []
     for name, dtype, size in stored:
         if name.startswith(MODEL):
-            ours = name.removeprefix(MODEL)
-            weights.append(Weight(name, names.get(ours, ours), dtype, size))
+            parameter = name.removeprefix(MODEL)
+            weights.append(Weight(name, names.get(parameter, parameter), dtype, size))
     weights.sort(key=lambda weight: weight.name)
     problems = [
         problem(weight.stored, weight.dtype, "safetensors cannot hold this dtype")
@@ -113,7 +113,7 @@ def renamed(stored: Sequence[tuple[str, str, int]], names: Mapping[str, str]) ->
 
 
 def plan_shards(weights: Sequence[Weight], limit: int) -> list[list[Weight]]:
-    """The weights in order, cut so that no shard is over `limit` bytes unless one tensor alone is."""
+    """Cut the weights, in order, into shards of at most `limit` bytes; a larger tensor has a shard of its own."""
     shards: list[list[Weight]] = [[]]
     filled = 0
     for weight in weights:
@@ -126,14 +126,14 @@ def plan_shards(weights: Sequence[Weight], limit: int) -> list[list[Weight]]:
 
 
 def shard_names(count: int) -> list[str]:
-    """File names as Hugging Face's `from_pretrained` looks for them."""
+    """Return the file names that Hugging Face's `from_pretrained` looks for."""
     if count == 1:
         return ["model.safetensors"]
     return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
 def weight_map(files: Sequence[str], shards: Sequence[Sequence[Weight]]) -> dict[str, Any]:
-    """The content of `model.safetensors.index.json`: which file holds which tensor."""
+    """Build the content of `model.safetensors.index.json`: which file holds which tensor."""
     return {
         "metadata": {"total_size": sum(weight.size for shard in shards for weight in shard)},
         "weight_map": {weight.name: file for file, shard in zip(files, shards, strict=True) for weight in shard},
@@ -152,14 +152,14 @@ def _write_json(folder: Path, name: str, content: Mapping[str, Any] | None) -> N
 
 @contextmanager
 def _appearing(out: Path) -> Iterator[Path]:
-    """A folder to fill that becomes `out`, durable and at once, when all went well, and vanishes otherwise."""
+    """Yield a folder to fill: on success it becomes `out`, durable and at once, and otherwise it is removed."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         partial = out.parent / f".{out.name}.partial-{secrets.token_hex(8)}"
         partial.mkdir()
         try:
             yield partial
-            # safetensors makes its files readable to their owner alone; the folder's mode tells what the umask allows.
+            # safetensors makes its files readable to their owner alone; the folder's mode shows what the umask allows.
             readable = partial.stat().st_mode & 0o666
             for path in partial.iterdir():
                 path.chmod(readable)
@@ -171,7 +171,7 @@ def _appearing(out: Path) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
             raise
     except (OSError, SafetensorError) as error:
-        fix = "free space there, or give a folder elsewhere"
+        fix = "free space there, or give a folder on a different disk"
         raise UserError(problem("--out", str(out), f"cannot be written: {error}", fix=fix)) from error
 
 
@@ -181,7 +181,3 @@ def _sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _ignore(kind: str, fields: dict[str, Any]) -> None:
-    """There are no tiers here, and nothing else reports."""

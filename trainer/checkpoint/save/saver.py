@@ -1,7 +1,7 @@
 """Saving, as training sees it: the loop is blocked for one memory copy, the rest happens beside the training.
 
 A save passes through three hands: the caller's thread stages it; a writing thread has the child process store it and
-posts this rank's vote; a closing thread, on rank 0, gathers the votes, commits, and tells the other ranks how it ended.
+posts this rank's vote; a closing thread, on rank 0, gathers the votes, commits, and posts the verdict to the other ranks.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor
 
 from lustrain.background import BackgroundThread
 from lustrain.problem import UserError
-from trainer.checkpoint.ballot import Ballot, Plan, Verdict, Vote
-from trainer.checkpoint.child import WriterDiedError, WriterProcess
-from trainer.checkpoint.commit import commit, exact_json, manifest_of, printable_json
-from trainer.checkpoint.flight import Flight, SaveOutcome
-from trainer.checkpoint.layout import ATTEMPTS, ManifestId, attempt_name, tier_root
-from trainer.checkpoint.lease import Lease
-from trainer.checkpoint.prune import prune
-from trainer.checkpoint.stage import Staged, Staging, StagingError
+from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, attempt_name, tier_root
+from trainer.checkpoint.lineage.lease import Lease
+from trainer.checkpoint.lineage.prune import prune
+from trainer.checkpoint.save.ballot import Ballot, Plan, Verdict, Vote
+from trainer.checkpoint.save.child import WriterDiedError, WriterProcess
+from trainer.checkpoint.save.commit import commit, exact_json, manifest_of, printable_json
+from trainer.checkpoint.save.flight import Flight, SaveOutcome
+from trainer.checkpoint.save.stage import Staged, Staging, StagingError
+from trainer.checkpoint.save.writer import Job, Reply
 from trainer.checkpoint.votes import VoteBox, VoteError
-from trainer.checkpoint.writer import Job, Reply
 from trainer.config import CheckpointConfig
 from trainer.errors import LostRunError
 from trainer.metrics.timeline import PRUNED
@@ -37,7 +37,7 @@ from trainer.storage import ObjectStore
 PLAN_S = 60.0
 """How long a rank waits for rank 0 to call save() too; they are at the same step boundary."""
 COMMIT_S = 120.0
-"""Allowed between the last vote and the manifest: two questions per part and one put, with the store's own retries."""
+"""Allowed between the last vote and the manifest: two requests per part and one put, with the store's own retries."""
 CLOSE_S = 5.0
 """How long close() waits for its threads; one that hangs in the store is a daemon and ends with the process."""
 
@@ -67,7 +67,7 @@ class Checkpointer:
     ) -> None:
         """`lease` is rank 0's, `parent` the checkpoint that this generation began from.
 
-        `before_commit` hears on rank 0, in a thread that may wait, of which step the manifest comes next.
+        `before_commit` is called on rank 0 with the step whose manifest comes next, in a thread that may wait.
         """
         if rank == 0 and lease is None:
             raise ValueError("rank 0 commits and so needs the lease")
@@ -114,7 +114,7 @@ class Checkpointer:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until the save in flight should commit, going by the last one; None when there is none."""
+        """Seconds until the save in flight should commit, going by the last one; None when no save is in flight."""
         with self._changed:
             if not self._in_flight:
                 return None
@@ -170,7 +170,7 @@ class Checkpointer:
         return time.monotonic() - began
 
     def poll(self) -> list[SaveOutcome]:
-        """Saves that ended since the last call, without waiting; raises LostRunError when a newer job owns the run."""
+        """Return saves that ended since the last call, without waiting; LostRunError when a newer job owns the run."""
         self._raise_if_over()
         with self._changed:
             outcomes, self._outcomes = self._outcomes, []
@@ -191,7 +191,7 @@ class Checkpointer:
         self._commits.put(False)
         end = time.monotonic() + CLOSE_S
         while (alive := [thread for thread in self._threads if thread.is_alive()]) and time.monotonic() < end:
-            # Again and again: the writing thread may just have started another child.
+            # In every round: the writing thread may just have started a new child.
             self._writer.kill()
             alive[0].join(0.1)
         self._writer.close()
@@ -293,7 +293,7 @@ class Checkpointer:
             self._end(flight, self._decide(flight) if self._rank == 0 else self._receive_verdict(flight))
 
     def _decide(self, flight: Flight) -> Verdict:
-        """Rank 0: gather the votes, commit, and tell the others."""
+        """Gather the votes on rank 0, commit, and post the verdict."""
         try:
             verdict = self._commit(flight, self._ballot.votes(flight.plan.attempt, self._options.vote_timeout_s))
         except LostRunError as error:
@@ -303,7 +303,7 @@ class Checkpointer:
         try:
             self._ballot.announce_verdict(flight.number, flight.plan.attempt, verdict)
         except VoteError as error:
-            return replace(verdict, detail=f"{verdict.detail}; the other ranks could not be told: {error}")
+            return replace(verdict, detail=f"{verdict.detail}; the other ranks do not know it: {error}")
         return verdict
 
     def _commit(self, flight: Flight, votes: Mapping[int, Vote]) -> Verdict:
@@ -315,22 +315,22 @@ class Checkpointer:
             return Verdict(False, "; ".join(against[:3]) + more)
         assert self._lease is not None
         attempt = flight.plan.attempt
-        mine = manifest_of(attempt, stored, parent=self._parent, state=flight.state, about=flight.about)
+        new = manifest_of(attempt, stored, parent=self._parent, state=flight.state, about=flight.about)
         if self._before_commit is not None:
             self._before_commit(flight.step)
-        manifest = commit(self._store, self._lease, mine)
+        manifest = commit(self._store, self._lease, new)
         earlier = manifest.attempt != attempt
         detail = f"already committed by an earlier try, {manifest.attempt}" if earlier else "committed"
         return Verdict(True, detail, manifest.data_bytes)
 
     def _drop_parts(self, attempt: str) -> None:
-        """Remove what the others stored of an attempt that a rank voted against: on a full disk it would make things worse."""
+        """Remove what other ranks stored of an attempt that a rank voted against: a full disk needs the room."""
         with suppress(UserError):  # what stays behind is pruned as an orphan, a day later
             for info in list(self._store.list(f"{ATTEMPTS}{attempt}/")):
                 self._store.delete(info.key)
 
     def _receive_verdict(self, flight: Flight) -> Verdict:
-        """The other ranks: hear from rank 0 how it ended."""
+        """Read, on the other ranks, rank 0's verdict."""
         try:
             return self._ballot.verdict(flight.plan.attempt, self._verdict_s)
         except VoteError as error:
@@ -364,12 +364,12 @@ class Checkpointer:
         orphans = going_on = True
         while going_on and self._commits.get():
             while not self._commits.empty():
-                # One pruning does for all commits that came meanwhile, also for the last one before the end.
+                # One pruning serves all commits that came meanwhile, also the last one before the end.
                 going_on = self._commits.get() and going_on
             self._prune(orphans=orphans)
             orphans = False
         if orphans and self._rank == 0 and self._parent is not None:
-            # Jobs before this one may have died between a commit and its pruning; nobody else comes after the last.
+            # A job before this one may have died between a commit and its pruning, and this job may be the last one.
             self._prune(orphans=False)
 
     def _prune(self, *, orphans: bool) -> None:

@@ -1,8 +1,8 @@
-"""Load the newest checkpoint that verifies on every rank, and say what was passed over and why.
+"""The load of the newest checkpoint that verifies on every rank, with the reason for each one that was passed over.
 
-Nothing is loaded by halves: a rank reads and verifies all bytes it wants into fresh host memory, then the ranks compare
-notes. Damage on any rank moves all of them to the next older checkpoint. A store that does not answer is no damage: it ends
-the load with its error, so that a network fault never silently costs a run its newest work.
+Nothing is loaded in part: a rank reads and verifies all bytes it wants into fresh host memory, then the ranks compare their
+results. Damage on any rank moves all of them to the next older checkpoint. A store that does not answer is not damage: it
+ends the load with its error, so that a network fault never silently costs a run its newest work.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.assemble import read_tensors
-from trainer.checkpoint.layout import ManifestId, tier_root
-from trainer.checkpoint.parts import OnEvent, Places, open_parts, read_manifest
-from trainer.checkpoint.records import Manifest, encode
+from trainer.checkpoint.format.layout import ManifestId, tier_root
+from trainer.checkpoint.format.records import Manifest, encode
+from trainer.checkpoint.load.assemble import read_tensors
+from trainer.checkpoint.load.parts import OnEvent, Places, open_parts, read_manifest
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import TierConfig
 from trainer.storage import CorruptObjectError, ObjectStore, StorageError
@@ -32,7 +32,7 @@ VOTE_TIMEOUT_S = 3600.0
 
 
 class NoneWholeError(UserError):
-    """There are candidates, and none of them verifies."""
+    """The run has checkpoints, and none of them verifies."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Verdict:
     ok: bool
     stop: bool = False
     """The load must end with an error: nothing older may be tried."""
-    away: bool = False
+    store_failed: bool = False
     """That error is the store's: every rank raises a StorageError, whichever of them met it."""
     reason: str = ""
     digest: str = ""
@@ -70,11 +70,11 @@ def load_latest(
     on_event: OnEvent,
     timeout_s: float = VOTE_TIMEOUT_S,
 ) -> Loaded | None:
-    """The newest of rank 0's `candidates` that every rank verified; None if there are none.
+    """Load the newest of rank 0's `candidates` that every rank verified; None without candidates.
 
     Candidates are given newest first; other ranks' are ignored. Called once per VoteBox, by every rank. NoneWholeError when
-    candidates exist but none is whole, UserError when one is of a newer format; StorageError when the store cannot be read;
-    VoteTimeout when a rank stays away for `timeout_s`.
+    no candidate is whole, UserError when one is of a newer format; StorageError when the store cannot be read; VoteTimeout
+    when a rank does not vote within `timeout_s`.
     """
     places = Places(store, open_tiers(tiers, store.uri, on_event))
     votes.post("load/candidates", rank, {"ids": [[c.generation, c.step] for c in candidates]})
@@ -85,9 +85,9 @@ def load_latest(
         verdict, loaded, failure = _try_candidate(places, candidate, want, on_event)
         last_topic, topic = topic, f"load/{number}/{candidate.key}"
         votes.post(topic, rank, vars(verdict))
-        verdicts = {r: _Verdict(**said) for r, said in votes.gather(topic, timeout_s).items()}
+        verdicts = {r: _Verdict(**vote) for r, vote in votes.gather(topic, timeout_s).items()}
         if rank == 0:
-            # Every rank has posted here, so every rank has read what the topic before had to say.
+            # Every rank has posted here, so every rank has read the topic before.
             votes.drop(last_topic)
         if failure is not None:
             raise failure
@@ -110,12 +110,12 @@ def read_checkpoint(
     on_event: OnEvent,
     threads: int = READ_THREADS,
 ) -> dict[str, torch.Tensor]:
-    """The wanted tensors of one checkpoint, every byte behind them verified; CorruptObjectError names the damage."""
+    """Read the wanted tensors of one checkpoint, every byte behind them verified; CorruptObjectError names the damage."""
     return read_tensors(open_parts(places, manifest, on_event, threads), want, threads)
 
 
 def open_tiers(tiers: Sequence[TierConfig], run_uri: str, on_event: OnEvent) -> tuple[ObjectStore, ...]:
-    """The tiers that hold anything of this run; a tier that is absent (a new node) or unreadable is passed over."""
+    """Open the tiers that hold a part of this run; a tier that is absent (a new node) or unreadable is passed over."""
     opened: list[ObjectStore] = []
     for tier in tiers:
         root = tier_root(tier.path, run_uri)
@@ -127,15 +127,15 @@ def open_tiers(tiers: Sequence[TierConfig], run_uri: str, on_event: OnEvent) -> 
 
 
 def agreement_problem(verdicts: Mapping[int, Any]) -> str:
-    """Why the ranks do not all stand behind a candidate, or the empty string; UserError when one demands to stop."""
+    """Return why not all ranks verified a candidate, or the empty string; UserError when a rank demands to stop."""
     stops = {rank: verdict for rank, verdict in sorted(verdicts.items()) if verdict.stop}
     if stops:
-        kind = StorageError if any(verdict.away for verdict in stops.values()) else UserError
+        kind = StorageError if any(verdict.store_failed for verdict in stops.values()) else UserError
         raise kind([f"rank {rank}: {verdict.reason}" for rank, verdict in stops.items()][:8])
     failed = [(rank, v.reason) for rank, v in sorted(verdicts.items()) if not v.ok]
     if failed:
-        others = f" ({len(failed) - 1} other ranks skipped it too)" if len(failed) > 1 else ""
-        return f"found by rank {failed[0][0]}: {failed[0][1]}{others}"
+        more = f" ({len(failed) - 1} other ranks skipped it too)" if len(failed) > 1 else ""
+        return f"found by rank {failed[0][0]}: {failed[0][1]}{more}"
     if len({v.digest for v in verdicts.values()}) > 1:
         return "the ranks saw different manifests under this key"
     return ""
@@ -150,8 +150,8 @@ def _try_candidate(
     except CorruptObjectError as error:
         return _Verdict(ok=False, reason=str(error)), None, None
     except UserError as error:
-        away = isinstance(error, StorageError)
-        return _Verdict(ok=False, stop=True, away=away, reason=str(error)), None, error
+        store_failed = isinstance(error, StorageError)
+        return _Verdict(ok=False, stop=True, store_failed=store_failed, reason=str(error)), None, error
     digest = f"{crc64nvme(encode(manifest)):016x}"
     return _Verdict(ok=True, digest=digest), Loaded(manifest, tensors), None
 
@@ -161,5 +161,5 @@ def _none_is_whole(uri: str, count: int) -> str:
         "run.uri",
         uri,
         f"holds {count} checkpoint{'s' if count > 1 else ''}, but none verifies",
-        fix="bring the objects back from a backup or the bucket's versions, or start a new run under another uri",
+        fix="restore the objects from a backup or the bucket's versions, or start a new run under a different uri",
     )

@@ -1,12 +1,12 @@
-"""One save on its way through a rank, and how it ended."""
+"""One save in flight on a rank, and how it ended."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.checkpoint.ballot import Plan
-from trainer.checkpoint.stage import Staged
+from trainer.checkpoint.save.ballot import Plan
+from trainer.checkpoint.save.stage import Staged
 
 
 @dataclass(frozen=True)

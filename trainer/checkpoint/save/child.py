@@ -1,4 +1,4 @@
-"""The trainer's end of the writer process: start it, share memory with it, hand it jobs, replace it when it died."""
+"""The trainer's end of the writer process: its start, memory shared with it, its jobs, and a new one when it died."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import trainer
-from trainer.checkpoint.records import Entry
-from trainer.checkpoint.writer import Job, Reply, decode_reply
+from trainer.checkpoint.format.records import Entry
+from trainer.checkpoint.save.writer import Job, Reply, decode_reply
 
 _END_S = 2.0
-"""How long a writer that was told to end may take before it is killed."""
+"""How long a writer may take to end before it is killed."""
 
 
 class WriterDiedError(Exception):
@@ -26,7 +26,7 @@ class WriterDiedError(Exception):
 
 
 class SharedMemory(Protocol):
-    """What is shared with the writer: `number` is never used twice."""
+    """Memory that is shared with the writer: `number` is never used twice."""
 
     number: int
     fd: int
@@ -34,7 +34,7 @@ class SharedMemory(Protocol):
 
 
 class WriterProcess:
-    """One child process and what it was told so far. One thread hands out jobs; `kill` may come from any.
+    """One child process and what was sent to it so far. One thread hands out jobs; `kill` may come from any.
 
     The kernel ends the child with the *thread* that started it, so jobs must come from a thread that outlives them all.
     """
@@ -59,7 +59,7 @@ class WriterProcess:
         # may schedule sessions against each other (autogroup), and the writer would take half of the cores.
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "trainer.checkpoint.writer", str(os.getpid()), str(theirs.fileno())],
+                [sys.executable, "-m", "trainer.checkpoint.save.writer", str(os.getpid()), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -71,7 +71,7 @@ class WriterProcess:
     def write(
         self, job: Job, memory: SharedMemory, entries: Sequence[Entry], *, living: Collection[int], timeout_s: float
     ) -> Reply:
-        """Have one save stored and return how it went; memory not among the numbers `living` is given back before.
+        """Have one save stored and return how it went; memory not among the numbers `living` is released before.
 
         Raises WriterDiedError.
         """
@@ -105,7 +105,7 @@ class WriterProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the child, while there is one."""
+        """The child's process id, while it runs."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def _share(self, memory: SharedMemory, living: Collection[int]) -> None:
@@ -133,7 +133,7 @@ class WriterProcess:
         return bytes(pending)
 
     def _ending(self) -> str:
-        """How the child ended, in words."""
+        """Describe how the child ended."""
         assert self._process is not None
         try:
             code = self._process.wait(_END_S)
@@ -158,6 +158,6 @@ class WriterProcess:
 
 
 def _python_path() -> str:
-    """Where the child finds the same `trainer` as this process, whatever the working folder."""
-    room = str(Path(trainer.__file__).resolve().parent.parent)
-    return os.pathsep.join([room, *filter(None, [os.environ.get("PYTHONPATH")])])
+    """Return a PYTHONPATH on which the child finds the same `trainer` as this process, whatever the working folder."""
+    folder = str(Path(trainer.__file__).resolve().parent.parent)
+    return os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])

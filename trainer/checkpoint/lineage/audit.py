@@ -1,6 +1,6 @@
-"""What a run's own records say about its checkpoints and about themselves: damage and losses that no checkpoint shows.
+"""Damage and losses that no checkpoint shows, by the run's own records: its config, metrics, events and lineage.
 
-A manifest that was deleted leaves no trace among the manifests. The events tell of every commit and every pruning, and the
+A manifest that was deleted leaves no trace among the manifests. The events record every commit and every pruning, and the
 lineage names the checkpoint that each job began from. Torch-free.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from trainer.checkpoint.history import History
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.lease import live_manifests
-from trainer.checkpoint.prune import Committed, plan_prune
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.lineage.history import History
+from trainer.checkpoint.lineage.lease import live_manifests
+from trainer.checkpoint.lineage.prune import Committed, plan_prune
 from trainer.checkpoint.stored_config import KEY, DamagedConfigError, read_stored
 from trainer.config import CheckpointConfig
 from trainer.metrics.reader import READ_THREADS, parse_part
@@ -30,21 +30,21 @@ RESTORE = (
 
 
 def audit(store: ObjectStore, history: History, options: Callable[[], CheckpointConfig]) -> list[str]:
-    """One line for each thing that is wrong with the run's config, metrics and events, or that they say is lost.
+    """Check the run's config, metrics and events, and that no commit they record is lost; one line a problem.
 
-    `options` says what the run keeps; pruning within them needs no event, since a job may be killed before it tells. Raises
-    StorageError when the store cannot serve.
+    `options` returns what the run keeps; pruning within these options needs no event, since a job may be killed before it
+    records one. Raises StorageError when the store cannot serve.
     """
     _, wrong_metrics = _read_log(store, STEPS)
     events, wrong_events = _read_log(store, EVENTS)
     wrong_config = _config_problems(store, expected=bool(events))
     lost = lost_commits(history, events, CheckpointConfig() if wrong_config else options())
-    why = f"the run recorded its commit, no pruning has removed it, and it is gone; fix: {RESTORE}"
-    return [*wrong_config, *wrong_metrics, *wrong_events, *(f"{one.key}: {why}" for one in lost)]
+    why = f"missing, though the run recorded its commit and no pruning removed it; fix: {RESTORE}"
+    return [*wrong_config, *wrong_metrics, *wrong_events, *(f"{commit.key}: {why}" for commit in lost)]
 
 
 def lost_commits(history: History, events: Iterable[Event], options: CheckpointConfig) -> list[ManifestId]:
-    """Checkpoints of the run's history, newest first, that events or lineage name, but that are neither there nor pruned."""
+    """Return the checkpoints, newest first, that events or lineage name, but that neither exist nor were pruned."""
     lease = history.lease
     present = {*history.live, *history.dead}
     named = {settled.parent for settled in lease.lineage if settled.parent is not None}
@@ -55,14 +55,16 @@ def lost_commits(history: History, events: Iterable[Event], options: CheckpointC
         elif event.get("event") == PRUNED and isinstance(event.get("removed"), list):
             pruned |= {ManifestId.of_key(str(key)) for key in event["removed"]}
     live = live_manifests(present | named, lease.lineage, lease.generation)
-    within_the_rules = set(plan_prune([Committed(one, None, whole=True) for one in live], options))
-    return [one for one in live if one not in present and one not in pruned and one not in within_the_rules]
+    prunable = set(plan_prune([Committed(commit, None, whole=True) for commit in live], options))
+    accounted_for = present | pruned | prunable
+    return [commit for commit in live if commit not in accounted_for]
 
 
 def _config_problems(store: ObjectStore, *, expected: bool) -> Sequence[str]:
     try:
         if read_stored(store) is None and expected:
-            return [f"{KEY}: missing, though the run has trained; fix: restore it: nothing else says which run this is"]
+            fix = "restore it: only this file holds the run's settings"
+            return [f"{KEY}: missing, though the run has trained; fix: {fix}"]
     except DamagedConfigError as error:
         return error.problems
     except CorruptObjectError as error:
@@ -71,24 +73,25 @@ def _config_problems(store: ObjectStore, *, expected: bool) -> Sequence[str]:
 
 
 def _read_log(store: ObjectStore, prefix: str) -> tuple[list[Event], list[str]]:
-    """The records of a log, and a line for every damaged line and every part that is missing between others."""
+    """Read the records of a log, and make a line for each damaged record and each part that is missing between others."""
     names = sorted(name for info in store.list(prefix) if (name := PartName.of_key(info.key)) is not None)
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        found = list(pool.map(lambda name: _read_part(store, name.key(prefix)), names))
+        parts_read = list(pool.map(lambda name: _read_part(store, name.key(prefix)), names))
     numbers: dict[int, set[int]] = defaultdict(set)
     for name in names:
         numbers[name.generation].add(name.part)
     gaps = [
-        f"{PartName(generation, part).key(prefix)}: missing, though later parts are there; fix: {RESTORE}"
+        f"{PartName(generation, part).key(prefix)}: missing, though later parts exist; fix: {RESTORE}"
         for generation, parts in sorted(numbers.items())
         for part in range(max(parts))
         if part not in parts
     ]
-    return [one for records, _ in found for one in records], [line for _, lines in found for line in lines] + gaps
+    events = [event for records, _ in parts_read for event in records]
+    return events, [line for _, lines in parts_read for line in lines] + gaps
 
 
 def _read_part(store: ObjectStore, key: str) -> tuple[list[Event], list[str]]:
-    """The records and a line for each damaged one, read again where anything is wrong: the network may have garbled it."""
+    """Read records and a line for each damaged one, a second time where any is: the network may have garbled it."""
     records, problems = _parsed(store, key)
     return _parsed(store, key) if problems else (records, problems)
 

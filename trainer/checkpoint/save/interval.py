@@ -1,4 +1,4 @@
-"""How often to save, and what to save when time runs out: pure arithmetic on measured seconds."""
+"""The interval between saves, and the choice of a save when time runs out: pure arithmetic on measured seconds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from typing import Literal
 
 _WEIGHT = 0.3
-"""Share of the newest measurement in the running averages: settles within about ten steps, shrugs off one slow one."""
+"""Share of the newest measurement in the running averages: they settle in about ten steps, and one slow step hardly counts."""
 _SHORTEST_STALL_S, _SHORTEST_STEP_S = 1e-3, 1e-6
-"""Below these a measurement says nothing but that the clock is coarse."""
+"""Below these a measurement shows only that the clock is coarse."""
 
 
 def young_daly(stall_s: float, mtbf_s: float) -> float:
-    """Seconds of training between saves that lose the least time to saving plus redoing.
+    """Return the seconds of training between saves that lose the least time to saving plus redoing.
 
     `stall_s` is what one save costs the loop, `mtbf_s` the mean time between interruptions, both > 0. To first order
     sqrt(2 x stall x MTBF) (Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974);
@@ -26,7 +26,7 @@ def young_daly(stall_s: float, mtbf_s: float) -> float:
 
 
 _QUIET_SAVES = 3
-"""A store that is busy with saves less than a third of the time has room for pruning and for a bad day."""
+"""A store that is busy with saves less than a third of the time has room for pruning and for slow saves."""
 
 
 class Interval:
@@ -60,19 +60,19 @@ class Interval:
         self._last_saved = 0
 
     def resumed(self, step: int) -> None:
-        """The run continues from the checkpoint of `step`: count from there."""
+        """Count from `step`, from whose checkpoint the run continues."""
         self._last_saved = step
 
     def measured_step(self, seconds: float) -> None:
-        """A training step took this long, without any save in it."""
+        """Record how long a training step took, without any save in it."""
         self._step_s = _mix(self._step_s, seconds)
 
     def measured_stall(self, seconds: float) -> None:
-        """A save cost the loop this long."""
+        """Record how long a save blocked the loop."""
         self._stall_s = _mix(self._stall_s, seconds)
 
     def measured_save(self, seconds: float) -> None:
-        """A save took this long from its call to its commit, beside the training."""
+        """Record how long a save took from its call to its commit, beside the training."""
         self._save_s = seconds
 
     @property
@@ -88,24 +88,24 @@ class Interval:
         return max(1, round(seconds / max(self._step_s, _SHORTEST_STEP_S)))
 
     def due(self, step: int) -> bool:
-        """True when the state after `step` should be saved; a fixed interval saves at its multiples or soon after."""
+        """Return whether to save the state after `step`; a fixed interval saves at its multiples or soon after."""
         if self._every_steps:
             return step // self._every_steps > self._last_saved // self._every_steps
         return step - self._last_saved >= max(self.steps, self._warmup_steps if self._stall_s is None else 1)
 
     def saved(self, step: int) -> None:
-        """A save of `step` was begun."""
+        """Record that a save of `step` was begun."""
         self._last_saved = max(self._last_saved, step)
 
 
 def finish_or_restart(
     in_flight_remaining_s: float | None, new_save_s: float, left_s: float | None
 ) -> Literal["finish", "save"]:
-    """What to do on a notice: wait for the save in flight, or save the newest state now.
+    """Choose what to do on a notice: wait for the save in flight, or save the newest state now.
 
-    All in seconds from now: until the save in flight commits (None: there is none), until a new one would, and until
-    the capacity is gone (None: unknown). Finishing wins where it commits sooner, or where a new save cannot commit in
-    time; ask again when it has committed, for what is left of the time may do for the newest state too.
+    All in seconds from now: until the save in flight commits (None: no save is in flight), until a new one would, and until
+    the capacity ends (None: unknown). Finishing wins where it commits sooner, or where a new save cannot commit in time;
+    call this again when it has committed, for the time that is left may suffice for the newest state too.
     """
     if in_flight_remaining_s is None:
         return "save"

@@ -1,8 +1,8 @@
-"""Remove checkpoints that nobody needs any more, so that whatever happens on the way the newest one still loads.
+"""Removal of checkpoints that need not be kept, in an order in which the newest one still loads after a kill anywhere.
 
-Only committed checkpoints of the live lineage count towards what is kept, and only those whose objects are found in the
-store. A manifest goes before its parts, so that no manifest ever names what is gone; every removal is preceded by a look at
-the lease.
+Only committed checkpoints of the live lineage count towards what is kept, and only those whose objects exist in the store.
+A manifest is removed before its parts, so that no manifest ever names an absent object; before every removal the lease is
+read again.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from trainer.checkpoint.layout import ATTEMPTS, MANIFESTS, ManifestId, attempt_commit
-from trainer.checkpoint.lease import LeaseRecord, live_manifests, read_lease
-from trainer.checkpoint.parts import expect_data, expect_index, read_manifest
-from trainer.checkpoint.records import Manifest
+from trainer.checkpoint.format.layout import ATTEMPTS, MANIFESTS, ManifestId, attempt_commit
+from trainer.checkpoint.format.records import Manifest
+from trainer.checkpoint.lineage.lease import LeaseRecord, live_manifests, read_lease
+from trainer.checkpoint.load.parts import check_parts, read_manifest
 from trainer.config import CheckpointConfig
 from trainer.storage import CorruptObjectError, ObjectInfo, ObjectStore, PreconditionError
 
@@ -30,17 +30,17 @@ _ATTEMPT_OF = re.compile(rf"{ATTEMPTS}([^/]+)/")
 
 @dataclass(frozen=True)
 class Committed:
-    """What pruning knows about one live checkpoint; `metric` is smaller for better, None where it was not evaluated."""
+    """One live checkpoint, as pruning sees it; a smaller `metric` is better, None where it was not evaluated."""
 
     id: ManifestId
     metric: float | None
     whole: bool
-    """All objects were found with the promised sizes; False also where nobody looked."""
+    """All objects exist with the promised sizes; False also where this was not checked."""
 
 
 @dataclass
 class PruneReport:
-    """What was removed (or would be, in a dry run), and why nothing was where nothing was."""
+    """What was removed (or would be, in a dry run), and in `stopped` why pruning ended early."""
 
     kept: list[ManifestId] = field(default_factory=list)
     removed: list[ManifestId] = field(default_factory=list)
@@ -53,12 +53,12 @@ class PruneReport:
 
     @property
     def removed_keys(self) -> list[str]:
-        """Of all manifests that went, for the run's events."""
+        """The keys of all removed manifests, for the run's events."""
         return [manifest_id.key for manifest_id in (*self.removed, *self.removed_dead)]
 
 
 def plan_prune(live: Sequence[Committed], options: CheckpointConfig) -> list[ManifestId]:
-    """Which live checkpoints to remove, oldest first: none until max(keep_last, 2) newer ones are whole.
+    """Choose the live checkpoints to remove, oldest first: none until max(keep_last, 2) newer ones are whole.
 
     Kept are those and everything newer, the first one in each `keep_every_steps` steps, and with `keep_best` the best one.
     """
@@ -75,7 +75,7 @@ def plan_prune(live: Sequence[Committed], options: CheckpointConfig) -> list[Man
 
 
 def milestones(ids: Iterable[ManifestId], every_steps: int) -> list[ManifestId]:
-    """The first checkpoint at or after each multiple of `every_steps` (saves need not fall on multiples); none for 0."""
+    """Choose the first checkpoint at or after each multiple of `every_steps`, on which saves need not fall; none for 0."""
     first: dict[int, ManifestId] = {}
     for manifest_id in sorted(ids, key=lambda i: (i.step, i.generation)) if every_steps else ():
         bucket = manifest_id.step // every_steps
@@ -87,19 +87,19 @@ def milestones(ids: Iterable[ManifestId], every_steps: int) -> list[ManifestId]:
 def plan_orphans(
     attempts: Iterable[ObjectInfo], claimed: set[str], saves: Iterable[ManifestId], generation: int, now: float
 ) -> dict[str, list[ObjectInfo]]:
-    """Objects of attempts that may go, by attempt: old by the store's clock, of an older generation, and in no manifest.
+    """Choose attempts to remove, with their objects: old by the store's clock, of an older generation, in no manifest.
 
-    `claimed` are the attempts that manifests name, `saves` the commits whose manifest could not be read (any attempt of
-    theirs stays). Foreign folders stay.
+    `claimed` are the attempts that manifests name, `saves` the commits whose manifest could not be read: all their attempts
+    stay. Foreign folders stay.
     """
-    found: dict[str, list[ObjectInfo]] = {}
+    by_attempt: dict[str, list[ObjectInfo]] = {}
     for info in attempts:
         match = _ATTEMPT_OF.match(info.key)
         if match:
-            found.setdefault(match[1], []).append(info)
+            by_attempt.setdefault(match[1], []).append(info)
     unread = set(saves)
     orphans = {}
-    for name, objects in found.items():
+    for name, objects in by_attempt.items():
         commit = attempt_commit(name)
         named = name in claimed or commit in unread
         old = max(info.modified for info in objects) < now - ORPHAN_AGE_S
@@ -173,15 +173,15 @@ class _Pruning:
                     self._manifests[manifest_id] = manifest
 
     def _committed(self, live: Sequence[ManifestId]) -> list[Committed]:
-        """What is known of the live ones; looks for the objects of as many of the newest as must be whole."""
+        """Describe the live ones; the objects are looked for of as many of the newest as must be whole."""
         needed = max(self._options.keep_last, LEAST_KEPT)
-        found: list[Committed] = []
+        live_ones: list[Committed] = []
         for manifest_id in live:
             manifest = self._manifests.get(manifest_id)
             whole = needed > 0 and manifest is not None and _is_whole(self._store, manifest)
             needed -= whole
-            found.append(Committed(manifest_id, metric_of(manifest) if manifest else None, whole))
-        return found
+            live_ones.append(Committed(manifest_id, metric_of(manifest) if manifest else None, whole))
+        return live_ones
 
     def _remove_leftovers(self, live: set[ManifestId], attempts: list[ObjectInfo], lease: LeaseRecord) -> None:
         now = self._store.now()
@@ -195,7 +195,7 @@ class _Pruning:
         claimed = {manifest.attempt for manifest in self._manifests.values()}
         unread = self._infos.keys() - self._manifests.keys()
         for name, objects in plan_orphans(attempts, claimed, unread, lease.generation, now).items():
-            if not self._still_ours(lease):
+            if not self._lease_unchanged(lease):
                 return
             self._remove_objects(objects)
             self._report.removed_orphans.append(name)
@@ -203,13 +203,13 @@ class _Pruning:
     def _remove(self, manifest_id: ManifestId, lease: LeaseRecord) -> bool:
         """Remove one checkpoint, manifest first; False when a newer job has come and nothing more may be removed."""
         manifest = self._manifests.get(manifest_id)
-        if not self._still_ours(lease):
+        if not self._lease_unchanged(lease):
             return False
         if not self._dry_run:
             try:
                 self._store.delete(manifest_id.key, if_match=self._infos[manifest_id].etag)
             except PreconditionError:
-                # Another pruning was quicker; the parts are then its to remove.
+                # A second pruning was quicker, and removes the parts too.
                 return True
         if manifest is not None:
             shared = {m.attempt for i, m in self._manifests.items() if i != manifest_id}
@@ -223,7 +223,7 @@ class _Pruning:
                 list(pool.map(lambda info: self._store.delete(info.key), objects))
         self._report.bytes += sum(info.size for info in objects)
 
-    def _still_ours(self, lease: LeaseRecord) -> bool:
+    def _lease_unchanged(self, lease: LeaseRecord) -> bool:
         if self._dry_run or read_lease(self._store) == lease:
             return True
         self._report.stopped = "a job took this run or began to train while it was pruned"
@@ -231,19 +231,14 @@ class _Pruning:
 
 
 def metric_of(manifest: Manifest) -> float | None:
-    """The newest evaluation's loss when this was saved (`about.eval_loss`), or None."""
+    """Return the newest evaluation's loss when this was saved (`about.eval_loss`), or None."""
     value = manifest.about.get("eval_loss")
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _is_whole(store: ObjectStore, manifest: Manifest) -> bool:
-    with ThreadPoolExecutor(_STAT_THREADS) as pool:
-        checks = [pool.submit(check, store, part) for part in manifest.parts for check in (expect_data, expect_index)]
-        try:
-            for check in checks:
-                check.result()
-        except CorruptObjectError:
-            for check in checks:
-                check.cancel()
-            return False
+    try:
+        check_parts(store, manifest.parts)
+    except CorruptObjectError:
+        return False
     return True
