@@ -30,7 +30,6 @@ BAKE_FILE = Path(__file__).parents[1] / "docker-bake.hcl"
 OLDEST = (0, 13)
 """The first with `--progress=rawjson`: https://github.com/docker/buildx/releases/tag/v0.13.0"""
 _END_S = 15.0
-_ANSWER_S = 60.0
 
 
 class Bake:
@@ -41,10 +40,10 @@ class Bake:
 
     def version(self) -> tuple[int, ...] | None:
         """Of the plugin; None where the CLI or the plugin is missing."""
-        said = self._said("buildx", "version")
-        found = re.search(r"\sv?(\d+)\.(\d+)", said or "")
+        answer = self._ask("buildx", "version")
+        number = re.search(r"\sv?(\d+)\.(\d+)", answer)
         # A plugin that was built from a branch names a commit instead.
-        return (int(found[1]), int(found[2])) if found else OLDEST if said else None
+        return (int(number[1]), int(number[2])) if number else OLDEST if answer else None
 
     def cannot(self, plan: Plan, output: Output) -> str | None:
         """Why the plan cannot be built here, in one line with the fix; None where it can. Asks the plugin and the engine."""
@@ -139,7 +138,7 @@ class Bake:
         # An engine of the older store tells the configuration's digest in place of a manifest's.
         digest, image_id = (told.get("containerimage.descriptor") or {}).get("digest"), None
         if made is Output.LOAD or (made is Output.PUSH and digest is None):
-            image_id = (self._said("image", "inspect", "--format", "{{.Id}}", plan.tags[0]) or "").strip() or None
+            image_id = self._ask("image", "inspect", "--format", "{{.Id}}", plan.tags[0]).strip() or None
         if made is Output.PUSH_BY_DIGEST and digest is None:
             raise UserError(
                 f"{plan.repository}: buildx pushed and did not report the digest; fix: update docker-buildx", FAILED
@@ -166,28 +165,17 @@ class Bake:
         return f"buildx: this engine's image store cannot {', '.join(wished)}; fix: {fix}"
 
     def _driver(self) -> str:
-        found = re.search(r"^Driver:\s*(\S+)", self._said("buildx", "inspect") or "", re.MULTILINE)
-        return found[1] if found else "docker"
+        driver = re.search(r"^Driver:\s*(\S+)", self._ask("buildx", "inspect"), re.MULTILINE)
+        return driver[1] if driver else "docker"
 
     def _keeps(self) -> bool:
         """The builder handles images as a registry has them: a BuildKit of its own, or an engine with containerd's store."""
         return self._driver() != "docker" or engine.facts(self._environment).containerd_store
 
-    def _said(self, *words: str) -> str | None:
-        """What the CLI answers; None where it fails or is missing."""
-        try:
-            done = subprocess.run(
-                ["docker", *words],
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_ANSWER_S,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout if done.returncode == 0 else None
+    def _ask(self, *words: str) -> str:
+        """Return what the docker command prints; nothing where it fails."""
+        code, output, _ = engine.docker(self._environment, *words)
+        return "" if code else output
 
 
 def override(plan: Plan, target: str, output: Output, folder: str = ".", *, keeps: bool = True) -> dict[str, Any]:
