@@ -13,7 +13,8 @@ from typing import Any
 from images.check.diff import amount
 from images.plan.leaks import secrets_of
 from images.plan.plan import DIRTY, INPUTS, TARGET, VERSIONS
-from images.registry.read import INDEXES, Found, Source, find
+from images.registry.client import Registry
+from images.registry.read import INDEXES, Found, find
 from lustrain.image_file import Record
 from lustrain.problem import UserError, plain
 
@@ -61,7 +62,7 @@ class Report:
 
 
 def verify(
-    source: Source,
+    registry: Registry,
     ref: str,
     *,
     platform: str | None = None,
@@ -74,7 +75,7 @@ def verify(
     An image that cannot be read is a FAIL like others; only a reference or platform that was mistyped raises (exit code 2).
     """
     try:
-        found = find(source, ref, platform)
+        found = find(registry, ref, platform)
     except UserError as error:
         if error.exit_code == 2:
             raise

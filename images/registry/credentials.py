@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from docker import errors
 from docker.auth import AuthConfig
@@ -67,7 +68,7 @@ def for_registry(host: str) -> Credentials | None:
 
 
 def _configured(host: str) -> Credentials | None:
-    config = _config(host)
+    config = _config()
     helper = config.get_credential_store(host) if config.creds_store or config.cred_helpers else None
     try:
         with warnings.catch_warnings():
@@ -94,18 +95,31 @@ def _credentials(host: str, found: Mapping[str, object]) -> Credentials | None:
     )
 
 
-def _config(host: str) -> AuthConfig:
+def _config() -> AuthConfig:
     path = find_config_file()
-    if path is None:
-        return AuthConfig({})
-    fix = f"mend it, or move it away and `docker login {host}` again"
+    config = read_config(Path(path)) if path else {}
+    # Without one of these docker's library would take the file for the old format, in which every key is a registry.
+    known = {name: config[name] for name in ("auths", "credsStore", "credHelpers") if config.get(name)}
     try:
-        read = json.loads(Path(path).read_text())
-        if not isinstance(read, dict):
-            raise ValueError("not an object")
-        # Without one of these it would take the file for the old format, in which every key is a registry.
-        known = {name: read[name] for name in ("auths", "credsStore", "credHelpers") if read.get(name)}
         return AuthConfig.load_config(None, known) if known else AuthConfig({})
-    except (OSError, ValueError, AttributeError, errors.DockerException):
-        # Not what it said: that may quote a password.
-        raise UserError(problem("docker config", path, "cannot be read as docker's config.json", fix=fix)) from None
+    except (AttributeError, errors.DockerException):
+        raise _unreadable(Path(str(path))) from None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read docker's config.json; empty where there is none. UserError where it is something else."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        raise _unreadable(path) from None
+    if not isinstance(config, dict):
+        raise _unreadable(path)
+    return config
+
+
+def _unreadable(path: Path) -> UserError:
+    # Not what the parser says: that may quote a password.
+    fix = "mend it, or move it away and `docker login` again"
+    return UserError(problem("docker config", str(path), "cannot be read as docker's config.json", fix=fix))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from images.registry import credentials, ecr
-from lustrain.problem import FAILED, UserError, problem
 
 CONFIG = "config.json"
 
@@ -34,7 +33,7 @@ def of_ecr(hosts: Iterable[str], environment: Mapping[str, str]) -> Iterator[dic
             if one.name != CONFIG:
                 (folder / one.name).symlink_to(one.absolute())
         with os.fdopen(os.open(folder / CONFIG, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-            json.dump(_with_tokens(_read(home / CONFIG), ours), file)
+            json.dump(_with_tokens(credentials.read_config(home / CONFIG), ours), file)
         yield {"DOCKER_CONFIG": name}
 
 
@@ -49,15 +48,3 @@ def _with_tokens(config: Mapping[str, Any], hosts: Iterable[str]) -> dict[str, A
         # A store for all registries would be asked in place of the token; an empty helper is none.
         helpers[host] = ""
     return {**config, "auths": auths, "credHelpers": helpers}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            problem("docker config", str(path), f"cannot be read: {error}", fix="mend it, or move it away"), FAILED
-        ) from None
-    return found if isinstance(found, dict) else {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from lustrain.problem import FAILED, UserError, problem
 
 if TYPE_CHECKING:
+    from botocore.exceptions import BotoCoreError, ClientError
     from mypy_boto3_ecr import ECRClient
 
 _HOST = re.compile(
@@ -21,8 +22,21 @@ _HOST = re.compile(
     r"(?:\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?"
     r"|-ecr(?:-fips)?\.(?P<dual>[a-z0-9-]+)\.on\.(?:aws|amazonwebservices\.com\.cn))"
 )
-_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidClientTokenId"}
-_UNKNOWN = {"UnrecognizedClientException", "InvalidSignatureException", "SignatureDoesNotMatch"}
+_REFUSALS = (
+    (
+        "NoCredentials|PartialCredentials|CredentialRetrieval",
+        "no AWS credentials were found",
+        "log in to AWS (AWS_PROFILE, aws sso login), or `docker login` with a token",
+    ),
+    ("Expired|InvalidClientTokenId|SSO|Token.*Error|Login", "the AWS credentials have expired", "log in to AWS again"),
+    (
+        "UnrecognizedClient|InvalidSignature|SignatureDoesNotMatch",
+        "AWS does not know the credentials",
+        "see which account `aws sts get-caller-identity` names",
+    ),
+    ("^AccessDenied", "AWS gives this user no token", "allow ecr:GetAuthorizationToken on *"),
+)
+"""Codes of ECR's refusals and names of botocore's errors, what they mean, and what to do."""
 _SECONDS, _TRIES = 10, 4
 LIFE = timedelta(hours=12)
 """https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_GetAuthorizationToken.html"""
@@ -53,10 +67,8 @@ def token(host: str) -> Token:
         given = answer["authorizationData"][0]
         username, _, password = base64.b64decode(given["authorizationToken"]).decode().partition(":")
         return Token(username, password, _end(given["expiresAt"].astimezone(UTC)))
-    except ClientError as error:
-        raise _refused(host, region, str(error.response.get("Error", {}).get("Code", "")), str(error)) from None
-    except BotoCoreError as error:
-        raise _failed(host, region, error) from None
+    except (ClientError, BotoCoreError) as error:
+        raise _refused(host, region, error) from None
     except (LookupError, ValueError):
         why = f"ECR in {region} answered with no token"
         raise UserError(problem("registry", host, why, fix="see what AWS_ENDPOINT_URL points to"), FAILED) from None
@@ -89,29 +101,11 @@ def _client(region: str) -> ECRClient:
     return client
 
 
-def _refused(host: str, region: str, code: str, said: str) -> UserError:
-    if code in _EXPIRED:
-        return UserError(
-            problem("registry", host, f"the AWS credentials have expired ({code})", fix="log in to AWS again"), FAILED
-        )
-    if code in _UNKNOWN:
-        fix = "see which account `aws sts get-caller-identity` names"
-        return UserError(problem("registry", host, f"AWS does not know the credentials ({code})", fix=fix), FAILED)
-    if code.startswith("AccessDenied"):
-        fix = "allow ecr:GetAuthorizationToken on *"
-        return UserError(problem("registry", host, f"AWS gives this user no token ({code})", fix=fix), FAILED)
-    return UserError(problem("registry", host, f"ECR in {region} gave no token: {said}"), FAILED)
-
-
-def _failed(host: str, region: str, error: Exception) -> UserError:
-    kind = type(error).__name__
-    if kind in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
-        fix = "log in to AWS (AWS_PROFILE, aws sso login), or `docker login` with a token"
-        return UserError(problem("registry", host, "no AWS credentials were found", fix=fix), FAILED)
-    if "SSO" in kind or "Token" in kind or "Login" in kind:
-        return UserError(
-            problem("registry", host, f"the AWS credentials have expired ({kind})", fix="log in to AWS again"), FAILED
-        )
-    return UserError(
-        problem("registry", host, f"ECR in {region} gave no token: {error}", fix="see the network"), FAILED
-    )
+def _refused(host: str, region: str, error: BotoCoreError | ClientError) -> UserError:
+    answer = getattr(error, "response", {}).get("Error", {})
+    code = str(answer.get("Code") or type(error).__name__)
+    for codes, why, fix in _REFUSALS:
+        if re.search(codes, code):
+            return UserError(problem("registry", host, f"{why} ({code})", fix=fix), FAILED)
+    fix = "" if answer else "see the network"
+    return UserError(problem("registry", host, f"ECR in {region} gave no token: {error}", fix=fix), FAILED)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from images.model import Image, Layer
 from images.plan.references import Reference, parse
-from images.registry.client import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, object_of
+from images.registry.client import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, Registry, object_of
 from lustrain.problem import FAILED, UserError, problem
 
 MANIFESTS, INDEXES = (DOCKER_MANIFEST, OCI_MANIFEST), (DOCKER_LIST, OCI_INDEX)
@@ -23,17 +23,6 @@ _LAYERS = re.compile(
 )
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _BUILT_HERE = "build it with `fab image-build --push`"
-
-
-class Source(Protocol):
-    """A registry, as far as images are read from it: like `images.registry.client.Registry`. It checks each byte that it gives
-    against the digest that names it."""
-
-    def manifest(self, ref: Reference) -> tuple[str, str, bytes]:
-        """Digest, media type and the bytes as the registry holds them. UserError where there is none."""
-
-    def blob(self, ref: Reference, digest: str) -> bytes:
-        """A blob of that reference's repository."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +48,9 @@ class Found:
     """As the configuration says it, ISO 8601; empty where it does not."""
 
 
-def image(source: Source, ref: str, platform: str | None = None) -> Image:
+def image(registry: Registry, ref: str, platform: str | None = None) -> Image:
     """The image behind a reference; `platform` (linux/amd64) chooses where there are several. UserError in one line."""
-    found = find(source, ref, platform)
+    found = find(registry, ref, platform)
     if len(found) > 1:
         named = [one.image.platform for one in found]
         why = "the reference stands for several platforms"
@@ -69,12 +58,12 @@ def image(source: Source, ref: str, platform: str | None = None) -> Image:
     return found[0].image
 
 
-def find(source: Source, ref: str, platform: str | None = None) -> tuple[Found, ...]:
+def find(registry: Registry, ref: str, platform: str | None = None) -> tuple[Found, ...]:
     """Every image behind a reference, one a platform, or that of one platform; attestations are none. Raises like `image`."""
     asked = parse(ref)
-    digest, media_type, parsed = _manifest(source, asked)
+    digest, media_type, parsed = _manifest(registry, asked)
     if media_type not in INDEXES:
-        found = _found(source, asked, digest, media_type, parsed, None)
+        found = _found(registry, asked, digest, media_type, parsed, None)
         if platform and found.image.platform != platform:
             raise _no_platform(ref, platform, [found.image.platform])
         return (found,)
@@ -88,13 +77,13 @@ def find(source: Source, ref: str, platform: str | None = None) -> tuple[Found, 
     result = []
     for one in chosen:
         own = asked.at(one["digest"])
-        result.append(_found(source, own, *_manifest(source, own), index))
+        result.append(_found(registry, own, *_manifest(registry, own), index))
     return tuple(result)
 
 
-def _manifest(source: Source, ref: Reference) -> tuple[str, str, Mapping[str, Any]]:
+def _manifest(registry: Registry, ref: Reference) -> tuple[str, str, Mapping[str, Any]]:
     """Digest, media type and document."""
-    digest, media_type, body = source.manifest(ref)
+    digest, media_type, body = registry.manifest(ref)
     if media_type not in (*MANIFESTS, *INDEXES):
         old = "of Docker's first form, which has no digests to deploy by" if ".v1+" in media_type else "no image"
         allowed = "a docker schema 2 or OCI manifest or index"
@@ -103,7 +92,7 @@ def _manifest(source: Source, ref: Reference) -> tuple[str, str, Mapping[str, An
 
 
 def _found(
-    source: Source, asked: Reference, digest: str, media_type: str, manifest: Mapping[str, Any], index: Index | None
+    registry: Registry, asked: Reference, digest: str, media_type: str, manifest: Mapping[str, Any], index: Index | None
 ) -> Found:
     ref = str(asked)
     described = _described(ref, manifest.get("config"))
@@ -112,7 +101,7 @@ def _found(
         raise UserError(
             problem(f"{ref} artifact", kind, "an artifact, not an image that runs", fix=_BUILT_HERE), FAILED
         )
-    config = object_of(f"{ref} configuration", source.blob(asked, described["digest"]))
+    config = object_of(f"{ref} configuration", registry.blob(asked, described["digest"]))
     layers = [_described(ref, one) for one in manifest.get("layers") or ()]
     for one in layers:
         if not _LAYERS.fullmatch(str(one.get("mediaType"))):

@@ -111,7 +111,7 @@ def test_a_helper_that_fails_is_one_line_without_what_it_said(
 )
 def test_a_configuration_that_cannot_be_read_is_one_line(config: Path, text: str) -> None:
     config.write_text(text)
-    with pytest.raises(UserError, match=r"cannot be read as docker's config\.json.*docker login ghcr.io") as caught:
+    with pytest.raises(UserError, match=r"cannot be read as docker's config\.json.*docker login. again") as caught:
         for_registry("ghcr.io")
     assert SECRET not in str(caught.value)
     assert caught.value.exit_code == 2
