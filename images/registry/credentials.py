@@ -102,7 +102,7 @@ def _config() -> AuthConfig:
     known = {name: config[name] for name in ("auths", "credsStore", "credHelpers") if config.get(name)}
     try:
         return AuthConfig.load_config(None, known) if known else AuthConfig({})
-    except (AttributeError, errors.DockerException):
+    except (AttributeError, ValueError, errors.DockerException):
         raise _unreadable(Path(str(path))) from None
 
 
