@@ -21,7 +21,10 @@ SHARED = {
     "tests/infra/test_stacks.py": STACKS,
     # Ends the stacks that the file before looks at.
     "tests/infra/test_stacks_change.py": STACKS,
-    **{f"tests/images/test_{what}.py": PROOFS for what in ("verify", "read_back", "tasks", "context")},
+    **{
+        f"tests/images/test_{what}.py": PROOFS
+        for what in ("verify", "read_back", "tasks", "context", "context_refused")
+    },
     **{f"tests/images/test_proof_{what}.py": PROOFS for what in ("cache", "layers", "run", "same", "secrets")},
     **{f"tests/images/test_{what}.py": ENGINE for what in ("bake", "builder", "dockerfiles", "push")},
     "tests/lab/test_engines.py": ENGINE,

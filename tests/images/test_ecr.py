@@ -73,7 +73,9 @@ def test_the_token_is_a_password_for_twelve_hours(aws: LocalAws, monkeypatch: py
 
 def test_no_aws_credentials_is_one_line(nobody: pytest.MonkeyPatch) -> None:
     nobody.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(UserError, match=r"no AWS credentials were found .NoCredentialsError.; fix: log in to AWS") as caught:
+    with pytest.raises(
+        UserError, match=r"no AWS credentials were found .NoCredentialsError.; fix: log in to AWS"
+    ) as caught:
         for_registry(HOST)
     assert len(caught.value.problems) == 1
 
