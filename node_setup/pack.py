@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lustrain.files import write_whole
 from lustrain.problem import FAILED, UserError
-from node_setup.agent import catalog, data
+from node_setup.agent.settings import catalog, data
 
 FOLDER = Path(__file__).resolve().parent
 BUILD = FOLDER.parent / ".build"

@@ -9,8 +9,9 @@ from typing import Any
 
 from lustrain.cluster import Cluster, node_document
 from lustrain.problem import UserError, did_you_mean, problem
-from node_setup.agent import catalog, plan
 from node_setup.agent.model import Request
+from node_setup.agent.run import plan
+from node_setup.agent.settings import catalog
 
 SPELLING = "ID=VALUE, ID=on or ID=off"
 

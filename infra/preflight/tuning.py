@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.preflight.rule import Context, Family, Problems, listed
-from node_setup.agent import allowed, catalog
+from node_setup.agent.settings import allowed, catalog
 
 SETTINGS = "node_setup/settings/"
 SWITCHES = ("on", "off")

@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 from lustrain.problem import UserError, did_you_mean, problem
-from node_setup.agent.answer import blank
 from node_setup.agent.host import Host
-from node_setup.agent.identity import Identity
 from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, EXIT_OTHER_AGENT, EXIT_REFUSED, Request
+from node_setup.agent.wire.answer import blank
+from node_setup.agent.wire.identity import Identity
 
 OPTIONS = ("--sha", "--request", "--wait", "--mount-wait", "--tier")
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -110,21 +110,22 @@ def _seconds(name: str, values: Mapping[str, str]) -> float | None:
 
 
 def _facts(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
-    from node_setup.agent import catalog, tune
+    from node_setup.agent.run import tune
+    from node_setup.agent.settings import catalog
 
     host = Host()
     return tune.facts(host, _request(asked, host), identity, catalog.load()), EXIT_IN_SYNC
 
 
 def _plan(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
-    from node_setup.agent import tune
+    from node_setup.agent.run import tune
 
     host = Host()
     return tune.check(host, _request(asked, host), identity)
 
 
 def _tune(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
-    from node_setup.agent import tune
+    from node_setup.agent.run import tune
 
     _require_root("tune")
     host = Host()
@@ -134,7 +135,9 @@ def _tune(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
 
 
 def _verify(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
-    from node_setup.agent import catalog, tune, verify
+    from node_setup.agent import verify
+    from node_setup.agent.run import tune
+    from node_setup.agent.settings import catalog
 
     host = Host()
     request = _request(asked, host)
@@ -142,7 +145,7 @@ def _verify(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
 
 
 def _boot(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
-    from node_setup.agent import boot
+    from node_setup.agent.run import boot
 
     _require_root("boot")
     wait_s = boot.MOUNT_WAIT_S if asked.mount_wait_s is None else asked.mount_wait_s
@@ -152,7 +155,7 @@ def _boot(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
 
 
 def _lnet(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
-    from node_setup.agent import boot
+    from node_setup.agent.run import boot
 
     _require_root("lnet")
     return boot.lnet(Host(), identity, _log)
@@ -162,7 +165,7 @@ def _reboot_check(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int
     """What tells one boot from the next, and whether something speaks against a reboot now."""
     from node_setup.agent.facts import collect
     from node_setup.agent.facts.wanted import Wanted
-    from node_setup.agent.refusal import refusal
+    from node_setup.agent.run.refusal import refusal
 
     host = Host()
     found = collect(host, Wanted())
@@ -196,7 +199,8 @@ def _request(asked: Asked, host: Host) -> Request:
     """What the caller wants; where it names no cluster, the one that the node was last tuned for."""
     from dataclasses import replace
 
-    from node_setup.agent import boot, request
+    from node_setup.agent.run import boot
+    from node_setup.agent.wire import request
 
     given = Request()
     if asked.request is not None:

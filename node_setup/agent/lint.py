@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from node_setup.agent import condition, data
 from node_setup.agent.model import Facts
+from node_setup.agent.settings import condition, data
 
 HARMS = ("harmful", "obsolete", "useless", "debug")
 LONGEST = 120

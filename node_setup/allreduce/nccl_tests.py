@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
-from node_setup.agent import data
+from node_setup.agent.settings import data
 
 PROGRAM = "all_reduce_perf"
 SMALLEST_BYTES = 8

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from lustrain.problem import UserError
 from node_setup import pack
-from node_setup.agent import request as requests
 from node_setup.agent.cli import COMMANDS, parse
 from node_setup.agent.model import Request
+from node_setup.agent.wire import request as requests
 from tests.conftest import require
 
 NOBODY = 65534
@@ -148,7 +148,7 @@ def test_a_broken_agent_answers_in_json_with_the_place_and_no_traceback(agent: P
     with zipfile.ZipFile(agent) as source, zipfile.ZipFile(broken, "w") as target:
         for name in source.namelist():
             content = source.read(name)
-            if name == "node_setup/agent/plan.py":
+            if name == "node_setup/agent/run/plan.py":
                 content = content.replace(b"def plan(", b"def plan(*_):\n    return {}['a key']\n\n\ndef old_plan(", 1)
             target.writestr(name, content)
     done = run(broken, "plan")
@@ -193,7 +193,7 @@ def test_a_second_signal_does_not_take_the_answer_away(second: signal.Signals) -
     code = f"""
 import os, sys
 from node_setup.agent import cli
-from node_setup.agent.identity import Identity
+from node_setup.agent.wire.identity import Identity
 def plan(asked, identity):
     try:
         os.kill(os.getpid(), {int(signal.SIGTERM)})
@@ -240,7 +240,7 @@ def test_compiled_modules_are_used_by_the_agent_and_the_python_that_they_are_of(
         f"""
 import sys
 from node_setup.agent.compiled import keep
-from node_setup.agent.identity import Identity
+from node_setup.agent.wire.identity import Identity
 from tests.node_setup.test_agent_cli import compiled_name, loaded_from
 from pathlib import Path
 agent, another = Path({str(copy)!r}), Path({str(copy_of_another)!r})

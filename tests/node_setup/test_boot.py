@@ -12,13 +12,13 @@ import pytest
 
 from lustrain.problem import UserError
 from node_setup.agent import owned
-from node_setup.agent.boot import boot, found, judge, lnet
-from node_setup.agent.identity import Identity
 from node_setup.agent.kinds.agent import BOOT_UNIT, UNIT
 from node_setup.agent.kinds.agent import plan as plan_agent
-from node_setup.agent.lock import held
 from node_setup.agent.model import Copy, Remark, Request, Run, Setting, Step, Write
-from node_setup.agent.tune import tune
+from node_setup.agent.run.boot import boot, found, judge, lnet
+from node_setup.agent.run.lock import held
+from node_setup.agent.run.tune import tune
+from node_setup.agent.wire.identity import Identity
 from tests.conftest import require
 from tests.node_setup.agents import BareHost
 
@@ -167,7 +167,7 @@ def test_the_log_names_the_setting_that_failed_and_why() -> None:
 def test_a_boot_that_never_gets_the_lock_fails_and_names_its_holder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node_setup.agent.boot.WAIT_S", 0.2)
+    monkeypatch.setattr("node_setup.agent.run.boot.WAIT_S", 0.2)
     host, lines = machine(tmp_path), list[str]()
     with held(host, 0.0):
         assert boot(BareHost(tmp_path), Identity(), lines.append)[1] == 1

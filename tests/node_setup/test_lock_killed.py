@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from node_setup.agent.host import Host
-from node_setup.agent.lock import BusyError, held
+from node_setup.agent.run.lock import BusyError, held
 
 _AGENT = """
 import sys
-from node_setup.agent.apply import apply
+from node_setup.agent.run.apply import apply
 from node_setup.agent.host import Host
-from node_setup.agent.lock import held
+from node_setup.agent.run.lock import held
 from node_setup.agent.model import RUNTIME, Run, Step
 host, lend = Host(sys.argv[1]), sys.argv[2] == "changes"
 with held(host, 1.0) as lock:

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from node_setup.agent import catalog, owed, owned
-from node_setup.agent.apply import apply
+from node_setup.agent import owned
 from node_setup.agent.facts.files import collect
 from node_setup.agent.facts.scene import Scene
 from node_setup.agent.facts.wanted import Wanted
-from node_setup.agent.kinds.owed import plan as plan_owed
+from node_setup.agent.kinds import owed as kind
 from node_setup.agent.model import PERSISTED, RUNTIME, Facts, Put, Remark, Remove, Request, Run, Step, Write
+from node_setup.agent.run import owed
+from node_setup.agent.run.apply import apply
+from node_setup.agent.settings import catalog
 from tests.node_setup.agents import BareHost
 
 RELOAD = Run(("systemctl", "daemon-reload"))
@@ -52,7 +54,7 @@ def test_what_is_noted_before_an_apply_is_planned_after_a_kill_and_gone_when_it_
     host, steps = BareHost(tmp_path), [step(Write("/u", "x"), RELOAD), step(Write("/s", "x"), CHRONY)]
     owed.begin(host, steps, facts_of(host), silent)
     after_kill = facts_of(host)
-    left = plan_owed([SETTING], frozenset({SETTING.id}), after_kill, Request())
+    left = kind.plan([SETTING], frozenset({SETTING.id}), after_kill, Request())
     assert [one.actions[0].command for one in left if isinstance(one, Step)] == [RELOAD.command, CHRONY.command]  # type: ignore[union-attr]
     again = [one for one in left if isinstance(one, Step)]
     owed.begin(host, again, after_kill, silent)
@@ -60,7 +62,7 @@ def test_what_is_noted_before_an_apply_is_planned_after_a_kill_and_gone_when_it_
     owed.end(host, again, after_kill, silent)
     assert host.ran == [RELOAD.command, CHRONY.command]
     assert not host.exists(owned.OWED)
-    [only] = plan_owed([SETTING], frozenset({SETTING.id}), facts_of(host), Request())
+    [only] = kind.plan([SETTING], frozenset({SETTING.id}), facts_of(host), Request())
     assert isinstance(only, Remark)
     assert only.status == "ok"
 
@@ -70,10 +72,10 @@ def test_an_apply_of_other_settings_keeps_what_it_did_not_do(tmp_path: Path) -> 
     owed.begin(host, [step(Write("/s", "x"), CHRONY)], facts_of(host), silent)
     facts, steps = facts_of(host), [step(Write("/u", "x"), RELOAD)]
     owed.begin(host, steps, facts, silent)
-    assert owed.found(facts_of(host)) == [RELOAD.command, CHRONY.command]
+    assert kind.found(facts_of(host)) == [RELOAD.command, CHRONY.command]
     owed.end(host, steps, facts, silent)
-    assert owed.found(facts_of(host)) == [CHRONY.command]
-    assert plan_owed([SETTING], frozenset(), facts_of(host), Request()) == []
+    assert kind.found(facts_of(host)) == [CHRONY.command]
+    assert kind.plan([SETTING], frozenset(), facts_of(host), Request()) == []
 
 
 def test_an_apply_that_takes_nothing_in_writes_no_note(tmp_path: Path) -> None:
@@ -87,7 +89,7 @@ def test_an_apply_that_takes_nothing_in_writes_no_note(tmp_path: Path) -> None:
 def test_a_note_makes_nobody_run_what_is_not_on_the_list(note: str, tmp_path: Path) -> None:
     host = BareHost(tmp_path)
     host.write(owned.OWED, note)
-    assert owed.found(facts_of(host)) == []
+    assert kind.found(facts_of(host)) == []
 
 
 def test_a_note_that_cannot_be_written_is_logged_and_stops_nothing(tmp_path: Path) -> None:
@@ -102,5 +104,5 @@ def test_a_note_that_cannot_be_written_is_logged_and_stops_nothing(tmp_path: Pat
 def test_every_program_on_the_list_is_one_that_some_kind_runs_for_its_files() -> None:
     kinds = Path(__file__).parents[2] / "node_setup/agent/kinds"
     text = "".join(file.read_text() for file in kinds.rglob("*.py"))
-    for command in owed.TAKE_IN:
+    for command in kind.TAKE_IN:
         assert ", ".join(json.dumps(word) for word in command) in text

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from node_setup.agent.model import Request
-from node_setup.agent.refusal import at_boot, refusal
+from node_setup.agent.run.refusal import at_boot, refusal
 from node_setup.agent.verify.expected import expected
 from node_setup.agent.verify.hardware import notice
 

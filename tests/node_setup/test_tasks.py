@@ -21,7 +21,7 @@ from fabric.main import make_program
 
 from lustrain.problem import USAGE, UserError
 from node_setup import pack
-from node_setup.agent import catalog
+from node_setup.agent.settings import catalog
 from node_setup.fleet.flags import Flags
 from node_setup.fleet.options import DEFAULTS, SECTION, Options, options
 from node_setup.fleet.run import packed, prepare

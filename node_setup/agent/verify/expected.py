@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from node_setup.agent import data
 from node_setup.agent.group import bare, group_of
 from node_setup.agent.model import Facts, Request
+from node_setup.agent.settings import data
 from node_setup.agent.verify.result import known
 
 BY_HAND = "machines"

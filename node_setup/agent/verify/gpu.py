@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lustrain.status import Status
-from node_setup.agent import data
 from node_setup.agent.model import Facts, Request
+from node_setup.agent.settings import data
 from node_setup.agent.verify.expected import Expected
 from node_setup.agent.verify.result import ACTIONS, NONE, REBOOT, REPLACE, RESET_GPU, Result, counted, known, unread
 

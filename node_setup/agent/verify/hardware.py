@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lustrain.status import Status
 from node_setup.agent.model import Facts, Request
-from node_setup.agent.refusal import REBOOTS, is_near, notice_text
+from node_setup.agent.run.refusal import REBOOTS, is_near, notice_text
 from node_setup.agent.verify.expected import BY_HAND, Expected
 from node_setup.agent.verify.result import REPLACE, Result, counted, known, unread
 
@@ -26,7 +26,7 @@ def instance_type(facts: Facts, want: Expected, request: Request) -> Result:
 
 def notice(facts: Facts, want: Expected, request: Request) -> Result:
     """A node that is about to go takes no job: spot interruption, an ending life cycle, maintenance within hours. What is
-    far off, or only recommended, is a warning (`node_setup.agent.refusal.is_near`)."""
+    far off, or only recommended, is a warning (`node_setup.agent.run.refusal.is_near`)."""
     pending = known(facts, "metadata", "notice")
     if pending:
         more = "; a reboot may settle it: fab node-reboot" if pending.get("action") in REBOOTS else ""

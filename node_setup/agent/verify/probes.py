@@ -11,10 +11,10 @@ import time
 from typing import Any
 
 from lustrain.status import Status
-from node_setup.agent import lock
 from node_setup.agent.facts.lustre import parse_nets
 from node_setup.agent.host import Host
 from node_setup.agent.model import Facts, Request
+from node_setup.agent.run import lock
 from node_setup.agent.verify import lustre
 from node_setup.agent.verify.expected import Expected
 from node_setup.agent.verify.result import Result, known

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lustrain.status import Status
-from node_setup.agent import catalog
-from node_setup.agent import plan as planning
 from node_setup.agent.model import Facts, Request, Setting
+from node_setup.agent.run import plan as planning
+from node_setup.agent.settings import catalog
 from node_setup.agent.verify.result import Result
 
 APART = {"lustre-stripe": "lustre-stripes", "lustre-parameter": "lustre-parameters"}

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lustrain.problem import UserError, did_you_mean, problem
-from node_setup.agent import allowed, condition, data, owned
+from node_setup.agent import owned
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.kinds import KINDS
 from node_setup.agent.model import Setting
+from node_setup.agent.settings import allowed, condition, data
 
 PROFILES = ("efa-gpu", "gaudi", "cpu", "login")
 COMPARISONS = ("exact", "at-least", "at-most")

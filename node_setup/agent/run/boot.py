@@ -10,16 +10,16 @@ from typing import Any
 
 from lustrain.status import Status
 from node_setup.agent import owned
-from node_setup.agent.apply import Log
 from node_setup.agent.facts.scene import parse_mounts
 from node_setup.agent.host import Host
-from node_setup.agent.identity import Identity
 from node_setup.agent.kinds.lustre.mount import NOT_MOUNTED, made_by_others
 from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, Request
-from node_setup.agent.outcome import unfit
-from node_setup.agent.refusal import at_boot
-from node_setup.agent.request import document
-from node_setup.agent.tune import tune
+from node_setup.agent.run.apply import Log
+from node_setup.agent.run.outcome import unfit
+from node_setup.agent.run.refusal import at_boot
+from node_setup.agent.run.tune import tune
+from node_setup.agent.wire.identity import Identity
+from node_setup.agent.wire.request import document
 
 WAIT_S = 120.0
 MOUNT_WAIT_S = 300.0

@@ -9,12 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Optional
 
 from lustrain.status import Status
-from node_setup.agent import catalog, lock, owed, owned
-from node_setup.agent.answer import blank
-from node_setup.agent.apply import Log, apply, key, perform, sweep
+from node_setup.agent import owned
 from node_setup.agent.facts import collect
 from node_setup.agent.host import Host
-from node_setup.agent.identity import Identity, installed
 from node_setup.agent.model import (
     EXIT_DRIFT,
     EXIT_FAILED,
@@ -26,9 +23,14 @@ from node_setup.agent.model import (
     Step,
     Write,
 )
-from node_setup.agent.outcome import Done, applied, fallen, followed, reboots, unfit, unplanned
-from node_setup.agent.plan import Plan, plan, rows
-from node_setup.agent.refusal import refusal
+from node_setup.agent.run import lock, owed
+from node_setup.agent.run.apply import Log, apply, key, perform, sweep
+from node_setup.agent.run.outcome import Done, applied, fallen, followed, reboots, unfit, unplanned
+from node_setup.agent.run.plan import Plan, plan, rows
+from node_setup.agent.run.refusal import refusal
+from node_setup.agent.settings import catalog
+from node_setup.agent.wire.answer import blank
+from node_setup.agent.wire.identity import Identity, installed
 
 Refuse = Callable[[Facts], Optional[str]]
 

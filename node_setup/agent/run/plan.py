@@ -9,11 +9,11 @@ from typing import Any
 
 from lustrain.problem import UserError, did_you_mean, problem
 from lustrain.status import Status
-from node_setup.agent import allowed, condition
-from node_setup.agent.catalog import PROFILES
 from node_setup.agent.group import group_of
 from node_setup.agent.kinds import KINDS, planner
-from node_setup.agent.model import Facts, Remark, Request, Setting, Step
+from node_setup.agent.model import Facts, Remark, Request, Setting, Step, look
+from node_setup.agent.settings import allowed, condition
+from node_setup.agent.settings.catalog import PROFILES
 
 LOGIN_ROLES = ("login", "controller")
 GPU_FAMILIES = ("p3", "p4", "p5", "p6", "g4dn", "g5", "g6", "gr6")
@@ -96,7 +96,7 @@ def _instance_type(facts: Facts, entry: Mapping[str, Any]) -> str:
 
 
 def _fact(facts: Facts, path: str) -> Any:
-    return condition.look(facts, path)[1]
+    return look(facts, path)[1]
 
 
 def _group_entry(facts: Facts, request: Request) -> Mapping[str, Any]:
@@ -166,7 +166,7 @@ def _with_value(setting: Setting, tree: Mapping[str, Any], override: str | None)
     if setting.value_per is None:
         return setting
     path, times = setting.value_per
-    fact = condition.look(tree, path)[1]
+    fact = look(tree, path)[1]
     if not isinstance(fact, (int, float)):
         return Remark(setting.id, Status.UNKNOWN, f"{path} could not be read, and the value is {times:g} times that")
     return replace(setting, value=str(int(fact * times)))

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lustrain.status import Status
-from node_setup.agent.apply import Key, key
 from node_setup.agent.model import PERSISTED, Action, Facts, Remark, Run, Step
-from node_setup.agent.plan import Plan, rows
+from node_setup.agent.run.apply import Key, key
+from node_setup.agent.run.plan import Plan, rows
 
 Row = dict[str, Any]
 _RUNNING = ("active", "reloading")

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from node_setup.agent.model import look, shown
+
 HOLDS, FAILS, UNKNOWN = "holds", "fails", "unknown"
 _PATH = r"[A-Za-z_][\w./@:-]*"
 _TEST = re.compile(rf"({_PATH})\s*(>=|<=|==|!=|>|<|\bin\b)\s*(\S.*)\Z")
@@ -53,21 +55,6 @@ def parse(text: str) -> Condition:
     return Condition(text, path, operator, literals)
 
 
-def look(tree: Mapping[str, Any], path: str) -> tuple[bool, Any]:
-    """Whether there is something at a dotted path, and what; of keys that hold dots the longest that is there is taken."""
-    if path in tree:
-        return True, tree[path]
-    end = path.rfind(".")
-    while end > 0:
-        inner = tree.get(path[:end])
-        if isinstance(inner, Mapping):
-            found, value = look(inner, path[end + 1 :])
-            if found:
-                return True, value
-        end = path.rfind(".", 0, end)
-    return False, None
-
-
 def judge(condition: Condition, tree: Mapping[str, Any]) -> Outcome:
     """Three-valued: a fact that is missing or None is unknown; what nobody asked for and what is not on the node is false."""
     there, value = look(tree, condition.path)
@@ -110,13 +97,6 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def shown(value: Any) -> str:
-    """A fact as a person reads it and as conditions and settings write it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) and value < 1e6 else str(value)
 
 
 def _failed(condition: Condition, value: Any) -> str:

@@ -10,28 +10,10 @@ import json
 from collections.abc import Iterable
 
 from node_setup.agent import owned
-from node_setup.agent.apply import Log, perform
 from node_setup.agent.host import Host
+from node_setup.agent.kinds.owed import TAKE_IN, Command, found
 from node_setup.agent.model import Action, Facts, Remove, Run, Step, Write
-
-Command = tuple[str, ...]
-
-TAKE_IN: tuple[Command, ...] = (
-    ("systemctl", "daemon-reload"),
-    ("chronyc", "reload", "sources"),
-    ("update-grub",),
-)
-"""Once more does no harm, which is why these may be run on a note's word; what else follows a file, facts ask for again."""
-
-
-def found(facts: Facts) -> list[Command]:
-    """What is noted on this node, in the order of `TAKE_IN`; a note that is none of ours asks for nothing."""
-    note = (facts.get("files") or {}).get(owned.OWED)
-    try:
-        noted = json.loads(note["content"]) if note else []
-    except ValueError:
-        noted = []
-    return [command for command in TAKE_IN if isinstance(noted, list) and list(command) in noted]
+from node_setup.agent.run.apply import Log, perform
 
 
 def following(steps: Iterable[Step]) -> list[Command]:

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from node_setup.agent.identity import Identity
+from node_setup.agent.wire.identity import Identity
 
 VERSION = 1
 
