@@ -160,7 +160,7 @@ class NoAnswerError(Exception):
 
 
 def parse(found: Mapping[str, Any]) -> Answer:
-    """The answer in a decoded JSON object. NoAnswerError."""
+    """Read the answer in a decoded JSON object. NoAnswerError."""
     # Strict mode takes tuples and enums only from JSON itself. A file's name may hold half of a surrogate pair, which pydantic
     # refuses.
     text = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
@@ -173,7 +173,7 @@ def parse(found: Mapping[str, Any]) -> Answer:
 
 
 def answer_to(command: str, status: int, sha: str, found: Mapping[str, Any]) -> Answer:
-    """What the agent with this SHA-256 answered to `command`, which ended with `status`. NoAnswerError."""
+    """Return the answer of the agent with this SHA-256 to `command`, which ended with `status`. NoAnswerError."""
     answer = parse(found)
     agent = answer.agent.sha256 if isinstance(answer.agent, RunningAgent) else answer.agent
     if "agent" in answer.model_fields_set and agent != sha:

@@ -30,7 +30,7 @@ REBOOT = "( sleep 1; systemctl reboot || reboot ) </dev/null >/dev/null 2>&1 &"
 
 
 def reboot(run: Run, *, check: bool, wait: str) -> list[Outcome]:
-    """An outcome a node; status 0 back and in sync, 2 back and not. UserError where nothing may be rebooted this way."""
+    """Reboot nodes: status 0 back and in sync, 2 back and not. UserError where nothing may be rebooted this way."""
     seconds = number("--wait", wait, 30, 86400) or 0
     nodes = run.inventory.nodes
     if any(node.local for node in nodes):
@@ -124,7 +124,7 @@ class _Reboot:
             self.run.ways.close(session)
 
     def _back(self, node: Node, before: tuple[Any, ...] | None, deadline: Deadline, traffic: Traffic) -> None:
-        """Returns once another boot answers. Fault."""
+        """Wait until another boot answers. Fault."""
         last = "it never went down"
         while deadline.left() > LEAST_S:
             if self.run.ways.stopped.wait(LOOKS_EVERY_S):
@@ -145,7 +145,7 @@ class _Reboot:
         )
 
     def _settled(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
-        """What the plan says after the boot; the boot unit may still be at work."""
+        """Return the plan after the boot; the boot unit may still be at work."""
         end = Deadline(min(SETTLES_WITHIN_S, deadline.left()))
         while True:
             after = self._ask("plan", node, Deadline(max(2 * LEAST_S, deadline.left())), traffic)
@@ -154,5 +154,5 @@ class _Reboot:
 
 
 def _boot(answer: Answer) -> tuple[Any, ...] | None:
-    """What is new with each boot; in a container only when PID 1 began."""
+    """Return what is new with each boot; in a container only when PID 1 began."""
     return (answer.boot.boot_id, answer.boot.pid1_start) if answer.boot else None

@@ -23,7 +23,7 @@ _NOTHING = Answer(version=1)
 
 
 def exit_code(outcomes: Iterable[Outcome], least: int = DONE) -> int:
-    """That of the worst node: failed, refused or not begun, then not reached, then different from what is wanted or not
+    """Return the worst node's code: failed, refused or not begun, then not reached, then different from what is wanted or not
     ready. `least` is what else the run came to."""
     codes = {least, *(_code(one) for one in outcomes)}
     return next((code for code in (FAILED, UNREACHABLE, DIFFERS) if code in codes), DONE)
@@ -138,7 +138,7 @@ def _word(outcome: Outcome) -> str:
 
 
 def _details(outcome: Outcome) -> list[str]:
-    """What a person has to know of this node, or nothing."""
+    """Return the lines that a person has to read about this node, or none."""
     answer = outcome.answer or _NOTHING
     lines = trouble(outcome) + [_row(row) for row in answer.rows or () if row.status in _SHOWN]
     return lines + [f"not as planned: {one}" for one in answer.unplanned]
@@ -182,7 +182,7 @@ def _short(value: str | None) -> str:
 
 
 def _skipped(outcome: Outcome) -> list[str]:
-    """A line for each reason, with the settings that share it."""
+    """Return a line for each reason, with the settings that share it."""
     reasons: dict[str, list[str]] = {}
     for row in (outcome.answer or _NOTHING).rows or ():
         if row.status == Status.SKIPPED:
@@ -224,7 +224,7 @@ def named(names: Sequence[str], most: int = 4) -> str:
 
 
 def summary(outcomes: Sequence[Outcome], *, ready: bool = False) -> str:
-    """The last line: how many nodes ended how."""
+    """Return the last line: how many nodes ended how."""
     names = {"": "ready", "differs": "not ready"} if ready else {"": "in order"}
     words = Counter(names.get(_word(one), _word(one)) for one in outcomes)
     return f"{len(outcomes)} node{'s' * (len(outcomes) != 1)}: " + ", ".join(

@@ -32,7 +32,7 @@ class Wanted:
 def wanted(
     only: Sequence[str], skip: Sequence[str], settings: Sequence[str], profile: str | None, **more: bool
 ) -> Wanted:
-    """The flags of `node-tune` as one. UserError names every mistake."""
+    """Read the flags of `node-tune`. UserError names every mistake."""
     problems = [
         problem(flag, text, "is empty", fix="name something, or leave the flag out")
         for flag, texts in (("--only", only), ("--skip", skip), ("--profile", [] if profile is None else [profile]))
@@ -63,7 +63,7 @@ def wanted(
 
 
 def checked(asked: Wanted, cluster: Cluster | None) -> Wanted:
-    """The same; UserError for what every agent would refuse: unknown settings and profiles, values out of range."""
+    """Return the same; UserError for what every agent would refuse: unknown settings and profiles, values out of range."""
     request = Request(document=_document(cluster), overrides=asked.overrides, only=asked.only, profile=asked.profile)
     try:
         problems = list(plan.mistakes(catalog.load(), request))
@@ -75,7 +75,7 @@ def checked(asked: Wanted, cluster: Cluster | None) -> Wanted:
 
 
 def _as_flag(line: str, asked: Wanted) -> str:
-    """A mistake of a request, which names its field, by the flag that filled it."""
+    """Name a mistake of a request, which names its field, by the flag that filled it."""
     name = line.partition(" = ")[0]
     setting = name.removeprefix("setting.")
     if name in ("only", "profile"):
@@ -87,7 +87,7 @@ def _as_flag(line: str, asked: Wanted) -> str:
 
 
 def request_for(group: str | None, asked: Wanted, cluster: Cluster | None) -> dict[str, Any]:
-    """The request of a node of this group, for its agent. Without a Cluster the agent takes what it was tuned for before."""
+    """Return the request for a node of this group. Without a Cluster the agent takes what it was last tuned for."""
     expect = {"lustre_source": _lustre_source(cluster)} if cluster and cluster.lustre else {}
     return {
         "document": _document(cluster),

@@ -29,7 +29,7 @@ def as_json(found: Sequence[Odd]) -> list[dict[str, Any]]:
 
 
 def lines(outcomes: Sequence[Outcome], found: Sequence[Odd]) -> list[str]:
-    """A line a node, then every check that did not pass, then the odd ones out."""
+    """Return a line a node, then every check that did not pass, then facts that differ within a group."""
     text = table(("node", "ready", "checks", "not passed", "drain"), [_row(one) for one in outcomes])
     text += blocks([(one.node.name, _details(one)) for one in outcomes])
     if found:

@@ -162,7 +162,7 @@ def _lnet(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
 
 
 def _reboot_check(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
-    """What tells one boot from the next, and whether something speaks against a reboot now."""
+    """Tell one boot from the next, and say what speaks against a reboot now."""
     from node_setup.agent.facts import collect
     from node_setup.agent.facts.wanted import Wanted
     from node_setup.agent.run.refusal import refusal
@@ -196,7 +196,7 @@ COMMANDS: dict[str, Callable[[Asked, Identity], tuple[dict[str, Any], int]]] = {
 
 
 def _request(asked: Asked, host: Host) -> Request:
-    """What the caller wants; where it names no cluster, the one that the node was last tuned for."""
+    """Return what the caller wants; where it names no cluster, the one that the node was last tuned for."""
     from dataclasses import replace
 
     from node_setup.agent.run import boot

@@ -16,7 +16,7 @@ LONGEST = 120
 
 
 def lint(facts: Facts) -> list[dict[str, Any]]:
-    """Findings `{where, line, name, value, why, fix, harm}`, the harmful ones first, by the rules of `settings/variables.toml`.
+    """Return findings `{where, line, name, value, why, fix, harm}`, harmful ones first, by `settings/variables.toml`.
 
     A variable that no rule names is left alone and its value never shown, whatever it may hold.
     """
@@ -54,7 +54,7 @@ def _fits(rule: Mapping[str, Any], variable: Mapping[str, Any], facts: Facts) ->
 
 
 def _is_for_everybody(where: str) -> bool:
-    """A file that sets it for whoever comes, not the environment of a running job, which Slurm and launchers add to."""
+    """Tell a file that sets it for everybody from the environment of a running job, which Slurm and launchers add to."""
     return where.startswith("/")
 
 

@@ -155,7 +155,7 @@ def look(tree: Mapping[str, Any], path: str) -> tuple[bool, Any]:
 
 
 def shown(value: Any) -> str:
-    """A fact as a person reads it and as conditions and settings write it."""
+    """Write a fact as a person reads it and as conditions and settings write it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) and value < 1e6 else str(value)

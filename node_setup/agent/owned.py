@@ -61,6 +61,6 @@ PATHS = (
 
 
 def mount_unit(path: str, suffix: str = "mount") -> str:
-    """The unit file of a mount point, its name escaped as `systemd-escape --path` does for the characters we allow."""
+    """Return the unit file of a mount point, its name escaped as `systemd-escape --path` does for the characters we allow."""
     name = path.strip("/").replace("-", "\\x2d").replace("/", "-")
     return f"/etc/systemd/system/{name}.{suffix}"

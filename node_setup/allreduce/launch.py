@@ -94,7 +94,7 @@ class _Launch:
         return "" if self.deadline.left() > LEAST_S else f"the {self.run.pace.total_s:g} s for all nodes are over"
 
     def find(self, named: Programs) -> str:
-        """Looks for the test on a worker and for the launcher where it is called; why it cannot be run, or nothing. Fault."""
+        """Look for the test on a worker and for the launcher where it is called; why it cannot be run, or nothing. Fault."""
         worker = next(iter(self.nodes.values()))
         launcher = "srun" if self.caller else "mpirun"
         for node, name, given in (
@@ -181,7 +181,7 @@ def _group(launch: _Launch, ready: Sequence[Outcome], named: Programs) -> Reduct
 
 
 def _word(outcome: Outcome, caller: Node | None) -> str:
-    """What the launcher calls a node: Slurm by its host name, mpirun as well where we have no address of it."""
+    """Return the launcher's name of a node: Slurm its host name, mpirun as well where we have no address of it."""
     node = outcome.node
     host = outcome.answer.host if outcome.answer and isinstance(outcome.answer.host, str) else node.name
     return host if caller or node.route.proxy else node.address
@@ -194,7 +194,7 @@ def _role(run: Run, node: Node) -> str | None:
 
 
 def lines(found: Sequence[Reduction]) -> list[str]:
-    """What node-verify says of it."""
+    """Return node-verify's lines about it."""
     text = []
     for one in found:
         head = f"all-reduce{f' of {one.group}' if one.group else ''}"

@@ -58,7 +58,7 @@ def _script(name: str, named: str | None) -> str:
 
 
 def lacking(name: str, named: str | None, node: str) -> str:
-    """What to say where `find` found nothing."""
+    """Return the message for a program that `find` did not find."""
     if named:
         return f"{named} is not a program on {node}; fix: name another path"
     flag = {PROGRAM: "--nccl-test PATH", "mpirun": "--mpirun PATH"}.get(name, "PATH of who logs in there")

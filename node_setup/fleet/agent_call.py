@@ -60,11 +60,11 @@ class AgentCall:
         return Outcome(node, kind, why, fix, reply.status, reply.answer, reply.log, seconds, traffic)
 
     def _words(self, seconds: float) -> str:
-        """The command; of its seconds a tune has most left when its turn comes."""
+        """Return the command; of its seconds a tune has most left when its turn comes."""
         return f"tune --wait {min(TURN_S, seconds / 4):.0f}" if self.command == "tune" else self.command
 
     def _lost(self, node: Node, fault: Fault, deadline: Deadline, began: float) -> Fault:
-        """The fault, with what the node itself tells of it when it can be reached again."""
+        """Return the fault, with what the node itself shows when it can be reached again."""
         again = "run it again: what was done is found and left alone"
         try:
             session = self._again(node, deadline)

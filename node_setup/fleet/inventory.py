@@ -53,7 +53,7 @@ class Inventory:
 
 
 def inventory(source: Source, client: Client | None = None) -> Inventory:
-    """The nodes that `source` names, as they are now. UserError: exit code 3 where there are none."""
+    """Return the nodes that `source` names, as they are now. UserError: exit code 3 where there are none."""
     ways = {"--nodes": source.nodes, "--hosts-file": source.hosts_file, "--local": source.local}
     given = [flag for flag, value in ways.items() if value not in (None, False)]
     if len(given) > 1:
@@ -84,7 +84,7 @@ def inventory(source: Source, client: Client | None = None) -> Inventory:
 
 
 def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node], list[str]]:
-    """The nodes that the Cluster has at this moment, and a line for each that is left out. UserError."""
+    """Return the nodes that the Cluster has at this moment, and a line for each that is left out. UserError."""
     if cluster.nodes.addresses:
         found = [parse_host(one, "cluster.nodes.addresses", route) for one in cluster.nodes.addresses]
         return [_grouped(node, cluster) for node in unique(found, "cluster.nodes.addresses")], []
@@ -98,7 +98,7 @@ def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node]
 
 
 def _grouped(node: Node, cluster: Cluster) -> Node:
-    """The node with its group: where there is only one it needs no word on who belongs to it; else the node knows."""
+    """Return the node with its group: the cluster's only group, else what the node itself knows."""
     if node.group is not None or len(cluster.groups) != 1:
         return node
     (name, group), *_ = cluster.groups.items()
@@ -162,7 +162,7 @@ def _hyperpod(cluster: Cluster, client: Client) -> tuple[list[Node], list[str]]:
 
 
 def _routed(node: Node, cluster: Cluster, route: Route) -> Node:
-    """The node with its way in; over SSM the address is the instance's id and a session's process is the connection."""
+    """Return the node with its way in; over SSM the address is the instance's id and a session's process is the connection."""
     if cluster.reach.via == "ssh" or not node.instance_id:
         return replace(node, route=route)
     form = cluster.reach.ssm_target or "{instance_id}"
@@ -188,7 +188,7 @@ def _named(nodes: Sequence[Node], text: str) -> list[Node]:
 
 
 def _route(cluster: Cluster | None, flags: Route) -> Route:
-    """What flags say, else what the Cluster says. UserError where the key cannot be read, before any node is asked."""
+    """Return the route from flags, else from the Cluster. UserError where the key cannot be read, before any node is called."""
     reach = cluster.reach if cluster else None
     key = flags.key or (reach.key if reach else None)
     if key is not None:
@@ -208,7 +208,7 @@ def _route(cluster: Cluster | None, flags: Route) -> Route:
 
 
 def _described(source: Source) -> tuple[Cluster | None, str | None]:
-    """The Cluster, where one is given, and the lines of a hosts file that is not a Cluster."""
+    """Return the Cluster, where one is given, and the lines of a hosts file that is not a Cluster."""
     text = None if source.hosts_file is None else deployed.text_of(source.hosts_file, "--hosts-file")
     if text is None or not text.lstrip().startswith("{"):
         return deployed.cluster(source.cluster, source.stack), text

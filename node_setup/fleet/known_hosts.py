@@ -118,7 +118,7 @@ class KnownHosts:
 
 
 def _entry(line: str) -> HostKeyEntry | None:
-    """The entry in a line; None for comments and for keys of an unknown kind."""
+    """Read the entry in a line; None for comments and for keys of an unknown kind."""
     try:
         return None if not line or line.startswith("#") else HostKeyEntry.from_line(line)
     except (SSHException, InvalidHostKey):

@@ -40,7 +40,7 @@ type by itself, with a traceback where it cannot; None leaves both to us."""
 
 
 def options(configured: Mapping[str, Any], flags: Mapping[str, Any]) -> Options:
-    """Flags that were given, else what is configured, else the defaults. UserError lists every wrong value."""
+    """Return flags that were given, else what is configured, else the defaults. UserError lists every wrong value."""
     problems, values = [], {}
     known = {field.name: field for field in fields(Options)}
     for name in configured:

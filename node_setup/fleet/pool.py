@@ -101,7 +101,7 @@ def run(
 
 @contextmanager
 def _deaf_to_more() -> Iterator[None]:
-    """The seconds that stopping takes are bounded, and whoever is impatient would lose the report by a second Ctrl-C."""
+    """Ignore a second Ctrl-C while stopping: that takes bounded seconds, and a second one would lose the report."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

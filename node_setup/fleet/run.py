@@ -44,7 +44,7 @@ class Run:
     notes: tuple[str, ...] = ()
 
     def ask(self, command: str) -> list[Outcome]:
-        """The answer of every node's agent to one command."""
+        """Call every node's agent with one command."""
         return self.each(f"node {command}", self.asker(command))
 
     def asker(self, command: str) -> AgentCall:
@@ -107,7 +107,7 @@ def _prepare(context: Any, flags: Flags, asked: Wanted, hosts: Hosts, look: Call
 
 
 def packed(*, here: bool = False) -> Agent:
-    """The agent of this checkout; `here` it is run from where it was packed, so that looking takes no root.
+    """Return the agent of this checkout; `here` it is run from where it was packed, so that looking takes no root.
 
     UserError where its settings are wrong, OSError.
     """
@@ -117,7 +117,7 @@ def packed(*, here: bool = False) -> Agent:
 
 
 def _here() -> Path:
-    """The packed agent of this checkout, which may be somebody else's: then it lies in a folder that goes with us."""
+    """Return the packed agent's path; where the checkout is not ours to write, in a temporary folder that goes with us."""
     try:
         return pack.packed()
     except OSError as error:
@@ -130,7 +130,7 @@ def _here() -> Path:
 
 
 def _source(flags: Flags, given: Hosts) -> Source:
-    """What flags say, and the hosts of Fabric's own -H."""
+    """Join the flags and the hosts of Fabric's own -H."""
     source = flags.source()
     if not given:
         return source

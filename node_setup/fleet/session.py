@@ -185,7 +185,7 @@ class LocalSession:
         """Nothing stays open between commands."""
 
     def _listen(self, process: subprocess.Popen[bytes], stdin: bytes, seconds: float) -> tuple[bytes, bytes]:
-        """What it says until its end. TimeoutError when it is not waited for any longer."""
+        """Return its output until its end. TimeoutError when it is not waited for any longer."""
         end, left_to_send = time.monotonic() + seconds, stdin or None
         while True:
             left = max(0.0, end - time.monotonic())
@@ -220,7 +220,7 @@ def _end(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _of_session(leader: int) -> list[int]:
-    """Processes of the session that `leader` began; not its process group, since timeout(1) makes one of its own."""
+    """List the processes of the session that `leader` began; not its process group, since timeout(1) makes one of its own."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError):

@@ -102,7 +102,7 @@ def _units(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
 
 
 def _named(scene: Scene, file: str) -> Iterator[tuple[str, int, str, str]]:
-    """What a unit takes from a file: lines `NAME=value`, which `_shell` has read where it is one of its own."""
+    """Yield what a unit takes from a file of lines `NAME=value`, unless `_shell` has read that file already."""
     if file not in SHELL:
         for line, name, value in parse_shell(scene.host.read(file) or ""):
             yield file, line, name, value
@@ -152,7 +152,7 @@ MOST = 256
 
 
 def of_jobs(scene: Scene, jobs: Sequence[Mapping[str, str]] | None) -> list[dict[str, Any]]:
-    """What processes of running jobs were started with, each variable once for a job; `where` is such as `slurm job 123`.
+    """Return what processes of running jobs were started with, each variable once a job; `where` is like `slurm job 123`.
 
     Values of other names than the linter's families never leave this function: they may hold secrets.
     """
@@ -184,7 +184,7 @@ def _processes_of(scene: Scene, job: Mapping[str, str]) -> list[str]:
 
 
 def _children(scene: Scene, pid: str) -> list[str]:
-    """The kernel lists them by the thread that started them (proc_pid_children(5))."""
+    """List a process's children. The kernel lists them by the thread that started them (proc_pid_children(5))."""
     threads = scene.host.names(f"/proc/{pid}/task")
     texts = (scene.host.read(f"/proc/{pid}/task/{thread}/children") or "" for thread in threads)
     return [child for text in texts for child in text.split()]

@@ -65,7 +65,7 @@ def _addresses(scene: Scene) -> set[str]:
 
 
 def parse_addresses(text: str) -> set[str]:
-    """This machine's own IPv4 addresses, in the kernel's routing trie the ones marked `host LOCAL`."""
+    """Return this machine's own IPv4 addresses, in the kernel's routing trie the ones marked `host LOCAL`."""
     return set(re.findall(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL", text))
 
 

@@ -33,7 +33,7 @@ def jobs_of(processes: list[Process]) -> list[dict[str, str]]:
 
 
 def step_of(process: Process) -> str | None:
-    """The number of the job of whose step this is slurmstepd; None for all other processes."""
+    """Return the number of the job of whose step this is slurmstepd; None for all other processes."""
     match = _STEP.match(" ".join(process.command))
     return match[1] if match else None
 

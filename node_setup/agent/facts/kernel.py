@@ -34,7 +34,7 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def sysctl_path(key: str) -> str:
-    """The file of a key in either of sysctl's spellings: `net.ipv4.tcp_rmem`, or `net/ipv4/conf/eth0.1/forwarding`."""
+    """Return the file of a key in either of sysctl's spellings: `net.ipv4.tcp_rmem`, or `net/ipv4/conf/eth0.1/forwarding`."""
     return "/proc/sys/" + (key if "/" in key and "." not in key.split("/", 1)[0] else key.replace(".", "/"))
 
 

@@ -85,7 +85,7 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def _mounts(scene: Scene) -> list[Mount]:
-    """What is mounted, after a mount on demand was asked for where a wanted directory lies below one."""
+    """Return the Lustre mounts. Where a wanted directory lies below a mount on demand, that is mounted first."""
     waiting = [one for one in scene.mounts if one.fstype == "autofs"]
     for mount in waiting:
         if any(_holds(mount, path) for path in scene.wanted.stripe_paths):
@@ -95,7 +95,7 @@ def _mounts(scene: Scene) -> list[Mount]:
 
 
 def _list(path: str) -> list[str]:
-    """Prints one entry of a directory and no more: a Lustre directory may have millions."""
+    """Return a command that prints one entry of a directory and no more: a Lustre directory may have millions."""
     return ["find", path, "-maxdepth", "1", "-mindepth", "1", "-print", "-quit"]
 
 
@@ -227,8 +227,8 @@ def parse_udsp(text: str) -> list[str]:
 
 
 def _interface(scene: Scene) -> str | None:
-    """That of the node's own address, else of the default route: a HyperPod node has a network card of the service besides
-    that of the cluster's VPC. AWS's script for Lustre over EFA goes by `hostname -i` as well
+    """Return the interface of the node's own address, else of the default route: a HyperPod node has the service's network
+    card beside that of the cluster's VPC. AWS's script for Lustre over EFA goes by `hostname -i` as well
     (https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html)."""
     own = scene.host.run(["hostname", "-i"], _ANSWER_SECONDS)
     held = scene.host.run(["ip", "-o", "addr", "show"], _ANSWER_SECONDS)
@@ -279,7 +279,7 @@ def parse_df(text: str) -> dict[str, Any]:
 
 
 def _stripe(scene: Scene, path: str, lfs: bool) -> dict[str, Any]:
-    """A directory's own entries decide `empty`; its layout is what files made in it get, its own or an inherited one."""
+    """Read a directory's own entries (`empty`) and the layout that new files in it get, its own or an inherited one."""
     found: dict[str, Any] = {"exists": None, "empty": None, "layout": None, "error": None}
     listed = scene.host.run(_list(path), _ANSWER_SECONDS)
     if not listed.ok:

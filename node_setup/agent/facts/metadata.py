@@ -120,7 +120,7 @@ class Service:
         self._token = self._new_token()
 
     def get(self, path: str) -> str | None:
-        """The body; None where the service has nothing at that path."""
+        """Return the body; None where the service has nothing at that path."""
         status, body = self._send("GET", f"/latest/meta-data/{path}", ("X-aws-ec2-metadata-token", self._token))
         if status == 401:
             self._token = self._new_token()

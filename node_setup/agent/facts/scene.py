@@ -58,7 +58,7 @@ class Scene:
         self.errors.append({"where": where, "why": " ".join(why.split())[:300]})
 
     def ask(self, where: str, command: Sequence[str], timeout: float = 10.0) -> str | None:
-        """What a program printed; None where it failed, which is an error of `where`: what it printed then is not data."""
+        """Return what a program printed; None where it failed, which is an error of `where`: its output then is not data."""
         done = self.host.run(command, timeout)
         if done.ok:
             return done.out
@@ -69,7 +69,7 @@ class Scene:
         return integer(self.host.read(path))
 
     def text(self, path: str) -> str | None:
-        """A file's content without the white space around it; None where it is not there or empty."""
+        """Return a file's content without the white space around it; None where the file is missing or empty."""
         return (self.host.read(path) or "").strip() or None
 
     def has(self, vendor: int, *kinds: int) -> bool | None:
@@ -80,7 +80,7 @@ class Scene:
 
 
 def look(host: Host, wanted: Wanted) -> Scene:
-    """The lists that several collectors need, read once."""
+    """Read the lists that several collectors need, once."""
     scene = Scene(host, wanted)
     for name, read in (
         ("mounts", lambda: parse_mounts(host.read("/proc/mounts") or "")),
@@ -96,7 +96,7 @@ def look(host: Host, wanted: Wanted) -> Scene:
 
 
 def integer(text: str | None) -> int | None:
-    """A whole number; None for what is none, such as `N/A`."""
+    """Read a whole number; None for other text, such as `N/A`."""
     try:
         return int((text or "").strip())
     except ValueError:

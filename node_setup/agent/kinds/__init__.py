@@ -42,6 +42,6 @@ class Planner(Protocol):
 
 
 def planner(kind: str) -> Planner:
-    """The `plan` of a kind: `chosen` are its settings that apply here, `selected` the ids that the caller wants planned."""
+    """Return a kind's `plan`: `chosen` are its settings that apply here, `selected` the ids that the caller wants planned."""
     module: Any = import_module(f"{__name__}.{KINDS[kind]}")
     return cast(Planner, module.plan)

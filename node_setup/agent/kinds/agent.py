@@ -87,7 +87,7 @@ def _unit(setting: str, facts: Facts) -> Iterator[Step]:
 
 
 def document_text(request: Request, facts: Facts) -> str:
-    """What the boot unit reads: the cluster's document and the node's group, the same bytes whoever brought it."""
+    """Return what the boot unit reads: the cluster's document and the node's group, the same bytes whoever brought it."""
     return json.dumps({**request.document, "group": group_of(facts, request)}, sort_keys=True, indent=1) + "\n"
 
 
@@ -97,7 +97,7 @@ def _content(facts: Facts, path: str) -> str | None:
 
 
 def _summary(text: str | None) -> str | None:
-    """A document by its cluster and group, as it is too long to show."""
+    """Name a document by its cluster and group, as it is too long to show."""
     if text is None:
         return None
     try:

@@ -14,7 +14,7 @@ def satisfies(found: str, wanted: str, compare: str = "exact") -> bool:
 
 
 def merged(found: str, wanted: str, compare: str = "exact") -> str:
-    """What to write where `found` does not do: never lower than found for `at-least`, never higher for `at-most`."""
+    """Return what to write where `found` does not satisfy: never lower for `at-least`, never higher for `at-most`."""
     ours, theirs = wanted.split(), found.split()
     if compare == "exact" or len(ours) != len(theirs):
         return wanted
@@ -31,7 +31,7 @@ def _field(found: str, wanted: str, compare: str) -> bool:
 
 
 def number(text: str) -> float | None:
-    """A number, `unlimited` and `infinity` being the largest; None for other text."""
+    """Read a number, `unlimited` and `infinity` being the largest; None for other text."""
     if text.lower() in _ENDLESS:
         return float("inf")
     try:

@@ -35,7 +35,7 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
 
 
 def found(facts: Facts) -> list[Command]:
-    """What is noted on this node, in the order of `TAKE_IN`; a note that is none of ours asks for nothing."""
+    """Return the commands noted on this node, in the order of `TAKE_IN`; a note in another form names none."""
     note = (facts.get("files") or {}).get(owned.OWED)
     try:
         noted = json.loads(note["content"]) if note else []

@@ -28,7 +28,7 @@ RELOADS = frozenset({("systemctl", "daemon-reload"), ("udevadm", "control", "--r
 
 
 def key(step: Step) -> Key:
-    """What makes two steps, of two plans, the same step."""
+    """Return what makes two steps, of two plans, the same step."""
     return (step.setting, step.part, step.target)
 
 

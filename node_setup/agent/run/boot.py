@@ -57,7 +57,7 @@ def lnet(host: Host, identity: Identity, log: Log) -> tuple[dict[str, Any], int]
 
 
 def late(result: Mapping[str, Any], request: Request) -> str | None:
-    """The mount point which somebody else has yet to mount, and of which a setting has said that it has to be there."""
+    """Return the mount point which somebody else has yet to mount, and which a setting needs."""
     missed = any(row["status"] == Status.FAILED and row["found"] == NOT_MOUNTED for row in result["rows"])
     return made_by_others(request) if missed and not result["refused"] else None
 
@@ -82,7 +82,7 @@ def mounted_in_time(host: Host, path: str, wait_s: float, log: Log) -> bool:
 
 
 def found(host: Host, identity: Identity) -> tuple[Request, str]:
-    """The request that lies on this node, and where: beside the packed agent, else in /etc, else nothing but the facts.
+    """Return the request that lies on this node, and where: beside the packed agent, else in /etc, else nothing but the facts.
 
     UserError where a document is there and wrong.
     """
@@ -94,7 +94,7 @@ def found(host: Host, identity: Identity) -> tuple[Request, str]:
 
 
 def kept(host: Host) -> tuple[Request, str]:
-    """The request that the last tune left on the node."""
+    """Return the request that the last tune left on the node."""
     text = host.read(owned.TUNING)
     if text is None:
         return Request(), "no cluster's document; the facts decide"

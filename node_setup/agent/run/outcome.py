@@ -27,7 +27,7 @@ class Done:
 
 
 def applied(done: Done, after: Plan) -> list[Row]:
-    """A row for each step that was done, with what came of it, and for what else the plan afterwards says."""
+    """Return a row for each step that was done, with its result, and for what else the plan afterwards says."""
     verdicts = {key(step): _verdict(step, done, after) for step in done.steps}
     statuses: dict[str, set[Status]] = {}
     for step in done.steps:
@@ -67,7 +67,7 @@ def _runs(step: Step, program: str) -> bool:
 
 
 def unplanned(done: Done, after: Plan) -> list[str]:
-    """What differs after the apply though no step had said so."""
+    """Return what differs after the apply though no step changes it."""
     asked = {key(step) for step in done.steps}
     return [
         f"{step.setting} ({step.part}) {step.target} is {step.found}, wanted {step.wanted}"
@@ -77,7 +77,7 @@ def unplanned(done: Done, after: Plan) -> list[str]:
 
 
 def unfit(made: Iterable[Row]) -> list[str]:
-    """Settings without which a node may take no jobs, and of which nobody can say that they are in effect and stay so."""
+    """Return settings without which a node may take no jobs, and which are not known to be in effect and to stay so."""
     bad = (Status.FAILED, Status.CONFLICT, Status.UNKNOWN)
     return list(dict.fromkeys(row["setting"] for row in made if row["severity"] == "must" and row["status"] in bad))
 
@@ -109,14 +109,14 @@ def _verdict(step: Step, done: Done, after: Plan) -> tuple[Status, str]:
 
 
 def _touched(action: Action) -> tuple[str, ...]:
-    """The unit that an action starts anew."""
+    """Return the unit that an action starts anew."""
     if isinstance(action, Run) and action.command[:2] == ("systemctl", "restart"):
         return tuple(action.command[2:])
     return ()
 
 
 def _is_said(remark: Remark, statuses: set[Status], done: Done) -> bool:
-    """A remark that the rows of its setting's steps already tell: all is well now, or why one failed or waits."""
+    """Check whether the rows of a setting's steps say this already: all is well now, or why one failed or waits."""
     if remark.status == Status.OK:
         return bool(statuses)
     if remark in done.known:

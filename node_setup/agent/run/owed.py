@@ -17,7 +17,7 @@ from node_setup.agent.run.apply import Log, perform
 
 
 def following(steps: Iterable[Step]) -> list[Command]:
-    """What the steps run to have their files taken in."""
+    """Return what the steps run to have their files taken in."""
     asked: set[Command] = set()
     for step in steps:
         written = False
@@ -36,7 +36,7 @@ def begin(host: Host, steps: Iterable[Step], facts: Facts, log: Log) -> None:
 
 
 def end(host: Host, steps: Iterable[Step], facts: Facts, log: Log) -> None:
-    """The steps were done: what remains is what was noted before and is in none of them. `facts` are those of `begin`."""
+    """Drop what the steps ran: what remains was noted before and is in none of them. `facts` are those of `begin`."""
     steps = list(steps)
     ran = {tuple(action.command) for step in steps for action in step.actions if isinstance(action, Run)}
     there = found(facts)

@@ -34,7 +34,7 @@ class Plan:
 
 
 def plan(settings: Sequence[Setting], facts: Facts, request: Request) -> Plan:
-    """What to do on the node that has these facts. UserError names everything that is wrong with the request."""
+    """Plan what to do on the node that has these facts. UserError names everything that is wrong with the request."""
     problems = list(mistakes(settings, request))
     if problems:
         raise UserError(problems)
@@ -63,7 +63,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def choose_profile(facts: Facts, request: Request) -> tuple[str, str]:
-    """The profile and why: a flag, else the cluster's tuning, else by what the node is. UserError on an unknown one."""
+    """Return the profile and why: a flag, else the cluster's tuning, else by what the node is. UserError on an unknown one."""
     problems = list(_profile_mistakes(request))
     if problems:
         raise UserError(problems)
@@ -110,12 +110,12 @@ def _tuning(request: Request, name: str) -> Mapping[Any, Any]:
 
 
 def _asked(request: Request) -> dict[str, str]:
-    """What is said of single settings: the cluster's tuning, then flags."""
+    """Return what the cluster's tuning, then flags, set for single settings."""
     return {**_tuning(request, "settings"), **request.overrides}
 
 
 def _tree(facts: Facts, request: Request, profile: str) -> dict[str, Any]:
-    """What conditions look at: the facts, and beside them what the caller said."""
+    """Return what conditions look at: the facts, and beside them what the caller wants."""
     group = {"name": group_of(facts, request), **_group_entry(facts, request)}
     return {**facts, "document": request.document, "profile": profile, "group": group}
 
@@ -137,13 +137,13 @@ def _leaving_unknown(
 
 
 def _kinds(settings: Iterable[Setting]) -> list[str]:
-    """The kinds that the catalogue has, in the order of the registry; also those with nothing chosen, to clean up."""
+    """Return the catalogue's kinds in the order of the registry; also those with nothing chosen, to clean up."""
     used = {setting.kind for setting in settings}
     return [kind for kind in KINDS if kind in used]
 
 
 def _decide(setting: Setting, tree: Mapping[str, Any], profile: str, asked: Mapping[str, str]) -> Setting | Remark:
-    """The setting with its value where it applies, else why it does not."""
+    """Return the setting with its value where it applies, else why it does not."""
     override = asked.get(setting.id)
     if override == OFF:
         return Remark(setting.id, Status.SKIPPED, "turned off")
@@ -173,7 +173,7 @@ def _with_value(setting: Setting, tree: Mapping[str, Any], override: str | None)
 
 
 def mistakes(settings: Sequence[Setting], request: Request) -> Iterator[str]:
-    """What is wrong with a request whatever the node, a line each; the operator's side asks before it asks a node."""
+    """Yield what is wrong with a request on any node, a line each; the operator's side checks this before it calls a node."""
     yield from _profile_mistakes(request)
     yield from _group_mistakes(request)
     known = {setting.id: setting for setting in settings}

@@ -35,7 +35,7 @@ def refusal(facts: Facts, to_reboot: bool = False) -> str | None:
 
 
 def at_boot(facts: Facts) -> str | None:
-    """What refuses at a boot: a job that runs all the same, as when a boot is tried again after the node was given out.
+    """Return what refuses at a boot: a job that runs all the same, as when a boot is tried again after the node was given out.
 
     Not what could not be read, and no notice: a node that boots is better tuned than not.
     """
@@ -67,7 +67,7 @@ def _named(jobs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _unread(facts: Facts) -> str:
-    """The error that is to blame, if one is."""
+    """Return the error that is to blame, if any."""
     why = [
         one["why"] for one in facts.get("errors") or () if one["where"] in ("gpu.processes", "gpu", "processes", "jobs")
     ]

@@ -63,7 +63,7 @@ class Looker:
 
 
 def facts(host: Host, request: Request, identity: Identity, settings: tuple[Setting, ...]) -> dict[str, Any]:
-    """What the settings and the document ask for, and which agent runs and is installed."""
+    """Collect what the settings and the document need, and which agent runs and is installed."""
     found: dict[str, Any] = collect(host, catalog.wanted(settings, request.document))
     found["agent"] = {
         **found["agent"],
@@ -75,7 +75,7 @@ def facts(host: Host, request: Request, identity: Identity, settings: tuple[Sett
 
 
 def check(host: Host, request: Request, identity: Identity) -> tuple[dict[str, Any], int]:
-    """What a tune would do; changes nothing. The result, and exit 0 in sync, 2 with drift, 1 where something failed.
+    """Plan what a tune would do; change nothing. The result, and exit 0 in sync, 2 with drift, 1 where something failed.
 
     A foreign file that wins at the next boot is drift, though none that a tune would undo.
     """
@@ -150,7 +150,7 @@ def _record(host: Host, result: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _code(result: Mapping[str, Any]) -> int:
-    """A conflict is a failure: what the node has now it loses at its next boot."""
+    """Return the exit code. A conflict is a failure: what the node has now it loses at its next boot."""
     bad = (Status.FAILED, Status.CONFLICT)
     failed = any(row["status"] in bad for row in result["rows"]) or unfit(result["rows"])
     return EXIT_FAILED if failed or result["unplanned"] or result["errors"] else EXIT_IN_SYNC

@@ -50,8 +50,10 @@ def load() -> tuple[Setting, ...]:
 
 
 def parse(tables: Mapping[str, Any]) -> tuple[Setting, ...]:
-    """Settings of all tables that have any (others hold other data), files in the order of their names. UserError with a
-    line for each mistake."""
+    """Return the settings of all tables that have any (others hold other data), files in the order of their names.
+
+    UserError with a line for each mistake.
+    """
     problems: list[str] = []
     settings: list[Setting] = []
     for stem in sorted(tables):
@@ -172,7 +174,7 @@ def _is_formula(per: Any) -> bool:
 
 
 def wanted(settings: Iterable[Setting], document: Mapping[str, Any]) -> Wanted:
-    """What has to be read on a node so that these settings can be planned for it."""
+    """Return what has to be read on a node so that these settings can be planned for it."""
     settings = list(settings)
     keys: dict[str, list[str]] = {}
     for setting in settings:
@@ -206,7 +208,7 @@ def _mount_units(settings: Sequence[Setting], document: Mapping[str, Any]) -> tu
 
 
 def _automount(document: Mapping[str, Any]) -> list[str]:
-    """The unit that mounts Lustre when it is first used, where mounting it is up to us."""
+    """Return the unit that mounts Lustre when it is first used, where mounting it is up to us."""
     path = (document.get("lustre") or {}).get("path")
     return [owned.mount_unit(path, "automount").rpartition("/")[2]] if path and document.get("mount") else []
 

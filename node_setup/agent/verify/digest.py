@@ -59,7 +59,7 @@ def _arguments(arguments: Mapping[str, Any]) -> str:
 
 
 def _same(devices: Any, key: str) -> str | None:
-    """What all devices of the node have in common, or all that they have."""
+    """Return what all devices of the node have in common, or all that they have."""
     return None if devices is None else _joined(sorted({_text(device.get(key)) for device in devices}))
 
 

@@ -32,7 +32,7 @@ def devices(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def domains(facts: Facts, want: Expected, request: Request) -> Result:
-    """What libfabric offers, which is what NCCL gets: a device that the kernel lists may have no domain.
+    """Count what libfabric offers, which is what NCCL gets: a device that the kernel lists may have no domain.
     (https://github.com/awslabs/awsome-distributed-ai/pull/1088: names differ too, so they are counted.)"""
     if not want.efa:
         return _none("efa-domains", want)

@@ -60,7 +60,7 @@ def expected(facts: Facts, request: Request) -> Expected:
 
 
 def type_table(kind: str | None) -> Mapping[str, Any] | None:
-    """What `settings/instances.toml` says of a type; None where it is not in it."""
+    """Return the type's row in `settings/instances.toml`; None where it is not in it."""
     tables = data.tables().get("instances", {})
     found = tables.get("instance", {}).get(kind)
     if found:

@@ -51,7 +51,7 @@ def ecc(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def row_remap(facts: Facts, want: Expected, request: Request) -> Result:
-    """A row that could not be remapped is NVIDIA's criterion for exchange; a pending one waits for a reset.
+    """Check remapped rows: one that could not be remapped is NVIDIA's criterion for exchange; a pending one waits for a reset.
     https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"""
     devices = _devices(facts)
     if not devices:
@@ -71,7 +71,7 @@ def row_remap(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def xid(facts: Facts, want: Expected, request: Request) -> Result:
-    """What the driver logged since the boot, by the table of `settings/xid.toml`; Xid 154 names its own action.
+    """Check what the driver logged since the boot, by the table of `settings/xid.toml`; Xid 154 names its own action.
 
     Where a reset would do a reboot is asked for: the log of this boot holds the error after a reset, too, and the node would
     be reset for ever.
@@ -105,7 +105,7 @@ def xid(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def xid_action(number: int, text: str, gpu: str = "") -> str:
-    """What an Xid calls for; a code that the table does not hold is a person's to judge.
+    """Return what an Xid calls for; a code that the table does not hold is a person's to judge.
 
     Xid 154 tells a change, `… from 0x0 (None) to 0x2 (Node Reboot Required)`: what it changed to is what counts.
     """
@@ -154,7 +154,7 @@ def throttle(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def _hot(facts: Facts, slow: str, action: str) -> Result:
-    """An idle GPU that is too hot has broken cooling; one at work may have a hot day."""
+    """Judge a hot GPU: an idle one that is too hot has broken cooling; one at work may have a hot day."""
     jobs = known(facts, "jobs")
     if jobs is None:
         return Result("gpu-throttle", Status.UNKNOWN, f"{slow}; it is not known whether a job runs")
@@ -266,7 +266,7 @@ def _on(mode: object) -> bool:
 
 
 def _plain(reason: object) -> str:
-    """A throttle reason by its short name: `clocks_throttle_reasons.hw_slowdown` and `HW Slowdown` are the same."""
+    """Return a throttle reason's short name: `clocks_throttle_reasons.hw_slowdown` and `HW Slowdown` are the same."""
     return re.sub(r"[\s.]+", "_", str(reason).rsplit("reasons.", 1)[-1].strip().lower())
 
 

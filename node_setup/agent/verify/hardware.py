@@ -10,7 +10,7 @@ from node_setup.agent.verify.result import REPLACE, Result, counted, known, unre
 
 
 def instance_type(facts: Facts, want: Expected, request: Request) -> Result:
-    """An unknown type is not ready: checks that compare with nothing pass everything
+    """Check the type. An unknown type is not ready: checks that compare with nothing pass everything
     (https://github.com/awslabs/awsome-distributed-ai/pull/1201)."""
     found = known(facts, "instance", "type")
     groups = request.document.get("groups") or {}
@@ -25,7 +25,7 @@ def instance_type(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def notice(facts: Facts, want: Expected, request: Request) -> Result:
-    """A node that is about to go takes no job: spot interruption, an ending life cycle, maintenance within hours. What is
+    """Refuse a node that is about to go: spot interruption, an ending life cycle, maintenance within hours. What is
     far off, or only recommended, is a warning (`node_setup.agent.run.refusal.is_near`)."""
     pending = known(facts, "metadata", "notice")
     if pending:

@@ -17,7 +17,7 @@ FULL_PERCENT, NEARLY_FULL_PERCENT = 98, 90
 
 
 def mount(facts: Facts, want: Expected, request: Request) -> Result:
-    """The file system of the cluster is at its path; another one, or none, would take a job's checkpoints elsewhere."""
+    """Check that the cluster's file system is at its path; another one, or none, would take a job's checkpoints elsewhere."""
     path = known(request.document, "lustre", "path")
     if not path:
         return Result("lustre-mount", Status.SKIPPED, "the cluster has no Lustre")

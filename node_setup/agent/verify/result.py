@@ -39,7 +39,7 @@ def to_json(result: Result) -> dict[str, Any]:
 
 
 def known(facts: Mapping[str, Any], *path: str) -> Any:
-    """The fact at this path; None where it or anything on the way to it is missing or could not be read."""
+    """Return the fact at this path; None where it or anything on the way to it is missing or could not be read."""
     value: Any = facts
     for part in path:
         if not isinstance(value, Mapping):
@@ -57,7 +57,7 @@ def reason(facts: Mapping[str, Any], where: str) -> str:
 
 
 def unread(check: str, facts: Mapping[str, Any], where: str, what: str) -> Result:
-    """The result of a check whose facts could not be read."""
+    """Return the result of a check whose facts could not be read."""
     why = reason(facts, where)
     return Result(check, Status.UNKNOWN, f"{what} could not be read" + (f": {why}" if why else ""))
 
@@ -76,7 +76,7 @@ def counted(check: str, found: int, expected: int, what: str, action: str) -> Re
 
 
 def worst(results: Iterable[Result]) -> Result | None:
-    """The failed result that calls for most; None where none failed."""
+    """Return the failed result that calls for most; None where none failed."""
     failed = [result for result in results if result.status == Status.FAILED]
     return max(failed, key=lambda result: ACTIONS.index(result.action), default=None)
 

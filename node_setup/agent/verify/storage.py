@@ -39,7 +39,7 @@ def scratch(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def disk(facts: Facts, want: Expected, request: Request) -> Result:
-    """A root file system that is full or has gone read-only breaks every job, and tuning too."""
+    """Check the root file system: one that is full or has gone read-only breaks every job, and tuning too."""
     root = known(facts, "disk", "/")
     if not root or root.get("free_bytes") is None:
         return unread("disk", facts, "disk", "free space on /")

@@ -12,7 +12,7 @@ VERSION = 1
 
 
 def blank(identity: Identity) -> dict[str, Any]:
-    """An answer that says nothing yet, with every key that answers have; `seconds` are spent in each phase."""
+    """Return an empty answer with every key that answers have; `seconds` are spent in each phase."""
     return {
         "version": VERSION,
         "agent": identity.sha256,

@@ -67,7 +67,7 @@ _TUNING: Mapping[str, tuple[_Check, str]] = {
 
 
 def parse(text: str) -> Request:
-    """The request on standard input. UserError names every mistake."""
+    """Read the request on standard input. UserError names every mistake."""
     table = _table("request", text)
     problems: list[str] = [
         problem(f"request.{key}", table[key], "unknown key", ", ".join(_REQUEST), did_you_mean(key, _REQUEST))
@@ -83,7 +83,7 @@ def parse(text: str) -> Request:
 
 
 def document(where: str, text: str) -> dict[str, Any]:
-    """A node document from a file. UserError names every mistake."""
+    """Read a node document from a file. UserError names every mistake."""
     table = _table(where, text)
     problems = list(_wrong_document(where, table))
     if problems:

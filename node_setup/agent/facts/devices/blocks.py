@@ -59,7 +59,7 @@ def _real(scene: Scene, name: str) -> bool:
 
 
 def _array(scene: Scene, name: str, places: Places) -> dict[str, Any]:
-    """An array of disks, and what lies on it as of a disk."""
+    """Describe an array of disks, and what lies on it, as for a disk."""
     level, members = scene.text(f"/sys/block/{name}/md/level"), scene.host.names(f"/sys/block/{name}/slaves")
     use = {key: value for key, value in _use(scene, name, places).items() if key != "partitions"}
     return {"name": name, "path": f"/dev/{name}", "level": level, "members": members, **use}
@@ -146,7 +146,7 @@ def _direct(scene: Scene, folder: str, name: str, places: Places) -> str | None:
 
 
 def _contents(scene: Scene, name: str, size: int) -> tuple[str | None, bool | None]:
-    """(what lies on an unused disk, whether it is blank); a disk that cannot be read is neither blank nor not."""
+    """Return what lies on an unused disk and whether it is blank: both None for a disk that cannot be read."""
     try:
         # Exclusive: a disk that another mount namespace or a hidden holder uses answers "busy" (open(2), O_EXCL on devices).
         descriptor = os.open(scene.host.path(f"/dev/{name}"), os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
@@ -169,7 +169,7 @@ def _contents(scene: Scene, name: str, size: int) -> tuple[str | None, bool | No
 
 
 def signature(head: bytes, tail: bytes) -> str | None:
-    """The file system, partition table or membership that the ends of a disk show; None for none that is known."""
+    """Return the file system, partition table or membership that the ends of a disk show; None for an unknown signature."""
     for offset, magic, name in _SIGNATURES:
         if head[offset : offset + len(magic)] == magic:
             return name

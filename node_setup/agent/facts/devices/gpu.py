@@ -97,7 +97,7 @@ def _query(scene: Scene) -> list[dict[str, str | None]] | None:
 
 
 def _without(fields: tuple[str, ...], unknown: str) -> tuple[str, ...]:
-    """What is left to ask for; a renamed field keeps its place."""
+    """Return the fields that are left to query; a renamed field keeps its place."""
     newer = tuple(RENAMED.get(name, name) if name == unknown else name for name in fields)
     return newer if newer != fields else tuple(name for name in fields if name != unknown)
 
@@ -148,7 +148,7 @@ def _clocks(row: dict[str, str | None], kind: str) -> dict[str, int | None]:
 
 
 def _yes(value: str | None) -> bool | None:
-    """`Enabled`, `Yes`, or for remapped rows a count as some drivers print it."""
+    """Read `Enabled`, `Yes`, or for remapped rows a count as some drivers print it."""
     if value is None:
         return None
     return {"enabled": True, "yes": True, "disabled": False, "no": False, "0": False, "1": True}.get(value.lower())

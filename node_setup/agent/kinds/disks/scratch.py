@@ -97,7 +97,7 @@ def _image_does_it(setting: Setting, facts: Facts, mounted: bool) -> Remark | No
 
 
 def _made(setting: Setting, path: str, disks: Sequence[Block], facts: Facts) -> list[Step | Remark]:
-    """What is still to do, by how far an earlier run came: nothing done, array made, formatted."""
+    """Plan what is still to do, by how far an earlier run came: nothing done, array made, formatted."""
     unit = owned.mount_unit(path)
     planned = _make(disks, facts, ours=facts["files"][unit] is not None)
     if isinstance(planned, str):
@@ -111,7 +111,7 @@ def _made(setting: Setting, path: str, disks: Sequence[Block], facts: Facts) -> 
 
 
 def _make(disks: Sequence[Block], facts: Facts, ours: bool) -> tuple[str, tuple[Action, ...]] | str:
-    """What was found and what follows from it up to the mount, or why nothing may be done."""
+    """Return what was found and what follows from it up to the mount, or why nothing may be done."""
     array = _array_over(disks, facts) if len(disks) > 1 else None
     if array is None and all(_free(disk) for disk in disks):
         return "blank", _gathered([disk["path"] for disk in disks])
@@ -154,7 +154,7 @@ def _formatted(device: str) -> tuple[Action, ...]:
 
 
 def _array_over(disks: Sequence[Block], facts: Facts) -> Block | None:
-    """The RAID-0 that consists of exactly these disks."""
+    """Return the RAID-0 that consists of exactly these disks."""
     names = {disk["name"] for disk in disks}
     arrays: Sequence[Block] = facts.get("arrays") or ()
     return next((one for one in arrays if one["level"] == "raid0" and set(one["members"]) == names), None)

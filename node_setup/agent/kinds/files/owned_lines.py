@@ -28,24 +28,24 @@ class OwnedLines:
     needs: Mapping[str, str] = field(default_factory=dict)
 
     def content(self, lines: Mapping[str, str]) -> str:
-        """The whole file, settings in the order of their ids."""
+        """Return the whole file, settings in the order of their ids."""
         return HEADER + self.preamble + "".join(f"# {name}\n{lines[name]}\n" for name in sorted(lines))
 
     def lines(self, facts: Facts) -> dict[str, str]:
-        """What the file holds now, by setting; empty where it is not there or not known."""
+        """Return what the file holds now, by setting; empty where the file is missing or unknown."""
         there = (facts.get("files") or {}).get(self.path)
         return parse(there["content"]) if there else {}
 
     def target(
         self, wanted: Mapping[str, str], selected: frozenset[str], facts: Facts, request: Request
     ) -> dict[str, str]:
-        """What the file is to hold, by setting."""
+        """Return what the file is to hold, by setting."""
         return _merge(self.lines(facts), wanted, selected, everything=not request.only)
 
     def plan(
         self, wanted: Mapping[str, str], selected: frozenset[str], facts: Facts, request: Request
     ) -> list[Step | Remark]:
-        """Steps to make the file hold `wanted`: of settings that are not selected what is there stays, and the lines of
+        """Plan the steps that make the file hold `wanted`: of settings that are not selected the lines stay, and the lines of
         selected settings that are not wanted go."""
         if self.path not in (facts.get("files") or {}):
             return [Remark(one, Status.UNKNOWN, f"{self.path} could not be read") for one in wanted if one in selected]
@@ -63,7 +63,7 @@ class OwnedLines:
         return Step(setting, PERSISTED, self.path, before, _shown(wanted), actions, self.needs.get(setting, ""))
 
     def _tidied(self, target: Mapping[str, str], facts: Facts, request: Request) -> list[str]:
-        """The settings to name where only the rest of the file is not as it should be: other lines, order, mode."""
+        """Return the settings to name where only the rest of the file is not as it should be: other lines, order, mode."""
         there = facts["files"][self.path]
         if there is None or request.only:
             return []
@@ -73,7 +73,7 @@ class OwnedLines:
 
 
 def parse(content: str) -> dict[str, str]:
-    """The lines under each id; what stands under none is nobody's."""
+    """Return the lines under each id; lines under no id belong to nobody."""
     blocks: dict[str, list[str]] = {}
     name = None
     for line in content.splitlines():

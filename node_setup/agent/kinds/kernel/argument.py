@@ -39,7 +39,7 @@ def _by_file(
     facts: Facts,
     request: Request,
 ) -> list[Step | Remark]:
-    """What an image brings by itself is not given a second time; what we once gave stays given."""
+    """Plan the boot loader's file. An argument of the image is not given a second time; what we once gave stays given."""
     if not request.allow_reboot:
         return []
     lines = file.lines(facts)
@@ -63,7 +63,7 @@ def _line(file: OwnedLines, setting: Setting) -> str:
 
 
 def _told(file: OwnedLines, now: Mapping[str, str], target: Mapping[str, str]) -> OwnedLines:
-    """The file together with the programs that tell the boot loader, and the reboot that each change waits for."""
+    """Return the file with the programs that update the boot loader, and the reboot that each change waits for."""
     needs = dict.fromkeys({**now, **target}, "reboot")
     if file.path == owned.GRUB:
         return OwnedLines(file.path, after=(Run(("update-grub",), UPDATE_S),), needs=needs)

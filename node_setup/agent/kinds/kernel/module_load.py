@@ -31,5 +31,5 @@ def _load(setting: Setting) -> Step:
 
 
 def _name(module: str) -> str:
-    """The kernel takes - and _ in a module's name for the same."""
+    """Return a module's name with `_`: the kernel takes - and _ in it for the same."""
     return module.replace("-", "_")

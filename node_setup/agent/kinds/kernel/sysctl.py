@@ -42,7 +42,7 @@ def _runtime(setting: Setting, found: str) -> list[Step]:
 
 
 def _at_boot(setting: Setting, running: str, line: str | None, facts: Facts) -> str:
-    """The value that our file should hold. As it is read after most others, and after the kernel chose its own default, an
+    """Return the value that our file should hold. It is read after most others, and after the kernel chose its own default: an
     `at-least` line must not be lower than what it would replace; a line that is high enough stays as it is."""
     needed = setting.value
     for file in _foreign(facts):
@@ -54,7 +54,7 @@ def _at_boot(setting: Setting, running: str, line: str | None, facts: Facts) -> 
 
 
 def _conflict(setting: Setting, facts: Facts) -> list[Remark]:
-    """The last of the files that are read after ours, where it says something that will not do."""
+    """Return a conflict where the last of the files that are read after ours sets a value that is not good enough."""
     later = [file for file in _after_ours(facts) if setting.key in file["values"]]
     if not later or satisfies(later[-1]["values"][setting.key], setting.value, setting.compare):
         return []

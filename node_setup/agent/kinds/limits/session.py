@@ -29,7 +29,7 @@ def _lines(setting: Setting) -> str:
 
 
 def _conflict(setting: Setting, facts: Facts) -> list[Remark]:
-    """A line that wins over ours: of a file read later, or for a user or group, which pam_limits takes before `*`."""
+    """Find a line that wins over ours: of a file read later, or for a user or group, which pam_limits takes before `*`."""
     limits: Mapping[str, Any] = facts.get("limits") or {}
     for file in limits.get("files") or ():
         if file["path"] == owned.LIMITS:

@@ -71,7 +71,7 @@ WantedBy=multi-user.target
 
 
 def interfaces(facts: Facts, net: str) -> list[str]:
-    """What LNet has on a network."""
+    """Return LNet's interfaces on a network."""
     nets = (facts.get("lustre") or {}).get("nets") or ()
     return [str(nid["interface"]) for one in nets if one["net"] == net for nid in one["nids"]]
 
@@ -134,7 +134,7 @@ def _commands(interface: str, has_tcp: bool, missing: Sequence[str], is_preferre
 
 
 def _over_tcp(facts: Facts, request: Request) -> dict[str, str] | None:
-    """What is mounted over TCP where it could be over EFA: its source, mount point, and options as mount(8) takes them. What
+    """Return what is mounted over TCP where it could be over EFA: source, mount point, and options as mount(8) takes them. What
     is mounted before LNet has EFA stays on TCP, and HyperPod mounts before anything of ours runs."""
     path = (request.document.get("lustre") or {}).get("path")
     here = [one for one in facts.get("mounts") or () if one["target"] == path and one["fstype"] == "lustre"]
@@ -145,7 +145,7 @@ def _over_tcp(facts: Facts, request: Request) -> dict[str, str] | None:
 
 
 def _mount_anew(mount: Mapping[str, str]) -> tuple[Action, ...]:
-    """The kernel refuses a plain umount while anything there is in use, and no job runs where settings are applied. A mount
+    """Unmount and mount again. The kernel refuses umount while anything is in use, and no job runs when settings apply. A mount
     that fails leaves its note for the next run: nothing else knows by then what was mounted.
 
     Once per boot: LNet keeps what it knows of its servers over an umount, so that a second time may change nothing either.
@@ -164,7 +164,7 @@ def _mounting(mount: Mapping[str, str]) -> tuple[Action, ...]:
 
 
 def _lost_mount(setting: Setting, facts: Facts, request: Request) -> list[Step | Remark]:
-    """The mount that we took away and that failed afterwards, whoever had made it: until it is there again, jobs would write
+    """Mount again what we unmounted and could not mount, whoever had mounted it first: until it is back, jobs would write
     to the root disk. A step of its own, which is done also where LNet's fails."""
     path, note = (request.document.get("lustre") or {}).get("path"), _noted(facts, owned.REMOUNT)
     mounts = facts.get("mounts")

@@ -57,7 +57,7 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 
 
 def made_by_others(request: Request) -> str | None:
-    """The mount point that is not ours to mount; None where the cluster has none, or the agent mounts it."""
+    """Return the mount point that is not ours to mount; None where the cluster has none, or the agent mounts it."""
     document = request.document
     return _path(document) if document.get("lustre") and document.get("backend") in OTHERS else None
 
@@ -67,7 +67,7 @@ def lustre_mounts(facts: Facts) -> list[Mapping[str, Any]]:
 
 
 def lustre_at(facts: Facts, path: str) -> Mapping[str, Any] | None:
-    """The mount that a process sees at `path`: the last one there (an automount lies beneath it)."""
+    """Return the mount that a process sees at `path`: the last one on it (an automount lies beneath it)."""
     return next((mount for mount in reversed(lustre_mounts(facts)) if mount["target"] == path), None)
 
 
@@ -152,7 +152,7 @@ def _persisted(setting: Setting, wish: Wish, facts: Facts) -> Step | Remark | No
 
 
 def _verified(setting: Setting, wish: Wish, facts: Facts) -> Remark | None:
-    """What there is to say of the mount as it is; None where nothing is mounted."""
+    """Judge the mount as it is; None where nothing is mounted."""
     mounts = [mount for mount in facts["mounts"] if mount["target"] == wish.path and mount["fstype"] != "autofs"]
     if not mounts:
         return None

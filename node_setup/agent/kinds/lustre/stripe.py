@@ -41,7 +41,7 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 
 
 def layout_of(options: Sequence[str]) -> dict[str, Any]:
-    """The layout that `lfs setstripe OPTIONS` makes. A component has what the one before it had unless it says otherwise
+    """Return the layout that `lfs setstripe OPTIONS` makes. A component has what the one before it had unless it says otherwise
     (lustre-release lustre/utils/lfs.c, setstripe_args_init_inherit). UserError for what lfs would refuse, and for options
     beyond -c, -S and -E, whose effect `plan` could not compare."""
     shown = " ".join(options)
@@ -64,7 +64,7 @@ def layout_of(options: Sequence[str]) -> dict[str, Any]:
 
 
 def found_layout(fact: Mapping[str, Any]) -> Layout:
-    """A layout as the facts have it (`node_setup.agent.facts.lustre.parse_layout`): a plain one has no components there, and
+    """Return a layout from the facts (`node_setup.agent.facts.lustre.parse_layout`): a plain one has no components there, and
     the end of a file is None."""
     parts = fact["components"] or [{**fact, "end": None}]
     ends = [END if part["end"] is None else part["end"] for part in parts]
