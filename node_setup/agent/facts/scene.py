@@ -57,6 +57,14 @@ class Scene:
         """Note that a fact could not be read, in one line."""
         self.errors.append({"where": where, "why": " ".join(why.split())[:300]})
 
+    def guarded(self, where: str, read: Callable[[], Any]) -> Any:
+        """Return what `read` returns; None and an error of `where` where it fails: one fact may not cost the others."""
+        try:
+            return read()
+        except Exception as error:  # noqa: BLE001 -- whatever a node shows, its other facts are still wanted
+            self.fault(where, f"{type(error).__name__}: {error}")
+            return None
+
     def ask(self, where: str, command: Sequence[str], timeout: float = 10.0) -> str | None:
         """Return what a program printed; None where it failed, which is an error of `where`: its output then is not data."""
         done = self.host.run(command, timeout)
@@ -82,16 +90,10 @@ class Scene:
 def look(host: Host, wanted: Wanted) -> Scene:
     """Read the lists that several collectors need, once."""
     scene = Scene(host, wanted)
-    for name, read in (
-        ("mounts", lambda: parse_mounts(host.read("/proc/mounts") or "")),
-        ("devices", lambda: _pci(host)),
-        ("processes", lambda: _processes(host)),
-        ("loaded", lambda: _loaded(host)),
-    ):
-        try:
-            setattr(scene, name, read())
-        except Exception as error:  # noqa: BLE001 -- one list that cannot be read may not cost the others
-            scene.fault(name, f"{type(error).__name__}: {error}")
+    scene.mounts = scene.guarded("mounts", lambda: parse_mounts(host.read("/proc/mounts") or "")) or []
+    scene.devices = scene.guarded("devices", lambda: _pci(host))
+    scene.processes = scene.guarded("processes", lambda: _processes(host)) or []
+    scene.loaded = scene.guarded("loaded", lambda: _loaded(host)) or frozenset()
     return scene
 
 
@@ -174,10 +176,7 @@ def together(scene: Scene, calls: Mapping[str, Callable[[], Any]], within: float
     results: dict[str, Any] = {}
 
     def run(name: str, call: Callable[[], Any]) -> None:
-        try:
-            results[name] = call()
-        except Exception as error:  # noqa: BLE001 -- one fact that cannot be read may not cost the others
-            scene.fault(name, f"{type(error).__name__}: {error}")
+        results[name] = scene.guarded(name, call)
 
     threads = {name: threading.Thread(target=run, args=(name, call), daemon=True) for name, call in calls.items()}
     for thread in threads.values():

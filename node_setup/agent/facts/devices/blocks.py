@@ -13,8 +13,8 @@ from node_setup.agent.facts.scene import Scene
 
 EMPTY: dict[str, Any] = {"blocks": None, "arrays": None}
 INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
-"""The model by which a local NVMe disk is told from an EBS volume ("Amazon Elastic Block Store"); EC2 user guide, instance
-store volumes."""
+"""The model by which a local NVMe disk is told from an EBS volume ("Amazon Elastic Block Store")
+(https://docs.aws.amazon.com/ebs/latest/userguide/nvme-ebs-volumes.html)."""
 _SKIPPED = re.compile(r"(loop|ram|zram|sr|fd|nbd|dm-|md)\d")
 _ENDS_BYTES = 2**20
 """Every signature that `blkid` knows lies within this much of either end."""

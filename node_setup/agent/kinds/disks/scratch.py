@@ -31,11 +31,7 @@ Block = Mapping[str, Any]
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     """`Setting.options["path"]` is the mount point."""
-    planned: list[Step | Remark] = []
-    for setting in chosen:
-        if setting.id in selected:
-            planned += _plan_one(setting, facts)
-    return planned
+    return [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts)]
 
 
 def mount_unit(path: str) -> str:

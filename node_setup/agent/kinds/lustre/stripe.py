@@ -33,11 +33,7 @@ Layout = Mapping[str, Any]
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     """One step or remark for each directory that the cluster's document names."""
-    planned: list[Step | Remark] = []
-    for setting in chosen:
-        if setting.id in selected:
-            planned += _plan_one(setting, facts, request)
-    return planned
+    return [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts, request)]
 
 
 def layout_of(options: Sequence[str]) -> dict[str, Any]:
