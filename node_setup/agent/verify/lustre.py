@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lustrain.status import Status
 from node_setup.agent.kinds.lustre.lnet_efa import servers_without_efa
+from node_setup.agent.kinds.lustre.mount import same_source
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import Expected
 from node_setup.agent.verify.result import NONE, Result, known, unread
@@ -37,7 +38,7 @@ def mount(facts: Facts, want: Expected, request: Request) -> Result:
     if "ro" in options:
         return Result("lustre-mount", Status.FAILED, f"{path} is mounted read-only", found=found.get("source"))
     wanted = _source(request)
-    if wanted and not _same_source(found, wanted):
+    if wanted and not same_source(str(found.get("source")), wanted):
         return Result(
             "lustre-mount", Status.FAILED, f"another file system is at {path}", NONE, found.get("source"), wanted
         )
@@ -52,19 +53,6 @@ def _source(request: Request) -> str | None:
     if wanted.get("dns_name") and wanted.get("mount_name"):
         return f"{wanted['dns_name']}@tcp:/{wanted['mount_name']}"
     return None
-
-
-def _same_source(found: Mapping[str, Any], wanted: str) -> bool:
-    """By mount name, and by server where both name it the same way: mount.lustre puts the address in place of the name."""
-    servers, _, name = wanted.rpartition(":/")
-    if found.get("mount_name") != name:
-        return False
-    ours, theirs = str(found.get("dns") or ""), servers.partition("@")[0]
-    return ours == theirs or _is_address(ours) != _is_address(theirs)
-
-
-def _is_address(server: str) -> bool:
-    return bool(server) and all(part.isdigit() for part in server.split("."))
 
 
 def network(facts: Facts, want: Expected, request: Request) -> Result:

@@ -24,11 +24,7 @@ ExecStart=/usr/bin/nvidia-persistenced --persistence-mode --verbose
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    planned: list[Step | Remark] = []
-    for setting in chosen:
-        if setting.id in selected:
-            planned += _plan_one(setting, facts)
-    return planned
+    return [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts)]
 
 
 def owner(facts: Facts) -> str:

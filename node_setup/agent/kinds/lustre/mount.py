@@ -49,11 +49,7 @@ class Wish:
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     """`Setting.value` are the mount's options."""
-    planned: list[Step | Remark] = []
-    for setting in chosen:
-        if setting.id in selected:
-            planned += _plan_one(setting, facts, request)
-    return planned
+    return [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts, request)]
 
 
 def made_by_others(request: Request) -> str | None:
@@ -77,7 +73,8 @@ def same_source(found: str, wanted: str) -> bool:
     servers, _, name = found.rpartition(":/")
     server, _, wanted_name = wanted.rpartition(":/")
     hosts = [one.partition("@")[0] for one in re.split("[,:]", servers) if one]
-    return name == wanted_name and (_is_address(hosts) or server.partition("@")[0] in hosts)
+    host = server.partition("@")[0]
+    return name == wanted_name and (host in hosts or _is_address(hosts) != _is_address([host]))
 
 
 def mount_unit(wish: Wish) -> str:
