@@ -64,19 +64,19 @@ def for_hyperpod(run: Run) -> Left:
     cluster = run.inventory.cluster
     assert cluster is not None
     roles = {name: group.role for name, group in cluster.groups.items()}
-    workers = tuple(one for one in run.inventory.nodes if roles.get(one.group or "") == "worker")
+    workers = tuple(node for node in run.inventory.nodes if roles.get(node.group or "") == "worker")
     asked = replace(run, inventory=replace(run.inventory, nodes=workers))
-    outcomes = [_idle(one) for one in asked.ask("reboot-check")] if workers else []
-    ids = [str(one.node.instance_id) for one in outcomes if one.answer and one.answer.did]
+    outcomes = [_idle(outcome) for outcome in asked.ask("reboot-check")] if workers else []
+    ids = [str(outcome.node.instance_id) for outcome in outcomes if outcome.answer and outcome.answer.did]
     where = ["--region", cluster.region] if cluster.region else []
     command = ["aws", "sagemaker", "batch-reboot-cluster-nodes", *where]
     command += ["--cluster-name", str(cluster.nodes.hyperpod_cluster), "--node-ids"]
     commands = [shlex.join([*command, *ids[begin : begin + IDS]]) for begin in range(0, len(ids), IDS)]
-    others = [one.name for one in run.inventory.nodes if one not in workers]
+    others = [node.name for node in run.inventory.nodes if node not in workers]
     lines = [f"left out, since they are not workers: {', '.join(others)}"] if others else []
     if commands:
         lines += ["nothing was rebooted: HyperPod reboots its nodes itself, else it may take one for faulty; fix:"]
-        lines += [f"  {one}" for one in commands]
+        lines += [f"  {command}" for command in commands]
     else:
         lines.append("nothing was rebooted: no worker may be rebooted now")
     return Left(outcomes, commands, lines)

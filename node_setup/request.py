@@ -43,11 +43,11 @@ def wanted(
     skipped: set[str] = set()
     ids = [setting.id for setting in catalog.load()] if skip else []
     for text in _words(skip):
-        found = [one for one in ids if fnmatchcase(one, text)]
+        found = [name for name in ids if fnmatchcase(name, text)]
         skipped.update(found)
         if not found:
             problems.append(problem("--skip", text, "no such setting", fix=did_you_mean(text, ids)))
-    given = [("--skip", one, one, "=", "off") for one in sorted(skipped)]
+    given = [("--skip", name, name, "=", "off") for name in sorted(skipped)]
     given += [("--set", text, *text.partition("=")) for text in settings]
     for flag, text, name, equals, value in given:
         if not (name.strip() and equals and value.strip()):
@@ -70,7 +70,7 @@ def checked(asked: Wanted, cluster: Cluster | None) -> Wanted:
     except UserError as error:
         problems = list(error.problems)
     if problems:
-        raise UserError([_as_flag(one, asked) for one in problems])
+        raise UserError([_as_flag(line, asked) for line in problems])
     return asked
 
 

@@ -82,7 +82,7 @@ def node_verify(flags: Verify, context: Any, hosts: Hosts) -> Answer:
     lines = verify_report.lines(outcomes, odd) + launch.lines(reduced)
     if flags.drain_reasons:
         lines = verify_report.drain_lines(outcomes)
-    least = DONE if all(one.good for one in reduced) else DIFFERS
+    least = DONE if all(reduction.good for reduction in reduced) else DIFFERS
     more = {"odd": verify_report.as_json(odd), "all_reduce": launch.as_json(reduced)}
     return _answer(run, "node-verify", outcomes, lines, least, **more)
 

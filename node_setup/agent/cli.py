@@ -254,8 +254,8 @@ def _place(error: Exception) -> str:
 
 def _stop(number: int, frame: object) -> NoReturn:
     # Once is enough: what follows is the report of where we stopped. A lost connection sends two kinds of them.
-    for one in STOPS:
-        signal.signal(one, signal.SIG_IGN)
+    for stop in STOPS:
+        signal.signal(stop, signal.SIG_IGN)
     raise StoppedError(f"stopped by {signal.Signals(number).name}; what was done is done, run it again")
 
 

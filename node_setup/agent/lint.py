@@ -20,8 +20,11 @@ def lint(facts: Facts) -> list[dict[str, Any]]:
 
     A variable that no rule names is left alone and its value never shown, whatever it may hold.
     """
-    found = [finding for one in facts.get("environment") or () for finding in _judge(one, facts)]
-    return sorted(found, key=lambda one: (HARMS.index(one["harm"]), one["where"], one["line"] or 0, one["name"]))
+    found = [finding for variable in facts.get("environment") or () for finding in _judge(variable, facts)]
+    return sorted(
+        found,
+        key=lambda finding: (HARMS.index(finding["harm"]), finding["where"], finding["line"] or 0, finding["name"]),
+    )
 
 
 def _judge(variable: Mapping[str, Any], facts: Facts) -> Iterator[dict[str, Any]]:
@@ -63,5 +66,5 @@ def _unquoted(value: str) -> str:
 
 
 def _shown(value: str) -> str:
-    plain = "".join(one if one.isprintable() else "?" for one in _unquoted(value))
+    plain = "".join(character if character.isprintable() else "?" for character in _unquoted(value))
     return plain if len(plain) <= LONGEST else plain[:LONGEST] + "…"

@@ -62,7 +62,7 @@ def next_round(nodes: Sequence[str], outcomes: Outcomes) -> list[Pair]:
         return next((pairs for pairs in left if pairs), [])
     free, pairs = list(known.cleared), []
     for node in known.open:
-        partner = next((one for one in free if frozenset((node, one)) not in outcomes), None)
+        partner = next((candidate for candidate in free if frozenset((node, candidate)) not in outcomes), None)
         if partner is not None:
             free.remove(partner)
             pairs.append(frozenset((node, partner)))

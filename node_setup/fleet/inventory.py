@@ -86,7 +86,7 @@ def inventory(source: Source, client: Client | None = None) -> Inventory:
 def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node], list[str]]:
     """Return the nodes that the Cluster has at this moment, and a line for each that is left out. UserError."""
     if cluster.nodes.addresses:
-        found = [parse_host(one, "cluster.nodes.addresses", route) for one in cluster.nodes.addresses]
+        found = [parse_host(address, "cluster.nodes.addresses", route) for address in cluster.nodes.addresses]
         return [_grouped(node, cluster) for node in unique(found, "cluster.nodes.addresses")], []
     look = _hyperpod if cluster.nodes.hyperpod_cluster else _gangs
     found, notes = _asking_aws(lambda: look(cluster, client))
@@ -108,17 +108,20 @@ def _grouped(node: Node, cluster: Cluster) -> Node:
 def _gangs(cluster: Cluster, client: Client) -> tuple[list[Node], list[str]]:
     wanted, notes = list(cluster.nodes.auto_scaling_groups), []
     pages = client("autoscaling").get_paginator("describe_auto_scaling_groups")
-    groups = [one for page in pages.paginate(AutoScalingGroupNames=wanted) for one in page["AutoScalingGroups"]]
+    groups = [group for page in pages.paginate(AutoScalingGroupNames=wanted) for group in page["AutoScalingGroups"]]
     if gone := sorted(set(wanted) - {group["AutoScalingGroupName"] for group in groups}):
         why = "there is no such Auto Scaling group"
         fix = "`pulumi up`, or give the Cluster of the stack that stands now"
-        raise UserError([problem("cluster.nodes.auto_scaling_groups", one, why, fix=fix) for one in gone], UNREACHABLE)
+        raise UserError(
+            [problem("cluster.nodes.auto_scaling_groups", name, why, fix=fix) for name in gone], UNREACHABLE
+        )
     ids = []
-    for one in (one for group in groups for one in group["Instances"]):
-        if one["LifecycleState"] == "InService" and one["HealthStatus"].lower() == "healthy":
-            ids.append(one["InstanceId"])
+    for member in (member for group in groups for member in group["Instances"]):
+        if member["LifecycleState"] == "InService" and member["HealthStatus"].lower() == "healthy":
+            ids.append(member["InstanceId"])
         else:
-            notes.append(f"{one['InstanceId']} left out: {one['LifecycleState']}, {one['HealthStatus'].lower()}")
+            state = f"{member['LifecycleState']}, {member['HealthStatus'].lower()}"
+            notes.append(f"{member['InstanceId']} left out: {state}")
     found = []
     for instance in _instances(client("ec2"), ids):
         if instance["State"]["Name"] == "running":
@@ -149,15 +152,15 @@ def _hyperpod(cluster: Cluster, client: Client) -> tuple[list[Node], list[str]]:
     found, notes = [], []
     pages = client("sagemaker").get_paginator("list_cluster_nodes")
     for page in pages.paginate(ClusterName=cluster.nodes.hyperpod_cluster):
-        for one in page["ClusterNodeSummaries"]:
-            status = one["InstanceStatus"]["Status"]
-            instance_id = one.get("InstanceId", "")
+        for summary in page["ClusterNodeSummaries"]:
+            status = summary["InstanceStatus"]["Status"]
+            instance_id = summary.get("InstanceId", "")
             if status != "Running" or not instance_id:
-                notes.append(f"{instance_id or one['InstanceGroupName']} left out: {status}")
+                notes.append(f"{instance_id or summary['InstanceGroupName']} left out: {status}")
                 continue
-            host = one.get("PrivateDnsHostname") or instance_id
-            kind = one["InstanceType"].removeprefix("ml.")
-            found.append(Node(host.partition(".")[0], host, one["InstanceGroupName"], instance_id, kind))
+            host = summary.get("PrivateDnsHostname") or instance_id
+            kind = summary["InstanceType"].removeprefix("ml.")
+            found.append(Node(host.partition(".")[0], host, summary["InstanceGroupName"], instance_id, kind))
     return found, notes
 
 

@@ -90,7 +90,7 @@ def run(
                 ways.stop()
                 batch.collect_stopped(outcomes, report)
             why = "stopped by Ctrl-C"
-        bad = sum(not one.good for one in outcomes.values())
+        bad = sum(not outcome.good for outcome in outcomes.values())
         if not why and pace.fail_percent is not None and 100 * bad > pace.fail_percent * len(outcomes):
             why = f"{bad} of {len(outcomes)} nodes failed, more than {pace.fail_percent:g} %"
         if not why and not deadline.left():
@@ -155,16 +155,16 @@ class _Batch:
         while self._left(outcomes):
             left = max(0.0, end - time.monotonic())
             try:
-                one = self._done.get(timeout=min(left, BEATS_EVERY_S))
+                outcome = self._done.get(timeout=min(left, BEATS_EVERY_S))
             except queue.Empty:
                 if left <= BEATS_EVERY_S:
                     return
                 beat()
                 continue
-            if isinstance(one, BaseException):
-                raise one
-            outcomes[one.node.name] = one
-            report(one)
+            if isinstance(outcome, BaseException):
+                raise outcome
+            outcomes[outcome.node.name] = outcome
+            report(outcome)
 
     def _run(self) -> None:
         while True:

@@ -136,8 +136,8 @@ def _source(flags: Flags, given: Hosts) -> Source:
         return source
     if source.nodes or source.hosts_file or source.local:
         raise UserError("-H and --nodes, --hosts-file or --local name different nodes; fix: give one of them")
-    named = [_named(one) for one in given]
-    hosts = [one.original_host for one in given]
+    named = [_named(host) for host in given]
+    hosts = [host.original_host for host in given]
     if len(set(named)) == 1:
         user, port = named[0]
         return replace(

@@ -81,7 +81,8 @@ class Ways:
         """Close everything; what waits for a node ends with a Fault."""
         self.stopped.set()
         with self._lock:
-            sessions, jumps = list(self._open), [one for _, opened in self._jumps.values() for one in opened]
+            sessions = list(self._open)
+            jumps = [connection for _, opened in self._jumps.values() for connection in opened]
         for session in sessions:
             session.close()
         for jump in jumps:

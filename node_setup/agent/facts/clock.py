@@ -20,7 +20,7 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def _state(scene: Scene) -> dict[str, Any]:
-    running = {one.name for one in scene.processes}
+    running = {process.name for process in scene.processes}
     if "chronyd" in running and scene.host.which("chronyc"):
         text = scene.ask("time", ["chronyc", "-c", "-n", "tracking"], 5.0)
         return UNKNOWN if text is None else parse_tracking(text)
@@ -42,7 +42,7 @@ def _folders(scene: Scene) -> list[str] | None:
 def parse_folders(text: str, directive: str) -> list[str]:
     """Return the folders that a directive of chrony.conf(5) names, case apart; comments begin with one of `!;#%`."""
     lines = (line.split() for line in text.splitlines())
-    return [one.rstrip("/") for words in lines if words and words[0].lower() == directive for one in words[1:]]
+    return [folder.rstrip("/") for words in lines if words and words[0].lower() == directive for folder in words[1:]]
 
 
 def parse_tracking(text: str) -> dict[str, Any]:

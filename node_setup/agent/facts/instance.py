@@ -72,9 +72,9 @@ def parse_addresses(text: str) -> set[str]:
 def parse_hyperpod(config: dict[str, Any], instance_id: str | None, addresses: set[str]) -> dict[str, str]:
     """{group, type, id} of the one of HyperPod's instances that has this instance's id or one of its addresses."""
     for group in config.get("InstanceGroups") or ():
-        for one in (group.get("Instances") or ()) if isinstance(group, dict) else ():
-            same = instance_id is not None and one.get("InstanceId") == instance_id
-            if same or one.get("CustomerIpAddress") in addresses:
+        for member in (group.get("Instances") or ()) if isinstance(group, dict) else ():
+            same = instance_id is not None and member.get("InstanceId") == instance_id
+            if same or member.get("CustomerIpAddress") in addresses:
                 kind = str(group.get("InstanceType", "")).partition("ml.")
-                return {"group": group.get("Name"), "type": kind[2] or kind[0], "id": one.get("InstanceId")}
+                return {"group": group.get("Name"), "type": kind[2] or kind[0], "id": member.get("InstanceId")}
     return {}

@@ -48,7 +48,7 @@ def collect(scene: Scene) -> dict[str, Any]:
     mounts = _mounts(scene)
     lctl, lfs, lnetctl = (scene.host.which(name) is not None for name in ("lctl", "lfs", "lnetctl"))
     loaded = "lustre" in scene.loaded or scene.host.exists("/sys/fs/lustre/version") or bool(mounts)
-    paths = [path for path in scene.wanted.stripe_paths if any(_holds(one, path) for one in mounts)]
+    paths = [path for path in scene.wanted.stripe_paths if any(_holds(mount, path) for mount in mounts)]
     calls: dict[str, Callable[[], Any]] = {}
     if lctl and loaded:
         calls["lustre.parameters"] = lambda: _parameters(scene)
@@ -71,7 +71,7 @@ def collect(scene: Scene) -> dict[str, Any]:
             "lctl": lctl,
             "lfs": lfs,
             "lnetctl": lnetctl,
-            "mounts": [_mount(one) for one in mounts],
+            "mounts": [_mount(mount) for mount in mounts],
             "parameters": found.get("lustre.parameters", {}),
             "nets": found.get("lustre.nets"),
             "peers": found.get("lustre.peers"),
@@ -86,12 +86,12 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 def _mounts(scene: Scene) -> list[Mount]:
     """Return the Lustre mounts. Where a wanted directory lies below a mount on demand, that is mounted first."""
-    waiting = [one for one in scene.mounts if one.fstype == "autofs"]
+    waiting = [mount for mount in scene.mounts if mount.fstype == "autofs"]
     for mount in waiting:
         if any(_holds(mount, path) for path in scene.wanted.stripe_paths):
             scene.host.run(_list(mount.target), _ANSWER_SECONDS)
             scene.mounts = parse_mounts(scene.host.read("/proc/mounts") or "")
-    return [one for one in scene.mounts if one.fstype == "lustre"]
+    return [mount for mount in scene.mounts if mount.fstype == "lustre"]
 
 
 def _list(path: str) -> list[str]:

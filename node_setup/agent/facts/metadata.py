@@ -51,7 +51,8 @@ def collect(scene: Scene) -> dict[str, Any]:
             raise MetadataError(f"{DISABLED_VARIABLE} = true: the metadata service was not asked")
         service = Service(endpoint, time.monotonic() + BUDGET_SECONDS)
         notice = next(
-            (one for one in (read_notice(kind, service.get(path)) for kind, path in _NOTICES.items()) if one), None
+            (notice for notice in (read_notice(kind, service.get(path)) for kind, path in _NOTICES.items()) if notice),
+            None,
         )
         identity = {name: service.get(path) for name, path in _IDENTITY.items()}
     except MetadataError as error:
@@ -88,11 +89,16 @@ def _notice(kind: str, body: str) -> dict[str, Any] | None:
     if kind == "rebalance":
         return {"kind": kind, "action": "rebalance", "at": str(notice["noticeTime"]), "in_hours": None}
     events = [
-        {"kind": kind, "action": str(one["Code"]), "at": str(one["NotBefore"]), "in_hours": _hours_to(one["NotBefore"])}
-        for one in notice
-        if one.get("State", "active") == "active"
+        {
+            "kind": kind,
+            "action": str(each["Code"]),
+            "at": str(each["NotBefore"]),
+            "in_hours": _hours_to(each["NotBefore"]),
+        }
+        for each in notice
+        if each.get("State", "active") == "active"
     ]
-    return min(events, key=lambda one: -math.inf if one["in_hours"] is None else one["in_hours"], default=None)
+    return min(events, key=lambda event: -math.inf if event["in_hours"] is None else event["in_hours"], default=None)
 
 
 def _hours_to(when: str) -> float | None:

@@ -84,7 +84,7 @@ class Scene:
         """Whether a vendor's PCI device is there, of one of the base classes if any is named; None where the bus is hidden."""
         if self.devices is None:
             return None
-        return any(one.vendor == vendor and (not kinds or one.kind in kinds) for one in self.devices)
+        return any(device.vendor == vendor and (not kinds or device.kind in kinds) for device in self.devices)
 
 
 def look(host: Host, wanted: Wanted) -> Scene:
@@ -110,7 +110,7 @@ def parse_mounts(text: str) -> list[Mount]:
     for line in text.splitlines():
         fields = line.split(" ")
         if len(fields) >= 4:
-            source, target, fstype = (_unescape(one) for one in fields[:3])
+            source, target, fstype = (_unescape(field) for field in fields[:3])
             found.append(Mount(source, target, fstype, tuple(fields[3].split(","))))
     return found
 
@@ -143,7 +143,7 @@ def _pci(host: Host) -> list[Device] | None:
         return None
     slots = host.names("/sys/bus/pci/devices")
     found = (parse_modalias(slot, host.read(f"/sys/bus/pci/devices/{slot}/modalias") or "") for slot in slots)
-    return [one for one in found if one is not None]
+    return [device for device in found if device is not None]
 
 
 _PROGRAMS = re.compile(r"slurm|python|pt_main|torchrun|chronyd|ntpd|systemd-timesyn|trainer")
@@ -162,7 +162,7 @@ def _processes(host: Host) -> list[Process]:
             if _PROGRAMS.search(name):
                 command = (host.read(f"/proc/{pid}/cmdline") or "").rstrip("\0").split("\0")
                 found.append(Process(int(pid), name, tuple(command), start_ticks(stat) or 0))
-    return sorted(found, key=lambda one: (one.started, one.pid))
+    return sorted(found, key=lambda process: (process.started, process.pid))
 
 
 def start_ticks(stat: str) -> int | None:

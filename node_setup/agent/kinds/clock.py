@@ -20,20 +20,20 @@ FOLDERS = (("family", "debian", owned.CHRONY), ("id", "amzn", owned.CHRONY_AL))
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    asked = [one for one in chosen if one.id in selected]
+    asked = [setting for setting in chosen if setting.id in selected]
     system = facts.get("os") or {}
     path = next((path for key, value, path in FOLDERS if system.get(key) == value), None)
     reason = _not_here(facts, path)
     if reason or path is None:
-        return [Remark(one.id, *(reason or (Status.SKIPPED, ""))) for one in asked]
+        return [Remark(setting.id, *(reason or (Status.SKIPPED, ""))) for setting in asked]
     unread = _unread(facts, path)
     if unread and chosen:
-        return [Remark(one.id, *unread) for one in asked]
+        return [Remark(setting.id, *unread) for setting in asked]
     file = OwnedLines(path, after=(Run(("chronyc", "reload", "sources"), 10.0),))
-    planned = file.plan({one.id: _line(one) for one in chosen}, selected, facts, request)
+    planned = file.plan({setting.id: _line(setting) for setting in chosen}, selected, facts, request)
     source = (facts.get("time") or {}).get("source")
     why = f"in place; chrony's source is {source}" if source else "in place; chrony has chosen no source yet"
-    return with_ok(planned, chosen, selected, {one.id: source for one in chosen}, why)
+    return with_ok(planned, chosen, selected, {setting.id: source for setting in chosen}, why)
 
 
 def _unread(facts: Facts, path: str) -> tuple[Status, str] | None:

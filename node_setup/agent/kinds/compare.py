@@ -10,7 +10,7 @@ _ENDLESS = ("unlimited", "infinity")
 def satisfies(found: str, wanted: str, compare: str = "exact") -> bool:
     """Whether what was found will do; `at-least` and `at-most` look at each field, and texts can only be equal."""
     pairs = list(zip_longest(found.split(), wanted.split()))
-    return all(one is not None and other is not None and _field(one, other, compare) for one, other in pairs)
+    return all(value is not None and bound is not None and _field(value, bound, compare) for value, bound in pairs)
 
 
 def merged(found: str, wanted: str, compare: str = "exact") -> str:
@@ -22,12 +22,12 @@ def merged(found: str, wanted: str, compare: str = "exact") -> str:
 
 
 def _field(found: str, wanted: str, compare: str) -> bool:
-    one, other = number(found), number(wanted)
-    if one is None or other is None:
+    value, bound = number(found), number(wanted)
+    if value is None or bound is None:
         return found == wanted
     if compare == "at-least":
-        return one >= other
-    return one <= other if compare == "at-most" else one == other
+        return value >= bound
+    return value <= bound if compare == "at-most" else value == bound
 
 
 def number(text: str) -> float | None:

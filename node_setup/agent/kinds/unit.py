@@ -14,8 +14,8 @@ ENABLED = ("enabled", "alias", "static", "indirect", "generated")
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    planned = [one for setting in chosen if setting.id in selected for one in _unit(setting, facts)]
-    return with_ok(planned, chosen, selected, dict.fromkeys((one.id for one in chosen), "enabled, active"))
+    planned = [line for setting in chosen if setting.id in selected for line in _unit(setting, facts)]
+    return with_ok(planned, chosen, selected, dict.fromkeys((setting.id for setting in chosen), "enabled, active"))
 
 
 def _unit(setting: Setting, facts: Facts) -> list[Step | Remark]:

@@ -16,6 +16,6 @@ def with_ok(
     why: str = "as it should be",
 ) -> list[Step | Remark]:
     """All that was said, and `ok` for each selected setting of which nothing was; a conflict goes beside either."""
-    named = {one.setting for one in planned if isinstance(one, Step) or one.status != Status.CONFLICT}
-    quiet = [one for one in chosen if one.id in selected and one.id not in named]
-    return [*planned, *(Remark(one.id, Status.OK, why, found.get(one.id), one.value) for one in quiet)]
+    named = {line.setting for line in planned if isinstance(line, Step) or line.status != Status.CONFLICT}
+    quiet = [setting for setting in chosen if setting.id in selected and setting.id not in named]
+    return [*planned, *(Remark(setting.id, Status.OK, why, found.get(setting.id), setting.value) for setting in quiet)]

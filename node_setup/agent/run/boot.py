@@ -69,7 +69,7 @@ def mounted_in_time(host: Host, path: str, wait_s: float, log: Log) -> bool:
     while True:
         passed = time.monotonic() - began
         mounts = parse_mounts(host.read("/proc/mounts") or "")
-        if any(one.target == path and one.fstype == "lustre" for one in mounts):
+        if any(mount.target == path and mount.fstype == "lustre" for mount in mounts):
             log(f"Lustre is mounted at {path} after {passed:.0f} s")
             return True
         if passed >= wait_s:

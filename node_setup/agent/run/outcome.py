@@ -32,7 +32,7 @@ def applied(done: Done, after: Plan) -> list[Row]:
     statuses: dict[str, set[Status]] = {}
     for step in done.steps:
         statuses.setdefault(step.setting, set()).add(verdicts[key(step)][0])
-    rest = tuple(one for one in after.remarks if not _is_said(one, statuses.get(one.setting, set()), done))
+    rest = tuple(remark for remark in after.remarks if not _is_said(remark, statuses.get(remark.setting, set()), done))
     left = {key(step): step for step in after.steps}
     made = rows(replace(after, steps=done.steps, remarks=rest))
     for row in made:
@@ -56,9 +56,9 @@ def followed(step: Step, before: Plan) -> bool:
     """Whether what was done made this step possible, such as a parameter of a client that had not been mounted: its setting
     did not apply before, or a mount that was made anew lost it. Another step of a setting that was examined before is nothing
     that the plan had said."""
-    in_order = {one.setting for one in before.remarks if one.status == Status.OK}
-    examined = in_order | {one.setting for one in before.steps}
-    lost = _runs(step, "lctl") and any(_runs(one, "umount") for one in before.steps)
+    in_order = {remark.setting for remark in before.remarks if remark.status == Status.OK}
+    examined = in_order | {step.setting for step in before.steps}
+    lost = _runs(step, "lctl") and any(_runs(earlier, "umount") for earlier in before.steps)
     return lost or step.setting not in examined
 
 
@@ -93,7 +93,7 @@ def _verdict(step: Step, done: Done, after: Plan) -> tuple[Status, str]:
     gone = next((unit for action in step.actions for unit in _touched(action) if unit in done.fallen), None)
     if gone is not None:
         return Status.FAILED, f"{before_it}{gone} ran before and is {done.fallen[gone]} now; fix: journalctl -u {gone}"
-    left = next((one for one in after.steps if key(one) == key(step)), None)
+    left = next((again for again in after.steps if key(again) == key(step)), None)
     if left is not None:
         return Status.FAILED, f"{before_it}it is {left.found} now, wanted {left.wanted}"
     for remark in after.remarks:

@@ -42,11 +42,11 @@ def plan(settings: Sequence[Setting], facts: Facts, request: Request) -> Plan:
     profile, why = choose_profile(facts, request)
     selected = _selected(settings, request.only)
     decided = [_decide(setting, _tree(facts, request, profile), profile, _asked(request)) for setting in settings]
-    remarks = [one for one in decided if isinstance(one, Remark) and one.setting in selected]
+    remarks = [decision for decision in decided if isinstance(decision, Remark) and decision.setting in selected]
     selected, request = _leaving_unknown(selected, remarks, request)
     steps: list[Step] = []
     for kind in _kinds(settings):
-        chosen = [one for one in decided if isinstance(one, Setting) and one.kind == kind]
+        chosen = [decision for decision in decided if isinstance(decision, Setting) and decision.kind == kind]
         for planned in planner(kind)(chosen, selected, facts, request):
             if isinstance(planned, Step):
                 steps.append(planned)
@@ -119,7 +119,7 @@ def _tree(facts: Facts, request: Request, profile: str) -> dict[str, Any]:
 
 def _selected(settings: Iterable[Setting], only: Sequence[str]) -> frozenset[str]:
     ids = [setting.id for setting in settings]
-    return frozenset(one for one in ids if not only or any(fnmatchcase(one, pattern) for pattern in only))
+    return frozenset(name for name in ids if not only or any(fnmatchcase(name, pattern) for pattern in only))
 
 
 def _leaving_unknown(
@@ -175,7 +175,7 @@ def mistakes(settings: Sequence[Setting], request: Request) -> Iterator[str]:
     yield from _group_mistakes(request)
     known = {setting.id: setting for setting in settings}
     for pattern in request.only:
-        if not any(fnmatchcase(one, pattern) for one in known):
+        if not any(fnmatchcase(name, pattern) for name in known):
             yield problem("only", pattern, "no such setting", fix=did_you_mean(pattern, known))
     cluster = _tuning(request, "settings")
     for where, overrides in (("tuning.settings", cluster), ("setting", request.overrides)):

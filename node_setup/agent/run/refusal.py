@@ -69,6 +69,8 @@ def _named(jobs: Sequence[Mapping[str, Any]]) -> str:
 def _unread(facts: Facts) -> str:
     """Return the error that is to blame, if any."""
     why = [
-        one["why"] for one in facts.get("errors") or () if one["where"] in ("gpu.processes", "gpu", "processes", "jobs")
+        error["why"]
+        for error in facts.get("errors") or ()
+        if error["where"] in ("gpu.processes", "gpu", "processes", "jobs")
     ]
     return f": {why[0]}" if why else ""

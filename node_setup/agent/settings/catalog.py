@@ -129,7 +129,7 @@ def _wrong_shapes(where: str, table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_texts(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+    return isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value)
 
 
 def _wrong_names(where: str, table: Mapping[str, Any]) -> Iterator[str]:
@@ -223,4 +223,4 @@ def _below(prefix: str, paths: Iterable[str]) -> Iterator[str]:
 
 
 def _unique(*many: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one for some in many for one in some if one))
+    return tuple(dict.fromkeys(name for names in many for name in names if name))

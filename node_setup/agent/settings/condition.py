@@ -48,7 +48,7 @@ def parse(text: str) -> Condition:
         raise ValueError("not a condition: write `fact.path >= 1`, `fact.path`, or `not fact.path`")
     path, operator, right = test.groups()
     literals = tuple(
-        one.strip().strip("\"'") for one in (right.strip("[]").split(",") if operator == "in" else [right])
+        word.strip().strip("\"'") for word in (right.strip("[]").split(",") if operator == "in" else [right])
     )
     if operator in (">", "<", ">=", "<=") and _number(literals[0]) is None:
         raise ValueError(f"{operator} needs a number on its right")

@@ -92,7 +92,7 @@ def xid(facts: Facts, want: Expected, request: Request) -> Result:
         )
     if not acting:
         return Result("gpu-xid", Status.OK, "none since the boot")
-    action, first = max(acting, key=lambda one: ACTIONS.index(one[0]))
+    action, first = max(acting, key=lambda event: ACTIONS.index(event[0]))
     why = f"{first}{f' (and {len(acting) - 1} more)' if len(acting) > 1 else ''}"
     return Result(
         "gpu-xid",
@@ -141,10 +141,10 @@ def throttle(facts: Facts, want: Expected, request: Request) -> Result:
         return unread("gpu-throttle", facts, "gpu", "reasons for low clocks")
     for names, status, action in ((BROKEN_COOLING, Status.FAILED, REPLACE), (SLOWED, Status.WARNING, NONE)):
         slow = [
-            f"GPU {_name(device)}: {one}"
+            f"GPU {_name(device)}: {reason}"
             for device in devices
-            for one in map(_plain, device["throttle"])
-            if one in names
+            for reason in map(_plain, device["throttle"])
+            if reason in names
         ]
         if slow and status == Status.FAILED:
             return _hot(facts, ", ".join(slow), action)
@@ -200,12 +200,14 @@ def nvlinks(facts: Facts, want: Expected, request: Request) -> Result:
     links = known(facts, "gpu", "nvlinks")
     if links is None:
         return unread("gpu-nvlink", facts, "gpu.nvlinks", "nvidia-smi nvlink")
-    down = [f"GPU {gpu}: {one['up']} of {want.nvlinks}" for gpu, one in links.items() if one["up"] < want.nvlinks]
+    down = [
+        f"GPU {gpu}: {counts['up']} of {want.nvlinks}" for gpu, counts in links.items() if counts["up"] < want.nvlinks
+    ]
     if len(links) < (want.gpus or 0):
         down.append(f"{len(links)} of {want.gpus} GPUs name links")
     if down:
         return Result("gpu-nvlink", Status.FAILED, "links are down: " + ", ".join(down), REBOOT)
-    errors = [f"GPU {gpu}: {one['errors']}" for gpu, one in links.items() if one.get("errors")]
+    errors = [f"GPU {gpu}: {counts['errors']}" for gpu, counts in links.items() if counts.get("errors")]
     if errors:
         return Result("gpu-nvlink", Status.WARNING, "links count errors: " + ", ".join(errors))
     return Result("gpu-nvlink", Status.OK, f"{want.nvlinks} links a GPU", expected=str(want.nvlinks))

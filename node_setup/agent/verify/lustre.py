@@ -25,9 +25,9 @@ def mount(facts: Facts, want: Expected, request: Request) -> Result:
     mounts = known(facts, "lustre", "mounts")
     if mounts is None:
         return unread("lustre-mount", facts, "lustre", "mounts")
-    here = [one for one in mounts if one.get("target") == path]
+    here = [mount for mount in mounts if mount.get("target") == path]
     if not here and any(
-        one.get("target") == path and one.get("fstype") == "autofs" for one in facts.get("mounts") or ()
+        mount.get("target") == path and mount.get("fstype") == "autofs" for mount in facts.get("mounts") or ()
     ):
         return Result(
             "lustre-mount", Status.UNKNOWN, f"{path} is mounted on demand, and not yet mounted; fix: ls {path}"

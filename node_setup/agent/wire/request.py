@@ -27,15 +27,15 @@ def _is_table(value: Any) -> bool:
 
 
 def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _is_table_of_texts(value: Any) -> bool:
-    return _is_table(value) and all(isinstance(one, str) for one in value.values())
+    return _is_table(value) and all(isinstance(item, str) for item in value.values())
 
 
 def _is_table_of_tables(value: Any) -> bool:
-    return _is_table(value) and all(isinstance(one, dict) for one in value.values())
+    return _is_table(value) and all(isinstance(item, dict) for item in value.values())
 
 
 def _or_null(check: _Check) -> _Check:

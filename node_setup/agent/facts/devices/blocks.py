@@ -128,10 +128,10 @@ def _size(scene: Scene, name: str) -> int:
 def _use(scene: Scene, name: str, places: Places) -> dict[str, Any]:
     """Who uses a disk, else what lies on it."""
     host, folder = scene.host, f"/sys/block/{name}"
-    partitions = [one for one in host.names(folder) if host.exists(f"{folder}/{one}/partition")]
-    folders = [(folder, name), *((f"{folder}/{one}", one) for one in partitions)]
+    partitions = [entry for entry in host.names(folder) if host.exists(f"{folder}/{entry}/partition")]
+    folders = [(folder, name), *((f"{folder}/{partition}", partition) for partition in partitions)]
     holders = sorted({holder for inner, _ in folders for holder in host.names(f"{inner}/holders")})
-    mounted = [place for inner, one in folders for place in _below(scene, inner, one, places)]
+    mounted = [place for inner, part in folders for place in _below(scene, inner, part, places)]
     targets = list(dict.fromkeys(target for target, _ in mounted))
     used = bool(partitions or holders or targets)
     fstype, blank = (

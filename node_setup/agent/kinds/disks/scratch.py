@@ -60,7 +60,7 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
     disks, path = instance_store(facts), str(setting.options["path"])
     if not disks:
         return [Remark(setting.id, Status.SKIPPED, "this node has no instance store")]
-    mount = next((one for one in reversed(facts["mounts"]) if one["target"] == path), None)
+    mount = next((mount for mount in reversed(facts["mounts"]) if mount["target"] == path), None)
     others = _image_does_it(setting, facts, mount is not None)
     if others is not None:
         return [others]
@@ -119,7 +119,7 @@ def _make(disks: Sequence[Block], facts: Facts, ours: bool) -> tuple[str, tuple[
     if ours and array is None and all(disk["fstype"] == MEMBER and not disk["holders"] for disk in disks):
         assemble = Run(("mdadm", "--assemble", ARRAY, *(disk["path"] for disk in disks)))
         return "array, not assembled", (assemble, SETTLED)
-    states = ", ".join(_state(one) for one in (*disks, *([array] if array else [])))
+    states = ", ".join(_state(block) for block in (*disks, *([array] if array else [])))
     return f"not formatted, since not every disk is blank: {states}; fix: wipefs the disks that may be erased"
 
 
@@ -153,7 +153,7 @@ def _array_over(disks: Sequence[Block], facts: Facts) -> Block | None:
     """Return the RAID-0 that consists of exactly these disks."""
     names = {disk["name"] for disk in disks}
     arrays: Sequence[Block] = facts.get("arrays") or ()
-    return next((one for one in arrays if one["level"] == "raid0" and set(one["members"]) == names), None)
+    return next((array for array in arrays if array["level"] == "raid0" and set(array["members"]) == names), None)
 
 
 def _state(block: Block) -> str:

@@ -48,15 +48,19 @@ class OwnedLines:
         """Plan the steps that make the file hold `wanted`: of settings that are not selected the lines stay, and the lines of
         selected settings that are not wanted go."""
         if self.path not in (facts.get("files") or {}):
-            return [Remark(one, Status.UNKNOWN, f"{self.path} could not be read") for one in wanted if one in selected]
+            return [
+                Remark(name, Status.UNKNOWN, f"{self.path} could not be read") for name in wanted if name in selected
+            ]
         now, target = self.lines(facts), self.target(wanted, selected, facts, request)
         changed = _changed(now, target) or self._tidied(target, facts, request)
         refused = unwritable(facts, self.path)
         if refused:
-            return [Remark(one, Status.FAILED, refused, now.get(one), _shown(target.get(one, ""))) for one in changed]
+            return [
+                Remark(name, Status.FAILED, refused, now.get(name), _shown(target.get(name, ""))) for name in changed
+            ]
         write: Action = Write(self.path, self.content(target), MODE) if target else Remove(self.path)
         actions = (*self.before, write, *self.after)
-        return [self._step(one, now.get(one), target.get(one, ""), actions) for one in changed]
+        return [self._step(name, now.get(name), target.get(name, ""), actions) for name in changed]
 
     def _step(self, setting: str, found: str | None, wanted: str, actions: tuple[Action, ...]) -> Step:
         before = None if found is None else _shown(found)
@@ -83,18 +87,18 @@ def parse(content: str) -> dict[str, str]:
             blocks.setdefault(name, [])
         elif name is not None:
             blocks[name].append(line)
-    return {one: "\n".join(lines) for one, lines in blocks.items()}
+    return {setting: "\n".join(lines) for setting, lines in blocks.items()}
 
 
 def _merge(
     now: Mapping[str, str], wanted: Mapping[str, str], selected: frozenset[str], everything: bool
 ) -> dict[str, str]:
-    stays = {one: text for one, text in now.items() if one not in selected and (not everything or one in wanted)}
-    return {**stays, **{one: text for one, text in wanted.items() if one in selected}}
+    stays = {name: text for name, text in now.items() if name not in selected and (not everything or name in wanted)}
+    return {**stays, **{name: text for name, text in wanted.items() if name in selected}}
 
 
 def _changed(now: Mapping[str, str], target: Mapping[str, str]) -> list[str]:
-    return [one for one in sorted({*now, *target}) if now.get(one) != target.get(one)]
+    return [name for name in sorted({*now, *target}) if now.get(name) != target.get(name)]
 
 
 def _shown(lines: str) -> str:

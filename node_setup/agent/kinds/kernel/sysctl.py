@@ -18,19 +18,27 @@ FILE = OwnedLines(owned.SYSCTL)
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     values = facts.get("sysctl")
-    asked = [one for one in chosen if one.id in selected]
+    asked = [setting for setting in chosen if setting.id in selected]
     if values is None:
-        return [Remark(one.id, Status.UNKNOWN, f"{one.key} could not be read", None, one.value) for one in asked]
+        return [
+            Remark(setting.id, Status.UNKNOWN, f"{setting.key} could not be read", None, setting.value)
+            for setting in asked
+        ]
     planned: list[Step | Remark] = [
-        Remark(one.id, Status.SKIPPED, f"this kernel has no {one.key}") for one in asked if one.key not in values
+        Remark(setting.id, Status.SKIPPED, f"this kernel has no {setting.key}")
+        for setting in asked
+        if setting.key not in values
     ]
-    there = [one for one in chosen if one.key in values]
-    planned += [step for one in there if one.id in selected for step in _runtime(one, values[one.key])]
+    there = [setting for setting in chosen if setting.key in values]
+    planned += [step for setting in there if setting.id in selected for step in _runtime(setting, values[setting.key])]
     lines = FILE.lines(facts)
-    wanted = {one.id: f"{one.key} = {_at_boot(one, values[one.key], lines.get(one.id), facts)}" for one in there}
+    wanted = {
+        setting.id: f"{setting.key} = {_at_boot(setting, values[setting.key], lines.get(setting.id), facts)}"
+        for setting in there
+    }
     planned += FILE.plan(wanted, selected, facts, request)
-    planned += [remark for one in there if one.id in selected for remark in _conflict(one, facts)]
-    return with_ok(planned, there, selected, {one.id: values[one.key] for one in there})
+    planned += [remark for setting in there if setting.id in selected for remark in _conflict(setting, facts)]
+    return with_ok(planned, there, selected, {setting.id: values[setting.key] for setting in there})
 
 
 def _runtime(setting: Setting, found: str) -> list[Step]:

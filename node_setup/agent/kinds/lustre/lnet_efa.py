@@ -73,7 +73,7 @@ WantedBy=multi-user.target
 def interfaces(facts: Facts, net: str) -> list[str]:
     """Return LNet's interfaces on a network."""
     nets = (facts.get("lustre") or {}).get("nets") or ()
-    return [str(nid["interface"]) for one in nets if one["net"] == net for nid in one["nids"]]
+    return [str(nid["interface"]) for entry in nets if entry["net"] == net for nid in entry["nids"]]
 
 
 def servers_without_efa(facts: Facts) -> bool:
@@ -100,9 +100,9 @@ def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | R
 
 def _network(setting: Setting, facts: Facts, request: Request) -> Step | Remark:
     """One step for interfaces and mount: where EFA's module does not load, nothing is unmounted for it."""
-    there, devices = interfaces(facts, EFA), [str(one["name"]) for one in facts["efa"]["devices"]]
+    there, devices = interfaces(facts, EFA), [str(device["name"]) for device in facts["efa"]["devices"]]
     wanted = min(int(setting.value), len(devices))
-    missing = _spread([one for one in devices if one not in there], wanted - len(there))
+    missing = _spread([device for device in devices if device not in there], wanted - len(there))
     preferred, over_tcp = facts["lustre"].get("preferred"), _over_tcp(facts, request)
     is_over = _noted(facts, owned.REMOUNTED) is not None
     anew = () if over_tcp is None or is_over else _mount_anew(over_tcp)
@@ -128,7 +128,7 @@ def _commands(interface: str, has_tcp: bool, missing: Sequence[str], is_preferre
     commands = [Run(("modprobe", "kefalnd", f"ipif_name={interface}"))]
     if not has_tcp:
         commands += [Run(("modprobe", "ksocklnd")), Run(("lnetctl", "lnet", "configure")), _add(TCP, interface)]
-    commands += [_add(EFA, one, "--peer-credits", PEER_CREDITS) for one in missing]
+    commands += [_add(EFA, device, "--peer-credits", PEER_CREDITS) for device in missing]
     commands.append(Run(("lnetctl", "set", "discovery", "1")))
     return commands if is_preferred else [*commands, Run(("lnetctl", "udsp", "add", "--src", EFA, "--priority", "0"))]
 
@@ -137,10 +137,10 @@ def _over_tcp(facts: Facts, request: Request) -> dict[str, str] | None:
     """Return what is mounted over TCP where it could be over EFA: source, mount point, and options as mount(8) takes them. What
     is mounted before LNet has EFA stays on TCP, and HyperPod mounts before anything of ours runs."""
     path = (request.document.get("lustre") or {}).get("path")
-    here = [one for one in facts.get("mounts") or () if one["target"] == path and one["fstype"] == "lustre"]
+    here = [mount for mount in facts.get("mounts") or () if mount["target"] == path and mount["fstype"] == "lustre"]
     if not here or (interfaces(facts, EFA) and not servers_without_efa(facts)):
         return None
-    options = ",".join([one for one in here[-1]["options"] if one in KEPT] + ["_netdev"])
+    options = ",".join([option for option in here[-1]["options"] if option in KEPT] + ["_netdev"])
     return {"source": str(here[-1]["source"]), "target": str(path), "options": options}
 
 
@@ -168,7 +168,7 @@ def _lost_mount(setting: Setting, facts: Facts, request: Request) -> list[Step |
     to the root disk. A step of its own, which is done also where LNet's fails."""
     path, note = (request.document.get("lustre") or {}).get("path"), _noted(facts, owned.REMOUNT)
     mounts = facts.get("mounts")
-    if note is None or mounts is None or any(one["target"] == path for one in mounts):
+    if note is None or mounts is None or any(mount["target"] == path for mount in mounts):
         return []
     try:
         mount: dict[str, str] = json.loads(note)

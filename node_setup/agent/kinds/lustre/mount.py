@@ -72,7 +72,7 @@ def same_source(found: str, wanted: str) -> bool:
     file system's own name decides, and the server's where both are names."""
     servers, _, name = found.rpartition(":/")
     server, _, wanted_name = wanted.rpartition(":/")
-    hosts = [one.partition("@")[0] for one in re.split("[,:]", servers) if one]
+    hosts = [server.partition("@")[0] for server in re.split("[,:]", servers) if server]
     host = server.partition("@")[0]
     return name == wanted_name and (host in hosts or _is_address(hosts) != _is_address([host]))
 
@@ -162,7 +162,9 @@ def _verified(setting: Setting, wish: Wish, facts: Facts) -> Remark | None:
     if wish.source is not None and not same_source(mount["source"], wish.source):
         why = f"another file system is mounted at {wish.path}; fix: stop its jobs, then umount {wish.path}"
         return Remark(setting.id, Status.CONFLICT, why, found, wish.source)
-    missing = [one for one in wish.options.split(",") if one not in UNSEEN_OPTIONS and one not in mount["options"]]
+    missing = [
+        option for option in wish.options.split(",") if option not in UNSEEN_OPTIONS and option not in mount["options"]
+    ]
     if missing:
         why = f"mounted without {', '.join(missing)}; it takes effect when {wish.path} is mounted anew"
         return Remark(setting.id, Status.REBOOT, why, ",".join(mount["options"]), wish.options)
@@ -177,7 +179,7 @@ def _absent(setting: Setting, wish: Wish, why: str) -> Remark:
 
 def _foreign(setting: Setting, wish: Wish, line: list[str]) -> Remark | None:
     """Two owners of a mount point would be one too many: a line that does the same stays (None), another is reported."""
-    needed = {one for one in wish.options.split(",") if one not in ("rw", "defaults")}
+    needed = {option for option in wish.options.split(",") if option not in ("rw", "defaults")}
     if line[0] == wish.source and line[2] == "lustre" and needed <= set(line[3].split(",")):
         return None
     why = f"{FSTAB} has a line for {wish.path}; fix: remove it, and the mount becomes a unit of ours"

@@ -68,7 +68,7 @@ def _rival(setting: Setting, asked: Sequence[Setting], facts: Facts) -> str:
     if setting.key not in (RPCS, CHANGING_RPCS):
         return ""
     key = CHANGING_RPCS if setting.key == RPCS else RPCS
-    coming = [_number(one.value, 0) for one in asked if one.key == key]
+    coming = [_number(setting.value, 0) for setting in asked if setting.key == key]
     others, own = coming or _numbers(key, facts), _number(setting.value, 0)
     if all(other < own if key == CHANGING_RPCS else own < other for other in others):
         return ""

@@ -64,7 +64,9 @@ def found_layout(fact: Mapping[str, Any]) -> Layout:
     the end of a file is None."""
     parts = fact["components"] or [{**fact, "end": None}]
     ends = [END if part["end"] is None else part["end"] for part in parts]
-    return {"components": [{"end": end, "count": one["count"], "size": one["size"]} for end, one in zip(ends, parts)]}
+    return {
+        "components": [{"end": end, "count": part["count"], "size": part["size"]} for end, part in zip(ends, parts)]
+    }
 
 
 def same(wanted: Layout, found: Layout) -> bool:
@@ -77,7 +79,7 @@ def same(wanted: Layout, found: Layout) -> bool:
 
 def text_of(layout: Layout) -> str:
     """For a person: `to 100M on 1, to the end on all in 16M`."""
-    return ", ".join(_component_text(one) for one in layout["components"])
+    return ", ".join(_component_text(component) for component in layout["components"])
 
 
 def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | Remark]:
@@ -102,7 +104,7 @@ def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | R
 
 
 def _directory(setting: Setting, root: str, stripe: Mapping[str, Any], facts: Facts) -> Step | Remark:
-    path, options = str(stripe["path"]), tuple(str(one) for one in stripe["options"])
+    path, options = str(stripe["path"]), tuple(str(option) for option in stripe["options"])
     layout = layout_of(options)
     wanted = text_of(layout)
     if not path.startswith(f"{root}/") or ".." in path.split("/"):
@@ -191,8 +193,8 @@ def _decimal(text: str) -> int | None:
 def _check(components: Sequence[Mapping[str, int | None]], shown: str) -> None:
     """As lfs does: each component begins where the last one ended, and ends with a whole stripe."""
     begin = 0
-    for one in components:
-        end, size = one["end"], one["size"]
+    for component in components:
+        end, size = component["end"], component["size"]
         if end is None or begin == END or (end != END and end <= begin):
             raise _bad(shown, "a component ends before it begins", "growing ends, -1 for the last")
         if size and end != END and end % size:
@@ -206,8 +208,8 @@ def _bad(shown: str, why: str, allowed: str) -> UserError:
     return UserError(f"lustre.stripes.options = {shown!r}: {why}; allowed: {allowed}; fix: the cluster's stripes")
 
 
-def _component_text(one: Mapping[str, int | None]) -> str:
-    end, count, size = one["end"], one["count"], one["size"]
+def _component_text(component: Mapping[str, int | None]) -> str:
+    end, count, size = component["end"], component["count"], component["size"]
     targets = "the default" if count is None else "all" if count == END else str(count)
     stripes = f" in {_short(size)}" if size else ""
     return f"to {'the end' if end == END or end is None else _short(end)} on {targets}{stripes}"
