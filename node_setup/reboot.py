@@ -65,8 +65,8 @@ def for_hyperpod(run: Run) -> Left:
     assert cluster is not None
     roles = {name: group.role for name, group in cluster.groups.items()}
     workers = tuple(node for node in run.inventory.nodes if roles.get(node.group or "") == "worker")
-    asked = replace(run, inventory=replace(run.inventory, nodes=workers))
-    outcomes = [_idle(outcome) for outcome in asked.ask("reboot-check")] if workers else []
+    worker_run = replace(run, inventory=replace(run.inventory, nodes=workers))
+    outcomes = [_idle(outcome) for outcome in worker_run.ask("reboot-check")] if workers else []
     ids = [str(outcome.node.instance_id) for outcome in outcomes if outcome.answer and outcome.answer.did]
     where = ["--region", cluster.region] if cluster.region else []
     command = ["aws", "sagemaker", "batch-reboot-cluster-nodes", *where]

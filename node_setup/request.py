@@ -62,19 +62,19 @@ def wanted(
     return Wanted(overrides, tuple(_words(only)), frozenset(skipped), profile, **more)
 
 
-def checked(asked: Wanted, cluster: Cluster | None) -> Wanted:
+def checked(tuning: Wanted, cluster: Cluster | None) -> Wanted:
     """Return the same; UserError for what every agent would refuse: unknown settings and profiles, values out of range."""
-    request = Request(document=_document(cluster), overrides=asked.overrides, only=asked.only, profile=asked.profile)
+    request = Request(document=_document(cluster), overrides=tuning.overrides, only=tuning.only, profile=tuning.profile)
     try:
         problems = list(plan.mistakes(catalog.load(), request))
     except UserError as error:
         problems = list(error.problems)
     if problems:
-        raise UserError([_as_flag(line, asked) for line in problems])
-    return asked
+        raise UserError([_as_flag(line, tuning) for line in problems])
+    return tuning
 
 
-def _as_flag(line: str, asked: Wanted) -> str:
+def _as_flag(line: str, tuning: Wanted) -> str:
     """Name a mistake of a request, which names its field, by the flag that filled it."""
     name = line.partition(" = ")[0]
     setting = name.removeprefix("setting.")
@@ -82,21 +82,21 @@ def _as_flag(line: str, asked: Wanted) -> str:
         return f"--{line}"
     if setting == name:
         return line
-    flag = "--skip" if setting in asked.skipped else "--set"
+    flag = "--skip" if setting in tuning.skipped else "--set"
     return f"{flag} {line.removeprefix('setting.')}"
 
 
-def request_for(group: str | None, asked: Wanted, cluster: Cluster | None) -> dict[str, Any]:
+def request_for(group: str | None, tuning: Wanted, cluster: Cluster | None) -> dict[str, Any]:
     """Return the request for a node of this group. Without a Cluster the agent takes what it was last tuned for."""
     expect = {"lustre_source": _lustre_source(cluster)} if cluster and cluster.lustre else {}
     return {
         "document": _document(cluster),
         "group": group,
-        "profile": asked.profile,
-        "overrides": dict(asked.overrides),
-        "only": list(asked.only),
-        "force": asked.force,
-        "allow_reboot": asked.allow_reboot,
+        "profile": tuning.profile,
+        "overrides": dict(tuning.overrides),
+        "only": list(tuning.only),
+        "force": tuning.force,
+        "allow_reboot": tuning.allow_reboot,
         "expect": expect,
     }
 

@@ -43,8 +43,8 @@ def node_tune(flags: Tune, context: Any, hosts: Hosts) -> Answer:
     """Bring every node to its wanted state. Exit code: 0 in sync, 4 differs (--check), 1 a node failed, 3 not reached."""
     check = flags.check or bool(context.config.run.dry)
     more = {"force": flags.force, "allow_reboot": flags.allow_reboot}
-    asked = wanted(flags.only, flags.skip, flags.set, flags.profile, **more)
-    run = prepare(context, flags, asked, hosts)
+    tuning = wanted(flags.only, flags.skip, flags.set, flags.profile, **more)
+    run = prepare(context, flags, tuning, hosts)
     outcomes = run.ask("plan" if check else "tune")
     return _answer(run, "node-tune", outcomes, report.tuned(outcomes, check=check), check=check)
 

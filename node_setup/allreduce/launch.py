@@ -125,14 +125,14 @@ class _Launch:
         print(f"all-reduce of {self.name}: {what}, at most {self._seconds():.0f} s", file=sys.stderr, flush=True)
         with ThreadPoolExecutor(min(len(sets), self.run.pace.max_parallel)) as pool:
             try:
-                return list(pool.map(self._one, sets))
+                return list(pool.map(self._reduce, sets))
             except KeyboardInterrupt:
                 # Closing the connections ends the threads, for which leaving the pool waits.
                 self.run.ways.stop()
                 self.troubles.append("stopped by Ctrl-C")
                 return [""] * len(sets)
 
-    def _one(self, words: tuple[str, ...]) -> str:
+    def _reduce(self, words: tuple[str, ...]) -> str:
         size, efa = floor(self.group.type).bytes, bool(self.group.efa)
         if self.caller:
             command = by_srun(words, self.group.gpus, size, efa=efa, program=self.test)

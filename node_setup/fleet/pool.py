@@ -173,12 +173,12 @@ class _Batch:
             except queue.Empty:
                 return
             try:
-                self._done.put(self._one(node))
+                self._done.put(self._outcome(node))
             except BaseException as error:  # noqa: BLE001 (a mistake of ours: the thread that waits raises it)
                 self._done.put(error)
                 return
 
-    def _one(self, node: Node) -> Outcome:
+    def _outcome(self, node: Node) -> Outcome:
         began, traffic = time.monotonic(), Traffic()
         if self._ways.stopped.is_set():
             return Outcome(node, NOT_BEGUN, "stopped by Ctrl-C")

@@ -37,7 +37,7 @@ class Run:
 
     options: Options
     inventory: Inventory
-    asked: Wanted
+    tuning: Wanted
     ways: Ways
     pace: Pace
     agent: Agent
@@ -52,7 +52,7 @@ class Run:
         cluster = self.inventory.cluster
 
         def request(node: Node) -> Mapping[str, Any]:
-            return request_for(node.group, self.asked, cluster)
+            return request_for(node.group, self.tuning, cluster)
 
         # This machine's own facts and plan are anybody's to read; only what changes it takes root.
         privileged = command == "tune" or not all(node.local for node in self.inventory.nodes)
@@ -77,18 +77,18 @@ class Run:
 def prepare(
     context: Any,
     flags: Flags,
-    asked: Wanted,
+    tuning: Wanted,
     hosts: Hosts = (),
     look: Callable[[Source], Inventory] = inventory,
 ) -> Run:
     """UserError with every line that keeps the task from beginning; no node was asked for anything by then."""
     try:
-        return _prepare(context, flags, asked, hosts, look)
+        return _prepare(context, flags, tuning, hosts, look)
     except KeyboardInterrupt:
         raise UserError("stopped by Ctrl-C before any node was asked", FAILED) from None
 
 
-def _prepare(context: Any, flags: Flags, asked: Wanted, hosts: Hosts, look: Callable[[Source], Inventory]) -> Run:
+def _prepare(context: Any, flags: Flags, tuning: Wanted, hosts: Hosts, look: Callable[[Source], Inventory]) -> Run:
     config = context.config if isinstance(context.config, Config) else Config()
     chosen = options(dict(config.get(SECTION) or {}), {**flags.options(), **_core(config, flags)})
     limit, serial, percent = flags.amounts()
@@ -101,7 +101,7 @@ def _prepare(context: Any, flags: Flags, asked: Wanted, hosts: Hosts, look: Call
     pace = Pace(chosen.parallel(ssm=over_ssm), serial, percent, chosen.timeout_s, chosen.total_s)
     limits = Limits(chosen.connect_s, chosen.login_s, chosen.channel_s, chosen.retries)
     known = KnownHosts(chosen.known_hosts, strict=chosen.strict_host_keys)
-    wanted = checked(asked, found.cluster)
+    wanted = checked(tuning, found.cluster)
     agent = packed(here=any(node.local for node in found.nodes))
     return Run(chosen, found, wanted, Ways(known, limits, config), pace, agent, tuple(notes))
 

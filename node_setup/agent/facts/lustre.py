@@ -54,11 +54,11 @@ def collect(scene: Scene) -> dict[str, Any]:
         calls["lustre.parameters"] = lambda: _parameters(scene)
     if lnetctl and (loaded or "lnet" in scene.loaded):
         calls["lustre.nets"] = lambda: _nets(scene)
-        calls["lustre.preferred"] = lambda: _asked(scene, "preferred", ["lnetctl", "udsp", "show"], parse_udsp)
+        calls["lustre.preferred"] = lambda: _parsed(scene, "preferred", ["lnetctl", "udsp", "show"], parse_udsp)
     if lnetctl:
         calls["lustre.interface"] = lambda: _interface(scene)
     if lnetctl and mounts:
-        calls["lustre.peers"] = lambda: _asked(scene, "peers", ["lnetctl", "peer", "show"], parse_peers)
+        calls["lustre.peers"] = lambda: _parsed(scene, "peers", ["lnetctl", "peer", "show"], parse_peers)
     if lfs and mounts:
         calls["lustre.osts"] = lambda: _osts(scene, mounts[0].target)
     for path in paths:
@@ -178,7 +178,7 @@ def _nets(scene: Scene) -> list[dict[str, Any]] | None:
     return parse_nets(done.out)
 
 
-def _asked(scene: Scene, fact: str, command: list[str], parse: Callable[[str], list[Any]]) -> list[Any] | None:
+def _parsed(scene: Scene, fact: str, command: list[str], parse: Callable[[str], list[Any]]) -> list[Any] | None:
     text = scene.ask(f"lustre.{fact}", command, _ANSWER_SECONDS)
     return None if text is None else parse(text)
 
@@ -289,12 +289,12 @@ def _stripe(scene: Scene, path: str, lfs: bool) -> dict[str, Any]:
     found = {**found, "exists": True, "empty": not listed.out.strip()}
     if not lfs:
         return {**found, "error": "there is no lfs"}
-    asked = scene.host.run(["lfs", "getstripe", "-d", path], _ANSWER_SECONDS)
-    layout = parse_layout(asked.out) if asked.ok else None
+    printed = scene.host.run(["lfs", "getstripe", "-d", path], _ANSWER_SECONDS)
+    layout = parse_layout(printed.out) if printed.ok else None
     if layout is None:
         return {
             **found,
-            "error": f"lfs getstripe: {asked.complaint if not asked.ok else 'no layout in what it printed'}",
+            "error": f"lfs getstripe: {printed.complaint if not printed.ok else 'no layout in what it printed'}",
         }
     return {**found, "layout": layout}
 

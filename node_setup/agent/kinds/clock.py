@@ -20,15 +20,15 @@ FOLDERS = (("family", "debian", owned.CHRONY), ("id", "amzn", owned.CHRONY_AL))
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    asked = [setting for setting in chosen if setting.id in selected]
+    settings = [setting for setting in chosen if setting.id in selected]
     system = facts.get("os") or {}
     path = next((path for key, value, path in FOLDERS if system.get(key) == value), None)
     reason = _not_here(facts, path)
     if reason or path is None:
-        return [Remark(setting.id, *(reason or (Status.SKIPPED, ""))) for setting in asked]
+        return [Remark(setting.id, *(reason or (Status.SKIPPED, ""))) for setting in settings]
     unread = _unread(facts, path)
     if unread and chosen:
-        return [Remark(setting.id, *unread) for setting in asked]
+        return [Remark(setting.id, *unread) for setting in settings]
     file = OwnedLines(path, after=(Run(("chronyc", "reload", "sources"), 10.0),))
     planned = file.plan({setting.id: _line(setting) for setting in chosen}, selected, facts, request)
     source = (facts.get("time") or {}).get("source")

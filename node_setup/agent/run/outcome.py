@@ -68,11 +68,11 @@ def _runs(step: Step, program: str) -> bool:
 
 def unplanned(done: Done, after: Plan) -> list[str]:
     """Return what differs after the apply though no step changes it."""
-    asked = {key(step) for step in done.steps}
+    done_keys = {key(step) for step in done.steps}
     return [
         f"{step.setting} ({step.part}) {step.target} is {step.found}, wanted {step.wanted}"
         for step in after.steps
-        if key(step) not in asked
+        if key(step) not in done_keys
     ]
 
 

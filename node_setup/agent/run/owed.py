@@ -18,30 +18,30 @@ from node_setup.agent.run.apply import Log, perform
 
 def following(steps: Iterable[Step]) -> list[Command]:
     """Return what the steps run to have their files taken in."""
-    asked: set[Command] = set()
+    commands: set[Command] = set()
     for step in steps:
         written = False
         for action in step.actions:
             written = written or isinstance(action, (Write, Remove))
             if written and isinstance(action, Run):
-                asked.add(tuple(action.command))
-    return [command for command in TAKE_IN if command in asked]
+                commands.add(tuple(action.command))
+    return [command for command in TAKE_IN if command in commands]
 
 
 def begin(host: Host, steps: Iterable[Step], facts: Facts, log: Log) -> None:
     """Note what will have to be run, beside what is noted already."""
-    there, asked = found(facts), following(steps)
-    if set(asked) - set(there):
-        _note(host, [command for command in TAKE_IN if command in (*there, *asked)], log)
+    noted, needed = found(facts), following(steps)
+    if set(needed) - set(noted):
+        _note(host, [command for command in TAKE_IN if command in (*noted, *needed)], log)
 
 
 def end(host: Host, steps: Iterable[Step], facts: Facts, log: Log) -> None:
     """Drop what the steps ran: what remains was noted before and is in none of them. `facts` are those of `begin`."""
     steps = list(steps)
     ran = {tuple(action.command) for step in steps for action in step.actions if isinstance(action, Run)}
-    there = found(facts)
-    left = [command for command in there if command not in ran]
-    if left != there or following(steps):
+    noted = found(facts)
+    left = [command for command in noted if command not in ran]
+    if left != noted or following(steps):
         _note(host, left, log)
 
 

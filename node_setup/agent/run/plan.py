@@ -41,7 +41,7 @@ def plan(settings: Sequence[Setting], facts: Facts, request: Request) -> Plan:
     group = group_of(facts, request)
     profile, why = choose_profile(facts, request)
     selected = _selected(settings, request.only)
-    decided = [_decide(setting, _tree(facts, request, profile), profile, _asked(request)) for setting in settings]
+    decided = [_decide(setting, _tree(facts, request, profile), profile, _overrides(request)) for setting in settings]
     remarks = [decision for decision in decided if isinstance(decision, Remark) and decision.setting in selected]
     selected, request = _leaving_unknown(selected, remarks, request)
     steps: list[Step] = []
@@ -106,7 +106,7 @@ def _tuning(request: Request, name: str) -> Mapping[Any, Any]:
     return part
 
 
-def _asked(request: Request) -> dict[str, str]:
+def _overrides(request: Request) -> dict[str, str]:
     """Return what the cluster's tuning, then flags, set for single settings."""
     return {**_tuning(request, "settings"), **request.overrides}
 
@@ -139,9 +139,9 @@ def _kinds(settings: Iterable[Setting]) -> list[str]:
     return [kind for kind in KINDS if kind in used]
 
 
-def _decide(setting: Setting, tree: Mapping[str, Any], profile: str, asked: Mapping[str, str]) -> Setting | Remark:
+def _decide(setting: Setting, tree: Mapping[str, Any], profile: str, overrides: Mapping[str, str]) -> Setting | Remark:
     """Return the setting with its value where it applies, else why it does not."""
-    override = asked.get(setting.id)
+    override = overrides.get(setting.id)
     if override == OFF:
         return Remark(setting.id, Status.SKIPPED, "turned off")
     if profile not in setting.profiles:

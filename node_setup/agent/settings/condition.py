@@ -57,8 +57,8 @@ def parse(text: str) -> Condition:
 
 def judge(condition: Condition, tree: Mapping[str, Any]) -> Outcome:
     """Three-valued: a fact that is missing or None is unknown; what nobody asked for and what is not on the node is false."""
-    there, value = look(tree, condition.path)
-    if not there or value is None:
+    exists, value = look(tree, condition.path)
+    if not exists or value is None:
         if not _absent(condition.path, tree):
             return Outcome(UNKNOWN, f"{condition.path} could not be read, needs {_needs(condition)}")
         value = None

@@ -136,9 +136,9 @@ def transport(before: Sequence[Any] | None, after: Sequence[Any] | None, over_ef
     shown = ", ".join(f"{name} {number}" for name, number in moved.items())
     wanted = "efa" if over_efa else "tcp"
     if not moved[wanted]:
-        other = "tcp" if over_efa else "efa"
-        why = f"I/O went over {other}" if moved[other] else "no message was counted on any network"
-        return Result(check, Status.FAILED if moved[other] else Status.UNKNOWN, why, NONE, shown, wanted)
+        unwanted = "tcp" if over_efa else "efa"
+        why = f"I/O went over {unwanted}" if moved[unwanted] else "no message was counted on any network"
+        return Result(check, Status.FAILED if moved[unwanted] else Status.UNKNOWN, why, NONE, shown, wanted)
     return Result(check, Status.OK, f"I/O went over {wanted}", NONE, shown, wanted)
 
 

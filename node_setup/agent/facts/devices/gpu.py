@@ -83,8 +83,8 @@ def _driven(scene: Scene) -> bool:
 def _query(scene: Scene) -> list[dict[str, str | None]] | None:
     fields: tuple[str, ...] = FIELDS
     while fields:
-        asked = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-        done = scene.host.run(asked, _SECONDS)
+        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+        done = scene.host.run(command, _SECONDS)
         if done.ok:
             return parse_rows(fields, done.out)
         unknown = re.search(r'Field "([^"]+)" is not a valid field', done.out + done.err)

@@ -33,8 +33,8 @@ class OwnedLines:
 
     def lines(self, facts: Facts) -> dict[str, str]:
         """Return what the file holds now, by setting; empty where the file is missing or unknown."""
-        there = (facts.get("files") or {}).get(self.path)
-        return parse(there["content"]) if there else {}
+        file = (facts.get("files") or {}).get(self.path)
+        return parse(file["content"]) if file else {}
 
     def target(
         self, wanted: Mapping[str, str], selected: frozenset[str], facts: Facts, request: Request
@@ -68,10 +68,10 @@ class OwnedLines:
 
     def _tidied(self, target: Mapping[str, str], facts: Facts, request: Request) -> list[str]:
         """Return the settings to name where only the rest of the file is not as it should be: other lines, order, mode."""
-        there = facts["files"][self.path]
-        if there is None or request.only:
+        file = facts["files"][self.path]
+        if file is None or request.only:
             return []
-        if target and there["content"] == self.content(target) and int(there["mode"], 8) == MODE:
+        if target and file["content"] == self.content(target) and int(file["mode"], 8) == MODE:
             return []
         return sorted(target)[:1] or [self.path]
 

@@ -17,9 +17,11 @@ UPDATE_S = 120.0
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     given = (facts.get("kernel") or {}).get("cmdline")
-    asked = [setting for setting in chosen if setting.id in selected]
+    settings = [setting for setting in chosen if setting.id in selected]
     if given is None:
-        return [Remark(setting.id, Status.UNKNOWN, "the kernel's command line could not be read") for setting in asked]
+        return [
+            Remark(setting.id, Status.UNKNOWN, "the kernel's command line could not be read") for setting in settings
+        ]
     missing = [
         setting for setting in chosen if not satisfies(str(given.get(setting.key, "")), setting.value, setting.compare)
     ]
@@ -47,7 +49,7 @@ def _by_file(
     lines = file.lines(facts)
     wanted = {setting.id: _line(file, setting) for setting in chosen if setting in missing or setting.id in lines}
     target = file.target(wanted, selected, facts, request)
-    return _told(file, lines, target).plan(wanted, selected, facts, request)
+    return _with_boot_loader(file, lines, target).plan(wanted, selected, facts, request)
 
 
 def _file(facts: Facts) -> OwnedLines | None:
@@ -64,7 +66,7 @@ def _line(file: OwnedLines, setting: Setting) -> str:
     return f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {argument}"' if file.path == owned.GRUB else argument
 
 
-def _told(file: OwnedLines, now: Mapping[str, str], target: Mapping[str, str]) -> OwnedLines:
+def _with_boot_loader(file: OwnedLines, now: Mapping[str, str], target: Mapping[str, str]) -> OwnedLines:
     """Return the file with the programs that update the boot loader, and the reboot that each change waits for."""
     needs = dict.fromkeys({**now, **target}, "reboot")
     if file.path == owned.GRUB:

@@ -18,12 +18,12 @@ AWS_SCRIPT = (
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     modules = facts.get("modules")
-    asked = [setting for setting in chosen if setting.id in selected]
+    settings = [setting for setting in chosen if setting.id in selected]
     if modules is None or modules.get("supported") is None:
-        return [Remark(setting.id, Status.UNKNOWN, "the kernel's modules could not be read") for setting in asked]
+        return [Remark(setting.id, Status.UNKNOWN, "the kernel's modules could not be read") for setting in settings]
     off = {setting.id: _not_here(setting, facts) for setting in chosen}
     planned: list[Step | Remark] = [
-        Remark(setting.id, Status.SKIPPED, off[setting.id]) for setting in asked if off[setting.id]
+        Remark(setting.id, Status.SKIPPED, off[setting.id]) for setting in settings if off[setting.id]
     ]
     ours = [setting for setting in chosen if not off[setting.id]]
     waiting = {setting.id: "reboot" for setting in ours if _loaded_otherwise(setting, facts)}

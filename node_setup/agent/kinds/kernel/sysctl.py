@@ -18,27 +18,29 @@ FILE = OwnedLines(owned.SYSCTL)
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     values = facts.get("sysctl")
-    asked = [setting for setting in chosen if setting.id in selected]
+    settings = [setting for setting in chosen if setting.id in selected]
     if values is None:
         return [
             Remark(setting.id, Status.UNKNOWN, f"{setting.key} could not be read", None, setting.value)
-            for setting in asked
+            for setting in settings
         ]
     planned: list[Step | Remark] = [
         Remark(setting.id, Status.SKIPPED, f"this kernel has no {setting.key}")
-        for setting in asked
+        for setting in settings
         if setting.key not in values
     ]
-    there = [setting for setting in chosen if setting.key in values]
-    planned += [step for setting in there if setting.id in selected for step in _runtime(setting, values[setting.key])]
+    present = [setting for setting in chosen if setting.key in values]
+    planned += [
+        step for setting in present if setting.id in selected for step in _runtime(setting, values[setting.key])
+    ]
     lines = FILE.lines(facts)
     wanted = {
         setting.id: f"{setting.key} = {_at_boot(setting, values[setting.key], lines.get(setting.id), facts)}"
-        for setting in there
+        for setting in present
     }
     planned += FILE.plan(wanted, selected, facts, request)
-    planned += [remark for setting in there if setting.id in selected for remark in _conflict(setting, facts)]
-    return with_ok(planned, there, selected, {setting.id: values[setting.key] for setting in there})
+    planned += [remark for setting in present if setting.id in selected for remark in _conflict(setting, facts)]
+    return with_ok(planned, present, selected, {setting.id: values[setting.key] for setting in present})
 
 
 def _runtime(setting: Setting, found: str) -> list[Step]:

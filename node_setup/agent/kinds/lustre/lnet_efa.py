@@ -100,19 +100,19 @@ def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | R
 
 def _network(setting: Setting, facts: Facts, request: Request) -> Step | Remark:
     """One step for interfaces and mount: where EFA's module does not load, nothing is unmounted for it."""
-    there, devices = interfaces(facts, EFA), [str(device["name"]) for device in facts["efa"]["devices"]]
+    present, devices = interfaces(facts, EFA), [str(device["name"]) for device in facts["efa"]["devices"]]
     wanted = min(int(setting.value), len(devices))
-    missing = _spread([device for device in devices if device not in there], wanted - len(there))
+    missing = _spread([device for device in devices if device not in present], wanted - len(present))
     preferred, over_tcp = facts["lustre"].get("preferred"), _over_tcp(facts, request)
     is_over = _noted(facts, owned.REMOUNTED) is not None
     anew = () if over_tcp is None or is_over else _mount_anew(over_tcp)
     complete = not missing and (preferred is None or EFA in preferred)
-    shown = _shown(there, preferred) + (f", {ON_TCP}" if over_tcp else "")
-    asked = f"{wanted} EFA interfaces, preferred" + (f", {ANEW}" if anew else "")
+    shown = _shown(present, preferred) + (f", {ON_TCP}" if over_tcp else "")
+    goal = f"{wanted} EFA interfaces, preferred" + (f", {ANEW}" if anew else "")
     if complete and over_tcp and not anew:
-        return Remark(setting.id, Status.REBOOT, STILL_TCP, shown, asked)
+        return Remark(setting.id, Status.REBOOT, STILL_TCP, shown, goal)
     if complete and not anew:
-        return Remark(setting.id, Status.OK, "LNet has them", shown, asked)
+        return Remark(setting.id, Status.OK, "LNet has them", shown, goal)
     tcp = interfaces(facts, TCP)
     interface = tcp[0] if tcp else facts["lustre"].get("interface")
     if interface is None:
@@ -120,7 +120,7 @@ def _network(setting: Setting, facts: Facts, request: Request) -> Step | Remark:
             setting.id, Status.FAILED, "this node has no default route, and LNet no network to put EFA beside"
         )
     commands = [] if complete else _commands(str(interface), bool(tcp), missing, EFA in (preferred or ()))
-    return Step(setting.id, RUNTIME, "LNet", shown, asked, (*commands, *anew))
+    return Step(setting.id, RUNTIME, "LNet", shown, goal, (*commands, *anew))
 
 
 def _commands(interface: str, has_tcp: bool, missing: Sequence[str], is_preferred: bool) -> list[Run]:
@@ -194,9 +194,9 @@ def _spread(devices: Sequence[str], count: int) -> list[str]:
     return [devices[at * len(devices) // number] for at in range(number)]
 
 
-def _shown(there: Sequence[str], preferred: Sequence[str] | None) -> str:
+def _shown(present: Sequence[str], preferred: Sequence[str] | None) -> str:
     policy = "" if preferred is None else ", preferred" if EFA in preferred else ", not preferred"
-    return f"{len(there)} EFA interfaces{policy}" if there else "no EFA network"
+    return f"{len(present)} EFA interfaces{policy}" if present else "no EFA network"
 
 
 def _persisted(setting: Setting, facts: Facts) -> Step | Remark | None:

@@ -123,9 +123,9 @@ def _directory(setting: Setting, root: str, stripe: Mapping[str, Any], facts: Fa
     if found["layout"] is None or found["empty"] is None:
         why = found.get("error") or "its layout could not be read"
         return Remark(setting.id, Status.UNKNOWN, f"{path}: {why}", wanted=wanted)
-    there = found_layout(found["layout"])
-    shown = text_of(there)
-    if same(layout, there):
+    current = found_layout(found["layout"])
+    shown = text_of(current)
+    if same(layout, current):
         return Remark(setting.id, Status.OK, f"{path} has its layout", shown, wanted)
     if not found["empty"]:
         why = (
