@@ -141,7 +141,7 @@ class Answer(_Part):
     lustre: Lustre = Lustre()
 
     def to_json(self) -> dict[str, Any]:
-        """As the agent said it."""
+        """Return the fields that the agent sent, unchanged."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
@@ -177,7 +177,7 @@ def answer_to(command: str, status: int, sha: str, found: Mapping[str, Any]) -> 
     answer = parse(found)
     agent = answer.agent.sha256 if isinstance(answer.agent, RunningAgent) else answer.agent
     if "agent" in answer.model_fields_set and agent != sha:
-        raise NoAnswerError(f"agent = {agent}: not the agent that was asked, {sha}")
+        raise NoAnswerError(f"agent = {agent}: not the agent that was called, {sha}")
     needed = _NEEDED.get(command.partition(" ")[0], ()) if status in (EXIT_IN_SYNC, EXIT_DRIFT) else ()
     if missing := [name for name in needed if getattr(answer, name) is None]:
         raise NoAnswerError(f"{missing[0]} is missing")

@@ -45,7 +45,7 @@ def reboot(run: Run, *, check: bool, wait: str) -> list[Outcome]:
 
 @dataclass(frozen=True)
 class Left:
-    """Nodes that HyperPod has to reboot: what the workers said, and the commands for those that are idle."""
+    """Nodes that HyperPod has to reboot: the workers' outcomes, and the commands for those that are idle."""
 
     outcomes: list[Outcome]
     commands: list[str]

@@ -38,7 +38,7 @@ def _code(outcome: Outcome) -> int:
 
 
 def as_json(command: str, outcomes: Sequence[Outcome], code: int, **more: Any) -> dict[str, Any]:
-    """One object for a run. `nodes` holds for each node what came of it and, as `result`, what its agent said."""
+    """One object for a run. `nodes` holds for each node its outcome and, as `result`, its agent's answer."""
     return {
         "version": VERSION,
         "command": command,
@@ -66,8 +66,10 @@ def _node_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def tuned(outcomes: Sequence[Outcome], *, check: bool) -> list[str]:
-    """Of `node-tune`: a line a node that counts settings, then what changed or needs eyes, node by node; what was left out,
-    by why, and findings in the environment, once for all nodes that share them."""
+    """Return the lines of `node-tune`: a line a node that counts settings, then changes and troubles, node by node.
+
+    What was skipped, by reason, and findings in the environment come once for all nodes that share them.
+    """
     changed = Status.CHANGE if check else Status.CHANGED
     heads = (
         "node",
@@ -90,7 +92,7 @@ def tuned(outcomes: Sequence[Outcome], *, check: bool) -> list[str]:
 
 
 def facts(outcomes: Sequence[Outcome]) -> list[str]:
-    """Of `node-facts`: a line a node; all else is in `--json`."""
+    """Return the lines of `node-facts`: a line a node; all else is in `--json`."""
     heads = ("node", "group", "type", "system", "kernel", "cpus", "GiB", "gpus", "efa", "lustre", "jobs", "")
     lines = table(
         heads, [(outcome.node.name, *_machine(outcome.answer or _NOTHING), _word(outcome)) for outcome in outcomes]
@@ -109,7 +111,7 @@ def _machine(found: Answer) -> list[str]:
 
 
 def rebooted(outcomes: Sequence[Outcome]) -> list[str]:
-    """Of `node-reboot`: a line a node."""
+    """Return the lines of `node-reboot`: a line a node."""
     rows = [(outcome.node.name, (outcome.answer and outcome.answer.did) or "-", _word(outcome)) for outcome in outcomes]
     return [*table(("node", "did", ""), rows), *_troubles(outcomes), "", summary(outcomes)]
 

@@ -91,7 +91,7 @@ def node_verify(flags: Verify, context: Any, hosts: Hosts) -> Answer:
 class Reboot(Flags):
     check: bool = flag(False, "say which nodes would be rebooted (also fab --dry)")
     force: bool = flag(False, "also nodes with a running job or a notice of their end")
-    raw: bool = flag(False, "also nodes of HyperPod, for which it else prints HyperPod's own commands")
+    raw: bool = flag(False, "also nodes of HyperPod; without it HyperPod's own commands are printed")
     wait: str = flag("900", "seconds until a node must be back (900)")
 
 

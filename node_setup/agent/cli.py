@@ -46,17 +46,17 @@ class Options(NamedTuple):
 
 
 class StoppedError(BaseException):
-    """A signal asked us to end; no BaseException of anyone else's making is caught by those who collect facts."""
+    """A signal ended us. A BaseException, so that the guards around single facts do not catch it."""
 
 
 def main(arguments: Sequence[str], identity: Identity) -> int:
-    """Do what the command line says; the exit status."""
+    """Run the command; return the exit status."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         sys.stderr.write(USAGE + "\n")
         return EXIT_IN_SYNC if arguments else EXIT_FAILED
     os.umask(0o022)
     for number in STOPS:
-        # Who started us under nohup wants us to go on.
+        # Under nohup SIGHUP is ignored, and the agent goes on.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
     try:
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str], identity: Identity) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """UserError on what is unknown or lacks its value."""
+    """Read the command line. UserError where an option is unknown or lacks its value."""
     command, rest = arguments[0], list(arguments[1:])
     if command not in COMMANDS:
         raise UserError(problem("command", command, "unknown", ", ".join(COMMANDS), did_you_mean(command, COMMANDS)))
@@ -232,7 +232,7 @@ def _keep_compiled(identity: Identity) -> None:
 def _require_root(command: str) -> None:
     if os.geteuid() != 0:
         raise UserError(
-            f"{command} needs root and this is uid {os.geteuid()}; fix: run it by sudo; `plan` needs no root"
+            f"{command} needs root and this is uid {os.geteuid()}; fix: run it with sudo; `plan` needs no root"
         )
 
 
@@ -256,7 +256,7 @@ def _stop(number: int, frame: object) -> NoReturn:
     # Once is enough: what follows is the report of where we stopped. A lost connection sends two kinds of them.
     for stop in STOPS:
         signal.signal(stop, signal.SIG_IGN)
-    raise StoppedError(f"stopped by {signal.Signals(number).name}; what was done is done, run it again")
+    raise StoppedError(f"stopped by {signal.Signals(number).name}; completed steps stay in place, run it again")
 
 
 def _log(line: str) -> None:

@@ -27,7 +27,7 @@ TUNING = "/etc/lustrain/tuning.json"
 AGENT = "/var/lib/lustrain/agent.pyz"
 LOCK = "/run/lustrain/agent.lock"
 REPORT = "/var/lib/lustrain/last.json"
-"""What the last apply said."""
+"""The answer of the last apply."""
 OWED = "/var/lib/lustrain/owed.json"
 """Programs that an apply has yet to run for its files; it is only there while one runs, or was killed."""
 

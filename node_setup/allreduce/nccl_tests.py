@@ -17,7 +17,7 @@ from node_setup.agent.settings import data
 PROGRAM = "all_reduce_perf"
 SMALLEST_BYTES = 8
 DEFAULT_BYTES = 2**30
-"""For a type whose size nobody has tried; it fits any GPU that has EFA."""
+"""For a type whose size is untested; it fits any GPU that has EFA."""
 ENVIRONMENT = {"NCCL_DEBUG": "INFO"}
 """For the lines that say which network NCCL took."""
 OVER_EFA = {"NCCL_NET": "AWS Libfabric"}
@@ -27,7 +27,7 @@ plugin still answers to this older name of its own (aws/aws-ofi-nccl src/nccl_of
 
 @dataclass(frozen=True)
 class Floor:
-    """The size to run to, and the bus bandwidth in GB/s to reach there; None where nobody has published one. `nodes` is on
+    """The size to run to, and the bus bandwidth in GB/s to reach there; None where no figure is published. `nodes` is on
     how many it was measured: more nodes reach less, so it says nothing of them."""
 
     bytes: int

@@ -27,7 +27,7 @@ SUDO, PYTHON, DISK, TIMEOUT, LOST, NO_ANSWER, STOPPED, NOT_BEGUN = (
     "stopped",
     "not begun",
 )
-RUNS_ON = "no longer waited for; an agent that runs there goes on to the end of what it does"
+RUNS_ON = "no longer waited for; an agent that is running finishes its work"
 NO_WAY = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
 MISTAKE = "internal error"
 NOT_REACHED = (UNREACHABLE, LOGIN, HOST_KEY)

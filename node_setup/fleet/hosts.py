@@ -112,7 +112,7 @@ def chosen(nodes: Sequence[Node], groups: Sequence[str] = (), pattern: str | Non
     known = sorted({node.group for node in nodes if node.group})
     for group in groups:
         if group not in known:
-            why = "no node is known to be of this group"
+            why = "no node is known to belong to this group"
             raise UserError(
                 problem("--group", group, why, allowed=", ".join(known) or "none is known here"), UNREACHABLE
             )

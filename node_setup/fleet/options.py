@@ -12,7 +12,7 @@ from node_setup.fleet.known_hosts import DEFAULT
 
 SECTION = "node_setup"
 OVER_SSM = 10
-"""Nodes at once over SSM, where nothing else is said: AWS does not publish how many sessions may begin in a second."""
+"""Nodes at once over SSM by default: AWS does not publish how many sessions may begin in a second."""
 
 
 @dataclass(frozen=True)

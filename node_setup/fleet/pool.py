@@ -72,7 +72,7 @@ def run(
     report: Callable[[Outcome], None],
     beat: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-    """One outcome a node, in their order; `told` is called with each as it comes, `beat` each second in between. Ctrl-C
+    """Return an outcome a node, in their order; `report` is called with each as it comes, `beat` each second in between. Ctrl-C
     closes all connections, and what had been done by then is reported."""
     deadline = Deadline(pace.total_s)
     size = pace.batch or len(nodes)
@@ -95,7 +95,7 @@ def run(
             why = f"{bad} of {len(outcomes)} nodes failed, more than {pace.fail_percent:g} %"
         if not why and not deadline.left():
             why = f"the {pace.total_s:g} s for all nodes are over"
-    fix = "mend the ones that failed and run it again"
+    fix = "repair the failed nodes and run it again"
     return [outcomes.get(node.name) or Outcome(node, NOT_BEGUN, why, fix) for node in nodes]
 
 

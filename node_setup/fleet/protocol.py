@@ -126,7 +126,9 @@ def _fault(answer: Completed, session: Session, question: Question, spent_s: flo
         fix = "free space below /var/lib" if "No space left" in printed else "make /var/lib writable"
         return Fault(DISK, f"the agent cannot be stored: {printed}", fix)
     if answer.status == 127 and question.python in printed:
-        return Fault(PYTHON, f"there is no {question.python}", "install Python 3.9 or newer, or name it by --python")
+        return Fault(
+            PYTHON, f"{question.python} is not installed", "install Python 3.9 or newer, or name it by --python"
+        )
     if answer.status == 1 and "needs Python 3.9" in printed:
         return Fault(PYTHON, printed, "install Python 3.9 or newer beside it, and name it by --python")
     if answer.status in (1, 127) and "sudo" in printed and not answer.out:
@@ -136,7 +138,7 @@ def _fault(answer: Completed, session: Session, question: Question, spent_s: flo
         return Fault(TIMEOUT, f"it took more than {question.seconds:.0f} s and was ended", "give it more --timeout")
     if answer.status in ENDED_STATUS:
         return Fault(
-            NO_ANSWER, f"the agent was killed after {spent_s:.0f} s", "look for out of memory in its kernel log"
+            NO_ANSWER, f"the agent was killed after {spent_s:.0f} s", "look for an out-of-memory kill in its kernel log"
         )
     return None
 

@@ -85,7 +85,7 @@ def prepare(
     try:
         return _prepare(context, flags, tuning, hosts, look)
     except KeyboardInterrupt:
-        raise UserError("stopped by Ctrl-C before any node was asked", FAILED) from None
+        raise UserError("stopped by Ctrl-C before any node was contacted", FAILED) from None
 
 
 def _prepare(context: Any, flags: Flags, tuning: Wanted, hosts: Hosts, look: Callable[[Source], Inventory]) -> Run:

@@ -197,7 +197,7 @@ class Ways:
             return None
         if proxy is None and node.route.proxy and isinstance(error, FileNotFoundError):
             program = node.route.proxy[0]
-            return Fault(UNREACHABLE, f"{program} is not on PATH", f"install {program}, which nodes are reached by")
+            return Fault(UNREACHABLE, f"{program} is not on PATH", f"install {program}: nodes are reached through it")
         fault = of_connecting(error, str(connection.user), late_s, str(self.known_hosts.path), node.key_name)
         complaint = proxy.complaint() if proxy and fault.kind == UNREACHABLE else ""
         if proxy and complaint:

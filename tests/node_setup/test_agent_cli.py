@@ -182,7 +182,7 @@ def test_a_signal_ends_it_with_an_answer_that_says_so(agent: Path) -> None:
         out, err = process.communicate(timeout=20)
     assert process.returncode == 1
     assert json.loads(out)["errors"] == [
-        {"where": "plan", "why": "stopped by SIGTERM; what was done is done, run it again"}
+        {"where": "plan", "why": "stopped by SIGTERM; completed steps stay in place, run it again"}
     ]
     assert b"Traceback" not in err
 
@@ -205,7 +205,7 @@ sys.exit(cli.main(["plan"], Identity()))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1, done.stderr
     assert [one["why"] for one in json.loads(done.stdout)["errors"]] == [
-        "stopped by SIGTERM; what was done is done, run it again"
+        "stopped by SIGTERM; completed steps stay in place, run it again"
     ]
 
 

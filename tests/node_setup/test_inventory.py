@@ -172,7 +172,7 @@ def test_the_environment_names_the_cluster_where_no_flag_does(
         (Source(nodes="n1,root@N1."), 2, "--nodes = 'N1.': is named twice, before as n1"),
         (Source(nodes="fd00::5,[fd00:0:0::5]:22"), 2, "is named twice, before as fd00::5"),
         (Source(nodes=","), 3, "there are no nodes"),
-        (Source(nodes="n1", groups=("train",)), 3, "--group = 'train': no node is known to be of this group"),
+        (Source(nodes="n1", groups=("train",)), 3, "--group = 'train': no node is known to belong to this group"),
         (Source(nodes="n1,n2", pattern="x*"), 3, "--node = 'x*': matches no node; allowed: a glob over n1, n2"),
         (Source(hosts_file="/no/such"), 2, "--hosts-file = '/no/such': No such file"),
     ],

@@ -188,7 +188,7 @@ def test_ctrl_c_before_any_node_is_asked_is_one_line(
 
     monkeypatch.setattr("node_setup.fleet.run.checked", stopped)
     assert called(["node-facts", "--nodes", NOBODY]) == 1
-    assert capsys.readouterr().err == "stopped by Ctrl-C before any node was asked\n"
+    assert capsys.readouterr().err == "stopped by Ctrl-C before any node was contacted\n"
     monkeypatch.setattr("node_setup.tasks.prepare", stopped)
     assert called(["node-facts", "--nodes", NOBODY]) == 1
     assert capsys.readouterr().err == "stopped by Ctrl-C\n"

@@ -168,7 +168,7 @@ def of_jobs(scene: Scene, jobs: Sequence[Mapping[str, str]] | None) -> list[dict
 
 
 def _place(job: Mapping[str, str]) -> str:
-    """No process in it: what the nodes and the ranks of one job share is told once."""
+    """Name the job and not its processes, so that a finding shared by nodes and ranks is reported once."""
     return f"slurm job {job['id']}" if job["kind"] == "slurm" else f"running {job['kind']} process"
 
 

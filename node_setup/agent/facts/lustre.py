@@ -210,7 +210,7 @@ def parse_nets(text: str) -> list[dict[str, Any]]:
 
 
 def parse_peers(text: str) -> list[dict[str, Any]]:
-    """`lnetctl peer show`: every node that LNet has talked to, and all addresses that it has told of itself."""
+    """`lnetctl peer show`: every node that LNet has talked to, and all addresses that the node names."""
     peers: list[dict[str, Any]] = []
     for line in text.splitlines():
         key, _, value = line.strip().lstrip("- ").partition(":")

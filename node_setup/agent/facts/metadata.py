@@ -1,6 +1,6 @@
 """The EC2 instance metadata service (IMDSv2): the instance's identity, and announced interruptions.
 
-It is asked over plain sockets and never through a proxy. A path that answers 404 has nothing to say; a service that does not
+It is called over plain sockets and never through a proxy. A path that answers 404 has nothing to say; a service that does not
 answer, or answers 5xx, says nothing about a notice, which is an error and not its absence.
 """
 
@@ -34,7 +34,7 @@ _NOTICES = {
     "maintenance": "events/maintenance/scheduled",
     "rebalance": "events/recommendations/rebalance",
 }
-"""The first of these that has something to say is the one that is told: the nearest end comes first."""
+"""In the order of urgency: the first that announces something is the notice."""
 
 
 class MetadataError(Exception):
@@ -48,7 +48,7 @@ def collect(scene: Scene) -> dict[str, Any]:
         return {**EMPTY, "_imds": {}}
     try:
         if endpoint == ENDPOINT and os.environ.get(DISABLED_VARIABLE, "").lower() == "true":
-            raise MetadataError(f"{DISABLED_VARIABLE} = true: the metadata service was not asked")
+            raise MetadataError(f"{DISABLED_VARIABLE} = true: the metadata service is not called")
         service = Service(endpoint, time.monotonic() + BUDGET_SECONDS)
         notice = next(
             (notice for notice in (read_notice(kind, service.get(path)) for kind, path in _NOTICES.items()) if notice),
@@ -62,7 +62,7 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def is_ec2(scene: Scene) -> bool:
-    """By what the firmware says; nobody else is asked (EC2 user guide, identify EC2 instances)."""
+    """Check for an EC2 instance by its firmware alone (EC2 user guide, identify EC2 instances)."""
     folder = "/sys/devices/virtual/dmi/id"
     vendor, asset = (scene.text(f"{folder}/{name}") or "" for name in ("sys_vendor", "board_asset_tag"))
     return vendor == "Amazon EC2" or asset.startswith("i-")
@@ -76,7 +76,7 @@ def read_notice(kind: str, body: str | None) -> dict[str, Any] | None:
     try:
         return _notice(kind, body)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise MetadataError(f"{_NOTICES[kind]} answered what cannot be read: {body[:80]!r}") from error
+        raise MetadataError(f"{_NOTICES[kind]} gave an unreadable answer: {body[:80]!r}") from error
 
 
 def _notice(kind: str, body: str) -> dict[str, Any] | None:

@@ -41,7 +41,7 @@ def _unread(facts: Facts, path: str) -> tuple[Status, str] | None:
     folder = str(PurePosixPath(path).parent)
     folders = (facts.get("time") or {}).get("folders")
     if folders is None:
-        return Status.UNKNOWN, "chrony's own file could not be read, so whether it would read ours is not known"
+        return Status.UNKNOWN, "chrony.conf could not be read, so it is not known whether chrony would read our file"
     if folder in folders:
         return None
     why = f"chrony.conf has no `sourcedir {folder}`, so that chrony reads no file there; fix: add it, if chrony is 4.0 or newer"
@@ -58,7 +58,7 @@ def _not_here(facts: Facts, path: str | None) -> tuple[Status, str] | None:
         return Status.SKIPPED, "not an EC2 instance: Amazon's time service answers nowhere else"
     services = facts.get("services")
     if services is None:
-        return Status.UNKNOWN, "systemd could not be asked whether chrony is there"
+        return Status.UNKNOWN, "systemd did not answer whether chrony is installed"
     if not any((services.get(f"{name}.service") or {}).get("load") == "loaded" for name in ("chrony", "chronyd")):
         return Status.SKIPPED, "chrony is not installed"
     return None if path else (Status.SKIPPED, "this distribution's chrony reads no folder of sources")

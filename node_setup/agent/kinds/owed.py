@@ -28,10 +28,12 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 
 def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
     steps: list[Step | Remark] = [
-        Step(setting.id, PERSISTED, " ".join(command), "cut off before it", "run", (Run(command, SECONDS),))
+        Step(
+            setting.id, PERSISTED, " ".join(command), "interrupted before this command", "run", (Run(command, SECONDS),)
+        )
         for command in found(facts)
     ]
-    return steps or [Remark(setting.id, Status.OK, "every file of an earlier apply was taken in")]
+    return steps or [Remark(setting.id, Status.OK, "no earlier apply was interrupted")]
 
 
 def found(facts: Facts) -> list[Command]:

@@ -44,9 +44,9 @@ def _step(setting: Setting, part: str, found: str | None, wanted: str, verb: str
 
 
 def no_systemd(facts: Facts) -> tuple[Status, str] | None:
-    """Status and reason where units cannot be asked after."""
+    """Return a status and the reason where the state of units cannot be read."""
     if facts.get("init") not in ("systemd", None):
         return Status.SKIPPED, "systemd does not run here"
     if facts.get("init") is None or facts.get("services") is None:
-        return Status.UNKNOWN, "systemd could not be asked"
+        return Status.UNKNOWN, "systemd did not answer"
     return None

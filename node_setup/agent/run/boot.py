@@ -23,7 +23,7 @@ from node_setup.agent.wire.request import document
 
 WAIT_S = 120.0
 MOUNT_WAIT_S = 300.0
-"""For a mount that others make. Ours: nobody promises that HyperPod has mounted before it runs a lifecycle script, and a node
+"""For a mount that others make. Ours: AWS does not promise that HyperPod mounts before it runs a lifecycle script, and a node
 that leaves for a mount which is seconds late is replaced by one that is late as well."""
 LOOKS_EVERY_S, SAYS_EVERY_S = 2.0, 30.0
 LNET = "lustre.efa"
@@ -97,7 +97,7 @@ def kept(host: Host) -> tuple[Request, str]:
     """Return the request that the last tune left on the node."""
     text = host.read(owned.TUNING)
     if text is None:
-        return Request(), "no cluster's document; the facts decide"
+        return Request(), "no cluster document; the facts decide"
     return Request(document=_without_group(document(owned.TUNING, text))), owned.TUNING
 
 

@@ -17,7 +17,7 @@ _RUNNING = ("active", "reloading")
 
 @dataclass(frozen=True)
 class Done:
-    """What was done: `steps` of all rounds, and in one line what went wrong with one. `known` was said before any of it;
+    """What was done: `steps` of all rounds, `troubles`, a line for each failed step. `known` are the remarks from before;
     `fallen` are units that ran before, each with its state now."""
 
     steps: tuple[Step, ...] = ()

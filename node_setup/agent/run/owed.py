@@ -49,4 +49,4 @@ def _note(host: Host, commands: list[Command], log: Log) -> None:
     note: Action = Write(owned.OWED, json.dumps(commands) + "\n") if commands else Remove(owned.OWED)
     trouble = perform(host, note)
     if trouble is not None and (commands or host.exists(owned.OWED)):
-        log(f"what a kill would leave undone cannot be noted: {trouble}")
+        log(f"the record of pending programs cannot be written: {trouble}")

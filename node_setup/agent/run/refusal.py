@@ -19,13 +19,13 @@ _NAMED = 5
 
 
 def refusal(facts: Facts, to_reboot: bool = False) -> str | None:
-    """Why nothing may be changed on this node now, or why it may not be rebooted, and the fix; None where it may.
+    """Return why nothing may be changed on this node now, or why it may not be rebooted, and the fix; None where it may.
 
-    Jobs that nobody could see refuse as well: `nvidia-smi` hangs, or no longer fits the driver, under jobs too.
+    Jobs that could not be read refuse as well: `nvidia-smi` hangs, or no longer fits the driver, under jobs too.
     """
     jobs = facts.get("jobs")
     if jobs is None:
-        return f"it could not be read whether a job runs{_unread(facts)}; fix: look at the node, or --force"
+        return f"whether a job runs could not be read{_unread(facts)}; fix: look at the node, or --force"
     if jobs:
         return f"a job runs: {_named(jobs)}; fix: drain the node and let the job end, or --force"
     notice = (facts.get("metadata") or {}).get("notice")

@@ -143,7 +143,7 @@ def _settle(looker: Looker, before: Plan, held: int, log: Log) -> tuple[Done, Pl
 
 
 def _record(host: Host, result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Keep what this apply said where the next person on the node finds it."""
+    """Keep this apply's answer on the node, for the next person who logs in."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     trouble = perform(host, Write(owned.REPORT, json.dumps({"at": at, **result}, indent=1) + "\n"))
     return [{"where": "report", "why": trouble}] if trouble else []

@@ -80,7 +80,7 @@ def _setting(table: Mapping[str, Any]) -> Setting:
 
 
 def _duplicates(settings: Sequence[Setting]) -> Iterator[str]:
-    """Ids that are there twice, and two settings that would pull one key of one kind to and fro."""
+    """Yield ids that stand twice, and two settings for the same key of the same kind."""
     ids: set[str] = set()
     keys: dict[tuple[str, str], str] = {}
     for setting in settings:

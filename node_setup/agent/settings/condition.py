@@ -14,7 +14,7 @@ _PATH = r"[A-Za-z_][\w./@:-]*"
 _TEST = re.compile(rf"({_PATH})\s*(>=|<=|==|!=|>|<|\bin\b)\s*(\S.*)\Z")
 _BARE = re.compile(rf"(not\s+)?({_PATH})\Z")
 _ASKED = ("document", "group", "profile")
-"""What the caller said, not what was found: where it is missing, it was not asked for, which is nothing unknown."""
+"""Roots that hold what the caller wants, not what the node is: where a value is missing, it is not wanted, and not unknown."""
 _LISTS = ("services", "packages.installed", "sysctl", "kernel.cmdline", "modules.parameters", "disk")
 """Facts that name what was found: a name that is not in them is not on the node."""
 
@@ -56,7 +56,7 @@ def parse(text: str) -> Condition:
 
 
 def judge(condition: Condition, tree: Mapping[str, Any]) -> Outcome:
-    """Three-valued: a fact that is missing or None is unknown; what nobody asked for and what is not on the node is false."""
+    """Judge a condition: a fact that is missing or None is unknown; what is not wanted, or not on the node, is false."""
     exists, value = look(tree, condition.path)
     if not exists or value is None:
         if not _absent(condition.path, tree):
@@ -67,7 +67,7 @@ def judge(condition: Condition, tree: Mapping[str, Any]) -> Outcome:
 
 
 def _absent(path: str, tree: Mapping[str, Any]) -> bool:
-    """Whether a missing value says that the thing is not there, and not that nobody could look."""
+    """Whether a missing value means that the thing is absent, and not that it could not be read."""
     if path.split(".")[0] in _ASKED:
         return True
     return any(path.startswith(name + ".") and isinstance(look(tree, name)[1], Mapping) for name in _LISTS)

@@ -246,7 +246,7 @@ def _devices(facts: Facts) -> list[Mapping[str, Any]]:
 
 
 def _without(facts: Facts, want: Expected, check: str) -> Result:
-    """For a node on which no NVIDIA GPU was found: right where none should be; `gpu-count` says so where nobody knows."""
+    """Return the result without an NVIDIA GPU: skipped where none is expected; `gpu-count` reports an unknown count."""
     if known(facts, "hpu", "present") or (not want.gpus and known(facts, "gpu", "present") is False):
         return Result(check, Status.SKIPPED, "no NVIDIA GPU")
     return unread(check, facts, "gpu", "nvidia-smi")

@@ -50,7 +50,7 @@ def nvme(facts: Facts, want: Expected, request: Request) -> Result:
     stores = [block.get("instance_store") for block in blocks]
     found = sum(map(bool, stores))
     if found < want.nvme and None in stores:
-        return Result("nvme", Status.UNKNOWN, "some drive may or may not be a local one", found=str(found))
+        return Result("nvme", Status.UNKNOWN, "whether some drive is local could not be read", found=str(found))
     return counted("nvme", found, want.nvme, "local drives", REPLACE)
 
 

@@ -103,7 +103,7 @@ def _wait(host: Host, deadline: float) -> str:
 
 
 def judge(printed: str, seconds: float) -> Result:
-    """By what the probe had said when it ended, or when the time was over."""
+    """Judge the probe by its output when it ended, or when the time was over."""
     check = "lustre-write"
     if re.search(r"^done$", printed, re.MULTILINE):
         rate = MIB * 1.048576 / max(seconds, 1e-3)

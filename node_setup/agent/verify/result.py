@@ -9,7 +9,7 @@ from typing import Any
 from lustrain.status import Status
 
 READY = frozenset({Status.OK, Status.WARNING, Status.SKIPPED})
-"""A check that could not look keeps a node from jobs, as one that failed does, but drains nobody."""
+"""A check whose facts are unknown keeps a node from jobs, as a failed check does, but does not drain it."""
 
 NONE, RESET_GPU, REBOOT, REPLACE = "NONE", "RESET_GPU", "REBOOT", "REPLACE"
 ACTIONS = (NONE, RESET_GPU, REBOOT, REPLACE)
@@ -49,7 +49,7 @@ def known(facts: Mapping[str, Any], *path: str) -> Any:
 
 
 def reason(facts: Mapping[str, Any], where: str) -> str:
-    """Why facts of this place are missing, as their collector said; empty where it said nothing."""
+    """Return why facts of this place are missing, from their collector; empty where it named no reason."""
     why = [
         str(error.get("why")) for error in facts.get("errors") or () if str(error.get("where", "")).startswith(where)
     ]
@@ -63,7 +63,7 @@ def unread(check: str, facts: Mapping[str, Any], where: str, what: str) -> Resul
 
 
 def counted(check: str, found: int, expected: int, what: str, action: str) -> Result:
-    """Devices by their number: too few is a fault, more than known of is told."""
+    """Judge devices by their number: too few fail, more than expected warn."""
     if expected == 0 and found == 0:
         return Result(check, Status.SKIPPED, f"the type has no {what}")
     if found < expected:

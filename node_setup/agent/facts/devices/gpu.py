@@ -38,7 +38,7 @@ THROTTLES = (
 )
 """Bits of nvmlClocksEventReasons, from nvml.h."""
 _SECONDS = 30.0
-"""A driver that nobody holds open initialises all GPUs first, which takes several seconds on eight."""
+"""A driver that no process holds open initialises all GPUs first, which takes several seconds on eight."""
 
 
 def collect(scene: Scene) -> dict[str, Any]:

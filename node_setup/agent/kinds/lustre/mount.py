@@ -178,7 +178,7 @@ def _absent(setting: Setting, wish: Wish, why: str) -> Remark:
 
 
 def _foreign(setting: Setting, wish: Wish, line: list[str]) -> Remark | None:
-    """Two owners of a mount point would be one too many: a line that does the same stays (None), another is reported."""
+    """Report a line of fstab for the mount point that differs; a line that mounts the same stays (None)."""
     needed = {option for option in wish.options.split(",") if option not in ("rw", "defaults")}
     if line[0] == wish.source and line[2] == "lustre" and needed <= set(line[3].split(",")):
         return None
