@@ -137,7 +137,7 @@ def test_an_ordinary_user_may_look_and_is_told_that_tuning_needs_root(agent: Pat
         for command in ("tune", "boot"):
             done = run_as_nobody(copy, command)
             assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-            assert "needs root and this is uid 65534; fix: run it by sudo" in done.stderr
+            assert "needs root and this is uid 65534; fix: run it with sudo" in done.stderr
 
 
 @pytest.mark.slow

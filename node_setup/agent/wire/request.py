@@ -3,66 +3,51 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from lustrain.problem import UserError, did_you_mean, problem
 from node_setup.agent.model import Request
 
 DOCUMENT_VERSION = 1
 
-_Check = Callable[[Any], bool]
+
+class _Shape(NamedTuple):
+    """`items` is the type of a list's items or of a table's values; `null` takes null as well."""
+
+    text: str
+    kind: type
+    items: type | None = None
+    null: bool = False
+
+    def fits(self, value: Any) -> bool:
+        if value is None:
+            return self.null
+        items = value.values() if isinstance(value, dict) else value
+        return isinstance(value, self.kind) and (not self.items or all(isinstance(item, self.items) for item in items))
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
-
-
-def _is_table_of_texts(value: Any) -> bool:
-    return _is_table(value) and all(isinstance(item, str) for item in value.values())
-
-
-def _is_table_of_tables(value: Any) -> bool:
-    return _is_table(value) and all(isinstance(item, dict) for item in value.values())
-
-
-def _or_null(check: _Check) -> _Check:
-    return lambda value: value is None or check(value)
-
-
-_REQUEST: Mapping[str, tuple[_Check, str]] = {
-    "document": (_is_table, "an object"),
-    "group": (_or_null(_is_text), "text or null"),
-    "profile": (_or_null(_is_text), "text or null"),
-    "overrides": (_is_table_of_texts, "an object of texts"),
-    "only": (_is_texts, "a list of texts"),
-    "force": (_is_flag, "true, false"),
-    "allow_reboot": (_is_flag, "true, false"),
-    "expect": (_is_table, "an object"),
+_REQUEST = {
+    "document": _Shape("an object", dict),
+    "group": _Shape("text or null", str, null=True),
+    "profile": _Shape("text or null", str, null=True),
+    "overrides": _Shape("an object of texts", dict, str),
+    "only": _Shape("a list of texts", list, str),
+    "force": _Shape("true, false", bool),
+    "allow_reboot": _Shape("true, false", bool),
+    "expect": _Shape("an object", dict),
 }
-_DOCUMENT: Mapping[str, tuple[_Check, str]] = {
-    "cluster": (_or_null(_is_text), "text"),
-    "backend": (_or_null(_is_text), "text"),
-    "groups": (_or_null(_is_table_of_tables), "an object of objects"),
-    "lustre": (_or_null(_is_table), "an object or null"),
-    "mount": (_or_null(_is_table), "an object or null"),
-    "tuning": (_or_null(_is_table), "an object"),
+_DOCUMENT = {
+    "cluster": _Shape("text", str, null=True),
+    "backend": _Shape("text", str, null=True),
+    "groups": _Shape("an object of objects", dict, dict, null=True),
+    "lustre": _Shape("an object or null", dict, null=True),
+    "mount": _Shape("an object or null", dict, null=True),
+    "tuning": _Shape("an object", dict, null=True),
 }
-_TUNING: Mapping[str, tuple[_Check, str]] = {
-    "profiles": (_or_null(_is_table_of_texts), "an object of texts"),
-    "settings": (_or_null(_is_table_of_texts), "an object of texts"),
+_TUNING = {
+    "profiles": _Shape("an object of texts", dict, str, null=True),
+    "settings": _Shape("an object of texts", dict, str, null=True),
 }
 
 
@@ -101,10 +86,10 @@ def _table(where: str, text: str) -> dict[str, Any]:
     return table
 
 
-def _wrong(where: str, table: Mapping[str, Any], checks: Mapping[str, tuple[_Check, str]]) -> Iterator[str]:
-    for key, (check, allowed) in checks.items():
-        if key in table and not check(table[key]):
-            yield problem(f"{where}.{key}", table[key], "wrong type", allowed)
+def _wrong(where: str, table: Mapping[str, Any], shapes: Mapping[str, _Shape]) -> Iterator[str]:
+    for key, shape in shapes.items():
+        if key in table and not shape.fits(table[key]):
+            yield problem(f"{where}.{key}", table[key], "wrong type", shape.text)
 
 
 def _wrong_document(where: str, table: Mapping[str, Any]) -> Iterator[str]:
