@@ -28,7 +28,7 @@ AGENT = "/var/lib/lustrain/agent.pyz"
 LOCK = "/run/lustrain/agent.lock"
 REPORT = "/var/lib/lustrain/last.json"
 """The answer of the last apply."""
-OWED = "/var/lib/lustrain/owed.json"
+PENDING = "/var/lib/lustrain/owed.json"
 """Programs that an apply has yet to run for its files; it is only there while one runs, or was killed."""
 
 REMOUNT = "/run/lustrain/lustre-mount.json"
@@ -55,7 +55,7 @@ PATHS = (
     LNET_UNIT,
     BOOT_UNIT,
     TUNING,
-    OWED,
+    PENDING,
 )
 """Text files whose content the facts carry; mount units, whose names follow their mount points, come on top."""
 

@@ -154,7 +154,7 @@ def test_a_broken_agent_answers_in_json_with_the_place_and_no_traceback(agent: P
     done = run(broken, "plan")
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     [error] = json.loads(done.stdout)["errors"]
-    assert error["where"].startswith("agent/plan.py:")
+    assert error["where"].startswith("agent/run/plan.py:")
     assert error["where"].endswith(" in plan")
     assert error["why"] == "KeyError: 'a key'"
 

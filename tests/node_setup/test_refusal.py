@@ -34,7 +34,10 @@ STOP = announced("maintenance", "instance-stop", 1.0)
         ({"jobs": [{"kind": "gpu", "id": str(n)} for n in range(8)]}, "gpu 4 and 3 more;"),
         ({"jobs": None}, "whether a job runs could not be read;"),
         ({}, "whether a job runs could not be read;"),
-        ({"jobs": None, "errors": [{"where": "gpu.processes", "why": "it hangs"}]}, "whether a job runs could not be read: it hangs;"),
+        (
+            {"jobs": None, "errors": [{"where": "gpu.processes", "why": "it hangs"}]},
+            "whether a job runs could not be read: it hangs;",
+        ),
         (SPOT, "an interruption is announced: spot terminate at 12:00;"),
         (ENDING, "lifecycle terminate"),
         (SOON, "maintenance system-reboot"),

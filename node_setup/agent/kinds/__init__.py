@@ -28,7 +28,7 @@ KINDS = {
     "lustre-stripe": "lustre.stripe",
     "lustre-parameter": "lustre.parameter",
     "agent": "agent",
-    "owed": "owed",
+    "pending": "pending",
     "observe": "observe",
 }
 """Module by name, in the order in which they are planned and applied: a module's options before it is loaded, Lustre's network

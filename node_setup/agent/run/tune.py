@@ -23,7 +23,7 @@ from node_setup.agent.model import (
     Step,
     Write,
 )
-from node_setup.agent.run import lock, owed
+from node_setup.agent.run import lock, pending
 from node_setup.agent.run.apply import Log, apply, key, perform, sweep
 from node_setup.agent.run.outcome import Done, applied, fallen, followed, reboots, unfit, unplanned
 from node_setup.agent.run.plan import Plan, plan, rows
@@ -127,10 +127,10 @@ def _settle(looker: Looker, before: Plan, held: int, log: Log) -> tuple[Done, Pl
     done, after, found = Done(known=before.remarks), before, looker.facts
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        owed.begin(looker.host, steps, looker.facts, log)
+        pending.begin(looker.host, steps, looker.facts, log)
         with looker.host.lending(held):
             troubles = apply(looker.host, steps, log)
-        owed.end(looker.host, steps, looker.facts, log)
+        pending.end(looker.host, steps, looker.facts, log)
         looker.spend("apply", time.perf_counter() - began)
         done = replace(done, steps=done.steps + steps, troubles={**done.troubles, **troubles})
         after = looker.look()

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from node_setup.agent import owned
 from node_setup.agent.host import Host
-from node_setup.agent.kinds.owed import TAKE_IN, Command, found
+from node_setup.agent.kinds.pending import TAKE_IN, Command, found
 from node_setup.agent.model import Action, Facts, Remove, Run, Step, Write
 from node_setup.agent.run.apply import Log, perform
 
@@ -46,7 +46,7 @@ def end(host: Host, steps: Iterable[Step], facts: Facts, log: Log) -> None:
 
 
 def _note(host: Host, commands: list[Command], log: Log) -> None:
-    note: Action = Write(owned.OWED, json.dumps(commands) + "\n") if commands else Remove(owned.OWED)
+    note: Action = Write(owned.PENDING, json.dumps(commands) + "\n") if commands else Remove(owned.PENDING)
     trouble = perform(host, note)
-    if trouble is not None and (commands or host.exists(owned.OWED)):
+    if trouble is not None and (commands or host.exists(owned.PENDING)):
         log(f"the record of pending programs cannot be written: {trouble}")

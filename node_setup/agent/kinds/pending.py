@@ -1,4 +1,4 @@
-"""Files that a killed apply wrote without running the programs that take them in."""
+"""Programs that a killed apply had still to run, so that its files take effect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
 
 def found(facts: Facts) -> list[Command]:
     """Return the commands noted on this node, in the order of `TAKE_IN`; a note in another form names none."""
-    note = (facts.get("files") or {}).get(owned.OWED)
+    note = (facts.get("files") or {}).get(owned.PENDING)
     try:
         noted = json.loads(note["content"]) if note else []
     except ValueError:
