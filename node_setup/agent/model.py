@@ -139,7 +139,7 @@ class Request:
     expect: Mapping[str, Any] = field(default_factory=dict)
 
 
-def look(tree: Mapping[str, Any], path: str) -> tuple[bool, Any]:
+def look_up(tree: Mapping[str, Any], path: str) -> tuple[bool, Any]:
     """Whether there is something at a dotted path, and what; of keys that hold dots the longest that is there is taken."""
     if path in tree:
         return True, tree[path]
@@ -147,7 +147,7 @@ def look(tree: Mapping[str, Any], path: str) -> tuple[bool, Any]:
     while end > 0:
         inner = tree.get(path[:end])
         if isinstance(inner, Mapping):
-            found, value = look(inner, path[end + 1 :])
+            found, value = look_up(inner, path[end + 1 :])
             if found:
                 return True, value
         end = path.rfind(".", 0, end)

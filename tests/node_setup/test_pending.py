@@ -72,9 +72,9 @@ def test_an_apply_of_other_settings_keeps_what_it_did_not_do(tmp_path: Path) -> 
     pending.begin(host, [step(Write("/s", "x"), CHRONY)], facts_of(host), silent)
     facts, steps = facts_of(host), [step(Write("/u", "x"), RELOAD)]
     pending.begin(host, steps, facts, silent)
-    assert kind.found(facts_of(host)) == [RELOAD.command, CHRONY.command]
+    assert kind.noted_commands(facts_of(host)) == [RELOAD.command, CHRONY.command]
     pending.end(host, steps, facts, silent)
-    assert kind.found(facts_of(host)) == [CHRONY.command]
+    assert kind.noted_commands(facts_of(host)) == [CHRONY.command]
     assert kind.plan([SETTING], frozenset(), facts_of(host), Request()) == []
 
 
@@ -89,7 +89,7 @@ def test_an_apply_that_takes_nothing_in_writes_no_note(tmp_path: Path) -> None:
 def test_a_note_makes_nobody_run_what_is_not_on_the_list(note: str, tmp_path: Path) -> None:
     host = BareHost(tmp_path)
     host.write(owned.PENDING, note)
-    assert kind.found(facts_of(host)) == []
+    assert kind.noted_commands(facts_of(host)) == []
 
 
 def test_a_note_that_cannot_be_written_is_logged_and_stops_nothing(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lustrain.status import Status
 from node_setup.agent.kinds.compare import satisfies
-from node_setup.agent.model import Facts, Remark, Request, Setting, Step, look, shown
+from node_setup.agent.model import Facts, Remark, Request, Setting, Step, look_up, shown
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
@@ -14,7 +14,7 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 
 
 def _look(setting: Setting, facts: Facts) -> Remark:
-    found = look(facts, setting.key)[1]
+    found = look_up(facts, setting.key)[1]
     if found is None:
         return Remark(setting.id, Status.UNKNOWN, f"{setting.key} could not be read")
     text = shown(found)

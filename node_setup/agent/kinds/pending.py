@@ -31,12 +31,12 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
         Step(
             setting.id, PERSISTED, " ".join(command), "interrupted before this command", "run", (Run(command, SECONDS),)
         )
-        for command in found(facts)
+        for command in noted_commands(facts)
     ]
     return steps or [Remark(setting.id, Status.OK, "no earlier apply was interrupted")]
 
 
-def found(facts: Facts) -> list[Command]:
+def noted_commands(facts: Facts) -> list[Command]:
     """Return the commands noted on this node, in the order of `TAKE_IN`; a note in another form names none."""
     note = (facts.get("files") or {}).get(owned.PENDING)
     try:

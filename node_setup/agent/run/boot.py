@@ -38,7 +38,7 @@ def boot(host: Host, identity: Identity, log: Log, mount_wait_s: float = MOUNT_W
     Where somebody else mounts Lustre and has not yet, all else is done at once, and what hangs on the mount when it is
     there, for which `mount_wait_s` seconds are waited. A job that runs all the same is left alone (`refusal.at_boot`).
     """
-    request, where = found(host, identity)
+    request, where = stored_request(host, identity)
     log(f"wanted: {where}")
     result, _ = tune(host, request, identity, WAIT_S, log, at_boot)
     path = late(result, request)
@@ -49,7 +49,7 @@ def boot(host: Host, identity: Identity, log: Log, mount_wait_s: float = MOUNT_W
 
 def lnet(host: Host, identity: Identity, log: Log) -> tuple[dict[str, Any], int]:
     """Bring up Lustre's network over EFA and no more, by what is written on this node: what has to be before any mount."""
-    request, where = found(host, identity)
+    request, where = stored_request(host, identity)
     log(f"wanted: {where}")
     result, code = tune(host, replace(request, only=(LNET,)), identity, WAIT_S, log, at_boot)
     judge(result, log)
@@ -81,7 +81,7 @@ def mounted_in_time(host: Host, path: str, wait_s: float, log: Log) -> bool:
         time.sleep(min(LOOKS_EVERY_S, wait_s - passed))
 
 
-def found(host: Host, identity: Identity) -> tuple[Request, str]:
+def stored_request(host: Host, identity: Identity) -> tuple[Request, str]:
     """Return the request that lies on this node, and where: beside the packed agent, else in /etc, else nothing but the facts.
 
     UserError where a document is there and wrong.

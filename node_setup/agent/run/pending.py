@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from node_setup.agent import owned
 from node_setup.agent.host import Host
-from node_setup.agent.kinds.pending import TAKE_IN, Command, found
+from node_setup.agent.kinds.pending import TAKE_IN, Command, noted_commands
 from node_setup.agent.model import Action, Facts, Remove, Run, Step, Write
 from node_setup.agent.run.apply import Log, perform
 
@@ -30,7 +30,7 @@ def following(steps: Iterable[Step]) -> list[Command]:
 
 def begin(host: Host, steps: Iterable[Step], facts: Facts, log: Log) -> None:
     """Note what will have to be run, beside what is noted already."""
-    noted, needed = found(facts), following(steps)
+    noted, needed = noted_commands(facts), following(steps)
     if set(needed) - set(noted):
         _note(host, [command for command in TAKE_IN if command in (*noted, *needed)], log)
 
@@ -39,7 +39,7 @@ def end(host: Host, steps: Iterable[Step], facts: Facts, log: Log) -> None:
     """Drop what the steps ran: what remains was noted before and is in none of them. `facts` are those of `begin`."""
     steps = list(steps)
     ran = {tuple(action.command) for step in steps for action in step.actions if isinstance(action, Run)}
-    noted = found(facts)
+    noted = noted_commands(facts)
     left = [command for command in noted if command not in ran]
     if left != noted or following(steps):
         _note(host, left, log)

@@ -11,7 +11,7 @@ from lustrain.problem import UserError, did_you_mean, problem
 from lustrain.status import Status
 from node_setup.agent.group import group_of
 from node_setup.agent.kinds import KINDS, planner
-from node_setup.agent.model import Facts, Remark, Request, Setting, Step, look
+from node_setup.agent.model import Facts, Remark, Request, Setting, Step, look_up
 from node_setup.agent.settings import allowed, condition
 from node_setup.agent.settings.catalog import PROFILES
 
@@ -93,7 +93,7 @@ def _instance_type(facts: Facts, entry: Mapping[str, Any]) -> str:
 
 
 def _fact(facts: Facts, path: str) -> Any:
-    return look(facts, path)[1]
+    return look_up(facts, path)[1]
 
 
 def _group_entry(facts: Facts, request: Request) -> Mapping[str, Any]:
@@ -163,7 +163,7 @@ def _with_value(setting: Setting, tree: Mapping[str, Any], override: str | None)
     if setting.value_per is None:
         return setting
     path, times = setting.value_per
-    fact = look(tree, path)[1]
+    fact = look_up(tree, path)[1]
     if not isinstance(fact, (int, float)):
         return Remark(setting.id, Status.UNKNOWN, f"{path} could not be read, and the value is {times:g} times that")
     return replace(setting, value=str(int(fact * times)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from node_setup.agent.model import look, shown
+from node_setup.agent.model import look_up, shown
 
 HOLDS, FAILS, UNKNOWN = "holds", "fails", "unknown"
 _PATH = r"[A-Za-z_][\w./@:-]*"
@@ -57,7 +57,7 @@ def parse(text: str) -> Condition:
 
 def judge(condition: Condition, tree: Mapping[str, Any]) -> Outcome:
     """Judge a condition: a fact that is missing or None is unknown; what is not wanted, or not on the node, is false."""
-    exists, value = look(tree, condition.path)
+    exists, value = look_up(tree, condition.path)
     if not exists or value is None:
         if not _absent(condition.path, tree):
             return Outcome(UNKNOWN, f"{condition.path} could not be read, needs {_needs(condition)}")
@@ -70,7 +70,7 @@ def _absent(path: str, tree: Mapping[str, Any]) -> bool:
     """Whether a missing value means that the thing is absent, and not that it could not be read."""
     if path.split(".")[0] in _ASKED:
         return True
-    return any(path.startswith(name + ".") and isinstance(look(tree, name)[1], Mapping) for name in _LISTS)
+    return any(path.startswith(name + ".") and isinstance(look_up(tree, name)[1], Mapping) for name in _LISTS)
 
 
 def _true(value: Any) -> bool:
