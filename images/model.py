@@ -154,18 +154,6 @@ class Watch(Protocol):
         """Bytes of a layer went up or down; `total` 0 where it is not known."""
 
 
-class Silent:
-    """Prints nothing."""
-
-    def started(self, name: str) -> None: ...
-
-    def ended(self, step: Step) -> None: ...
-
-    def log(self, name: str, text: str) -> None: ...
-
-    def moved(self, name: str, done: int, total: int) -> None: ...
-
-
 class Noting:
     """Passes everything on to another watch, and keeps the steps that ended."""
 

@@ -6,7 +6,7 @@ Imports of what a task does stand in it: every `fab` loads this file.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from images.wish import BuildWish, MergeWish, Wish
@@ -38,14 +38,15 @@ def image_build(flags: BuildWish) -> Answer:
 
 
 @task("image-push")
-def image_push(flags: Wish) -> Answer:
-    """Push what image-build left in the engine, by digest, and write image.json. A tag never moves to another image."""
+def image_push(flags: BuildWish) -> Answer:
+    """Push what image-build made, by digest, and write image.json. Every step comes from the builder's cache."""
     from images.build import answers, make
     from images.build.progress import Live
     from lustrain import image_file
 
     with Live(f"image {flags.target}") as watch:
-        record = make.push_built(flags, watch)
+        record = make.build(replace(flags, push=True, by_digest=False), watch).record
+    assert record is not None
     return Answer(answers.record_lines(record, flags.image_file), image_file.as_json(record))
 
 

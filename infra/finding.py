@@ -11,7 +11,7 @@ Level = Literal["error", "warning", "unknown"]
 
 
 def finding(path: str, why: str, fix: str, *, code: str = "", level: str = "", source: str = "") -> Problem:
-    """The line `CODE level: path: why; fix: …`; the level of a line with a code is `error` where none is given.
+    """Return the line `CODE level: path: why; fix: …`; the level of a line with a code is `error` where none is given.
 
     A rule of preflight adds its own code, level and source to what it finds (`Rule.own`).
     """

@@ -51,7 +51,7 @@ class ExplainChange:
 
 @task("explain-change")
 def explain_change(flags: ExplainChange) -> Answer:
-    """Tell what `pulumi up` would replace, re-image or wipe. Exit code: 1 where it must not be asked, 2 cannot tell."""
+    """Show what `pulumi up` would replace, re-image or wipe. Exit code: 1 where it must not run, 2 where it cannot be known."""
     from infra.preflight import commands, report
     from infra.preflight.explain import refused
 

@@ -99,9 +99,9 @@ class UserError(Exception):
         super().__init__("\n".join(self.problems))
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A fix that lists the nearest names; empty where none is near."""
-    close = difflib.get_close_matches(name, list(names), 3, 0.7)
+def did_you_mean(name: str, names: Iterable[str], *, likeness: float = 0.7) -> str:
+    """Return a fix that lists up to three of the nearest names; empty where none is as near as `likeness` (0 to 1)."""
+    close = difflib.get_close_matches(name, list(names), 3, likeness)
     return "did you mean " + " or ".join(close) + "?" if close else ""
 
 

@@ -44,9 +44,9 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_numbers_from_truth(cls, value: Any, info: Any) -> Any:
-        """YAML's `count: yes` is a mistake; pydantic would take it as 1."""
+        """YAML's `count: yes` is a mistake; pydantic would take it as 1, unless the table is strict."""
         field = cls.model_fields[info.field_name]
-        if isinstance(value, bool) and "bool" not in str(field.annotation):
+        if isinstance(value, bool) and not cls.model_config.get("strict") and "bool" not in str(field.annotation):
             raise ValueError("true/false is not a value here")
         return value
 
@@ -64,6 +64,7 @@ YAML: Mapping[str, str] = {
     "mapping": "a table of keys",
     "dict": "a table of keys",
     "invalid": "keys that are text",
+    "date": "a day without quotes, like 2027-01-31",
     "datetime": A_TIME,
     "timezone": A_TIME,
 }

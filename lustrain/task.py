@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import inspect
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -29,6 +28,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task as invoke_task
 
 from lustrain.problem import DONE, FAILED, Problem, UserError
+from lustrain.process import drop_output
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,7 @@ def _print(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # Python would complain again as it flushes at exit (https://docs.python.org/3/library/signal.html#note-on-sigpipe).
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output(sys.stdout.fileno())
 
 
 def _parameter(field: Any) -> inspect.Parameter:

@@ -32,8 +32,8 @@ from rehearsal.lab.engine import Engine, reachable, why_not
 from rehearsal.lab.registry import Registry
 from rehearsal.nodes import Scene
 from rehearsal.proof import Promise, Records
-from trainer.checkpoint.lease import committed
-from trainer.checkpoint.verify import verify_checkpoint
+from trainer.checkpoint.lineage.lease import committed
+from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.errors import EXIT_REQUEUE
 from trainer.metrics.reader import read_steps
 from trainer.storage import ObjectStore

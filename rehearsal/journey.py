@@ -31,10 +31,10 @@ from rehearsal.clock import clock
 from rehearsal.corpus import standard_library_sources
 from rehearsal.proof import Promise
 from rehearsal.provision import Provisioned, first_node, preflight, provision, tear_down, what_is_real
-from trainer.checkpoint.export import export
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.lease import committed
-from trainer.checkpoint.verify import verify_checkpoint
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.lineage.lease import committed
+from trainer.checkpoint.load.export import export
+from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.launch.local import LocalJob
 from trainer.metrics.reader import read_events, read_steps

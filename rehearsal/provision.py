@@ -37,7 +37,7 @@ class Provisioned:
 def preflight() -> list[str]:
     """The errors that the offline rules find in the rehearsal stack, one line each."""
     stack = stackfile.read(STACK)
-    findings = run_in(stack.spec, Context.of_region(stack.region, datetime.now(UTC)))
+    findings = run_in(Context.of_region(stack.spec, stack.region, datetime.now(UTC)))
     return [finding for finding in findings if finding.level == "error"]
 
 

@@ -209,4 +209,4 @@ class ForkServer:
 
 def writers_of(pid: int) -> list[int]:
     """The checkpoint writers of one rank."""
-    return [child for child in children_of(pid) if "trainer.checkpoint.writer" in command_line(child)]
+    return [child for child in children_of(pid) if "trainer.checkpoint.save.writer" in command_line(child)]

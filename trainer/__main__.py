@@ -10,16 +10,16 @@ import sys
 from collections.abc import Sequence
 
 from lustrain.problem import UserError
+from lustrain.process import end_with_launcher, outlive_readers
 from trainer import __version__
 from trainer.errors import EXIT_FAILURE
-from trainer.parent import end_with_launcher
 
 COMMANDS = {
     "train": ("trainer.train", "train a model, or go on where the run stopped"),
-    "tokenize": ("trainer.data.cli", "turn text into memory-mapped token shards"),
+    "tokenize": ("trainer.data.tokenize.cli", "turn text into memory-mapped token shards"),
     "checkpoints": ("trainer.checkpoint.cli", "list, verify, prune or export a run's checkpoints"),
     "plot": ("trainer.metrics.plot", "draw a run's loss, throughput and interruptions"),
-    "sample": ("trainer.sample", "let a trained language model continue a prompt"),
+    "sample": ("trainer.run.sample", "let a trained language model continue a prompt"),
 }
 
 
@@ -64,6 +64,7 @@ def hold_notices(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    outlive_readers()
     try:
         if not end_with_launcher():
             sys.exit(EXIT_FAILURE)

@@ -7,16 +7,16 @@ beside `name` and are validated by the Task (`trainer.tasks`). Times are seconds
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
+from lustrain import schema
 from lustrain.problem import UserError, problem
-from lustrain.schema import TOML, problems_of
 
 LONGEST_S = 7 * 86_400.0
 """A week. Python's waits end in OverflowError beyond 2^63 ns, and torch's timeouts are counted in milliseconds."""
@@ -38,15 +38,13 @@ Magnitude = Annotated[float, Field(ge=0, le=FP32_LARGEST, allow_inf_nan=False)]
 
 DEEPEST = 32
 """Levels of tables and lists in a config; the deepest setting of a shipped Task lies four deep."""
-MOST_BITS = 1024
-"""Of an integer; Python refuses to write one of more than 4,300 digits (`sys.set_int_max_str_digits`)."""
 _TOO_DEEP = f"tables and lists are nested more than {DEEPEST} levels deep"
 
 
-class Section(BaseModel):
-    """Base of every table: unknown keys are errors, no value is coerced from another type, nothing changes after loading."""
+class Section(schema.Section):
+    """Base of every table: also, no value is coerced from another type, since TOML has types of its own."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(strict=True)
 
 
 class RunConfig(Section):
@@ -59,10 +57,10 @@ class RunConfig(Section):
     """False refuses to start when the run already holds a checkpoint."""
 
 
-class TaskConfig(BaseModel):
+class TaskConfig(Section):
     """`name` picks the Task (a shipped one, or `package.module:Class`); every other key is one of that Task's Options."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    model_config = ConfigDict(extra="allow")
 
     name: Annotated[str, Field(min_length=1)]
 
@@ -249,25 +247,27 @@ class Config(Section):
     interrupt: InterruptConfig = InterruptConfig()
     metrics: MetricsConfig = MetricsConfig()
 
+    def with_schedule(self, total_steps: int) -> Config:
+        """Return the config with a learning-rate schedule of this length."""
+        return self.model_copy(update={"schedule": self.schedule.model_copy(update={"total_steps": total_steps})})
+
 
 def load(
     path: Path, sets: Sequence[str] = (), *, also: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
 ) -> Config:
-    """The configuration in `path` with each `key.path=value` of `sets` on top; UserError lists all problems at once.
+    """Return the configuration in `path` with each `key.path=value` of `sets` on top; UserError lists all problems at once.
 
     `also` finds further problems in the raw table: a Task's options are judged by the Task.
     """
     table = _read(path)
     table.pop(RECORDED, None)
     problems = [line for text in sets if (line := _apply_set(table, text))]
-    if unusable := _unusable(table):
-        raise UserError([*problems, *unusable])
     problems += _drop_removed(table)
     config = None
     try:
         config = Config.model_validate(table)
     except ValidationError as error:
-        problems += problems_of(error, Config, words=TOML)
+        problems += schema.problems_of(error, Config, words=schema.TOML)
     problems += also(table) if also else []
     if problems or config is None:
         raise UserError(problems)
@@ -286,7 +286,7 @@ REMOVED: Mapping[tuple[str, str], tuple[Any, str]] = {
 
 def _drop_removed(table: Mapping[str, Any]) -> list[str]:
     """Take keys of earlier versions out of `table`, which older runs stored; return a line for each that asks for something."""
-    lines = []
+    lines: list[str] = []
     for (section, key), (asks, why) in REMOVED.items():
         settings = table.get(section)
         if not isinstance(settings, dict) or key not in settings:
@@ -303,7 +303,7 @@ RECORDED = "recorded"
 
 
 def to_toml(config: Config, recorded: Mapping[str, Any] | None = None) -> str:
-    """The resolved configuration as TOML that `load` reads back; unset options are left out, TOML having no null."""
+    """Return the configuration as TOML that `load` reads back; unset options are left out, since TOML has no null."""
     table = config.model_dump(mode="json", exclude_none=True)
     if recorded is not None:
         table[RECORDED] = dict(recorded)
@@ -322,49 +322,20 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table in `text`; ValueError when it is not TOML or is nested deeper than any configuration."""
+    """Return the table in `text`; ValueError when it is not TOML or is nested deeper than any configuration."""
     try:
         table = tomllib.loads(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    if any(len(path) > DEEPEST for path, _ in _values(table)):
+    if _is_deeper(table, DEEPEST):
         raise ValueError(_TOO_DEEP)
     return table
 
 
-def _values(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Every value below `table` with its path, tables and lists included; without recursion."""
-    waiting: list[tuple[tuple[str, ...], object]] = [((), table)]
-    while waiting:
-        path, value = waiting.pop()
-        yield path, value
-        if len(path) <= DEEPEST:
-            inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-            waiting += [((*path, str(key)), one) for key, one in inner]
-
-
-def _unusable(table: Mapping[str, Any]) -> list[str]:
-    """One line for each value that no setting can have: text with a NUL or outside of UTF-8, an integer too large to show."""
-    lines = []
-    for path, value in _values(table):
-        name = ".".join(path)
-        text = name + value if isinstance(value, str) else name
-        if not _is_utf8(text):
-            lines.append(problem(name, value, "is not text in UTF-8", fix="write it in UTF-8"))
-        elif "\0" in text:
-            lines.append(problem(name, value, "holds a NUL byte", fix="remove it"))
-        elif isinstance(value, int) and value.bit_length() > MOST_BITS:
-            lines.append(problem(name, "…", f"is an integer of more than {MOST_BITS} bits", fix="use a smaller one"))
-    return sorted(lines)
-
-
-def _is_utf8(text: str) -> bool:
-    """False for the lone surrogates that Python makes of other bytes on the command line."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _is_deeper(value: object, levels: int) -> bool:
+    """Return whether tables and lists are nested more than `levels` deep."""
+    inner = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else []
+    return bool(inner) and (not levels or any(_is_deeper(item, levels - 1) for item in inner))
 
 
 def _apply_set(table: dict[str, Any], text: str) -> str | None:

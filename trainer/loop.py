@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from lustrain.problem import UserError
-from trainer import optim, parallel, precision, schedule
+from trainer import parallel
 from trainer.config import Config
 from trainer.data import order
 from trainer.interrupt import Notice, Watch
 from trainer.metrics import Sink
-from trainer.saving import Saving
+from trainer.run.saving import Saving
+from trainer.step import optim, precision, schedule
 from trainer.tasks import Ids, Task
 
 Record = dict[str, Any]
@@ -203,7 +204,7 @@ def notice_to(training: Training) -> Notice | None:
 
 
 def micro_batches(training: Training, step: int) -> Iterator[tuple[int, dict[str, Tensor], float]]:
-    """This rank's (number, batch, seconds spent on it) of a step; numbers count on this rank only."""
+    """Yield this rank's (number, batch, seconds spent on it) of a step; numbers count on this rank only."""
     for micro in range(training.accumulation):
         began = time.perf_counter()
         batch = training.task.train_batch(sample_ids(training, step, micro))

@@ -14,27 +14,27 @@ import torch
 from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError
-from trainer import __version__, optim, parallel, precision, recompute
+from lustrain.process import save_when_alone
+from trainer import __version__, parallel
 from trainer import config as configuration
-from trainer.agree import Json, together
-from trainer.checkpoint.fence import Fence
-from trainer.checkpoint.interval import Interval
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.load import Loaded
-from trainer.checkpoint.saver import Checkpointer
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.lineage.fence import Fence
+from trainer.checkpoint.load.latest import Loaded
+from trainer.checkpoint.save.interval import Interval
+from trainer.checkpoint.save.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import Config
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError
-from trainer.footprint import report_lack_of_memory
 from trainer.interrupt import Watch
 from trainer.loop import Ending, Progress, Training, train, warm_up
-from trainer.metrics import RunLog, Sink, Sinks, TensorBoardSink, TerminalSink
+from trainer.metrics import RunLog, Sink, TensorBoardSink, TerminalSink
 from trainer.metrics.relay import Relay, WarningsOnly
 from trainer.parallel import World
-from trainer.parent import save_when_alone
-from trainer.peers import rank_0_last, report_lost_ranks
-from trainer.saving import Saving, State
-from trainer.start import (
+from trainer.parallel.agree import Json, together
+from trainer.parallel.peers import rank_0_last, report_lost_ranks
+from trainer.run.footprint import report_lack_of_memory
+from trainer.run.saving import Saving, State
+from trainer.run.start import (
     Claim,
     check_fit,
     claim_run,
@@ -42,6 +42,7 @@ from trainer.start import (
     open_data_alike,
     store_failures_exit_1,
 )
+from trainer.step import optim, precision, recompute
 from trainer.storage import ObjectStore, PassingError, open_store
 from trainer.tasks import Task, make_task, problems_in
 
@@ -101,22 +102,15 @@ def prepare(config: Config, task: Task, leaving: ExitStack) -> Training:
     store = stores[0]
     claim = claim_run(config, task, world, votes, store)
     leaving.enter_context(store_failures_exit_1())
-    config = with_schedule_of(config, claim)
+    config = config.with_schedule(claim.schedule_steps)
     training = build(config, task, world, watch, relay, claim)
     log = None
     if world.rank == 0:
         log = RunLog(store, claim.generation, config.metrics.flush_s)
         leaving.callback(log.close)
     training.saving = resume(training, store, votes, claim, log, leaving)
-    relay.attach(sink_of(training, log))
+    relay.attach(*sinks_of(training, log))
     return training
-
-
-def with_schedule_of(config: Config, claim: Claim) -> Config:
-    """The config with the learning-rate schedule as long as it was when the run began."""
-    return config.model_copy(
-        update={"schedule": config.schedule.model_copy(update={"total_steps": claim.schedule_steps})}
-    )
 
 
 def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink, claim: Claim) -> Training:
@@ -182,7 +176,7 @@ def make_saving(
     log: RunLog | None,
     leaving: ExitStack,
 ) -> Saving:
-    """What saves this training from `parent` on, with its writer process started and its memory being allocated."""
+    """Make what saves this training from `parent` on; its writer process starts and allocates its memory."""
     config, world = training.config, training.world
     rules = config.checkpoint
     interval = Interval(rules.every_steps, rules.mtbf_hours * 3600, least_s=rules.least_seconds)
@@ -276,15 +270,15 @@ def weights_checksum(model: torch.nn.Module) -> str:
     return f"{total:016x}"
 
 
-def sink_of(training: Training, log: RunLog | None) -> Sink:
-    """Rank 0, which has the run's log, shows and stores every record; the others only say what goes wrong with them."""
+def sinks_of(training: Training, log: RunLog | None) -> list[Sink]:
+    """Show and store every record on rank 0, which has the run's log; the others only print what goes wrong on them."""
     config = training.config
     if log is None:
-        return WarningsOnly(training.world.rank)
+        return [WarningsOnly(training.world.rank)]
     sinks: list[Sink] = [TerminalSink(config.train.steps), log]
     if config.metrics.tensorboard:
         sinks.append(TensorBoardSink(config.metrics.tensorboard, first_step=training.progress.step + 1))
-    return Sinks(sinks)
+    return sinks
 
 
 def leave(training: Training, ending: Ending) -> int:

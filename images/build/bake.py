@@ -17,20 +17,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from images.build import engine, upload
+from images.build import engine
 from images.build.failure import failure
-from images.build.output import heard
-from images.build.steps import Steps, of_json
+from images.build.output import read_lines
+from images.build.steps import Steps
 from images.model import Built, Context, Output, Plan, Watch
 from images.plan.references import parse
-from images.registry import docker_config
+from images.registry import docker_config, merge
 from lustrain.problem import FAILED, UserError, plain, problem
 
 BAKE_FILE = Path(__file__).parents[1] / "docker-bake.hcl"
 OLDEST = (0, 13)
 """The first with `--progress=rawjson`: https://github.com/docker/buildx/releases/tag/v0.13.0"""
 _END_S = 15.0
-_ANSWER_S = 60.0
 
 
 class Bake:
@@ -41,10 +40,10 @@ class Bake:
 
     def version(self) -> tuple[int, ...] | None:
         """Of the plugin; None where the CLI or the plugin is missing."""
-        said = self._said("buildx", "version")
-        found = re.search(r"\sv?(\d+)\.(\d+)", said or "")
+        answer = self._ask("buildx", "version")
+        number = re.search(r"\sv?(\d+)\.(\d+)", answer)
         # A plugin that was built from a branch names a commit instead.
-        return (int(found[1]), int(found[2])) if found else OLDEST if said else None
+        return (int(number[1]), int(number[2])) if number else OLDEST if answer else None
 
     def cannot(self, plan: Plan, output: Output) -> str | None:
         """Why the plan cannot be built here, in one line with the fix; None where it can. Asks the plugin and the engine."""
@@ -89,9 +88,9 @@ class Bake:
                 words, context.folder, self._variables(plan.attestations) | logged_in, steps, watch
             )
             if status:
-                raise failure(target, steps, prose or [f"docker buildx ended with {status} without a message"])
+                raise failure(target, steps, prose or [f"docker buildx ended with {status} without a message"], pushed)
             told = json.loads(metadata.read_text()).get(target) or {} if metadata.exists() else {}
-        return self._built(plan, output, made, steps, told, watch, began)
+        return self._built(plan, output, made, steps, told, began)
 
     def _run(
         self, words: list[str], folder: Path, variables: Mapping[str, str], steps: Steps, watch: Watch
@@ -104,12 +103,12 @@ class Bake:
 
         with _child(["docker", *words], folder, variables) as child:
             assert child.stderr is not None
-            for one in heard(documents(child.stderr), silent):
+            for one in documents(read_lines(child.stderr, silent)):
                 if isinstance(one, str):
                     prose.append(one)
                     continue
                 try:
-                    steps.take(of_json(one))
+                    steps.take(one)
                 except ValueError:
                     prose.append(json.dumps(one)[:500])
             return child.wait(_END_S), prose
@@ -125,39 +124,29 @@ class Bake:
         return {name: value for name, value in self._environment.items() if name not in ours} | more
 
     def _route(self, plan: Plan, output: Output) -> Output:
-        """What buildx is asked for. It pushes without asking whether a tag is another image's, so it may do that only under a
-        new tag. Else the image goes by digest and is named afterwards or, where the engine's own builder cannot do that, by
-        way of the engine, which then fetches every layer that it lacks."""
+        """Return what buildx is asked for. It pushes without asking whether a tag is another image's: so a builder that can
+        pushes by digest, to be named afterwards, and the engine's own builder pushes new tags only."""
         if output is not Output.PUSH:
             return output
         if self._driver() != "docker":
             return Output.PUSH_BY_DIGEST
-        return Output.PUSH if self._keeps() and not any(map(upload.there, plan.tags)) else Output.LOAD
+        return Output.LOAD if any(map(merge.digest_under, plan.tags)) else Output.PUSH
 
     def _built(
-        self,
-        plan: Plan,
-        output: Output,
-        made: Output,
-        steps: Steps,
-        told: Mapping[str, Any],
-        watch: Watch,
-        began: float,
+        self, plan: Plan, output: Output, made: Output, steps: Steps, told: Mapping[str, Any], began: float
     ) -> Built:
-        image_id = None
         # An engine of the older store tells the configuration's digest in place of a manifest's.
-        digest = (told.get("containerimage.descriptor") or {}).get("digest")
-        if made is Output.LOAD:
-            image_id = (self._said("image", "inspect", "--format", "{{.Id}}", plan.tags[0]) or "").strip() or None
-        if made in (Output.PUSH, Output.PUSH_BY_DIGEST) and digest is None:
+        digest, image_id = (told.get("containerimage.descriptor") or {}).get("digest"), None
+        if made is Output.LOAD or (made is Output.PUSH and digest is None):
+            image_id = self._ask("image", "inspect", "--format", "{{.Id}}", plan.tags[0]).strip() or None
+        if made is Output.PUSH_BY_DIGEST and digest is None:
             raise UserError(
                 f"{plan.repository}: buildx pushed and did not report the digest; fix: update docker-buildx", FAILED
             )
         if output is Output.PUSH:
-            if made is Output.LOAD:
-                digest = upload.loaded(plan.tags, self._environment, watch)
-            else:
-                digest = upload.tagged(plan.tags, str(digest))
+            named = merge.name if made is Output.PUSH_BY_DIGEST else merge.confirm
+            digests = [named(tag, str(digest or image_id)) for tag in plan.tags]
+            digest = digests[0]
         return Built(steps.ended(), round(time.monotonic() - began, 3), digest, image_id)
 
     def _beyond_builder(self, plan: Plan, output: Output) -> str | None:
@@ -176,28 +165,17 @@ class Bake:
         return f"buildx: this engine's image store cannot {', '.join(wished)}; fix: {fix}"
 
     def _driver(self) -> str:
-        found = re.search(r"^Driver:\s*(\S+)", self._said("buildx", "inspect") or "", re.MULTILINE)
-        return found[1] if found else "docker"
+        driver = re.search(r"^Driver:\s*(\S+)", self._ask("buildx", "inspect"), re.MULTILINE)
+        return driver[1] if driver else "docker"
 
     def _keeps(self) -> bool:
         """The builder handles images as a registry has them: a BuildKit of its own, or an engine with containerd's store."""
         return self._driver() != "docker" or engine.facts(self._environment).containerd_store
 
-    def _said(self, *words: str) -> str | None:
-        """What the CLI answers; None where it fails or is missing."""
-        try:
-            done = subprocess.run(
-                ["docker", *words],
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_ANSWER_S,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout if done.returncode == 0 else None
+    def _ask(self, *words: str) -> str:
+        """Return what the docker command prints; nothing where it fails."""
+        code, output, _ = engine.docker(self._environment, *words)
+        return "" if code else output
 
 
 def override(plan: Plan, target: str, output: Output, folder: str = ".", *, keeps: bool = True) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from images.build import engine
 from images.build.bake import Bake
+from images.build.failure import passing
 from images.model import Built, Context, Noting, Output, Plan, Step, Watch
 from images.plan import versions
+from lustrain.backoff import pause_s
 from lustrain.problem import FAILED, UserError
 
 LEAST_FREE = 1 << 30
@@ -18,6 +20,7 @@ _COPIES = 3
 """A layer lies in its build stage, in the image, and compressed beside that."""
 _LOST = ("parent snapshot", "does not exist")
 _TRIES = 3
+_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 15.0
 
 
 def connect(environment: Mapping[str, str] | None = None) -> Bake:
@@ -70,8 +73,9 @@ def no_room(target: str, found: engine.Engine, environment: Mapping[str, str] | 
 
 
 def _built(bake: Bake, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
-    """Build one target; tried again where the engine lost a snapshot while it unpacked what was built, a race in engines
-    with containerd's store: https://github.com/moby/buildkit/issues/6521. The answer has the steps of every try."""
+    """Build one target, again where a push broke off: what the registry has got is not sent twice. Again also where the engine
+    lost a snapshot while it unpacked what was built, a race in engines with containerd's store:
+    https://github.com/moby/buildkit/issues/6521. The answer has the steps of every try."""
     began, before, tried = time.monotonic(), list[Step](), 0
     while True:
         tried += 1
@@ -79,11 +83,25 @@ def _built(bake: Bake, plan: Plan, context: Context, target: str, output: Output
         try:
             built = bake.build(plan, context, target, output, noting)
         except UserError as error:
-            if tried == _TRIES or not all(sign in error.problems[0] for sign in _LOST):
+            lost = all(sign in error.problems[0] for sign in _LOST)
+            if tried == _TRIES or not (lost or passing(error)):
                 raise
             before += [step for step in noting.ended_steps if not step.error]
-            lost = f"{target}: the engine lost a snapshot that it was unpacking on; building again ({tried} of {_TRIES - 1})"
-            watch.ended(Step(lost, time.monotonic() - began, False, error.problems[0]))
+            why = (
+                "the engine lost a snapshot that it was unpacking on; building"
+                if lost
+                else "the push broke off; pushing"
+            )
+            watch.ended(
+                Step(
+                    f"{target}: {why} again ({tried} of {_TRIES - 1})",
+                    time.monotonic() - began,
+                    False,
+                    error.problems[0],
+                )
+            )
+            if not lost:
+                time.sleep(pause_s(tried, _PAUSE_S, _LONGEST_PAUSE_S))
         else:
             if tried == 1:
                 return built

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from images.build import builder, engine
+from images.build import builder
 from images.check import content
 from images.model import Built, Context, Image, Output, Plan, Watch
 from images.plan import changes, context, git_state, plan, versions
 from images.plan.versions import Versions
 from images.registry import merge, read
 from images.registry.client import connect
-from images.registry.push import push
 from images.wish import BuildWish, MergeWish, Wish
 from lustrain import deployed, image_file
 from lustrain.image_file import GitState, Record
@@ -126,15 +125,6 @@ def build(wish: BuildWish, watch: Watch, environment: Mapping[str, str] | None =
         if output is not Output.PUSH or built.digest is None:
             return Made(one, built)
         return Made(one, built, _recorded(one, built.digest, (one.plan.platform,), wish.file))
-
-
-def push_built(wish: Wish, watch: Watch, *, root: Path = ROOT) -> Record:
-    """Push what `build` left in the engine, and write the record."""
-    with planned(wish, root=root, pushing=True) as one:
-        _, client = engine.connect()
-        with closing(client):
-            digest = push(one.ref, client, watch)
-        return _recorded(one, digest, (one.plan.platform,), wish.file)
 
 
 def joined(wish: MergeWish, *, root: Path = ROOT) -> Record:

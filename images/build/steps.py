@@ -6,12 +6,10 @@ https://github.com/moby/buildkit/blob/master/api/services/control/control.proto
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from pydantic import Base64Bytes, BaseModel
 
 from images.model import Step, Watch
 from lustrain.problem import plain
@@ -21,78 +19,39 @@ LAST_LINES = 12
 _KEPT = 16_384
 
 
-@dataclass(frozen=True)
-class Vertex:
-    """One node of the build's graph, as it stands now; times in seconds since 1970."""
+class Vertex(BaseModel):
+    """One node of the build's graph, as it stands now."""
 
     digest: str
-    name: str
-    started: float | None = None
-    completed: float | None = None
+    name: str = ""
+    started: datetime | None = None
+    completed: datetime | None = None
     cached: bool = False
     error: str | None = None
 
 
-@dataclass(frozen=True)
-class Transfer:
+class Transfer(BaseModel):
     """Bytes that a vertex moves."""
 
     vertex: str
-    name: str
-    done: int
-    total: int
+    id: str = ""
+    current: int = 0
+    total: int = 0
 
 
-@dataclass(frozen=True)
-class Said:
+class Log(BaseModel):
     """A piece of a vertex's log, not always whole lines."""
 
     vertex: str
-    text: str
+    data: Base64Bytes = b""
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(BaseModel):
     """One message: what changed since the last one."""
 
-    vertexes: tuple[Vertex, ...] = ()
-    transfers: tuple[Transfer, ...] = ()
-    said: tuple[Said, ...] = ()
-
-
-def of_json(found: Mapping[str, Any]) -> Update:
-    """A StatusResponse as `--progress=rawjson` prints it; ValueError when it is none."""
-    try:
-        return Update(
-            tuple(_vertex_of_json(one) for one in found.get("vertexes") or ()),
-            tuple(
-                Transfer(
-                    _digest(one["vertex"]), str(one.get("id", "")), int(one.get("current", 0)), int(one.get("total", 0))
-                )
-                for one in found.get("statuses") or ()
-            ),
-            tuple(Said(_digest(one["vertex"]), _unpacked(one.get("data") or "")) for one in found.get("logs") or ()),
-        )
-    except (KeyError, TypeError, AttributeError, binascii.Error) as error:
-        raise ValueError(f"no status of a build: {error!r}") from None
-
-
-def _vertex_of_json(one: Mapping[str, Any]) -> Vertex:
-    times = [one.get(name) for name in ("started", "completed")]
-    started, completed = (datetime.fromisoformat(time).timestamp() if time else None for time in times)
-    return Vertex(
-        _digest(one["digest"]), one.get("name", ""), started, completed, bool(one.get("cached")), one.get("error")
-    )
-
-
-def _digest(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} for a digest")
-    return value
-
-
-def _unpacked(data: str) -> str:
-    return base64.b64decode(data).decode(errors="replace")
+    vertexes: list[Vertex] | None = None
+    statuses: list[Transfer] | None = None
+    logs: list[Log] | None = None
 
 
 class Steps:
@@ -102,24 +61,27 @@ class Steps:
         self._watch = watch
         self._vertexes: dict[str, Vertex] = {}
         # BuildKit runs some vertexes in several goes, each with times of its own.
-        self._goes: dict[str, dict[float, float]] = {}
+        self._goes: dict[str, dict[datetime, datetime]] = {}
         self._logs: dict[str, str] = {}
 
-    def take(self, update: Update) -> None:
-        """The next message."""
-        for vertex in update.vertexes:
+    def take(self, message: Any) -> None:
+        """Take in the next message, an object of JSON; ValueError when it is not one of a build."""
+        update = Update.model_validate(message)
+        for vertex in update.vertexes or ():
             self._vertex(vertex)
-        for said in update.said:
-            self._logs[said.vertex] = (self._logs.get(said.vertex, "") + said.text)[-_KEPT:]
-            self._watch.log(self._name(said.vertex), said.text)
-        for one in update.transfers:
-            if one.done or one.total:
-                self._watch.moved(one.name, one.done, one.total)
+        for log in update.logs or ():
+            text = log.data.decode(errors="replace")
+            self._logs[log.vertex] = (self._logs.get(log.vertex, "") + text)[-_KEPT:]
+            self._watch.log(self._name(log.vertex), text)
+        for transfer in update.statuses or ():
+            if transfer.current or transfer.total:
+                self._watch.moved(transfer.id, transfer.current, transfer.total)
 
     def running(self) -> str | None:
-        """Name of the step that began last and has not ended."""
-        open_ones = [one for one in self._vertexes.values() if one.started is not None and one.completed is None]
-        return max(open_ones, key=lambda one: one.started or 0.0).name if open_ones else None
+        """Return the name of the step that began last and has not ended."""
+        running = [(vertex.started, vertex.name) for vertex in self._vertexes.values() if not vertex.completed]
+        begun = [(started, name) for started, name in running if started]
+        return max(begun)[1] if begun else None
 
     def ended(self) -> tuple[Step, ...]:
         """What ended until now, in the order it began."""
@@ -132,7 +94,7 @@ class Steps:
         culprits = [one for one in self._vertexes.values() if one.error and one.error in said]
         if not culprits:
             return None
-        first = min(culprits, key=lambda one: one.completed or one.started or 0.0)
+        first = min(culprits, key=lambda vertex: [time for time in (vertex.completed, vertex.started) if time][:1])
         lines = [plain(line.rstrip()) for line in self._logs.get(first.digest, "").splitlines() if line.strip()]
         return self._step(first), lines[-LAST_LINES:]
 
@@ -150,7 +112,7 @@ class Steps:
                 self._watch.ended(self._step(new))
 
     def _step(self, vertex: Vertex) -> Step:
-        seconds = sum(max(0.0, end - began) for began, end in self._goes[vertex.digest].items())
+        seconds = sum(max(0.0, (end - began).total_seconds()) for began, end in self._goes[vertex.digest].items())
         return Step(vertex.name, round(seconds, 3), vertex.cached, vertex.error)
 
     def _name(self, digest: str) -> str:

@@ -14,15 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from pydantic import ConfigDict, Field, ValidationError
 
 from images.plan import references
 from images.registry import ecr
 from lustrain.problem import FAILED, UserError, plain, problem
+from lustrain.schema import TOML, Section, like, problems_of
 
 ALLOWED = Path(__file__).parents[1] / "scan-allow.toml"
 SEVERITIES = ("CRITICAL", "HIGH", "MEDIUM", "LOW", "INFORMATIONAL", "UNDEFINED", "UNTRIAGED")
@@ -78,14 +80,23 @@ class Place:
         return f"{self.repository}@{self.digest}"
 
 
-@dataclass(frozen=True)
-class Allowed:
+class Allowed(Section):
     """One entry of `scan-allow.toml`."""
 
-    id: str
-    reason: str
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    id: Annotated[str, like(r"\S.*", "the id of a finding", "CVE-2026-12345")]
+    reason: Annotated[str, like(r"\S.*", "why it may pass, in words", "not reachable: no server runs")]
     review_by: date
-    """The last day on which it holds."""
+    """The last day on which it holds, like 2027-01-31, without quotes."""
+
+
+class AllowList(Section):
+    """`scan-allow.toml`; an entry that has expired is in order here, `judge` reports it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    allow: list[Allowed] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -142,56 +153,26 @@ class Verdict:
 
 
 def read_allowed(path: Path = ALLOWED, today: date | None = None) -> tuple[Allowed, ...]:
-    """The allow-list; UserError, exit code 2, with one line for each entry without id, reason or date. An expired entry is
-    no mistake of form: `judge` tells it."""
-    today = today or datetime.now(UTC).date()
+    """Read the allow-list; UserError, exit code 2, with one line for each mistake."""
+    last = (today or datetime.now(UTC).date()) + timedelta(days=LONGEST_DAYS)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        entries = AllowList.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).allow
+    except ValidationError as error:
+        raise UserError(problems_of(error, AllowList, path.name, words=TOML)) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(plain(f"{path}: cannot be read: {error}")) from None
-    entries = table.pop("allow", [])
-    problems: list[str] = [
-        problem(f"{path.name} {key}", table[key], "unknown key", allowed="[[allow]]") for key in table
-    ]
-    if not isinstance(entries, list):
-        entries, problems = (
-            [],
-            [*problems, problem(f"{path.name} allow", entries, "is not a list", allowed="[[allow]]")],
+    twice = [name for name, count in Counter(entry.id for entry in entries).items() if count > 1]
+    problems = [problem(f"{path.name}.allow id", name, "is there twice", fix="keep one") for name in twice]
+    problems += [
+        problem(
+            f"{path.name}.allow {entry.id} review_by", str(entry.review_by), "is too far away", allowed=f"up to {last}"
         )
-    found: list[Allowed] = []
-    for number, entry in enumerate(entries, 1):
-        place = f"{path.name} allow {number}"
-        if wrong := _mistakes(place, entry, today):
-            problems += wrong
-        elif any(one.id == entry["id"] for one in found):
-            problems.append(problem(f"{place} id", entry["id"], "is there twice", fix="keep one"))
-        else:
-            found.append(Allowed(**entry))
+        for entry in entries
+        if entry.review_by > last
+    ]
     if problems:
         raise UserError(problems)
-    return tuple(found)
-
-
-def _mistakes(place: str, entry: Any, today: date) -> Sequence[str]:
-    if not isinstance(entry, dict):
-        return [problem(place, entry, "is not a table", allowed="id, reason, review_by")]
-    lines = [
-        problem(f"{place} {key}", entry[key], "unknown key", allowed="id, reason, review_by")
-        for key in sorted(set(entry) - {"id", "reason", "review_by"})
-    ]
-    for key, what in (("id", "the finding's id, like CVE-2026-12345"), ("reason", "why it may pass, in words")):
-        value = entry.get(key)
-        if not isinstance(value, str) or not value.strip():
-            lines.append(problem(f"{place} {key}", value, "is missing or empty", allowed=what))
-    day = entry.get("review_by")
-    # A time of day is a date too, to Python.
-    if type(day) is not date:
-        lines.append(problem(f"{place} review_by", day, "is not a day", allowed="2027-01-31, without quotes"))
-    elif day > today + timedelta(days=LONGEST_DAYS):
-        lines.append(
-            problem(f"{place} review_by", str(day), "is too far away", allowed=f"{LONGEST_DAYS} days from now")
-        )
-    return lines
+    return tuple(entries)
 
 
 def judge(
@@ -395,6 +376,6 @@ def _upgrade(one: Finding) -> str:
 def as_json(verdict: Verdict) -> dict[str, Any]:
     """The verdict for programs; days as ISO 8601."""
     table = asdict(verdict)
-    for entry in (*table["expired"], *table["unused"]):
-        entry["review_by"] = entry["review_by"].isoformat()
+    for name, entries in (("expired", verdict.expired), ("unused", verdict.unused)):
+        table[name] = [entry.model_dump(mode="json") for entry in entries]
     return {"version": VERSION, "passed": verdict.passed, "exit": verdict.exit_code, **table}

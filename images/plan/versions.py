@@ -13,8 +13,7 @@ from lustrain.problem import UserError, plain, problem
 from lustrain.schema import Section, like, problems_of
 
 PATH = Path(__file__).parents[1] / "versions.toml"
-TABLE = ("<!-- versions -->", "<!-- /versions -->")
-"""Between these docs/images.md shows `readme_table`."""
+
 
 Target = Literal["cpu", "cuda", "gaudi"]
 TARGETS: tuple[str, ...] = get_args(Target)
@@ -156,21 +155,3 @@ def load(path: Path = PATH) -> Versions:
         return Versions.model_validate(table)
     except ValidationError as error:
         raise UserError([f"{path.name}: {line}" for line in problems_of(error, Versions)]) from None
-
-
-def readme_table(versions: Versions) -> str:
-    """The table of docs/images.md, in Markdown, that stands between the two comments of `TABLE`."""
-    debian = f"`{versions.base_tag}`"
-    rows = [
-        ("Debian", debian, debian, ""),
-        ("Python", versions.python, versions.python, versions.gaudi.python),
-        ("PyTorch", f"{versions.torch}+cpu", versions.torch, versions.gaudi.torch),
-        ("CUDA", "", versions.cuda, ""),
-        ("NCCL", "", versions.nccl, ""),
-        ("EFA installer", "", versions.efa.version, ""),
-        ("libfabric", "", versions.efa.libfabric, ""),
-        ("aws-ofi-nccl", "", versions.efa.plugin, ""),
-        ("Gaudi software", "", "", versions.gaudi.release),
-    ]
-    lines = ["| | cpu | cuda | gaudi |", "|---|---|---|---|"]
-    return "\n".join(lines + ["| " + " | ".join(one or "–" for one in row) + " |" for row in rows])

@@ -42,12 +42,6 @@ class Credentials:
         """What their source says now; these where it says nothing else."""
         return (self.source and self.source()) or self
 
-    def for_engine(self) -> dict[str, str]:
-        """As an engine's API takes them."""
-        if self.identity_token:
-            return {"identitytoken": self.identity_token}
-        return {"username": self.username, "password": self.password}
-
     def hide(self, text: str) -> str:
         """A text from elsewhere, without the secret."""
         for secret in filter(None, (self.password, self.identity_token)):

@@ -70,6 +70,25 @@ def name(ref: str, digest: str, *, to: Registry | None = None) -> str:
     return _put(there, reference, found.body, found.media_type)
 
 
+def digest_under(ref: str, *, to: Registry | None = None) -> str | None:
+    """Return the digest that a tag names in its registry; None where the tag is free."""
+    reference = _tagged(ref)
+    return (to or connect(reference)).digest_of(reference)
+
+
+def confirm(ref: str, digest: str, *, to: Registry | None = None) -> str:
+    """Return the digest that the tag `ref` names, which must be the image `digest` of its manifest or its configuration.
+
+    UserError, exit code 2, where the tag names a different image, as when somebody else pushed it meanwhile.
+    """
+    reference = _tagged(ref)
+    registry = to or connect(reference)
+    held = registry.manifest(reference).digest
+    if digest not in (held, _config(registry, reference.at(held))):
+        raise taken(reference, held)
+    return held
+
+
 def _tagged(ref: str) -> Reference:
     reference = parse(ref)
     if reference.digest or not reference.tag:

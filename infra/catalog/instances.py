@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -77,13 +76,6 @@ def snapshot() -> Snapshot:
 def instance(name: str) -> Instance | None:
     """The type of this name (also with HyperPod's prefix `ml.`), None when the snapshot does not know it."""
     return snapshot().types.get(name.removeprefix("ml."))
-
-
-def similar(name: str) -> list[str]:
-    """Up to three known names that a mistyped one may have meant, with the prefix that it had."""
-    bare = name.removeprefix("ml.")
-    prefix = name[: len(name) - len(bare)]
-    return [prefix + close for close in get_close_matches(bare, snapshot().types, n=3, cutoff=0.7)]
 
 
 def _instance(line: dict[str, Any]) -> Instance:

@@ -53,7 +53,7 @@ def program(value: object) -> dict[str, Any]:
     UserError lists what is wrong with the description, or why AWS does not answer; nothing is declared then.
     """
     spec = parse(value)
-    stop_on_errors(run_in(spec, Context.of_region(aws.config.region, now())))
+    stop_on_errors(run_in(Context.of_region(spec, aws.config.region, now())))
     return declare(spec, current_place())
 
 

@@ -19,25 +19,25 @@ from pulumi_policy import (
 from pulumi_policy.proxy import UnknownValueError
 
 from infra.policy.declared import UNKNOWN, Resource
-from infra.policy.rules import RESOURCE_RULES, STACK_RULES, Rule, StackRule
+from infra.policy.rules import RESOURCE_RULES, STACK_RULES, OfResource, OfStack, Rule
 
 
 def policies() -> list[Policy]:
     return [*map(_resource_policy, RESOURCE_RULES), *map(_stack_policy, STACK_RULES)]
 
 
-def _resource_policy(rule: Rule) -> Policy:
+def _resource_policy(rule: Rule[OfResource]) -> Policy:
     def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
-        for message in rule.messages(_resource(args)):
-            report(message, None)
+        for violation in rule.check(_resource(args)):
+            report(rule.line(violation), None)
 
     return ResourceValidationPolicy(rule.code, rule.says, validate, url=rule.source, remediation_steps=rule.fix)
 
 
-def _stack_policy(rule: StackRule) -> Policy:
+def _stack_policy(rule: Rule[OfStack]) -> Policy:
     def validate(args: StackValidationArgs, report: ReportViolation) -> None:
-        for resource, message in rule.messages([_resource(one) for one in args.resources]):
-            report(message, resource.urn)
+        for resource, violation in rule.check([_resource(one) for one in args.resources]):
+            report(rule.line(violation), resource.urn)
 
     return StackValidationPolicy(rule.code, rule.says, validate, url=rule.source, remediation_steps=rule.fix)
 
@@ -56,7 +56,7 @@ def _resource(args: ResourceValidationArgs | PolicyResource) -> Resource:
 
 
 def _plain(value: Any) -> Any:
-    """The engine's values as plain data: its own tables raise on a value that a preview does not know."""
+    """Return the engine's values as plain data: its own tables raise on a value that a preview does not know."""
     if isinstance(value, Mapping):
         return {key: _known(value, key) for key in value}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

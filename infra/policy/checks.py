@@ -96,8 +96,7 @@ def unprotected_data(resource: Resource) -> Iterator[str]:
 
 
 def follows_groups(resource: Resource) -> Iterator[str]:
-    """A pack sees no former state, so not the change itself, but whether one of the two things that stop it is there, and
-    whether a change has to come."""
+    """Yield what lets a change of security groups replace a file system; a pack sees no former state."""
     if resource.type not in (LUSTRE, OPEN_ZFS):
         return
     if not resource.at("securityGroupIds") and not is_unknown(resource.at("securityGroupIds")):
@@ -217,7 +216,7 @@ def plain_queue(resource: Resource) -> Iterator[str]:
 
 def deaf_topic(resource: Resource) -> Iterator[str]:
     if resource.type == "aws:sns/topic:Topic" and str(resource.at("kmsMasterKeyId")).endswith("alias/aws/sns"):
-        yield "is encrypted with AWS's own key, which lets neither alarms nor EventBridge publish: nobody hears of them"
+        yield "is encrypted with AWS's own key, which lets neither alarms nor EventBridge publish: no message arrives"
 
 
 def endless_logs(resource: Resource) -> Iterator[str]:
@@ -256,7 +255,7 @@ def _wide_actions(document: Any) -> Iterator[str]:
 
 def _unreadable(document: Any) -> Iterator[str]:
     if isinstance(document, str) and not parsed(document):
-        yield "has a policy that is no JSON table, so nobody can tell what it allows"
+        yield "has a policy that is not a JSON object, so what it allows is unknown"
 
 
 def anyone(resource: Resource) -> Iterator[str]:

@@ -38,7 +38,7 @@ class Resource:
     uses: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def at(self, *path: str) -> Any:
-        """The value under these keys; None where there is none, UNKNOWN where a step is unknown."""
+        """Return the value under these keys; None where there is none, UNKNOWN where a step is unknown."""
         found: Any = self.props
         for key in path:
             if found is UNKNOWN:
@@ -47,7 +47,7 @@ class Resource:
         return found
 
     def rows(self, *path: str) -> list[Mapping[str, Any]]:
-        """The tables of a list under these keys, unknown ones left out."""
+        """Return the tables of a list under these keys, unknown ones left out."""
         return tables(self.at(*path))
 
     def made_from(self, prop: str, other: Resource) -> bool:
@@ -59,13 +59,13 @@ def tables(value: Any) -> list[Mapping[str, Any]]:
 
 
 def texts(value: Any) -> list[str]:
-    """A policy's `Action` or `Resource`: one text or a list of them."""
+    """Return a policy's `Action` or `Resource`, which is one text or a list of them, as a list."""
     listed = value if isinstance(value, list) else [value]
     return [item for item in listed if isinstance(item, str)]
 
 
 def is_true(value: Any) -> bool:
-    """The provider writes some truths as text."""
+    """Return whether a value is true; the provider writes some truths as text."""
     return value is True or value == "true"
 
 
@@ -74,7 +74,7 @@ def is_unknown(value: Any) -> bool:
 
 
 def parsed(document: Any) -> Mapping[str, Any]:
-    """A JSON document as a table; empty where it is unknown or is none."""
+    """Return a JSON document as a table; empty where it is unknown or is not JSON."""
     try:
         found = json.loads(document) if isinstance(document, str) else document
     except ValueError:
@@ -83,7 +83,7 @@ def parsed(document: Any) -> Mapping[str, Any]:
 
 
 def allowed(document: Any) -> list[Mapping[str, Any]]:
-    """The Allow statements of a policy document in JSON."""
+    """Return the Allow statements of a policy document in JSON."""
     statements = parsed(document).get("Statement")
     listed = statements if isinstance(statements, list) else [statements]
     return [one for one in tables(listed) if one.get("Effect") == "Allow"]

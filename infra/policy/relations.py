@@ -97,8 +97,9 @@ def _of_bucket(companion: Resource, bucket: Resource) -> bool:
 
 
 def leaks(resources: Sequence[Resource]) -> Iterator[Blame]:
-    """A network without an internet gateway is meant to keep data in, and an endpoint for all of S3 is a way out of it. With a
-    gateway the endpoint is no more open than the network, and a list of buckets breaks pulls from public registries.
+    """Yield endpoints for all of S3 in a network without an internet gateway, which is meant to keep data in.
+
+    With a gateway the network itself is as open as the endpoint, and a list of buckets breaks pulls from public registries.
 
     AWS gives an endpoint without a policy one for everything, which a preview does not know yet; an update does.
     """

@@ -6,21 +6,26 @@ values in hand, before it makes the resource.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from infra.plan.nodes.gang import HOP_LIMIT
 from infra.plan.place import COST_TAG
 from infra.policy import checks, relations
 from infra.policy.declared import Resource
+from infra.policy.relations import Blame
 
-Check = Callable[[Resource], Iterable[str]]
-StackCheck = Callable[[Sequence[Resource]], Iterable[tuple[Resource, str]]]
+Check = TypeVar("Check", bound=Callable[..., Iterable[object]])
+OfResource = Callable[[Resource], Iterable[str]]
+"""Yields a text for everything that is wrong with one resource."""
+OfStack = Callable[[Sequence[Resource]], Iterable[Blame]]
+"""Yields the resource to blame and what is wrong with it, where that shows only between several resources."""
 
 
 @dataclass(frozen=True)
-class Rule:
-    """`says` is what is wrong in general, `check` yields what is wrong with one resource."""
+class Rule(Generic[Check]):
+    """A row of the table: `says` is what is wrong in general, `check` what is wrong here."""
 
     code: str
     says: str
@@ -28,28 +33,13 @@ class Rule:
     source: str
     check: Check
 
-    def messages(self, resource: Resource) -> list[str]:
-        return [f"{found}; fix: {self.fix}" for found in self.check(resource)]
-
-
-@dataclass(frozen=True)
-class StackRule:
-    """A rule that needs several resources; `check` yields the one to blame and what is wrong with it."""
-
-    code: str
-    says: str
-    fix: str
-    source: str
-    check: StackCheck
-
-    def messages(self, resources: Sequence[Resource]) -> Iterator[tuple[Resource, str]]:
-        for resource, found in self.check(resources):
-            yield resource, f"{found}; fix: {self.fix}"
+    def line(self, violation: str) -> str:
+        return f"{violation}; fix: {self.fix}"
 
 
 _EC2 = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide"
 
-RESOURCE_RULES: tuple[Rule, ...] = (
+RESOURCE_RULES: tuple[Rule[OfResource], ...] = (
     Rule(
         "POL-002",
         "a public address with several network interfaces",
@@ -153,36 +143,36 @@ RESOURCE_RULES: tuple[Rule, ...] = (
 )
 
 
-STACK_RULES: tuple[StackRule, ...] = (
-    StackRule(
+STACK_RULES: tuple[Rule[OfStack], ...] = (
+    Rule(
         "POL-001",
         "a placement group with reserved capacity",
         "no placement group, except the one that the reservation itself was made in",
         f"{_EC2}/capacity-blocks-how.html",
         relations.grouped_reservations,
     ),
-    StackRule(
+    Rule(
         "POL-008",
         "an S3 endpoint for all of S3 in a network without an internet gateway",
         "give it a policy that names the buckets",
         "https://docs.aws.amazon.com/AmazonS3/latest/userguide/example-bucket-policies-vpc-endpoint.html",
         relations.leaks,
     ),
-    StackRule(
+    Rule(
         "POL-010",
         "a bucket that keeps the parts of broken uploads",
         "a lifecycle rule over the whole bucket with abort_incomplete_multipart_upload",
         "https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpu-abort-incomplete-mpu-lifecycle-config.html",
         relations.kept_parts,
     ),
-    StackRule(
+    Rule(
         "POL-011",
         "an EFA security group that does not let itself in and out",
         'an ingress and an egress rule with ip_protocol="-1" that reference the group itself',
         f"{_EC2}/efa-start.html",
         relations.deaf_groups,
     ),
-    StackRule(
+    Rule(
         "POL-017",
         "a bucket that can become public",
         "an s3.BucketPublicAccessBlock with all four set",
@@ -193,7 +183,11 @@ STACK_RULES: tuple[StackRule, ...] = (
 
 
 def violations(resources: Sequence[Resource]) -> list[str]:
-    """One line for each thing that is wrong with these resources, each of them alone and all of them together."""
-    alone = [(rule.code, one, found) for rule in RESOURCE_RULES for one in resources for found in rule.messages(one)]
-    together = [(rule.code, one, found) for rule in STACK_RULES for one, found in rule.messages(resources)]
-    return [f"{code}: {one.type} {one.name} {found}" for code, one, found in [*alone, *together]]
+    """Return one line for each thing that is wrong with these resources, each of them alone and all of them together."""
+
+    def line(rule: Rule[Any], resource: Resource, violation: str) -> str:
+        return f"{rule.code}: {resource.type} {resource.name} {rule.line(violation)}"
+
+    alone = [line(rule, one, text) for rule in RESOURCE_RULES for one in resources for text in rule.check(one)]
+    together = [line(rule, one, text) for rule in STACK_RULES for one, text in rule.check(resources)]
+    return alone + together

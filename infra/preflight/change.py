@@ -39,7 +39,7 @@ class Change:
 
 
 def protected(path: str, what: str) -> Change:
-    """The engine stops at what the stack protects: in the middle of an update, unless it is told before."""
+    """Return the change at which the engine would stop in the middle of an update, since the stack protects this."""
     message = f"{what} holds data or money and is protected: the engine would stop there"
     instead = "make a second stack, or let go of it knowingly: pulumi state unprotect, then pulumi state delete"
     return Change(path, Effect.IMPOSSIBLE, message, "", instead)

@@ -1,4 +1,4 @@
-"""What the tasks ask for: findings of stacks, what a change would do, who deploys needs which rights. All raise UserError."""
+"""What the tasks print: findings of stacks, effects of a change, permissions to deploy. All functions raise UserError."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lustrain.problem import Problem, UserError, problem
 
 
 def rules() -> list[str]:
-    """A line for every rule, offline and online."""
+    """Return a line for every rule, offline and online."""
     from infra.preflight.online.running import ONLINE
 
     return list(rule_lines([*OFFLINE.values(), *SUPPRESSIONS.values(), *ONLINE.values()]))
@@ -50,7 +50,7 @@ def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSp
 
 
 def _alone(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
-    return run_in(stack.spec, Context.of_region(stack.region, moment))
+    return run_in(Context.of_region(stack.spec, stack.region, moment))
 
 
 def _asked(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
@@ -62,7 +62,7 @@ def _asked(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
 
 
 def changes(stack: str, old: str | None) -> list[Change]:
-    """What differs from the file `old`, else from what the stack itself says of its last update."""
+    """Return what differs from the file `old`, by default from the spec in the stack's outputs."""
     after = stackfile.read(stack).spec
     if old:
         before = stackfile.read_spec(Path(old))
@@ -73,22 +73,22 @@ def changes(stack: str, old: str | None) -> list[Change]:
 
 
 BEFORE = {"version": "1.34", "upgrade_policy": "EXTENDED"}
-"""Of stacks whose outputs leave defaults out: ours then, and that of EKS for who names no policy
+"""Of stacks whose outputs leave defaults out: our version then, and EKS's own policy
 (https://docs.aws.amazon.com/eks/latest/APIReference/API_UpgradePolicyRequest.html)."""
 
 
 def _as_deployed(spec: Any) -> Any:
-    """An output `spec` with what its stack had where it says nothing of `eks`: today's defaults are others."""
+    """Return an output `spec` with the defaults of its time for `eks`: today's differ."""
     eks = spec.get("eks", {}) if isinstance(spec, Mapping) else None
     return {**spec, "eks": {**BEFORE, **eks}} if isinstance(eks, Mapping) else spec
 
 
 def policies(stack: str, account: str) -> list[Any]:
-    """What whoever runs `pulumi up` for a stack needs, as IAM policies small enough to attach."""
+    """Return what whoever runs `pulumi up` for a stack needs, as IAM policies small enough to attach."""
     read = stackfile.read(stack)
     if not read.region:
         raise UserError(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack}.yaml, or set AWS_REGION")
     if not re.fullmatch(r"\d{12}", account):
-        raise UserError(problem("--account", account, "is no account number", allowed="12 digits"))
-    place = replace(Context.of_region(read.region), account=account).place
+        raise UserError(problem("--account", account, "must be an account number", allowed="12 digits"))
+    place = replace(Context.of_region(read.spec, read.region), account=account).place
     return list(iam_deployer.managed_policies(iam_deployer.deployer_policy(read.spec, place)))

@@ -1,4 +1,4 @@
-"""What an update would do to what is there: told from the old spec and the new one, before the engine sees either.
+"""The effects of an update on what exists, derived from the old spec and the new one before the engine runs.
 
 Create-only properties are those of the CloudFormation schemas: of AWS::SageMaker::Cluster ClusterName, VpcConfig and
 Orchestrator.Eks; of AWS::FSx::FileSystem type, subnet, security groups, key and backup; of a data repository association
@@ -19,12 +19,12 @@ from infra.plan.nodes import hyperpod
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_storage import associations, file_system, home, objects
 
-TUNE = "run `fab node-tune` afterwards, which brings those that are up to the same state"
+TUNE = "run `fab node-tune` afterwards, which brings running nodes to the same state"
 REFUSED = (Effect.REPLACES_FILE_SYSTEM, Effect.IMPOSSIBLE)
 
 
 def explain(old: ClusterSpec, new: ClusterSpec) -> list[Change]:
-    """Everything that differs, the worst first; empty for equal specs."""
+    """Return everything that differs, the worst first; empty for equal specs."""
     found = [change for look in _LOOKS for change in look(old, new)]
     if old.hyperpod and hyperpod.protected(old) and any(one.effect is Effect.REPLACES_CLUSTER for one in found):
         found.append(protected("groups", "a cluster on a training plan"))
@@ -33,21 +33,23 @@ def explain(old: ClusterSpec, new: ClusterSpec) -> list[Change]:
 
 
 def explain_bundle(old: str, new: str) -> list[Change]:
-    """What another boot does: its scripts, the node agent and its settings, or what that knows of the cluster are others;
-    `old` and `new` are the names of the bundles."""
+    """Return what a new lifecycle bundle (scripts, node agent, settings, facts of the cluster) changes.
+
+    `old` and `new` are the names of the bundles.
+    """
     if old == new:
         return []
-    message = f"{old} becomes {new}: nodes that come from now on boot with the new one, those that are up keep theirs"
+    message = f"{old} becomes {new}: new nodes boot with it, running nodes keep theirs"
     return [Change("lifecycle", Effect.NEW_NODES, message, "", TUNE)]
 
 
 def refused(changes: Iterable[Change]) -> list[Change]:
-    """Those that must not reach the engine: they replace a file system, or end in the middle of an update."""
+    """Return those that must not reach the engine: they replace a file system, or end in the middle of an update."""
     return [change for change in changes if change.effect in REFUSED]
 
 
 def _identity(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
-    """The name and the backend, which everything hangs on."""
+    """Yield what a new name or backend replaces: everything."""
     for key in ("name", "backend"):
         if getattr(old, key) != getattr(new, key):
             message = f"{getattr(old, key)} becomes {getattr(new, key)}"
@@ -60,7 +62,7 @@ def _identity(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
 
 
 def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
-    """Whatever moves or replaces the compute subnet."""
+    """Yield whatever moves or replaces the compute subnet."""
     before, after = old.network, new.network
     moved = ["zone_id"] if old.zone_id != new.zone_id else []
     keys = () if before.existing and after.existing else ("cidr", "compute_prefix")
@@ -69,7 +71,7 @@ def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         if getattr(before.existing, key, None) != getattr(after.existing, key, None):
             moved.append(f"network.existing.{key}")
     for path in moved:
-        message = f"{shown(_at(old, path))} becomes {shown(_at(new, path))}: the subnet of the nodes is another one"
+        message = f"{shown(_at(old, path))} becomes {shown(_at(new, path))}: the nodes get a new subnet"
         instead = "make a second stack there, copy the data through S3, destroy the first"
         if old.storage.home or (old.storage.lustre and not old.storage.lustre.existing):
             yield Change(
@@ -88,7 +90,7 @@ def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
 
 
 def _zone_subnets(spec: ClusterSpec) -> Mapping[str, object]:
-    """The subnet that is made in each zone that only groups name; empty where AWS would refuse the ranges."""
+    """Return the subnet that is made in each zone that only groups name; empty where AWS would refuse the ranges."""
     if spec.network.existing or any(one.level == "error" for one in cidr_problems(spec)):
         return {}
     cidrs = layout(spec, IPv4Network(spec.network.cidr), spec.network.compute_prefix) or {}
@@ -135,7 +137,7 @@ HARMLESS = ("min_count", "partition", "labels", "taints", "deep_health_checks")
 def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Group) -> Change:
     message = f"{shown(getattr(before, key))} becomes {shown(getattr(after, key))}"
     if key == "capacity":
-        message = f"{before.capacity.mode} becomes {after.capacity.mode}, or another one of its kind"
+        message = f"{before.capacity.mode} becomes {after.capacity.mode}, or different capacity of the same kind"
         if _same_but(before, after, "zone_id", "size"):
             return Change(path, Effect.IN_PLACE, "what is known about the capacity changes, not the capacity")
         if _same_but(before, after, "zone_id", "size", "ends_at"):
@@ -165,9 +167,9 @@ def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Gro
 
 
 def _same_but(before: Group, after: Group, *keys: str) -> bool:
-    """Whether nothing else than these keys of the capacity differs."""
-    told = set(keys)
-    return before.capacity.model_dump(exclude=told) == after.capacity.model_dump(exclude=told)
+    """Return whether only these keys of the capacity differ."""
+    ignored = set(keys)
+    return before.capacity.model_dump(exclude=ignored) == after.capacity.model_dump(exclude=ignored)
 
 
 def _end(spec: ClusterSpec, path: str, before: Group, after: Group) -> Change:
@@ -182,7 +184,7 @@ def _end(spec: ClusterSpec, path: str, before: Group, after: Group) -> Change:
     if spec.backend != "ec2":
         return Change(path, Effect.IN_PLACE, message)
     fix = "stop the job by hand in time, or let it save and end the old machines"
-    return Change(path, Effect.NEW_NODES, f"{message}; running machines keep the end that they were told", "", fix)
+    return Change(path, Effect.NEW_NODES, f"{message}; running machines keep the old end", "", fix)
 
 
 def _accounting(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
@@ -226,7 +228,7 @@ def _kubernetes(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
 def _kubernetes_options(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     if old.eks.karpenter != new.eks.karpenter:
         if new.eks.karpenter is None and old.eks.karpenter:
-            message = "without the key HyperPod is not told to stop: Karpenter may stay on, without its role"
+            message = "without the key HyperPod is not asked to stop it: Karpenter may stay on, without its role"
             yield Change("eks.karpenter", Effect.IN_PLACE, message, "", "set it to false")
         else:
             yield Change("eks.karpenter", Effect.IN_PLACE, "is changed on the running cluster")
@@ -240,7 +242,7 @@ def _kubernetes_options(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
 
 
 def _tuning(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
-    """A node tunes itself at boot by what its bundle says."""
+    """Yield changed tuning: a node tunes itself at boot, by its bundle."""
     for table in ("profiles", "settings"):
         before, after = getattr(old.tuning, table), getattr(new.tuning, table)
         for key in dict.fromkeys([*before, *after]):
@@ -250,13 +252,13 @@ def _tuning(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
 
 
 def _rest(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
-    """Everything that is changed where it stands."""
+    """Yield every other key that differs."""
     for path, a, b in _leaves(old, new):
-        if not any(path == told or path.startswith(f"{told}.") for told in _TOLD):
+        if not any(path == key or path.startswith(f"{key}.") for key in _COVERED):
             yield Change(path, _EFFECTS.get(path, Effect.IN_PLACE), f"{shown(a)} becomes {shown(b)}")
 
 
-_TOLD = (
+_COVERED = (
     "name",
     "backend",
     "zone_id",
@@ -278,7 +280,7 @@ _TOLD = (
     "buckets.ephemeral_days",
     "buckets.noncurrent_days",
 )
-"""Keys, and tables with all that is in them, that the other looks speak of."""
+"""Keys, and tables with all that is in them, that the other functions report."""
 _EFFECTS = {
     "access.ssh_key": Effect.NEW_NODES,
     "network.nic_policy": Effect.NEW_NODES,
@@ -301,7 +303,7 @@ _LOOKS: Sequence[Callable[[ClusterSpec, ClusterSpec], Iterator[Change]]] = (
 
 
 def _leaves(old: BaseModel, new: BaseModel, path: str = "") -> Iterator[tuple[str, object, object]]:
-    """Every key that differs; a table that one side lacks is one difference."""
+    """Yield every key that differs; a table that one side lacks is one difference."""
     for key in type(old).model_fields:
         a, b = getattr(old, key), getattr(new, key)
         here = f"{path}.{key}" if path else key

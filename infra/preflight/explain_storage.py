@@ -1,4 +1,4 @@
-"""What an update would do to file systems, buckets and images."""
+"""The effects of an update on file systems, buckets and images."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ NOWHERE = Place("region", "account")
 
 
 def file_system(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
-    """The file system by what is planned, not by what is written: a group with EFA may turn EFA of the file system on."""
+    """Compare the file system as it is planned, not as it is written: a group with EFA may turn EFA of the file system on."""
     here, before, after = "storage.lustre", lustre_plan(old), lustre_plan(new)
     if before is None or after is None:
         if before is not None and not before.existing:
             yield protected(here, "the file system")
         elif before is not None:
-            yield Change(here, Effect.NEW_NODES, "is mounted no more")
+            yield Change(here, Effect.NEW_NODES, "is no longer mounted")
         elif after is not None:
-            yield Change(here, Effect.NEW_NODES, "is made, and mounted on nodes that come from then on")
+            yield Change(here, Effect.NEW_NODES, "is made, and mounted on new nodes")
         return
     if before.existing or after.existing:
         if not before.existing:
             yield protected(here, "the file system")
         if before.existing != after.existing:
-            message = "nodes that come from then on mount another file system"
+            message = "new nodes mount the new file system"
             yield Change(f"{here}.existing", Effect.NEW_NODES, message, "", "copy the data first")
         return
     yield from _lustre_replaced(before, after)
@@ -40,7 +40,7 @@ def _lustre_replaced(before: LustrePlan, after: LustrePlan) -> Iterator[Change]:
     for name, key in fixed.items():
         if getattr(before, name) != getattr(after, name):
             message = f"{getattr(before, name)} becomes {getattr(after, name)}, which no file system can"
-            instead = "keep the old value (efa can be said outright), or export to S3 and make a second stack"
+            instead = "keep the old value (efa can be set), or export to S3 and make a second stack"
             path = f"storage.lustre.{key}"
             yield Change(
                 path, Effect.REPLACES_FILE_SYSTEM, message, "all that lies in Lustre and is not in S3", instead
@@ -73,30 +73,30 @@ def _lustre_updated(before: LustrePlan, after: LustrePlan) -> Iterator[Change]:
     for name in ("tiered_mb_s", "read_cache_gib", "compression", "backup_days"):
         if getattr(before, name) != getattr(after, name):
             message = f"{getattr(before, name)} becomes {getattr(after, name)}"
-            message += ", for what is written from then on" if name == "compression" else ""
+            message += ", for new files" if name == "compression" else ""
             yield Change(f"storage.lustre.{name}", Effect.IN_PLACE, message)
     if before.mount_path != after.mount_path:
-        message = "nodes that come from then on mount it elsewhere; paths in jobs and runs break"
+        message = "new nodes mount it elsewhere; paths in jobs and runs break"
         yield Change("storage.lustre.mount_path", Effect.NEW_NODES, message, "", "keep the path")
 
 
 def associations(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
-    before = {one.path: one for one in _wished(old)}
-    after = {one.path: one for one in _wished(new)}
+    before = {one.path: one for one in _associations(old)}
+    after = {one.path: one for one in _associations(new)}
     for path, one in before.items():
         here = f"storage.lustre.associations ({path})"
         other = after.get(path)
         if other is None:
-            message = "is deleted; files in Lustre stay, and are mirrored no more"
+            message = "is deleted; files in Lustre stay, and are no longer mirrored"
             yield Change(
                 here, Effect.REPLACES_ASSOCIATION, message, "changes that were not exported yet", "export them first"
             )
         elif (one.bucket, one.prefix) != (other.bucket, other.prefix):
-            message = "links another prefix: the association is made anew and its file names read again"
+            message = "links another prefix: a new association is made, and reads all file names again"
             lost = "changes that were not exported yet"
             yield Change(here, Effect.REPLACES_ASSOCIATION, message, lost, "wait until exports are done")
         elif one != other:
-            yield Change(here, Effect.IN_PLACE, "events or chunk size change for files from then on")
+            yield Change(here, Effect.IN_PLACE, "events or chunk size change for new files")
     for path in (path for path in after if path not in before):
         yield Change(f"storage.lustre.associations ({path})", Effect.IN_PLACE, "is added; FSx makes one at a time")
 
@@ -107,7 +107,7 @@ def home(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         return
     if before is None or after is None:
         if before is None:
-            message = "is made; nodes that come from then on have their homes there"
+            message = "is made; new nodes have their homes there"
             yield Change("storage.home", Effect.NEW_NODES, message, "", "copy homes that lie on root disks")
         else:
             yield protected("storage.home", "the file system of homes")
@@ -120,7 +120,7 @@ def home(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
     if after.throughput_mb_s != before.throughput_mb_s:
         yield Change("storage.home.throughput_mb_s", Effect.IN_PLACE, f"becomes {after.throughput_mb_s} MB/s")
     if after.mount_path != before.mount_path:
-        yield Change("storage.home.mount_path", Effect.NEW_NODES, "nodes that come from then on mount it elsewhere")
+        yield Change("storage.home.mount_path", Effect.NEW_NODES, "new nodes mount it elsewhere")
 
 
 def objects(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
@@ -133,12 +133,12 @@ def objects(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         if getattr(old.buckets, key) != getattr(new.buckets, key):
             if getattr(old.buckets, key) is None:
                 yield protected(f"buckets.{key}", "the bucket that the stack made")
-            yield Change(f"buckets.{key}", Effect.IN_PLACE, "another bucket is used", "", "copy the objects first")
+            yield Change(f"buckets.{key}", Effect.IN_PLACE, "a different bucket is used", "", "copy the objects first")
     days = (("ephemeral_days", "objects under ephemeral/"), ("noncurrent_days", "old versions"))
     for key, what in days:
         before_days, after_days = getattr(old.buckets, key), getattr(new.buckets, key)
         if after_days < before_days:
-            message = f"{before_days} days become {after_days}, for what is there already too"
+            message = f"{before_days} days become {after_days}, for existing objects too"
             yield Change(
                 f"buckets.{key}", Effect.DELETES_OBJECTS, message, f"{what} older than that, within a day", "copy them"
             )
@@ -151,5 +151,5 @@ def objects(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
         )
 
 
-def _wished(spec: ClusterSpec) -> tuple[Association, ...]:
+def _associations(spec: ClusterSpec) -> tuple[Association, ...]:
     return spec.storage.lustre.associations if spec.storage.lustre else ()

@@ -9,26 +9,23 @@ from infra import clock
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.place import Place
-from infra.preflight import (
+from infra.preflight.rule import Context, Family, Problems, Rule
+from infra.preflight.rules import (
     access,
     associations,
     buckets,
     capacity,
     configuration,
     hyperpod,
-    images,
     instances,
     kubernetes,
-    kubernetes_options,
     network,
     offerings,
-    region,
     spending,
     storage,
     tuning,
     zones,
 )
-from infra.preflight.rule import Context, Family, Problems, Rule
 from lustrain.problem import Problem
 
 UNUSED = Rule("CFG-090", "Every suppression silences something.", "infra/config.py", level="warning")
@@ -50,16 +47,13 @@ LAST_OFFLINE = 100
 """In each family the rules that ask AWS have numbers above this."""
 FAMILIES: tuple[Family, ...] = (
     configuration.RULES,
-    region.RULES,
     network.RULES,
     offerings.RULES,
     zones.RULES,
     capacity.RULES,
     instances.RULES,
-    images.RULES,
     hyperpod.RULES,
     kubernetes.RULES,
-    kubernetes_options.RULES,
     storage.RULES,
     associations.RULES,
     buckets.RULES,
@@ -73,28 +67,27 @@ OFFLINE: Mapping[str, Rule] = {
 
 
 def run_offline(spec: ClusterSpec, place: Place | None, now: datetime | None = None) -> list[Problem]:
-    """What is wrong with `spec`, errors first, suppressed findings left out; `now` defaults to that of infra/clock.py.
+    """Return what is wrong with `spec`, errors first, suppressed findings left out; `now` defaults to that of infra/clock.py.
 
     Without a place the rules about region, account and partition are silent, and one warning says so.
     """
-    return run_in(spec, Context.at(place, now or clock.now()))
+    return run_in(Context.at(spec, place, now or clock.now()))
 
 
-def run_in(spec: ClusterSpec, context: Context) -> list[Problem]:
-    """The same, where less than a place is known."""
-    found = check_offline(spec, context)
-    return settle(spec, found, {**OFFLINE, **SUPPRESSIONS})
+def run_in(context: Context) -> list[Problem]:
+    """Return the same where less than a place is known."""
+    return settle(context.spec, check_offline(context), {**OFFLINE, **SUPPRESSIONS})
 
 
-def check_offline(spec: ClusterSpec, context: Context) -> list[Problem]:
-    """Every finding, suppressed ones too."""
-    return [finding for rule in OFFLINE.values() for finding in rule.check(spec, context)]
+def check_offline(context: Context) -> list[Problem]:
+    """Return every finding, suppressed ones too."""
+    return [finding for rule in OFFLINE.values() for finding in rule.check(context)]
 
 
 def settle(spec: ClusterSpec, found: Problems, asked: Mapping[str, Rule]) -> list[Problem]:
-    """Findings less the suppressed ones, plus what is wrong with the suppressions, errors first.
+    """Return findings less the suppressed ones, plus what is wrong with the suppressions, errors first.
 
-    `asked` are the rules that looked; a suppression of an online rule that nobody asked is neither used nor unused.
+    `asked` are the rules that looked; a suppression of an online rule that did not run is neither used nor unused.
     """
     findings = list(dict.fromkeys(found))
     codes = {finding.code: finding for finding in reversed(findings)}
@@ -112,10 +105,12 @@ def _about(path: str, code: str, found: Mapping[str, Problem], asked: Mapping[st
         if int(code[-3:]) <= LAST_OFFLINE:
             yield NOT_SUPPRESSIBLE.own(finding(path, f"{code} is not a rule", "see `fab preflight --list`"))
     elif rule.essential:
-        why = f"{code} cannot be suppressed: no plan can be built on that"
+        why = f"{code} cannot be suppressed: no plan can be built on such a spec"
         yield NOT_SUPPRESSIBLE.own(finding(path, why, "remove it"))
     elif code not in found:
         yield UNUSED.own(finding(path, f"{code} finds nothing here", "remove it"))
     elif rule.refused_by_aws and found[code].level == "error":
-        message = f"{code} is silenced, and AWS refuses the update all the same: {found[code].path}: {found[code].why}"
-        yield REFUSED_ANYWAY.own(finding(path, message, "mend the key; keep this only if AWS takes it by now"))
+        message = (
+            f"{code} is suppressed, but AWS refuses the update all the same: {found[code].path}: {found[code].why}"
+        )
+        yield REFUSED_ANYWAY.own(finding(path, message, "correct the key; keep this only if AWS accepts it now"))

@@ -1,4 +1,4 @@
-"""What the tasks print: findings, rules and changes, one a line or as JSON."""
+"""Findings, rules and changes as lines or as JSON."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from infra.preflight.rule import Rule
 from lustrain.problem import DONE, FAILED, UNREACHABLE, Problem
 
 UNREACHED = "could not be checked: AWS cannot be reached"
-"""What every online rule says where AWS did not even tell who asks."""
+"""What every online rule reports where AWS did not answer the first question, about the caller's identity."""
 LEVELS = ("error", "unknown", "warning")
 
 
 def lines(findings: Sequence[Problem]) -> Iterator[str]:
-    """All findings, errors first and questions with one and the same answer in one line; how many there are of each level."""
+    """Yield all findings, errors first and questions with one and the same answer in one line, then the counts by level."""
     alike: dict[tuple[str, ...], list[Problem]] = defaultdict(list)
     for one in sorted(findings, key=lambda finding: LEVELS.index(finding.level)):
         mine = () if one.level == "unknown" else (one.code,)
@@ -26,7 +26,7 @@ def lines(findings: Sequence[Problem]) -> Iterator[str]:
 
 
 def _folded(same: Sequence[Problem]) -> str:
-    """One line for questions that ended alike."""
+    """Return one line for questions with one answer."""
     first, codes = same[0], list(dict.fromkeys(finding.code for finding in same))
     if len(codes) == 1:
         return str(first)
@@ -40,7 +40,7 @@ def _folded(same: Sequence[Problem]) -> str:
 
 
 def as_data(findings: Iterable[Problem]) -> list[dict[str, str]]:
-    """The findings for `--json`."""
+    """Return the findings for `--json`."""
     return [
         {
             "code": one.code,
@@ -55,14 +55,14 @@ def as_data(findings: Iterable[Problem]) -> list[dict[str, str]]:
 
 
 def exit_code(findings: Sequence[Problem]) -> int:
-    """1 where something would fail, 3 where not one question reached AWS; a single one without an answer is no failure."""
+    """Return 1 where something would fail, 3 where no question reached AWS; one question without an answer is no failure."""
     if any(finding.level == "error" for finding in findings):
         return FAILED
     return UNREACHABLE if any(finding.why == UNREACHED for finding in findings) else DONE
 
 
 def rule_lines(rules: Iterable[Rule]) -> Iterator[str]:
-    """Every rule by its code: level, where it looks, what must hold, and the source."""
+    """Yield every rule by its code: level, where it looks, what must hold, and the source."""
     for rule in sorted(rules, key=lambda rule: rule.code):
         marks = [mark for mark, there in (("online", rule.permission), ("essential", rule.essential)) if there]
         about = f" ({', '.join(marks)})" if marks else ""
@@ -74,7 +74,7 @@ def change_lines(changes: Sequence[Change], refused: Sequence[Change]) -> Iterat
     if not changes:
         yield "nothing changes"
     elif refused:
-        yield f"{len(changes)} changes, {len(refused)} refused: `pulumi up` must not be asked for this"
+        yield f"{len(changes)} changes, {len(refused)} refused: do not run `pulumi up` for this"
     else:
         yield f"{_counted(len(changes), 'change')}"
 

@@ -1,51 +1,59 @@
-"""What a rule of preflight is, and what it may know besides the spec."""
+"""The form of a rule of preflight, and the context in which it looks at a spec."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import TypeVar
 
 from infra.catalog.instances import Instance, instance
 from infra.config import ClusterSpec, Group
 from infra.finding import Level, finding
 from infra.plan.place import Place, partition_of
+from infra.plan.stack import Plan
 from lustrain.problem import Problem
 
 NO_ACCOUNT = "000000000000"
-"""Stands in names and ARNs where no one asked AWS for the account; as long as a real one."""
+"""Stands in names and ARNs where the account is not known; as long as a real one."""
 Problems = Iterable[Problem]
 Look = TypeVar("Look", bound=Callable[..., Problems])
 
 
 @dataclass(frozen=True)
 class Context:
-    """Facts of the place, as far as they are known without asking AWS; None where they are not."""
+    """The spec, and the facts of its place that are known without asking AWS; None where they are not."""
 
+    spec: ClusterSpec
     region: str | None = None
     account: str | None = None
     partition: str | None = None
     now: datetime | None = None
-    """When the rules are asked; a rule about the past is silent without it."""
+    """The time to judge by; a rule about the past is silent without it."""
 
     @property
     def place(self) -> Place:
         """The place for plans that name things in it, with a stand-in for what is not known."""
         return Place(self.region or "us-east-1", self.account or NO_ACCOUNT, self.partition or "aws")
 
-    @classmethod
-    def at(cls, place: Place | None, now: datetime | None = None) -> Context:
-        if place is None:
-            return cls(now=now)
-        return cls(place.region, place.account, place.partition, now)
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of the spec in this place, made once for all rules."""
+        return Plan(self.spec, self.place)
 
     @classmethod
-    def of_region(cls, region: str | None, now: datetime | None = None) -> Context:
-        """What a region's name tells: its partition, but no account."""
+    def at(cls, spec: ClusterSpec, place: Place | None, now: datetime | None = None) -> Context:
+        if place is None:
+            return cls(spec, now=now)
+        return cls(spec, place.region, place.account, place.partition, now)
+
+    @classmethod
+    def of_region(cls, spec: ClusterSpec, region: str | None, now: datetime | None = None) -> Context:
+        """Return what follows from a region's name: its partition, but no account."""
         if region is None:
-            return cls(now=now)
-        return cls(region, None, partition_of(region), now)
+            return cls(spec, now=now)
+        return cls(spec, region, None, partition_of(region), now)
 
 
 @dataclass(frozen=True)
@@ -56,14 +64,14 @@ class Rule:
     asks AWS with.
 
     A problem of an `essential` rule cannot be suppressed: no plan can be built on such a spec. Every other one can, with a
-    reason, since what is known here about AWS is dated and AWS moves; where AWS would refuse the update all the same, that is
-    told. A `judgement` is ours: AWS takes what breaks the rule, and the harm comes later.
+    reason, since facts about AWS age; CFG-092 warns where AWS would refuse the update all the same. A `judgement` is ours: AWS
+    accepts what breaks the rule, and the harm comes later.
     """
 
     code: str
     checks: str
     source: str
-    look: Callable[..., Problems] = lambda *known: ()
+    look: Callable[..., Problems] = lambda spec, context: ()
     level: Level = "error"
     essential: bool = False
     judgement: bool = False
@@ -71,19 +79,19 @@ class Rule:
 
     @property
     def refused_by_aws(self) -> bool:
-        """Whether AWS itself says no to what breaks this rule, as far as its source is AWS's own."""
+        """Whether AWS itself refuses what breaks this rule, as far as its source is AWS's own."""
         return self.level == "error" and self.source.startswith("https://") and not self.judgement
 
-    def check(self, *known: object) -> Iterator[Problem]:
-        """What `look` finds wrong; of problems that the plan found and gave a code, this rule's own."""
-        for one in self.look(*known):
-            if one.code in ("", self.code):
-                yield self.own(one)
+    def check(self, context: Context, *aws: object) -> Iterator[Problem]:
+        """Yield what `look` finds wrong; of problems to which the plan gave a code, this rule's own."""
+        for problem in self.look(context.spec, context, *aws):
+            if problem.code in ("", self.code):
+                yield self.own(problem)
 
-    def own(self, one: Problem) -> Problem:
-        """The same with this rule's code, and its level and source where the problem has none of its own."""
-        level, source = one.level or self.level, one.source or self.source
-        return finding(one.path, one.why, one.fix, code=self.code, level=level, source=source)
+    def own(self, problem: Problem) -> Problem:
+        """Return the problem with this rule's code, and its level and source where it has none of its own."""
+        level, source = problem.level or self.level, problem.source or self.source
+        return finding(problem.path, problem.why, problem.fix, code=self.code, level=level, source=source)
 
 
 class Family(list[Rule]):
@@ -100,7 +108,7 @@ class Family(list[Rule]):
         judgement: bool = False,
         permission: str = "",
     ) -> Callable[[Look], Look]:
-        """A row of the table whose function is the decorated one; a function that finds by several rules has a row for each."""
+        """Add a row of the table whose function is the decorated one; a function of several rules has a row for each."""
 
         def keep(look: Look) -> Look:
             self.append(Rule(code, checks, source, look, level, essential, judgement, permission))
@@ -110,19 +118,19 @@ class Family(list[Rule]):
 
 
 def groups(spec: ClusterSpec) -> Iterator[tuple[str, Group]]:
-    """Each group with its path in the config."""
+    """Yield each group with its path in the config."""
     for index, group in enumerate(spec.groups):
         yield f"groups.{index}", group
 
 
 def known_groups(spec: ClusterSpec) -> Iterator[tuple[str, Group, Instance]]:
-    """Each group whose type the snapshot knows, with its path and facts."""
+    """Yield each group whose type the snapshot knows, with its path and facts."""
     for path, group in groups(spec):
-        if found := instance(group.ec2_type):
-            yield path, group, found
+        if facts := instance(group.ec2_type):
+            yield path, group, facts
 
 
 def listed(values: Iterable[object]) -> str:
-    """`a, b and c`, in the order given and each once."""
+    """Return `a, b and c`, in the order given and each once."""
     words = [str(value) for value in dict.fromkeys(values)]
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1] if words else ""]))

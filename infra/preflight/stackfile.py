@@ -1,4 +1,4 @@
-"""Reads what Pulumi would read: region and cluster of a stack, from Pulumi.<stack>.yaml, without Pulumi."""
+"""Region and cluster of a stack, from Pulumi.<stack>.yaml, read as Pulumi reads them but without it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from infra.config import KEY, ClusterSpec, parse
-from lustrain.problem import UserError, plain, problem
+from lustrain.problem import UserError, did_you_mean, plain, problem
 
 PROGRAM = Path(__file__).parents[1]
 REGION = "aws:region"
@@ -34,50 +33,51 @@ class Stack:
 
 
 def stacks(folder: Path = PROGRAM) -> list[str]:
-    """Names of the stacks whose configuration lies in `folder`."""
+    """Return the names of the stacks whose configuration lies in `folder`."""
     return sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in folder.glob("Pulumi.*.yaml"))
 
 
 def read(stack: str, folder: Path = PROGRAM) -> Stack:
-    """The stack's region and spec; UserError lists all that is wrong with the file, one line each."""
+    """Return the stack's region and spec; UserError lists all that is wrong with the file, one line each."""
     if not re.fullmatch(STACK_NAME, stack):
-        why, allowed = "is no stack's name", "1 to 100 letters, digits, hyphens, underscores and periods"
+        why, allowed = "must be the name of a stack", "1 to 100 letters, digits, hyphens, underscores and periods"
         raise UserError(problem("stack", stack, why, allowed=allowed, fix="name a stack of this folder"))
     path = folder / f"Pulumi.{stack}.yaml"
     if not path.is_file() and os.path.lexists(path):
         why = f"{path} is not a file, but a folder, a pipe or a link to nothing"
         raise UserError(problem("stack", stack, why, fix="put the stack's configuration there, or remove it"))
     if not path.is_file():
-        close = get_close_matches(stack, stacks(folder), 1)
-        there = ", ".join(stacks(folder)) or "none"
-        fix = f"did you mean {close[0]}?" if close else f"copy one of {there} to {path.name} and edit it"
+        names = stacks(folder)
+        fix = did_you_mean(stack, names) or f"copy one of {', '.join(names) or 'none'} to {path.name} and edit it"
         raise UserError(problem("stack", stack, f"there is no {path}", fix=fix))
     values = _mapping(path).get("config")
     if not isinstance(values, Mapping):
-        raise UserError(f"{path.name}: config is missing or no table; fix: copy one of infra/Pulumi.*.yaml and edit it")
+        raise UserError(
+            f"{path.name}: config is missing or not a table; fix: copy one of infra/Pulumi.*.yaml and edit it"
+        )
     if misspelt := list(_misspelt(path.name, values)):
         raise UserError(misspelt)
     region = values.get(REGION) or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if region and not (isinstance(region, str) and re.fullmatch(r"[a-z0-9-]+", region)):
-        why = "is no region's name" if isinstance(region, str) else "is not text"
+        why = "must be the name of a region" if isinstance(region, str) else "is not text"
         raise UserError(problem(f"{path.name}: {REGION}", region, why, allowed="like us-east-1"))
     return Stack(stack, region or None, parse(values.get(KEY)))
 
 
 def _misspelt(name: str, values: Mapping[Any, Any]) -> Iterator[str]:
-    """Keys that Pulumi takes and nobody reads: the rest of our namespace, and near misses of the keys that are read.
+    """Yield keys that Pulumi accepts and no code reads: others of our namespace, and near misses of the keys that are read.
 
     Other namespaces are other providers' (https://www.pulumi.com/docs/iac/concepts/config/#configuration-options).
     """
     for key in values:
-        close = get_close_matches(str(key).lower(), (REGION, KEY), 1, ALIKE)
-        if key not in (REGION, KEY) and (close or str(key).startswith(NAMESPACE)):
-            fix = f"did you mean {close[0]}?" if close else f"remove it; known here: {KEY}"
+        meant = did_you_mean(str(key).lower(), (REGION, KEY), likeness=ALIKE)
+        if key not in (REGION, KEY) and (meant or str(key).startswith(NAMESPACE)):
+            fix = meant or f"remove it; known here: {KEY}"
             yield plain(f"{name}: {key}: unknown key, which nothing reads; fix: {fix}")
 
 
 def read_spec(path: Path) -> ClusterSpec:
-    """A spec out of a file: JSON or YAML, alone or as the configuration of a stack."""
+    """Return a spec out of a file: JSON or YAML, alone or as the configuration of a stack."""
     found = _mapping(path)
     values = found.get("config")
     return parse(values.get(KEY) if isinstance(values, Mapping) else found)
@@ -95,7 +95,7 @@ def _mapping(path: Path) -> dict[str, Any]:
         where = plain(" ".join(str(error).split()))
         raise UserError(f"{path.name} is not YAML: {where}; fix: correct that line") from None
     if not isinstance(found, dict):
-        raise UserError(f"{path.name} holds no table; fix: copy one of infra/Pulumi.*.yaml and edit it")
+        raise UserError(f"{path.name} is not a table; fix: copy one of infra/Pulumi.*.yaml and edit it")
     return found
 
 
@@ -114,7 +114,7 @@ def _loaded(path: Path) -> Any:
 
 
 def _twice(node: yaml.Node, where: str, seen: set[int]) -> Iterator[str]:
-    """Every key that stands twice in one table, with its path and line."""
+    """Yield every key that stands twice in one table, with its path and line."""
     if id(node) in seen:
         return
     seen.add(id(node))

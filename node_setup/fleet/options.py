@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from lustrain.problem import UserError, problem
+from lustrain.problem import UserError, did_you_mean, problem
 from node_setup.fleet.known_hosts import DEFAULT
 
 SECTION = "node_setup"
@@ -45,8 +44,7 @@ def options(configured: Mapping[str, Any], flags: Mapping[str, Any]) -> Options:
     known = {field.name: field for field in fields(Options)}
     for name in configured:
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, 1)
-            fix = f"did you mean {close[0]}?" if close else f"remove it; known here: {', '.join(known)}"
+            fix = did_you_mean(str(name), known) or f"remove it; known here: {', '.join(known)}"
             problems.append(problem(f"{SECTION}.{name}", configured[name], "unknown key", fix=fix))
     for name in known:
         given = flags.get(name)

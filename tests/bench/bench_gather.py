@@ -24,7 +24,7 @@ from trainer.data.index import INDEX, Index, Shard, Split, encode_index, shard_n
 from trainer.data.order import sample_ids
 from trainer.data.shards import TokenSet
 from trainer.data.tokenizer import ByteTokenizer
-from trainer.models import llama
+from trainer.tasks.models import llama
 
 TOKENS = 100_000_000
 SHARD_TOKENS = 32 << 20

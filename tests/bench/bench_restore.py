@@ -15,9 +15,9 @@ import torch
 
 from tests.bench.harness import Row, interleaved, median, memcpy_seconds, run_bench, timed
 from tests.checkpoint.written import whole, write_checkpoint
-from trainer.checkpoint.load import read_checkpoint
-from trainer.checkpoint.parts import Places
-from trainer.checkpoint.records import Manifest
+from trainer.checkpoint.format.records import Manifest
+from trainer.checkpoint.load.latest import read_checkpoint
+from trainer.checkpoint.load.parts import Places
 from trainer.storage.local import LocalStore
 
 SIZES = {"0.5 GB": 500_000_000, "2 GB": 2_000_000_000}

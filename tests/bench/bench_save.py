@@ -35,8 +35,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType,
 
 from tests.bench.bench_restore import adam_like_state
 from tests.bench.harness import Row, interleaved, median, memcpy_seconds, run_bench
-from trainer.checkpoint.lease import Lease
-from trainer.checkpoint.saver import Checkpointer
+from trainer.checkpoint.lineage.lease import Lease
+from trainer.checkpoint.save.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes
 from trainer.config import CheckpointConfig
 from trainer.storage.local import LocalStore

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from tests.checkpoint.written import sample_state, split_state, write_checkpoint
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.load import Loaded, load_latest
-from trainer.checkpoint.records import Manifest
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.format.records import Manifest
+from trainer.checkpoint.load.latest import Loaded, load_latest
 from trainer.checkpoint.votes import StoreVotes
 from trainer.config import TierConfig
 from trainer.storage import ObjectStore, StorageError

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.distributed import HashStore
 
-from trainer.checkpoint.layout import MANIFESTS, ManifestId
-from trainer.checkpoint.lease import Lease
-from trainer.checkpoint.load import read_checkpoint
-from trainer.checkpoint.parts import Places, read_manifest
-from trainer.checkpoint.saver import Checkpointer
+from trainer.checkpoint.format.layout import MANIFESTS, ManifestId
+from trainer.checkpoint.lineage.lease import Lease
+from trainer.checkpoint.load.latest import read_checkpoint
+from trainer.checkpoint.load.parts import Places, read_manifest
+from trainer.checkpoint.save.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import CheckpointConfig
 from trainer.storage import ObjectStore
@@ -179,7 +179,7 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
 def _writer_pid() -> int:
     for children in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
         for pid in children.read_text().split():
-            if b"trainer.checkpoint.writer" in Path(f"/proc/{pid}/cmdline").read_bytes() and _ignores_all(pid):
+            if b"trainer.checkpoint.save.writer" in Path(f"/proc/{pid}/cmdline").read_bytes() and _ignores_all(pid):
                 return int(pid)
     return 0
 

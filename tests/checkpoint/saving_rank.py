@@ -14,8 +14,8 @@ from datetime import timedelta
 from torch.distributed import TCPStore
 
 from tests.checkpoint.saving import PATIENCE_S, own_tensors, sample_tensors
-from trainer.checkpoint.lease import Lease
-from trainer.checkpoint.saver import Checkpointer
+from trainer.checkpoint.lineage.lease import Lease
+from trainer.checkpoint.save.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes
 from trainer.config import CheckpointConfig
 from trainer.storage import open_store

@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 
 from tests.checkpoint.test_read_prune import manifests_of, put_lease, write_steps
 from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
-from trainer import stored_config
 from trainer.__main__ import main
-from trainer.checkpoint.audit import audit, lost_commits
-from trainer.checkpoint.history import History, read_history
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.lease import LeaseRecord, Settlement
-from trainer.checkpoint.parts import read_manifest
-from trainer.checkpoint.verify import verify_checkpoint
+from trainer.checkpoint import stored_config
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.lineage.audit import audit, lost_commits
+from trainer.checkpoint.lineage.history import History, read_history
+from trainer.checkpoint.lineage.lease import LeaseRecord, Settlement
+from trainer.checkpoint.load.parts import read_manifest
+from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.config import CheckpointConfig, Config
 from trainer.errors import EXIT_CONFIG
 from trainer.metrics.runlog import append_event
@@ -133,7 +133,10 @@ def told(store: LocalStore) -> LocalStore:
         (lambda store: flip_bit(store, "metrics/000001-00002.jsonl", 0), "metrics/000001-00002.jsonl line 1: "),
         (lambda store: flip_bit(store, "events/000003-00000.jsonl", 0), "events/000003-00000.jsonl line 1: "),
         (lambda store: store.delete("metrics/000001-00001.jsonl"), "metrics/000001-00001.jsonl: missing"),
-        (lambda store: store.delete(ManifestId(3, 25).key), f"{ManifestId(3, 25).key}: the run recorded its commit"),
+        (
+            lambda store: store.delete(ManifestId(3, 25).key),
+            f"{ManifestId(3, 25).key}: missing, though the run recorded its commit",
+        ),
     ],
     ids=["config", "no config", "metrics", "events", "no metrics", "newest manifest"],
 )
@@ -273,5 +276,5 @@ def test_a_run_without_a_commit_has_nothing_to_verify_or_export(call: Call, tmp_
 
 
 def test_looking_after_a_run_needs_no_torch() -> None:
-    code = "import sys, trainer.checkpoint.verify, trainer.checkpoint.history; sys.exit('torch' in sys.modules)"
+    code = "import sys, trainer.checkpoint.load.verify, trainer.checkpoint.lineage.history; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -19,7 +19,7 @@ from tests.checkpoint.test_read_prune import put_lease
 from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
 from tests.fork_server import ForkServer
 from trainer.checkpoint.dcp_reader import LustrainReader
-from trainer.checkpoint.layout import ManifestId
+from trainer.checkpoint.format.layout import ManifestId
 from trainer.storage.local import LocalStore
 
 ROWS = 997

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from lustrain.problem import UserError
 from tests.checkpoint.written import flip_bit, sample_state, split_state, whole, write_checkpoint
-from trainer.checkpoint.export import export, plan_shards, renamed, shard_names
+from trainer.checkpoint.load.export import export, plan_shards, renamed, shard_names
 from trainer.storage import CorruptObjectError
 from trainer.storage.local import LocalStore
 

@@ -18,9 +18,10 @@ from awscrt.checksums import crc64nvme
 from tests.checkpoint.saving import PATIENCE_S, Events, checkpointer, own_tensors, raw_bytes, sample_tensors
 from tests.checkpoint.test_read_prune import put_lease
 from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
-from trainer import checkpoint, stored_config
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.records import FORMAT, Block, Entry, Manifest, Part, RankIndex, encode, seal, unseal
+from trainer import checkpoint
+from trainer.checkpoint import stored_config
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.format.records import FORMAT, Block, Entry, Manifest, Part, RankIndex, encode, seal, unseal
 from trainer.config import Config
 from trainer.metrics import RunLog
 from trainer.storage.local import LocalStore

@@ -39,9 +39,9 @@ from tests.checkpoint.written import (
     write_part,
 )
 from tests.fork_server import ForkServer
-from trainer.checkpoint.layout import attempt_name
-from trainer.checkpoint.load import load_latest
-from trainer.checkpoint.records import BLOCK_BYTES, Manifest, decode_manifest
+from trainer.checkpoint.format.layout import attempt_name
+from trainer.checkpoint.format.records import BLOCK_BYTES, Manifest, decode_manifest
+from trainer.checkpoint.load.latest import load_latest
 from trainer.checkpoint.votes import StoreVotes
 from trainer.config import TierConfig
 from trainer.storage import ObjectStore
@@ -290,7 +290,7 @@ def test_a_newer_format_stops_the_load_instead_of_going_back_in_time(
 ) -> None:
     write_checkpoint(store, OLD.step, split_state(sample_state(1), 2), nonce="00000001")
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.checkpoint.records.FORMAT", 2)
+        patch.setattr("trainer.checkpoint.format.records.FORMAT", 2)
         write_checkpoint(store, NEW.step, split_state(sample_state(2), 2), nonce="00000002")
     with pytest.raises(UserError, match="newer Lustrain"):
         load_alone(store, [NEW, OLD])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.checkpoint.memory import fresh_memory
+from trainer.checkpoint.load.memory import fresh_memory
 
 
 @pytest.mark.parametrize("size", [0, 1, 4097, (2 << 20) + 1])

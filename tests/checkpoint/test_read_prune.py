@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from lustrain.problem import UserError
 from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
-from trainer.checkpoint.layout import ATTEMPTS, LEASE, MANIFESTS, ManifestId
-from trainer.checkpoint.lease import LeaseRecord, Settlement, live_manifests, read_lease
-from trainer.checkpoint.load import read_checkpoint
-from trainer.checkpoint.parts import Places, read_manifest
-from trainer.checkpoint.prune import Committed, PruneReport, milestones, plan_prune, prune
+from trainer.checkpoint.format.layout import ATTEMPTS, LEASE, MANIFESTS, ManifestId
+from trainer.checkpoint.lineage.lease import LeaseRecord, Settlement, live_manifests, read_lease
+from trainer.checkpoint.lineage.prune import Committed, PruneReport, milestones, plan_prune, prune
+from trainer.checkpoint.load.latest import read_checkpoint
+from trainer.checkpoint.load.parts import Places, read_manifest
 from trainer.config import CheckpointConfig
 from trainer.storage import CorruptObjectError, ObjectInfo, ObjectStore, open_store
 from trainer.storage.local import LocalStore
@@ -310,7 +310,7 @@ def test_a_manifest_of_a_newer_format_stops_pruning_before_anything_is_removed(
     put_lease(store, 1, (1, None))
     write_steps(store, [10, 20, 30])
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.checkpoint.records.FORMAT", 2)
+        patch.setattr("trainer.checkpoint.format.records.FORMAT", 2)
         write_steps(store, [40])
     with pytest.raises(UserError, match="newer Lustrain"):
         prune(store, CheckpointConfig(keep_last=2))

@@ -21,8 +21,8 @@ from tests.checkpoint.loading import (
     two_checkpoints,
 )
 from tests.checkpoint.written import flip_bit, sample_state
-from trainer.checkpoint.layout import tier_root
-from trainer.checkpoint.records import Manifest
+from trainer.checkpoint.format.layout import tier_root
+from trainer.checkpoint.format.records import Manifest
 from trainer.config import TierConfig
 from trainer.storage import ObjectStore
 from trainer.storage.local import LocalStore

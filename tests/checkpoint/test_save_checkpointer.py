@@ -29,9 +29,9 @@ from tests.checkpoint.saving import (
     stopped,
     writer_pid,
 )
-from trainer.checkpoint.layout import ATTEMPTS, ManifestId, index_key, tier_root
-from trainer.checkpoint.lease import Lease
-from trainer.checkpoint.parts import read_manifest
+from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, index_key, tier_root
+from trainer.checkpoint.lineage.lease import Lease
+from trainer.checkpoint.load.parts import read_manifest
 from trainer.checkpoint.votes import StoreVotes
 from trainer.config import TierConfig
 from trainer.errors import LostRunError
@@ -309,7 +309,7 @@ def test_closing_with_a_save_in_flight_is_quick_and_leaves_neither_threads_nor_a
 
 
 def test_a_rank_whose_rank_0_is_silent_goes_on_training(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.checkpoint.saver.PLAN_S", 0.2)
+    monkeypatch.setattr("trainer.checkpoint.save.saver.PLAN_S", 0.2)
     events = Events()
     with checkpointer(store, events, rank=1, world_size=2) as saver:
         saver.save(1, ALL, {}, {}, {})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.interval import Interval, finish_or_restart, young_daly
+from trainer.checkpoint.save.interval import Interval, finish_or_restart, young_daly
 
 
 def lost_share(interval: float, stall: float, mtbf: float) -> float:

@@ -15,8 +15,8 @@ from tests.checkpoint.saving import (
     own_tensors,
     sample_tensors,
 )
-from trainer.checkpoint.layout import ATTEMPTS, ManifestId, tier_root
-from trainer.checkpoint.parts import read_manifest
+from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, tier_root
+from trainer.checkpoint.load.parts import read_manifest
 from trainer.config import TierConfig
 from trainer.storage import ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lustrain.problem import UserError
-from trainer.checkpoint.layout import LEASE, ManifestId
-from trainer.checkpoint.lease import Lease, LeaseRecord, Settlement, live_manifests, read_lease
-from trainer.checkpoint.records import DamagedRecordError, Manifest, NewerFormatError, encode, seal
+from trainer.checkpoint.format.layout import LEASE, ManifestId
+from trainer.checkpoint.format.records import DamagedRecordError, Manifest, NewerFormatError, encode, seal
+from trainer.checkpoint.lineage.lease import Lease, LeaseRecord, Settlement, live_manifests, read_lease
 from trainer.errors import LostRunError
 from trainer.storage import ObjectStore, PreconditionError, open_store
 from trainer.storage.local import LocalStore

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.pieces import Shape, data_size, lay_out
-from trainer.checkpoint.records import ALIGN, Entry
+from trainer.checkpoint.format.pieces import Shape, data_size, lay_out
+from trainer.checkpoint.format.records import ALIGN, Entry
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "bool": 1, "int64": 8, "float8_e4m3fn": 1}
 

@@ -12,8 +12,8 @@ from torch.distributed import TCPStore
 from tests.checkpoint.saving import PATIENCE_S, assert_holds, manifests_of, own_tensors, sample_tensors
 from tests.fork_server import ForkServer
 from tests.lab.servers import S3Place
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.parts import read_manifest
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.load.parts import read_manifest
 from trainer.storage import open_store
 
 pytestmark = pytest.mark.slow

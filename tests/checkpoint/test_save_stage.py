@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.checkpoint.saving import own_tensors, raw_bytes, sample_tensors
-from trainer.checkpoint.records import ALIGN
-from trainer.checkpoint.stage import Staged, Staging, StagingError, available_memory, shape_of
+from trainer.checkpoint.format.records import ALIGN
+from trainer.checkpoint.save.stage import Staged, Staging, StagingError, available_memory, shape_of
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.uint8]
 DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64]
@@ -96,7 +96,7 @@ def test_without_memory_for_a_second_buffer_an_urgent_save_waits_for_the_first(
     staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = staging.stage(sample_tensors(), {}, urgent=False, wait_s=0)
-    monkeypatch.setattr("trainer.checkpoint.stage.available_memory", lambda: 1)
+    monkeypatch.setattr("trainer.checkpoint.save.stage.available_memory", lambda: 1)
     with pytest.raises(StagingError, match="no memory for a second"):
         staging.stage(sample_tensors(), {}, urgent=True, wait_s=0.05)
     threading.Timer(0.05, lambda: staging.release(first)).start()

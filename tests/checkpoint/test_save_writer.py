@@ -25,7 +25,7 @@ from trainer.storage import open_store
 
 PARENT = """
 import sys, time
-from trainer.checkpoint.child import WriterProcess
+from trainer.checkpoint.save.child import WriterProcess
 writer = WriterProcess()
 writer.start()
 print(writer.pid, flush=True)
@@ -35,13 +35,13 @@ time.sleep(600)
 
 def test_the_writer_loads_neither_torch_nor_pydantic() -> None:
     names = "[name for name in sys.modules if name.partition('.')[0] in ('torch', 'pydantic', 'numpy', 'boto3')]"
-    run = [sys.executable, "-c", f"import trainer.checkpoint.writer, sys; print({names})"]
+    run = [sys.executable, "-c", f"import trainer.checkpoint.save.writer, sys; print({names})"]
     assert subprocess.run(run, check=True, capture_output=True, text=True).stdout.strip() == "[]"
 
 
 def test_the_writer_is_ready_in_half_a_second_of_processor_time() -> None:
     before = os.times()
-    subprocess.run([sys.executable, "-m", "trainer.checkpoint.writer", "0", "0"], check=True)
+    subprocess.run([sys.executable, "-m", "trainer.checkpoint.save.writer", "0", "0"], check=True)
     after = os.times()
     used = after.children_user + after.children_system - before.children_user - before.children_system
     assert 0 < used < 0.5

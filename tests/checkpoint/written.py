@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from awscrt.checksums import crc64nvme
 
-from trainer.checkpoint.layout import ManifestId, attempt_name, data_key, index_key
-from trainer.checkpoint.records import ALIGN, BLOCK_BYTES, Block, Entry, Manifest, Part, RankIndex, encode
+from trainer.checkpoint.format.layout import ManifestId, attempt_name, data_key, index_key
+from trainer.checkpoint.format.records import ALIGN, BLOCK_BYTES, Block, Entry, Manifest, Part, RankIndex, encode
 from trainer.storage import ObjectStore
 
 Boxed = tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]

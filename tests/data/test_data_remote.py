@@ -216,7 +216,7 @@ def test_an_old_set_makes_room_and_whoever_has_it_mapped_reads_on(
     wait_for(lambda: len(cached(cache)) == 4)
     assert_same_ids(first, local_set)
     second = TokenSet.open(moto_s3.uri("new"), "train", cache_dir=cache, cache_bytes=4 * MIB)
-    wait_for(lambda: len([p for p in cache.glob("*/*.tok") if second.checksum[:32] in str(p)]) == 3)
+    wait_for(lambda: len([p for p in cache.glob("*/*.tok") if second.index.checksum[:32] in str(p)]) == 3)
     assert sum(path.stat().st_size for path in cache.glob("*/*.tok")) <= 4 * MIB
     assert_same_ids(first, local_set)
     first.close()

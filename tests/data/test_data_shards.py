@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from lustrain.problem import UserError
 from tests.data.making import document_ends, made, prose, stream, write_lines
-from trainer.checkpoint.records import DamagedRecordError, unseal
+from trainer.checkpoint.format.records import DamagedRecordError, unseal
 from trainer.data import verified
 from trainer.data.index import DTYPES, INDEX, Index, Shard, Split, decode_index, dtype_for, encode_index, shard_name
 from trainer.data.shards import TokenSet
@@ -68,7 +68,7 @@ def test_a_gather_is_what_slicing_gives_wherever_shards_end(
     wanted = np.array([pick % windows for pick in picks] if windows else [], dtype=np.int64)
     batch = tokens.gather(wanted, seq_len)
     assert batch.shape == (len(wanted), seq_len + 1)
-    assert batch.dtype == (np.uint16 if vocab_size <= 65536 else np.uint32) == tokens.dtype
+    assert batch.dtype == (np.uint16 if vocab_size <= 65536 else np.uint32) == tokens.index.numpy_dtype
     for row, window in zip(batch, wanted.tolist(), strict=True):
         assert np.array_equal(row, ids[window * seq_len : window * seq_len + seq_len + 1])
 
@@ -98,12 +98,12 @@ def test_a_set_made_by_tokenize_reads_back_with_its_own_tokenizer(tmp_path: Path
     path = write_lines(tmp_path / "a.jsonl", texts)
     made(path, "--out", tmp_path / "set", "--tokenizer", "train:500", "--val-fraction", 0)
     tokens = TokenSet.open(str(tmp_path / "set"), "train", cache_dir=tmp_path, cache_bytes=0)
-    assert tokens.documents == 60
+    assert tokens.index.splits["train"].documents == 60
     assert tokens.tokens == stream(tmp_path / "set", "train").size
     ends = document_ends(tmp_path / "set", "train")
     ids, tokenizer = stream(tmp_path / "set", "train"), tokens.tokenizer()
-    assert (ids[ends - 1] == tokens.eos_id).all()
-    assert tokenizer.hash == tokens.tokenizer_hash
+    assert (ids[ends - 1] == tokens.index.eos_id).all()
+    assert tokenizer.hash == tokens.index.tokenizer_hash
     assert [tokenizer.decode(part[:-1]) for part in np.split(ids, ends[:-1])] == texts
     (tmp_path / "set" / "tokenizer.json").write_text(
         (tmp_path / "set" / "tokenizer.json").read_text().replace("<|endoftext|>", "<|endofthis|>")

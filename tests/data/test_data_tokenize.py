@@ -32,9 +32,9 @@ from tests.data.making import (
     write_lines,
 )
 from tests.seeds import chance
-from trainer.data.documents import Reading, Tally, is_held_out, read_documents
-from trainer.data.inputs import find_sources, plan_chunks
 from trainer.data.shards import TokenSet
+from trainer.data.tokenize.documents import Reading, Tally, is_held_out, read_documents
+from trainer.data.tokenize.inputs import find_sources, plan_chunks
 
 
 @pytest.fixture(scope="module")
@@ -344,7 +344,7 @@ def test_boundaries_are_kept_when_documents_cross_shards(tmp_path: Path) -> None
     assert np.array_equal(
         document_ends(tmp_path / "set", "train"), np.flatnonzero(stream(tmp_path / "set", "train") == 256) + 1
     )
-    assert tokens.documents == 12
+    assert tokens.index.splits["train"].documents == 12
 
 
 lines_of_text = st.lists(st.binary(max_size=40).map(lambda raw: raw.replace(b"\n", b" ")), max_size=60)

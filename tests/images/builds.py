@@ -11,6 +11,18 @@ from images.model import Context, Plan, Step
 MTIME = 1_700_000_000
 
 
+class Silent:
+    """Prints nothing."""
+
+    def started(self, name: str) -> None: ...
+
+    def ended(self, step: Step) -> None: ...
+
+    def log(self, name: str, text: str) -> None: ...
+
+    def moved(self, name: str, done: int, total: int) -> None: ...
+
+
 class Remembering:
     """A Watch."""
 

@@ -14,17 +14,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import docker
-
-from images.model import Silent
+from images.build.bake import Bake
+from images.model import Output
 from images.registry import credentials, ecr
 from images.registry.client import Registry
-from images.registry.push import push
 from images.registry.retry import Patience
 from infra.local.aws import LocalAws
 from lustrain.problem import UserError
 from rehearsal.lab import registry as lab
 from rehearsal.lab.engine import Engine
+from tests.images.builds import Silent, context, plan
 from tests.images.certificates import certify
 
 HOST = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
@@ -32,41 +31,30 @@ ADDRESS = "127.83.0.1"
 QUICK = Patience(tries=3, first_s=0.2, longest_s=1)
 
 
-class Logs(Silent):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, name: str, text: str) -> None:
-        self.lines.append(text)
-
-
 def play(folder: Path) -> dict[str, Any]:
     hosts = folder / "hosts"
     hosts.write_text(f"127.0.0.1 localhost\n{ADDRESS} {HOST}\n")
     subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
     ca = certify(folder / "registry", HOST, ADDRESS)
+    os.environ["SSL_CERT_FILE"] = str(ca)
     password = ecr.token(HOST).password
-    users, other = {"AWS": password}, {"AWS": "a later token"}
     told: dict[str, Any] = {"token": password}
-    with lab.Registry(folder / "registry", users, tls=True, address=ADDRESS, port=443) as registry:
+    with lab.Registry(folder / "registry", {"AWS": password}, tls=True, address=ADDRESS, port=443) as registry:
         engine = Engine(folder / "engine")
         engine.trust(HOST, ca)
         with engine:
-            ref = _build(engine, folder / "image", 1)
-            client = docker.DockerClient(base_url=f"unix://{engine.socket}")
-            told["digest"] = push(ref, client, to=registry_with(ca))
-            told["held"] = registry_with(ca).digest_of(ref)
+            told["digest"] = _push(engine, folder / "image", 1)
+            told["held"] = registry_with(ca).digest_of(f"{HOST}/team/trainer:1")
 
             # The token that the client has is refused; AWS still gives the one that was right before.
             there = registry_with(ca)
             stale = there.transport.credentials
             assert stale is not None
             object.__setattr__(stale, "password", "an ended token")
-            logs = Logs()
-            told["refreshed"] = push(_build(engine, folder / "image", 2), client, logs, to=there)
+            told["refreshed"] = there.digest_of(f"{HOST}/team/trainer:1")
 
-            registry.set_users(other)
-            told["refused"] = _refusal(lambda: push(_build(engine, folder / "image", 3), client, to=registry_with(ca)))
+            registry.set_users({"AWS": "a later token"})
+            told["refused"] = _refusal(lambda: _push(engine, folder / "image", 2))
             before = len(registry.requests())
             tokens: list[str] = []
             plain = ecr.token
@@ -78,33 +66,12 @@ def play(folder: Path) -> dict[str, Any]:
             ecr.token = counted
             try:
                 registry_client = registry_with(ca)
-                _refusal(lambda: registry_client.digest_of(ref))
+                _refusal(lambda: registry_client.digest_of(f"{HOST}/team/trainer:1"))
             finally:
                 ecr.token = plain
             told["tokens"] = len(tokens)
             told["statuses"] = [status for _, path, status in registry.requests()[before:] if path != "/v2/"]
-
-            registry.set_users(users)
-            mid = _MidPush(registry, other)
-            told["mid_push"] = _refusal(
-                lambda: push(_build(engine, folder / "image", 4, 48 << 20), client, mid, to=registry_with(ca))
-            )
-            told["changed"] = mid.changed
-            told["went_on"] = "fresh credentials" in str(mid.lines)
     return told
-
-
-class _MidPush(Logs):
-    """Takes the token away when a layer is on its way."""
-
-    def __init__(self, registry: lab.Registry, users: dict[str, str]) -> None:
-        super().__init__()
-        self._registry, self._users, self.changed = registry, users, False
-
-    def moved(self, name: str, done: int, total: int) -> None:
-        if not self.changed and done > 1 << 20:
-            self.changed = True
-            self._registry.set_users(self._users)
 
 
 def registry_with(ca: Path) -> Registry:
@@ -121,13 +88,10 @@ def _refusal(act: Any) -> str:
     return "not refused"
 
 
-def _build(engine: Engine, folder: Path, tag: int, size: int = 1000) -> str:
-    folder.mkdir(exist_ok=True)
-    (folder / "file").write_bytes(os.urandom(size))
-    (folder / "Dockerfile").write_text("FROM scratch\nCOPY file /\n")
-    ref = f"{HOST}/team/trainer:{tag}"
-    engine.docker("buildx", "build", "--provenance=false", "--load", "-t", ref, folder)
-    return ref
+def _push(engine: Engine, folder: Path, tag: int) -> str:
+    made = context(folder, "FROM scratch AS small\nCOPY file /\n", file=str(tag))
+    wish = plan(f"{HOST}/team/trainer:{tag}")
+    return str(Bake({**os.environ, **engine.environment}).build(wish, made, "small", Output.PUSH, Silent()).digest)
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ import pytest
 import requests
 
 from images.build import engine as engine_module
-from images.build import upload
 from images.build.bake import Bake, override
 from images.model import Output, Plan
+from images.registry import merge
 from lustrain.problem import UserError
 from rehearsal.lab.engine import Engine
 from rehearsal.lab.registry import Registry
@@ -229,10 +229,10 @@ def test_what_was_pushed_by_digest_gets_its_tags_afterwards_and_takes_none_away(
     )
     new = f"{registry.host}/team/t:new"
     for _ in range(2):
-        assert upload.tagged([new], str(first.digest)) == first.digest
+        assert merge.name(new, str(first.digest)) == first.digest
         assert manifest(registry, "team/t", "new").headers["Docker-Content-Digest"] == first.digest
     with pytest.raises(UserError, match="never overwritten") as caught:
-        upload.tagged([new], str(second.digest))
+        merge.name(new, str(second.digest))
     assert caught.value.exit_code == 2
     assert manifest(registry, "team/t", "new").headers["Docker-Content-Digest"] == first.digest
 

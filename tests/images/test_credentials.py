@@ -42,7 +42,7 @@ def test_a_login_is_found_by_its_host(config: Path) -> None:
     login(config, "ghcr.io")
     found = for_registry("ghcr.io")
     assert found
-    assert found.for_engine() == {"username": "ann", "password": SECRET}
+    assert (found.username, found.password) == ("ann", SECRET)
     assert for_registry("quay.io") is None
 
 
@@ -84,7 +84,7 @@ def test_an_identity_token_stays_one(config: Path, tmp_path: Path, monkeypatch: 
     config.write_text(json.dumps({"credsStore": "vault"}))
     found = for_registry("ghcr.io")
     assert found
-    assert found.for_engine() == {"identitytoken": SECRET}
+    assert found.identity_token == SECRET
 
 
 def test_a_helper_that_is_not_there_is_one_line(config: Path) -> None:

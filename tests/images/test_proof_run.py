@@ -17,8 +17,8 @@ from rehearsal.lab.engine import Engine
 from rehearsal.lab.registry import Registry
 from tests.images.workshop import Made
 from tests.processes import wait_until
-from trainer.checkpoint.lease import committed, read_lease
-from trainer.checkpoint.verify import verify_checkpoint
+from trainer.checkpoint.lineage.lease import committed, read_lease
+from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.launch.local import LocalJob
 from trainer.metrics.reader import read_steps

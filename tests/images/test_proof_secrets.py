@@ -74,7 +74,7 @@ def test_a_file_beside_the_context_is_in_no_layer(cpu_image: Made, planted: Made
 
 def test_a_layer_that_does_hold_it_is_found(workshop: Workshop, cpu_image: Made) -> None:
     root = workshop.checkout()
-    (root / "trainer" / "schedule.py").write_text(f"KEY = '{BESIDE}'\n")
+    (root / "trainer" / "step" / "schedule.py").write_text(f"KEY = '{BESIDE}'\n")
     found = contains(workshop.make(root), BESIDE, beyond=cpu_image)
     assert [step for step, _ in found if "/layers/code/" in step]
 

@@ -102,7 +102,7 @@ def pushed(client: Any) -> Place:
 
 
 def until(day: date, name: str = "CVE-2026-1") -> Allowed:
-    return Allowed(name, "no fix yet", day)
+    return Allowed(id=name, reason="no fix yet", review_by=day)
 
 
 @pytest.mark.slow
@@ -381,24 +381,24 @@ def test_the_allow_list_of_this_project_is_in_force() -> None:
 
 def test_an_allow_list_is_read_as_written(tmp_path: Path) -> None:
     text = '[[allow]]\nid = "CVE-1"\nreason = "r"\nreview_by = 2026-11-21\n'
-    assert scan.read_allowed(allow_list(tmp_path, text), TODAY) == (Allowed("CVE-1", "r", TODAY),)
+    assert scan.read_allowed(allow_list(tmp_path, text), TODAY) == (Allowed(id="CVE-1", reason="r", review_by=TODAY),)
     assert scan.read_allowed(allow_list(tmp_path, ""), TODAY) == ()
 
 
 @pytest.mark.parametrize(
     ("entry", "told"),
     [
-        ('id = "CVE-1"\nreview_by = 2026-12-01', "allow 1 reason = None: is missing or empty"),
-        ('id = "CVE-1"\nreason = "  "\nreview_by = 2026-12-01', "allow 1 reason = '  ': is missing or empty"),
-        ('reason = "r"\nreview_by = 2026-12-01', "allow 1 id = None: is missing or empty"),
-        ('id = "CVE-1"\nreason = "r"', "allow 1 review_by = None: is not a day"),
-        ('id = "CVE-1"\nreason = "r"\nreview_by = "2026-12-01"', "review_by = '2026-12-01': is not a day"),
+        ('id = "CVE-1"\nreview_by = 2026-12-01', "allow.0.reason is missing"),
+        ('id = "CVE-1"\nreason = "  "\nreview_by = 2026-12-01', "allow.0.reason = '  ': is not why it may pass"),
+        ('reason = "r"\nreview_by = 2026-12-01', "allow.0.id is missing"),
+        ('id = "CVE-1"\nreason = "r"', "allow.0.review_by is missing"),
         (
-            'id = "CVE-1"\nreason = "r"\nreview_by = 2026-12-01T00:00:00Z',
-            "is not a day; allowed: 2027-01-31, without quotes",
+            'id = "CVE-1"\nreason = "r"\nreview_by = "2026-12-01"',
+            "review_by = '2026-12-01': wrong type; allowed: a day without quotes, like 2027-01-31",
         ),
-        ('id = "CVE-1"\nreason = "r"\nreview_by = 2027-11-23', "is too far away; allowed: 366 days from now"),
-        ('id = "CVE-1"\nreason = "r"\nreview_by = 2026-12-01\nuntil = 1', "allow 1 until = 1: unknown key"),
+        ('id = "CVE-1"\nreason = "r"\nreview_by = 2026-12-01T00:00:00Z', "wrong type; allowed: a day without quotes"),
+        ('id = "CVE-1"\nreason = "r"\nreview_by = 2027-11-23', "is too far away; allowed: up to 2027-11-22"),
+        ('id = "CVE-1"\nreason = "r"\nreview_by = 2026-12-01\nuntil = 1', "allow.0.until = 1: unknown key"),
     ],
 )
 def test_an_entry_without_a_reason_or_a_day_is_an_error(tmp_path: Path, entry: str, told: str) -> None:
@@ -413,10 +413,10 @@ def test_an_entry_without_a_reason_or_a_day_is_an_error(tmp_path: Path, entry: s
     ("text", "told"),
     [
         ("[[allowed]]\n", "allowed = [{}]: unknown key"),
-        ("allow = 3\n", "allow = 3: is not a list"),
-        ("allow = [3]\n", "allow 1 = 3: is not a table"),
+        ("allow = 3\n", "allow = 3: wrong type; allowed: a list"),
+        ("allow = [3]\n", "allow.0 = 3: wrong type; allowed: a table of keys"),
         ("[[allow\n", "cannot be read"),
-        ('[[allow]]\nid = "A"\nreason = "r"\nreview_by = 2026-12-01\n' * 2, "allow 2 id = 'A': is there twice"),
+        ('[[allow]]\nid = "A"\nreason = "r"\nreview_by = 2026-12-01\n' * 2, "allow id = 'A': is there twice"),
     ],
 )
 def test_a_list_of_another_form_is_an_error(tmp_path: Path, text: str, told: str) -> None:

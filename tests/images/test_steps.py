@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -10,14 +14,14 @@ from hypothesis import strategies as st
 
 from images.build.bake import documents
 from images.build.failure import failure
-from images.build.steps import Said, Steps, Transfer, Update, Vertex, of_json
+from images.build.steps import Steps
 from tests.images.builds import Remembering
 
 RECORDED = Path(__file__).with_name("recorded")
 """Output of buildx 0.13.1 of a build on engine 26.1.5 whose third step, `RUN echo hello; …; exit 3`, fails."""
 
 
-def taken(updates: list[Update]) -> tuple[Steps, Remembering]:
+def taken(updates: Iterable[Mapping[str, Any]]) -> tuple[Steps, Remembering]:
     watch = Remembering()
     steps = Steps(watch)
     for update in updates:
@@ -25,9 +29,19 @@ def taken(updates: list[Update]) -> tuple[Steps, Remembering]:
     return steps, watch
 
 
-def recorded_json() -> list[Update]:
+def vertex(digest: str, name: str, started: float, completed: float | None = None, **more: Any) -> dict[str, Any]:
+    times = {"started": started, "completed": completed}
+    moments = {key: datetime.fromtimestamp(at, UTC).isoformat() for key, at in times.items() if at is not None}
+    return {"digest": digest, "name": name, **moments, **more}
+
+
+def log(vertex: str, text: str) -> dict[str, Any]:
+    return {"vertex": vertex, "data": base64.b64encode(text.encode()).decode()}
+
+
+def recorded_json() -> list[dict[str, Any]]:
     with (RECORDED / "rawjson.txt").open() as lines:
-        return [of_json(one) for one in documents(lines) if not isinstance(one, str)]
+        return [one for one in documents(lines) if not isinstance(one, str)]
 
 
 def test_a_recorded_build_has_its_steps_its_failure_and_its_log() -> None:
@@ -60,9 +74,9 @@ def test_the_error_of_a_build_names_the_step_and_ends_with_its_log() -> None:
 def test_the_step_to_blame_is_the_one_that_the_build_s_error_quotes() -> None:
     steps, _ = taken(
         [
-            Update((Vertex("c", "importing cache manifest", 0.5, 0.6, error="cache: not found"),)),
-            Update((Vertex("a", "[x 1/2] RUN sleep", 1.0, 2.0, error="rpc error: context canceled"),)),
-            Update((Vertex("b", "[y 1/2] RUN false", 1.0, 2.5, error="exit code: 1"),)),
+            {"vertexes": [vertex("c", "importing cache manifest", 0.5, 0.6, error="cache: not found")]},
+            {"vertexes": [vertex("a", "[x 1/2] RUN sleep", 1.0, 2.0, error="rpc error: context canceled")]},
+            {"vertexes": [vertex("b", "[y 1/2] RUN false", 1.0, 2.5, error="exit code: 1")]},
         ]
     )
     assert failure("cpu", steps, ["ERROR: failed to solve: exit code: 1"]).problems == [
@@ -74,8 +88,8 @@ def test_the_step_to_blame_is_the_one_that_the_build_s_error_quotes() -> None:
 
 
 def test_goes_of_one_step_add_up_and_repeated_news_does_not() -> None:
-    news = [Vertex("a", "load", 1.0, 2.0), Vertex("a", "load", 5.0), Vertex("a", "load", 5.0, 7.0)]
-    steps, watch = taken([Update((one,)) for one in [*news, news[-1], news[-1]]])
+    news = [vertex("a", "load", 1.0, 2.0), vertex("a", "load", 5.0), vertex("a", "load", 5.0, 7.0)]
+    steps, watch = taken([{"vertexes": [one]} for one in [*news, news[-1], news[-1]]])
     (step,) = steps.ended()
     assert step.seconds == 3.0
     assert watch.begun == ["load"]
@@ -83,8 +97,9 @@ def test_goes_of_one_step_add_up_and_repeated_news_does_not() -> None:
 
 
 def test_of_a_long_log_the_end_is_shown_and_nothing_that_moves_the_cursor() -> None:
-    said = [Update(said=(Said("a", f"line {number}\n"),)) for number in range(5000)]
-    steps, _ = taken([*said, Update((Vertex("a", "RUN", 1.0, 2.0, error="no"),), said=(Said("a", "\x1b[2Jend"),))])
+    logs = [{"logs": [log("a", f"line {number}\n")]} for number in range(5000)]
+    last = {"vertexes": [vertex("a", "RUN", 1.0, 2.0, error="no")], "logs": [log("a", "\x1b[2Jend")]}
+    steps, _ = taken([*logs, last])
     found = steps.failed("no")
     assert found is not None
     assert found[1][-2:] == ["line 4999", "\\x1b[2Jend"]
@@ -92,7 +107,9 @@ def test_of_a_long_log_the_end_is_shown_and_nothing_that_moves_the_cursor() -> N
 
 
 def test_bytes_that_move_are_told() -> None:
-    _, watch = taken([Update(transfers=(Transfer("a", "sha256:1", 0, 0), Transfer("a", "sha256:1", 3, 9)))])
+    _, watch = taken(
+        [{"statuses": [{"vertex": "a", "id": "sha256:1"}, {"vertex": "a", "id": "sha256:1", "current": 3, "total": 9}]}]
+    )
     assert watch.moves == [("sha256:1", 3, 9)]
 
 
@@ -111,7 +128,7 @@ _JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(["vertexes", "statuses", "logs", "other"]), _JSON))
 def test_json_that_is_no_status_is_refused_in_order(found: dict[str, object]) -> None:
     try:
-        taken([of_json(found)])
+        taken([found])
     except ValueError:
         return
 

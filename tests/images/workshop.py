@@ -15,13 +15,14 @@ from pathlib import Path
 
 from images.build import make
 from images.build.make import Planned
-from images.model import Built, Image, Layer, Silent
+from images.model import Built, Image, Layer
 from images.registry import read
 from images.registry.client import connect
 from images.wish import BuildWish
 from rehearsal.lab.base import checkout
 from rehearsal.lab.engine import Engine
 from rehearsal.lab.registry import Registry
+from tests.images.builds import Silent
 
 TARGET = "cpu"
 TORCH = ("lib", "torch", "rest")

@@ -11,7 +11,7 @@ from tests.infra.edits import GONE
 
 SPOT, BLOCK, RESERVED = "ec2-spot-g6e", "ec2-capacity-block-p5en", "ec2-p6-b300-reservation"
 SLURM, EKS = "hyperpod-slurm-p5", "hyperpod-eks-g6e-spot"
-CIDRS = "eks.public_access_cidrs"
+CIDRS, LINKS = "eks.public_access_cidrs", "storage.lustre.associations"
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 EXISTING = {"vpc_id": "vpc-0123456789abcdef0", "compute_subnet_id": "subnet-0123456789abcdef0"}
 LUSTRE = {"id": "fs-0123456789abcdef0", "mount_name": "fsx", "security_group_id": "sg-0123456789abcdef0"}
@@ -259,7 +259,7 @@ MISTAKES = [
     Mistake("FSX-004", RESERVED, {"storage.lustre.metadata_iops": 3000}, "storage.lustre.metadata_iops"),
     Mistake("FSX-005", RESERVED, {"storage.lustre.read_cache_gib": 8}, "storage.lustre.read_cache_gib"),
     Mistake("FSX-005", SPOT, {"storage.lustre.read_cache_gib": 64}, "storage.lustre.read_cache_gib"),
-    Mistake("FSX-006", RESERVED, {"storage.lustre.associations": [LINK]}, "storage.lustre.associations"),
+    Mistake("FSX-006", RESERVED, {LINKS: [LINK]}, LINKS),
     Mistake("FSX-007", SPOT, {"storage.lustre.backup_days": 7}, "storage.lustre.backup_days"),
     Mistake("FSX-008", SPOT, {"storage.lustre.mount_path": "/usr/fsx"}, "storage.lustre.mount_path"),
     Mistake("FSX-009", SPOT, {"storage.home.mount_path": "/etc"}, "storage.home.mount_path"),
@@ -296,63 +296,20 @@ MISTAKES = [
     ),
     Mistake("FSX-015", SLURM, {"storage": {}}, "storage"),
     Mistake("FSX-016", SPOT, {"storage.home.throughput_mb_s": 200}, "storage.home.throughput_mb_s"),
-    Mistake(
-        "DRA-001",
-        SPOT,
-        {"storage.lustre.associations": [{**LINK, "path": f"/d{i}", "prefix": f"d{i}"} for i in range(9)]},
-        "storage.lustre.associations",
-    ),
-    Mistake(
-        "DRA-002",
-        SPOT,
-        {"storage.lustre.associations.1": {**LINK, "path": "/data/text"}},
-        "storage.lustre.associations.1.path",
-    ),
-    Mistake(
-        "DRA-003",
-        SPOT,
-        {"storage.lustre.associations.1": {**LINK, "prefix": "datasets/text"}},
-        "storage.lustre.associations.1.prefix",
-    ),
-    Mistake(
-        "DRA-004",
-        BLOCK,
-        {"storage.lustre.associations.1.prefix": "runs"},
-        "storage.lustre.associations.1.export_events",
-    ),
-    Mistake(
-        "DRA-004", BLOCK, {"storage.lustre.associations.1.prefix": ""}, "storage.lustre.associations.1.export_events"
-    ),
-    Mistake(
-        "DRA-005",
-        BLOCK,
-        {"storage.lustre.associations.1.export_events": ["DELETED"]},
-        "storage.lustre.associations.1.export_events",
-    ),
-    Mistake(
-        "DRA-006", BLOCK, {"storage.lustre.associations.1.prefix": "milestone"}, "storage.lustre.associations.1.prefix"
-    ),
-    Mistake(
-        "DRA-007", SPOT, {"storage.lustre.associations.0.path": "/data/../x"}, "storage.lustre.associations.0.path"
-    ),
-    Mistake("DRA-007", SPOT, {"storage.lustre.associations.0.prefix": "a//b"}, "storage.lustre.associations.0.prefix"),
-    Mistake(
-        "DRA-007", SPOT, {"storage.lustre.associations.0.prefix": "é" * 600}, "storage.lustre.associations.0.prefix"
-    ),
-    Mistake(
-        "DRA-008",
-        SPOT,
-        {"storage.lustre.associations.0.import_events": []},
-        "storage.lustre.associations.0.import_events",
-    ),
-    Mistake(
-        "DRA-009",
-        SPOT,
-        {"storage.lustre.associations.0.export_events": ["DELETED"]},
-        "storage.lustre.associations.0.export_events",
-    ),
-    Mistake("DRA-011", SPOT, {"storage.lustre.associations.0.path": "/fsx/data"}, "storage.lustre.associations.0.path"),
-    Mistake("DRA-011", SPOT, {"storage.lustre.associations.0.path": "/fsx"}, "storage.lustre.associations.0.path"),
+    Mistake("DRA-001", SPOT, {LINKS: [{**LINK, "path": f"/d{i}", "prefix": f"d{i}"} for i in range(9)]}, LINKS),
+    Mistake("DRA-002", SPOT, {f"{LINKS}.1": {**LINK, "path": "/data/text"}}, f"{LINKS}.1.path"),
+    Mistake("DRA-003", SPOT, {f"{LINKS}.1": {**LINK, "prefix": "datasets/text"}}, f"{LINKS}.1.prefix"),
+    Mistake("DRA-004", BLOCK, {f"{LINKS}.1.prefix": "runs"}, f"{LINKS}.1.export_events"),
+    Mistake("DRA-004", BLOCK, {f"{LINKS}.1.prefix": ""}, f"{LINKS}.1.export_events"),
+    Mistake("DRA-005", BLOCK, {f"{LINKS}.1.export_events": ["DELETED"]}, f"{LINKS}.1.export_events"),
+    Mistake("DRA-006", BLOCK, {f"{LINKS}.1.prefix": "milestone"}, f"{LINKS}.1.prefix"),
+    Mistake("DRA-007", SPOT, {f"{LINKS}.0.path": "/data/../x"}, f"{LINKS}.0.path"),
+    Mistake("DRA-007", SPOT, {f"{LINKS}.0.prefix": "a//b"}, f"{LINKS}.0.prefix"),
+    Mistake("DRA-007", SPOT, {f"{LINKS}.0.prefix": "é" * 600}, f"{LINKS}.0.prefix"),
+    Mistake("DRA-008", SPOT, {f"{LINKS}.0.import_events": []}, f"{LINKS}.0.import_events"),
+    Mistake("DRA-009", SPOT, {f"{LINKS}.0.export_events": ["DELETED"]}, f"{LINKS}.0.export_events"),
+    Mistake("DRA-011", SPOT, {f"{LINKS}.0.path": "/fsx/data"}, f"{LINKS}.0.path"),
+    Mistake("DRA-011", SPOT, {f"{LINKS}.0.path": "/fsx"}, f"{LINKS}.0.path"),
     Mistake("S3-001", SPOT, {"buckets.data": "My_Data"}, "buckets.data"),
     Mistake("S3-001", SPOT, {"name": "a" * 40}, "name", Place("ap-southeast-2", "123456789012")),
     Mistake("S3-001", SPOT, {"buckets.data": "192.168.0.1"}, "buckets.data"),
@@ -367,10 +324,7 @@ MISTAKES = [
     Mistake("S3-007", SPOT, {"buckets.runs_prefix": "ephemeral/runs/"}, "buckets.runs_prefix"),
     Mistake("S3-008", SPOT, {"buckets.data": "my.data"}, "buckets.data"),
     Mistake(
-        "S3-009",
-        SPOT,
-        {"runs_uri": "s3://spot-g6e-data-123456789012-us-east-1/datasets/runs/"},
-        "storage.lustre.associations.0.prefix",
+        "S3-009", SPOT, {"runs_uri": "s3://spot-g6e-data-123456789012-us-east-1/datasets/runs/"}, f"{LINKS}.0.prefix"
     ),
     Mistake("DRA-010", SPOT, {"buckets.kms_key": KEY}, "buckets.kms_key"),
     Mistake("IAM-001", SPOT, {"buckets.kms_key": "alias/mine"}, "buckets.kms_key"),
@@ -413,7 +367,7 @@ MISTAKES = [
     Mistake(
         "CFG-092",
         SPOT,
-        {"suppress": [{"code": "DRA-007", "reason": "AWS takes it"}], "storage.lustre.associations.0.path": "/a/../x"},
+        {"suppress": [{"code": "DRA-007", "reason": "AWS takes it"}], f"{LINKS}.0.path": "/a/../x"},
         "suppress.0",
     ),
     Mistake("CFG-091", SPOT, {"suppress": [{"code": "NET-099", "reason": "no such rule"}]}, "suppress.0"),

@@ -10,7 +10,7 @@ from typing import Any
 import moto.ec2
 import pytest
 
-from infra.catalog.instances import SNAPSHOT, Accelerator, instance, similar, snapshot
+from infra.catalog.instances import SNAPSHOT, Accelerator, instance, snapshot
 from infra.catalog.refresh import render, summary
 
 
@@ -40,13 +40,6 @@ def test_trainium_counts_as_an_accelerator() -> None:
     found = instance("trn1.32xlarge")
     assert found is not None
     assert [(one.kind, one.count) for one in found.accelerators] == [("neuron", 16)]
-
-
-def test_an_unknown_type_has_near_names() -> None:
-    assert instance("p5.48xlarg") is None
-    assert "p5.48xlarge" in similar("p5.48xlarg")
-    assert "ml.p5en.48xlarge" in similar("ml.p5en.48xlage")
-    assert similar("toaster") == []
 
 
 def test_cards_with_a_gap_in_their_numbers_are_refused(records: list[dict[str, Any]]) -> None:

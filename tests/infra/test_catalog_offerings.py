@@ -19,7 +19,7 @@ from infra.catalog.offerings import OFFERINGS, missing_in, offerings
 from infra.catalog.refresh_offerings import render
 from infra.catalog.regions import HYPERPOD, WITHOUT_EKS, ZONES
 from infra.config import Eks
-from infra.preflight.network import zone_prefix
+from infra.preflight.rules.network import zone_prefix
 
 DUMPS = Path(moto.ec2.__file__).parent / "resources/instance_type_offerings/availability-zone-id"
 

@@ -72,7 +72,7 @@ def test_efa_is_counted_and_given_only_in_the_zone_of_the_file_system() -> None:
     plain = {**there, "name": "small", "instance_type": "m5.large"}
     wanted = parse({**described, "groups": [here, there, plain]})
     assert [lustre_interfaces(wanted, group) for group in wanted.workers] == [8, 0, 0]
-    assert list(OFFLINE["FSX-017"].check(wanted, Context())) == []
-    far, small = OFFLINE["NET-017"].check(wanted, Context())
+    assert list(OFFLINE["FSX-017"].check(Context(wanted))) == []
+    far, small = OFFLINE["NET-017"].check(Context(wanted))
     assert "over TCP: EFA does not leave the zone" in far.why
     assert "EFA" not in small.why

@@ -191,7 +191,7 @@ def test_what_the_spec_lets_be_mounted_the_cluster_does_too() -> None:
 @pytest.mark.parametrize("path", ["/fsx/../etc", "/./fsx", "/.."])
 def test_a_mount_path_that_leads_elsewhere_is_an_error_of_preflight(key: str, path: str) -> None:
     spec = spec_of("ec2-spot-g6e", {key: path})
-    found = run_in(spec, Context.of_region("us-east-1", datetime.now(UTC)))
+    found = run_in(Context.of_region(spec, "us-east-1", datetime.now(UTC)))
     assert [one for one in found if one.level == "error" and one.path == key]
 
 

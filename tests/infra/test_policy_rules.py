@@ -11,11 +11,11 @@ import pytest
 from infra.plan.place import COST_TAG
 from infra.policy.checks import BILLED
 from infra.policy.declared import UNKNOWN, Resource
-from infra.policy.rules import RESOURCE_RULES, STACK_RULES, Rule, StackRule, violations
+from infra.policy.rules import RESOURCE_RULES, STACK_RULES, Rule, violations
 
 TAGS = {COST_TAG: "llm"}
 SPECIFIED = [{"resourceType": kind, "tags": TAGS} for kind in ("instance", "volume")]
-RULES: tuple[Rule | StackRule, ...] = (*RESOURCE_RULES, *STACK_RULES)
+RULES: tuple[Rule[Any], ...] = (*RESOURCE_RULES, *STACK_RULES)
 CODES = [rule.code for rule in RULES]
 
 

@@ -17,9 +17,9 @@ from infra.config import Eks
 from infra.plan.place import Place
 from infra.policy.checks import open_to_the_world
 from infra.policy.declared import Resource
-from infra.preflight import instances
 from infra.preflight.offline import FAMILIES, LAST_OFFLINE, OFFLINE, SUPPRESSIONS, run_offline
 from infra.preflight.rule import Context
+from infra.preflight.rules import instances
 from lustrain.problem import Problem, UserError
 from tests.infra.edits import ACCOUNT, GONE, STACKS, place, spec_of
 from tests.infra.mistakes import EKS, MISTAKES, NOW, RESERVED, SPOT, Mistake
@@ -60,7 +60,7 @@ def test_the_policy_pack_agrees_with_every_range_that_preflight_lets_reach_the_k
     block: IPv4Network,
 ) -> None:
     spec = EXAMPLE.model_copy(update={"eks": Eks(public_access_cidrs=(str(block),))})
-    refused = [one for code in ("EKS-008", "EKS-030") for one in OFFLINE[code].check(spec, Context())]
+    refused = [one for code in ("EKS-008", "EKS-030") for one in OFFLINE[code].check(Context(spec))]
     network = {"endpointPublicAccess": True, "publicAccessCidrs": [str(block)]}
     declared = Resource("aws:eks/cluster:Cluster", {"vpcConfig": network})
     assert refused or not list(open_to_the_world(declared))
@@ -99,7 +99,7 @@ def test_interfaces_that_do_not_fit_on_the_cards_are_found(monkeypatch: pytest.M
     cards = (Card(0, 1, frozenset({"interface"})), *real.cards[1:])
     odd = Instance(**{**vars(real), "cards": cards})
     monkeypatch.setattr(instances, "known_groups", lambda spec: [("groups.0", spec.groups[0], odd)])
-    hits = list(OFFLINE["EC2-010"].check(spec_of(SPOT, {}), instances.Context()))
+    hits = list(OFFLINE["EC2-010"].check(Context(spec_of(SPOT, {}))))
     assert [finding.path for finding in hits] == ["groups.0.instance_type"]
     assert "3 of 4" in hits[0].why
 
@@ -138,7 +138,7 @@ def test_a_silenced_rule_that_aws_holds_to_is_told_with_what_aws_refuses() -> No
         if silenced.level == "error" and not rule.judgement and rule.source.startswith("https://"):
             assert len(told) == 1, mistake
             assert (
-                f"warning: suppress.0: {mistake.code} is silenced, and AWS refuses the update all the same" in told[0]
+                f"warning: suppress.0: {mistake.code} is suppressed, but AWS refuses the update all the same" in told[0]
             )
             assert silenced.why in told[0]
         else:
@@ -184,13 +184,13 @@ def test_a_file_system_is_mounted_where_it_hides_nothing_that_a_node_needs() -> 
     for path, whose in MOUNTS.items():
         for key, code in (("storage.lustre", "FSX-008"), ("storage.home", "FSX-009")):
             spec = spec_of(SPOT, {f"{key}.mount_path": path})
-            hits = [one.why for one in OFFLINE[code].check(spec, Context())]
+            hits = [one.why for one in OFFLINE[code].check(Context(spec))]
             assert [whose in message for message in hits] == ([True] if whose else []), (code, path, hits)
 
 
 @pytest.mark.parametrize(("path", "told"), [("/fsxdata", False), ("/data/fsx", False), ("/fsx/a/b", True)])
 def test_only_a_folder_that_begins_with_the_mount_path_repeats_it(path: str, told: bool) -> None:
-    hits = OFFLINE["DRA-011"].check(spec_of(SPOT, {"storage.lustre.associations.0.path": path}), Context())
+    hits = OFFLINE["DRA-011"].check(Context(spec_of(SPOT, {"storage.lustre.associations.0.path": path})))
     assert [f"/fsx{path}" in one.why and "write /a/b," in one.fix for one in hits] == ([True] if told else [])
 
 
@@ -198,15 +198,15 @@ def test_only_a_folder_that_begins_with_the_mount_path_repeats_it(path: str, tol
 def test_a_budget_below_a_days_cost_is_told_with_both_figures(mode: str, day: float) -> None:
     """Two machines of eight H200 each: 16 * 7.91 * 24 USD a day on demand."""
     edits = {"groups.0.capacity.mode": mode, "groups.0.instance_type": "p5en.48xlarge", "groups.0.count": 2}
-    enough = OFFLINE["BUD-004"].check(spec_of(SPOT, {**edits, "budget.monthly_usd": day}), Context())
+    enough = OFFLINE["BUD-004"].check(Context(spec_of(SPOT, {**edits, "budget.monthly_usd": day})))
     assert list(enough) == []
-    (hit,) = OFFLINE["BUD-004"].check(spec_of(SPOT, {**edits, "budget.monthly_usd": day - 1}), Context())
+    (hit,) = OFFLINE["BUD-004"].check(Context(spec_of(SPOT, {**edits, "budget.monthly_usd": day - 1})))
     assert f"16 accelerators cost {day:,.0f} USD a day or more, the month's budget is {day - 1:,.0f}" == hit.why
 
 
 def test_an_empty_group_is_told_with_what_is_left() -> None:
     edits = {"groups.1": {"name": "more", "instance_type": "g6e.48xlarge", "count": 0}}
-    (hit,) = OFFLINE["CFG-003"].check(spec_of(SPOT, edits), Context())
+    (hit,) = OFFLINE["CFG-003"].check(Context(spec_of(SPOT, edits)))
     assert hit.why == "group more has 0 machines: the cluster has 8 workers with 64 accelerators"
 
 
@@ -223,7 +223,7 @@ def test_a_suppression_of_an_online_rule_is_left_alone_offline() -> None:
 
 @pytest.mark.parametrize(("partition", "refused"), [("aws", False), ("aws-cn", False), ("aws-us-gov", True)])
 def test_a_budget_is_refused_where_aws_has_none(partition: str, refused: bool) -> None:
-    found = OFFLINE["BUD-005"].check(spec_of(SPOT, {}), Context(partition=partition))
+    found = OFFLINE["BUD-005"].check(Context(spec_of(SPOT, {}), partition=partition))
     assert [finding.level for finding in found] == (["error"] if refused else [])
     without = run_offline(spec_of(SPOT, {"budget": GONE}), Place("us-gov-west-1", "123456789012", "aws-us-gov"), NOW)
     assert not {"BUD-001", "BUD-005"} & {finding.code for finding in without}
@@ -241,7 +241,7 @@ def test_a_budget_is_refused_where_aws_has_none(partition: str, refused: bool) -
             "1.34",
             "EXTENDED",
             "2027-12-01",
-            "EKS-010 error, all support of 1.34 ended on 2027-12-02, makes no control plane",
+            "EKS-010 error, all support of 1.34 ended on 2027-12-02, makes no new control plane",
         ),
         ("1.35", "STANDARD", "2027-03-26", "EKS-010 error, ended on 2027-03-27, when HyperPod takes it"),
     ],
@@ -253,7 +253,7 @@ def test_from_the_day_on_which_support_of_a_kubernetes_version_ends_more_is_said
     spec = spec_of(EKS, {"eks.version": version, "eks.upgrade_policy": policy})
 
     def said(now: datetime) -> list[str]:
-        return [one for code in ("EKS-010", "EKS-020") for one in OFFLINE[code].check(spec, Context(now=now))]
+        return [one for code in ("EKS-010", "EKS-020") for one in OFFLINE[code].check(Context(spec, now=now))]
 
     before = datetime.fromisoformat(f"{last_second}T23:59:59+00:00")
     after = (before + timedelta(seconds=1)).astimezone(timezone(timedelta(hours=-8)))
@@ -265,7 +265,7 @@ def test_from_the_day_on_which_support_of_a_kubernetes_version_ends_more_is_said
 def test_a_version_whose_standard_support_has_ended_as_well_is_not_recommended() -> None:
     """Support of 1.35, the last that HyperPod takes, ended the day before."""
     spec = spec_of(EKS, {"eks.version": "1.33", "eks.upgrade_policy": "STANDARD"})
-    (hit,) = OFFLINE["EKS-010"].check(spec, Context(now=datetime(2027, 3, 28, tzinfo=UTC)))
+    (hit,) = OFFLINE["EKS-010"].check(Context(spec, now=datetime(2027, 3, 28, tzinfo=UTC)))
     assert "set a newer one when HyperPod takes it" in hit.fix
 
 
@@ -297,7 +297,7 @@ def test_a_type_that_a_dated_list_does_not_have_in_the_zone_is_a_warning_with_it
 def test_a_reservation_in_another_zone_says_nothing_of_this_one() -> None:
     elsewhere = {"mode": "reservation", "reservation": "cr-01234567", "zone_id": "use1-az6"}
     spec = spec_of(SPOT, {"zone_id": "use1-az3", "groups.0.capacity": elsewhere})
-    assert len(list(OFFLINE["EC2-020"].check(spec, Context(region="us-east-1")))) == 1
+    assert len(list(OFFLINE["EC2-020"].check(Context(spec, region="us-east-1")))) == 1
 
 
 def test_a_zone_of_another_region_is_told_once() -> None:

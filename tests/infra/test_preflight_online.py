@@ -25,8 +25,9 @@ from infra.preflight.online.instances import quota_of
 from infra.preflight.online.running import ONLINE, ask_all, run_all, whoami
 from infra.preflight.rule import Context
 from lustrain.problem import UserError
-from tests.infra.answers import BUCKETS, CASES, CONTROL, EKS, IMAGE, LUSTRE, NOW, SLURM, SPOT, Answer, Case
+from tests.infra.answers import BUCKETS, CONTROL, EKS, IMAGE, LUSTRE, NOW, SLURM, SPOT, Answer
 from tests.infra.edits import ACCOUNT, place, spec_of
+from tests.infra.online_cases import CASES, Case
 
 
 def aws_that_says(answers: Sequence[Answer], region: str = "us-east-1") -> Aws:
@@ -69,14 +70,14 @@ def broken(error: Exception) -> Aws:
 DOWN = broken(EndpointConnectionError(endpoint_url="https://ec2.us-east-1.amazonaws.com"))
 
 
-def context(stack: str) -> Context:
-    return Context.at(place(stack), NOW)
+def context(stack: str, edits: dict[str, Any]) -> Context:
+    return Context.at(spec_of(stack, edits), place(stack), NOW)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_each_answer_is_judged(case: Case) -> None:
     aws = aws_that_says(case.answers, place(case.stack).region)
-    found = ask(ONLINE[case.code], spec_of(case.stack, case.edits), context(case.stack), aws)
+    found = ask(ONLINE[case.code], context(case.stack, case.edits), aws)
     told = {(finding.path, finding.level) for finding in found}
     assert told == ({(case.path, case.level)} if case.path else set()), list(found)
     assert all(finding.fix and finding.code == case.code for finding in found)
@@ -107,16 +108,16 @@ def test_facts_that_have_changed_since_the_snapshot_are_told() -> None:
         }
         answer = {"InstanceTypes": [{**record, "NetworkInfo": network}]}
         aws = aws_that_says([("ec2", "describe_instance_types", answer)])
-        assert len(ask(ONLINE["EC2-104"], spec_of(SPOT, {}), context(SPOT), aws)) == found
+        assert len(ask(ONLINE["EC2-104"], context(SPOT, {}), aws)) == found
 
 
 def test_a_role_that_is_there_is_fine_and_one_of_another_account_is_not_asked_for() -> None:
     role = {"RoleName": "platform", "RoleId": "A" * 16, "Path": "/", "CreateDate": NOW}
     role["Arn"] = f"arn:aws:iam::{ACCOUNT}:role/platform"
     aws = aws_that_says([("iam", "get_role", {"Role": role})])
-    assert ask(ONLINE["IAM-101"], spec_of(EKS, {}), context(EKS), aws) == []
+    assert ask(ONLINE["IAM-101"], context(EKS, {}), aws) == []
     elsewhere = {"access.admin_roles": ["arn:aws:iam::210987654321:role/platform"]}
-    assert ask(ONLINE["IAM-101"], spec_of(EKS, elsewhere), context(EKS), aws_that_says([])) == []
+    assert ask(ONLINE["IAM-101"], context(EKS, elsewhere), aws_that_says([])) == []
 
 
 @pytest.mark.parametrize("code", sorted(ONLINE))
@@ -131,7 +132,7 @@ def test_a_refused_question_is_unknown(code: str, answer: str) -> None:
     if code in ("S3-101", "S3-102"):
         answers = [("s3", "head_bucket", "403")] * 3
     aws = aws_that_says(answers, place(case.stack).region)
-    found = ask(ONLINE[code], spec_of(case.stack, case.edits), context(case.stack), aws)
+    found = ask(ONLINE[code], context(case.stack, case.edits), aws)
     assert found
     if code != "EC2-103" or answer == "UnauthorizedOperation":
         assert {finding.level for finding in found} == {"unknown"}
@@ -174,7 +175,7 @@ def test_a_page_in_place_of_an_answer_is_told_in_a_line_and_never_printed(portal
         run_all(spec_of(SPOT, {}), Aws("us-east-1"), NOW)
     assert len(caught.value.problems) == 1
     for stack, edits in ((SPOT, {**LUSTRE, **IMAGE, **BUCKETS}), (EKS, CONTROL)):
-        found = ask_all(spec_of(stack, edits), context(stack), Aws("us-east-1"))
+        found = ask_all(context(stack, edits), Aws("us-east-1"))
         assert not [one for one in found if "<" in one or "Portal" in one]
         assert {one.level for one in found} == {"unknown"}
 
@@ -182,7 +183,7 @@ def test_a_page_in_place_of_an_answer_is_told_in_a_line_and_never_printed(portal
 @pytest.mark.parametrize("code", ["NET-101", "EC2-103"])
 def test_a_page_as_the_message_of_an_error_is_not_printed(code: str) -> None:
     error = ClientError({"Error": {"Code": "503", "Message": PAGE.decode()}}, "Any")
-    found = ask(ONLINE[code], spec_of(SPOT, {}), context(SPOT), broken(error))
+    found = ask(ONLINE[code], context(SPOT, {}), broken(error))
     assert found
     assert all("an HTML page" in one and "<" not in one for one in found)
 
@@ -199,14 +200,14 @@ def test_spot_prices_are_those_of_the_last_days_whatever_day_the_rules_are_asked
             return []
 
     ec2 = Recorder()
-    later = Context.at(place(SPOT), datetime.now(UTC) + timedelta(days=365))
-    list(ONLINE["CAP-106"].check(spec_of(SPOT, {}), later, Aws("us-east-1", lambda _: ec2)))
+    later = Context.at(spec_of(SPOT, {}), place(SPOT), datetime.now(UTC) + timedelta(days=365))
+    list(ONLINE["CAP-106"].check(later, Aws("us-east-1", lambda _: ec2)))
     assert ec2.asked["StartTime"] < datetime.now(UTC)
 
 
 def test_missing_permission_names_the_permission() -> None:
     aws = aws_that_says([("ec2", "describe_availability_zones", "UnauthorizedOperation")])
-    (finding,) = ask(ONLINE["NET-101"], spec_of(SPOT, {}), context(SPOT), aws)
+    (finding,) = ask(ONLINE["NET-101"], context(SPOT, {}), aws)
     assert "ec2:DescribeAvailabilityZones" in finding.fix
 
 
@@ -247,7 +248,7 @@ def test_the_regions_are_those_of_botocore() -> None:
 
 def test_a_time_out_of_one_question_is_unknown() -> None:
     aws = broken(ReadTimeoutError(endpoint_url="https://ec2.us-east-1.amazonaws.com"))
-    (finding,) = ask(ONLINE["NET-101"], spec_of(SPOT, {}), context(SPOT), aws)
+    (finding,) = ask(ONLINE["NET-101"], context(SPOT, {}), aws)
     assert finding.level == "unknown"
 
 
@@ -263,7 +264,7 @@ def test_a_rule_without_an_answer_in_time_is_unknown_and_the_others_are_not_lost
             return wait
 
     try:
-        found = ask_all(spec_of(SPOT, {}), context(SPOT), Aws("us-east-1", lambda service: Slow()), patience_s=0.2)
+        found = ask_all(context(SPOT, {}), Aws("us-east-1", lambda service: Slow()), patience_s=0.2)
     finally:
         waiting.set()
     assert "NET-101" in {finding.code for finding in found}

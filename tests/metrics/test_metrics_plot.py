@@ -14,7 +14,7 @@ from tests.conftest import require
 from trainer.__main__ import main
 from trainer.metrics import RunLog
 from trainer.metrics.plot import draw, draw_run, running_median, summary
-from trainer.metrics.reader import Attempt, attempts, read_events, read_steps
+from trainer.metrics.reader import Attempt, read_events, read_history
 from trainer.metrics.timeline import Cut, Span, Timeline, cuts, spans, timeline
 from trainer.storage.local import LocalStore
 
@@ -61,7 +61,8 @@ def run(tmp_path: Path) -> LocalStore:
 
 
 def story_of(store: LocalStore) -> Timeline:
-    return timeline(read_steps(store), read_events(store), attempts(store))
+    steps, attempts = read_history(store)
+    return timeline(steps, read_events(store), attempts)
 
 
 @pytest.mark.slow
@@ -142,10 +143,13 @@ def test_a_running_median_ignores_single_outliers_and_missing_numbers() -> None:
 
 @pytest.mark.slow
 def test_the_command_writes_a_picture_and_says_what_is_on_it(
-    run: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    run.put("metrics/000009-00000.jsonl", b"{\n")
     out = tmp_path / "run.png"
     assert main(["plot", run.uri, "-o", str(out)]) == 0
+    (message,) = caplog.messages
+    assert message.startswith("metrics/000009-00000.jsonl line 1: left out")
     assert out.read_bytes().startswith(PNG)
     assert capsys.readouterr().out == f"{out}: 50 steps · 3 attempts · 5 saves · 5 steps done over\n"
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.lab.servers import S3Place
 from tests.processes import wait_until
 from trainer.metrics import RunLog
-from trainer.metrics.reader import attempts, read_events, read_steps
+from trainer.metrics.reader import read_events, read_history, read_steps
 from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
 
@@ -102,7 +102,7 @@ def test_what_was_logged_is_read_back_in_order(tmp_path: Path) -> None:
     (event,) = read_events(store)
     assert (event["event"], event["step"], event["seconds"], event["attempt"]) == ("saved", 5, 0.25, 3)
     assert event["time"].endswith("Z")
-    (attempt,) = attempts(store)
+    (attempt,) = read_history(store)[1]
     assert (attempt.generation, attempt.first_step, attempt.last_step, attempt.world_size) == (3, 1, 5, 2)
     assert attempt.started <= attempt.ended
     assert (tmp_path / "metrics" / "000003-00000.jsonl").exists()

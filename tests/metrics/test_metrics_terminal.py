@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from lustrain.problem import UserError
-from trainer.metrics import Sinks, TensorBoardSink, TerminalSink
+from trainer.metrics import TensorBoardSink, TerminalSink
+from trainer.metrics.relay import Relay
 from trainer.metrics.terminal import event_line
 
 
@@ -157,7 +158,8 @@ def test_on_a_terminal_there_is_one_bar_with_the_events_above_it() -> None:
 @pytest.mark.slow
 def test_tensorboard_gets_the_scalars(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    sinks = Sinks([TensorBoardSink(str(tmp_path), first_step=1)])
+    sinks = Relay(0)
+    sinks.attach(TensorBoardSink(str(tmp_path), first_step=1))
     for step in range(1, 6):
         sinks.step(record(step))
     sinks.event("saved", {"step": 5})

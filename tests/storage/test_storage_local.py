@@ -61,7 +61,7 @@ def test_a_key_cannot_lie_below_another_object(tmp_path: Path) -> None:
     store.put("a/b", b"x")
     with pytest.raises(StorageError, match=r"/a/b/c'.*a part of the path is a file"):
         store.put("a/b/c", b"x")
-    with pytest.raises(StorageError, match=r"/a'.*a folder lies where"):
+    with pytest.raises(StorageError, match=r"/a'.*a folder has the object's name"):
         store.put("a", b"x")
     with pytest.raises(ObjectMissingError):
         store.read("a/b/c")
@@ -235,8 +235,8 @@ def test_a_full_or_read_only_disk_is_named_and_loses_nothing(tmp_path: Path) -> 
     result = json.loads(ran.stdout)
     fits, too_large, small, again, late = result["said"]
     assert (fits, again) == ("", "")
-    assert "no space left: 3.0 MB needed, 1.2 MB free" in too_large
-    assert "no space left: 2.0 MB needed" in small
+    assert "no space left: 3 MB needed, 1.19 MB free" in too_large
+    assert "no space left: 2 MB needed" in small
     assert str(tmp_path) in small
     assert "fix: free space there" in too_large
     assert result["files"] == [".lock", "fits"], "only what was unfinished is gone"

@@ -20,13 +20,13 @@ from tests.torture.small_run import (
     own_records,
     weights,
 )
-from trainer.checkpoint.audit import audit
-from trainer.checkpoint.history import read_history
-from trainer.checkpoint.layout import attempt_commit
-from trainer.checkpoint.lease import read_lease
-from trainer.checkpoint.parts import read_manifest
-from trainer.checkpoint.prune import prune
-from trainer.checkpoint.verify import verify_checkpoint
+from trainer.checkpoint.format.layout import attempt_commit
+from trainer.checkpoint.lineage.audit import audit
+from trainer.checkpoint.lineage.history import read_history
+from trainer.checkpoint.lineage.lease import read_lease
+from trainer.checkpoint.lineage.prune import prune
+from trainer.checkpoint.load.parts import read_manifest
+from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.config import CheckpointConfig
 from trainer.storage import ObjectStore
 from trainer.storage.keys import PRIVATE

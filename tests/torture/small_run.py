@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.layout import ATTEMPTS, MANIFESTS, ManifestId
-from trainer.checkpoint.load import read_checkpoint
-from trainer.checkpoint.parts import Places, read_manifest
+from trainer.checkpoint.format.layout import ATTEMPTS, MANIFESTS, ManifestId
+from trainer.checkpoint.load.latest import read_checkpoint
+from trainer.checkpoint.load.parts import Places, read_manifest
 from trainer.metrics.reader import read_events, read_steps
 from trainer.metrics.records import EVENTS, STEPS
 from trainer.storage import ObjectStore

@@ -11,9 +11,9 @@ import pytest
 from tests.lab.servers import S3Place
 from tests.torture.conftest import Bench
 from tests.torture.small_run import assert_same_training, committed, events
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.parts import read_manifest
-from trainer.checkpoint.records import Manifest, Part
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.format.records import Manifest, Part
+from trainer.checkpoint.load.parts import read_manifest
 from trainer.storage import ObjectStore, open_store
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoint.saving import small_disk
 from tests.torture.conftest import Bench
 from tests.torture.small_run import assert_same_training, committed, committed_lines, events
-from trainer.checkpoint.verify import verify_checkpoint
+from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.storage import open_store
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from tests.processes import wait_until
 from tests.torture.conftest import REFERENCE_STEPS, Bench
 from tests.torture.inquest import nobody_left_behind
 from tests.torture.small_run import assert_same_training, attempts_stored, newest_step, own_records
-from trainer.checkpoint.lease import read_lease
+from trainer.checkpoint.lineage.lease import read_lease
 from trainer.interrupt.signals import INSISTENT_S
 from trainer.storage import ObjectStore, open_store
 

@@ -15,7 +15,7 @@ from tests.lab.faulty_proxy import Answer, Cut, Delay, FaultyProxy, Reset, Skew
 from tests.lab.servers import S3Place
 from tests.torture.conftest import Bench
 from tests.torture.small_run import assert_same_training, committed, committed_lines, events, newest_step
-from trainer.checkpoint.verify import verify_checkpoint
+from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.storage import open_store
 
 pytestmark = pytest.mark.slow

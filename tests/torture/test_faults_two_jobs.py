@@ -10,11 +10,11 @@ import pytest
 
 from tests.torture.conftest import REFERENCE_STEPS, Bench
 from tests.torture.small_run import assert_same_training, committed, events
-from trainer.checkpoint.commit import commit
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.lease import Lease, read_lease
-from trainer.checkpoint.parts import read_manifest
-from trainer.checkpoint.records import Manifest, encode
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.format.records import Manifest, encode
+from trainer.checkpoint.lineage.lease import Lease, read_lease
+from trainer.checkpoint.load.parts import read_manifest
+from trainer.checkpoint.save.commit import commit
 from trainer.errors import LostRunError
 from trainer.storage import ObjectStore, open_store
 

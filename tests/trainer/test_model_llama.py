@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.config import OptimizerConfig
-from trainer.models import llama
-from trainer.optim import clip_, make_optimizer
+from trainer.step.optim import clip_, make_optimizer
+from trainer.tasks.models import llama
 
 SMALL = llama.LlamaShape(width=32, layers=2, heads=4, kv_heads=2, hidden=48, vocab_size=61)
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from lustrain.problem import UserError
 from trainer.config import OptimizerConfig
-from trainer.models import llama
-from trainer.optim import clip_, load_in_place, make_optimizer, model_tensors, optimizer_tensors, set_lr
+from trainer.step.optim import clip_, load_in_place, make_optimizer, model_tensors, optimizer_tensors, set_lr
+from trainer.tasks.models import llama
 
 SHAPE = llama.LlamaShape(width=16, layers=2, heads=2, kv_heads=1, hidden=24, vocab_size=19)
 

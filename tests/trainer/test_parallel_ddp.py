@@ -15,9 +15,9 @@ from tests.fork_server import ForkServer
 from tests.trainer.ranks import run_ranks
 from trainer import parallel
 from trainer.config import OptimizerConfig, ParallelConfig
-from trainer.models import llama
-from trainer.optim import clip_, load_in_place, make_optimizer, model_tensors, optimizer_tensors
-from trainer.precision import reseed
+from trainer.step.optim import clip_, load_in_place, make_optimizer, model_tensors, optimizer_tensors
+from trainer.step.precision import reseed
+from trainer.tasks.models import llama
 
 SHAPE = llama.LlamaShape(width=32, layers=2, heads=4, kv_heads=2, hidden=64, vocab_size=53)
 MICRO_BATCHES = 12
@@ -197,8 +197,8 @@ def test_one_rank_needs_no_wrapper_and_nothing_to_settle() -> None:
 
 def test_a_hook_is_refused_where_torch_cannot_run_it() -> None:
     def lines(hook: str, device: str) -> list[str]:
-        found = parallel.problems(ParallelConfig(comm_hook=hook), device=torch.device(device))
-        return [line.split(": ")[0] for line in found]
+        problems = parallel.problems(ParallelConfig(comm_hook=hook), device=torch.device(device))
+        return [line.split(": ")[0] for line in problems]
 
     assert lines("bf16", "cpu") == ["parallel.comm_hook = 'bf16'"]
     assert lines("bf16", "cuda") == lines("fp16", "cpu") == []

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer import precision
 from trainer.config import OptimizerConfig, PrecisionConfig
-from trainer.models import llama
-from trainer.optim import clip_, make_optimizer, model_tensors, optimizer_tensors
+from trainer.step import precision
+from trainer.step.optim import clip_, make_optimizer, model_tensors, optimizer_tensors
+from trainer.tasks.models import llama
 
 CPU = torch.device("cpu")
 u63 = st.integers(0, 2**63 - 1)

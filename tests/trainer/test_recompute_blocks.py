@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import require
-from trainer.models import llama
-from trainer.optim import model_tensors
-from trainer.recompute import Kind, compile_blocks, recompute_blocks
+from trainer.step.optim import model_tensors
+from trainer.step.recompute import Kind, compile_blocks, recompute_blocks
+from trainer.tasks.models import llama
 
 SHAPE = llama.LlamaShape(width=32, layers=2, heads=4, kv_heads=2, hidden=64, vocab_size=37, dropout=0.2)
 IDS = torch.randint(37, (2, 17), generator=torch.Generator().manual_seed(0))

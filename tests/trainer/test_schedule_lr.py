@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import ScheduleConfig
-from trainer.schedule import lr_at, problems
+from trainer.step.schedule import lr_at, problems
 
 BASE = 0.01
 KINDS = ["constant", "cosine", "linear", "wsd", "onecycle"]

@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from lustrain.problem import UserError
 from tests.conftest import require
 from trainer.config import OptimizerConfig, TaskConfig
-from trainer.models import patchnet
-from trainer.optim import clip_, make_optimizer
+from trainer.step.optim import clip_, make_optimizer
+from trainer.tasks.models import patchnet
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,8 +15,8 @@ from tests.trainer.token_sets import write_token_set
 from trainer.config import Config, OptimizerConfig, TaskConfig
 from trainer.data.shards import TokenSet
 from trainer.data.verified import ALONE, Ranks
-from trainer.optim import make_optimizer
-from trainer.start import open_data
+from trainer.run.start import open_data
+from trainer.step.optim import make_optimizer
 from trainer.tasks import language_model, make_task
 from trainer.tasks.language_model import LanguageModel
 

@@ -14,16 +14,16 @@ from torch.distributed import HashStore
 from lustrain.problem import UserError
 from tests.lab.faulty_proxy import Answer, Fault, FaultyProxy, Reset
 from tests.trainer.ranks import run_threads
-from trainer.agree import decide, together
-from trainer.checkpoint.history import read_history
-from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
-from trainer.checkpoint.lease import Lease
-from trainer.checkpoint.load import load_latest
+from trainer.checkpoint.format.layout import LEASE, MANIFESTS, ManifestId
+from trainer.checkpoint.lineage.history import read_history
+from trainer.checkpoint.lineage.lease import Lease
+from trainer.checkpoint.load.latest import load_latest
 from trainer.checkpoint.votes import StoreVotes
 from trainer.config import Config, TaskConfig
 from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN
 from trainer.parallel import World
-from trainer.start import Claim, claim_run, load_claimed, open_data_alike, require_alike
+from trainer.parallel.agree import decide, together
+from trainer.run.start import Claim, claim_run, load_claimed, open_data_alike, require_alike
 from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
 from trainer.tasks import Task, make_task
@@ -42,10 +42,10 @@ class CountedVotes(StoreVotes):
         super().__init__(store, world_size)
         self.heard = 0
 
-    def _hear(self, topic: str, known: int, said: dict[int, dict[str, Any]]) -> int:
-        before = len(said)
-        known = super()._hear(topic, known, said)
-        self.heard += len(said) - before
+    def _read_posts(self, topic: str, known: int, posts: dict[int, dict[str, Any]]) -> int:
+        before = len(posts)
+        known = super()._read_posts(topic, known, posts)
+        self.heard += len(posts) - before
         return known
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.checkpoint.fence import Fence
-from trainer.checkpoint.lease import Lease
+from trainer.checkpoint.lineage.fence import Fence
+from trainer.checkpoint.lineage.lease import Lease
 from trainer.config import InterruptConfig
 from trainer.interrupt import Watch
 from trainer.metrics import RunLog

@@ -72,6 +72,11 @@ def test_a_bad_set_is_one_line(tmp_path: Path, sets: list[str], start: str) -> N
     assert lines[0].startswith(start)
 
 
+def test_a_config_that_only_names_what_was_removed_still_loads(tmp_path: Path) -> None:
+    named = ["parallel.powersgd_rank=1", "parallel.powersgd_start_step=1000", "checkpoint.compression=none"]
+    assert load(tmp_path, GOOD, named) == load(tmp_path, GOOD)
+
+
 def test_set_beats_the_file_and_takes_toml_values_or_plain_words(tmp_path: Path) -> None:
     config = load(
         tmp_path, GOOD, ["train.steps=20", "precision.mode=bf16", 'checkpoint.tiers=[{kind="memory",path="/x"}]']

@@ -15,13 +15,13 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from lustrain.problem import UserError
 from tests.trainer.token_sets import write_token_set
-from trainer import footprint
 from trainer.__main__ import main
 from trainer.config import Config
-from trainer.footprint import Memory, NoMemoryError, check_memory, host_memory, report_lack_of_memory
-from trainer.models import llama, patchnet
 from trainer.parallel import World
+from trainer.run import footprint
+from trainer.run.footprint import Memory, NoMemoryError, check_memory, host_memory, report_lack_of_memory
 from trainer.tasks import Footprint
+from trainer.tasks.models import llama, patchnet
 
 GB = 10**9
 CPU = World(0, 1, 0, torch.device("cpu"), HashStore())

@@ -10,7 +10,7 @@ import pytest
 
 from lustrain.problem import UserError
 from tests.processes import alive, children_of, wait_until
-from trainer.checkpoint.lease import committed, read_lease
+from trainer.checkpoint.lineage.lease import committed, read_lease
 from trainer.errors import EXIT_REQUEUE
 from trainer.launch.local import job_exit_code, main, rank_environment
 from trainer.metrics.reader import read_events
@@ -50,11 +50,11 @@ def test_no_ranks_is_a_mistake_in_one_line() -> None:
 
 CHILD = """
 import signal, sys, time
-from trainer import parent
-assert parent.end_with_launcher()
+from lustrain import process
+assert process.end_with_launcher()
 signal.signal(signal.SIGTERM, lambda *_: print("told to stop", flush=True))
 if sys.argv[1] == "training":
-    parent.save_when_alone(0.1)
+    process.save_when_alone(0.1)
 print("listening", flush=True)
 while True:
     time.sleep(0.05)

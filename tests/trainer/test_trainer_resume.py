@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from tests.lab.faulty_proxy import Answer, FaultyProxy
-from trainer import schedule
 from trainer.__main__ import main
-from trainer.checkpoint.layout import LEASE, MANIFESTS, ManifestId
-from trainer.checkpoint.load import read_checkpoint
-from trainer.checkpoint.parts import Places, read_manifest
-from trainer.checkpoint.records import Manifest
+from trainer.checkpoint.format.layout import LEASE, MANIFESTS, ManifestId
+from trainer.checkpoint.format.records import Manifest
+from trainer.checkpoint.load.latest import read_checkpoint
+from trainer.checkpoint.load.parts import Places, read_manifest
 from trainer.config import ScheduleConfig
 from trainer.metrics.reader import read_events, read_steps
+from trainer.step import schedule
 from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
 

@@ -12,12 +12,12 @@ from lustrain.problem import UserError
 from tests.fork_server import ForkServer
 from tests.trainer.token_sets import write_token_set
 from trainer.__main__ import main
-from trainer.checkpoint.layout import ATTEMPTS, LEASE, MANIFESTS
+from trainer.checkpoint.format.layout import ATTEMPTS, LEASE, MANIFESTS
+from trainer.checkpoint.stored_config import KEY as CONFIG
 from trainer.data.tokenizer import TokenizerSpec, build
-from trainer.models import llama
-from trainer.sample import chooser, continuation, decoded
+from trainer.run.sample import chooser, continuation, decoded
 from trainer.storage.local import LocalStore
-from trainer.stored_config import KEY as CONFIG
+from trainer.tasks.models import llama
 
 VERSE = "Pack my box with jugs. "
 BYTES = build(TokenizerSpec("bytes"))

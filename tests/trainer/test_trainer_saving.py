@@ -23,15 +23,15 @@ from tests.checkpoint.saving import (
     sample_tensors,
 )
 from tests.trainer.ranks import run_threads
-from trainer.checkpoint.flight import SaveOutcome
-from trainer.checkpoint.interval import Interval
-from trainer.checkpoint.layout import MANIFESTS, ManifestId
-from trainer.checkpoint.lease import Lease
-from trainer.checkpoint.saver import Checkpointer
+from trainer.checkpoint.format.layout import MANIFESTS, ManifestId
+from trainer.checkpoint.lineage.lease import Lease
+from trainer.checkpoint.save.flight import SaveOutcome
+from trainer.checkpoint.save.interval import Interval
+from trainer.checkpoint.save.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes
 from trainer.errors import LostRunError
 from trainer.interrupt import Notice
-from trainer.saving import NotSavedError, Saving, State, plan_for_notice
+from trainer.run.saving import NotSavedError, Saving, State, plan_for_notice
 from trainer.storage import StorageError, open_store
 from trainer.storage.local import LocalStore
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lustrain.problem import UserError
-from trainer import stored_config
+from trainer.checkpoint import stored_config
 from trainer.config import Config
 from trainer.storage import ObjectStore, PreconditionError, open_store
 from trainer.storage.local import LocalStore
@@ -69,6 +69,18 @@ def test_what_makes_it_another_run_is_refused_by_name(
     assert len(caught.value.problems) == 1
     assert caught.value.problems[0].startswith(named)
     assert store.read("config.toml") == before
+
+
+def test_a_run_from_the_days_of_powersgd_goes_on_and_records_that_its_settings_went(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "run"))
+    line = b'comm_hook = "none"\n'
+    raw = stored_config.encode(config(), SHAPE).rpartition(b"# record_crc64nvme")[0]
+    store.put("config.toml", raw.replace(line, b'comm_hook = "powersgd"\npowersgd_rank = 1\n'))
+    stored = stored_config.check(store, config(), SHAPE)
+    assert stored_config.record(store, stored, config(), SHAPE) == {
+        "parallel.comm_hook": ("powersgd", "none"),
+        "parallel.powersgd_rank": (1, None),
+    }
 
 
 def test_what_may_change_is_accepted_and_recorded(store: ObjectStore) -> None:

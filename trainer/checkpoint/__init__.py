@@ -1,4 +1,4 @@
 """Crash-consistent checkpoints: staged in shared memory, written by a torch-free process, committed by one conditional put.
 
-`FORMAT.md` beside this file is the layout on storage; saver.py and commit.py are the protocol.
+`FORMAT.md` beside this file is the layout on storage; `save/saver.py` and `save/commit.py` are the protocol.
 """

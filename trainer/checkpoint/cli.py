@@ -20,19 +20,19 @@ from rich.table import Table
 from lustrain.problem import UserError, problem
 from lustrain.progress import BYTES, Progress, amount_text
 from lustrain.schema import problems_of
-from trainer.checkpoint.audit import audit
-from trainer.checkpoint.export import export
-from trainer.checkpoint.history import History, choose, read_history
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.parts import read_manifest
-from trainer.checkpoint.prune import PruneReport, metric_of, prune
-from trainer.checkpoint.verify import VerifyReport, verify_checkpoint
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.lineage.audit import audit
+from trainer.checkpoint.lineage.history import History, choose, read_history
+from trainer.checkpoint.lineage.prune import PruneReport, metric_of, prune
+from trainer.checkpoint.load.export import export
+from trainer.checkpoint.load.parts import read_manifest
+from trainer.checkpoint.load.verify import VerifyReport, verify_checkpoint
+from trainer.checkpoint.stored_config import KEY, read_stored
 from trainer.config import CheckpointConfig, TaskConfig
 from trainer.errors import EXIT_DONE
 from trainer.metrics.runlog import append_event
 from trainer.metrics.timeline import PRUNED
 from trainer.storage import CorruptObjectError, ObjectStore, open_store
-from trainer.stored_config import KEY, read_stored
 from trainer.tasks import make_task
 
 EXIT_DAMAGED = 1
@@ -45,7 +45,7 @@ job takes the run."""
 
 @dataclass(frozen=True)
 class Listed:
-    """One row of `list`; what a damaged manifest cannot say is None."""
+    """One row of `list`; the fields of a damaged manifest are None."""
 
     generation: int
     step: int
@@ -90,14 +90,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one action; 0, or 1 when `verify` found damage; UserError for what the user can mend."""
+    """Run one action; returns 0, or 1 when `verify` found damage; UserError for a mistake of the user."""
     store = open_store(args.run, create=False, name="RUN_URI")
     actions = {"list": _list, "verify": _verify, "prune": _prune, "export": _export}
     return actions[args.action](store, args)
 
 
 def listed(store: ObjectStore, history: History) -> list[Listed]:
-    """Every checkpoint of the run, newest first."""
+    """Describe every checkpoint of the run, newest first."""
     live = set(history.live)
 
     def row(manifest_id: ManifestId) -> Listed:
@@ -157,15 +157,15 @@ def _verify(store: ObjectStore, args: argparse.Namespace) -> int:
             reports.append(verify_checkpoint(store, manifest_id, progress.advance))
     whole = all(report.ok for report in reports) and not beside
     if args.json:
-        found = [{**asdict(report), "id": asdict(report.id), "ok": report.ok} for report in reports]
-        _print_json({"run": store.uri, "ok": whole, "checkpoints": found, "beside": beside})
+        rows = [{**asdict(report), "id": asdict(report.id), "ok": report.ok} for report in reports]
+        _print_json({"run": store.uri, "ok": whole, "checkpoints": rows, "beside": beside})
     else:
         print(verify_text(reports, beside))
     return EXIT_DONE if whole else EXIT_DAMAGED
 
 
 def verify_text(reports: Sequence[VerifyReport], beside: Sequence[str]) -> str:
-    """What was found in lines for people; `beside` are problems of the run and not of one checkpoint."""
+    """Render reports as lines for people; `beside` are problems of the run and not of one checkpoint."""
     lines = []
     for report in reports:
         verdict = "whole" if report.ok else "DAMAGED"
@@ -191,12 +191,12 @@ def _prune(store: ObjectStore, args: argparse.Namespace) -> int:
 
 
 def keep_options(store: ObjectStore, args: argparse.Namespace) -> CheckpointConfig:
-    """What to keep: the run's own settings, and over them the flags."""
+    """Return what to keep: the run's own settings, and over them the flags."""
     stored = read_stored(store)
     settings = stored.settings if stored else {}
     names = ("keep_last", "keep_every_steps", "keep_best")
     keep = {name: settings[f"checkpoint.{name}"] for name in names if f"checkpoint.{name}" in settings}
-    keep |= {name: said for name in names if (said := getattr(args, name, None)) is not None}
+    keep |= {name: flag for name in names if (flag := getattr(args, name, None)) is not None}
     try:
         return CheckpointConfig(**keep)
     except ValidationError as error:
@@ -204,7 +204,7 @@ def keep_options(store: ObjectStore, args: argparse.Namespace) -> CheckpointConf
 
 
 def prune_text(report: PruneReport, dry_run: bool) -> str:
-    """The report in lines for people."""
+    """Render the report as lines for people."""
     verb = "would remove" if dry_run else "removed"
     steps = ", ".join(f"step {i.step}" for i in report.removed) or "no checkpoint"
     lines = [f"{verb} {steps}; kept {', '.join(f'step {i.step}' for i in report.kept) or 'none'}"]
@@ -233,7 +233,7 @@ def _export(store: ObjectStore, args: argparse.Namespace) -> int:
 
 
 def task_names(store: ObjectStore) -> tuple[dict[str, str], dict[str, Any]]:
-    """The exported parameter names and `config.json` that the run's Task knows; UserError when it cannot say."""
+    """Return the exported parameter names and `config.json` of the run's Task; UserError when it cannot be opened."""
     if read_stored(store) is None:
         raise UserError(problem("RUN_URI", store.uri, f"has no {KEY} that names its Task", fix="--names own"))
     table = tomllib.loads(store.read(KEY)[0].decode())
@@ -245,7 +245,7 @@ def task_names(store: ObjectStore) -> tuple[dict[str, str], dict[str, Any]]:
             names, config = task.export_names(model), task.export_config(model)
             task.close()
     except UserError as error:
-        why = "the Task needs its data to know these names"
+        why = "the Task cannot name the weights without its data"
         hint = problem("--names", "task", why, fix="make the data readable here, or --names own")
         raise UserError([*error.problems, hint]) from error
     return names, config
@@ -263,5 +263,5 @@ def _print_json(content: Any) -> None:
 
 
 def _print_table(table: Table) -> None:
-    """A pipe has no width; there the lines must not be folded."""
+    """Print a table; a pipe has no width, so there the lines must not be folded."""
     Console(width=None if sys.stdout.isatty() else 200).print(table)

@@ -27,32 +27,33 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.assemble import box_tensor, torch_dtype
-from trainer.checkpoint.boxes import Box, boxes_by_name
-from trainer.checkpoint.history import choose, read_history
-from trainer.checkpoint.layout import ManifestId
-from trainer.checkpoint.load import READ_THREADS
-from trainer.checkpoint.parts import (
+from trainer.checkpoint.format.boxes import Box, boxes_by_name
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.format.records import Entry
+from trainer.checkpoint.lineage.history import choose, read_history
+from trainer.checkpoint.load.assemble import box_tensor, torch_dtype
+from trainer.checkpoint.load.latest import READ_THREADS
+from trainer.checkpoint.load.parts import (
     ITEM_BYTES,
     PartReader,
     Places,
     TierNotes,
     blocks_covering,
     fetch_blocks,
+    ignore_event,
     read_index,
     read_manifest,
 )
-from trainer.checkpoint.records import Entry
 from trainer.storage import ObjectStore, open_store
 
 
 class LustrainReader(StorageReader):
     """A storage reader over one checkpoint of a run, given as URI or store.
 
-    `step` picks the checkpoint (None: the newest live one); ranks that read a run while it trains must name it, or may find
+    `step` picks the checkpoint (None: the newest live one). Give it where the run still trains: otherwise the ranks may find
     different newest ones, which ends the load. Only tensors whose names begin with `prefix` are offered, without the prefix.
-    UserError when there is no such checkpoint. Bytes that do not verify never reach a tensor: CorruptObjectError ends the
-    load, and what was filled before it is no checkpoint.
+    UserError when the run has no such checkpoint. Bytes that do not verify never reach a tensor: CorruptObjectError ends
+    the load, and the tensors that were filled before are not a whole checkpoint.
     """
 
     def __init__(self, run: str | ObjectStore, *, step: int | None = None, prefix: str = "") -> None:
@@ -73,7 +74,7 @@ class LustrainReader(StorageReader):
         }
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin another load; a `checkpoint_id` is another run's URI."""
+        """Begin a further load; a `checkpoint_id` is the URI of a different run."""
         if checkpoint_id is not None:
             self._store = open_store(os.fspath(checkpoint_id), create=False)
             self._open()
@@ -86,14 +87,14 @@ class LustrainReader(StorageReader):
         """Nothing to prepare: every rank reads by itself."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The same plan, saying which commit this rank is about to read."""
+        """Return the same plan with the commit that this rank is about to read."""
         return replace(plan, storage_data=self._manifest.id)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The same plans, once all ranks are found to read the same commit; UserError otherwise."""
-        found: set[ManifestId] = {plan.storage_data for plan in plans}
-        if len(found) > 1:
-            keys = ", ".join(i.key for i in sorted(found))
+        """Return the same plans; UserError unless all ranks read the same commit."""
+        commits: set[ManifestId] = {plan.storage_data for plan in plans}
+        if len(commits) > 1:
+            keys = ", ".join(i.key for i in sorted(commits))
             why = f"ranks found different newest checkpoints ({keys}), because the run is training"
             raise UserError(problem("step", None, why, fix="LustrainReader(uri, step=…)"))
         return plans
@@ -105,7 +106,7 @@ class LustrainReader(StorageReader):
             box = self._box_of(item)
             wanted.setdefault(box.part, []).append((_rows_read(box.entry, item), item))
         for part in sorted(wanted):
-            reader = PartReader(self._places, self._manifest.parts[part], self._indexes[part], TierNotes(_ignore))
+            reader = PartReader(self._places, self._manifest.parts[part], self._indexes[part], TierNotes(ignore_event))
             ranges = [(read.rows.start, read.rows.start + read.rows.size) for read, _ in wanted[part]]
             fetch_blocks([(reader, number) for number in blocks_covering(ranges)], READ_THREADS)
             for read, item in wanted[part]:
@@ -118,7 +119,7 @@ class LustrainReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Never claimed by its look: a run's folder is chosen by naming this reader."""
+        """Return False: a run is read only where this reader is named, never by the look of its folder."""
         return False
 
     def _box_of(self, item: ReadItem) -> Box:
@@ -144,7 +145,7 @@ class _Read:
 
 
 def _rows_read(entry: Entry, item: ReadItem) -> _Read:
-    """The smallest run of whole rows of `entry` that holds what `item` asks for."""
+    """Return the smallest run of whole rows of `entry` that holds what `item` needs."""
     offsets, lengths = tuple(item.storage_offsets), tuple(item.lengths)
     if not lengths:
         return _Read(entry, offsets, lengths)
@@ -162,7 +163,3 @@ def _described(boxes: Sequence[Box]) -> TensorStorageMetadata:
     first = boxes[0].entry
     chunks = [ChunkStorageMetadata(torch.Size(b.entry.offsets), torch.Size(b.entry.lengths)) for b in boxes]
     return TensorStorageMetadata(TensorProperties(dtype=torch_dtype(first.dtype)), torch.Size(first.shape), chunks)
-
-
-def _ignore(kind: str, fields: dict[str, Any]) -> None:
-    """There are no tiers here, and nothing else reports."""

@@ -1,4 +1,4 @@
-"""Small messages between ranks through a key-value store: no collective, and nobody waits for the dead."""
+"""Small messages between ranks through a key-value store: without collectives, so that no rank waits for a dead one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.distributed.distributed_c10d import Store
 
 _FIRST_WAIT_S = 0.005
 _LONGEST_WAIT_S = 0.25
-"""Polling slows down to four questions a second per rank: a thousand waiting ranks stay a trickle for the store."""
+"""Polling slows down to four requests a second per rank, a small load for the store even from a thousand ranks."""
 
 
 class VoteError(Exception):
-    """The store that carries the votes does not answer, most likely because the rank that hosts it is gone."""
+    """The store that carries the votes does not answer, most likely because the rank that hosts it has ended."""
 
 
 class VoteTimeout(VoteError):
@@ -31,21 +31,21 @@ class VoteTimeout(VoteError):
 
 
 class VoteBox(ABC):
-    """Per topic, one JSON object from each rank that has something to say; its later word replaces its earlier one."""
+    """Per topic, one JSON object from each rank that posts; a rank's later post replaces its earlier one."""
 
     world_size: int
 
     @abstractmethod
     def post(self, topic: str, rank: int, value: dict[str, Any]) -> None:
-        """Say something; raises VoteError when nobody can hear it."""
+        """Post one rank's value for a topic; raises VoteError when the store does not answer."""
 
     @abstractmethod
-    def _hear(self, topic: str, known: int, said: dict[int, dict[str, Any]]) -> int:
-        """Add to `said` what was posted after the first `known` posts; returns how many need no second look."""
+    def _read_posts(self, topic: str, known: int, posts: dict[int, dict[str, Any]]) -> int:
+        """Add the posts after the first `known` ones to `posts`; returns how many need not be read again."""
 
     @abstractmethod
     def drop(self, topic: str) -> None:
-        """Forget a topic that every rank is done with; raises VoteError."""
+        """Remove a topic that every rank is done with; raises VoteError."""
 
     def gather(
         self,
@@ -55,7 +55,7 @@ class VoteBox(ABC):
         ranks: Sequence[int] | None = None,
         stop: threading.Event | None = None,
     ) -> dict[int, dict[str, Any]]:
-        """What `ranks` (None: all) say, once every one of them has spoken.
+        """Wait until all of `ranks` (None: every rank) have posted, and return their values by rank.
 
         Raises VoteTimeout with the missing ranks after `timeout` seconds, and VoteError when `stop` is set meanwhile.
         """
@@ -63,13 +63,13 @@ class VoteBox(ABC):
         stop = stop or threading.Event()
         deadline = time.monotonic() + timeout
         pause = _FIRST_WAIT_S
-        said: dict[int, dict[str, Any]] = {}
+        posts: dict[int, dict[str, Any]] = {}
         known = 0
         while True:
-            known = self._hear(topic, known, said)
-            missing = [rank for rank in wanted if rank not in said]
+            known = self._read_posts(topic, known, posts)
+            missing = [rank for rank in wanted if rank not in posts]
             if not missing:
-                return {rank: said[rank] for rank in wanted}
+                return {rank: posts[rank] for rank in wanted}
             left = deadline - time.monotonic()
             if left <= 0:
                 raise VoteTimeout(topic, missing, timeout)
@@ -78,18 +78,18 @@ class VoteBox(ABC):
             pause = min(pause * 2, _LONGEST_WAIT_S)
 
     def poll(self, topic: str) -> dict[int, dict[str, Any]]:
-        """What was said so far, by rank, without waiting; raises VoteError."""
-        said: dict[int, dict[str, Any]] = {}
-        self._hear(topic, 0, said)
-        return said
+        """Return the values that were posted so far, by rank, without waiting; raises VoteError."""
+        posts: dict[int, dict[str, Any]] = {}
+        self._read_posts(topic, 0, posts)
+        return posts
 
 
 class StoreVotes(VoteBox):
     """Votes in a `torch.distributed.Store` (TCPStore in a job, HashStore alone).
 
-    Each post takes the next slot of its topic, so that asking "anything new?" is one round trip whatever the world
-    size. Only calls that return at once are used: a blocking `get` would hold the connection that process groups of the
-    same rank may share.
+    Each post takes the next slot of its topic, so that a look for new posts is one round trip whatever the world size.
+    Only calls that return at once are used: a blocking `get` would hold the connection that process groups of the same
+    rank may share.
     """
 
     def __init__(self, store: Store, world_size: int) -> None:
@@ -103,7 +103,7 @@ class StoreVotes(VoteBox):
         except DistError as error:
             raise VoteError(_unreachable(error)) from error
 
-    def _hear(self, topic: str, known: int, said: dict[int, dict[str, Any]]) -> int:
+    def _read_posts(self, topic: str, known: int, posts: dict[int, dict[str, Any]]) -> int:
         try:
             posted = empty = self._store.add(_count_key(topic), 0)
             for slot in range(known, posted):
@@ -112,8 +112,8 @@ class StoreVotes(VoteBox):
                 if not self._store.check([key]):
                     empty = min(empty, slot)
                     continue
-                word = json.loads(self._store.get(key))
-                said[int(word["rank"])] = word["value"]
+                post = json.loads(self._store.get(key))
+                posts[int(post["rank"])] = post["value"]
         except DistError as error:
             raise VoteError(_unreachable(error)) from error
         return empty

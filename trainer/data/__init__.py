@@ -1,9 +1,8 @@
 """From text to batches: token sets are made once, mapped into memory, and read in an order that is computed.
 
-- `cli`, `tokenize`, `job`: the parallel, restartable command that writes a token set; `inputs` and `assembly` plan it
-  (which bytes make a chunk, which chunks make a shard), `documents` and `chunks` do the work in its processes
+- `tokenize/`: the parallel, restartable command that writes a token set
 - `tokenizer`, `byte_pairs`: text to ids and back; the fast engine where it is proven equal
-- `index`, `shards`, `remote`, `cache`: a token set on disk or in S3, and windows gathered from it
+- `index`, `shards`, `remote`, `cache`, `verified`: a token set on disk or in S3, checked, and windows gathered from it
 - `order`: the keyed permutation that says which window stands at which position of a run
 
 A token set is a folder or an S3 prefix: `index.json` (written last: it makes the set exist), `tokenizer.json` unless

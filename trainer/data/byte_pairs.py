@@ -1,4 +1,4 @@
-"""When tiktoken may run a Hugging Face tokenizer: the conversion, and the conditions under which both give the same ids.
+"""A Hugging Face tokenizer for tiktoken: the conversion, and the conditions under which both give the same ids.
 
 tiktoken encodes byte-level BPE several times faster than `tokenizers`, but it knows only ranks of byte strings: it
 joins any two neighbours whose concatenation is a token, the lowest id first, where `tokenizers` joins only the listed
@@ -42,7 +42,7 @@ class BytePairs:
 
 
 def convert(body: dict[str, Any], engine: Engine) -> BytePairs:
-    """The parsed `tokenizer.json` and the engine made from it, as ranks; NotConvertibleError when equality is not proven."""
+    """Convert a parsed `tokenizer.json` and its engine to ranks; NotConvertibleError when equality is not proven."""
     if body.get("normalizer") is not None:
         raise NotConvertibleError("it normalizes the text first")
     plain = [token["content"] for token in body.get("added_tokens") or [] if not token.get("special")]

@@ -64,7 +64,7 @@ class ShardCache:
             raise UserError(_unusable(folder, error)) from error
 
     def fetch(self, store: ObjectStore, shard: Shard, itemsize: int) -> Path:
-        """The path of the shard's ids on disk, downloaded and verified when no process of this node has done so yet.
+        """Return the path of the shard's ids on disk; download and verify them first if no process of this node has.
 
         Raises StorageError when the store does not deliver, CorruptObjectError when it delivers other bytes than the
         index promises, UserError when the disk cannot take them.
@@ -89,7 +89,7 @@ class ShardCache:
         return target
 
     def _make_room(self, size: int) -> None:
-        """Removes files of other sets, least recently opened first, until `size` more bytes fit."""
+        """Remove files of other sets, least recently opened first, until `size` more bytes fit."""
         with locked(self._folder / "evict.lock"):
             files = {}
             for path in self._folder.glob("*/*.tok"):
@@ -105,25 +105,25 @@ class ShardCache:
 
 
 def _download(store: ObjectStore, shard: Shard, part: int, size: int) -> None:
-    found = 0
+    checksum = 0
     for _ in range(DOWNLOAD_TRIES):
         os.ftruncate(part, 0)
         # Reserving the blocks turns a full disk into an error here instead of a SIGBUS at a store into the map.
         os.posix_fallocate(part, 0, size)
         with mmap.mmap(part, size) as mapped, memoryview(mapped) as view:
             store.read_into(shard.tokens_key, view)
-            found = crc64nvme(view)
-        if found == shard.crc64nvme:
+            checksum = crc64nvme(view)
+        if checksum == shard.crc64nvme:
             os.fsync(part)
             return
-    why = f"arrives with checksum {found:016x}, the index says {shard.crc64nvme:016x}"
+    why = f"arrives with checksum {checksum:016x}, the index says {shard.crc64nvme:016x}"
     name = f"{store.uri.rstrip('/')}/{shard.tokens_key}"
     raise CorruptObjectError(problem("shard", name, why, fix="restore the shard, or tokenize the input again"))
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """An open file that has the name `path` and that this process alone has locked."""
+    """Open the file at `path` and lock it for this process alone."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:

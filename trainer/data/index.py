@@ -84,7 +84,7 @@ class Index:
 
 
 def dtype_for(vocab_size: int) -> str:
-    """The smallest stored type that holds every id below `vocab_size`."""
+    """Return the smallest stored type that holds every id below `vocab_size`."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
@@ -104,7 +104,7 @@ def encode_index(index: Index) -> bytes:
 
 
 def decode_index(raw: bytes, uri: str) -> Index:
-    """The index in `raw`; UserError for one that is damaged, foreign, or of a newer Lustrain. `uri` is for the message."""
+    """Return the index in `raw`; UserError if it is damaged, foreign, or of a newer Lustrain. `uri` is for the message."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -117,11 +117,11 @@ def decode_index(raw: bytes, uri: str) -> Index:
         raise UserError(problem("token set", uri, why, allowed=f"<= {FORMAT}", fix="upgrade lustrain"))
     claimed = body.pop("record_crc64nvme", None)
     try:
-        found = f"{crc64nvme(_canonical(body)):016x}"
+        checksum = f"{crc64nvme(_canonical(body)):016x}"
     except ValueError as error:
         raise UserError(_damaged(uri, "holds NaN or an infinity")) from error
-    if claimed != found:
-        raise UserError(_damaged(uri, f"checksum {found}, but it records {claimed}"))
+    if claimed != checksum:
+        raise UserError(_damaged(uri, f"checksum {checksum}, but it records {claimed}"))
     try:
         return _index(body)
     except (KeyError, TypeError, ValueError) as error:
@@ -129,7 +129,7 @@ def decode_index(raw: bytes, uri: str) -> Index:
 
 
 def read_index(store: ObjectStore) -> Index:
-    """The index of the token set at `store`; UserError when there is none."""
+    """Return the index of the token set at `store`; UserError when there is none."""
     try:
         raw, _ = store.read(INDEX)
     except ObjectMissingError as error:

@@ -25,6 +25,8 @@ import numpy.typing as npt
 
 MAX_SIZE = 1 << 40
 """Both radices stay below 2^20, so that the bias of `hash % radix` is under 2^-44."""
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""What SplitMix64 adds to its state for each number."""
 _ROUNDS = 8
 """One 64-bit word of the BLAKE2b digest per round; FE2 mixes fully after 6, the rest is margin for tiny sets."""
 
@@ -77,8 +79,12 @@ def _feistel(
 
 
 def _hash(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finalizer, shifted down by one bit so that the sum with a half cannot overflow."""
-    words = words + np.uint64(0x9E3779B97F4A7C15)
+    """Hash each word, shifted down by one bit so that the sum with a half cannot overflow."""
+    return mixed(words + GOLDEN) >> np.uint64(1)
+
+
+def mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return SplitMix64's finalizer of each word."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (words ^ (words >> np.uint64(31))) >> np.uint64(1)
+    return words ^ (words >> np.uint64(31))

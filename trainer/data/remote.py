@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import mmap
-import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lustrain.background import BackgroundThread
 from lustrain.problem import UserError, problem
 from trainer.data.cache import ShardCache
 from trainer.data.index import Index, Shard
+from trainer.data.verified import rotated
 from trainer.storage import ObjectStore
 
 STREAM_THREADS = 32
@@ -27,7 +28,7 @@ Tokens = npt.NDArray[Any]
 
 
 def map_shard(path: Path, dtype: np.dtype[Any]) -> Tokens:
-    """The ids in the file, as an array over a read-only memory map."""
+    """Return the ids in the file, as an array over a read-only memory map."""
     with path.open("rb") as file:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=dtype)
 
@@ -42,7 +43,7 @@ class RangeReader:
         self._pool = ThreadPoolExecutor(STREAM_THREADS, thread_name_prefix="shard-range")
 
     def read(self, wanted: Sequence[tuple[int, int, Tokens]]) -> None:
-        """Fills each target with ids of (shard number, first id, target); raises the first failure."""
+        """Fill each target with ids of (shard number, first id, target); raises the first failure."""
         for _ in self._pool.map(self._read_one, wanted):
             pass
 
@@ -58,7 +59,7 @@ class RangeReader:
         self._store.read_into(shard.tokens_key, target.view(np.uint8).data, offset * target.dtype.itemsize)
 
     def _require_same(self, shard: Shard) -> None:
-        """A range has no checksum in the index, so at least the whole object must be the one that was uploaded."""
+        """Require the whole object to be the one that was uploaded: a range of it has no checksum in the index."""
         stored = self._store.stat(shard.tokens_key).crc64nvme
         if stored is not None and stored != shard.crc64nvme:
             name = f"{self._store.uri.rstrip('/')}/{shard.tokens_key}"
@@ -78,32 +79,23 @@ class Filler:
         self._arrays = arrays
         self._cache = cache
         self._stop = threading.Event()
-        self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="shard-cache", daemon=True)
+        self._thread = BackgroundThread(self._run, "shard-cache")
         self._thread.start()
         atexit.register(self.close)
 
-    def raise_failure(self) -> None:
-        """Raises in the caller what ended the thread."""
-        if self._failure is not None:
-            raise self._failure
+    def check(self) -> None:
+        """Raise what ended the thread, if anything did."""
+        self._thread.check()
 
     def close(self) -> None:
-        """Stops after the shard under way."""
+        """Stop after the shard under way."""
         self._stop.set()
         self._thread.join()
         atexit.unregister(self.close)
 
     def _run(self) -> None:
-        # The ranks of a node begin at different shards, so that they download side by side and not the same one in
-        # turn.
-        begin = os.getpid() * 7919 % len(self._shards)
-        for number in (*range(begin, len(self._shards)), *range(begin)):
+        for number in rotated(range(len(self._shards))):
             if self._stop.is_set():
                 return
-            try:
-                path = self._cache.fetch(self._store, self._shards[number], self._dtype.itemsize)
-                self._arrays[number] = map_shard(path, self._dtype)
-            except Exception as error:  # noqa: BLE001 - raised in the thread that gathers next
-                self._failure = error
-                return
+            path = self._cache.fetch(self._store, self._shards[number], self._dtype.itemsize)
+            self._arrays[number] = map_shard(path, self._dtype)

@@ -41,7 +41,7 @@ class TokenSet:
 
     def __init__(self, store: ObjectStore, index: Index, split: str, arrays: list[Tokens | None]) -> None:
         self._store = store
-        self._index = index
+        self.index = index
         self._split = index.splits[split]
         self._arrays = arrays
         self._views: dict[tuple[int, int], Tokens] = {}
@@ -63,7 +63,7 @@ class TokenSet:
         cache_bytes: int,
         name: str = "token set",
     ) -> TokenSet:
-        """Opens `split` of the set at `uri` (a folder or `s3://…`); every shard's size is checked at once.
+        """Open `split` of the set at `uri` (a folder or `s3://…`); every shard's size is checked at once.
 
         `name` is what the user calls `uri`, e.g. `task.data`.
         `cache_dir` and `cache_bytes` matter for remote sets only. UserError for a missing set, split, or shard, and
@@ -94,33 +94,6 @@ class TokenSet:
         return self._split.tokens
 
     @property
-    def documents(self) -> int:
-        """Documents in this split."""
-        return self._split.documents
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the stored ids: uint16 while the vocabulary allows it, otherwise uint32."""
-        return self._index.numpy_dtype
-
-    @property
-    def vocab_size(self) -> int:
-        return self._index.vocab_size
-
-    @property
-    def eos_id(self) -> int:
-        return self._index.eos_id
-
-    @property
-    def tokenizer_hash(self) -> str:
-        return self._index.tokenizer_hash
-
-    @property
-    def checksum(self) -> str:
-        """Identity (hex) of the whole set: ids and document boundaries of all splits, and the tokenizer."""
-        return self._index.checksum
-
-    @property
     def is_mapped(self) -> bool:
         """Every shard of the split lies on this machine; from here on nothing is read from the store."""
         return all(array is not None for array in self._arrays)
@@ -130,36 +103,36 @@ class TokenSet:
         return max(0, (self.tokens - 1) // seq_len)
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the set, stored beside it; UserError when another one lies there."""
-        if self._index.tokenizer_kind == "bytes":
-            found: Tokenizer = build(TokenizerSpec("bytes"))
+        """Return the tokenizer that made the set, stored beside it; UserError when a different one lies there."""
+        if self.index.tokenizer_kind == "bytes":
+            tokenizer: Tokenizer = build(TokenizerSpec("bytes"))
         else:
             raw, _ = self._store.read(TOKENIZER)
             try:
-                found = build(TokenizerSpec("huggingface", raw.decode("utf-8"), self.eos_id))
+                tokenizer = build(TokenizerSpec("huggingface", raw.decode("utf-8"), self.index.eos_id))
             except Exception as error:  # the engine has no exception of its own
                 name = f"{self._store.uri.rstrip('/')}/{TOKENIZER}"
                 why = f"cannot be read: {str(error)[:100]}"
                 raise UserError(
                     problem("tokenizer", name, why, fix="restore the file that `tokenize` wrote")
                 ) from error
-        if found.hash != self.tokenizer_hash:
-            why = f"is not the tokenizer of this set: its hash is {found.hash[:16]}…, not {self.tokenizer_hash[:16]}…"
+        if tokenizer.hash != self.index.tokenizer_hash:
+            why = f"is not the tokenizer of this set: its hash is {tokenizer.hash[:16]}…, not {self.index.tokenizer_hash[:16]}…"
             name = f"{self._store.uri.rstrip('/')}/{TOKENIZER}"
             raise UserError(problem("tokenizer", name, why, fix="restore the file that `tokenize` wrote"))
-        return found
+        return tokenizer
 
     def gather(self, ids: npt.NDArray[np.integer[Any]], seq_len: int) -> Tokens:
         """Windows `ids` as an array [len(ids), seq_len + 1] of the stored type; ValueError for an id outside [0, windows)."""
         with self._ahead_lock:
             ready = self._ahead.pop(_batch_key(ids, seq_len), None) if self._ahead else None
         batch = ready.result() if ready is not None else self._gather(ids, seq_len)
-        if batch.size and int(batch.max()) >= self.vocab_size:
+        if batch.size and int(batch.max()) >= self.index.vocab_size:
             self._refuse_ids(ids, batch)
         return batch
 
     def prefetch(self, ids: npt.NDArray[np.integer[Any]], seq_len: int) -> None:
-        """Starts to read a batch that `gather` will be asked for soon; does nothing when all shards are mapped already."""
+        """Start to read a batch that `gather` will need soon; do nothing when all shards are mapped already."""
         if self.is_mapped:
             return
         with self._ahead_lock:
@@ -168,7 +141,7 @@ class TokenSet:
             self._ahead[_batch_key(ids, seq_len)] = self._ahead_pool.submit(self._gather, ids.copy(), seq_len)
 
     def verify(self, cache_dir: Path, wait_s: float | None = WAIT_S, ranks: Ranks = ALONE) -> bool:
-        """Checks a local set's checksums; False when that takes longer than `wait_s` seconds.
+        """Check a local set's checksums; False when that takes longer than `wait_s` seconds.
 
         It then goes on in the background, and `check` raises what it finds. Shards of a remote set are checked as
         they arrive. `cache_dir` remembers for the whole node what was found whole. UserError names the damaged shards.
@@ -184,7 +157,7 @@ class TokenSet:
             self._verifier.raise_failure()
 
     def close(self) -> None:
-        """Ends background reading; arrays that were gathered stay valid."""
+        """End background reading; arrays that were gathered stay valid."""
         if self._verifier is not None:
             self._verifier.close()
         if self._filler is not None:
@@ -194,7 +167,7 @@ class TokenSet:
 
     def _gather(self, ids: npt.NDArray[np.integer[Any]], seq_len: int) -> Tokens:
         if self._filler is not None:
-            self._filler.raise_failure()
+            self._filler.check()
         windows = self.windows(seq_len)
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= windows):
             raise ValueError(f"window ids must be in [0, {windows}), not {int(ids.min())}..{int(ids.max())}")
@@ -206,7 +179,7 @@ class TokenSet:
         if ids.size and whole.all() and (shards == first).all() and self._arrays[first] is not None:
             batch: Tokens = self._view(first, seq_len + 1)[offsets]
             return batch
-        batch = np.empty((ids.size, seq_len + 1), self.dtype)
+        batch = np.empty((ids.size, seq_len + 1), self.index.numpy_dtype)
         # A set of plain integers is several times cheaper than np.unique for a batch.
         shards[~whole] = -1
         left = []
@@ -220,12 +193,13 @@ class TokenSet:
         return batch
 
     def _refuse_ids(self, ids: npt.NDArray[np.integer[Any]], batch: Tokens) -> None:
-        row = int(np.flatnonzero(batch.max(axis=1) >= self.vocab_size)[0])
-        why = f"holds token id {int(batch[row].max())}, but its vocabulary has {self.vocab_size} ids (window {int(ids[row])})"
+        row = int(np.flatnonzero(batch.max(axis=1) >= self.index.vocab_size)[0])
+        number, known = int(batch[row].max()), self.index.vocab_size
+        why = f"holds token id {number}, but its vocabulary has {known} ids (window {int(ids[row])})"
         raise UserError(problem("token set", self._store.uri, why, fix="tokenize the input again"))
 
     def _copy_pieces(self, batch: Tokens, rows: Sequence[int], starts: npt.NDArray[np.int64]) -> None:
-        """Fills rows that cross shards, or whose shards are not on disk, shard by shard."""
+        """Fill rows that cross shards, or whose shards are not on disk, shard by shard."""
         reads: list[tuple[int, int, Tokens]] = []
         for row in rows:
             position, done = int(starts[row]), 0

@@ -60,14 +60,14 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text."""
+        """Return the ids of each text."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of the ids; bytes that are not UTF-8 become U+FFFD."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of one text as a plain list."""
+        """Return the ids of one text as a plain list."""
         return [int(number) for number in self.encode_batch([text])[0]]
 
 
@@ -108,7 +108,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return self.encode_batch_by_tokenizers(texts)
 
     def encode_batch_by_tokenizers(self, texts: Sequence[str]) -> list[Ids]:
-        """The ids of each text by the engine that defines what is right, whichever engine this tokenizer runs on."""
+        """Return the ids of each text by the engine that defines what is right, whichever engine this tokenizer uses."""
         encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
         return [_packed(encoding.ids) for encoding in encodings]
 
@@ -118,41 +118,35 @@ class HuggingFaceTokenizer(Tokenizer):
 
 @lru_cache(maxsize=2)
 def build(spec: TokenizerSpec) -> Tokenizer:
-    """The tokenizer that a spec describes; tokenizers never change, so an equal spec may give the same one."""
+    """Build the tokenizer that a spec describes; tokenizers never change, so an equal spec may give the same object."""
     return ByteTokenizer() if spec.kind == "bytes" else HuggingFaceTokenizer(spec.text, spec.eos_id, fast=spec.fast)
 
 
-def vocabulary_to_train(wish: str) -> int | None:
-    """8192 for `train:8192`, None for any other wish; UserError for a size that cannot be."""
-    match = re.fullmatch(r"train:(.*)", wish)
+def named_tokenizer(text: str, eos: str | None = None) -> TokenizerSpec | int:
+    """Return what `--tokenizer` and `--eos` name: a spec, or 8192 for `train:8192`; UserError for a bad value."""
+    match = re.fullmatch(r"train:(.*)", text)
     if match is None:
-        return None
+        return read_spec(text, eos)
     if not match[1].isdecimal() or not SMALLEST_TRAINED <= int(match[1]) <= LARGEST_TRAINED:
         allowed = f"train:N with N from {SMALLEST_TRAINED} to {LARGEST_TRAINED}"
         raise UserError(
-            problem("--tokenizer", wish, "is not a vocabulary size", allowed=allowed, fix="e.g. train:8192")
+            problem("--tokenizer", text, "is not a vocabulary size", allowed=allowed, fix="e.g. train:8192")
         )
     return int(match[1])
 
 
-def named_tokenizer(wish: str, eos: str | None = None) -> TokenizerSpec | int:
-    """What `--tokenizer` and `--eos` name: a spec, or how many ids to train; UserError as of the two functions around this."""
-    size = vocabulary_to_train(wish)
-    return read_spec(wish, eos) if size is None else size
-
-
-def read_spec(wish: str, eos: str | None = None) -> TokenizerSpec:
-    """The spec for `bytes` or the path of a tokenizer.json.
+def read_spec(named: str, eos: str | None = None) -> TokenizerSpec:
+    """Return the spec for `bytes` or the path of a tokenizer.json.
 
     `eos` names its end-of-text token, otherwise a known one is looked for; UserError when there is none.
     """
-    if wish == "bytes":
+    if named == "bytes":
         if eos is not None:
             raise UserError(
                 problem("--eos", eos, "the bytes tokenizer has its own end-of-text id 256", fix="drop --eos")
             )
         return TokenizerSpec("bytes")
-    path = Path(wish)
+    path = Path(named)
     if path.is_dir():
         path = path / "tokenizer.json"
     allowed = "train:N, bytes, or the path of a tokenizer.json"
@@ -160,12 +154,12 @@ def read_spec(wish: str, eos: str | None = None) -> TokenizerSpec:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = f"cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})"
-        raise UserError(problem("--tokenizer", wish, why, allowed=allowed, fix="check the path")) from error
-    return TokenizerSpec("huggingface", text, _eos_id(_checked_engine(wish, text), wish, eos))
+        raise UserError(problem("--tokenizer", named, why, allowed=allowed, fix="check the path")) from error
+    return TokenizerSpec("huggingface", text, _eos_id(_checked_engine(named, text), named, eos))
 
 
 def train(vocab_size: int, documents: Iterable[str]) -> TokenizerSpec:
-    """A byte-level BPE (GPT-2's words, all 256 bytes, end of text = id 0) learned from `documents`.
+    """Train a byte-level BPE (GPT-2's words, all 256 bytes, end of text = id 0) on `documents`.
 
     The same documents give the same tokenizer, whatever the number of threads; a small input may give fewer ids.
     """
@@ -183,7 +177,7 @@ def train(vocab_size: int, documents: Iterable[str]) -> TokenizerSpec:
 
 
 def fastest(spec: TokenizerSpec, sample: Sequence[str]) -> tuple[TokenizerSpec, str]:
-    """The spec with the fastest engine that gives the same ids on `sample`, and one line for people that says which and why."""
+    """Return the spec with the fastest engine that gives the same ids on `sample`, and a line that says which and why."""
     if spec.kind == "bytes":
         return spec, "bytes"
     chosen = TokenizerSpec(spec.kind, spec.text, spec.eos_id, fast=True)
@@ -215,21 +209,21 @@ def _plain_engine(text: str) -> Engine:
     return engine
 
 
-def _checked_engine(wish: str, text: str) -> Engine:
+def _checked_engine(named: str, text: str) -> Engine:
     try:
         return _plain_engine(text)
     except Exception as error:  # tokenizers raises no narrower class for what it cannot read
         why = f"is not a tokenizer.json ({str(error)[:100]})"
-        raise UserError(problem("--tokenizer", wish, why, fix="use the file that Tokenizer.save() writes")) from error
+        raise UserError(problem("--tokenizer", named, why, fix="use the file that Tokenizer.save() writes")) from error
 
 
-def _eos_id(engine: Engine, wish: str, eos: str | None) -> int:
+def _eos_id(engine: Engine, named: str, eos: str | None) -> int:
     special = [token.content for token in engine.get_added_tokens_decoder().values() if token.special]
     if eos is not None:
         number = engine.token_to_id(eos)
         if number is None:
             raise UserError(
-                problem("--eos", eos, f"is not a token of {wish}", allowed=", ".join(special[:12]) or "none")
+                problem("--eos", eos, f"is not a token of {named}", allowed=", ".join(special[:12]) or "none")
             )
         return number
     for token in KNOWN_ENDS:
@@ -237,7 +231,7 @@ def _eos_id(engine: Engine, wish: str, eos: str | None) -> int:
         if number is not None:
             return number
     why = "has no known end-of-text token among its special tokens"
-    raise UserError(problem("--tokenizer", wish, why, allowed=", ".join(special[:12]), fix="name it with --eos"))
+    raise UserError(problem("--tokenizer", named, why, allowed=", ".join(special[:12]), fix="name it with --eos"))
 
 
 def _tiktoken(body: dict[str, Any], engine: Engine) -> tiktoken.Encoding:

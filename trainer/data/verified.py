@@ -1,4 +1,4 @@
-"""A local token set is checked against the checksums of its index; what was found whole is remembered.
+"""Checks of a local token set against the checksums of its index, with a memory of what is whole.
 
 On a disk of its own each node reads every shard once. On a network file system each shard is read once per job: the
 ranks share them out. Whatever the start does not wait for is read slowly beside the training, by one rank per node.
@@ -25,8 +25,8 @@ from typing import TypeVar
 
 from awscrt.checksums import crc64nvme
 
+from lustrain.background import BackgroundThread
 from lustrain.problem import UserError, problem
-from trainer.background import BackgroundThread
 from trainer.data.cache import locked
 from trainer.data.index import Shard
 
@@ -117,7 +117,7 @@ class Verifier:
 
     def _check(self, path: Path, shard: Shard) -> None:
         """Read the file unless it is known to be whole, or its bytes would have to be restored from elsewhere for that."""
-        status = self._tried(path, path.stat)
+        status = self._with_retries(path, path.stat)
         if status is None or (self._may_be_released and is_released(status)):
             return
         if self._markers is not None:
@@ -146,17 +146,17 @@ class Verifier:
 
     def _is_whole(self, path: Path, shard: Shard) -> bool:
         """Whether the file was read to its end and is whole; a wrong checksum is damage when a second read finds it too."""
-        found = None
+        checksum = None
         for again in (False, True):
-            found = self._tried(path, partial(self._checksum, path, fresh=again))
-            if found is None or found == shard.crc64nvme:
-                return found is not None
-        why = f"has checksum {found:016x}, the index says {shard.crc64nvme:016x}"
+            checksum = self._with_retries(path, partial(self._checksum, path, fresh=again))
+            if checksum is None or checksum == shard.crc64nvme:
+                return checksum is not None
+        why = f"has checksum {checksum:016x}, the index says {shard.crc64nvme:016x}"
         self._damaged.append(problem("shard", str(path), why, fix="restore the file, or tokenize the input again"))
         return False
 
-    def _tried(self, path: Path, work: Callable[[], T | None]) -> T | None:
-        """What `work` returns; None, and a line in the log, when it raises OSError at every try."""
+    def _with_retries(self, path: Path, work: Callable[[], T | None]) -> T | None:
+        """Return what `work` does; None, and a line in the log, when it raises OSError at every try."""
         for tries_left in reversed(range(READ_TRIES)):
             try:
                 return work()
@@ -169,35 +169,35 @@ class Verifier:
 
     def _checksum(self, path: Path, *, fresh: bool) -> int | None:
         """CRC-64/NVME of the file, `fresh` from the disk and not out of the page cache; None when closed meanwhile."""
-        found = 0
+        checksum = 0
         buffer = memoryview(bytearray(READ_BYTES))
         with path.open("rb", buffering=0) as file:
             if fresh:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while size := file.readinto(buffer):
-                found = crc64nvme(buffer[:size], found)
+                checksum = crc64nvme(buffer[:size], checksum)
                 if self._closing.is_set():
                     return None
             if self._beside.is_set():
                 # The page cache is for what the training reads.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return found
+        return checksum
 
 
-def rotated(shards: Sequence[Shard]) -> list[Shard]:
-    """All shards; the ranks of a node begin at different ones, so that they check side by side and not the same in turn."""
+def rotated(shards: Sequence[T]) -> list[T]:
+    """Return all shards in an order of this process's own: ranks of a node then work side by side, not on the same one."""
     begin = os.getpid() * 7919 % max(1, len(shards))
     return [*shards[begin:], *shards[:begin]]
 
 
 def node_share(shards: Sequence[Shard], ranks: Ranks) -> list[Shard]:
-    """This rank's part of the shards; local rank 0 ends with its node's other parts, which it may have to finish alone."""
+    """Return this rank's part of the shards; local rank 0's ends with its node's other parts, which it may finish alone."""
     last = ranks.rank + (1 if ranks.local_rank else ranks.local_size)
     return [shard for rank in range(ranks.rank, last) for shard in shards[rank :: ranks.world_size]]
 
 
 def file_system(path: Path, mounts: str) -> str:
-    """The type of the file system that holds an absolute path, by the text of /proc/mounts (proc(5)); "" when unknown."""
+    """Return the type of the file system of an absolute path, by the text of /proc/mounts (proc(5)); "" when unknown."""
     best = (-1, "")
     for line in mounts.splitlines():
         _, target, kind, *_ = line.split(" ")

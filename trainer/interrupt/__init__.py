@@ -1,4 +1,4 @@
-"""What may tell us that the capacity goes away, gathered into one flag that the loop reads at every step."""
+"""Notices that the capacity ends, from all sources, in one flag that the loop reads at every step."""
 
 from __future__ import annotations
 

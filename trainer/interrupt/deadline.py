@@ -18,8 +18,8 @@ from trainer.interrupt.notice import Notice, OnEvent
 class Deadline:
     """Gives notice `margin_s` before the end, counted on the monotonic clock.
 
-    `wall_clock` is asked until it tells the time, once; None means not yet. Give it `ObjectStore.now`, and a wrong clock
-    on this machine does not matter. If it fails, this machine's clock is used and one warning says so.
+    `wall_clock` is called until it returns a time, once; None means not yet. With `ObjectStore.now` a wrong clock on this
+    machine does not matter. If it fails, this machine's clock is used, and one warning says so.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Deadline:
 
     def poll(self) -> Notice | None:
         if self._end is None:
-            asked = self._monotonic()
+            requested = self._monotonic()
             now = self._unix_now()
             if now is None:
                 return None
-            self._end = asked + self._end_unix - now
+            self._end = requested + self._end_unix - now
         if self._monotonic() < self._end - self._margin_s:
             return None
         return Notice("deadline", f"capacity ends at {self._text}", self._end)
@@ -54,6 +54,6 @@ class Deadline:
         try:
             return self._wall_clock()
         except (UserError, OSError) as error:
-            detail = f"cannot ask the store for the time, using this machine's clock: {error}"
+            detail = f"cannot read the store's clock, so this machine's clock is used: {error}"
             self._on_event("warning", {"source": "deadline", "detail": detail})
             return time.time()

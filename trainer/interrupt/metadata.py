@@ -39,7 +39,7 @@ LIFECYCLE_PATH = "/latest/meta-data/autoscaling/target-lifecycle-state"
 
 TOKEN_TTL_S = 21600
 TIMEOUT_S = 1.0
-"""The service is link-local and answers in about a millisecond; what takes a second is not there."""
+"""The service is link-local and answers in about a millisecond; no answer within a second means that it is absent."""
 SPOT_WARNING_S = 120.0
 """A spot notice comes at most two minutes ahead: the bound where only this machine's clock can tell the remaining time."""
 LONGEST_BODY = 4096
@@ -56,17 +56,17 @@ class Answer:
 
 
 class MetadataSilentError(Exception):
-    """The service cannot be asked; the message is fit for a warning."""
+    """The service does not answer, or not as it should; the message is fit for a warning."""
 
 
 def endpoint(environ: Mapping[str, str]) -> str:
-    """The service's address: the one variable, else the default of the mode (a URL without a trailing slash)."""
+    """Return the service's URL without a trailing slash: from the variable, else the default of the mode."""
     mode = environ.get(MODE_VARIABLE, "").lower() or "ipv4"
     return (environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINTS.get(mode, DEFAULT_ENDPOINTS["ipv4"])).rstrip("/")
 
 
 def endpoint_problems(environ: Mapping[str, str]) -> Sequence[str]:
-    """What is wrong with the environment variables that choose the endpoint."""
+    """Check the environment variables that choose the endpoint; one line a problem."""
     problems = []
     mode = environ.get(MODE_VARIABLE, "")
     if mode and mode.lower() not in DEFAULT_ENDPOINTS:
@@ -83,7 +83,7 @@ def endpoint_problems(environ: Mapping[str, str]) -> Sequence[str]:
 
 
 def spot_deadline(action_time: str, answer: Answer, local_time: float) -> float | None:
-    """Monotonic seconds at which the announced time comes, never later than it; None when the time cannot be read.
+    """Return the monotonic seconds of the announced time, never later than it; None when the time cannot be read.
 
     The announcement and the Date header come from the same clock, so their difference is right however wrong the
     local clock is. The header counts whole seconds, downwards: the server may be up to 1 s further, which is taken
@@ -101,7 +101,7 @@ def spot_deadline(action_time: str, answer: Answer, local_time: float) -> float 
 class Metadata:
     """Polls the service over connections of its own, past any proxy; a silent service is a warning, never a notice.
 
-    With AWS_EC2_METADATA_DISABLED=true nothing is asked, and one warning says so.
+    With AWS_EC2_METADATA_DISABLED=true no request is sent, and one warning says so.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Metadata:
         return Notice("autoscaling", "target lifecycle state is Terminated", None)
 
     def _get(self, path: str) -> Answer | None:
-        """The item, or None where there is none; a token that the service no longer takes is renewed once."""
+        """Request an item; None where it does not exist. A token that the service no longer accepts is renewed once."""
         for _ in range(2):
             answer = self._request("GET", path, {"X-aws-ec2-metadata-token": self._live_token()})
             if answer.status != 401:
@@ -180,7 +180,7 @@ class Metadata:
     def _live_token(self) -> str:
         if self._token and self._monotonic() < self._token_until:
             return self._token
-        asked = self._monotonic()
+        requested = self._monotonic()
         try:
             answer = self._request("PUT", TOKEN_PATH, {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)})
         except MetadataSilentError as error:
@@ -188,11 +188,11 @@ class Metadata:
         if answer.status != 200 or not answer.body.isascii() or not answer.body.isprintable():
             raise MetadataSilentError(f"{self._endpoint}{TOKEN_PATH} answers {answer.status} without a token")
         self._token = answer.body
-        self._token_until = asked + 0.9 * TOKEN_TTL_S
+        self._token_until = requested + 0.9 * TOKEN_TTL_S
         return self._token
 
     def _hop_limit_hint(self) -> str:
-        """The token's answer dies on its way into a container when the hop limit is 1, while other answers still arrive."""
+        """Name the hop limit as the cause where it is: with 1, containers get other answers but never the token's."""
         try:
             self._request("GET", LIFECYCLE_PATH, {})
         except MetadataSilentError:

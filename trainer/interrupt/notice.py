@@ -20,7 +20,7 @@ class Notice:
     """`signal`, `spot`, `rebalance`, `autoscaling`, `deadline`, `stop-file` or `data`."""
     detail: str
     deadline: float | None
-    """`time.monotonic()` seconds at which the capacity is gone; None when nobody says."""
+    """`time.monotonic()` seconds at which the capacity ends; None when that is unknown."""
 
     @property
     def summary(self) -> str:
@@ -32,7 +32,7 @@ class Notice:
 
     @property
     def advice(self) -> str:
-        """What a person does to go on; a deadline that is over and a stop file would stop the next start too."""
+        """What the user does to go on; a deadline that is over and a stop file would stop the next start too."""
         return f"{_FIRST.get(self.source, '')}start the same command again to go on"
 
     def remaining(self, now: float) -> float | None:
@@ -41,13 +41,13 @@ class Notice:
 
 
 class Poller(Protocol):
-    """Something to look at every few seconds; it reports its own troubles and never raises for them."""
+    """A source that is polled every few seconds; it reports its own failures and never raises for them."""
 
     def poll(self) -> Notice | None: ...
 
 
 def nearer(current: Notice | None, new: Notice | None) -> Notice | None:
-    """The notice to act on: the first one stays unless the new one leaves less time; an unknown deadline counts as far."""
+    """Return the notice to act on: the first one, unless the new one leaves less time; an unknown deadline counts as far."""
     if current is None or new is None:
         return current or new
     if new.deadline is None or (current.deadline is not None and current.deadline <= new.deadline):

@@ -1,4 +1,4 @@
-"""Say that a source cannot be asked, without saying it every two seconds."""
+"""Warnings about a source that does not answer, without repeating them at every poll."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class SignalFlag:
     def install(self) -> None:
         self._previous = {watched: signal.signal(watched, self._handle) for watched in WATCHED}
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        # What came while nobody listened (`trainer.__main__`) arrives now.
+        # Signals that `trainer.__main__` blocked until now are delivered here.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
     def wait(self, timeout_s: float) -> None:
@@ -76,7 +76,7 @@ class SignalFlag:
         if number == signal.SIGINT:
             now = self._monotonic()
             if self._interrupted is not None and now - self._interrupted > INSISTENT_S:
-                raise KeyboardInterrupt  # the person at the keyboard does not want to wait for the save
+                raise KeyboardInterrupt  # the user does not want to wait for the save
             self._interrupted = self._interrupted or now
         self._arrived(number)
 

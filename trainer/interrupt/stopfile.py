@@ -18,7 +18,7 @@ MAX_S3_KEY_BYTES = 1024
 
 
 def stop_uri_problems(uri: str) -> list[str]:
-    """The config problem with `interrupt.stop_uri`, if there is one."""
+    """Check `interrupt.stop_uri`; one line for its problem, if it has one."""
     if not uri.startswith("s3://"):
         if "://" in uri:
             return [
@@ -36,7 +36,7 @@ def stop_uri_problems(uri: str) -> list[str]:
 
 
 def _too_long(uri: str, path: str, most: int) -> list[str]:
-    """Counted and not looked up: an absent folder on the way would hide it, and a file system that hangs would hang us."""
+    """Count the bytes in place of a look-up: an absent folder would hide the mistake, and a file system may hang."""
     if len(os.fsencode(path)) <= most and all(len(os.fsencode(name)) <= MAX_SEGMENT_BYTES for name in path.split("/")):
         return []
     allowed = f"{MAX_SEGMENT_BYTES} bytes between two '/', {most} in all"
@@ -46,7 +46,7 @@ def _too_long(uri: str, path: str, most: int) -> list[str]:
 class StopFile:
     """Gives notice, without a deadline, as soon as the file or object exists; its content does not matter.
 
-    A stop file that still lies there stops the next start too: whoever put it there takes it away.
+    A stop file that still exists stops the next start too: the operator who made it removes it.
     """
 
     def __init__(self, uri: str, on_event: OnEvent) -> None:
@@ -56,12 +56,12 @@ class StopFile:
 
     def poll(self) -> Notice | None:
         try:
-            there = self._exists()
+            exists = self._exists()
         except (UserError, OSError) as error:
             self._outage.failed(f"cannot look for {self._uri}: {error}")
             return None
         self._outage.worked()
-        return Notice("stop-file", f"{self._uri} exists", None) if there else None
+        return Notice("stop-file", f"{self._uri} exists", None) if exists else None
 
     def _exists(self) -> bool:
         if not self._uri.startswith("s3://"):

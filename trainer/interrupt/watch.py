@@ -1,4 +1,4 @@
-"""All sources of notices behind one cheap question."""
+"""All sources of notices, polled by one thread, behind one cheap call."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lustrain.background import BackgroundThread
 from lustrain.problem import UserError
-from trainer.background import BackgroundThread
 from trainer.config import InterruptConfig
 from trainer.interrupt.deadline import Deadline
 from trainer.interrupt.metadata import Metadata, endpoint_problems
@@ -25,7 +25,7 @@ LONGEST_JOIN_S = 5.0
 
 
 def config_problems(config: InterruptConfig, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Everything wrong with `[interrupt]` that its types do not show, one line each."""
+    """Check what the types of `[interrupt]` do not; one line a problem."""
     problems = [] if config.stop_uri is None else stop_uri_problems(config.stop_uri)
     problems += endpoint_problems(environ) if config.metadata else []
     return problems
@@ -35,10 +35,10 @@ class Watch:
     """Looks at every configured source every `poll_s` seconds from one daemon thread, and answers `notice()` at once.
 
     Signals are watched on every rank, the metadata service by local rank 0 of each node (notices concern a node), the
-    stop file and the deadline by rank 0; the ranks agree on what anyone saw at a step boundary. The first notice
-    stays, unless another leaves less time; rank 0 tells of it once, with `on_event("notice", {"detail"})`. `wall_clock`
-    gives Unix seconds for the deadline, None while it cannot yet; it is asked from the polling thread until it answers,
-    once: `ObjectStore.now` fits. `on_event("warning", {"source", "detail"})` tells about sources that cannot be asked.
+    stop file and the deadline by rank 0; at a step boundary the ranks agree on the notices of all of them. The first notice
+    stays, unless a later one leaves less time; rank 0 reports it once, with `on_event("notice", {"detail"})`. `wall_clock`
+    returns Unix seconds for the deadline, None while it cannot; the polling thread calls it until it returns a time, once:
+    `ObjectStore.now` fits. `on_event("warning", {"source", "detail"})` reports sources that do not answer.
     Raises UserError for an impossible config.
     """
 
@@ -90,12 +90,12 @@ class Watch:
         self._thread.start()
 
     def notice(self) -> Notice | None:
-        """What is known now: a few attribute reads, no lock, no I/O. Raises what ended the thread, if a defect did."""
+        """Return the notice to act on: a few attribute reads, no lock, no I/O. Raises a defect that ended the thread."""
         self._thread.check()
         return nearer(self._signals.notice, self._polled)
 
     def announce(self, notice: Notice) -> None:
-        """Have rank 0 say, once, what stops the job: this thread as soon as it knows, the loop for another rank's notice."""
+        """Report once, on rank 0, what stops the job: from this thread at once, from the loop for other ranks' notices."""
         with self._announcing:
             if self._announced:
                 return

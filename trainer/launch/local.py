@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from lustrain.problem import UserError, problem
+from lustrain.process import LAUNCHER
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE
-from trainer.parent import LAUNCHER
 
 GRACE_S = 20.0
 """How long the other ranks may go on once one of them has failed: they notice a lost peer within a collective."""
@@ -28,7 +28,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def rank_environment(rank: int, nproc: int, port: int, base: Mapping[str, str]) -> dict[str, str]:
-    """What `torch.distributed` reads, for one of `nproc` ranks that meet at a loopback `port`."""
+    """Return what `torch.distributed` reads, for one of `nproc` ranks that meet at a loopback `port`."""
     return {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)),
         "GLOO_SOCKET_IFNAME": "lo",
@@ -43,19 +43,19 @@ def rank_environment(rank: int, nproc: int, port: int, base: Mapping[str, str]) 
 
 
 def job_exit_code(codes: Sequence[int]) -> int:
-    """One exit code for the job: what all ranks agree on, else the most telling of theirs; death by a signal counts as 1."""
+    """Return the job's exit code: what all ranks agree on, else the one that says most; death by a signal counts as 1."""
     if set(codes) <= {EXIT_DONE}:
         return EXIT_DONE
     if set(codes) <= {EXIT_DONE, EXIT_REQUEUE}:
         return EXIT_REQUEUE
-    for telling in (EXIT_LOST_RUN, EXIT_CONFIG):
-        if telling in codes:
-            return telling
+    for code in (EXIT_LOST_RUN, EXIT_CONFIG):
+        if code in codes:
+            return code
     return next((code for code in codes if code > 0 and code != EXIT_REQUEUE), 1)
 
 
 class LocalJob:
-    """Ranks as child processes of this one; they end with the thread that makes it (`trainer.parent`)."""
+    """Ranks as child processes of this one; they end with the thread that makes it (`lustrain.process`)."""
 
     def __init__(self, arguments: Sequence[str], nproc: int, environment: Mapping[str, str] | None = None) -> None:
         base = os.environ if environment is None else environment

@@ -63,7 +63,7 @@ class Backlog:
             self._spool_down_to(self._memory_bytes)
 
     def head(self, prefix: str) -> Part | None:
-        """The oldest part of a stream, sealing what is open if there is none; it stays until `drop_head`."""
+        """Return the oldest part of a stream, sealing what is open if there is none; it stays until `drop_head`."""
         stream = self._streams.get(prefix)
         if stream is None:
             return None

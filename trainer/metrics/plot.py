@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lustrain.problem import UserError, problem
-from trainer.metrics.reader import attempts, read_events, read_steps
+from trainer.metrics.reader import read_events, read_history
 from trainer.metrics.timeline import Cut, Timeline, timeline
 from trainer.storage import ObjectStore, open_store
 
@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
 def draw_run(store: ObjectStore, path: Path) -> Timeline:
     """Draw a run into a file whose ending names its kind, and return what was drawn; raises UserError."""
-    story = timeline(read_steps(store), read_events(store), attempts(store))
+    steps, attempts = read_history(store)
+    story = timeline(steps, read_events(store), attempts)
     if not story.steps:
         raise UserError(problem("RUN_URI", store.uri, "holds no step records", fix="name a run that has trained"))
     figure = draw(story, title=store.uri.rstrip("/").rsplit("/", 1)[-1])
@@ -78,7 +79,7 @@ def output_problems(path: Path) -> list[str]:
 
 
 def summary(story: Timeline) -> str:
-    """The run in one line."""
+    """Sum the run up in one line."""
     parts = [_count(len(story.steps), "step"), _count(len(story.spans), "attempt"), _count(len(story.saves), "save")]
     done_over = sum(last - first + 1 for first, last in story.redone)
     if done_over:
@@ -87,7 +88,7 @@ def summary(story: Timeline) -> str:
 
 
 def draw(story: Timeline, *, title: str) -> Figure:
-    """The figure: loss above, throughput below, on one step axis with the attempts shaded and the interruptions marked."""
+    """Draw the figure: loss above, throughput below, by step, with attempts shaded and interruptions marked."""
     _find_matplotlib_a_folder()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -133,7 +134,7 @@ def draw_speed(axes: Axes, story: Timeline) -> None:
 
 
 def draw_series(axes: Axes, steps: list[int], values: list[float], colour: str, *, label: str = "") -> None:
-    """The values themselves; from SMOOTHED_FROM on pale, with their running median over them."""
+    """Draw the values themselves; from SMOOTHED_FROM on pale, with their running median over them."""
     if len(values) < SMOOTHED_FROM:
         axes.plot(steps, values, color=colour, linewidth=1.4, label=label)
         return
@@ -192,7 +193,7 @@ def draw_marks(axes: Axes, story: Timeline) -> None:
 
 
 def running_median(values: Sequence[float], window: int) -> list[float]:
-    """The middle of up to `window` values around each one, without those that are not finite; NaN where nothing is left."""
+    """Return the median of up to `window` values around each value, finite ones only; NaN where none is left."""
     half = window // 2
     around = (values[max(0, at - half) : at + half + 1] for at in range(len(values)))
     finite = ([value for value in near if math.isfinite(value)] for near in around)
@@ -200,7 +201,7 @@ def running_median(values: Sequence[float], window: int) -> list[float]:
 
 
 def _find_matplotlib_a_folder() -> None:
-    """A temporary place for matplotlib's list of fonts where it has none of its own; it would warn about each missing one."""
+    """Give matplotlib a temporary folder for its list of fonts where it has none; it would warn about each missing font."""
     if "MPLCONFIGDIR" in os.environ:
         return
     home = Path(os.path.expanduser("~"))  # pathlib raises where there is no home at all

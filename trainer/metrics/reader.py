@@ -1,4 +1,4 @@
-"""Read a run's log back: parts merged into one history, with damaged lines reported and left out."""
+"""A run's log read back: parts merged into one history, with damaged lines reported and left out."""
 
 from __future__ import annotations
 
@@ -35,20 +35,23 @@ class Attempt:
 
 
 def read_steps(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> list[dict[str, Any]]:
-    """The step records of the run's history, by step: for each step the record of the attempt that counts."""
-    return merge_steps(_by_generation(store, STEPS, on_problem))
+    """Read the step records of the run's history, by step: for each step the record of the attempt that counts."""
+    return read_history(store, on_problem=on_problem)[0]
+
+
+def read_history(
+    store: ObjectStore, *, on_problem: OnProblem = log.warning
+) -> tuple[list[dict[str, Any]], list[Attempt]]:
+    """Read the step records as `read_steps` does, and every attempt that logged a step, oldest first."""
+    by_generation = _by_generation(store, STEPS, on_problem)
+    attempts = [_attempt(generation, by_generation[generation]) for generation in sorted(by_generation)]
+    return merge_steps(by_generation), attempts
 
 
 def read_events(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> list[dict[str, Any]]:
     """All events, by attempt and in the order in which each attempt logged them (clocks may disagree between attempts)."""
     by_generation = _by_generation(store, EVENTS, on_problem)
     return [record for generation in sorted(by_generation) for record in by_generation[generation]]
-
-
-def attempts(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> list[Attempt]:
-    """Every attempt that logged a step, oldest first."""
-    by_generation = _by_generation(store, STEPS, on_problem)
-    return [_attempt(generation, by_generation[generation]) for generation in sorted(by_generation)]
 
 
 def merge_steps(by_generation: Mapping[int, Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -67,7 +70,7 @@ def merge_steps(by_generation: Mapping[int, Iterable[Mapping[str, Any]]]) -> lis
 
 
 def parse_part(key: str, body: bytes, on_problem: OnProblem) -> list[dict[str, Any]]:
-    """The records of one part; a damaged line (half-written, flipped bits) is reported by number and left out."""
+    """Return the records of one part; a damaged line (half-written, flipped bits) is reported by number and left out."""
     records = []
     for number, line in enumerate(body.splitlines(), start=1):
         try:

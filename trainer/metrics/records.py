@@ -63,7 +63,7 @@ class PartName:
 
     @classmethod
     def of_key(cls, key: str) -> PartName | None:
-        """The name in a key, or None for a foreign object."""
+        """Return the name in a key, or None for a foreign object."""
         match = _PART.fullmatch(key)
         return cls(int(match[1]), int(match[2])) if match else None
 
@@ -73,7 +73,7 @@ class DamagedLineError(ValueError):
 
 
 def utc_now() -> str:
-    """This machine's time as RFC 3339 in UTC."""
+    """Return this machine's time as RFC 3339 in UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -83,7 +83,7 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """The record in one line; raises DamagedLineError."""
+    """Return the record in one line; DamagedLineError."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Events from before anybody listens: kept, then passed on."""
+"""Records on their way to the sinks; events of the start are kept until there are sinks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from trainer.metrics.terminal import event_line
 
 
 class Relay:
-    """A Sink that holds events back until `attach` says where they go; an attempt starts watching before it owns its
-    log.
+    """A Sink that passes everything to the sinks of `attach`, in their order, and holds events back until then.
+
+    An attempt watches for notices before it owns its log.
 
     What was never attached (a start that failed) is printed to standard error at `close`, so that no warning is lost.
     """
@@ -22,34 +23,38 @@ class Relay:
         self._rank = rank
         self._lock = threading.Lock()
         self._held: list[tuple[str, dict[str, Any]]] = []
-        self._sink: Sink | None = None
+        self._sinks: tuple[Sink, ...] = ()
 
-    def attach(self, sink: Sink) -> None:
-        """Send everything to `sink` from now on, what was held back first."""
+    def attach(self, *sinks: Sink) -> None:
+        """Send everything to `sinks` from now on, what was held back first."""
         with self._lock:
+            self._sinks = sinks
             for kind, fields in self._held:
-                sink.event(kind, fields)
+                self._send(kind, fields)
             self._held.clear()
-            self._sink = sink
 
     def step(self, record: Mapping[str, Any]) -> None:
-        if self._sink is not None:
-            self._sink.step(record)
+        for sink in self._sinks:
+            sink.step(record)
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         with self._lock:
-            if self._sink is None:
-                self._held.append((kind, dict(fields)))
+            if self._sinks:
+                self._send(kind, fields)
             else:
-                self._sink.event(kind, fields)
+                self._held.append((kind, dict(fields)))
+
+    def _send(self, kind: str, fields: Mapping[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.event(kind, fields)
 
     def close(self) -> None:
         with self._lock:
             for kind, fields in self._held:
                 print(f"rank {self._rank}: {event_line(kind, fields)}", file=sys.stderr)
             self._held.clear()
-            if self._sink is not None:
-                self._sink.close()
+            for sink in self._sinks:
+                sink.close()
 
 
 class WarningsOnly:

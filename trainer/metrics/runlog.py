@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lustrain.background import BackgroundThread
+from lustrain.backoff import pause_s
 from lustrain.problem import UserError
-from trainer.background import BackgroundThread
 from trainer.metrics.backlog import Backlog, Part
 from trainer.metrics.records import EVENTS, STEPS, PartName, encode, utc_now
 from trainer.storage import ObjectStore, PreconditionError
@@ -22,23 +22,32 @@ PART_BYTES = 2 << 20
 """A part of an hour at ten steps per second is about 15 MB; parts of this size keep a single write short."""
 SHORTEST_GAP_S = 1.0
 """Events ask for an upload at once; a burst of them shares one."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+"""The pause after the first failed upload is at most the former, after any number of them at most the latter."""
 CLOSE_TIMEOUT_S = 30.0
 
 
 def append_event(store: ObjectStore, generation: int, kind: str, fields: Mapping[str, Any]) -> None:
     """Log one event as a part of its own, for a command beside a job; a job's log passes over parts that are not its own."""
     body = encode({**fields, "time": utc_now(), "event": kind, "attempt": generation})
-    there = (PartName.of_key(info.key) for info in store.list(f"{EVENTS}{generation:06d}-"))
-    part = 1 + max((name.part for name in there if name is not None), default=-1)
+    names = (PartName.of_key(info.key) for info in store.list(f"{EVENTS}{generation:06d}-"))
+    _put_part(store, EVENTS, generation, 1 + max((name.part for name in names if name is not None), default=-1), body)
+
+
+def _put_part(store: ObjectStore, prefix: str, generation: int, part: int, body: bytes) -> int:
+    """Store a part under the first free number from `part` on and return the next one.
+
+    A part that is already stored is an earlier try of ours whose answer was lost, or another writer's.
+    """
     while True:
-        key = PartName(generation, part).key(EVENTS)
+        key = PartName(generation, part).key(prefix)
         try:
             store.put(key, body, if_absent=True)
         except PreconditionError:
             if store.read(key)[0] != body:
                 part += 1
                 continue
-        return
+        return part + 1
 
 
 class RunLog:
@@ -70,7 +79,7 @@ class RunLog:
         self._appended = 0
         self._stored = 0
         self._newest_step = 0
-        self._asked = False
+        self._requested = False
         self._waiting = 0
         self._closing = False
         self._failures = 0
@@ -100,7 +109,7 @@ class RunLog:
         """
         with self._changed:
             target = self._appended
-            self._asked = True
+            self._requested = True
             self._waiting += 1
             self._changed.notify_all()
             try:
@@ -145,7 +154,7 @@ class RunLog:
             self._appended += 1
             spool_error = self._backlog.spool_error
             if ask:
-                self._asked = True
+                self._requested = True
                 self._changed.notify_all()
         if spool_error is not None and not self._spool_reported:
             self._spool_reported = True
@@ -162,19 +171,18 @@ class RunLog:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._asked or self._closing, self._pause_s())
+                self._changed.wait_for(lambda: self._requested or self._closing, self._pause_s())
                 if self._closing:
                     return
-                self._asked = False
+                self._requested = False
             self._upload()
-            self._breathe()
+            self._pause_after_upload()
 
     def _pause_s(self) -> float:
-        if not self._failures:
-            return self._flush_s
-        return min(self._flush_s, 30.0, 0.5 * 2.0 ** min(self._failures, 10)) * random.uniform(0.75, 1.25)
+        longest_s = min(self._flush_s, LONGEST_PAUSE_S)
+        return pause_s(self._failures, FIRST_PAUSE_S, longest_s) if self._failures else self._flush_s
 
-    def _breathe(self) -> None:
+    def _pause_after_upload(self) -> None:
         """Leave a gap after an upload, unless someone waits for the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing or self._waiting > 0, min(SHORTEST_GAP_S, self._flush_s))
@@ -183,12 +191,15 @@ class RunLog:
         try:
             for prefix in (STEPS, EVENTS):
                 while (part := self._head(prefix)) is not None:
-                    self._store_part(part)
+                    number = self._next_part[part.prefix]
+                    self._next_part[part.prefix] = _put_part(
+                        self._store, part.prefix, self._generation, number, part.read()
+                    )
                     self._note_stored(part)
         except (UserError, OSError) as error:
             self._failures += 1
             if self._failures == 1:
-                self._on_trouble(f"the log cannot be stored and is kept here until it can: {error}")
+                self._on_trouble(f"the log cannot be stored and is kept on this machine until it can: {error}")
             return
         if self._failures:
             self._on_trouble(f"the log is stored again, after {self._failures} failed tries; nothing is missing")
@@ -197,20 +208,6 @@ class RunLog:
     def _head(self, prefix: str) -> Part | None:
         with self._changed:
             return self._backlog.head(prefix)
-
-    def _store_part(self, part: Part) -> None:
-        """Put one part under the next free number; one that lies there already is our own earlier try, or a foreign one."""
-        body = part.read()
-        while True:
-            key = PartName(self._generation, self._next_part[part.prefix]).key(part.prefix)
-            try:
-                self._store.put(key, body, if_absent=True)
-            except PreconditionError:
-                if self._store.read(key)[0] != body:
-                    self._next_part[part.prefix] += 1
-                    continue
-            self._next_part[part.prefix] += 1
-            return
 
     def _note_stored(self, part: Part) -> None:
         with self._changed:

@@ -1,8 +1,8 @@
-"""Where records go: one small interface, and the one that passes them to several."""
+"""The interface of a destination of records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 
@@ -17,22 +17,3 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Hand over what is left; nothing may be sent afterwards."""
-
-
-class Sinks:
-    """A Sink that passes everything to each of `sinks`, in their order."""
-
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = tuple(sinks)
-
-    def step(self, record: Mapping[str, Any]) -> None:
-        for sink in self._sinks:
-            sink.step(record)
-
-    def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        for sink in self._sinks:
-            sink.event(kind, fields)
-
-    def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()

@@ -1,4 +1,4 @@
-"""Progress for eyes: a bar on a terminal, a line now and then elsewhere."""
+"""Progress on the terminal: a bar, or a line now and then where output goes to a file."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class TerminalSink:
 
 
 def step_text(record: Mapping[str, Any], *, blocked_s: float, left_s: float) -> str:
-    """What a line or bar says about a step; `blocked_s` counts all saves so far, `left_s` estimates what is to come."""
+    """Return a step's text for line or bar; `blocked_s` counts all saves so far, `left_s` estimates what is to come."""
     parts = [f"loss {record['loss']:.4f}"]
     if "eval_loss" in record:
         parts.append(f"eval {record['eval_loss']:.4f}")

@@ -1,4 +1,4 @@
-"""What happened in a run, by step: the data behind its figure. Pure."""
+"""The history of a run by step: the data behind its figure. Pure."""
 
 from __future__ import annotations
 
@@ -80,22 +80,22 @@ def timeline(
 
 
 def spans(attempts: Sequence[Attempt]) -> list[Span]:
-    """The steps that are left to each attempt once its successors have done theirs over; attempts without any are left out."""
-    found = []
+    """Return the steps left to each attempt once its successors have repeated theirs; attempts without any are left out."""
+    shares = []
     for number, attempt in enumerate(attempts):
         last = min([attempt.last_step, *(later.first_step - 1 for later in attempts[number + 1 :])])
         if last >= attempt.first_step:
-            found.append(Span(attempt.generation, attempt.first_step, last, attempt.world_size))
-    return found
+            shares.append(Span(attempt.generation, attempt.first_step, last, attempt.world_size))
+    return shares
 
 
 def cuts(attempts: Sequence[Attempt], events: Sequence[Mapping[str, Any]]) -> list[tuple[int, Cut]]:
-    """An attempt was cut if it left with the requeue code, or if another followed although it had not left at all."""
+    """Return the attempts that were cut: they left with the requeue code, or the next began although they had not left."""
     codes = {event.get("attempt"): event.get("exit_code") for event in events if event.get("event") == "stopped"}
-    found = []
+    ends = []
     for number, attempt in enumerate(attempts):
         if codes.get(attempt.generation) == EXIT_REQUEUE:
-            found.append((attempt.last_step, Cut.NOTICE))
+            ends.append((attempt.last_step, Cut.NOTICE))
         elif attempt.generation not in codes and number + 1 < len(attempts):
-            found.append((attempt.last_step, Cut.LOST))
-    return found
+            ends.append((attempt.last_step, Cut.LOST))
+    return ends

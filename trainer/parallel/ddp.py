@@ -35,7 +35,7 @@ def problems(config: ParallelConfig, *, device: torch.device) -> Sequence[str]:
 
 
 def wrap_ddp(model: nn.Module, config: ParallelConfig, world: World) -> nn.Module:
-    """The model with its gradients averaged over the ranks; the model itself when there is one rank.
+    """Return the model with its gradients averaged over the ranks; the model itself when there is one rank.
 
     Rank 0's weights are sent to all. Buffers are not synchronised, so a model whose buffers learn from the batch is refused.
     """
@@ -60,7 +60,7 @@ def wrap_ddp(model: nn.Module, config: ParallelConfig, world: World) -> nn.Modul
 
 
 def accumulate(wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    """The context of one micro-batch's forward and backward: gradients are exchanged in the last one only."""
+    """Return the context of a micro-batch's forward and backward: gradients are exchanged in the last one only."""
     if last or not isinstance(wrapped, DistributedDataParallel):
         return nullcontext()
     return wrapped.no_sync()

@@ -54,7 +54,7 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
     timeout = timedelta(seconds=config.timeout_s)
     address = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
     try:
-        with _pages_held_back():
+        with _stderr_held_back():
             store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
         store.set_timeout(timeout)
         dist.init_process_group(
@@ -66,27 +66,27 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
             device_id=device if device.type == "cuda" else None,
         )
     except (dist.DistError, RuntimeError, ValueError) as error:
-        said = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
-        why = f"rank {rank} of {world_size} did not meet the others within {config.timeout_s:g} s ({said})"
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+        why = f"rank {rank} of {world_size} did not meet the others within {config.timeout_s:g} s ({reason})"
         fix = "start all ranks, open the port between the nodes, or raise parallel.timeout_s"
         raise UserError(problem("MASTER_ADDR:MASTER_PORT", address, why, fix=fix)) from error
     return World(rank, world_size, local_rank, device, PrefixStore("lustrain", store))
 
 
 @contextmanager
-def _pages_held_back() -> Iterator[None]:
+def _stderr_held_back() -> Iterator[None]:
     """Keep what torch's C++ prints until ranks have met; where they do not, the error says it in one line and not in pages."""
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         stderr = os.dup(2)
-        os.dup2(said.fileno(), 2)
+        os.dup2(output.fileno(), 2)
         try:
             yield
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-        said.seek(0)
-        os.write(2, said.read())
+        output.seek(0)
+        os.write(2, output.read())
 
 
 def _refuse_one_of_many(environ: Mapping[str, str]) -> None:
@@ -98,7 +98,7 @@ def _refuse_one_of_many(environ: Mapping[str, str]) -> None:
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:
-    """The device of one rank, made current; `auto` is CUDA where there is any. UserError when the rank has no GPU."""
+    """Choose the device of a rank and make it current; `auto` is CUDA where there is any. UserError without a GPU."""
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and not available):
         return torch.device("cpu")

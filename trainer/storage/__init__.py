@@ -25,11 +25,11 @@ class ObjectInfo:
 
 
 class StorageError(UserError):
-    """The store cannot serve (unreachable, refused, out of space) after bounded retries; says what to do in one line."""
+    """The store cannot serve (unreachable, refused, out of space) after bounded retries; one line names the fix."""
 
 
 class PassingError(StorageError):
-    """The store cannot serve just now: it says that it is busy, or its answers arrive broken. Nobody made a mistake."""
+    """The store cannot serve just now: it is busy, or its answers arrive broken. Nobody made a mistake."""
 
 
 class RefusedError(StorageError):
@@ -37,7 +37,7 @@ class RefusedError(StorageError):
 
 
 class ObjectMissingError(StorageError):
-    """There is no object with this key."""
+    """No object has this key."""
 
 
 class PreconditionError(StorageError):
@@ -45,7 +45,7 @@ class PreconditionError(StorageError):
 
 
 class CorruptObjectError(StorageError):
-    """Bytes arrived that are not the bytes that were stored: short, long, or with another checksum."""
+    """The bytes that arrived are not the bytes that were stored: too few, too many, or with a different checksum."""
 
 
 class ObjectStore(ABC):
@@ -55,20 +55,20 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def read(self, key: str) -> tuple[bytes, str]:
-        """Body and etag of a small object; raises ObjectMissingError."""
+        """Return body and etag of a small object; raises ObjectMissingError."""
 
     @abstractmethod
     def read_into(self, key: str, buffer: memoryview, offset: int = 0) -> None:
         """Fill the whole `buffer` with the object's bytes from `offset` on, in parallel ranges where that pays.
 
-        Raises CorruptObjectError when the object is too short, ObjectMissingError when there is none.
+        Raises CorruptObjectError when the object is too short, ObjectMissingError when it does not exist.
         """
 
     @abstractmethod
     def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
         """Store a small object and return its etag; with a condition, atomically, or raise PreconditionError.
 
-        A retry after a lost answer may meet its own earlier success as PreconditionError; the caller compares the body to tell.
+        When an answer is lost, the retry may meet its own earlier success as PreconditionError: the caller compares the body.
         """
 
     @abstractmethod
@@ -80,23 +80,23 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def stat(self, key: str) -> ObjectInfo:
-        """Size, etag and stored checksum (S3 only) of one object; raises ObjectMissingError."""
+        """Return size, etag and stored checksum (S3 only) of one object; raises ObjectMissingError."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """All objects whose key begins with `prefix`, in key order, page by page."""
+        """Yield all objects whose key begins with `prefix`, in key order, page by page."""
 
     @abstractmethod
     def delete(self, key: str, *, if_match: str | None = None) -> None:
-        """Remove one object; removing what is not there is no error; with `if_match`, only the object that was read."""
+        """Remove one object, with `if_match` only the object that was read; an absent object is not an error."""
 
     @abstractmethod
     def now(self) -> float:
-        """Unix seconds by the store's own clock, comparable with `ObjectInfo.modified` whatever this machine's clock says."""
+        """Return Unix seconds by the store's own clock, which `ObjectInfo.modified` counts by too."""
 
 
 def open_store(uri: str, *, create: bool = True, name: str = "store") -> ObjectStore:
-    """The store at `s3://bucket/prefix` or at a local folder; UserError in one line for a wrong URI or an unusable place.
+    """Open the store at `s3://bucket/prefix` or at a local folder; UserError for a wrong URI or an unusable place.
 
     `name` is what the user calls this URI (`run.uri`, `--out`): lines about the store as a whole begin with it.
     """

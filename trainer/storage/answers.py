@@ -1,4 +1,4 @@
-"""Answers of S3 that cannot be read are asked for again; botocore itself gives up at the first that it fails to parse.
+"""Retries of requests whose answer cannot be read; botocore itself gives up at the first that it fails to parse.
 
 A listing or a header carries no checksum, so on plain HTTP a flipped byte may garble a date or a number.
 """

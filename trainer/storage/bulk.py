@@ -34,7 +34,7 @@ THREADS = 8
 LONGEST_PAUSE = 20.0
 
 BROKEN_BODY = (IncompleteReadError, ResponseStreamingError, HTTPClientError)
-"""A body that ends early or stalls; botocore repeats requests, but not the reading of what they answer."""
+"""Errors of a body that ends early or stalls; botocore repeats requests, but not the reading of their bodies."""
 _T = TypeVar("_T")
 
 
@@ -46,10 +46,10 @@ class Bulk(Protocol):
     """Both calls retry a bounded number of times and then raise a StorageError that names `place`."""
 
     def upload(self, key: str, path: str, size: int, crc64nvme: int, place: Place) -> None:
-        """Stores `size` > 0 bytes of the file; leaves no unfinished upload behind when it fails."""
+        """Store `size` > 0 bytes of the file; a failure leaves no unfinished upload behind."""
 
     def download(self, key: str, view: memoryview, offset: int, place: Place) -> None:
-        """Fills `view`, of at least one byte, with the object's bytes from `offset` on."""
+        """Fill `view`, of at least one byte, with the object's bytes from `offset` on."""
 
 
 class BotoBulk:
@@ -105,7 +105,7 @@ class BotoBulk:
             raise
 
     def _abort(self, key: str, upload: str) -> None:
-        """Best effort: what stays is invisible, and a bucket's lifecycle rule ends it."""
+        """Abort an upload, best effort: what stays is invisible, and a bucket's lifecycle rule ends it."""
         with suppress(BotoCoreError, ClientError):
             self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
 
@@ -138,13 +138,13 @@ class BotoBulk:
 
 
 def part_bytes(size: int) -> int:
-    """Bytes per part so that at most MAX_PARTS are needed, in whole MiB."""
+    """Return bytes per part, in whole MiB, so that at most MAX_PARTS are needed."""
     least = -(-size // MAX_PARTS)
     return max(PART_BYTES, -(-least // (1 << 20)) << 20)
 
 
 def read_at(fd: int, start: int, size: int) -> bytes:
-    """`size` bytes of the file; SourceEndedError when it holds fewer."""
+    """Read `size` bytes of the file; SourceEndedError when it holds fewer."""
     body = os.pread(fd, size, start)
     while len(body) < size:
         more = os.pread(fd, size - len(body), start + len(body))
@@ -155,7 +155,7 @@ def read_at(fd: int, start: int, size: int) -> bytes:
 
 
 def encoded(crc64nvme: int) -> str:
-    """A CRC-64/NVME as S3 writes it: base64 of its 8 bytes, most significant first."""
+    """Return a CRC-64/NVME as S3 writes it: base64 of its 8 bytes, most significant first."""
     return base64.b64encode(crc64nvme.to_bytes(8, "big")).decode()
 
 
@@ -164,12 +164,12 @@ def decoded(checksum: str) -> int:
 
 
 def pause(attempt: int) -> None:
-    """Sleeps before the next attempt: exponential with full jitter, as botocore's `standard` retries do."""
+    """Sleep before the next attempt: exponential with full jitter, as botocore's `standard` retries do."""
     time.sleep(pause_s(attempt + 1, 0.5, LONGEST_PAUSE))
 
 
 def _together(action: Callable[[int], _T], items: Iterable[int]) -> list[_T]:
-    """`action` on all items in threads, results in order; the first error cancels what has not begun and is raised."""
+    """Run `action` on all items in threads, results in order; the first error cancels what has not begun and is raised."""
     with ThreadPoolExecutor(THREADS) as pool:
         futures = [pool.submit(action, item) for item in items]
         done, waiting = wait(futures, return_when=FIRST_EXCEPTION)

@@ -56,7 +56,7 @@ class Reach:
 
 
 def reach_of(url: str, key: str, region: str, ca_file: str | None) -> Reach | None:
-    """Read off a URL that botocore made for `key`; None when the CRT cannot go there (another port, or through a proxy)."""
+    """Read a bucket's address off the URL that botocore made for `key`; None where the CRT cannot connect (port, proxy)."""
     parts = urlsplit(url)
     if parts.port not in (None, 443 if parts.scheme == "https" else 80):
         return None
@@ -67,9 +67,9 @@ def reach_of(url: str, key: str, region: str, ca_file: str | None) -> Reach | No
 
 
 class CrtBulk:
-    """`credentials` is asked again and again for access key, secret and session token, so that they may be renewed.
+    """The data path over the CRT. `credentials` is called for each request, so that keys and token may be renewed.
 
-    `server_date` fetches a Date header, for a clock that is off: the CRT does not tell what the server's says.
+    `server_date` fetches a Date header, to name how far a clock is off: the CRT does not pass the server's header on.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Writing large memory to a disk past the page cache: half the time of a plain copy, a third of its processor time."""
+"""Writes of large memory to a disk past the page cache: half the time of a plain copy, a third of its processor time."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _ALIGN = 4096
 
 
 def write_direct(source: int, target: int, size: int) -> int | None:
-    """Write the first `size` bytes behind `source` to the empty file `target`; their CRC-64/NVME, or None where it cannot.
+    """Write the first `size` bytes behind `source` to the empty file `target` and return their CRC-64/NVME.
 
-    It can where the source is memory sealed against shrinking (a mapping of anything else could be pulled away, and the
-    process with it) and where the file system takes O_DIRECT. After None the target may hold anything.
+    None where a direct write is impossible; then the target may hold anything. The source must be memory sealed against
+    shrinking (anything else could shrink under the mapping, which ends the process), and the file system must take O_DIRECT.
     """
     if size < LEAST_BYTES or not _cannot_shrink(source) or os.fstat(source).st_size < size:
         return None
@@ -36,31 +36,31 @@ def write_direct(source: int, target: int, size: int) -> int | None:
     whole = memoryview(mmap.mmap(source, size, prot=mmap.PROT_READ))
     try:
         with _past_the_cache(target):
-            found = _write(whole[:aligned], target)
+            crc = _write(whole[:aligned], target)
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
             return None
         raise
     _write_at(target, whole[aligned:], aligned)
-    return int(crc64nvme_of(whole[aligned:], found))
+    return int(crc64nvme_of(whole[aligned:], crc))
 
 
 def seal(memory: int) -> None:
-    """Promise that anonymous memory, made with MFD_ALLOW_SEALING, keeps its size for good."""
+    """Fix the size of anonymous memory that was made with MFD_ALLOW_SEALING, for good."""
     fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
 
 def _write(whole: memoryview, target: int) -> int:
     def write(start: int) -> tuple[int, int]:
         part = whole[start : start + SLICE_BYTES]
-        found = crc64nvme_of(part)
+        crc = crc64nvme_of(part)
         _write_at(target, part, start)
-        return found, len(part)
+        return crc, len(part)
 
     total = 0
     with ThreadPoolExecutor(THREADS) as pool:
-        for found, size in pool.map(write, range(0, len(whole), SLICE_BYTES)):
-            total = combine_crc64nvme(total, found, size)
+        for crc, size in pool.map(write, range(0, len(whole), SLICE_BYTES)):
+            total = combine_crc64nvme(total, crc, size)
     return total
 
 

@@ -1,4 +1,4 @@
-"""What a folder needs to hold objects: unfinished files that clean up after the dead, a lock, and durable names."""
+"""A folder that holds objects: unfinished files, their removal after a killed writer, a lock, and durable names."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from lustrain import files
 from lustrain.problem import problem
 from trainer.storage import StorageError
 from trainer.storage.keys import PRIVATE
@@ -35,7 +36,7 @@ class Folder:
 
     @contextmanager
     def unfinished(self) -> Iterator[tuple[int, Path]]:
-        """An open, locked, empty file; whatever happens, its temporary name is gone afterwards."""
+        """Yield an open, locked, empty file and its temporary name, which is removed afterwards in any case."""
         make_folders(self.private, self.root)
         fd, tmp = self._create()
         try:
@@ -50,7 +51,7 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone among all processes on this folder; StorageError when another one holds the lock for LOCK_SECONDS."""
+        """Exclude all other processes on this folder; StorageError when one holds the lock for LOCK_SECONDS."""
         make_folders(self.private, self.root)
         fd = os.open(self.private / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -58,25 +59,28 @@ class Folder:
             while not _try_lock(fd):
                 if time.monotonic() > end:
                     why = f"another process has held its lock for {LOCK_SECONDS:.0f} s"
-                    raise StorageError(problem("folder", str(self.root), why, fix="look for a stopped process there"))
+                    fix = "look for a stopped process that uses this folder"
+                    raise StorageError(problem("folder", str(self.root), why, fix=fix))
                 time.sleep(random.uniform(0.001, 0.02))
             yield
         finally:
             os.close(fd)
 
     def into_place(self, target: Path, move: Callable[[], None]) -> None:
-        """Runs `move`, which gives an unfinished file the name `target`, below folders that are made where missing."""
+        """Run `move`, which gives an unfinished file the name `target`, below folders that are made where missing."""
         for _ in range(MOVE_TRIES):
             make_folders(target.parent, self.root)
-            # A concurrent delete may take the emptied folder away between the two steps.
+            # A concurrent delete may remove the emptied folder between the two steps.
             with suppress(FileNotFoundError):
                 move()
                 return sync_folder(target.parent)
-        why = "disappears as soon as it is made"
-        raise StorageError(problem("folder", str(target.parent), why, fix="check what else deletes there"))
+        why = "is removed as soon as it is made"
+        raise StorageError(
+            problem("folder", str(target.parent), why, fix="check which other process deletes files there")
+        )
 
     def remove_emptied(self, folder: Path) -> None:
-        """Removes `folder` and those above it, up to the root, as long as they are empty."""
+        """Remove `folder` and those above it, up to the root, as long as they are empty."""
         while folder != self.root:
             try:
                 folder.rmdir()
@@ -96,7 +100,7 @@ class Folder:
 
 
 def make_folders(folder: Path, root: Path) -> None:
-    """Makes what is missing from `root` down to `folder`; each new name is durable before anything is put below it."""
+    """Make the missing folders from `root` down to `folder`; each new name is durable before anything is put below it."""
     missing = []
     while folder != root and not folder.is_dir():
         missing.append(folder)
@@ -108,19 +112,13 @@ def make_folders(folder: Path, root: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in `folder` durable; a folder that has gone in the meantime has no names to keep."""
+    """Make the names in `folder` durable; a folder that was removed in the meantime has no names to keep."""
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(fd)
+        files.sync_folder(folder)
     except OSError as error:
         # Some network file systems make names durable at once and refuse to sync a folder.
-        if error.errno != errno.EINVAL:
+        if error.errno not in (errno.ENOENT, errno.EINVAL):
             raise
-    finally:
-        os.close(fd)
 
 
 def _try_lock(fd: int) -> bool:
@@ -136,15 +134,15 @@ def _boot() -> str:
 
 
 def _sweep(private: Path, now: float) -> None:
-    """Removes unfinished files whose writer is dead, or that are too old to belong to anyone alive."""
+    """Remove unfinished files whose writer is dead, or that are too old to have a live one."""
     for tmp in private.glob(".tmp-*"):
         try:
             fd = os.open(tmp, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
         try:
-            ours = tmp.name.startswith(f".tmp-{_boot()}-")
-            if (ours and _try_lock(fd)) or now - os.fstat(fd).st_mtime > STALE_SECONDS:
+            of_this_boot = tmp.name.startswith(f".tmp-{_boot()}-")
+            if (of_this_boot and _try_lock(fd)) or now - os.fstat(fd).st_mtime > STALE_SECONDS:
                 tmp.unlink(missing_ok=True)
         finally:
             os.close(fd)

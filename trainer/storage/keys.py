@@ -1,4 +1,4 @@
-"""Keys that every backend can hold, and the error lines they share."""
+"""Keys that every backend can hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRIVATE = ".lustrain"
 
 
 def check_key(key: str) -> str:
-    """The key itself, or StorageError when it is one that some backend could not keep or that would leave the root."""
+    """Return the key itself; StorageError when some backend could not hold it, or when it would leave the root."""
     why = _unusable(key)
     if why:
         raise StorageError(problem("key", key, why, allowed="segments of printable UTF-8 joined by single '/'"))
@@ -40,12 +40,3 @@ def _unusable(key: str) -> str:
     if any(ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0 or character in "\ufffe\uffff" for character in key):
         return "holds a control character"
     return ""
-
-
-def human_bytes(size: float) -> str:
-    """`size` in the unit that reads best, base 10, e.g. `1.5 GB`."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from awscrt.checksums import crc64nvme as crc64nvme_of
 
 from lustrain.problem import UserError, problem
+from lustrain.progress import BYTES, amount_text
 from trainer.storage import (
     CorruptObjectError,
     ObjectInfo,
@@ -25,7 +26,7 @@ from trainer.storage import (
 )
 from trainer.storage.direct import write_direct
 from trainer.storage.folder import Folder, sync_folder
-from trainer.storage.keys import PRIVATE, check_key, human_bytes
+from trainer.storage.keys import PRIVATE, check_key
 
 COPY_BYTES = 1 << 20
 """Bytes per read, checksum and write: small enough that all three find them in the cache."""
@@ -94,12 +95,12 @@ class LocalStore(ObjectStore):
         with self._writing(key, size):
             self._preflight(size)
             with open(path, "rb", buffering=0) as source, self._folder.unfinished() as (fd, tmp):
-                copied, found = _copy(source.fileno(), fd, size)
+                copied, crc = _copy(source.fileno(), fd, size)
                 if copied < size:
                     why = f"{path} ends at byte {copied}, {size} bytes were expected"
                     raise CorruptObjectError(problem("object", self._shown(key), why))
-                if found != crc64nvme:
-                    why = f"{path} has checksum {found:016x}, {crc64nvme:016x} was expected"
+                if crc != crc64nvme:
+                    why = f"{path} has checksum {crc:016x}, {crc64nvme:016x} was expected"
                     raise CorruptObjectError(problem("object", self._shown(key), why))
                 os.fsync(fd)
                 with self._folder.locked():
@@ -171,7 +172,7 @@ class LocalStore(ObjectStore):
         except (FileNotFoundError, NotADirectoryError):
             current = None
         if current != if_match:
-            why = "is gone" if current is None else "has been replaced since it was read"
+            why = "was removed since it was read" if current is None else "was replaced since it was read"
             raise PreconditionError(problem("object", self._shown(key), why))
 
     def _link(self, tmp: Path, target: Path, key: str) -> None:
@@ -229,7 +230,9 @@ def _make_root(root: Path, uri: str, name: str) -> None:
         root.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         at = next(p for p in (root, *root.parents) if p.exists() and not p.is_dir())
-        raise UserError(problem(name, uri, f"{at} is a file, a folder is needed", fix="choose another path")) from error
+        raise UserError(
+            problem(name, uri, f"{at} is a file, a folder is needed", fix="choose a different path")
+        ) from error
     except OSError as error:
         why = f"cannot make the folder: {os.strerror(error.errno or errno.EIO)}"
         raise UserError(problem(name, uri, why, fix="make it, or choose a place that you may write to")) from error
@@ -241,20 +244,20 @@ def _failure(error: OSError, shown: str) -> StorageError:
     why = os.strerror(error.errno) if error.errno else str(error)
     if error.filename and not shown.endswith(str(error.filename)):
         why += f" ({error.filename})"
-    for_a_person = {
+    for_the_user = {
         errno.EACCES: "check the permissions",
         errno.EPERM: "check the permissions",
-        errno.EROFS: "mount it writable or choose another place",
-        errno.ENOTDIR: "a part of the path is a file; choose another path",
-        errno.EISDIR: "a folder lies where the object should be; move it away",
+        errno.EROFS: "mount it writable or choose a different place",
+        errno.ENOTDIR: "a part of the path is a file; choose a different path",
+        errno.EISDIR: "a folder has the object's name; move it away",
     }
     for_the_disk = {
         errno.ESTALE: "the network file system lost the folder; mount it again",
         errno.EIO: "the disk or its server fails; see the kernel log",
     }
     number = error.errno or 0
-    line = problem("object", shown, why, fix=for_a_person.get(number) or for_the_disk.get(number, ""))
-    return RefusedError(line) if number in for_a_person else StorageError(line)
+    line = problem("object", shown, why, fix=for_the_user.get(number) or for_the_disk.get(number, ""))
+    return RefusedError(line) if number in for_the_user else StorageError(line)
 
 
 def _free_bytes(folder: Path) -> int:
@@ -263,7 +266,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 def _no_space(root: Path, needed: int, free: int) -> str:
-    why = f"no space left: {human_bytes(needed)} needed, {human_bytes(free)} free"
+    why = f"no space left: {amount_text(needed, BYTES)} needed, {amount_text(free, BYTES)} free"
     return problem("folder", str(root), why, fix="free space there, or keep fewer checkpoints")
 
 
@@ -281,13 +284,13 @@ def _info(key: str, path: Path) -> ObjectInfo:
 
 
 def _walk(folder: Path, below: str, prefix: str) -> Iterator[str]:
-    """Keys of the files under `folder` (whose own key is `below`) that begin with `prefix`, in the order of their keys."""
+    """Yield keys of the files under `folder` (whose own key is `below`) that begin with `prefix`, in key order."""
     try:
         with os.scandir(folder) as entries:
-            found = [(e.name, e.is_dir(follow_symlinks=False), e.is_file()) for e in entries]
+            names = [(e.name, e.is_dir(follow_symlinks=False), e.is_file()) for e in entries]
     except (FileNotFoundError, NotADirectoryError):
         return
-    for name, is_folder, is_file in sorted(found, key=lambda f: f[0] + "/" * f[1]):
+    for name, is_folder, is_file in sorted(names, key=lambda n: n[0] + "/" * n[1]):
         key = below + name
         if key == PRIVATE:
             continue
@@ -298,21 +301,21 @@ def _walk(folder: Path, below: str, prefix: str) -> Iterator[str]:
 
 
 def _copy(source: int, target: int, size: int) -> tuple[int, int]:
-    """Copies up to `size` bytes; how many there were and their CRC-64/NVME, computed while they are in the cache."""
+    """Copy up to `size` bytes; return their number and their CRC-64/NVME, computed while they are in the cache."""
     direct = write_direct(source, target, size)
     if direct is not None:
         return size, direct
     os.ftruncate(target, 0)
     chunk = memoryview(bytearray(min(COPY_BYTES, size)))
-    found = done = 0
+    crc = done = 0
     while done < size:
         count = os.preadv(source, [chunk[: size - done]], done)
         if count == 0:
             break
-        found = crc64nvme_of(chunk[:count], found)
+        crc = crc64nvme_of(chunk[:count], crc)
         _write_all(target, chunk[:count])
         done += count
-    return done, found
+    return done, crc
 
 
 def _write_all(fd: int, view: memoryview) -> None:

@@ -53,7 +53,7 @@ CONNECT_SECONDS = 5.0
 READ_SECONDS = 60.0
 CONNECTIONS = 32
 CONFLICTS = 8
-"""How often a conditional put that met another one in flight (409) is repeated."""
+"""How often a conditional put is repeated that met a second one in flight (409)."""
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _TOLERATED_AT_OPEN = ("AccessDenied", "AllAccessDisabled")
@@ -67,7 +67,7 @@ class S3Store(ObjectStore):
 
     def __init__(self, uri: str, *, name: str = "store") -> None:
         self.uri = uri.rstrip("/")
-        self._called = name
+        self._label = name
         self._bucket, prefix = split_uri(uri, name)
         self._prefix = f"{prefix}/" if prefix else ""
         self._attempts = _attempts(ATTEMPTS_AT_OPEN)
@@ -125,8 +125,8 @@ class S3Store(ObjectStore):
         stored = self.stat(key)
         if stored.size != size or stored.crc64nvme not in (None, crc64nvme):
             self.delete(key, if_match=stored.etag)
-            there = f"{stored.size} bytes with checksum {stored.crc64nvme or 0:016x}"
-            why = f"{there} were stored, {size} with {crc64nvme:016x} were expected"
+            why = f"{stored.size} bytes with checksum {stored.crc64nvme or 0:016x} were stored, "
+            why += f"{size} with {crc64nvme:016x} were expected"
             raise CorruptObjectError(problem("object", self._shown(key), why))
 
     def stat(self, key: str) -> ObjectInfo:
@@ -144,10 +144,10 @@ class S3Store(ObjectStore):
                 Bucket=self._bucket, Prefix=self._prefix + prefix
             )
             for page in pages:
-                for found in page.get("Contents", []):
-                    key = found["Key"].removeprefix(self._prefix)
+                for item in page.get("Contents", []):
+                    key = item["Key"].removeprefix(self._prefix)
                     if key and not key.endswith("/"):
-                        yield ObjectInfo(key, found["Size"], found["ETag"], found["LastModified"].timestamp())
+                        yield ObjectInfo(key, item["Size"], item["ETag"], item["LastModified"].timestamp())
 
     def delete(self, key: str, *, if_match: str | None = None) -> None:
         condition: dict[str, Any] = {} if if_match is None else {"IfMatch": if_match}
@@ -156,10 +156,10 @@ class S3Store(ObjectStore):
 
     def now(self) -> float:
         with self._reporting(""):
-            said = server_time(self._probe())
-        if said is None:
-            raise StorageError(problem(self._called, self.uri, f"{self._endpoint} sends no Date header"))
-        return said
+            time = server_time(self._probe())
+        if time is None:
+            raise StorageError(problem(self._label, self.uri, f"{self._endpoint} sends no Date header"))
+        return time
 
     def _put(self, key: str, body: bytes, crc64nvme: int, condition: dict[str, Any]) -> str:
         for attempt in range(CONFLICTS):
@@ -179,7 +179,7 @@ class S3Store(ObjectStore):
         raise AssertionError("the last conflict is raised")
 
     def _probe(self) -> Mapping[str, str]:
-        """Headers of a listing of one key, also of one that is forbidden: a policy may allow objects only."""
+        """Return the headers of a listing of one key, also of a forbidden one: a policy may allow objects only."""
         try:
             answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
             return answer["ResponseMetadata"]["HTTPHeaders"]
@@ -219,7 +219,7 @@ class S3Store(ObjectStore):
         return f"{self.uri}/{key}" if key else self.uri
 
     def _place(self, key: str) -> Place:
-        return Place(self._shown(key), self._bucket, self._endpoint, self._attempts, self._called)
+        return Place(self._shown(key), self._bucket, self._endpoint, self._attempts, self._label)
 
     @contextmanager
     def _reporting(self, key: str, *, conditional: bool = False) -> Iterator[None]:
@@ -228,12 +228,12 @@ class S3Store(ObjectStore):
         except (BotoCoreError, ClientError) as error:
             line = of_boto(error, self._place(key))
             if conditional and isinstance(line, ObjectMissingError):
-                line = PreconditionError(problem("object", self._shown(key), "is gone"))
+                line = PreconditionError(problem("object", self._shown(key), "was removed since it was read"))
             raise line from error
 
 
 def split_uri(uri: str, name: str = "store") -> tuple[str, str]:
-    """Bucket and prefix (without slashes around it); UserError for anything but `s3://bucket/prefix`."""
+    """Return bucket and prefix (without slashes around it); UserError for anything but `s3://bucket/prefix`."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     prefix = prefix.strip("/")
     if not uri.startswith("s3://") or not _BUCKET.fullmatch(bucket):
@@ -259,29 +259,29 @@ def _connect(session: boto3.Session, region: str | None, attempts: int) -> S3Cli
 
 
 def _region() -> str | None:
-    """boto3 alone reads AWS_DEFAULT_REGION and the profile; the other SDKs, and people, set AWS_REGION."""
+    """Read AWS_REGION, which people and the other SDKs set; boto3 alone reads AWS_DEFAULT_REGION and the profile."""
     return os.environ.get("AWS_REGION") or None
 
 
-def _attempts(otherwise: int) -> int:
-    said = os.environ.get("AWS_MAX_ATTEMPTS", "")
-    if not said:
-        return otherwise
-    if not said.isdecimal() or int(said) < 1:
-        raise UserError(problem("AWS_MAX_ATTEMPTS", said, "is not a number of attempts", allowed="1, 2, 3, …"))
-    return int(said)
+def _attempts(default: int) -> int:
+    value = os.environ.get("AWS_MAX_ATTEMPTS", "")
+    if not value:
+        return default
+    if not value.isdecimal() or int(value) < 1:
+        raise UserError(problem("AWS_MAX_ATTEMPTS", value, "is not a number of attempts", allowed="1, 2, 3, …"))
+    return int(value)
 
 
 def _ca_file(session: boto3.Session) -> str:
-    """Whom botocore trusts, so that both data paths trust the same."""
+    """Return botocore's file of trusted certificates, so that both data paths trust the same."""
     return session._session.get_config_variable("ca_bundle") or where()
 
 
 def _require_size(path: str, size: int) -> None:
     with open(path, "rb") as file:
-        there = os.fstat(file.fileno()).st_size
-    if there < size:
-        raise SourceEndedError(f"ends at byte {there}")
+        end = os.fstat(file.fileno()).st_size
+    if end < size:
+        raise SourceEndedError(f"ends at byte {end}")
 
 
 def _body(path: str, size: int) -> bytes:

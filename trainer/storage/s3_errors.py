@@ -1,4 +1,4 @@
-"""Errors of S3 and its clients as one line each, that names the object, the cause and the fix."""
+"""Errors of S3 and its clients, each as one line that names the object, the cause and the fix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.storage import (
     StorageError,
 )
 
-SKEW_WORTH_TELLING = 60.0
+LEAST_SKEW_SHOWN = 60.0
 """Seconds; S3 refuses signatures more than 15 minutes off, so a smaller difference is never the cause."""
 
 _WRONG_BYTES = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
@@ -33,21 +33,21 @@ _BUSY = {
 
 
 class UnreadableAnswerError(boto.BotoCoreError):
-    """An answer came every time, and never one that could be read."""
+    """Every attempt got an answer, and none of them could be read."""
 
     fmt = "{operation}: {why}"
 
 
 @dataclass(frozen=True)
 class Place:
-    """What an error line needs to know: the object or store meant, its bucket, where it was asked for and how often."""
+    """What an error line names: the object or store, its bucket, the endpoint and the number of attempts."""
 
     shown: str
     bucket: str
     endpoint: str
     attempts: int
     store: str
-    """What the user calls the store's URI."""
+    """The key or flag by which the user gave the store's URI."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Refusal:
 
 
 def of_boto(error: Exception, place: Place) -> StorageError:
-    """The line for anything that botocore raises."""
+    """Return the error for anything that botocore raises."""
     if isinstance(error, boto.ClientError):
         return of_refusal(_refusal(error), place)
     if isinstance(error, boto.FlexibleChecksumError):
@@ -85,7 +85,7 @@ def of_boto(error: Exception, place: Place) -> StorageError:
 
 
 def of_refusal(refusal: Refusal, place: Place) -> StorageError:
-    """The line for an error answer, whichever client received it."""
+    """Return the error for an error answer, whichever client received it."""
     code, status = refusal.code, refusal.status
     if code == "NoSuchBucket":
         why = f"there is no bucket {place.bucket} at {place.endpoint}"
@@ -96,7 +96,7 @@ def of_refusal(refusal: Refusal, place: Place) -> StorageError:
         return PreconditionError(problem("object", place.shown, "exists already, or was replaced since it was read"))
     if code in _WRONG_BYTES:
         return CorruptObjectError(
-            problem("object", place.shown, f"the server received other bytes than were sent ({code})")
+            problem("object", place.shown, f"the server did not receive the bytes that were sent ({code})")
         )
     if code == "RequestTimeTooSkewed":
         why, fix = f"refused: {_skew(refusal.date)}", "start chrony (`chronyc makestep`)"
@@ -133,17 +133,17 @@ def unreachable(reason: str, place: Place) -> str:
 
 
 def of_cut(place: Place) -> StorageError:
-    """The line for bodies that end early however often they are asked for: a network's fault, and no proof of damage."""
+    """Return the error for bodies that end early at every attempt: a fault of the network, and not a proof of damage."""
     return PassingError(_cut(place))
 
 
 def of_short(total: int | str, wanted: int, place: Place) -> CorruptObjectError:
-    """The line for an object that ends before the bytes that are wanted."""
+    """Return the error for an object that ends before the bytes that are wanted."""
     return CorruptObjectError(problem("object", place.shown, f"holds {total} bytes where {wanted} were expected"))
 
 
 def server_time(headers: Mapping[str, str]) -> float | None:
-    """Unix seconds in an answer's Date header, None where it has none that can be read."""
+    """Return the Unix seconds of an answer's Date header; None where it is absent or cannot be read."""
     try:
         return parsedate_to_datetime(headers.get("date", "")).timestamp()
     except (ValueError, OverflowError):
@@ -151,11 +151,11 @@ def server_time(headers: Mapping[str, str]) -> float | None:
 
 
 def _refusal(error: boto.ClientError) -> Refusal:
-    said = error.response.get("Error", {})
-    about = error.response.get("ResponseMetadata", {})
-    status = int(about.get("HTTPStatusCode", 0))
-    headers = about.get("HTTPHeaders", {})
-    return Refusal(status, str(said.get("Code", "")), str(said.get("Message", "")), headers.get("date", ""))
+    body = error.response.get("Error", {})
+    metadata = error.response.get("ResponseMetadata", {})
+    status = int(metadata.get("HTTPStatusCode", 0))
+    headers = metadata.get("HTTPHeaders", {})
+    return Refusal(status, str(body.get("Code", "")), str(body.get("Message", "")), headers.get("date", ""))
 
 
 def _cut(place: Place) -> str:
@@ -173,7 +173,7 @@ def _no_credentials(error: Exception, place: Place) -> str:
 def _skew(date: str) -> str:
     theirs = server_time({"date": date})
     off = time.time() - theirs if theirs is not None else 0.0
-    if abs(off) < SKEW_WORTH_TELLING:
+    if abs(off) < LEAST_SKEW_SHOWN:
         return "this machine's clock and the store's differ too much"
     amount = f"{abs(off) / 3600:.1f} h" if abs(off) >= 5400 else f"{abs(off) / 60:.0f} min"
     return f"this machine's clock is {amount} {'ahead of' if off > 0 else 'behind'} the store's"

@@ -1,6 +1,6 @@
-"""What is trained: a Task brings the model, the batches and the loss; the loop knows nothing else about them.
+"""Tasks, the things to train: a Task brings the model, the batches and the loss; the loop knows nothing else of them.
 
-A Task is named in the config by a shipped name or as `package.module:Class`, so that a stranger's Task needs no change here.
+A Task is named in the config by a shipped name or as `package.module:Class`, so that a Task of your own needs no change here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Footprint:
 
 
 class Task(ABC):
-    """One kind of training. Construction is cheap and touches nothing; `open` reads the data sets."""
+    """A kind of training. Construction is cheap and touches nothing; `open` reads the data sets."""
 
     Options: ClassVar[type[Section]]
 
@@ -84,7 +84,7 @@ class Task(ABC):
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """The model on the CPU in fp32, its weights a function of the options and the seed alone; valid after `open`."""
+        """Build the model on the CPU in fp32, its weights a function of the options and the seed alone; valid after `open`."""
 
     @abstractmethod
     def train_batch(self, ids: Ids) -> Batch:
@@ -95,14 +95,14 @@ class Task(ABC):
         """Like `train_batch`, from the held-out set."""
 
     def prefetch(self, ids: Ids) -> None:  # noqa: B027 -- optional: data in memory or on local disk needs none
-        """A hint that `train_batch(ids)` will be asked for soon; returns at once."""
+        """Prepare for `train_batch(ids)`, which will be called soon; return at once."""
 
     def close(self) -> None:  # noqa: B027 -- optional: most Tasks hold nothing that needs it
         """End background reading, if there is any."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> LossSum:
-        """The summed loss of a batch on the model's device; must go through `model(...)`, which may be wrapped by DDP."""
+        """Return the summed loss of a batch on the model's device; must call `model(...)`, which may be wrapped by DDP."""
 
     @abstractmethod
     def tokens_per_sample(self) -> int:
@@ -110,31 +110,31 @@ class Task(ABC):
 
     @abstractmethod
     def blocks(self, model: nn.Module) -> list[nn.Module]:
-        """The repeated parts, in forward order: the units of compilation, recomputation and sharding."""
+        """Return the repeated parts, in forward order: the units of compilation, recomputation and sharding."""
 
     @abstractmethod
     def flops_per_token(self, model: nn.Module) -> float:
         """Floating-point operations of forward and backward for one counted token or item, without recomputation."""
 
     def footprint(self, micro_batch: int) -> Footprint | None:
-        """What training with such micro-batches takes of memory at the least; None: not known. Valid after `open`."""
+        """Return the least memory that training with such micro-batches takes; None: not known. Valid after `open`."""
         return None
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """What must not change on resume: the model's shape and the data's identity, as JSON values; valid after `open`."""
+        """Return what must not change on resume: the model's shape, the data's identity, as JSON values; valid after `open`."""
 
     def export_names(self, model: nn.Module) -> dict[str, str]:
         """Our parameter name to the exported one; names that are left out are kept."""
         return {}
 
     def export_config(self, model: nn.Module) -> dict[str, Any]:
-        """What an exported model's `config.json` says, for the library that shall read it; {} writes none."""
+        """Return an exported model's `config.json`, for the library that shall read it; {} writes none."""
         return {}
 
 
 def resolve(name: str) -> type[Task]:
-    """The Task class of a shipped name or of `package.module:Class`; UserError when there is none."""
+    """Return the Task class of a shipped name or of `package.module:Class`; UserError when there is none."""
     target = SHIPPED.get(name, name)
     module_name, colon, class_name = target.partition(":")
     if not (module_name and colon and class_name):
@@ -143,10 +143,10 @@ def resolve(name: str) -> type[Task]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise UserError(_unknown(name, f"cannot be imported ({error})")) from error
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, Task)):
+    kind = getattr(module, class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Task)):
         raise UserError(_unknown(name, f"{module_name} has no Task of the name {class_name!r}"))
-    return found
+    return kind
 
 
 def make_task(config: TaskConfig, *, seed: int) -> Task:
@@ -162,7 +162,7 @@ def make_task(config: TaskConfig, *, seed: int) -> Task:
 
 
 def problems_in(table: Mapping[str, Any]) -> Sequence[str]:
-    """What is wrong with the `[task]` of a raw config, as far as that can be said without the rest of it."""
+    """Return what is wrong with the `[task]` of a raw config, as far as it shows without the rest of it."""
     try:
         config = TaskConfig.model_validate(table.get("task"))
     except ValidationError:

@@ -18,7 +18,8 @@ from awscrt.checksums import crc64nvme
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from trainer.precision import stream_seed
+from trainer.data.order import GOLDEN, mixed
+from trainer.step.precision import stream_seed
 
 SIZE = 32
 """Pixels per side of an image."""
@@ -38,19 +39,19 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 def default_folders() -> list[Path]:
     """Where fonts lie on most machines: matplotlib's own (it ships DejaVu and others) and the system's TrueType fonts."""
     spec = importlib.util.find_spec("matplotlib")
-    found = [Path(spec.origin).parent / "mpl-data/fonts/ttf"] if spec and spec.origin else []
-    return [*found, Path("/usr/share/fonts/truetype")]
+    folders = [Path(spec.origin).parent / "mpl-data/fonts/ttf"] if spec and spec.origin else []
+    return [*folders, Path("/usr/share/fonts/truetype")]
 
 
 def font_files(places: Sequence[Path]) -> list[Path]:
-    """The TrueType and OpenType files in these places, equal contents once, ordered by name whatever their folder."""
+    """Find the TrueType and OpenType files in these places, equal contents once, ordered by name whatever their folder."""
     files = [f for place in places for f in ([place] if place.is_file() else place.rglob("*.[to]tf"))]
     by_content = {crc64nvme(file.read_bytes()): file for file in sorted(files, reverse=True)}
     return [file for _, file in sorted((file.name, file) for file in by_content.values())]
 
 
 def draw(file: Path | None, characters: str) -> Glyphs | None:
-    """The characters as [len(characters), SIZE, SIZE], ink 255, in a font or (None) in Pillow's own; None for an unusable font.
+    """Draw the characters as [len(characters), SIZE, SIZE], ink 255, in a font, None: Pillow's own; None if unusable.
 
     A font is unusable when it lacks one of the characters or draws two of them alike, as a fallback font does.
     """
@@ -82,11 +83,8 @@ def jittered(glyphs: Glyphs, ids: np.ndarray[Any, np.dtype[np.int64]], seed: int
 
 def uniform(counters: np.ndarray[Any, np.dtype[np.int64]], seed: int) -> Floats:
     """One number in [0, 1) for each counter: splitmix64's output at (seed, counter), in 64-bit arithmetic that wraps."""
-    z = counters.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    words = mixed(counters.astype(np.uint64) * GOLDEN + np.uint64(seed))
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _draw_one(font: Any, character: str) -> Glyphs:

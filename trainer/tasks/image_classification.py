@@ -1,4 +1,4 @@
-"""Which character is this? Small images drawn from the machine's fonts, classified by a convolutional network."""
+"""Classification of characters: small images drawn from the machine's fonts, classified by a convolutional network."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from lustrain.problem import UserError, problem
 from trainer.config import Section
-from trainer.models import patchnet
 from trainer.tasks import Batch, Footprint, Ids, LossSum, Task
+from trainer.tasks.models import patchnet
 
 try:
     from trainer.tasks import glyphs

@@ -1,4 +1,4 @@
-"""Next-token prediction on a tokenized text with the Llama-style decoder of `trainer.models.llama`."""
+"""Next-token prediction on a tokenized text with the Llama-style decoder of `trainer.tasks.models.llama`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from trainer.config import FP32_SMALLEST, Fraction, Section
 from trainer.data.index import read_index
 from trainer.data.shards import TokenSet
 from trainer.data.verified import WAIT_S, Ranks
-from trainer.models import llama
 from trainer.storage import open_store
 from trainer.tasks import Batch, Footprint, Ids, LossSum, Task
+from trainer.tasks.models import llama
 
 
 class ModelOptions(Section):
@@ -41,7 +41,7 @@ class ModelOptions(Section):
     dropout: Fraction | None = None
 
     def shape(self) -> llama.LlamaShape:
-        """The preset with these overrides; the vocabulary is still 0 when it is left to the data."""
+        """Return the preset with these overrides; the vocabulary is still 0 when it is left to the data."""
         return dataclasses.replace(llama.PRESETS[self.preset], **self.model_dump(exclude={"preset"}, exclude_none=True))
 
 
@@ -76,7 +76,7 @@ class LanguageModel(Task):
         self._train = self._open_split("train", cache_dir)
         held_out = "val" in read_index(open_store(options.data, create=False, name="task.data")).splits
         self._eval = self._open_split("val", cache_dir) if held_out else None
-        wanted, least = options.model.vocab_size, self._train.vocab_size
+        wanted, least = options.model.vocab_size, self._train.index.vocab_size
         self._shape = dataclasses.replace(options.model.shape(), vocab_size=wanted or least)
         problems = []
         if wanted is not None and wanted < least:
@@ -162,8 +162,8 @@ class LanguageModel(Task):
         return {
             "model": dataclasses.asdict(self._shape),
             "seq_len": self.options.seq_len,
-            "data": self._train.checksum,
-            "tokenizer": self._train.tokenizer_hash,
+            "data": self._train.index.checksum,
+            "tokenizer": self._train.index.tokenizer_hash,
         }
 
     def export_names(self, model: nn.Module) -> dict[str, str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from botocore.exceptions import ClientError
-
 from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.preflight.online.asking import Aws, code_of
+from infra.preflight.online.asking import Aws, answered
 from infra.preflight.rule import Context, Family, Problems
 
 RULES = Family()
@@ -36,7 +34,7 @@ def version(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 
 @RULES.add(
     "IAM-101",
-    "Administrators' roles of this account are there: EKS refuses an access entry for one that is not.",
+    "Administrators' roles of this account exist: EKS refuses an access entry for one that does not.",
     "https://docs.aws.amazon.com/eks/latest/userguide/creating-access-entries.html",
     permission="iam:GetRole",
 )
@@ -44,9 +42,5 @@ def admin_roles(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for index, arn in enumerate(spec.access.admin_roles if spec.backend == "hyperpod-eks" else ()):
         if context.account and arn.split(":")[4] != context.account:
             continue
-        try:
-            aws.iam.get_role(RoleName=arn.rpartition("/")[2])
-        except ClientError as error:
-            if code_of(error) != "NoSuchEntity":
-                raise
-            yield finding(f"access.admin_roles.{index}", f"there is no role {arn}", "correct it, or make the role")
+        if answered("NoSuchEntity", aws.iam.get_role, RoleName=arn.rpartition("/")[2]) is None:
+            yield finding(f"access.admin_roles.{index}", f"role {arn} does not exist", "correct it, or make the role")

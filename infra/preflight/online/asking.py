@@ -1,10 +1,10 @@
-"""How an online rule asks: AWS's clients, and what it finds when there is no answer."""
+"""AWS's clients for online rules, and their findings where AWS gives no answer."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import boto3
 from botocore.config import Config
@@ -12,7 +12,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.model import OperationModel
 from botocore.parsers import ResponseParserError
 
-from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.preflight.rule import Context, Rule
 from lustrain.problem import LONGEST_VALUE, Problem, is_page, without_page
@@ -30,11 +29,15 @@ if TYPE_CHECKING:
     from mypy_boto3_sts import STSClient
 
 PATIENCE = Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 3, "mode": "standard"})
-"""Seconds for one question; ours: a preflight that hangs is not asked again."""
+"""Seconds for one question; ours: users do not wait for a preflight that hangs."""
 DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "UnauthorizedException", "403"})
 
 NOT_IMPLEMENTED = "NotImplemented"
 """What an emulation answers to a question that it leaves out (infra.local.errors.py)."""
+
+
+Answer = TypeVar("Answer")
+Given = ParamSpec("Given")
 
 
 class NotAwsError(BotoCoreError):
@@ -46,7 +49,7 @@ class NotAwsError(BotoCoreError):
 
 
 def _no_pages(response_dict: Mapping[str, Any], operation_model: OperationModel, **_: Any) -> None:
-    """Hook of botocore: its parsers take a page for an empty answer, or hand it on as the message of an error.
+    """Stop botocore at a page: its parsers take a page for an empty answer, or hand it on as the message of an error.
 
     A page with a status of 500 and more is left to botocore, which asks again.
     """
@@ -56,11 +59,28 @@ def _no_pages(response_dict: Mapping[str, Any], operation_model: OperationModel,
         raise NotAwsError(status_code=status, operation=operation_model.name)
 
 
+def _client_of(service: str) -> Any:
+    return property(lambda aws: aws._client(service))
+
+
 class Aws:
     """Clients of one region, made when first asked for; rules in many threads share them.
 
     `make` gives a client by its service's name, boto3's own by default.
     """
+
+    ec2: EC2Client = _client_of("ec2")
+    ecr: ECRClient = _client_of("ecr")
+    eks: EKSClient = _client_of("eks")
+    fsx: FSxClient = _client_of("fsx")
+    iam: IAMClient = _client_of("iam")
+    logs: Any = _client_of("logs")
+    quotas: ServiceQuotasClient = _client_of("service-quotas")
+    s3: S3Client = _client_of("s3")
+    sagemaker: SageMakerClient = _client_of("sagemaker")
+    sqs: SQSClient = _client_of("sqs")
+    ssm: Any = _client_of("ssm")
+    sts: STSClient = _client_of("sts")
 
     def __init__(self, region: str, make: Callable[[str], Any] | None = None) -> None:
         self.region = region
@@ -71,7 +91,7 @@ class Aws:
         self._answers: dict[tuple[str, ...], Any] = {}
 
     def once(self, key: tuple[str, ...], ask: Callable[[], Any]) -> Any:
-        """The answer to a question that several rules have, asked once; a refusal is asked anew."""
+        """Return the answer to a question of several rules, asked once; after an error it is asked again."""
         with self._lock:
             if key not in self._answers:
                 self._answers[key] = ask()
@@ -87,86 +107,50 @@ class Aws:
                 self._clients[service] = client
             return self._clients[service]
 
-    @property
-    def ec2(self) -> EC2Client:
-        return cast("EC2Client", self._client("ec2"))
 
-    @property
-    def ecr(self) -> ECRClient:
-        return cast("ECRClient", self._client("ecr"))
-
-    @property
-    def eks(self) -> EKSClient:
-        return cast("EKSClient", self._client("eks"))
-
-    @property
-    def fsx(self) -> FSxClient:
-        return cast("FSxClient", self._client("fsx"))
-
-    @property
-    def iam(self) -> IAMClient:
-        return cast("IAMClient", self._client("iam"))
-
-    @property
-    def logs(self) -> Any:
-        return self._client("logs")
-
-    @property
-    def quotas(self) -> ServiceQuotasClient:
-        return cast("ServiceQuotasClient", self._client("service-quotas"))
-
-    @property
-    def s3(self) -> S3Client:
-        return cast("S3Client", self._client("s3"))
-
-    @property
-    def sagemaker(self) -> SageMakerClient:
-        return cast("SageMakerClient", self._client("sagemaker"))
-
-    @property
-    def sqs(self) -> SQSClient:
-        return cast("SQSClient", self._client("sqs"))
-
-    @property
-    def ssm(self) -> Any:
-        return self._client("ssm")
-
-    @property
-    def sts(self) -> STSClient:
-        return cast("STSClient", self._client("sts"))
+def answered(
+    absent: str | tuple[str, ...], call: Callable[Given, Answer], *args: Given.args, **kwargs: Given.kwargs
+) -> Answer | None:
+    """Return AWS's answer; None where the code of its error begins with `absent`: the thing does not exist."""
+    try:
+        return call(*args, **kwargs)
+    except ClientError as error:
+        if not code_of(error).startswith(absent):
+            raise
+        return None
 
 
 def unknown(path: str, why: str, fix: str) -> Problem:
-    """What a rule yields where it could not look."""
+    """Return the finding of a rule that could not look."""
     why = without_page(why)
     short = why if len(why) <= LONGEST_VALUE else why[:LONGEST_VALUE] + "…"
     return finding(path, f"could not be checked: {short}", fix, level="unknown")
 
 
-def ask(rule: Rule, spec: ClusterSpec, context: Context, aws: Aws) -> list[Problem]:
-    """What the rule finds, or one line that says why there is no answer; a question without an answer is never passed."""
+def ask(rule: Rule, context: Context, aws: Aws) -> list[Problem]:
+    """Return what the rule finds, or one line that says why AWS gave no answer; no answer never counts as a pass."""
     try:
-        return list(rule.check(spec, context, aws))
+        return list(rule.check(context, aws))
     except ClientError as error:
-        found = _refused(error, rule.permission)
+        failure = _refused(error, rule.permission)
     except (BotoCoreError, ResponseParserError) as error:
-        found = unknown(WHOLE, str(error), "try again, or look at network and endpoint settings")
-    return [rule.own(found)]
+        failure = unknown(WHOLE, str(error), "try again, or look at network and endpoint settings")
+    return [rule.own(failure)]
 
 
 def _refused(error: ClientError, permission: str) -> Problem:
     code = code_of(error)
     if code in DENIED:
         return unknown(WHOLE, "permission is missing", f"allow {permission}")
-    said = str(error.response.get("Error", {}).get("Message", "")) or code
+    message = str(error.response.get("Error", {}).get("Message", "")) or code
     if code == NOT_IMPLEMENTED:
-        return unknown(WHOLE, said, f"ask AWS itself; the question is {permission}")
+        return unknown(WHOLE, message, f"ask AWS itself; the question is {permission}")
     fix = f"try again, or look in the console; the question is {permission}"
-    return unknown(WHOLE, f"AWS answers {code}: {without_page(said)}", fix)
+    return unknown(WHOLE, f"AWS answers {code}: {without_page(message)}", fix)
 
 
 WHOLE = "aws"
-"""Path of a finding about the asking, not about a key."""
+"""Path of a finding about AWS as a whole, not about a key."""
 
 
 def code_of(error: ClientError) -> str:

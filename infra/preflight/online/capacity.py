@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from botocore.exceptions import ClientError
-
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.capacity import BLOCK_MARGIN
-from infra.preflight.online.asking import Aws, code_of
+from infra.preflight.online.asking import Aws, answered
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
 
 RESERVATION = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.html"
@@ -26,10 +24,11 @@ WILD = 2.0
 POOR_SCORE = 3
 """Of 10; AWS calls 10 likely and 1 very unlikely, the line between is ours (SCORES)."""
 SOON = timedelta(minutes=1)
+NO_PLAN = ("ResourceNotFound", "ValidationException")
 RULES = Family()
 
 
-@RULES.add("CAP-101", "A reservation or block is there and active.", RESERVATION, permission=DESCRIBE)
+@RULES.add("CAP-101", "A reservation or block exists and is active.", RESERVATION, permission=DESCRIBE)
 def reservation_state(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for path, group, there in _reservations(spec, aws):
         here = f"{path}.reservation"
@@ -122,15 +121,12 @@ def training_plan(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
             continue
         here = f"{path}.capacity"
         name = group.capacity.training_plan.rpartition("/")[2]
-        try:
-            plan = aws.sagemaker.describe_training_plan(TrainingPlanName=name)
-        except ClientError as error:
-            if code_of(error) not in ("ResourceNotFound", "ResourceNotFoundException", "ValidationException"):
-                raise
-            message = f"there is no training plan {name} in this account and region"
+        plan = answered(NO_PLAN, aws.sagemaker.describe_training_plan, TrainingPlanName=name)
+        if plan is None:
+            message = f"training plan {name} does not exist in this account and region"
             yield finding(f"{here}.training_plan", message, "correct the ARN")
-            continue
-        yield from _compare(here, spec, group, dict(plan))
+        else:
+            yield from _compare(here, spec, group, dict(plan))
 
 
 def _compare(path: str, spec: ClusterSpec, group: Group, plan: dict[str, Any]) -> Problems:
@@ -228,22 +224,18 @@ def _reservations(spec: ClusterSpec, aws: Aws) -> Iterator[tuple[str, Group, dic
 
 def _reservation(aws: Aws, named: str) -> dict[str, Any] | None:
     def ask() -> dict[str, Any] | None:
-        try:
-            found = aws.ec2.describe_capacity_reservations(CapacityReservationIds=[named])["CapacityReservations"]
-        except ClientError as error:
-            if code_of(error) == "InvalidCapacityReservationId.NotFound":
-                return None
-            raise
-        return dict(found[0]) if found else None
+        absent, describe = "InvalidCapacityReservationId.NotFound", aws.ec2.describe_capacity_reservations
+        answer = answered(absent, describe, CapacityReservationIds=[named])
+        return dict(answer["CapacityReservations"][0]) if answer and answer["CapacityReservations"] else None
 
     return aws.once(("reservation", named), ask)  # type: ignore[no-any-return]
 
 
 def _ends(path: str, spec: ClusterSpec, group: Group, ends: datetime) -> Problems:
-    told = group.capacity.ends_at
-    if told and abs(told - ends) > SOON:
-        message = f"{told.isoformat()}, but AWS says {ends.isoformat()}"
+    given = group.capacity.ends_at
+    if given and abs(given - ends) > SOON:
+        message = f"{given.isoformat()}, but AWS says {ends.isoformat()}"
         yield finding(f"{path}.ends_at", message, "set what AWS says: the trainer stops by it")
-    if told is None and spec.job_ends_at and spec.job_ends_at > ends - BLOCK_MARGIN:
+    if given is None and spec.job_ends_at and spec.job_ends_at > ends - BLOCK_MARGIN:
         message = f"nodes are to be empty by {(ends - BLOCK_MARGIN).isoformat()}, before job_ends_at"
         yield finding(f"{path}.ends_at", message, "extend the capacity, or end the job earlier")

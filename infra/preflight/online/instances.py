@@ -14,7 +14,7 @@ from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.capacity import market
 from infra.plan.nodes.gang import CANONICAL, image
-from infra.preflight.online.asking import DENIED, Aws, code_of, unknown
+from infra.preflight.online.asking import DENIED, Aws, answered, code_of, unknown
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups
 from lustrain.problem import without_page
 
@@ -114,13 +114,13 @@ def dry_run(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 
 def _answer(path: str, group: Group, error: ClientError) -> Problems:
     code = code_of(error)
-    said = without_page(str(error.response.get("Error", {}).get("Message", "")))
+    text = without_page(str(error.response.get("Error", {}).get("Message", "")))
     if code == "DryRunOperation":
         return
     if code in DENIED or code in UNDECIDED:
-        yield unknown(path, f"{code} {said}", UNDECIDED.get(code, "allow ec2:RunInstances"))
+        yield unknown(path, f"{code} {text}", UNDECIDED.get(code, "allow ec2:RunInstances"))
         return
-    key, meaning, fix = PLAIN_WORDS.get(code, ("", f"EC2 would answer {code}: {said}", "see the message"))
+    key, meaning, fix = PLAIN_WORDS.get(code, ("", f"EC2 would answer {code}: {text}", "see the message"))
     level = "warning" if code in MAY_PASS else "error"
     message = f"{group.count} x {group.ec2_type}: {meaning}"
     yield finding(f"{path}.{key}" if key else path, message, fix, level=level)
@@ -150,7 +150,7 @@ def facts(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 
 @RULES.add(
     "EC2-105",
-    "An image is there, of the type's architecture, and for HyperPod unencrypted, with one volume, yours or its own.",
+    "An image exists, of the type's architecture, and for HyperPod unencrypted, with one volume, yours or its own.",
     "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeImages.html",
     permission="ec2:DescribeImages",
 )
@@ -158,12 +158,8 @@ def image_rule(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for path, group, facts in known_groups(spec):
         if not group.image_id:
             continue
-        try:
-            images = aws.ec2.describe_images(ImageIds=[group.image_id])["Images"]
-        except ClientError as error:
-            if not code_of(error).startswith("InvalidAMIID"):
-                raise
-            images = []
+        answer = answered("InvalidAMIID", aws.ec2.describe_images, ImageIds=[group.image_id])
+        images = answer["Images"] if answer else []
         if not images:
             message = f"{group.image_id} is not there, or not yours to use, in {aws.region}"
             yield finding(f"{path}.image_id", message, "copy it to the region, share it, or remove the key")
@@ -200,18 +196,14 @@ def default_image(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         if spec.backend != "ec2" or group.image_id or facts.architecture not in CANONICAL:
             continue
         parameter = image(group, facts).parameter
-        try:
-            aws.ssm.get_parameter(Name=str(parameter))
-        except ClientError as error:
-            if code_of(error) != "ParameterNotFound":
-                raise
-            message = f"AWS names no image for {group.ec2_type} in {aws.region}: there is no {parameter}"
+        if answered("ParameterNotFound", aws.ssm.get_parameter, Name=str(parameter)) is None:
+            message = f"AWS names no image for {group.ec2_type} in {aws.region}: {parameter} does not exist"
             yield finding(f"{path}.image_id", message, "set it to an image of yours")
 
 
 @RULES.add(
     "EC2-106",
-    "The SSH key pair is there.",
+    "The SSH key pair exists.",
     "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeKeyPairs.html",
     permission="ec2:DescribeKeyPairs",
 )
@@ -221,7 +213,9 @@ def key_pair(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         return
     found = aws.ec2.describe_key_pairs(Filters=[{"Name": "key-name", "Values": [name]}])["KeyPairs"]
     if not found:
-        yield finding("access.ssh_key", f"there is no key pair {name} in {aws.region}", "import it, or remove the key")
+        yield finding(
+            "access.ssh_key", f"key pair {name} does not exist in {aws.region}", "import it, or remove the key"
+        )
 
 
 PLAIN_WORDS = {
@@ -232,10 +226,18 @@ PLAIN_WORDS = {
         "the account's spot quota is too small",
         "ask for more in Service Quotas",
     ),
-    "InsufficientInstanceCapacity": ("capacity", "EC2 has none in the zone now", "try later, elsewhere, or reserve"),
+    "InsufficientInstanceCapacity": (
+        "capacity",
+        "EC2 has no capacity in the zone now",
+        "try later, elsewhere, or reserve",
+    ),
     "InsufficientFreeAddressesInSubnet": ("count", "the subnet has too few addresses", "take a larger subnet"),
     "Unsupported": ("instance_type", "EC2 does not launch that in this zone", "take another zone or type"),
-    "UnsupportedOperation": ("instance_type", "EC2 does not launch that so", "take another zone, type or mode"),
+    "UnsupportedOperation": (
+        "instance_type",
+        "EC2 does not launch this type that way",
+        "take another zone, type or mode",
+    ),
     "InvalidSubnetID.NotFound": ("", "the subnet is not there", "correct network.existing.compute_subnet_id"),
     "InvalidCapacityReservationId.NotFound": ("capacity.reservation", "the reservation is not there", "correct it"),
     "ReservationCapacityExceeded": ("capacity", "the reservation is used up", "lower count, or enlarge it"),

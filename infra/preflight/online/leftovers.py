@@ -1,28 +1,23 @@
-"""CFG 1xx: what is there already under the names that the cluster would make."""
+"""CFG 1xx: resources that already exist under the names that the cluster would make."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from botocore.exceptions import ClientError
-
 from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.plan.place import bucket_names
-from infra.plan.storage.repository import repository
 from infra.plan.watch.interruptions import queue_name
-from infra.preflight.online.asking import Aws, code_of
+from infra.preflight.online.asking import Aws, answered
 from infra.preflight.rule import Context, Family, Problems
+from infra.preflight.rules.buckets import KEYS
 
-ABSENT = frozenset(
-    {
-        "404",
-        "403",
-        "NoSuchBucket",
-        "RepositoryNotFoundException",
-        "AWS.SimpleQueueService.NonExistentQueue",
-        "QueueDoesNotExist",
-    }
+ABSENT = (
+    "404",
+    "403",
+    "NoSuchBucket",
+    "RepositoryNotFound",
+    "AWS.SimpleQueueService.NonExistentQueue",
+    "QueueDoesNotExist",
 )
 """A bucket that may not be looked at is S3-102's."""
 RULES = Family()
@@ -30,57 +25,33 @@ RULES = Family()
 
 @RULES.add(
     "CFG-101",
-    "No bucket, repository, queue or log group is there under the names that the cluster would make.",
+    "No bucket, repository, queue or log group exists under the names that the cluster would make.",
     "https://docs.aws.amazon.com/AmazonS3/latest/API/API_CreateBucket.html",
     level="warning",
     permission="s3:ListBucket, ecr:DescribeRepositories, sqs:GetQueueUrl and logs:DescribeLogGroups",
 )
 def names_taken(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     mine = "if this stack made it, ignore this; else"
-    names = bucket_names(spec, context.place)
-    for key in ("data", "checkpoints", "lifecycle"):
+    names = context.plan.bucket_names
+    for key in KEYS:
         name = getattr(names, key)
-        if getattr(spec.buckets, key) is None and _bucket(aws, name):
+        if getattr(spec.buckets, key) is None and answered(ABSENT, aws.s3.head_bucket, Bucket=name) is not None:
             fix = f"{mine} set buckets.{key}: {name}, or choose another name"
-            yield finding("name", f"bucket {name} is there already", fix)
-    image = repository(spec).name
-    if spec.repository.existing is None and _repository(aws, image):
+            yield finding("name", f"bucket {name} exists already", fix)
+    image = context.plan.repository.name
+    ours = [] if spec.repository.existing else [image]
+    if ours and answered(ABSENT, aws.ecr.describe_repositories, repositoryNames=ours) is not None:
         fix = f"{mine} give its URL as repository.existing, or choose another name"
-        yield finding("name", f"image repository {image} is there already", fix)
+        yield finding("name", f"image repository {image} exists already", fix)
     for what in _taken_over(spec, aws):
-        message = f"{what} is there already: two stacks of one name share it, and the first to go takes it along"
+        message = f"{what} exists already: two stacks of one name share it, and the first to go takes it along"
         yield finding("name", message, f"{mine} choose another name")
-
-
-def _bucket(aws: Aws, name: str) -> bool:
-    try:
-        aws.s3.head_bucket(Bucket=name)
-    except ClientError as error:
-        return _unless_absent(error)
-    return True
-
-
-def _repository(aws: Aws, name: str) -> bool:
-    try:
-        return bool(aws.ecr.describe_repositories(repositoryNames=[name])["repositories"])
-    except ClientError as error:
-        return _unless_absent(error)
 
 
 def _taken_over(spec: ClusterSpec, aws: Aws) -> Iterator[str]:
     queue = queue_name(spec)
-    try:
-        aws.sqs.get_queue_url(QueueName=queue)
+    if answered(ABSENT, aws.sqs.get_queue_url, QueueName=queue):
         yield f"queue {queue}"
-    except ClientError as error:
-        _unless_absent(error)
     prefix = f"/lustrain/{spec.name}/"
     if aws.logs.describe_log_groups(logGroupNamePrefix=prefix, limit=1)["logGroups"]:
         yield f"a log group under {prefix}"
-
-
-def _unless_absent(error: ClientError) -> bool:
-    """False for an answer that says no; what is no answer is raised."""
-    if code_of(error) not in ABSENT:
-        raise error
-    return False

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from botocore.exceptions import ClientError
-
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.network.vpc import addresses_needed
-from infra.preflight.online.asking import Aws, code_of
-from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from infra.preflight.online.asking import Aws, answered
+from infra.preflight.rule import Context, Family, Problems, known_groups, listed
+from infra.preflight.rules.network import named_zones
 
 SUBNET = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Subnet.html"
 COMPUTE, CONTROL = "network.existing.compute_subnet_id", "network.existing.control_subnet_ids"
@@ -25,13 +24,9 @@ RULES = Family()
     permission="ec2:DescribeAvailabilityZones",
 )
 def zones(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    wanted = {"zone_id": spec.zone_id}
-    if spec.network.second_zone_id:
-        wanted["network.second_zone_id"] = spec.network.second_zone_id
-    wanted |= {f"{path}.zone_id": group.zone_id for path, group in groups(spec) if group.zone_id}
     zones = aws.ec2.describe_availability_zones(AllAvailabilityZones=True)["AvailabilityZones"]
     known = {str(one.get("ZoneId")): one for one in zones}
-    for path, zone in wanted.items():
+    for path, zone in named_zones(spec):
         there = known.get(zone)
         if there is None:
             fix = f"choose one of {listed(sorted(known))}"
@@ -72,7 +67,7 @@ def subnets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         yield finding(COMPUTE, f"lies in {zone}, the cluster in {spec.zone_id}", f"set zone_id: {zone}")
     for zone, there in zonal.items():
         if there and (lies := there["AvailabilityZoneId"]) != zone:
-            yield finding(f"{ZONAL}.{zone}", f"lies in {lies}", f"name it under {lies}, or another one here")
+            yield finding(f"{ZONAL}.{zone}", f"lies in {lies}", f"name it under {lies}, or name another subnet here")
     zones = {there["AvailabilityZoneId"] for there in control.values() if there}
     if spec.backend == "hyperpod-eks" and control and len(zones) < 2:
         yield finding(CONTROL, f"all lie in {listed(zones)}; EKS needs two zones", "add one in another zone")
@@ -114,16 +109,17 @@ def dns(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if spec.network.existing is None:
         return
     vpc = spec.network.existing.vpc_id
-    try:
-        support = aws.ec2.describe_vpc_attribute(VpcId=vpc, Attribute="enableDnsSupport")["EnableDnsSupport"]
-        names = aws.ec2.describe_vpc_attribute(VpcId=vpc, Attribute="enableDnsHostnames")["EnableDnsHostnames"]
-    except ClientError as error:
-        if code_of(error) != "InvalidVpcID.NotFound":
-            raise
+    describe = aws.ec2.describe_vpc_attribute
+    support = answered("InvalidVpcID.NotFound", describe, VpcId=vpc, Attribute="enableDnsSupport")
+    if support is None:
         yield finding("network.existing.vpc_id", f"{vpc} is not in this account and region", "correct it")
         return
-    for what, there in (("DNS support", support), ("DNS host names", names)):
-        if not there.get("Value"):
+    names = describe(VpcId=vpc, Attribute="enableDnsHostnames")
+    for what, attribute in (
+        ("DNS support", support["EnableDnsSupport"]),
+        ("DNS host names", names["EnableDnsHostnames"]),
+    ):
+        if not attribute.get("Value"):
             yield finding("network.existing.vpc_id", f"{vpc} has no {what}", "turn it on in the VPC's settings")
 
 
@@ -154,15 +150,11 @@ def way_out(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 
 
 def subnet(aws: Aws, named: str) -> dict[str, Any] | None:
-    """The subnet as EC2 describes it; None when it is not there."""
+    """Return the subnet as EC2 describes it; None where it does not exist."""
 
     def ask() -> dict[str, Any] | None:
-        try:
-            return dict(aws.ec2.describe_subnets(SubnetIds=[named])["Subnets"][0])
-        except ClientError as error:
-            if code_of(error) == "InvalidSubnetID.NotFound":
-                return None
-            raise
+        answer = answered("InvalidSubnetID.NotFound", aws.ec2.describe_subnets, SubnetIds=[named])
+        return dict(answer["Subnets"][0]) if answer else None
 
     return aws.once(("subnet", named), ask)  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""Who asks, and the asking of all online rules at once."""
+"""The caller's identity, and all online rules run at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_ONE = frozenset({"InvalidClientTokenId", "UnrecognizedClientException", "Sign
 
 
 def connect(region: str) -> Aws:
-    """Clients of the region; UserError when the profile that is asked for does not exist or is broken."""
+    """Return clients of the region; UserError when the profile that is asked for does not exist or is broken."""
     try:
         return Aws(region)
     except BotoCoreError as error:
@@ -41,7 +41,7 @@ def connect(region: str) -> Aws:
 
 
 def whoami(aws: Aws) -> Place | None:
-    """Account and partition of the credentials; None when AWS cannot be reached.
+    """Return account and partition of the credentials; None when AWS cannot be reached.
 
     UserError in one line for missing, wrong and expired credentials.
     """
@@ -64,25 +64,23 @@ def whoami(aws: Aws) -> Place | None:
 
 
 def run_all(spec: ClusterSpec, aws: Aws, now: datetime | None = None) -> list[Problem]:
-    """Offline and online findings together, errors first, suppressed ones left out."""
+    """Return offline and online findings together, errors first, suppressed ones left out."""
     place = whoami(aws)
     now = now or clock.now()
-    context = Context.at(place, now) if place else Context.of_region(aws.region, now)
-    found = check_offline(spec, context)
+    context = Context.at(spec, place, now) if place else Context.of_region(spec, aws.region, now)
+    found = check_offline(context)
     if place is None:
         nothing = finding(WHOLE, UNREACHED, "look at network, proxy and AWS_ENDPOINT_URL", level="unknown")
         found += [rule.own(nothing) for rule in ONLINE.values()]
     else:
-        found += ask_all(spec, context, aws)
+        found += ask_all(context, aws)
     return settle(spec, found, {**OFFLINE, **SUPPRESSIONS, **ONLINE})
 
 
-def ask_all(spec: ClusterSpec, context: Context, aws: Aws, patience_s: float = PATIENCE_S) -> list[Problem]:
-    """What the online rules find, many asked at a time; who has no answer in time is unknown."""
+def ask_all(context: Context, aws: Aws, patience_s: float = PATIENCE_S) -> list[Problem]:
+    """Return what the online rules find, several at a time; one without an answer in time is unknown."""
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="preflight")
-    asked: dict[Future[list[Problem]], Rule] = {
-        pool.submit(ask, rule, spec, context, aws): rule for rule in ONLINE.values()
-    }
+    asked: dict[Future[list[Problem]], Rule] = {pool.submit(ask, rule, context, aws): rule for rule in ONLINE.values()}
     done, late = wait(asked, timeout=patience_s)
     pool.shutdown(wait=False, cancel_futures=True)
     found = [finding for future in asked if future in done for finding in future.result()]

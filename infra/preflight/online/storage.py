@@ -1,8 +1,7 @@
-"""FSX, S3, ECR 1xx: file systems, buckets and repositories that are there already."""
+"""FSX, S3, ECR 1xx: existing file systems, buckets and repositories."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -10,10 +9,11 @@ from botocore.exceptions import ClientError
 from infra.catalog.fsx import LUSTRE_GUIDE, LUSTRE_PORTS
 from infra.config import ClusterSpec, ExistingLustre
 from infra.finding import finding
-from infra.plan.place import bucket_names, host
-from infra.preflight.online.asking import Aws, code_of, unknown
+from infra.plan.place import host
+from infra.preflight.online.asking import Aws, answered, unknown
 from infra.preflight.online.network import subnet
 from infra.preflight.rule import Context, Family, Problems
+from infra.preflight.rules.buckets import KEYS, existing_buckets
 
 PORTS = sorted({port for ends in LUSTRE_PORTS for port in ends})
 HERE = "storage.lustre.existing"
@@ -30,18 +30,15 @@ def existing_lustre_facts(spec: ClusterSpec, context: Context, aws: Aws) -> Prob
     existing = spec.storage.lustre.existing if spec.storage.lustre else None
     if existing is None:
         return
-    try:
-        there = dict(aws.fsx.describe_file_systems(FileSystemIds=[existing.id])["FileSystems"][0])
-    except ClientError as error:
-        if code_of(error) != "FileSystemNotFound":
-            raise
+    answer = answered("FileSystemNotFound", aws.fsx.describe_file_systems, FileSystemIds=[existing.id])
+    if answer is None:
         yield finding(f"{HERE}.id", f"{existing.id} is not in this account and region", "correct it")
         return
-    yield from _told(existing, there)
-    yield from _reached(spec, aws, there)
+    yield from _described(existing, dict(answer["FileSystems"][0]))
+    yield from _reached(spec, aws, dict(answer["FileSystems"][0]))
 
 
-def _told(existing: ExistingLustre, there: dict[str, Any]) -> Problems:
+def _described(existing: ExistingLustre, there: dict[str, Any]) -> Problems:
     if there.get("Lifecycle") not in ("AVAILABLE", "UPDATING"):
         yield finding(f"{HERE}.id", f"is {there.get('Lifecycle')}", "use one that is AVAILABLE")
     lustre = there.get("LustreConfiguration", {})
@@ -50,11 +47,11 @@ def _told(existing: ExistingLustre, there: dict[str, Any]) -> Problems:
         "mount_name": (existing.mount_name, lustre.get("MountName", existing.mount_name)),
         "efa": (existing.efa, lustre.get("EfaEnabled", False)),
     }
-    for key, (told, true) in facts.items():
-        if told != true:
+    for key, (given, true) in facts.items():
+        if given != true:
             yield finding(
                 f"{HERE}.{key}",
-                f"{told}, but AWS says {true}",
+                f"{given}, but AWS says {true}",
                 f"set {str(true).lower() if key == 'efa' else true}",
             )
 
@@ -82,18 +79,17 @@ def lustre_ports(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if existing is None:
         return
     path = f"{HERE}.security_group_id"
-    try:
-        group = aws.ec2.describe_security_groups(GroupIds=[existing.security_group_id])["SecurityGroups"][0]
-    except ClientError as error:
-        if code_of(error) != "InvalidGroup.NotFound":
-            raise
+    describe = aws.ec2.describe_security_groups
+    answer = answered("InvalidGroup.NotFound", describe, GroupIds=[existing.security_group_id])
+    if answer is None:
         yield finding(path, f"{existing.security_group_id} is not in this account and region", "correct it")
         return
+    group = answer["SecurityGroups"][0]
     if spec.network.existing and group.get("VpcId") != spec.network.existing.vpc_id:
         yield finding(path, f"is of {group.get('VpcId')}, the nodes of {spec.network.existing.vpc_id}", "correct it")
     shut = [port for port in PORTS if not any(_open(rule, port) for rule in group.get("IpPermissions", []))]
     if shut:
-        message = f"lets nobody in at {', '.join(map(str, shut))}"
+        message = f"lets no client in at {', '.join(map(str, shut))}"
         yield finding(path, message, "allow tcp 988 and 1018-1023 from the group itself")
 
 
@@ -104,10 +100,13 @@ def lustre_ports(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     permission="s3:ListBucket",
 )
 def buckets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    for path, name in named_buckets(spec):
+    paths: dict[str, str] = {}
+    for path, name in existing_buckets(spec):
+        paths.setdefault(name, path)
+    for name, path in paths.items():
         status, region = _head(aws, name)
         if status == 404:
-            yield finding(path, f"there is no bucket {name}", "make it, correct it, or leave the key out")
+            yield finding(path, f"bucket {name} does not exist", "make it, correct it, or leave the key out")
         elif status == 403:
             yield unknown(path, f"{name} is not yours to look at", "allow s3:ListBucket on it")
         elif region and region != aws.region:
@@ -123,8 +122,8 @@ def buckets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     permission="s3:ListBucket",
 )
 def bucket_taken(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    names = bucket_names(spec, context.place)
-    for key in ("data", "checkpoints", "lifecycle"):
+    names = context.plan.bucket_names
+    for key in KEYS:
         if getattr(spec.buckets, key) is None and _head(aws, getattr(names, key))[0] == 403:
             message = f"{getattr(names, key)} is not yours to look at: another account's, or a permission is missing"
             yield unknown("name", message, "choose another name, or allow s3:ListBucket")
@@ -144,28 +143,10 @@ def repository(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if found.region != aws.region:
         yield unknown("repository.existing", f"it is in {found.region}", "replicate it to the region")
         return
-    try:
-        aws.ecr.describe_repositories(registryId=found.name, repositoryNames=[name])
-    except ClientError as error:
-        if code_of(error) != "RepositoryNotFoundException":
-            raise
-        message = f"there is no repository {name} in account {found.name}"
+    describe = aws.ecr.describe_repositories
+    if answered("RepositoryNotFound", describe, registryId=found.name, repositoryNames=[name]) is None:
+        message = f"repository {name} does not exist in account {found.name}"
         yield finding("repository.existing", message, "correct it, or remove the key and one is made")
-
-
-def named_buckets(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
-    """Buckets that must be there, each once, with their key."""
-    seen: set[str] = set()
-    lustre = spec.storage.lustre
-    links = enumerate(lustre.associations if lustre else ())
-    for path, name in [
-        *((f"buckets.{key}", getattr(spec.buckets, key)) for key in ("data", "checkpoints", "lifecycle")),
-        *((f"storage.lustre.associations.{i}.bucket", one.bucket) for i, one in links),
-        ("runs_uri", (spec.runs_uri or "").removeprefix("s3://").partition("/")[0]),
-    ]:
-        if name and name not in ("data", "checkpoints") and name not in seen:
-            seen.add(name)
-            yield path, name
 
 
 def _head(aws: Aws, name: str) -> tuple[int, str]:

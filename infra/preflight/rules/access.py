@@ -1,0 +1,132 @@
+"""IAM: ARNs of keys and roles, and who logs in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from infra.config import ClusterSpec
+from infra.finding import finding
+from infra.preflight.rule import Context, Family, Problems, groups
+
+ARNS = "https://docs.aws.amazon.com/IAM/latest/UserGuide/reference-arns.html"
+KEYS = "https://docs.aws.amazon.com/kms/latest/developerguide/concepts.html#key-id"
+GRANTS = "https://docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html"
+SCALING_ROLE = "autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
+SPOT_ROLE = "spot.amazonaws.com/AWSServiceRoleForEC2Spot"
+"""Spot instances are launched under a role of their own
+(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html)."""
+GRANTED = (
+    "Encrypt Decrypt ReEncryptFrom ReEncryptTo GenerateDataKey GenerateDataKeyWithoutPlaintext DescribeKey CreateGrant"
+)
+"""What a grant must hold (GRANTS)."""
+_KEY = re.compile(
+    r"arn:(?P<partition>aws[a-z-]*):kms:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):"
+    r"(?:key/(?:mrk-)?[0-9a-f-]{32,36}|alias/[A-Za-z0-9/_-]+)"
+)
+RULES = Family()
+
+
+def _keys(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    if spec.storage.lustre and spec.storage.lustre.kms_key:
+        yield "storage.lustre.kms_key", spec.storage.lustre.kms_key
+    if spec.buckets.kms_key:
+        yield "buckets.kms_key", spec.buckets.kms_key
+    yield from _volume_keys(spec)
+
+
+def _volume_keys(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    for path, group in groups(spec):
+        if group.volume_kms_key:
+            yield f"{path}.volume_kms_key", group.volume_kms_key
+
+
+@RULES.add("IAM-001", "KMS keys are named by their ARN, which alone every service takes.", KEYS)
+def key_form(spec: ClusterSpec, context: Context) -> Problems:
+    for path, key in _keys(spec):
+        if not _KEY.fullmatch(key):
+            fix = "write arn:aws:kms:<region>:<account>:key/<id>"
+            yield finding(path, f"{key!r} is not the ARN of a KMS key", fix)
+
+
+@RULES.add("IAM-002", "KMS keys are of the cluster's region.", KEYS)
+def key_region(spec: ClusterSpec, context: Context) -> Problems:
+    for path, key in _keys(spec):
+        found = _KEY.fullmatch(key)
+        if found and context.region and found["region"] != context.region:
+            message = f"the key is in {found['region']}, the cluster in {context.region}"
+            yield finding(path, message, "use a key of the region, or a replica of a multi-Region key")
+
+
+@RULES.add(
+    "IAM-003",
+    "Keys of file systems and volumes are not aliases: an alias may move to a new key, what is encrypted keeps the old one.",
+    "https://docs.aws.amazon.com/fsx/latest/LustreGuide/encryption-at-rest.html",
+    judgement=True,
+)
+def key_alias(spec: ClusterSpec, context: Context) -> Problems:
+    key = spec.storage.lustre.kms_key if spec.storage.lustre else None
+    if key and ":alias/" in key:
+        fix = "write the ARN of the key that it names"
+        yield finding("storage.lustre.kms_key", f"{key} is an alias, and the key of a file system cannot change", fix)
+    for path, key in _volume_keys(spec):
+        if ":alias/" in key:
+            message = f"{key} is an alias, and roles and grants are given for a key"
+            yield finding(path, message, "write the ARN of the key that it names")
+
+
+@RULES.add("IAM-004", "ARNs are of the partition that the cluster is in (aws, aws-cn, aws-us-gov).", ARNS)
+def partition(spec: ClusterSpec, context: Context) -> Problems:
+    plans = [(f"groups.{i}.capacity.training_plan", g.capacity.training_plan) for i, g in enumerate(spec.groups)]
+    roles = [(f"access.admin_roles.{i}", arn) for i, arn in enumerate(spec.access.admin_roles)]
+    secrets = [("slurm.accounting.secret_arn", one.secret_arn)] if (one := spec.slurm.accounting) else []
+    for path, arn in [*plans, *roles, *secrets, *_keys(spec)]:
+        partition = arn.split(":")[1] if arn and arn.startswith("arn:") else None
+        if context.partition and partition and partition != context.partition:
+            message = f"the ARN is of partition {partition}, the cluster of {context.partition}"
+            yield finding(path, message, f"write arn:{context.partition}:…")
+
+
+@RULES.add(
+    "IAM-005",
+    "Administrators are roles that EKS knows, each named once, not a session of one or a service's own.",
+    "https://docs.aws.amazon.com/eks/latest/userguide/creating-access-entries.html",
+)
+def session_role(spec: ClusterSpec, context: Context) -> Problems:
+    roles = spec.access.admin_roles
+    for index, arn in enumerate(roles):
+        here = f"access.admin_roles.{index}"
+        if arn in roles[:index]:
+            yield finding(here, f"{arn} stands twice", "keep one")
+        if ":role/aws-service-role/" in arn:
+            yield finding(here, "is a service-linked role, which gets no access entry", "name a role of your own")
+
+
+@RULES.add(
+    "IAM-006",
+    "The login user is a Linux user's name, and not root.",
+    "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/managing-users.html",
+    judgement=True,
+)
+def login_user(spec: ClusterSpec, context: Context) -> Problems:
+    user = spec.access.user
+    if user == "root" or not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", user):
+        yield finding("access.user", f"{user!r} cannot log in", "write ubuntu, ec2-user or another user of the image")
+
+
+@RULES.add(
+    "IAM-007",
+    "On EC2, Auto Scaling may use the KMS key of the volumes: it launches nodes under a role of its own.",
+    GRANTS,
+    level="warning",
+)
+def key_of_auto_scaling(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend != "ec2":
+        return
+    for path, group in groups(spec):
+        if key := group.volume_kms_key:
+            who = SPOT_ROLE if group.capacity.mode == "spot" else SCALING_ROLE
+            role = context.place.arn("iam", f"role/aws-service-role/{who}", region="")
+            message = f"nodes end at launch unless {who.rpartition('/')[2]} may use {key}"
+            made = f"aws kms create-grant --key-id {key} --grantee-principal {role} --operations {GRANTED}"
+            yield finding(f"{path}.volume_kms_key", message, f"{made}; then suppress this")

@@ -1,0 +1,208 @@
+"""EC2: instance types, their interfaces and images, and groups that do not fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from infra.catalog.instances import Instance, instance, snapshot
+from infra.config import ClusterSpec, Group
+from infra.finding import finding
+from infra.plan.nodes.gang import CANONICAL, image
+from infra.plan.nodes.nics import nics
+from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
+from lustrain.problem import did_you_mean
+
+TYPES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypes.html"
+EFA = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html"
+CPU = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-optimize-cpu.html"
+IMAGES = "https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html"
+EFA_INSTALLER = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html#efa-start-enable"
+EFA_DRIVER = "EFA's driver"
+RULES = Family()
+
+
+@RULES.add("EC2-001", "Instance types are known: the interfaces of a node follow from its type.", TYPES, essential=True)
+def unknown_type(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec):
+        if instance(group.ec2_type) is None:
+            message = f"{group.instance_type!r} is not among the {len(snapshot().types)} types of {snapshot().date}"
+            meant = did_you_mean(group.ec2_type, snapshot().types)
+            yield finding(
+                f"{path}.instance_type", message, meant or "correct it, or renew the list: infra/catalog/refresh.py"
+            )
+
+
+@RULES.add("EC2-002", "Workers with accelerators on more than one node have EFA.", EFA, level="warning")
+def without_efa(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, facts in known_groups(spec):
+        if group.role == "worker" and facts.accelerators and group.count > 1 and not facts.efa:
+            message = f"{group.ec2_type} has no EFA: {group.count} nodes exchange gradients over plain TCP"
+            family = group.ec2_type.partition(".")[0]
+            yield finding(f"{path}.instance_type", message, f"take a larger {family}, or one node")
+
+
+@RULES.add("EC2-003", "Workers with accelerators have EFA all or none.", EFA, level="warning")
+def mixed_efa(spec: ClusterSpec, context: Context) -> Problems:
+    found = [(path, group, facts) for path, group, facts in known_groups(spec) if facts.accelerators]
+    workers = [(path, group, facts) for path, group, facts in found if group.role == "worker"]
+    if any(facts.efa for *_, facts in workers):
+        for path, group, facts in workers:
+            if not facts.efa:
+                message = f"{group.ec2_type} has no EFA, other groups have: a job over both falls back to TCP"
+                yield finding(f"{path}.instance_type", message, "keep jobs inside one group, or change the type")
+
+
+@RULES.add("EC2-004", "Workers have the same number of EFA interfaces.", EFA, level="warning")
+def mixed_interfaces(spec: ClusterSpec, context: Context) -> Problems:
+    counts = {facts.efa for _, group, facts in known_groups(spec) if group.role == "worker" and facts.efa}
+    if len(counts) > 1:
+        message = f"workers have {listed(sorted(counts))} EFA interfaces: a job over them runs at the smallest"
+        yield finding("groups", message, "give all workers one instance type, or keep jobs inside one group")
+
+
+@RULES.add(
+    "EC2-005",
+    "Workers have one kind of accelerator and the same number of them.",
+    "https://github.com/aws/aws-parallelcluster (InstancesAcceleratorsValidator)",
+    level="warning",
+)
+def mixed_accelerators(spec: ClusterSpec, context: Context) -> Problems:
+    workers = [facts for _, group, facts in known_groups(spec) if group.role == "worker"]
+    kinds = {f"{one.count} {one.name}" for facts in workers for one in facts.accelerators}
+    if len(kinds) > 1:
+        message = f"workers have {listed(sorted(kinds))}: one job cannot use them evenly"
+        yield finding("groups", message, "keep jobs inside one group, or give all workers one instance type")
+
+
+@RULES.add("EC2-006", "All groups have one processor architecture, since one image serves all.", TYPES, level="warning")
+def mixed_architectures(spec: ClusterSpec, context: Context) -> Problems:
+    kinds = {facts.architecture for *_, facts in known_groups(spec)}
+    if len(kinds) > 1:
+        message = f"groups are {listed(sorted(kinds))}: programs and container images need both"
+        yield finding("groups", message, "take types of one architecture")
+
+
+@RULES.add("EC2-007", "threads_per_core is not above what the type has.", CPU)
+def threads_per_core(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, facts in known_groups(spec):
+        if group.threads_per_core > facts.threads_per_core:
+            message = f"{group.threads_per_core}, but {group.ec2_type} has {facts.threads_per_core} thread a core"
+            yield finding(f"{path}.threads_per_core", message, f"set {facts.threads_per_core}")
+
+
+@RULES.add("EC2-008", "Some worker has accelerators.", TYPES, level="warning")
+def no_accelerators(spec: ClusterSpec, context: Context) -> Problems:
+    workers = [facts for _, group, facts in known_groups(spec) if group.role == "worker"]
+    if workers and not any(facts.accelerators for facts in workers):
+        yield finding(
+            "groups", "no worker has a GPU or Trainium chip: training runs on CPUs", "take a p, g or trn type"
+        )
+
+
+@RULES.add(
+    "EC2-009",
+    "Workers have local NVMe or a Lustre file system to stage checkpoints on, not only the root disk.",
+    "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/InstanceStorage.html",
+    level="warning",
+)
+def no_local_disk(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, facts in known_groups(spec):
+        if group.role == "worker" and facts.accelerators and not facts.nvme_count and spec.storage.lustre is None:
+            message = f"{group.ec2_type} has no local NVMe, and the cluster no Lustre: checkpoints are staged on the root disk"
+            yield finding(f"{path}.instance_type", message, "take a type with NVMe or add storage.lustre")
+
+
+@RULES.add(
+    "EC2-010",
+    "The planned interfaces are what the type's network cards take: all its EFA, never more on a card than fit.",
+    EFA,
+    judgement=True,
+)
+def layout(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, facts in known_groups(spec):
+        layout = nics(facts, spec.network.nic_policy)
+        efa = sum(nic.kind != "interface" for nic in layout)
+        crowded = [card.index for card in facts.cards if sum(n.card == card.index for n in layout) > card.slots]
+        if efa != facts.efa or crowded:
+            message = f"{efa} of {facts.efa} EFA interfaces of {group.ec2_type} fit on its cards"
+            message += f", cards {listed(crowded)} are overfull" if crowded else ""
+            yield finding(f"{path}.instance_type", message, "renew the facts: infra/catalog/refresh.py")
+
+
+@RULES.add(
+    "EC2-011",
+    "A node that stages on its root disk has room for twice its accelerators' memory there.",
+    "infra/plan/nodes/clients.py",
+    level="warning",
+)
+def root_volume(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, facts in known_groups(spec):
+        if group.role != "worker" or facts.nvme_count or spec.storage.lustre:
+            continue
+        held = sum(one.count * one.memory_mib for one in facts.accelerators) // 1024
+        if group.root_volume_gib < 2 * held:
+            message = f"{group.root_volume_gib} GiB for a node with {held} GiB of accelerator memory and no other disk"
+            yield finding(f"{path}.root_volume_gib", message, f"set {2 * held} or more")
+
+
+@RULES.add("EC2-012", "The type runs Linux images for x86_64 or arm64.", TYPES, essential=True)
+def no_linux(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, facts in known_groups(spec):
+        if facts.architecture not in CANONICAL:
+            message = f"{group.ec2_type} is {facts.architecture}; allowed: {listed(CANONICAL)}"
+            yield finding(f"{path}.instance_type", message, "take another type")
+
+
+@RULES.add(
+    "EC2-021",
+    "In a closed network the image has all that a node needs: its first boot reaches no package repository.",
+    IMAGES,
+)
+def closed_image(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, family, lacks in _lacking(spec):
+        if spec.network.closed:
+            message = (
+                f"the default image of {group.ec2_type} ({family}) lacks {listed(lacks)}, which a closed network "
+                "cannot fetch"
+            )
+            fix = f"name an image that has {'them' if len(lacks) > 1 else 'it'}, or remove network.closed"
+            yield finding(f"{path}.image_id", message, fix)
+
+
+@RULES.add(
+    "EC2-022",
+    "The image of a type with EFA has its driver: the first boot does not install it.",
+    EFA_INSTALLER,
+    level="warning",
+)
+def image_without_efa(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, family, lacks in _lacking(spec):
+        if EFA_DRIVER in lacks and not spec.network.closed:
+            message = (
+                f"the default image of {group.ec2_type} ({family}) lacks {EFA_DRIVER}: jobs and Lustre go over TCP, "
+                "and node-verify fails"
+            )
+            yield finding(f"{path}.image_id", message, "name an image that AWS's EFA installer ran on")
+
+
+def _lacking(spec: ClusterSpec) -> Iterator[tuple[str, Group, str, list[str]]]:
+    """Path, group, kind of image and what that lacks, for each worker group on EC2 that has a default image."""
+    if spec.backend != "ec2":
+        return
+    for path, group, facts in known_groups(spec):
+        if group.role == "worker" and not group.image_id and facts.architecture in CANONICAL:
+            family = image(group, facts).family.partition("-")[0]
+            if lacks := list(_lacks(spec, facts, family)):
+                yield path, group, family, lacks
+
+
+def _lacks(spec: ClusterSpec, facts: Instance, family: str) -> Iterator[str]:
+    """By `infra.plan.nodes.gang.IMAGES`; in an open network first_boot.sh fetches all of it but EFA's driver."""
+    if family == "ubuntu":
+        yield "the AWS CLI"
+        if facts.efa:
+            yield EFA_DRIVER
+        if spec.storage.home:
+            yield "the NFS client"
+    if family != "nvidia" and spec.storage.lustre:
+        yield "the Lustre client"

@@ -1,0 +1,214 @@
+"""NET: zones, address ranges and ways out. The counting of addresses is `infra.plan.network.vpc`'s."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from infra.config import ClusterSpec
+from infra.finding import finding
+from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
+from infra.plan.network.vpc import RESERVED, SHORTEST_PREFIX, VPC_BLOCKS, addresses_needed, cidr_problems, usable
+from infra.plan.place import host
+from infra.preflight.rule import Context, Family, Problems, groups, listed
+
+ZONES = "https://docs.aws.amazon.com/ram/latest/userguide/working-with-az-ids.html"
+SUBNETS = "https://docs.aws.amazon.com/vpc/latest/userguide/subnet-sizing.html"
+NAT = "https://docs.aws.amazon.com/vpc/latest/userguide/vpc-nat-gateway.html"
+ENDPOINTS = "https://docs.aws.amazon.com/vpc/latest/privatelink/create-interface-endpoint.html"
+_DIRECTIONS = {
+    "north": "n",
+    "south": "s",
+    "east": "e",
+    "west": "w",
+    "central": "c",
+    "northeast": "ne",
+    "northwest": "nw",
+    "southeast": "se",
+    "southwest": "sw",
+}
+RULES = Family()
+
+
+def zone_prefix(region: str) -> str | None:
+    """Return what zone ids of a region begin with: `use1` for us-east-1, `usgw1` for us-gov-west-1; None if unknown."""
+    found = re.fullmatch(r"([a-z]{2})(-gov)?-([a-z]+)-(\d)", region)
+    if not found or found[3] not in _DIRECTIONS:
+        return None
+    return f"{found[1]}{'g' if found[2] else ''}{_DIRECTIONS[found[3]]}{found[4]}"
+
+
+def elsewhere(zone_id: str, region: str | None) -> bool:
+    """Return whether a zone id is surely not of the region."""
+    prefix = zone_prefix(region) if region else None
+    return prefix is not None and not zone_id.startswith(f"{prefix}-")
+
+
+def named_zones(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    """Yield every zone id that the cluster, its control plane and its groups name, with its path."""
+    yield "zone_id", spec.zone_id
+    if spec.network.second_zone_id:
+        yield "network.second_zone_id", spec.network.second_zone_id
+    for path, group in groups(spec):
+        if group.zone_id:
+            yield f"{path}.zone_id", group.zone_id
+
+
+@RULES.add("NET-001", "The zones of the cluster and of its groups are in the region.", ZONES, essential=True)
+@RULES.add("NET-002", "The control plane's second zone is in the region.", ZONES, essential=True)
+def zone_of_region(spec: ClusterSpec, context: Context) -> Problems:
+    for path, zone in named_zones(spec):
+        if context.region and elsewhere(zone, context.region):
+            message = f"{zone} is not a zone of {context.region}, whose ids begin with {zone_prefix(context.region)}"
+            code = "NET-002" if path == "network.second_zone_id" else "NET-001"
+            yield finding(path, message, "change it, or aws:region" if path == "zone_id" else "change it", code=code)
+
+
+@RULES.add(
+    "NET-003",
+    "The VPC's range, or an existing subnet's, is one that AWS takes: a block from /16 to /28.",
+    VPC_BLOCKS,
+    essential=True,
+)
+@RULES.add("NET-004", "The compute subnet and the small ones beside it fit into the VPC.", VPC_BLOCKS, essential=True)
+@RULES.add("NET-006", "The VPC's range is a private one, and not Docker's 172.17.0.0/16.", VPC_BLOCKS, level="warning")
+def planned(spec: ClusterSpec, context: Context) -> Problems:
+    return cidr_problems(spec)
+
+
+@RULES.add(
+    "NET-005",
+    "The compute subnet has enough addresses for all interfaces of nodes, for file systems and endpoints.",
+    SUBNETS,
+)
+def enough_addresses(spec: ClusterSpec, context: Context) -> Problems:
+    path, cidr = _compute_range(spec)
+    needed = _most_addresses(spec)
+    if cidr and usable(cidr) < needed:
+        # A prefix shorter than any VPC's would not help.
+        prefix = 32 - math.ceil(math.log2(needed + RESERVED))
+        fix = "lower counts" if prefix < SHORTEST_PREFIX else f"take a /{prefix} or larger"
+        yield finding(path, f"{usable(cidr)} usable addresses, the cluster takes {needed}", fix)
+
+
+@RULES.add(
+    "NET-007",
+    "Nodes reach AWS's services: through NAT, or through the endpoints of a closed network.",
+    NAT,
+    judgement=True,
+)
+def no_way_out(spec: ClusterSpec, context: Context) -> Problems:
+    network = spec.network
+    if network.existing is None and not network.nat and not network.closed:
+        message = "without NAT and endpoints nodes reach neither SSM nor ECR nor the service that made them"
+        yield finding("network.nat", message, "remove it, or set closed: true")
+
+
+@RULES.add("NET-008", "A closed network has no NAT.", NAT, level="warning")
+def closed_with_nat(spec: ClusterSpec, context: Context) -> Problems:
+    network = spec.network
+    if network.closed and network.nat and "nat" in network.model_fields_set:
+        yield finding("network.nat", "has no effect with closed: true", "remove one of the two")
+
+
+@RULES.add(
+    "NET-009",
+    "No key of a new network stands beside an existing one: that is used as it is.",
+    "infra/config.py",
+    level="warning",
+)
+def with_existing(spec: ClusterSpec, context: Context) -> Problems:
+    network = spec.network
+    if network.existing is None:
+        return
+    for key in ("cidr", "compute_prefix", "second_zone_id", "nat", "flow_logs"):
+        if key in network.model_fields_set:
+            yield finding(f"network.{key}", "has no effect with an existing network", "remove it")
+
+
+@RULES.add(
+    "NET-010",
+    "An existing closed network has the endpoints that nodes need: none are made there.",
+    ENDPOINTS,
+    level="warning",
+)
+def existing_closed(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.network.existing and spec.network.closed:
+        needed = listed((*ALWAYS, *BY_BACKEND[spec.backend], "s3 (gateway)"))
+        yield finding(
+            "network.closed",
+            f"makes nothing in an existing network, where nodes need endpoints for {needed}",
+            "make them, then suppress this",
+        )
+
+
+@RULES.add(
+    "NET-011", "Each subnet is named once.", "https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"
+)
+def subnet_twice(spec: ClusterSpec, context: Context) -> Problems:
+    found = spec.network.existing.control_subnet_ids if spec.network.existing else ()
+    for index, one in enumerate(found):
+        if one in found[:index]:
+            path = f"network.existing.control_subnet_ids.{index}"
+            yield finding(path, f"{one} stands twice", "name another subnet, in another zone")
+
+
+@RULES.add(
+    "NET-012",
+    "A closed network pulls images from ECR of its region: nothing else is reached.",
+    "https://docs.aws.amazon.com/AmazonECR/latest/userguide/vpc-endpoints.html",
+    judgement=True,
+)
+def closed_registry(spec: ClusterSpec, context: Context) -> Problems:
+    url = spec.repository.existing
+    if not url or not spec.network.closed:
+        return
+    found = host(url.partition("/")[0], "dkr.ecr")
+    if not found:
+        message = f"{url} is not ECR, and a closed network reaches nothing else"
+        yield finding("repository.existing", message, "copy the image to ECR, or remove closed")
+    elif context.region and found.region != context.region:
+        message = f"{url} is in {found.region}, and the endpoints are those of {context.region}"
+        yield finding("repository.existing", message, "replicate the repository to the region")
+
+
+@RULES.add(
+    "NET-013",
+    "Helm charts of a closed EKS cluster come with their images: public registries are not reached.",
+    "https://docs.aws.amazon.com/eks/latest/userguide/private-clusters.html",
+    level="warning",
+)
+def closed_helm(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.backend == "hyperpod-eks" and spec.network.closed:
+        message = "nodes pull no image from a public registry, which HyperPod's Helm charts name"
+        yield finding("network.closed", message, "copy the charts' images to ECR and set their registry values")
+
+
+@RULES.add(
+    "NET-014",
+    "The compute subnet has twice the addresses that the cluster takes: old nodes hold theirs while new ones come.",
+    "https://github.com/awslabs/awsome-distributed-ai/issues/1122",
+    level="warning",
+)
+def spare_addresses(spec: ClusterSpec, context: Context) -> Problems:
+    path, cidr = _compute_range(spec)
+    needed = _most_addresses(spec)
+    if cidr and needed <= usable(cidr) < 2 * needed:
+        message = f"{usable(cidr)} usable addresses, the cluster takes {needed}: replacing all nodes at once fails"
+        yield finding(path, message, "take a larger subnet")
+
+
+def _most_addresses(spec: ClusterSpec) -> int:
+    """Return the addresses of the fullest compute subnet; all have one size, and of an existing network only one is known."""
+    zones = () if spec.network.existing else spec.other_zones
+    return max(addresses_needed(spec, zone) for zone in (spec.zone_id, *zones))
+
+
+def _compute_range(spec: ClusterSpec) -> tuple[str, str | None]:
+    """Return the key of the compute subnet's size, and a block of that size; None where it is not known or illegal."""
+    if any(one.level == "error" for one in cidr_problems(spec)):
+        return "", None
+    if spec.network.existing:
+        return "network.existing.compute_cidr", spec.network.existing.compute_cidr
+    return "network.compute_prefix", f"0.0.0.0/{spec.network.compute_prefix}"

@@ -1,0 +1,176 @@
+"""FSX: the file systems' sizes, rates and mounts. The arithmetic is `infra.plan.storage.lustre`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from infra.catalog.fsx import API, EFA_CONNECTIONS, LUSTRE_GUIDE
+from infra.catalog.instances import instance
+from infra.config import ClusterSpec
+from infra.finding import finding
+from infra.plan.nodes.clients import WITHOUT_LUSTRE_EFA, lustre_interfaces
+from infra.plan.place import host
+from infra.plan.storage import home
+from infra.plan.storage.associations import nested
+from infra.plan.storage.lustre import efa_wanted
+from infra.plan.storage.lustre_checks import violations
+from infra.preflight.rule import Context, Family, Problems, known_groups
+
+SCRATCH = "/opt/dlami/nvme"
+"""Where the deep-learning AMIs and HyperPod's mount the local NVMe
+(https://docs.aws.amazon.com/dlami/latest/devguide/important-changes.html)."""
+RULES = Family()
+
+
+@RULES.add(
+    "FSX-001",
+    "An exact Lustre capacity is one that AWS sells: 1200 GiB or a multiple of 2400.",
+    f"{API}/API_CreateFileSystem.html",
+)
+@RULES.add(
+    "FSX-002",
+    "An EFA-enabled Lustre has a capacity in EFA's own, larger steps.",
+    f"{LUSTRE_GUIDE}/increase-storage-capacity.html",
+)
+@RULES.add(
+    "FSX-003",
+    "Lustre throughput is one that the storage type has.",
+    f"{API}/API_CreateFileSystemLustreConfiguration.html",
+)
+@RULES.add(
+    "FSX-004",
+    "metadata_iops is on the ladder of the storage type.",
+    f"{API}/API_CreateFileSystemLustreMetadataConfiguration.html",
+)
+@RULES.add(
+    "FSX-005",
+    "The read cache is Intelligent-Tiering's, and of a size that goes with the throughput.",
+    f"{API}/API_LustreReadCacheConfiguration.html",
+)
+@RULES.add(
+    "FSX-006", "Intelligent-Tiering has no data repository associations.", f"{API}/API_DataRepositoryAssociation.html"
+)
+@RULES.add(
+    "FSX-007", "A Lustre file system with associations has no backups.", f"{LUSTRE_GUIDE}/using-backups-fsx.html"
+)
+@RULES.add(
+    "FSX-008",
+    "Lustre is not mounted over the operating system.",
+    f"{LUSTRE_GUIDE}/mount-fs-auto-mount-onreboot.html",
+    judgement=True,
+)
+@RULES.add(
+    "FSX-012",
+    "No key of a new Lustre stands beside an existing one: that is used as it is.",
+    f"{LUSTRE_GUIDE}/getting-started.html",
+    judgement=True,
+)
+def lustre(spec: ClusterSpec, context: Context) -> Problems:
+    wish = spec.storage.lustre
+    return violations(wish, efa_wanted(spec)) if wish else ()
+
+
+@RULES.add(
+    "FSX-009", "Homes are mounted at /home or outside the operating system's folders.", home.SOURCE, judgement=True
+)
+@RULES.add(
+    "FSX-010",
+    "Mounts do not overlap, nor hide the local NVMe.",
+    "https://github.com/aws/aws-parallelcluster (OverlappingMountDirValidator)",
+    judgement=True,
+)
+@RULES.add("FSX-016", "The home file system's throughput is on OpenZFS's ladder.", home.SOURCE)
+def home_folders(spec: ClusterSpec, context: Context) -> Problems:
+    yield from home.violations(spec.storage)
+    for key, path in _mounts(spec):
+        if nested(path, SCRATCH):
+            why = f"{path} and {SCRATCH}, the local NVMe, lie inside one another"
+            yield finding(key, why, "mount it elsewhere", code="FSX-010")
+
+
+@RULES.add(
+    "FSX-011", "An EFA-enabled Lustre has nodes with EFA.", f"{LUSTRE_GUIDE}/efa-file-systems.html", judgement=True
+)
+def efa_without_nodes(spec: ClusterSpec, context: Context) -> Problems:
+    wish = spec.storage.lustre
+    types = [instance(group.ec2_type) for group in spec.workers]
+    if wish and (wish.efa or (wish.existing and wish.existing.efa)) and not any(one and one.efa for one in types):
+        key = "storage.lustre.existing.efa" if wish.existing else "storage.lustre.efa"
+        yield finding(key, "no worker's type has EFA", "set efa: false, or take a type with EFA")
+
+
+@RULES.add(
+    "FSX-017",
+    "Nodes with EFA reach an EFA-enabled Lustre over it: of each kind, and no more nodes than it has connections.",
+    f"{LUSTRE_GUIDE}/configure-efa-clients.html",
+    level="warning",
+)
+def efa_unused(spec: ClusterSpec, context: Context) -> Problems:
+    if not efa_wanted(spec):
+        return
+    for path, group, facts in known_groups(spec):
+        elsewhere = spec.zone_of(group) != spec.zone_id  # NET-017 says so
+        if elsewhere or not facts.efa or lustre_interfaces(spec, group):
+            continue
+        if facts.name.startswith(WITHOUT_LUSTRE_EFA):
+            yield finding(f"{path}.instance_type", f"FSx takes no EFA from {facts.name}: TCP it is", NO_EFA)
+        else:
+            message = f"Lustre takes {EFA_CONNECTIONS} EFA interfaces of clients, fewer than it has nodes: TCP it is"
+            yield finding(f"{path}.count", message, f"lower counts, or {NO_EFA}")
+
+
+NO_EFA = "set storage.lustre.efa: false where the file system is not made yet"
+
+
+@RULES.add(
+    "FSX-013",
+    "The DNS name of an existing Lustre is that of its id and of this region.",
+    f"{LUSTRE_GUIDE}/mounting-ec2-instance.html",
+    judgement=True,
+)
+def existing_name(spec: ClusterSpec, context: Context) -> Problems:
+    existing = spec.storage.lustre.existing if spec.storage.lustre else None
+    if existing is None:
+        return
+    found = host(existing.dns_name, "fsx")
+    here = "storage.lustre.existing.dns_name"
+    if not found:
+        message = f"{existing.dns_name} is not the name of an FSx file system"
+        yield finding(here, message, f"write {existing.id}.fsx.{context.place.region}.{context.place.dns_suffix}")
+    elif found.name != existing.id:
+        yield finding(here, f"{found.name} is not id = {existing.id}", "make them the same file system")
+    elif context.region and found.region != context.region:
+        message = f"the file system is in {found.region}, the cluster in {context.region}"
+        yield finding(here, message, "use one of the cluster's region and zone")
+
+
+@RULES.add(
+    "FSX-014",
+    "An existing Lustre is reached from an existing network: a new VPC has no way to it.",
+    f"{LUSTRE_GUIDE}/mounting-on-premises.html",
+    level="warning",
+)
+def existing_in_new_network(spec: ClusterSpec, context: Context) -> Problems:
+    if spec.storage.lustre and spec.storage.lustre.existing and spec.network.existing is None:
+        message = "the file system lies in another VPC than the one that is made for the cluster"
+        yield finding("storage.lustre.existing", message, "set network.existing to the file system's own VPC")
+
+
+@RULES.add(
+    "FSX-015",
+    "Nodes of a Slurm cluster share a file system, where job scripts and logs lie.",
+    f"{LUSTRE_GUIDE}/what-is.html",
+    level="warning",
+)
+def nothing_shared(spec: ClusterSpec, context: Context) -> Problems:
+    shared = spec.storage.lustre or spec.storage.home
+    if spec.backend == "hyperpod-slurm" and not shared:
+        message = "Slurm's nodes have no shared folder: job scripts and logs are on each node's own disk"
+        yield finding("storage", message, "add storage.lustre or storage.home")
+
+
+def _mounts(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    if spec.storage.lustre:
+        yield "storage.lustre.mount_path", spec.storage.lustre.mount_path
+    if spec.storage.home:
+        yield "storage.home.mount_path", spec.storage.home.mount_path

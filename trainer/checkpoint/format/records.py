@@ -1,0 +1,225 @@
+"""The two JSON records of a checkpoint: a rank's index and the manifest that commits them. Torch-free.
+
+Checksums are CRC-64/NVME (the one S3 stores as x-amz-checksum-crc64nvme), written as 16 hex digits. Both records carry the
+checksum of their own canonical JSON, so that a flipped bit in them is found like one in the data.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from awscrt.checksums import crc64nvme
+
+from lustrain.problem import UserError, problem
+from trainer.checkpoint.format.layout import ManifestId
+
+FORMAT = 1
+BLOCK_BYTES = 16 << 20
+"""Unit of verification: small enough to report where, large enough that the sums are nothing beside the data."""
+CODEC = "none"
+"""Format 1 has room for codecs of blocks; there is none but this."""
+ALIGN = 4096
+"""Every tensor starts on a page, so that a reader may map or read it directly."""
+
+
+class DamagedRecordError(Exception):
+    """The bytes are not a Lustrain record: not JSON, not whole, or not matching their own checksum."""
+
+
+class NewerFormatError(UserError):
+    """The record was written by a newer Lustrain than this one."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One box of one named tensor: `lengths` elements from `offsets` on, of a tensor of global `shape`.
+
+    Its bytes are [start, start + size) of the rank's logical file, row-major, little-endian.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of the data object, which holds the bytes from i x BLOCK_BYTES on, and its checksum."""
+
+    start: int
+    size: int
+    crc64nvme: int
+
+
+@dataclass(frozen=True)
+class RankIndex:
+    """What one rank stored in one attempt."""
+
+    attempt: str
+    rank: int
+    size: int
+    """Bytes of the data object."""
+    stored_size: int
+    """The same as `size`, for format 1 has room for a codec."""
+    codec: str
+    """Always `CODEC`."""
+    entries: tuple[Entry, ...]
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A manifest's claim about one rank's two objects; checksums are of the whole stored objects."""
+
+    rank: int
+    data_key: str
+    data_size: int
+    data_crc64nvme: int
+    index_key: str
+    index_size: int
+    index_crc64nvme: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A committed checkpoint: if this object exists and verifies, every byte it names was stored before it."""
+
+    generation: int
+    step: int
+    attempt: str
+    parent: ManifestId | None
+    world_size: int
+    created: str
+    parts: tuple[Part, ...]
+    state: dict[str, Any] = field(default_factory=dict)
+    """What is not a tensor: data cursor, tokens seen, best metric, early-stopping counters, scaler…"""
+    about: dict[str, Any] = field(default_factory=dict)
+    """For people: versions of what saved it, and the newest evaluation's loss."""
+
+    @property
+    def id(self) -> ManifestId:
+        return ManifestId(self.generation, self.step)
+
+    @property
+    def data_bytes(self) -> int:
+        return sum(part.data_size for part in self.parts)
+
+
+def encode(record: RankIndex | Manifest) -> bytes:
+    """Return canonical JSON with its own checksum as one of its keys, which are sorted."""
+    return seal({"format": FORMAT, "kind": _KIND[type(record)], **_hexed(asdict(record))})
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """Return canonical JSON of `body` with the checksum of exactly that JSON as one more key, `record_crc64nvme`."""
+    return _canonical({**body, "record_crc64nvme": f"{crc64nvme(_canonical(body)):016x}"})
+
+
+def unseal(raw: bytes) -> dict[str, Any]:
+    """Return the body that was sealed; raises DamagedRecordError when these are not its bytes."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise DamagedRecordError(f"not JSON: {error}") from error
+    if not isinstance(body, dict) or "record_crc64nvme" not in body:
+        raise DamagedRecordError("not a record: it has no record_crc64nvme")
+    claimed = body.pop("record_crc64nvme")
+    try:
+        actual = f"{crc64nvme(_canonical(body)):016x}"
+    except (ValueError, RecursionError) as error:
+        raise DamagedRecordError(f"holds a value that JSON cannot hold: {error}") from error
+    if claimed != actual:
+        raise DamagedRecordError(f"checksum {actual}, but the record says {claimed}")
+    return body
+
+
+def decode_index(raw: bytes) -> RankIndex:
+    body = _decode(raw, "rank-index")
+    try:
+        return RankIndex(
+            attempt=str(body["attempt"]),
+            rank=int(body["rank"]),
+            size=int(body["size"]),
+            stored_size=int(body["stored_size"]),
+            codec=str(body["codec"]),
+            entries=tuple(
+                Entry(
+                    e["name"],
+                    e["dtype"],
+                    tuple(e["shape"]),
+                    tuple(e["offsets"]),
+                    tuple(e["lengths"]),
+                    e["start"],
+                    e["size"],
+                )
+                for e in body["entries"]
+            ),
+            blocks=tuple(Block(b["start"], b["size"], int(b["crc64nvme"], 16)) for b in body["blocks"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedRecordError(f"a field of the rank index is missing or wrong: {error!r}") from error
+
+
+def decode_manifest(raw: bytes) -> Manifest:
+    body = _decode(raw, "manifest")
+    try:
+        parent = body["parent"]
+        return Manifest(
+            generation=int(body["generation"]),
+            step=int(body["step"]),
+            attempt=str(body["attempt"]),
+            parent=None if parent is None else ManifestId(int(parent["generation"]), int(parent["step"])),
+            world_size=int(body["world_size"]),
+            created=str(body["created"]),
+            parts=tuple(
+                Part(
+                    p["rank"],
+                    p["data_key"],
+                    p["data_size"],
+                    int(p["data_crc64nvme"], 16),
+                    p["index_key"],
+                    p["index_size"],
+                    int(p["index_crc64nvme"], 16),
+                )
+                for p in body["parts"]
+            ),
+            state=dict(body["state"]),
+            about=dict(body["about"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedRecordError(f"a field of the manifest is missing or wrong: {error!r}") from error
+
+
+_KIND = {RankIndex: "rank-index", Manifest: "manifest"}
+
+
+def _canonical(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _hexed(value: Any) -> Any:
+    """Return the same tree with each checksum as 16 hex digits: many JSON readers round integers beyond 2^53."""
+    if isinstance(value, dict):
+        return {
+            k: f"{v:016x}" if k.endswith("crc64nvme") and isinstance(v, int) else _hexed(v) for k, v in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_hexed(v) for v in value]
+    return value
+
+
+def _decode(raw: bytes, kind: str) -> dict[str, Any]:
+    body = unseal(raw)
+    if body.get("kind") != kind:
+        raise DamagedRecordError(f"is of kind {body.get('kind')!r} instead of {kind!r}")
+    version = body.get("format")
+    if not isinstance(version, int) or version > FORMAT:
+        why = "written by a newer Lustrain"
+        raise NewerFormatError(problem(f"{kind} format", version, why, allowed=f"<= {FORMAT}", fix="upgrade lustrain"))
+    return body

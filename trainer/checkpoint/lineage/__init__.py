@@ -1,0 +1,1 @@
+"""Ownership of a run, which of its checkpoints count, and what may be removed."""

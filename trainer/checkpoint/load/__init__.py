@@ -1,0 +1,1 @@
+"""Verified reading: parts, tensors, the newest whole checkpoint, its export."""

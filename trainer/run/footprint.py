@@ -1,0 +1,152 @@
+"""The least memory that a training takes, compared with what the machine has before any of it is allocated.
+
+Without this, a model or a micro-batch far larger than the machine is minutes of silence and then a kill by the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lustrain.problem import UserError, problem
+from lustrain.progress import BYTES, amount_text
+from trainer.checkpoint.save.stage import available_memory
+from trainer.config import Config
+from trainer.errors import EXIT_CONFIG, EXIT_FAILURE
+from trainer.parallel import World
+from trainer.tasks import Footprint
+
+TRAINED_BYTES = 16
+"""Per parameter: fp32 weight, gradient and AdamW's two moments (https://arxiv.org/abs/1910.02054, section 3.1, all in fp32)."""
+BUILT_BYTES = 4
+"""Per parameter: a model is made on the CPU in fp32, on every rank, before it moves to a GPU."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the host or of one GPU: all there is, and what is free now."""
+
+    name: str
+    total: int
+    free: int
+
+
+class NoMemoryError(UserError):
+    """Memory ran out; what is committed is intact."""
+
+    exit_code = EXIT_FAILURE
+    everywhere = True
+
+
+def check_memory(config: Config, need: Footprint | None, world: World, environ: Mapping[str, str] = os.environ) -> None:
+    """UserError when the training cannot fit: exit code 2 where it never can, 1 where others hold the memory now.
+
+    `need` None: the Task does not know, and nothing is checked.
+    """
+    if need is None:
+        return
+    ranks = ranks_here(world.world_size, environ)
+    host, gpu = host_memory(), gpu_memory(world.device)
+    if gpu is None:
+        _require(config, need, host, TRAINED_BYTES, need.activations, ranks)
+    else:
+        _require(config, need, host, BUILT_BYTES, 0, ranks)
+        _require(config, need, gpu, TRAINED_BYTES, need.activations, 1)
+
+
+def ranks_here(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
+    """Ranks on this node: torchrun says it, else Slurm does, e.g. `8(x2),4` (https://slurm.schedmd.com/srun.html); else 1."""
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"):
+        if count := re.match(r"\d+", environ.get(name, "")):
+            return min(int(count[0]), world_size)
+    return 1
+
+
+def _require(
+    config: Config, need: Footprint, memory: Memory | None, per_parameter: int, activations: int, ranks: int
+) -> None:
+    if memory is None:
+        return
+    model = need.parameters * per_parameter * ranks
+    needed = model + activations * ranks
+    if needed <= min(memory.free, memory.total):
+        return
+    limit = memory.total if needed > memory.total else memory.free
+    shared = f" for {ranks} ranks" if ranks > 1 else ""
+    has = f"{memory.name} has {amount_text(memory.total, BYTES)}, of which {amount_text(memory.free, BYTES)} are free"
+    if model > limit:
+        why = f"the model takes at least {amount_text(model, BYTES)}{shared}, {has}"
+        line = problem(
+            f"{need.model_keys} (parameters)", need.parameters, why, fix="a smaller model, or a larger machine"
+        )
+    else:
+        micro = config.train.micro_batch
+        fits = (limit - model) * micro // (activations * ranks)
+        why = f"model and micro-batch take at least {amount_text(needed, BYTES)}{shared}, {has}"
+        allowed = f"<= {fits}" if fits else ""
+        line = problem("train.micro_batch", micro, why, allowed=allowed, fix="lower it, or make samples smaller")
+    raise UserError(line, EXIT_CONFIG if needed > memory.total else EXIT_FAILURE)
+
+
+def host_memory(
+    meminfo: Path = Path("/proc/meminfo"),
+    own_cgroup: Path = Path("/proc/self/cgroup"),
+    cgroups: Path = Path("/sys/fs/cgroup"),
+) -> Memory | None:
+    """Memory with its swap, or a control group's limit where that is lower; None where the kernel does not say."""
+    free = available_memory()
+    try:
+        kib = {name: int(value.split()[0]) for name, _, value in _rows(meminfo)}
+        total, swap = kib["MemTotal"] * 1024, kib.get("SwapTotal", 0) * 1024
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+    total = min([total + swap, *_limits(own_cgroup, cgroups)])
+    swap_free = kib.get("SwapFree", 0) * 1024
+    return Memory("this machine", total, min(total, (total if free is None else free) + swap_free))
+
+
+def _limits(own_cgroup: Path, cgroups: Path) -> list[int]:
+    """memory.max in bytes of this process's control group and of each above it; a group without a limit says `max`.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html
+    """
+    lines = own_cgroup.read_text().splitlines() if own_cgroup.exists() else []
+    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    # Seen from a namespace of control groups, a process outside of its root has a path that climbs.
+    own = cgroups if ".." in Path(path).parts else cgroups / path
+    files = [folder / "memory.max" for folder in (own, *own.parents) if folder.is_relative_to(cgroups)]
+    limits = [file.read_text().strip() for file in files if file.exists()]
+    return [int(limit) for limit in limits if limit.isdecimal()]
+
+
+def _rows(meminfo: Path) -> list[tuple[str, str, str]]:
+    return [line.partition(":") for line in meminfo.read_text().splitlines()]
+
+
+def gpu_memory(device: torch.device) -> Memory | None:
+    """Return the memory of a rank's GPU; None for the CPU."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return Memory(f"GPU {device.index or 0}", total, free)
+
+
+@contextmanager
+def report_lack_of_memory() -> Iterator[None]:
+    """Turn the various errors of an allocation that failed into a NoMemoryError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+        raise NoMemoryError(
+            f"memory ran out ({reason}); what is committed is intact; "
+            "fix: lower train.micro_batch, set train.activation_checkpointing, or choose a smaller model"
+        ) from error

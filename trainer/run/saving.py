@@ -1,0 +1,205 @@
+"""Saves of a run, between the loop and the checkpoints: what, when, and what to do when the capacity goes away.
+
+Every decision is taken alike on all ranks: from the step's exchange, or from votes that all of them read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lustrain.problem import UserError
+from trainer.checkpoint.lineage.fence import Fence
+from trainer.checkpoint.save.interval import Interval, finish_or_restart
+from trainer.checkpoint.save.saver import Checkpointer
+from trainer.checkpoint.votes import VoteBox
+from trainer.errors import LostRunError
+from trainer.interrupt import Notice
+from trainer.parallel.agree import Json, decide, together
+
+FINAL_TRIES = 3
+"""The last state of a run is worth more than one try: nothing comes after it."""
+NOTICE_VOTE_S = 60.0
+"""Ranks reach the same step boundary within one step of each other; a rank that is silent for longer is gone."""
+
+
+class NotSavedError(UserError):
+    """The attempt ended without its last state in the store; the checkpoint before it is intact."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class State:
+    """What a checkpoint holds: functions, since random streams and counters move on between saves."""
+
+    shared: Mapping[str, Tensor]
+    """Tensors that all ranks hold alike, updated in place by training."""
+    own: Callable[[], Mapping[str, Tensor]]
+    """This rank's own tensors, e.g. its random number streams."""
+    manifest: Callable[[], dict[str, Any]]
+    """What is not a tensor, the same on every rank."""
+    about: Callable[[], dict[str, Any]]
+    """What people want to see in a list of checkpoints."""
+
+
+class Saving:
+    """Saves a training's state through a Checkpointer; one per attempt and rank."""
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        votes: VoteBox,
+        interval: Interval,
+        state: State,
+        *,
+        rank: int,
+        fence: Fence | None,
+        committed_step: int,
+    ) -> None:
+        self._checkpointer, self._votes, self._interval, self._state = checkpointer, votes, interval, state
+        self._rank, self._fence = rank, fence
+        self.committed_step = committed_step
+        """The newest step of this run that is known to be in the store; 0 before the first commit."""
+        self.noticed: Notice | None = None
+        """What stops the job, the same on every rank; None until `save_on_notice`."""
+        self._lost: LostRunError | None = None
+        self._failures: Counter[int] = Counter()
+        """How many saves of a step have failed."""
+
+    def due(self, step: int) -> bool:
+        """Whether rank 0 wants a save after this step; the other ranks learn it in the step's exchange."""
+        self._note_outcomes(None)
+        return self._rank == 0 and not self._checkpointer.busy and self._interval.due(step)
+
+    def note_step(self, seconds: float) -> None:
+        """Note how long a step took, without saves; a derived interval follows it."""
+        self._interval.measured_step(seconds)
+
+    def lost(self) -> LostRunError | None:
+        """Return the error of a run that a newer job has taken, as far as this rank knows."""
+        return self._lost or (self._fence.lost if self._fence else None)
+
+    def save(self, step: int, *, urgent: bool = False) -> float:
+        """Begin a save of the state after `step`; returns the seconds for which the loop was blocked."""
+        state = self._state
+        try:
+            blocked = self._checkpointer.save(
+                step, state.shared, state.own(), state.manifest(), state.about(), urgent=urgent
+            )
+        except LostRunError as error:
+            self._lost = error
+            return 0.0
+        self._interval.saved(step)
+        self._interval.measured_stall(blocked)
+        return blocked
+
+    def save_on_notice(
+        self, step: int, notice: Notice | None, announce: Callable[[Notice], object] | None = None
+    ) -> None:
+        """Have a checkpoint committed before the capacity is gone: the one in flight, or a new one of `step`.
+
+        `notice` is what this rank knows; before the save, `announce` gets what the ranks agreed to name.
+        Raises NotSavedError when neither commits, LostRunError when a newer job owns the run.
+        """
+        plan = self._plan(f"notice/{step}", notice)
+        source, detail = plan["notice"]
+        self.noticed = Notice(source, detail, None)
+        if announce is not None:
+            announce(self.noticed)
+        before = plan["committed"]
+        if plan["do"] == "finish":
+            self._settle()
+            if self.committed_step > before and not self._plan(f"notice/{step}/then", notice)["time_left"]:
+                return
+        if self.committed_step != step:
+            self.save(step, urgent=True)
+            self._settle()
+        if self.committed_step <= before and self.committed_step != step:
+            raise NotSavedError(self._not_saved(step, f"after {self.noticed.summary}"))
+
+    def _plan(self, topic: str, notice: Notice | None) -> Json:
+        """Agree on what all ranks do about a notice, and on the reason they name: the lowest rank's that knows it."""
+
+        def judge(answers: Mapping[int, Json]) -> Json:
+            known = (answer["notice"] for _, answer in sorted(answers.items()) if answer["notice"])
+            return plan_for_notice(answers) | {"notice": next(known, ["signal", "a notice"])}
+
+        mine = {
+            "left": None if notice is None else notice.remaining(time.monotonic()),
+            "flight": self._checkpointer.remaining_s,
+            "new": self._checkpointer.estimate_s,
+            "committed": self.committed_step,
+            "notice": None if notice is None else [notice.source, notice.detail],
+        }
+        return decide(self._votes, self._rank, topic, mine, judge, NOTICE_VOTE_S)
+
+    def finish(self, step: int) -> None:
+        """Return when the state after `step` is committed; NotSavedError if it cannot be, LostRunError if it must not be."""
+        for _ in range(FINAL_TRIES):
+            self._settle()
+            if self.committed_step == step:
+                return
+            self.save(step, urgent=True)
+        self._settle()
+        if self.committed_step != step:
+            # The step may have been due anyway, and that save has failed too.
+            raise NotSavedError(self._not_saved(step, f"in {self._failures[step]} tries"))
+
+    def together(self, topic: str, work: Callable[[], Json | None]) -> None:
+        """Do `work` on every rank; when it fails anywhere, every rank raises that."""
+        together(self._votes, self._rank, topic, work)
+
+    def close(self) -> None:
+        """Stop the fence and the writer process."""
+        if self._fence is not None:
+            self._fence.close()
+        self._checkpointer.close()
+
+    def _settle(self) -> None:
+        """Wait for the save in flight, if any; every rank learns the same outcome."""
+        self._note_outcomes(self._checkpointer.longest_s)
+        if self._lost is not None:
+            raise self._lost
+
+    def _note_outcomes(self, wait_s: float | None) -> None:
+        try:
+            outcomes = self._checkpointer.poll() if wait_s is None else self._checkpointer.wait(wait_s)
+        except LostRunError as error:
+            self._lost = error
+            return
+        for outcome in outcomes:
+            if outcome.committed:
+                self.committed_step = max(self.committed_step, outcome.step)
+                self._interval.measured_save(outcome.seconds)
+            else:
+                self._failures[outcome.step] += 1
+
+    def _not_saved(self, step: int, when: str) -> str:
+        return (
+            f"step {step} could not be saved {when} (see the messages above); step {self.committed_step} is committed; "
+            "fix: mend the store, then start again: the run goes on from there"
+        )
+
+
+def plan_for_notice(answers: Mapping[int, Json]) -> Json:
+    """`do` (`finish` or `save`), whether there is `time_left` for a new save, and the step that all know as `committed`.
+
+    Made from each rank's seconds left, of its save in flight, and of a new one; None where it does not know or has none.
+    """
+    ranks = list(answers.values())
+    left = min((rank["left"] for rank in ranks if rank["left"] is not None), default=None)
+    flight = max((rank["flight"] for rank in ranks if rank["flight"] is not None), default=None)
+    new = max(rank["new"] for rank in ranks)
+    # A rank may know already that the save in flight has committed while another does not.
+    committed = min(rank["committed"] for rank in ranks)
+    return {
+        "do": finish_or_restart(flight, new, left),
+        "time_left": left is None or new <= left,
+        "committed": committed,
+    }

@@ -1,0 +1,231 @@
+"""The start of an attempt: every rank checks its part, rank 0 claims the run, and a mistake on any rank stops all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lustrain.problem import UserError, problem
+from trainer import parallel
+from trainer.checkpoint import stored_config
+from trainer.checkpoint.format.layout import ManifestId
+from trainer.checkpoint.lineage.lease import Lease, committed, live_manifests
+from trainer.checkpoint.load.latest import Loaded, NoneWholeError, load_latest
+from trainer.checkpoint.stored_config import StoredConfig
+from trainer.checkpoint.votes import VoteBox
+from trainer.config import Config, parse_time
+from trainer.data.verified import Ranks
+from trainer.errors import EXIT_FAILURE
+from trainer.interrupt.notice import OnEvent
+from trainer.interrupt.stopfile import StopFile
+from trainer.parallel import World
+from trainer.parallel.agree import Json, together
+from trainer.run.footprint import check_memory, ranks_here
+from trainer.step import precision, schedule
+from trainer.storage import ObjectStore, PassingError, PreconditionError, RefusedError, StorageError
+from trainer.tasks import Task
+
+Wanted = Callable[[str], bool]
+"""Which tensors, by name, a rank needs of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The run as this attempt takes it over: as rank 0 decided, the same on every rank."""
+
+    generation: int
+    candidates: list[ManifestId]
+    """Checkpoints it may resume from, newest first."""
+    schedule_steps: int
+    """Length of the learning-rate schedule, fixed when the run began."""
+    changes: dict[str, list[Any]]
+    """Settings that differ from the attempt before: path to (before, after)."""
+    lease: Lease | None = None
+    """On rank 0 only."""
+
+
+@contextmanager
+def store_failures_exit_1(
+    kind: type[StorageError] = StorageError, *, but: tuple[type[StorageError], ...] = ()
+) -> Iterator[None]:
+    """Count a store that fails as a failure, after which a launcher may start the job again, not as a wrong setting.
+
+    Once a run is claimed that holds for all that may come; before, for less (`kind`, `but`): the settings may be wrong.
+    """
+    try:
+        yield
+    except StorageError as error:
+        if isinstance(error, kind) and not isinstance(error, but):
+            error.exit_code, error.everywhere = EXIT_FAILURE, True
+        raise
+
+
+def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
+    """UserError with everything that this config and this world size cannot do together, or that forbids to start now."""
+    train = config.train
+    per_step = world.world_size * train.micro_batch
+    lines: list[str] = []
+    if train.global_batch % per_step:
+        why = f"is not a multiple of world size x micro_batch = {world.world_size} x {train.micro_batch}"
+        fix = f"a micro_batch that divides {train.global_batch}, or another number of ranks"
+        lines.append(
+            problem("train.global_batch", train.global_batch, why, allowed=f"multiples of {per_step}", fix=fix)
+        )
+    lines += parallel.problems(config.parallel, device=world.device)
+    lines += precision.problems(config.precision, world.device)
+    if train.compile and world.device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
+        why = "torch.compile needs a C++ compiler on the CPU"
+        lines.append(problem("train.compile", "true", why, fix="apt-get install g++, or train.compile = false"))
+    stop_uri = config.interrupt.stop_uri
+    if stop_uri and world.rank == 0 and StopFile(stop_uri, on_event).poll():
+        # Otherwise a launcher that starts exit code 85 again would do so for ever, one step at a time.
+        why = "it exists, so the run would stop at once"
+        lines.append(problem("interrupt.stop_uri", stop_uri, why, fix="remove it, then start again"))
+    deadline = config.interrupt.deadline
+    if deadline and parse_time(deadline) - config.interrupt.deadline_margin_s < time.time():
+        # As with the stop file: a launcher would start it again and again, and pay for a restore each time.
+        why = f"the time to stop, {config.interrupt.deadline_margin_s:g} s before it, has passed"
+        lines.append(problem("interrupt.deadline", deadline, why, fix="set the new capacity's end, or leave it out"))
+    if lines:
+        raise UserError(lines)
+
+
+def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) -> None:
+    """Open the Task's data on every rank; UserError when one cannot, has too little memory, or sees other data."""
+
+    @store_failures_exit_1(PassingError)
+    def work() -> Json:
+        open_data(config, task, Ranks(world.rank, world.world_size, world.local_rank, ranks_here(world.world_size)))
+        check_memory(config, task.footprint(config.train.micro_batch), world)
+        return task.fingerprint()
+
+    together(votes, world.rank, "start/data", work, require_alike)
+
+
+def require_alike(fingerprints: dict[int, Json]) -> Json:
+    """UserError that names every rank whose data differ from rank 0's, and in what."""
+    expected = stored_config.flatten(fingerprints[0])
+    differing = {
+        rank: stored_config.changed(expected, stored_config.flatten(fingerprint))
+        for rank, fingerprint in sorted(fingerprints.items())
+    }
+    lines = [
+        f"task on rank {rank}: differs from rank 0 in {', '.join(paths)}; fix: give every node the same data"
+        for rank, paths in differing.items()
+        if paths
+    ]
+    if lines:
+        raise UserError(lines[:8])
+    return {}
+
+
+def open_data(config: Config, task: Task, ranks: Ranks) -> None:
+    """Open the Task's data on this node; UserError when it is missing, foreign or too small."""
+    cache_dir = Path(os.environ.get("LUSTRAIN_CACHE", Path.home() / ".cache" / "lustrain"))
+    task.open(cache_dir)
+    lines = []
+    if not task.train_samples:
+        lines.append(
+            problem(
+                "task", config.task.name, "the training set has no whole sample", fix="more data, or shorter samples"
+            )
+        )
+    if config.eval.every and not task.eval_samples:
+        why = "there is nothing to evaluate on"
+        lines.append(problem("eval.every", config.eval.every, why, allowed="0", fix="tokenize with --val-fraction"))
+    if lines:
+        raise UserError(lines)
+    task.verify(cache_dir, ranks)
+
+
+def claim_run(config: Config, task: Task, world: World, votes: VoteBox, store: ObjectStore) -> Claim:
+    """Take the run over on rank 0, unless its config forbids it; nothing is written before everything is checked."""
+    leases: list[Lease] = []
+
+    @store_failures_exit_1(but=(RefusedError,))
+    def take() -> Json:
+        return _take(config, task, store, leases) if world.rank == 0 else {}
+
+    claimed = together(votes, world.rank, "start/claim", take, lambda claims: claims[0])
+    candidates = [ManifestId(generation, step) for generation, step in claimed["candidates"]]
+    lease = leases[0] if leases else None
+    return Claim(claimed["generation"], candidates, claimed["schedule_steps"], claimed["changes"], lease)
+
+
+def load_claimed(
+    config: Config, world: World, votes: VoteBox, store: ObjectStore, claim: Claim, want: Wanted, on_event: OnEvent
+) -> Loaded | None:
+    """Load the newest checkpoint of the claimed run that is whole, None where it has none.
+
+    Exit code 86 where none is because a newer job owns the run by now and has pruned what this one was to read.
+    """
+    try:
+        return load_latest(
+            store,
+            votes,
+            rank=world.rank,
+            world_size=world.world_size,
+            candidates=claim.candidates,
+            tiers=config.checkpoint.tiers,
+            want=want,
+            on_event=on_event,
+        )
+    except NoneWholeError:
+
+        @store_failures_exit_1()
+        def still_ours() -> None:
+            if claim.lease is not None:
+                claim.lease.check()
+
+        together(votes, world.rank, "start/owner", still_ours)
+        raise
+
+
+def owner() -> str:
+    """Who this job is, for people who read the lease: host, scheduler's job id where there is one, process."""
+    jobs = [f"{name}={os.environ[name]}" for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID") if name in os.environ]
+    return " ".join([socket.gethostname(), *jobs, f"pid={os.getpid()}"])
+
+
+def _take(config: Config, task: Task, store: ObjectStore, leases: list[Lease]) -> Json:
+    fingerprint = task.fingerprint()
+    stored = stored_config.check(store, config, fingerprint)
+    commits = committed(store)
+    if commits and not config.run.resume:
+        why = f"{store.uri} already holds {len(commits)} checkpoints"
+        fix = "run.resume = true to go on from there, or choose another run.uri"
+        raise UserError(problem("run.resume", "false", why, fix=fix))
+    began_with = stored.settings.get("schedule.total_steps") if stored else None
+    steps = config.schedule.total_steps or began_with or config.train.steps
+    lines = schedule.problems(config.schedule, int(steps))
+    if lines:
+        raise UserError(lines)
+    lease = Lease.take(store, owner())
+    leases.append(lease)
+    # Only now can the job before commit nothing more: what it committed since the first look counts.
+    commits = committed(store)
+    candidates = live_manifests(commits, lease.lineage, lease.generation)
+    return {
+        "generation": lease.generation,
+        "candidates": [[manifest.generation, manifest.step] for manifest in candidates],
+        "schedule_steps": steps,
+        "changes": _record(store, stored, config.with_schedule(steps), fingerprint, lease),
+    }
+
+
+def _record(
+    store: ObjectStore, stored: StoredConfig | None, config: Config, fingerprint: Json, lease: Lease
+) -> dict[str, tuple[Any, Any]]:
+    try:
+        return stored_config.record(store, stored, config, fingerprint)
+    except PreconditionError:
+        # Only a newer job stores another configuration now; if there is none, what came between is for a person.
+        lease.check()
+        raise
