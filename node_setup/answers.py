@@ -141,7 +141,7 @@ class Answer(_Part):
     lustre: Lustre = Lustre()
 
     def to_json(self) -> dict[str, Any]:
-        """As the agent said it."""
+        """Return the fields that the agent sent, unchanged."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
@@ -160,7 +160,7 @@ class NoAnswerError(Exception):
 
 
 def parse(found: Mapping[str, Any]) -> Answer:
-    """The answer in a decoded JSON object. NoAnswerError."""
+    """Read the answer in a decoded JSON object. NoAnswerError."""
     # Strict mode takes tuples and enums only from JSON itself. A file's name may hold half of a surrogate pair, which pydantic
     # refuses.
     text = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
@@ -173,11 +173,11 @@ def parse(found: Mapping[str, Any]) -> Answer:
 
 
 def answer_to(command: str, status: int, sha: str, found: Mapping[str, Any]) -> Answer:
-    """What the agent with this SHA-256 answered to `command`, which ended with `status`. NoAnswerError."""
+    """Return the answer of the agent with this SHA-256 to `command`, which ended with `status`. NoAnswerError."""
     answer = parse(found)
     agent = answer.agent.sha256 if isinstance(answer.agent, RunningAgent) else answer.agent
     if "agent" in answer.model_fields_set and agent != sha:
-        raise NoAnswerError(f"agent = {agent}: not the agent that was asked, {sha}")
+        raise NoAnswerError(f"agent = {agent}: not the agent that was called, {sha}")
     needed = _NEEDED.get(command.partition(" ")[0], ()) if status in (EXIT_IN_SYNC, EXIT_DRIFT) else ()
     if missing := [name for name in needed if getattr(answer, name) is None]:
         raise NoAnswerError(f"{missing[0]} is missing")

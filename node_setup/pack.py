@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lustrain.files import write_whole
 from lustrain.problem import FAILED, UserError
-from node_setup.agent import catalog, data
+from node_setup.agent.settings import catalog, data
 
 FOLDER = Path(__file__).resolve().parent
 BUILD = FOLDER.parent / ".build"
@@ -43,7 +43,7 @@ def content() -> dict[str, bytes]:
 
 
 def archive() -> bytes:
-    """The packed agent; UserError. Its bytes follow from the sources alone: names sorted, times and modes fixed.
+    """Return the packed agent; UserError. Its bytes follow from the sources alone: names sorted, times and modes fixed.
 
     Compressed by zlib at its best level; a Python that is built with another library than zlib may compress otherwise.
     """
@@ -73,7 +73,7 @@ def pack(target: Path) -> str:
 
 
 def packed() -> Path:
-    """The packed agent of this checkout, as new as its sources, in a folder that git ignores."""
+    """Return the packed agent of this checkout, as new as its sources, in a folder that git ignores."""
     target = BUILD / NAME
     pack(target)
     return target

@@ -30,7 +30,7 @@ REBOOT = "( sleep 1; systemctl reboot || reboot ) </dev/null >/dev/null 2>&1 &"
 
 
 def reboot(run: Run, *, check: bool, wait: str) -> list[Outcome]:
-    """An outcome a node; status 0 back and in sync, 2 back and not. UserError where nothing may be rebooted this way."""
+    """Reboot nodes: status 0 back and in sync, 2 back and not. UserError where nothing may be rebooted this way."""
     seconds = number("--wait", wait, 30, 86400) or 0
     nodes = run.inventory.nodes
     if any(node.local for node in nodes):
@@ -45,7 +45,7 @@ def reboot(run: Run, *, check: bool, wait: str) -> list[Outcome]:
 
 @dataclass(frozen=True)
 class Left:
-    """Nodes that HyperPod has to reboot: what the workers said, and the commands for those that are idle."""
+    """Nodes that HyperPod has to reboot: the workers' outcomes, and the commands for those that are idle."""
 
     outcomes: list[Outcome]
     commands: list[str]
@@ -64,19 +64,19 @@ def for_hyperpod(run: Run) -> Left:
     cluster = run.inventory.cluster
     assert cluster is not None
     roles = {name: group.role for name, group in cluster.groups.items()}
-    workers = tuple(one for one in run.inventory.nodes if roles.get(one.group or "") == "worker")
-    asked = replace(run, inventory=replace(run.inventory, nodes=workers))
-    outcomes = [_idle(one) for one in asked.ask("reboot-check")] if workers else []
-    ids = [str(one.node.instance_id) for one in outcomes if one.answer and one.answer.did]
+    workers = tuple(node for node in run.inventory.nodes if roles.get(node.group or "") == "worker")
+    worker_run = replace(run, inventory=replace(run.inventory, nodes=workers))
+    outcomes = [_idle(outcome) for outcome in worker_run.ask("reboot-check")] if workers else []
+    ids = [str(outcome.node.instance_id) for outcome in outcomes if outcome.answer and outcome.answer.did]
     where = ["--region", cluster.region] if cluster.region else []
     command = ["aws", "sagemaker", "batch-reboot-cluster-nodes", *where]
     command += ["--cluster-name", str(cluster.nodes.hyperpod_cluster), "--node-ids"]
     commands = [shlex.join([*command, *ids[begin : begin + IDS]]) for begin in range(0, len(ids), IDS)]
-    others = [one.name for one in run.inventory.nodes if one not in workers]
+    others = [node.name for node in run.inventory.nodes if node not in workers]
     lines = [f"left out, since they are not workers: {', '.join(others)}"] if others else []
     if commands:
         lines += ["nothing was rebooted: HyperPod reboots its nodes itself, else it may take one for faulty; fix:"]
-        lines += [f"  {one}" for one in commands]
+        lines += [f"  {command}" for command in commands]
     else:
         lines.append("nothing was rebooted: no worker may be rebooted now")
     return Left(outcomes, commands, lines)
@@ -124,7 +124,7 @@ class _Reboot:
             self.run.ways.close(session)
 
     def _back(self, node: Node, before: tuple[Any, ...] | None, deadline: Deadline, traffic: Traffic) -> None:
-        """Returns once another boot answers. Fault."""
+        """Wait until another boot answers. Fault."""
         last = "it never went down"
         while deadline.left() > LEAST_S:
             if self.run.ways.stopped.wait(LOOKS_EVERY_S):
@@ -145,7 +145,7 @@ class _Reboot:
         )
 
     def _settled(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:
-        """What the plan says after the boot; the boot unit may still be at work."""
+        """Return the plan after the boot; the boot unit may still be at work."""
         end = Deadline(min(SETTLES_WITHIN_S, deadline.left()))
         while True:
             after = self._ask("plan", node, Deadline(max(2 * LEAST_S, deadline.left())), traffic)
@@ -154,5 +154,5 @@ class _Reboot:
 
 
 def _boot(answer: Answer) -> tuple[Any, ...] | None:
-    """What is new with each boot; in a container only when PID 1 began."""
+    """Return what is new with each boot; in a container only when PID 1 began."""
     return (answer.boot.boot_id, answer.boot.pid1_start) if answer.boot else None

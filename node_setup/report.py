@@ -23,9 +23,9 @@ _NOTHING = Answer(version=1)
 
 
 def exit_code(outcomes: Iterable[Outcome], least: int = DONE) -> int:
-    """That of the worst node: failed, refused or not begun, then not reached, then different from what is wanted or not
+    """Return the worst node's code: failed, refused or not begun, then not reached, then different from what is wanted or not
     ready. `least` is what else the run came to."""
-    codes = {least, *(_code(one) for one in outcomes)}
+    codes = {least, *(_code(outcome) for outcome in outcomes)}
     return next((code for code in (FAILED, UNREACHABLE, DIFFERS) if code in codes), DONE)
 
 
@@ -38,13 +38,13 @@ def _code(outcome: Outcome) -> int:
 
 
 def as_json(command: str, outcomes: Sequence[Outcome], code: int, **more: Any) -> dict[str, Any]:
-    """One object for a run. `nodes` holds for each node what came of it and, as `result`, what its agent said."""
+    """One object for a run. `nodes` holds for each node its outcome and, as `result`, its agent's answer."""
     return {
         "version": VERSION,
         "command": command,
         "exit": code,
         **more,
-        "nodes": [_node_json(one) for one in outcomes],
+        "nodes": [_node_json(outcome) for outcome in outcomes],
     }
 
 
@@ -66,8 +66,10 @@ def _node_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def tuned(outcomes: Sequence[Outcome], *, check: bool) -> list[str]:
-    """Of `node-tune`: a line a node that counts settings, then what changed or needs eyes, node by node; what was left out,
-    by why, and findings in the environment, once for all nodes that share them."""
+    """Return the lines of `node-tune`: a line a node that counts settings, then changes and troubles, node by node.
+
+    What was skipped, by reason, and findings in the environment come once for all nodes that share them.
+    """
     changed = Status.CHANGE if check else Status.CHANGED
     heads = (
         "node",
@@ -80,19 +82,21 @@ def tuned(outcomes: Sequence[Outcome], *, check: bool) -> list[str]:
         "reboot",
         "",
     )
-    lines = table(heads, [_counts(one, changed) for one in outcomes])
-    lines += blocks([(one.node.name, _details(one)) for one in outcomes])
+    lines = table(heads, [_counts(outcome, changed) for outcome in outcomes])
+    lines += blocks([(outcome.node.name, _details(outcome)) for outcome in outcomes])
     lines += _grouped("skipped", outcomes, _skipped)
     lines += _grouped("environment", outcomes, _findings)
-    waiting = [one.node.name for one in outcomes if one.answer and one.answer.reboot]
+    waiting = [outcome.node.name for outcome in outcomes if outcome.answer and outcome.answer.reboot]
     more = f"; {named(waiting)} need{'s' * (len(waiting) == 1)} a reboot: fab node-reboot" if waiting else ""
     return [*lines, "", summary(outcomes) + more]
 
 
 def facts(outcomes: Sequence[Outcome]) -> list[str]:
-    """Of `node-facts`: a line a node; all else is in `--json`."""
+    """Return the lines of `node-facts`: a line a node; all else is in `--json`."""
     heads = ("node", "group", "type", "system", "kernel", "cpus", "GiB", "gpus", "efa", "lustre", "jobs", "")
-    lines = table(heads, [(one.node.name, *_machine(one.answer or _NOTHING), _word(one)) for one in outcomes])
+    lines = table(
+        heads, [(outcome.node.name, *_machine(outcome.answer or _NOTHING), _word(outcome)) for outcome in outcomes]
+    )
     return [*lines, *_troubles(outcomes), "", summary(outcomes)]
 
 
@@ -101,19 +105,19 @@ def _machine(found: Answer) -> list[str]:
     release = found.kernel and found.kernel.release
     gib = None if found.memory.gib is None else round(found.memory.gib)
     lists = (found.gpu.devices, found.efa.devices, found.lustre.mounts, found.jobs)
-    counts = [None if one is None else len(one) for one in lists]
+    counts = [None if items is None else len(items) for items in lists]
     cells = (found.group, found.instance.type, system, release, found.cpu.count, gib, *counts)
     return ["-" if cell is None else str(cell) for cell in cells]
 
 
 def rebooted(outcomes: Sequence[Outcome]) -> list[str]:
-    """Of `node-reboot`: a line a node."""
-    rows = [(one.node.name, (one.answer and one.answer.did) or "-", _word(one)) for one in outcomes]
+    """Return the lines of `node-reboot`: a line a node."""
+    rows = [(outcome.node.name, (outcome.answer and outcome.answer.did) or "-", _word(outcome)) for outcome in outcomes]
     return [*table(("node", "did", ""), rows), *_troubles(outcomes), "", summary(outcomes)]
 
 
 def _troubles(outcomes: Sequence[Outcome]) -> list[str]:
-    return blocks([(one.node.name, trouble(one)) for one in outcomes])
+    return blocks([(outcome.node.name, trouble(outcome)) for outcome in outcomes])
 
 
 def _counts(outcome: Outcome, changed: Status) -> tuple[str, ...]:
@@ -138,10 +142,10 @@ def _word(outcome: Outcome) -> str:
 
 
 def _details(outcome: Outcome) -> list[str]:
-    """What a person has to know of this node, or nothing."""
+    """Return the lines that a person has to read about this node, or none."""
     answer = outcome.answer or _NOTHING
     lines = trouble(outcome) + [_row(row) for row in answer.rows or () if row.status in _SHOWN]
-    return lines + [f"not as planned: {one}" for one in answer.unplanned]
+    return lines + [f"not as planned: {line}" for line in answer.unplanned]
 
 
 def blocks(details: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
@@ -153,7 +157,7 @@ def blocks(details: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
     return [
         line
         for lines, names in sharing.items()
-        for line in ("", f"{named(names)}:", *(f"  {plain(one)}" for one in lines))
+        for line in ("", f"{named(names)}:", *(f"  {plain(line)}" for line in lines))
     ]
 
 
@@ -165,7 +169,7 @@ def trouble(outcome: Outcome) -> list[str]:
     answer = outcome.answer or _NOTHING
     if answer.refused:
         lines.append(f"refused: {answer.refused}")
-    return lines + [f"error: {one.where}: {one.why}" for one in answer.errors]
+    return lines + [f"error: {error.where}: {error.why}" for error in answer.errors]
 
 
 def _row(row: Row) -> str:
@@ -182,21 +186,21 @@ def _short(value: str | None) -> str:
 
 
 def _skipped(outcome: Outcome) -> list[str]:
-    """A line for each reason, with the settings that share it."""
+    """Return a line for each reason, with the settings that share it."""
     reasons: dict[str, list[str]] = {}
     for row in (outcome.answer or _NOTHING).rows or ():
         if row.status == Status.SKIPPED:
             reasons.setdefault(row.why, []).append(row.setting)
     return [
         f"{_OPT_IN}{named(names)}" if why.startswith(_OPT_IN) else f"{why}: {named(names)}"
-        for why, names in sorted(reasons.items(), key=lambda one: one[0].startswith(_OPT_IN))
+        for why, names in sorted(reasons.items(), key=lambda item: item[0].startswith(_OPT_IN))
     ]
 
 
 def _findings(outcome: Outcome) -> list[str]:
     return [
-        f"{one.harm}: {one.name}={one.value} in {_place(one)}: {one.why}; fix: {one.fix}"
-        for one in (outcome.answer or _NOTHING).lint
+        f"{finding.harm}: {finding.name}={finding.value} in {_place(finding)}: {finding.why}; fix: {finding.fix}"
+        for finding in (outcome.answer or _NOTHING).lint
     ]
 
 
@@ -207,10 +211,10 @@ def _place(finding: Finding) -> str:
 def _grouped(title: str, outcomes: Sequence[Outcome], details_of: Callable[[Outcome], list[str]]) -> list[str]:
     """Each line once, with the nodes that share it unless all do."""
     sharing: dict[str, list[str]] = {}
-    for one in outcomes:
-        for line in details_of(one):
-            sharing.setdefault(line, []).append(one.node.name)
-    answered = sum(one.answer is not None for one in outcomes)
+    for outcome in outcomes:
+        for line in details_of(outcome):
+            sharing.setdefault(line, []).append(outcome.node.name)
+    answered = sum(outcome.answer is not None for outcome in outcomes)
     lines = [
         f"  {plain(line)}" + ("" if len(names) == answered else f" ({named(names)})") for line, names in sharing.items()
     ]
@@ -224,9 +228,9 @@ def named(names: Sequence[str], most: int = 4) -> str:
 
 
 def summary(outcomes: Sequence[Outcome], *, ready: bool = False) -> str:
-    """The last line: how many nodes ended how."""
+    """Return the last line: how many nodes ended how."""
     names = {"": "ready", "differs": "not ready"} if ready else {"": "in order"}
-    words = Counter(names.get(_word(one), _word(one)) for one in outcomes)
+    words = Counter(names.get(_word(outcome), _word(outcome)) for outcome in outcomes)
     return f"{len(outcomes)} node{'s' * (len(outcomes) != 1)}: " + ", ".join(
         f"{count} {word}" for word, count in words.most_common()
     )

@@ -9,8 +9,9 @@ from typing import Any
 
 from lustrain.cluster import Cluster, node_document
 from lustrain.problem import UserError, did_you_mean, problem
-from node_setup.agent import catalog, plan
 from node_setup.agent.model import Request
+from node_setup.agent.run import plan
+from node_setup.agent.settings import catalog
 
 SPELLING = "ID=VALUE, ID=on or ID=off"
 
@@ -31,7 +32,7 @@ class Wanted:
 def wanted(
     only: Sequence[str], skip: Sequence[str], settings: Sequence[str], profile: str | None, **more: bool
 ) -> Wanted:
-    """The flags of `node-tune` as one. UserError names every mistake."""
+    """Read the flags of `node-tune`. UserError names every mistake."""
     problems = [
         problem(flag, text, "is empty", fix="name something, or leave the flag out")
         for flag, texts in (("--only", only), ("--skip", skip), ("--profile", [] if profile is None else [profile]))
@@ -42,11 +43,11 @@ def wanted(
     skipped: set[str] = set()
     ids = [setting.id for setting in catalog.load()] if skip else []
     for text in _words(skip):
-        found = [one for one in ids if fnmatchcase(one, text)]
+        found = [name for name in ids if fnmatchcase(name, text)]
         skipped.update(found)
         if not found:
             problems.append(problem("--skip", text, "no such setting", fix=did_you_mean(text, ids)))
-    given = [("--skip", one, one, "=", "off") for one in sorted(skipped)]
+    given = [("--skip", name, name, "=", "off") for name in sorted(skipped)]
     given += [("--set", text, *text.partition("=")) for text in settings]
     for flag, text, name, equals, value in given:
         if not (name.strip() and equals and value.strip()):
@@ -61,41 +62,41 @@ def wanted(
     return Wanted(overrides, tuple(_words(only)), frozenset(skipped), profile, **more)
 
 
-def checked(asked: Wanted, cluster: Cluster | None) -> Wanted:
-    """The same; UserError for what every agent would refuse: unknown settings and profiles, values out of range."""
-    request = Request(document=_document(cluster), overrides=asked.overrides, only=asked.only, profile=asked.profile)
+def checked(tuning: Wanted, cluster: Cluster | None) -> Wanted:
+    """Return the same; UserError for what every agent would refuse: unknown settings and profiles, values out of range."""
+    request = Request(document=_document(cluster), overrides=tuning.overrides, only=tuning.only, profile=tuning.profile)
     try:
         problems = list(plan.mistakes(catalog.load(), request))
     except UserError as error:
         problems = list(error.problems)
     if problems:
-        raise UserError([_as_flag(one, asked) for one in problems])
-    return asked
+        raise UserError([_as_flag(line, tuning) for line in problems])
+    return tuning
 
 
-def _as_flag(line: str, asked: Wanted) -> str:
-    """A mistake of a request, which names its field, by the flag that filled it."""
+def _as_flag(line: str, tuning: Wanted) -> str:
+    """Name a mistake of a request, which names its field, by the flag that filled it."""
     name = line.partition(" = ")[0]
     setting = name.removeprefix("setting.")
     if name in ("only", "profile"):
         return f"--{line}"
     if setting == name:
         return line
-    flag = "--skip" if setting in asked.skipped else "--set"
+    flag = "--skip" if setting in tuning.skipped else "--set"
     return f"{flag} {line.removeprefix('setting.')}"
 
 
-def request_for(group: str | None, asked: Wanted, cluster: Cluster | None) -> dict[str, Any]:
-    """The request of a node of this group, for its agent. Without a Cluster the agent takes what it was tuned for before."""
+def request_for(group: str | None, tuning: Wanted, cluster: Cluster | None) -> dict[str, Any]:
+    """Return the request for a node of this group. Without a Cluster the agent takes what it was last tuned for."""
     expect = {"lustre_source": _lustre_source(cluster)} if cluster and cluster.lustre else {}
     return {
         "document": _document(cluster),
         "group": group,
-        "profile": asked.profile,
-        "overrides": dict(asked.overrides),
-        "only": list(asked.only),
-        "force": asked.force,
-        "allow_reboot": asked.allow_reboot,
+        "profile": tuning.profile,
+        "overrides": dict(tuning.overrides),
+        "only": list(tuning.only),
+        "force": tuning.force,
+        "allow_reboot": tuning.allow_reboot,
         "expect": expect,
     }
 

@@ -43,8 +43,8 @@ def node_tune(flags: Tune, context: Any, hosts: Hosts) -> Answer:
     """Bring every node to its wanted state. Exit code: 0 in sync, 4 differs (--check), 1 a node failed, 3 not reached."""
     check = flags.check or bool(context.config.run.dry)
     more = {"force": flags.force, "allow_reboot": flags.allow_reboot}
-    asked = wanted(flags.only, flags.skip, flags.set, flags.profile, **more)
-    run = prepare(context, flags, asked, hosts)
+    tuning = wanted(flags.only, flags.skip, flags.set, flags.profile, **more)
+    run = prepare(context, flags, tuning, hosts)
     outcomes = run.ask("plan" if check else "tune")
     return _answer(run, "node-tune", outcomes, report.tuned(outcomes, check=check), check=check)
 
@@ -82,7 +82,7 @@ def node_verify(flags: Verify, context: Any, hosts: Hosts) -> Answer:
     lines = verify_report.lines(outcomes, odd) + launch.lines(reduced)
     if flags.drain_reasons:
         lines = verify_report.drain_lines(outcomes)
-    least = DONE if all(one.good for one in reduced) else DIFFERS
+    least = DONE if all(reduction.good for reduction in reduced) else DIFFERS
     more = {"odd": verify_report.as_json(odd), "all_reduce": launch.as_json(reduced)}
     return _answer(run, "node-verify", outcomes, lines, least, **more)
 
@@ -91,7 +91,7 @@ def node_verify(flags: Verify, context: Any, hosts: Hosts) -> Answer:
 class Reboot(Flags):
     check: bool = flag(False, "say which nodes would be rebooted (also fab --dry)")
     force: bool = flag(False, "also nodes with a running job or a notice of their end")
-    raw: bool = flag(False, "also nodes of HyperPod, for which it else prints HyperPod's own commands")
+    raw: bool = flag(False, "also nodes of HyperPod; without it HyperPod's own commands are printed")
     wait: str = flag("900", "seconds until a node must be back (900)")
 
 

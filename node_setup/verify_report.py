@@ -19,31 +19,35 @@ _FINE = (Status.OK, Status.SKIPPED)
 
 def odd(outcomes: Sequence[Outcome]) -> list[Odd]:
     """Facts in which a node differs from most of its group's."""
-    answers = {one.node.name: one.answer for one in outcomes if one.answer}
+    answers = {outcome.node.name: outcome.answer for outcome in outcomes if outcome.answer}
     digests = {name: answer.facts_digest for name, answer in answers.items() if answer.facts_digest is not None}
-    return odd_ones(digests, {one.node.name: one.node.group or "" for one in outcomes})
+    return odd_ones(digests, {outcome.node.name: outcome.node.group or "" for outcome in outcomes})
 
 
 def as_json(found: Sequence[Odd]) -> list[dict[str, Any]]:
-    return [asdict(one) for one in found]
+    return [asdict(difference) for difference in found]
 
 
 def lines(outcomes: Sequence[Outcome], found: Sequence[Odd]) -> list[str]:
-    """A line a node, then every check that did not pass, then the odd ones out."""
-    text = table(("node", "ready", "checks", "not passed", "drain"), [_row(one) for one in outcomes])
-    text += blocks([(one.node.name, _details(one)) for one in outcomes])
+    """Return a line a node, then every check that did not pass, then facts that differ within a group."""
+    text = table(("node", "ready", "checks", "not passed", "drain"), [_row(outcome) for outcome in outcomes])
+    text += blocks([(outcome.node.name, _details(outcome)) for outcome in outcomes])
     if found:
         text += [
             "",
             "different from the rest of their group:",
-            *(f"  {plain(_group(one))}{plain(one.why)}" for one in found),
+            *(f"  {plain(_group(difference))}{plain(difference.why)}" for difference in found),
         ]
     return [*text, "", summary(outcomes, ready=True)]
 
 
 def drain_lines(outcomes: Sequence[Outcome]) -> list[str]:
     """`node reason`, for nodes whose agent found a fault: what scontrol takes as a reason."""
-    return [plain(f"{one.node.name} {one.answer.drain}") for one in outcomes if one.answer and one.answer.drain]
+    return [
+        plain(f"{outcome.node.name} {outcome.answer.drain}")
+        for outcome in outcomes
+        if outcome.answer and outcome.answer.drain
+    ]
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:

@@ -22,9 +22,9 @@ from infra.config import parse
 from infra.preflight.commands import rules
 from infra.preflight.offline import run_offline
 from lustrain.problem import UserError
-from node_setup.agent import catalog
 from node_setup.agent.model import Request
-from node_setup.agent.plan import plan, rows
+from node_setup.agent.run.plan import plan, rows
+from node_setup.agent.settings import catalog
 from tests.infra.edits import STACKS, edited, place, spec_of
 from tests.infra.mistakes import MISTAKES, NOW
 from tests.infra.registered import properties_of

@@ -23,7 +23,7 @@ def start() -> int:
         if os.path.exists(compiled):
             sys.path.insert(0, compiled)
     from node_setup.agent.cli import main
-    from node_setup.agent.identity import Identity
+    from node_setup.agent.wire.identity import Identity
 
     return main(sys.argv[1:], Identity(path, digest, compiled))
 

@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 from lustrain.problem import UserError, did_you_mean, problem
-from node_setup.agent.answer import blank
 from node_setup.agent.host import Host
-from node_setup.agent.identity import Identity
 from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, EXIT_OTHER_AGENT, EXIT_REFUSED, Request
+from node_setup.agent.wire.answer import blank
+from node_setup.agent.wire.identity import Identity
 
 OPTIONS = ("--sha", "--request", "--wait", "--mount-wait", "--tier")
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -34,7 +34,7 @@ commands: facts plan tune verify boot lnet reboot-check version
 status: 0 in sync or done, 1 failed, 2 drift (plan) or not ready (verify), 4 refused, 96 another agent"""
 
 
-class Asked(NamedTuple):
+class Options(NamedTuple):
     """The command line, checked."""
 
     command: str
@@ -46,24 +46,24 @@ class Asked(NamedTuple):
 
 
 class StoppedError(BaseException):
-    """A signal asked us to end; no BaseException of anyone else's making is caught by those who collect facts."""
+    """A signal ended us. A BaseException, so that the guards around single facts do not catch it."""
 
 
 def main(arguments: Sequence[str], identity: Identity) -> int:
-    """Do what the command line says; the exit status."""
+    """Run the command; return the exit status."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         sys.stderr.write(USAGE + "\n")
         return EXIT_IN_SYNC if arguments else EXIT_FAILED
     os.umask(0o022)
     for number in STOPS:
-        # Who started us under nohup wants us to go on.
+        # Under nohup SIGHUP is ignored, and the agent goes on.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
     try:
-        asked = parse(arguments)
-        if asked.sha is not None and asked.sha != identity.sha256:
+        options = parse(arguments)
+        if options.sha is not None and options.sha != identity.sha256:
             return EXIT_OTHER_AGENT
-        result, code = COMMANDS[asked.command](asked, identity)
+        result, code = COMMANDS[options.command](options, identity)
     except UserError as error:
         result, code = _failure(identity, arguments[0], error.problems), EXIT_FAILED
     except StoppedError as stopped:
@@ -74,8 +74,8 @@ def main(arguments: Sequence[str], identity: Identity) -> int:
     return code
 
 
-def parse(arguments: Sequence[str]) -> Asked:
-    """UserError on what is unknown or lacks its value."""
+def parse(arguments: Sequence[str]) -> Options:
+    """Read the command line. UserError where an option is unknown or lacks its value."""
     command, rest = arguments[0], list(arguments[1:])
     if command not in COMMANDS:
         raise UserError(problem("command", command, "unknown", ", ".join(COMMANDS), did_you_mean(command, COMMANDS)))
@@ -90,7 +90,7 @@ def parse(arguments: Sequence[str]) -> Asked:
             value = rest.pop(0)
         values[name] = value
     wait_s = _seconds("--wait", values)
-    return Asked(
+    return Options(
         command,
         values.get("--sha"),
         values.get("--request"),
@@ -109,69 +109,72 @@ def _seconds(name: str, values: Mapping[str, str]) -> float | None:
     return float(text)
 
 
-def _facts(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
-    from node_setup.agent import catalog, tune
+def _facts(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+    from node_setup.agent.run import tune
+    from node_setup.agent.settings import catalog
 
     host = Host()
-    return tune.facts(host, _request(asked, host), identity, catalog.load()), EXIT_IN_SYNC
+    return tune.facts(host, _request(options, host), identity, catalog.load()), EXIT_IN_SYNC
 
 
-def _plan(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
-    from node_setup.agent import tune
+def _plan(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+    from node_setup.agent.run import tune
 
     host = Host()
-    return tune.check(host, _request(asked, host), identity)
+    return tune.check(host, _request(options, host), identity)
 
 
-def _tune(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
-    from node_setup.agent import tune
+def _tune(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+    from node_setup.agent.run import tune
 
     _require_root("tune")
     host = Host()
-    answer = tune.tune(host, _request(asked, host), identity, asked.wait_s, _log)
+    answer = tune.tune(host, _request(options, host), identity, options.wait_s, _log)
     _keep_compiled(identity)
     return answer
 
 
-def _verify(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
-    from node_setup.agent import catalog, tune, verify
+def _verify(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+    from node_setup.agent import verify
+    from node_setup.agent.run import tune
+    from node_setup.agent.settings import catalog
 
     host = Host()
-    request = _request(asked, host)
-    return verify.verify(host, tune.facts(host, request, identity, catalog.load()), request, asked.tier)
+    request = _request(options, host)
+    return verify.verify(host, tune.facts(host, request, identity, catalog.load()), request, options.tier)
 
 
-def _boot(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
-    from node_setup.agent import boot
+def _boot(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+    from node_setup.agent.run import boot
 
     _require_root("boot")
-    wait_s = boot.MOUNT_WAIT_S if asked.mount_wait_s is None else asked.mount_wait_s
+    wait_s = boot.MOUNT_WAIT_S if options.mount_wait_s is None else options.mount_wait_s
     answer = boot.boot(Host(), identity, _log, wait_s)
     _keep_compiled(identity)
     return answer
 
 
-def _lnet(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
-    from node_setup.agent import boot
+def _lnet(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+    from node_setup.agent.run import boot
 
     _require_root("lnet")
     return boot.lnet(Host(), identity, _log)
 
 
-def _reboot_check(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
-    """What tells one boot from the next, and whether something speaks against a reboot now."""
+def _reboot_check(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+    """Tell one boot from the next, and say what speaks against a reboot now."""
     from node_setup.agent.facts import collect
     from node_setup.agent.facts.wanted import Wanted
-    from node_setup.agent.refusal import refusal
+    from node_setup.agent.run.refusal import refusal
 
     host = Host()
     found = collect(host, Wanted())
-    refused = None if _request(asked, host).force else refusal(found, to_reboot=True)
+    refused = None if _request(options, host).force else refusal(found, to_reboot=True)
     result = {**blank(identity), "boot": found["host"], "refused": refused}
     return result, EXIT_REFUSED if refused else EXIT_IN_SYNC
 
 
-def _version(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
+def _version(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
     return {
         "version": 1,
         "agent": identity.sha256,
@@ -180,7 +183,7 @@ def _version(asked: Asked, identity: Identity) -> tuple[dict[str, Any], int]:
     }, EXIT_IN_SYNC
 
 
-COMMANDS: dict[str, Callable[[Asked, Identity], tuple[dict[str, Any], int]]] = {
+COMMANDS: dict[str, Callable[[Options, Identity], tuple[dict[str, Any], int]]] = {
     "facts": _facts,
     "plan": _plan,
     "tune": _tune,
@@ -192,15 +195,16 @@ COMMANDS: dict[str, Callable[[Asked, Identity], tuple[dict[str, Any], int]]] = {
 }
 
 
-def _request(asked: Asked, host: Host) -> Request:
-    """What the caller wants; where it names no cluster, the one that the node was last tuned for."""
+def _request(options: Options, host: Host) -> Request:
+    """Return what the caller wants; where it names no cluster, the one that the node was last tuned for."""
     from dataclasses import replace
 
-    from node_setup.agent import boot, request
+    from node_setup.agent.run import boot
+    from node_setup.agent.wire import request
 
     given = Request()
-    if asked.request is not None:
-        given = request.parse(_read(asked.request))
+    if options.request is not None:
+        given = request.parse(_read(options.request))
     return given if given.document else replace(given, document=boot.kept(host)[0].document)
 
 
@@ -228,7 +232,7 @@ def _keep_compiled(identity: Identity) -> None:
 def _require_root(command: str) -> None:
     if os.geteuid() != 0:
         raise UserError(
-            f"{command} needs root and this is uid {os.geteuid()}; fix: run it by sudo; `plan` needs no root"
+            f"{command} needs root and this is uid {os.geteuid()}; fix: run it with sudo; `plan` needs no root"
         )
 
 
@@ -250,9 +254,9 @@ def _place(error: Exception) -> str:
 
 def _stop(number: int, frame: object) -> NoReturn:
     # Once is enough: what follows is the report of where we stopped. A lost connection sends two kinds of them.
-    for one in STOPS:
-        signal.signal(one, signal.SIG_IGN)
-    raise StoppedError(f"stopped by {signal.Signals(number).name}; what was done is done, run it again")
+    for stop in STOPS:
+        signal.signal(stop, signal.SIG_IGN)
+    raise StoppedError(f"stopped by {signal.Signals(number).name}; completed steps stay in place, run it again")
 
 
 def _log(line: str) -> None:

@@ -13,7 +13,7 @@ from importlib.util import MAGIC_NUMBER, source_hash
 from marshal import dumps
 
 from node_setup.agent.host import Host
-from node_setup.agent.identity import Identity
+from node_setup.agent.wire.identity import Identity
 
 _UNCHECKED = (1).to_bytes(4, "little")
 """Flags of bytecode that is valid as it is (PEP 552)."""

@@ -6,7 +6,7 @@ from node_setup.agent.model import Facts, Request
 
 
 def group_of(facts: Facts, request: Request) -> str | None:
-    """The one that the caller names, else the one that the node was told, else the only one of the node's instance type."""
+    """Return the group that the caller names, else the node's own record of it, else the only one of its instance type."""
     known = request.group or facts.get("group")
     if isinstance(known, str):
         return known
@@ -17,5 +17,5 @@ def group_of(facts: Facts, request: Request) -> str | None:
 
 
 def bare(kind: object) -> str | None:
-    """An instance type without HyperPod's prefix; None where it is not a name."""
+    """Return an instance type without HyperPod's prefix; None where it is not a name."""
     return (kind[3:] if kind.startswith("ml.") else kind) if isinstance(kind, str) and kind else None

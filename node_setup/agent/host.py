@@ -57,14 +57,14 @@ class Host:
         return self.root / path.lstrip("/")
 
     def read(self, path: str) -> str | None:
-        """The file's text, undecodable bytes replaced; None where it cannot be read."""
+        """Return the file's text, undecodable bytes replaced; None where it cannot be read."""
         try:
             return self.path(path).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
 
     def names(self, path: str) -> list[str]:
-        """What is in a folder, sorted; empty where there is no such folder."""
+        """List a folder, sorted; empty where there is no such folder."""
         try:
             return sorted(os.listdir(self.path(path)))
         except OSError:
@@ -141,7 +141,7 @@ class Host:
 
 
 def _reap(process: subprocess.Popen[str]) -> None:
-    """Waits for a killed program, but not for one that left its group with our pipes open, as daemons do, nor for one that
+    """Wait for a killed program, but not for one that left its group with our pipes open, as daemons do, nor for one that
     hangs in the kernel, as on a file system whose server is gone, and cannot die."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(DIES_WITHIN_S)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from node_setup.agent import condition, data
 from node_setup.agent.model import Facts
+from node_setup.agent.settings import condition, data
 
 HARMS = ("harmful", "obsolete", "useless", "debug")
 LONGEST = 120
@@ -16,12 +16,15 @@ LONGEST = 120
 
 
 def lint(facts: Facts) -> list[dict[str, Any]]:
-    """Findings `{where, line, name, value, why, fix, harm}`, the harmful ones first, by the rules of `settings/variables.toml`.
+    """Return findings `{where, line, name, value, why, fix, harm}`, harmful ones first, by `settings/variables.toml`.
 
     A variable that no rule names is left alone and its value never shown, whatever it may hold.
     """
-    found = [finding for one in facts.get("environment") or () for finding in _judge(one, facts)]
-    return sorted(found, key=lambda one: (HARMS.index(one["harm"]), one["where"], one["line"] or 0, one["name"]))
+    found = [finding for variable in facts.get("environment") or () for finding in _judge(variable, facts)]
+    return sorted(
+        found,
+        key=lambda finding: (HARMS.index(finding["harm"]), finding["where"], finding["line"] or 0, finding["name"]),
+    )
 
 
 def _judge(variable: Mapping[str, Any], facts: Facts) -> Iterator[dict[str, Any]]:
@@ -54,7 +57,7 @@ def _fits(rule: Mapping[str, Any], variable: Mapping[str, Any], facts: Facts) ->
 
 
 def _is_for_everybody(where: str) -> bool:
-    """A file that sets it for whoever comes, not the environment of a running job, which Slurm and launchers add to."""
+    """Tell a file that sets it for everybody from the environment of a running job, which Slurm and launchers add to."""
     return where.startswith("/")
 
 
@@ -63,5 +66,5 @@ def _unquoted(value: str) -> str:
 
 
 def _shown(value: str) -> str:
-    plain = "".join(one if one.isprintable() else "?" for one in _unquoted(value))
+    plain = "".join(character if character.isprintable() else "?" for character in _unquoted(value))
     return plain if len(plain) <= LONGEST else plain[:LONGEST] + "…"

@@ -137,3 +137,25 @@ class Request:
     force: bool = False
     allow_reboot: bool = False
     expect: Mapping[str, Any] = field(default_factory=dict)
+
+
+def look_up(tree: Mapping[str, Any], path: str) -> tuple[bool, Any]:
+    """Whether there is something at a dotted path, and what; of keys that hold dots the longest that is there is taken."""
+    if path in tree:
+        return True, tree[path]
+    end = path.rfind(".")
+    while end > 0:
+        inner = tree.get(path[:end])
+        if isinstance(inner, Mapping):
+            found, value = look_up(inner, path[end + 1 :])
+            if found:
+                return True, value
+        end = path.rfind(".", 0, end)
+    return False, None
+
+
+def shown(value: Any) -> str:
+    """Write a fact as a person reads it and as conditions and settings write it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) and value < 1e6 else str(value)

@@ -27,8 +27,8 @@ TUNING = "/etc/lustrain/tuning.json"
 AGENT = "/var/lib/lustrain/agent.pyz"
 LOCK = "/run/lustrain/agent.lock"
 REPORT = "/var/lib/lustrain/last.json"
-"""What the last apply said."""
-OWED = "/var/lib/lustrain/owed.json"
+"""The answer of the last apply."""
+PENDING = "/var/lib/lustrain/owed.json"
 """Programs that an apply has yet to run for its files; it is only there while one runs, or was killed."""
 
 REMOUNT = "/run/lustrain/lustre-mount.json"
@@ -55,12 +55,12 @@ PATHS = (
     LNET_UNIT,
     BOOT_UNIT,
     TUNING,
-    OWED,
+    PENDING,
 )
 """Text files whose content the facts carry; mount units, whose names follow their mount points, come on top."""
 
 
 def mount_unit(path: str, suffix: str = "mount") -> str:
-    """The unit file of a mount point, its name escaped as `systemd-escape --path` does for the characters we allow."""
+    """Return the unit file of a mount point, its name escaped as `systemd-escape --path` does for the characters we allow."""
     name = path.strip("/").replace("-", "\\x2d").replace("/", "-")
     return f"/etc/systemd/system/{name}.{suffix}"

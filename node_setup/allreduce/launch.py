@@ -54,12 +54,18 @@ def all_reduce(run: Run, outcomes: Sequence[Outcome], deadline: Deadline, named:
         return [
             Reduction("", None, ("the number of GPUs of these nodes is not known; fix: give --cluster or --stack",))
         ]
-    callers = [one for one in outcomes if one.answer and _role(run, one.node) in ("controller", "login")]
+    callers = [
+        outcome for outcome in outcomes if outcome.answer and _role(run, outcome.node) in ("controller", "login")
+    ]
     caller = callers[0].node if callers and cluster.backend == "hyperpod-slurm" else None
     found = []
     for name, group in cluster.groups.items():
         if group.gpus and group.role == "worker":
-            ready = [one for one in outcomes if one.node.group == name and one.answer and one.answer.ready]
+            ready = [
+                outcome
+                for outcome in outcomes
+                if outcome.node.group == name and outcome.answer and outcome.answer.ready
+            ]
             found.append(_group(_Launch(run, name, group, caller, deadline), ready, named))
     return found
 
@@ -94,7 +100,7 @@ class _Launch:
         return "" if self.deadline.left() > LEAST_S else f"the {self.run.pace.total_s:g} s for all nodes are over"
 
     def find(self, named: Programs) -> str:
-        """Looks for the test on a worker and for the launcher where it is called; why it cannot be run, or nothing. Fault."""
+        """Look for the test on a worker and for the launcher where it is called; why it cannot be run, or nothing. Fault."""
         worker = next(iter(self.nodes.values()))
         launcher = "srun" if self.caller else "mpirun"
         for node, name, given in (
@@ -119,14 +125,14 @@ class _Launch:
         print(f"all-reduce of {self.name}: {what}, at most {self._seconds():.0f} s", file=sys.stderr, flush=True)
         with ThreadPoolExecutor(min(len(sets), self.run.pace.max_parallel)) as pool:
             try:
-                return list(pool.map(self._one, sets))
+                return list(pool.map(self._reduce, sets))
             except KeyboardInterrupt:
                 # Closing the connections ends the threads, for which leaving the pool waits.
                 self.run.ways.stop()
                 self.troubles.append("stopped by Ctrl-C")
                 return [""] * len(sets)
 
-    def _one(self, words: tuple[str, ...]) -> str:
+    def _reduce(self, words: tuple[str, ...]) -> str:
         size, efa = floor(self.group.type).bytes, bool(self.group.efa)
         if self.caller:
             command = by_srun(words, self.group.gpus, size, efa=efa, program=self.test)
@@ -164,12 +170,12 @@ class _Launch:
 
 def _group(launch: _Launch, ready: Sequence[Outcome], named: Programs) -> Reduction:
     name = launch.name
-    left_out = {one.node.name: why for one in ready if one.answer and (why := busy(one.answer))}
-    free = [one for one in ready if one.node.name not in left_out]
+    left_out = {outcome.node.name: why for outcome in ready if outcome.answer and (why := busy(outcome.answer))}
+    free = [outcome for outcome in ready if outcome.node.name not in left_out]
     if len(free) < 2:
         many = f"{len(free)} of its nodes are ready{' and idle' if left_out else ''}"
         return Reduction(name, None, (f"not run: {many}, it takes two",), left_out)
-    launch.nodes = {_word(one, launch.caller): one.node for one in free}
+    launch.nodes = {_word(outcome, launch.caller): outcome.node for outcome in free}
     try:
         lack = launch.over() or launch.find(named)
     except Fault as fault:
@@ -181,7 +187,7 @@ def _group(launch: _Launch, ready: Sequence[Outcome], named: Programs) -> Reduct
 
 
 def _word(outcome: Outcome, caller: Node | None) -> str:
-    """What the launcher calls a node: Slurm by its host name, mpirun as well where we have no address of it."""
+    """Return the launcher's name of a node: Slurm its host name, mpirun as well where we have no address of it."""
     node = outcome.node
     host = outcome.answer.host if outcome.answer and isinstance(outcome.answer.host, str) else node.name
     return host if caller or node.route.proxy else node.address
@@ -194,22 +200,23 @@ def _role(run: Run, node: Node) -> str | None:
 
 
 def lines(found: Sequence[Reduction]) -> list[str]:
-    """What node-verify says of it."""
+    """Return node-verify's lines about it."""
     text = []
-    for one in found:
-        head = f"all-reduce{f' of {one.group}' if one.group else ''}"
-        text += [f"{head}: {name} is left out: {why}" for name, why in one.left_out.items()]
-        if one.measured is None:
-            text += [f"{head}: {why}" for why in one.why]
+    for reduction in found:
+        head = f"all-reduce{f' of {reduction.group}' if reduction.group else ''}"
+        text += [f"{head}: {name} is left out: {why}" for name, why in reduction.left_out.items()]
+        if reduction.measured is None:
+            text += [f"{head}: {why}" for why in reduction.why]
             continue
-        text += ["", f"{head}: {_verdict_text(one.measured.together)}", *(f"  {why}" for why in one.why)]
+        text += ["", f"{head}: {_verdict_text(reduction.measured.together)}", *(f"  {why}" for why in reduction.why)]
         text += [
-            f"  {' and '.join(sorted(pair))}: {_verdict_text(verdict)}" for pair, verdict in one.measured.pairs.items()
+            f"  {' and '.join(sorted(pair))}: {_verdict_text(verdict)}"
+            for pair, verdict in reduction.measured.pairs.items()
         ]
-        if one.measured.finding.culprits:
-            text.append(f"  slow in every pair: {', '.join(one.measured.finding.culprits)}")
-        if one.measured.ended:
-            text.append(f"  the search for the bad node ended: {one.measured.ended}")
+        if reduction.measured.finding.culprits:
+            text.append(f"  slow in every pair: {', '.join(reduction.measured.finding.culprits)}")
+        if reduction.measured.ended:
+            text.append(f"  the search for the bad node ended: {reduction.measured.ended}")
     return text
 
 
@@ -218,15 +225,15 @@ def _verdict_text(verdict: Verdict) -> str:
 
 
 def as_json(found: Sequence[Reduction]) -> list[dict[str, Any]]:
-    return [_as_json(one) for one in found]
+    return [_as_json(reduction) for reduction in found]
 
 
-def _as_json(one: Reduction) -> dict[str, Any]:
-    measured = one.measured
+def _as_json(reduction: Reduction) -> dict[str, Any]:
+    measured = reduction.measured
     return {
-        "group": one.group,
-        "why": list(one.why),
-        "left_out": dict(one.left_out),
+        "group": reduction.group,
+        "why": list(reduction.why),
+        "left_out": dict(reduction.left_out),
         "together": vars(measured.together) if measured else None,
         "pairs": [{"nodes": sorted(pair), **vars(verdict)} for pair, verdict in measured.pairs.items()]
         if measured

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
-from node_setup.agent import data
+from node_setup.agent.settings import data
 
 PROGRAM = "all_reduce_perf"
 SMALLEST_BYTES = 8
 DEFAULT_BYTES = 2**30
-"""For a type whose size nobody has tried; it fits any GPU that has EFA."""
+"""For a type whose size is untested; it fits any GPU that has EFA."""
 ENVIRONMENT = {"NCCL_DEBUG": "INFO"}
 """For the lines that say which network NCCL took."""
 OVER_EFA = {"NCCL_NET": "AWS Libfabric"}
@@ -27,7 +27,7 @@ plugin still answers to this older name of its own (aws/aws-ofi-nccl src/nccl_of
 
 @dataclass(frozen=True)
 class Floor:
-    """The size to run to, and the bus bandwidth in GB/s to reach there; None where nobody has published one. `nodes` is on
+    """The size to run to, and the bus bandwidth in GB/s to reach there; None where no figure is published. `nodes` is on
     how many it was measured: more nodes reach less, so it says nothing of them."""
 
     bytes: int
@@ -96,7 +96,7 @@ def by_srun(
     mpi: str = "pmix",
     wait_s: int = 60,
 ) -> list[str]:
-    """The command on a Slurm login node: one rank a GPU, nodes for itself, given up after `wait_s` where they are not free.
+    """Return the command on a Slurm login node: one rank a GPU, exclusive nodes, given up after `wait_s` where they are busy.
 
     ValueError for fewer than two nodes or no GPU.
     """
@@ -113,7 +113,7 @@ def by_srun(
 def by_mpirun(
     nodes: Sequence[str], gpus: int, size: int, *, efa: bool, program: str = PROGRAM, mpirun: str = "mpirun"
 ) -> list[str]:
-    """The command on one of the nodes, which reaches the others by ssh: Open MPI, explicit hosts, one rank a GPU. ValueError.
+    """Return the command on a node that reaches the others by ssh: Open MPI, explicit hosts, one rank a GPU. ValueError.
 
     MPI itself goes over TCP, so that it starts whatever state EFA is in.
     """
@@ -153,7 +153,7 @@ _PROVIDER = re.compile(
 
 
 def parse(text: str) -> Output:
-    """What a run printed, lines of NCCL among it; rows are those of any nccl-tests since 2019."""
+    """Read what a run printed, lines of NCCL among it; rows are those of any nccl-tests since 2019."""
     lines = [_LABEL.sub("", line) for line in text.splitlines()]
     networks: dict[str, set[str]] = {}
     providers: dict[str, set[tuple[str, int | None]]] = {}

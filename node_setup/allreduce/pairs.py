@@ -36,7 +36,7 @@ def tournament(nodes: Sequence[str]) -> list[list[Pair]]:
 
 
 def finding(nodes: Iterable[str], outcomes: Outcomes) -> Finding:
-    """What the runs so far say of each node, in the order given."""
+    """Judge each node by the runs so far, in the order given."""
     nodes = list(nodes)
     cleared = {node for pair, good in outcomes.items() if good for node in pair}
     culprits = [node for node in nodes if node not in cleared and _convicted(node, outcomes, cleared)]
@@ -50,7 +50,7 @@ def _convicted(node: str, outcomes: Outcomes, cleared: set[str]) -> bool:
 
 
 def next_round(nodes: Sequence[str], outcomes: Outcomes) -> list[Pair]:
-    """The pairs to run next; empty when every node is cleared or a culprit, or nothing more can be learned.
+    """Return the pairs to run next; empty when every node is cleared or a culprit, or nothing more can be learned.
 
     First everybody meets somebody. Then whoever is open meets a cleared node, and where nobody is cleared yet, others.
     """
@@ -62,7 +62,7 @@ def next_round(nodes: Sequence[str], outcomes: Outcomes) -> list[Pair]:
         return next((pairs for pairs in left if pairs), [])
     free, pairs = list(known.cleared), []
     for node in known.open:
-        partner = next((one for one in free if frozenset((node, one)) not in outcomes), None)
+        partner = next((candidate for candidate in free if frozenset((node, candidate)) not in outcomes), None)
         if partner is not None:
             free.remove(partner)
             pairs.append(frozenset((node, partner)))

@@ -47,18 +47,16 @@ def find(session: Session, name: str, named: str | None) -> str | None:
 def _script(name: str, named: str | None) -> str:
     """Of places that match alike the newest comes first: 12.10 before 12.9."""
     if named:
-        return (
-            f'for one in {shlex.quote(named)}; do [ -f "$one" ] && [ -x "$one" ] && echo "$one" && exit; done; exit 1'
-        )
+        return f'for path in {shlex.quote(named)}; do [ -f "$path" ] && [ -x "$path" ] && echo "$path" && exit; done; exit 1'
     places = " ".join(f"$(ls -d {place} 2>/dev/null | sort -rV)" for place in PLACES[name])
     return (
         f"command -v {name} && exit; "
-        f'for one in {places}; do [ -f "$one" ] && [ -x "$one" ] && echo "$one" && exit; done; exit 1'
+        f'for path in {places}; do [ -f "$path" ] && [ -x "$path" ] && echo "$path" && exit; done; exit 1'
     )
 
 
 def lacking(name: str, named: str | None, node: str) -> str:
-    """What to say where `find` found nothing."""
+    """Return the message for a program that `find` did not find."""
     if named:
         return f"{named} is not a program on {node}; fix: name another path"
     flag = {PROGRAM: "--nccl-test PATH", "mpirun": "--mpirun PATH"}.get(name, "PATH of who logs in there")

@@ -18,7 +18,7 @@ from node_setup.fleet.transport import Deadline, Ways
 LEAST_S = KILLED_AFTER_S + SPARE_S + 1
 """Below this it makes no sense to ask a node anything."""
 LOOKS_AFTER_LOSS_S = 20.0
-"""Long enough for a node that only dropped its connections; who boots is told so, not waited for."""
+"""Long enough for a node that only dropped its connections; a node that boots is reported as such, not waited for."""
 TURN_S = 60.0
 """At most this long a tune waits for one that another run has under way; a first pass takes some ten seconds."""
 PID1_AGE = "read up rest </proc/uptime; set -- $(sed 's/.*) //' /proc/1/stat); echo $up ${20} $(getconf CLK_TCK)"
@@ -42,7 +42,7 @@ class AgentCall:
         try:
             seconds = deadline.left() - KILLED_AFTER_S - SPARE_S
             if deadline.left() < LEAST_S:
-                raise Fault(TIMEOUT, "no time was left to ask it", "give it more --timeout")
+                raise Fault(TIMEOUT, "no time was left to call its agent", "give it more --timeout")
             question = Question(self._words(seconds), self.request(node), seconds, self.python, self.privileged)
             reply = ask(session, self.agent, question, traffic)
         except Fault as fault:
@@ -60,12 +60,12 @@ class AgentCall:
         return Outcome(node, kind, why, fix, reply.status, reply.answer, reply.log, seconds, traffic)
 
     def _words(self, seconds: float) -> str:
-        """The command; of its seconds a tune has most left when its turn comes."""
+        """Return the command; of its seconds a tune has most left when its turn comes."""
         return f"tune --wait {min(TURN_S, seconds / 4):.0f}" if self.command == "tune" else self.command
 
     def _lost(self, node: Node, fault: Fault, deadline: Deadline, began: float) -> Fault:
-        """The fault, with what the node itself tells of it when it can be reached again."""
-        again = "run it again: what was done is found and left alone"
+        """Return the fault, with what the node itself shows when it can be reached again."""
+        again = "run it again: completed steps are found and skipped"
         try:
             session = self._again(node, deadline)
         except Fault as still:
@@ -78,7 +78,7 @@ class AgentCall:
         finally:
             self.ways.close(session)
         if age is not None and age < time.monotonic() - began:
-            return Fault(LOST, f"the node rebooted while it was asked, {age:.0f} s ago", again)
+            return Fault(LOST, f"the node rebooted during the call, {age:.0f} s ago", again)
         return Fault(LOST, f"{fault.why}; the node runs on", again)
 
     def _again(self, node: Node, deadline: Deadline) -> Session:

@@ -27,7 +27,7 @@ SUDO, PYTHON, DISK, TIMEOUT, LOST, NO_ANSWER, STOPPED, NOT_BEGUN = (
     "stopped",
     "not begun",
 )
-RUNS_ON = "no longer waited for; an agent that runs there goes on to the end of what it does"
+RUNS_ON = "no longer waited for; an agent that is running finishes its work"
 NO_WAY = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
 MISTAKE = "internal error"
 NOT_REACHED = (UNREACHABLE, LOGIN, HOST_KEY)
@@ -43,7 +43,7 @@ class Fault(Exception):
 
 
 def of_connecting(error: Exception, user: str, late_s: float | None, known_hosts: str, name: str) -> Fault:
-    """The fault behind an exception of connecting as `user` to what is recorded as `name`; `late_s` are the seconds that
+    """Return the fault behind an exception of connecting as `user` to what is recorded as `name`; `late_s` are the seconds that
     went by where all of them did, which paramiko does not always tell from a connection that was closed."""
     if isinstance(error, BadHostKeyException):
         return _changed(error, known_hosts, name)

@@ -80,7 +80,7 @@ class Flags:
 
 
 def number(name: str, text: str | None, least: float, most: float) -> float | None:
-    """The number that a flag gives; None where it was not given. UserError."""
+    """Read the number that a flag gives; None where the flag was not given. UserError."""
     if text is None:
         return None
     try:
@@ -97,7 +97,7 @@ Hosts = tuple[Connection, ...]
 
 
 def node_task(name: str) -> Callable[[Callable[..., Answer]], Any]:
-    """A task of `fab` from a function of its flags, Invoke's context and `Hosts`."""
+    """Declare a task of `fab` from a function of its flags, Invoke's context and `Hosts`."""
 
     def decorate(body: Callable[..., Answer]) -> Any:
         kind = flags_of(body)

@@ -58,7 +58,7 @@ THIS_MACHINE = Node("localhost", "localhost", local=True)
 
 
 def parse_host(text: str, path: str, route: Route | None = None, group: str | None = None) -> Node:
-    """The node that `[user@]host[:port]` names; what the text leaves open is as `route` says. UserError."""
+    """Read a node from `[user@]host[:port]`; what the text leaves open is as `route` says. UserError."""
     route = route or Route()
     match = _HOST.fullmatch(text)
     port = int(match["port"]) if match and match["port"] else None
@@ -71,13 +71,13 @@ def parse_host(text: str, path: str, route: Route | None = None, group: str | No
 
 
 def parse_hosts(text: str, path: str, route: Route | None = None) -> list[Node]:
-    """The nodes of a comma-separated list. UserError."""
+    """Read the nodes of a comma-separated list. UserError."""
     words = [word.strip() for word in text.split(",")]
     return unique([parse_host(word, path, route) for word in words if word], path)
 
 
 def parse_lines(text: str, path: str, route: Route | None = None) -> list[Node]:
-    """The nodes of a file of lines `host [group]`; `#` begins a comment. UserError names the line."""
+    """Read the nodes of a file of lines `host [group]`; `#` begins a comment. UserError names the line."""
     nodes = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -89,7 +89,7 @@ def parse_lines(text: str, path: str, route: Route | None = None) -> list[Node]:
 
 
 def unique(nodes: Iterable[Node], path: str) -> list[Node]:
-    """The nodes as they are; UserError where one is named twice, which would tune it from two sides at once."""
+    """Return the nodes as they are; UserError where one is named twice, which would tune it from two sides at once."""
     found: dict[tuple[str, int], Node] = {}
     for node in nodes:
         first = found.setdefault(_place(node), node)
@@ -108,11 +108,11 @@ def _place(node: Node) -> tuple[str, int]:
 
 
 def chosen(nodes: Sequence[Node], groups: Sequence[str] = (), pattern: str | None = None) -> list[Node]:
-    """The nodes of these groups whose name, address or instance id the glob matches; UserError (3) where none is left."""
+    """Select nodes of these groups whose name, address or instance id the glob matches; UserError (3) where none is left."""
     known = sorted({node.group for node in nodes if node.group})
     for group in groups:
         if group not in known:
-            why = "no node is known to be of this group"
+            why = "no node is known to belong to this group"
             raise UserError(
                 problem("--group", group, why, allowed=", ".join(known) or "none is known here"), UNREACHABLE
             )

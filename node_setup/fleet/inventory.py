@@ -53,7 +53,7 @@ class Inventory:
 
 
 def inventory(source: Source, client: Client | None = None) -> Inventory:
-    """The nodes that `source` names, as they are now. UserError: exit code 3 where there are none."""
+    """Return the nodes that `source` names, as they are now. UserError: exit code 3 where there are none."""
     ways = {"--nodes": source.nodes, "--hosts-file": source.hosts_file, "--local": source.local}
     given = [flag for flag, value in ways.items() if value not in (None, False)]
     if len(given) > 1:
@@ -84,9 +84,9 @@ def inventory(source: Source, client: Client | None = None) -> Inventory:
 
 
 def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node], list[str]]:
-    """The nodes that the Cluster has at this moment, and a line for each that is left out. UserError."""
+    """Return the nodes that the Cluster has at this moment, and a line for each that is left out. UserError."""
     if cluster.nodes.addresses:
-        found = [parse_host(one, "cluster.nodes.addresses", route) for one in cluster.nodes.addresses]
+        found = [parse_host(address, "cluster.nodes.addresses", route) for address in cluster.nodes.addresses]
         return [_grouped(node, cluster) for node in unique(found, "cluster.nodes.addresses")], []
     look = _hyperpod if cluster.nodes.hyperpod_cluster else _gangs
     found, notes = _asking_aws(lambda: look(cluster, client))
@@ -98,7 +98,7 @@ def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node]
 
 
 def _grouped(node: Node, cluster: Cluster) -> Node:
-    """The node with its group: where there is only one it needs no word on who belongs to it; else the node knows."""
+    """Return the node with its group: the cluster's only group, else what the node itself knows."""
     if node.group is not None or len(cluster.groups) != 1:
         return node
     (name, group), *_ = cluster.groups.items()
@@ -108,17 +108,20 @@ def _grouped(node: Node, cluster: Cluster) -> Node:
 def _gangs(cluster: Cluster, client: Client) -> tuple[list[Node], list[str]]:
     wanted, notes = list(cluster.nodes.auto_scaling_groups), []
     pages = client("autoscaling").get_paginator("describe_auto_scaling_groups")
-    groups = [one for page in pages.paginate(AutoScalingGroupNames=wanted) for one in page["AutoScalingGroups"]]
+    groups = [group for page in pages.paginate(AutoScalingGroupNames=wanted) for group in page["AutoScalingGroups"]]
     if gone := sorted(set(wanted) - {group["AutoScalingGroupName"] for group in groups}):
         why = "there is no such Auto Scaling group"
         fix = "`pulumi up`, or give the Cluster of the stack that stands now"
-        raise UserError([problem("cluster.nodes.auto_scaling_groups", one, why, fix=fix) for one in gone], UNREACHABLE)
+        raise UserError(
+            [problem("cluster.nodes.auto_scaling_groups", name, why, fix=fix) for name in gone], UNREACHABLE
+        )
     ids = []
-    for one in (one for group in groups for one in group["Instances"]):
-        if one["LifecycleState"] == "InService" and one["HealthStatus"].lower() == "healthy":
-            ids.append(one["InstanceId"])
+    for member in (member for group in groups for member in group["Instances"]):
+        if member["LifecycleState"] == "InService" and member["HealthStatus"].lower() == "healthy":
+            ids.append(member["InstanceId"])
         else:
-            notes.append(f"{one['InstanceId']} left out: {one['LifecycleState']}, {one['HealthStatus'].lower()}")
+            state = f"{member['LifecycleState']}, {member['HealthStatus'].lower()}"
+            notes.append(f"{member['InstanceId']} left out: {state}")
     found = []
     for instance in _instances(client("ec2"), ids):
         if instance["State"]["Name"] == "running":
@@ -149,20 +152,20 @@ def _hyperpod(cluster: Cluster, client: Client) -> tuple[list[Node], list[str]]:
     found, notes = [], []
     pages = client("sagemaker").get_paginator("list_cluster_nodes")
     for page in pages.paginate(ClusterName=cluster.nodes.hyperpod_cluster):
-        for one in page["ClusterNodeSummaries"]:
-            status = one["InstanceStatus"]["Status"]
-            instance_id = one.get("InstanceId", "")
+        for summary in page["ClusterNodeSummaries"]:
+            status = summary["InstanceStatus"]["Status"]
+            instance_id = summary.get("InstanceId", "")
             if status != "Running" or not instance_id:
-                notes.append(f"{instance_id or one['InstanceGroupName']} left out: {status}")
+                notes.append(f"{instance_id or summary['InstanceGroupName']} left out: {status}")
                 continue
-            host = one.get("PrivateDnsHostname") or instance_id
-            kind = one["InstanceType"].removeprefix("ml.")
-            found.append(Node(host.partition(".")[0], host, one["InstanceGroupName"], instance_id, kind))
+            host = summary.get("PrivateDnsHostname") or instance_id
+            kind = summary["InstanceType"].removeprefix("ml.")
+            found.append(Node(host.partition(".")[0], host, summary["InstanceGroupName"], instance_id, kind))
     return found, notes
 
 
 def _routed(node: Node, cluster: Cluster, route: Route) -> Node:
-    """The node with its way in; over SSM the address is the instance's id and a session's process is the connection."""
+    """Return the node with its way in; over SSM the address is the instance's id and a session's process is the connection."""
     if cluster.reach.via == "ssh" or not node.instance_id:
         return replace(node, route=route)
     form = cluster.reach.ssm_target or "{instance_id}"
@@ -188,7 +191,7 @@ def _named(nodes: Sequence[Node], text: str) -> list[Node]:
 
 
 def _route(cluster: Cluster | None, flags: Route) -> Route:
-    """What flags say, else what the Cluster says. UserError where the key cannot be read, before any node is asked."""
+    """Return the route from flags, else from the Cluster. UserError where the key cannot be read, before any node is called."""
     reach = cluster.reach if cluster else None
     key = flags.key or (reach.key if reach else None)
     if key is not None:
@@ -208,7 +211,7 @@ def _route(cluster: Cluster | None, flags: Route) -> Route:
 
 
 def _described(source: Source) -> tuple[Cluster | None, str | None]:
-    """The Cluster, where one is given, and the lines of a hosts file that is not a Cluster."""
+    """Return the Cluster, where one is given, and the lines of a hosts file that is not a Cluster."""
     text = None if source.hosts_file is None else deployed.text_of(source.hosts_file, "--hosts-file")
     if text is None or not text.lstrip().startswith("{"):
         return deployed.cluster(source.cluster, source.stack), text

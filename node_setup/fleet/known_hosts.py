@@ -27,7 +27,7 @@ class UnknownHostKeyError(SSHException):
 
 
 class UnrecordedError(SSHException):
-    """The key of a new machine that cannot be recorded, so that nobody would notice another one the next time."""
+    """A new machine's key cannot be recorded, so a changed key would go unnoticed the next time."""
 
 
 class KnownHosts:
@@ -54,7 +54,9 @@ class KnownHosts:
                 raise UserError(problem("--known-hosts", str(self.path), why, fix=fix)) from None
         except (OSError, UnicodeDecodeError, InvalidHostKey) as error:
             why = f"is not a file of host keys: {error}"
-            raise UserError(problem("--known-hosts", str(self.path), why, fix="mend it or name another")) from None
+            raise UserError(
+                problem("--known-hosts", str(self.path), why, fix="repair it or name another file")
+            ) from None
 
     def trust(self, client: SSHClient, shown_as: str, recorded_as: str) -> None:
         """Have `client`, which looks for its machine under `shown_as`, accept what is recorded under `recorded_as`."""
@@ -118,7 +120,7 @@ class KnownHosts:
 
 
 def _entry(line: str) -> HostKeyEntry | None:
-    """The entry in a line; None for comments and for keys of an unknown kind."""
+    """Read the entry in a line; None for comments and for keys of an unknown kind."""
     try:
         return None if not line or line.startswith("#") else HostKeyEntry.from_line(line)
     except (SSHException, InvalidHostKey):

@@ -11,7 +11,7 @@ from node_setup.fleet.known_hosts import DEFAULT
 
 SECTION = "node_setup"
 OVER_SSM = 10
-"""Nodes at once over SSM, where nothing else is said: AWS does not publish how many sessions may begin in a second."""
+"""Nodes at once over SSM by default: AWS does not publish how many sessions may begin in a second."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ type by itself, with a traceback where it cannot; None leaves both to us."""
 
 
 def options(configured: Mapping[str, Any], flags: Mapping[str, Any]) -> Options:
-    """Flags that were given, else what is configured, else the defaults. UserError lists every wrong value."""
+    """Return flags that were given, else what is configured, else the defaults. UserError lists every wrong value."""
     problems, values = [], {}
     known = {field.name: field for field in fields(Options)}
     for name in configured:

@@ -72,7 +72,7 @@ def run(
     report: Callable[[Outcome], None],
     beat: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
-    """One outcome a node, in their order; `told` is called with each as it comes, `beat` each second in between. Ctrl-C
+    """Return an outcome a node, in their order; `report` is called with each as it comes, `beat` each second in between. Ctrl-C
     closes all connections, and what had been done by then is reported."""
     deadline = Deadline(pace.total_s)
     size = pace.batch or len(nodes)
@@ -90,18 +90,18 @@ def run(
                 ways.stop()
                 batch.collect_stopped(outcomes, report)
             why = "stopped by Ctrl-C"
-        bad = sum(not one.good for one in outcomes.values())
+        bad = sum(not outcome.good for outcome in outcomes.values())
         if not why and pace.fail_percent is not None and 100 * bad > pace.fail_percent * len(outcomes):
             why = f"{bad} of {len(outcomes)} nodes failed, more than {pace.fail_percent:g} %"
         if not why and not deadline.left():
             why = f"the {pace.total_s:g} s for all nodes are over"
-    fix = "mend the ones that failed and run it again"
+    fix = "repair the failed nodes and run it again"
     return [outcomes.get(node.name) or Outcome(node, NOT_BEGUN, why, fix) for node in nodes]
 
 
 @contextmanager
 def _deaf_to_more() -> Iterator[None]:
-    """The seconds that stopping takes are bounded, and whoever is impatient would lose the report by a second Ctrl-C."""
+    """Ignore a second Ctrl-C while stopping: that takes bounded seconds, and a second one would lose the report."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -155,16 +155,16 @@ class _Batch:
         while self._left(outcomes):
             left = max(0.0, end - time.monotonic())
             try:
-                one = self._done.get(timeout=min(left, BEATS_EVERY_S))
+                outcome = self._done.get(timeout=min(left, BEATS_EVERY_S))
             except queue.Empty:
                 if left <= BEATS_EVERY_S:
                     return
                 beat()
                 continue
-            if isinstance(one, BaseException):
-                raise one
-            outcomes[one.node.name] = one
-            report(one)
+            if isinstance(outcome, BaseException):
+                raise outcome
+            outcomes[outcome.node.name] = outcome
+            report(outcome)
 
     def _run(self) -> None:
         while True:
@@ -173,12 +173,12 @@ class _Batch:
             except queue.Empty:
                 return
             try:
-                self._done.put(self._one(node))
+                self._done.put(self._outcome(node))
             except BaseException as error:  # noqa: BLE001 (a mistake of ours: the thread that waits raises it)
                 self._done.put(error)
                 return
 
-    def _one(self, node: Node) -> Outcome:
+    def _outcome(self, node: Node) -> Outcome:
         began, traffic = time.monotonic(), Traffic()
         if self._ways.stopped.is_set():
             return Outcome(node, NOT_BEGUN, "stopped by Ctrl-C")

@@ -68,7 +68,7 @@ class Question:
 
 
 def ask(session: Session, agent: Agent, question: Question, traffic: Traffic) -> Reply:
-    """The agent's answer; where the node holds no agent or another one, ours is sent along and it is asked again. Fault."""
+    """Call the node's agent; where the node holds no agent or another one, send ours along and call again. Fault."""
     request = json.dumps(question.request, sort_keys=True).encode() + b"\n"
     answer = _once(session, question, _run_script(question, agent), request, traffic)
     if answer.status == EXIT_OTHER_AGENT or _is_damaged(answer):
@@ -101,7 +101,7 @@ def _run_script(question: Question, agent: Agent) -> str:
 
 
 def _store_script(agent: Agent) -> str:
-    """Takes the agent from the beginning of standard input: in place is the old file or the new one, also after a crash."""
+    """Return a script that stores the agent from standard input; even after a crash the old file or the new one is in place."""
     folder, path = shlex.quote(str(PurePosixPath(agent.path).parent)), shlex.quote(agent.path)
     size = len(agent.content)
     return f"""umask 022
@@ -118,7 +118,7 @@ def _is_damaged(answer: Completed) -> bool:
 
 
 def _fault(answer: Completed, session: Session, question: Question, spent_s: float) -> Fault | None:
-    """What kept the agent from being run, or to its end, told by the exit status and by the last words."""
+    """Find what kept the agent from being run, or from its end, in the exit status and the last line."""
     printed = _last_line(answer.err)
     if _object(answer.out) is not None:
         return None
@@ -126,7 +126,9 @@ def _fault(answer: Completed, session: Session, question: Question, spent_s: flo
         fix = "free space below /var/lib" if "No space left" in printed else "make /var/lib writable"
         return Fault(DISK, f"the agent cannot be stored: {printed}", fix)
     if answer.status == 127 and question.python in printed:
-        return Fault(PYTHON, f"there is no {question.python}", "install Python 3.9 or newer, or name it by --python")
+        return Fault(
+            PYTHON, f"{question.python} is not installed", "install Python 3.9 or newer, or name it by --python"
+        )
     if answer.status == 1 and "needs Python 3.9" in printed:
         return Fault(PYTHON, printed, "install Python 3.9 or newer beside it, and name it by --python")
     if answer.status in (1, 127) and "sudo" in printed and not answer.out:
@@ -136,7 +138,7 @@ def _fault(answer: Completed, session: Session, question: Question, spent_s: flo
         return Fault(TIMEOUT, f"it took more than {question.seconds:.0f} s and was ended", "give it more --timeout")
     if answer.status in ENDED_STATUS:
         return Fault(
-            NO_ANSWER, f"the agent was killed after {spent_s:.0f} s", "look for out of memory in its kernel log"
+            NO_ANSWER, f"the agent was killed after {spent_s:.0f} s", "look for an out-of-memory kill in its kernel log"
         )
     return None
 
@@ -160,7 +162,7 @@ def _reply(answer: Completed, question: Question, agent: Agent) -> Reply:
 
 
 def _object(out: bytes) -> dict[str, Any] | None:
-    """The JSON object in the last line; a login shell may have talked before it."""
+    """Return the JSON object in the last line; a login shell may have printed before it."""
     lines = out.strip().splitlines()
     try:
         found = json.loads(lines[-1]) if lines else None

@@ -52,7 +52,7 @@ class Proxy:
         return self._process.returncode is not None or os.waitid(os.P_PID, self._process.pid, seen) is not None
 
     def complaint(self) -> str:
-        """The last line of what it wrote to standard error, never of a page; empty where it was silent."""
+        """Return the last line of its standard error, never of a page; empty where there is none."""
         size = os.fstat(self._said.fileno()).st_size
         text = os.pread(self._said.fileno(), LONGEST_WORD, max(0, size - LONGEST_WORD)).decode(errors="replace")
         if is_page(text):
@@ -77,7 +77,7 @@ class Proxy:
 
 
 def fix_of(command: Sequence[str]) -> str:
-    """What to do where `command` complains: AWS on loopback is an emulation, whose machines run no sshd and no agent."""
+    """Return what to do where `command` complains: AWS on loopback is an emulation, whose machines run no sshd and no agent."""
     if PurePath(command[0]).name == "aws" and _on_loopback(os.environ.get("AWS_ENDPOINT_URL", "")):
         return "the nodes of the embedded AWS run nothing: `python -m rehearsal.lab` gives nodes, or unset AWS_ENDPOINT_URL"
     return "try the same by hand"

@@ -37,14 +37,14 @@ class Run:
 
     options: Options
     inventory: Inventory
-    asked: Wanted
+    tuning: Wanted
     ways: Ways
     pace: Pace
     agent: Agent
     notes: tuple[str, ...] = ()
 
     def ask(self, command: str) -> list[Outcome]:
-        """The answer of every node's agent to one command."""
+        """Call every node's agent with one command."""
         return self.each(f"node {command}", self.asker(command))
 
     def asker(self, command: str) -> AgentCall:
@@ -52,7 +52,7 @@ class Run:
         cluster = self.inventory.cluster
 
         def request(node: Node) -> Mapping[str, Any]:
-            return request_for(node.group, self.asked, cluster)
+            return request_for(node.group, self.tuning, cluster)
 
         # This machine's own facts and plan are anybody's to read; only what changes it takes root.
         privileged = command == "tune" or not all(node.local for node in self.inventory.nodes)
@@ -77,18 +77,18 @@ class Run:
 def prepare(
     context: Any,
     flags: Flags,
-    asked: Wanted,
+    tuning: Wanted,
     hosts: Hosts = (),
     look: Callable[[Source], Inventory] = inventory,
 ) -> Run:
     """UserError with every line that keeps the task from beginning; no node was asked for anything by then."""
     try:
-        return _prepare(context, flags, asked, hosts, look)
+        return _prepare(context, flags, tuning, hosts, look)
     except KeyboardInterrupt:
-        raise UserError("stopped by Ctrl-C before any node was asked", FAILED) from None
+        raise UserError("stopped by Ctrl-C before any node was contacted", FAILED) from None
 
 
-def _prepare(context: Any, flags: Flags, asked: Wanted, hosts: Hosts, look: Callable[[Source], Inventory]) -> Run:
+def _prepare(context: Any, flags: Flags, tuning: Wanted, hosts: Hosts, look: Callable[[Source], Inventory]) -> Run:
     config = context.config if isinstance(context.config, Config) else Config()
     chosen = options(dict(config.get(SECTION) or {}), {**flags.options(), **_core(config, flags)})
     limit, serial, percent = flags.amounts()
@@ -101,13 +101,13 @@ def _prepare(context: Any, flags: Flags, asked: Wanted, hosts: Hosts, look: Call
     pace = Pace(chosen.parallel(ssm=over_ssm), serial, percent, chosen.timeout_s, chosen.total_s)
     limits = Limits(chosen.connect_s, chosen.login_s, chosen.channel_s, chosen.retries)
     known = KnownHosts(chosen.known_hosts, strict=chosen.strict_host_keys)
-    wanted = checked(asked, found.cluster)
+    wanted = checked(tuning, found.cluster)
     agent = packed(here=any(node.local for node in found.nodes))
     return Run(chosen, found, wanted, Ways(known, limits, config), pace, agent, tuple(notes))
 
 
 def packed(*, here: bool = False) -> Agent:
-    """The agent of this checkout; `here` it is run from where it was packed, so that looking takes no root.
+    """Return the agent of this checkout; `here` it is run from where it was packed, so that looking takes no root.
 
     UserError where its settings are wrong, OSError.
     """
@@ -117,7 +117,7 @@ def packed(*, here: bool = False) -> Agent:
 
 
 def _here() -> Path:
-    """The packed agent of this checkout, which may be somebody else's: then it lies in a folder that goes with us."""
+    """Return the packed agent's path; where the checkout is not ours to write, in a temporary folder that goes with us."""
     try:
         return pack.packed()
     except OSError as error:
@@ -130,14 +130,14 @@ def _here() -> Path:
 
 
 def _source(flags: Flags, given: Hosts) -> Source:
-    """What flags say, and the hosts of Fabric's own -H."""
+    """Join the flags and the hosts of Fabric's own -H."""
     source = flags.source()
     if not given:
         return source
     if source.nodes or source.hosts_file or source.local:
         raise UserError("-H and --nodes, --hosts-file or --local name different nodes; fix: give one of them")
-    named = [_named(one) for one in given]
-    hosts = [one.original_host for one in given]
+    named = [_named(host) for host in given]
+    hosts = [host.original_host for host in given]
     if len(set(named)) == 1:
         user, port = named[0]
         return replace(

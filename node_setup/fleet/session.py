@@ -130,10 +130,10 @@ class SshSession:
     def _broken(self, error: Exception, seconds: float, end: float) -> Fault:
         if self._stopped.is_set():
             # sshd lets a program without a terminal run on when its channel closes.
-            return Fault(STOPPED, RUNS_ON, "run it again: what was done is found and left alone")
+            return Fault(STOPPED, RUNS_ON, "run it again: completed steps are found and skipped")
         if isinstance(error, TimeoutError) or time.monotonic() >= end:
             return Fault(
-                TIMEOUT, f"no answer within {seconds:.0f} s", "give it more --timeout, or look what hangs there"
+                TIMEOUT, f"no answer within {seconds:.0f} s", "give it more --timeout, or find what hangs on the node"
             )
         message = " ".join(str(error).split()).rstrip(".") or "closed by the node"
         return Fault(LOST, f"the connection broke while it ran: {message}")
@@ -185,7 +185,7 @@ class LocalSession:
         """Nothing stays open between commands."""
 
     def _listen(self, process: subprocess.Popen[bytes], stdin: bytes, seconds: float) -> tuple[bytes, bytes]:
-        """What it says until its end. TimeoutError when it is not waited for any longer."""
+        """Return its output until its end. TimeoutError when it is not waited for any longer."""
         end, left_to_send = time.monotonic() + seconds, stdin or None
         while True:
             left = max(0.0, end - time.monotonic())
@@ -200,7 +200,7 @@ class LocalSession:
         if not self._stopped.is_set():
             return Fault(TIMEOUT, f"no answer within {seconds:.0f} s", "give it more --timeout")
         why = "stopped while it ran; its agent was ended" if gone else RUNS_ON
-        return Fault(STOPPED, why, "run it again: what was done is found and left alone")
+        return Fault(STOPPED, why, "run it again: completed steps are found and skipped")
 
 
 def _end(process: subprocess.Popen[bytes]) -> bool:
@@ -220,7 +220,7 @@ def _end(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _of_session(leader: int) -> list[int]:
-    """Processes of the session that `leader` began; not its process group, since timeout(1) makes one of its own."""
+    """List the processes of the session that `leader` began; not its process group, since timeout(1) makes one of its own."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError):

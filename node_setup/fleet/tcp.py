@@ -21,7 +21,7 @@ class TcpSocket(socket.socket):
 
 
 def dial(host: str, port: int, seconds: float) -> TcpSocket:
-    """A connection to the first address of `host` that answers, within `seconds` for all of them. OSError of the last one."""
+    """Connect to the first address of `host` that answers, within `seconds` for all of them. OSError of the last one."""
     end = time.monotonic() + seconds
     failure: OSError = TimeoutError("timed out")
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):

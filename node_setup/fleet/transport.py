@@ -60,7 +60,7 @@ class Ways:
         self._lock = threading.Lock()
 
     def connect(self, node: Node, deadline: Deadline) -> Session:
-        """A session; where connecting fails for a passing reason it is tried again after a while. Fault."""
+        """Open a session; where connecting fails for a passing reason it is tried again after a while. Fault."""
         for tried in range(1, self.limits.retries + 2):
             wait = pause_s(tried, self.limits.first_pause_s, self.limits.longest_pause_s)
             try:
@@ -81,7 +81,8 @@ class Ways:
         """Close everything; what waits for a node ends with a Fault."""
         self.stopped.set()
         with self._lock:
-            sessions, jumps = list(self._open), [one for _, opened in self._jumps.values() for one in opened]
+            sessions = list(self._open)
+            jumps = [connection for _, opened in self._jumps.values() for connection in opened]
         for session in sessions:
             session.close()
         for jump in jumps:
@@ -146,12 +147,12 @@ class Ways:
         return Proxy(("sh", "-c", f"exec {own}")) if own else None
 
     def _wire(self, connection: Connection, jump: str, key: str | None, seconds: float) -> Any:
-        """What a connection is carried by: TCP, or a channel from a jump host."""
+        """Return what a connection is carried by: TCP, or a channel from a jump host."""
         host, port = str(connection.host), int(connection.port)
         return self._through(jump, key, (host, port), seconds) if jump else dial(host, port, seconds)
 
     def _through(self, jump: str, key: str | None, address: tuple[str, int], seconds: float) -> Any:
-        """A channel to `address` from a jump host, whose one connection is shared by all nodes behind it.
+        """Open a channel to `address` from a jump host, whose one connection is shared by all nodes behind it.
 
         `jump` may name several, separated by commas, in the order in which they are passed.
         """
@@ -187,7 +188,7 @@ class Ways:
     def _fault(
         self, error: BaseException, proxy: Proxy | None, connection: Connection, node: Node, late_s: float | None
     ) -> Fault | None:
-        """The fault behind what went wrong while connecting; None where it is not a node's fault."""
+        """Return the fault behind what went wrong while connecting; None where it is not a node's fault."""
         if self.stopped.is_set():
             return Fault(STOPPED, "stopped before it was reached")
         if isinstance(error, Fault):
@@ -196,7 +197,7 @@ class Ways:
             return None
         if proxy is None and node.route.proxy and isinstance(error, FileNotFoundError):
             program = node.route.proxy[0]
-            return Fault(UNREACHABLE, f"{program} is not on PATH", f"install {program}, which nodes are reached by")
+            return Fault(UNREACHABLE, f"{program} is not on PATH", f"install {program}: nodes are reached through it")
         fault = of_connecting(error, str(connection.user), late_s, str(self.known_hosts.path), node.key_name)
         complaint = proxy.complaint() if proxy and fault.kind == UNREACHABLE else ""
         if proxy and complaint:

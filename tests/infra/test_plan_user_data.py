@@ -23,10 +23,10 @@ from infra.plan.nodes.document import node_document
 from infra.plan.nodes.user_data import MAX_BYTES, encoded, user_data
 from infra.plan.place import Place
 from lustrain.problem import UserError
-from node_setup.agent import catalog
 from node_setup.agent.model import Request
 from node_setup.agent.owned import AGENT, HEADER, MODPROBE
-from node_setup.agent.plan import plan
+from node_setup.agent.run.plan import plan
+from node_setup.agent.settings import catalog
 from tests.conftest import require
 
 pytestmark = pytest.mark.slow

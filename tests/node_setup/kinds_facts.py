@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from node_setup.agent import owned
-from node_setup.agent.catalog import load
 from node_setup.agent.kinds import planner
 from node_setup.agent.kinds.lustre.stripe import layout_of
 from node_setup.agent.model import Put, Remark, Request, Run, Setting, Step, Write
+from node_setup.agent.settings.catalog import load
 
 SETTINGS = {setting.id: setting for setting in load()}
 Program = Callable[[dict[str, Any], Sequence[str]], None]

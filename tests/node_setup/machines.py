@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from node_setup.agent import catalog
 from node_setup.agent.facts import instance
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import Done
+from node_setup.agent.settings import catalog
 from tests.node_setup.recorded_host import Machine, build, facts_from, recorded
 
 DOCUMENT: dict[str, Any] = {

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from lustrain.problem import UserError
 from node_setup import pack
-from node_setup.agent import request as requests
 from node_setup.agent.cli import COMMANDS, parse
 from node_setup.agent.model import Request
+from node_setup.agent.wire import request as requests
 from tests.conftest import require
 
 NOBODY = 65534
@@ -137,7 +137,7 @@ def test_an_ordinary_user_may_look_and_is_told_that_tuning_needs_root(agent: Pat
         for command in ("tune", "boot"):
             done = run_as_nobody(copy, command)
             assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-            assert "needs root and this is uid 65534; fix: run it by sudo" in done.stderr
+            assert "needs root and this is uid 65534; fix: run it with sudo" in done.stderr
 
 
 @pytest.mark.slow
@@ -148,13 +148,13 @@ def test_a_broken_agent_answers_in_json_with_the_place_and_no_traceback(agent: P
     with zipfile.ZipFile(agent) as source, zipfile.ZipFile(broken, "w") as target:
         for name in source.namelist():
             content = source.read(name)
-            if name == "node_setup/agent/plan.py":
+            if name == "node_setup/agent/run/plan.py":
                 content = content.replace(b"def plan(", b"def plan(*_):\n    return {}['a key']\n\n\ndef old_plan(", 1)
             target.writestr(name, content)
     done = run(broken, "plan")
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     [error] = json.loads(done.stdout)["errors"]
-    assert error["where"].startswith("agent/plan.py:")
+    assert error["where"].startswith("agent/run/plan.py:")
     assert error["where"].endswith(" in plan")
     assert error["why"] == "KeyError: 'a key'"
 
@@ -182,7 +182,7 @@ def test_a_signal_ends_it_with_an_answer_that_says_so(agent: Path) -> None:
         out, err = process.communicate(timeout=20)
     assert process.returncode == 1
     assert json.loads(out)["errors"] == [
-        {"where": "plan", "why": "stopped by SIGTERM; what was done is done, run it again"}
+        {"where": "plan", "why": "stopped by SIGTERM; completed steps stay in place, run it again"}
     ]
     assert b"Traceback" not in err
 
@@ -193,7 +193,7 @@ def test_a_second_signal_does_not_take_the_answer_away(second: signal.Signals) -
     code = f"""
 import os, sys
 from node_setup.agent import cli
-from node_setup.agent.identity import Identity
+from node_setup.agent.wire.identity import Identity
 def plan(asked, identity):
     try:
         os.kill(os.getpid(), {int(signal.SIGTERM)})
@@ -205,7 +205,7 @@ sys.exit(cli.main(["plan"], Identity()))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1, done.stderr
     assert [one["why"] for one in json.loads(done.stdout)["errors"]] == [
-        "stopped by SIGTERM; what was done is done, run it again"
+        "stopped by SIGTERM; completed steps stay in place, run it again"
     ]
 
 
@@ -240,7 +240,7 @@ def test_compiled_modules_are_used_by_the_agent_and_the_python_that_they_are_of(
         f"""
 import sys
 from node_setup.agent.compiled import keep
-from node_setup.agent.identity import Identity
+from node_setup.agent.wire.identity import Identity
 from tests.node_setup.test_agent_cli import compiled_name, loaded_from
 from pathlib import Path
 agent, another = Path({str(copy)!r}), Path({str(copy_of_another)!r})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_setup.agent import data
+from node_setup.agent.settings import data
 from node_setup.allreduce import nccl_tests
 from node_setup.allreduce.nccl_tests import Output, Row, floor, judge, not_over_efa, parse
 

@@ -71,7 +71,7 @@ def test_what_our_agent_says_is_an_answer(command: str, status: int, result: dic
     [
         ("tune", {}, "version is missing"),
         ("tune", {**FINE, "version": 2}, "version = 2: not allowed; allowed: 1"),
-        ("tune", {**FINE, "agent": "b" * 64}, "not the agent that was asked"),
+        ("tune", {**FINE, "agent": "b" * 64}, "not the agent that was called"),
         ("tune", {"version": 1, "rows": []}, "agent is missing"),
         ("plan", {"version": 1, "agent": SHA}, "rows is missing"),
         ("plan", {**FINE, "rows": [{}]}, "rows.0.setting is missing"),
@@ -80,7 +80,7 @@ def test_what_our_agent_says_is_an_answer(command: str, status: int, result: dic
         ("plan", {**FINE, "rows": {"a": ROW}}, "rows = "),
         ("plan", {**FINE, "errors": ["trouble"]}, "errors.0 = 'trouble'"),
         ("plan", {**FINE, "lint": [{"name": "NCCL_PROTO"}]}, "lint.0.where is missing"),
-        ("facts", {**FACTS, "agent": {"sha256": "b"}}, "not the agent that was asked"),
+        ("facts", {**FACTS, "agent": {"sha256": "b"}}, "not the agent that was called"),
         ("facts", {**FACTS, "kernel": None}, "kernel is missing"),
         ("facts", {**FACTS, "gpu": {"devices": 8}}, "gpu.devices = 8: wrong type"),
         ("facts", {**FACTS, "memory": {"gib": float("inf")}}, "memory.gib = inf"),

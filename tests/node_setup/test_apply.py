@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node_setup.agent import owned
-from node_setup.agent.apply import RELOADS, apply, key, perform, sweep
 from node_setup.agent.host import Done, Host
 from node_setup.agent.kinds.hold import LOCKED
 from node_setup.agent.model import PERSISTED, RUNTIME, Copy, Put, Remove, Run, Step, Write
+from node_setup.agent.run.apply import RELOADS, apply, key, perform, sweep
 
 RELOAD = Run(("systemctl", "daemon-reload"))
 Deed = tuple[str, ...]
@@ -222,13 +222,13 @@ HELD = "dpkg: error: dpkg frontend lock was locked by another process with pid 8
 def test_a_program_whose_lock_another_has_is_run_again_until_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node_setup.agent.apply.AGAIN_S", 0.01)
+    monkeypatch.setattr("node_setup.agent.run.apply.AGAIN_S", 0.01)
     assert perform(LockedHost(tmp_path, 3, HELD), HOLD) is None
 
 
 def test_it_is_given_up_in_the_end_and_another_mistake_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node_setup.agent.apply.AGAIN_S", 0.01)
-    monkeypatch.setattr("node_setup.agent.apply.BUSY_S", 0.05)
+    monkeypatch.setattr("node_setup.agent.run.apply.AGAIN_S", 0.01)
+    monkeypatch.setattr("node_setup.agent.run.apply.BUSY_S", 0.05)
     assert perform(LockedHost(tmp_path, 9999, HELD), HOLD) is not None
     once = LockedHost(tmp_path, 2, "E: no such package")
     assert perform(once, HOLD) is not None
@@ -238,7 +238,7 @@ def test_it_is_given_up_in_the_end_and_another_mistake_at_once(tmp_path: Path, m
 def test_a_program_that_may_fail_a_few_times_is_run_so_often_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node_setup.agent.apply.FAILED_PAUSE_S", 0.0)
+    monkeypatch.setattr("node_setup.agent.run.apply.FAILED_PAUSE_S", 0.0)
     mount = Run(("mount", "/fsx"), tries=3)
     assert perform(LockedHost(tmp_path, 2, "mount: refused"), mount) is None
     never = LockedHost(tmp_path, 9, "mount: refused")

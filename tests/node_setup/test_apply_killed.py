@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from node_setup.agent import owned
-from node_setup.agent.apply import sweep
 from node_setup.agent.host import Host
-from node_setup.agent.lock import BusyError, NoLockError, held
+from node_setup.agent.run.apply import sweep
+from node_setup.agent.run.lock import BusyError, NoLockError, held
 from tests.seeds import chance
 
 KILLS = 40
@@ -34,7 +34,7 @@ while True:
 _HOLDER = """
 import sys, time
 from node_setup.agent.host import Host
-from node_setup.agent.lock import held
+from node_setup.agent.run.lock import held
 with held(Host(sys.argv[1]), 1.0):
     print("held", flush=True)
     time.sleep(60)

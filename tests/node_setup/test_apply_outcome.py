@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_setup.agent.apply import key
 from node_setup.agent.model import PERSISTED, RUNTIME, Remark, Run, Setting, Step
-from node_setup.agent.outcome import Done, applied, followed, reboots, unplanned
-from node_setup.agent.plan import Plan
+from node_setup.agent.run.apply import key
+from node_setup.agent.run.outcome import Done, applied, followed, reboots, unplanned
+from node_setup.agent.run.plan import Plan
 
 SETTINGS = {name: Setting(name, "sysctl", ("cpu",), f"reason of {name}", "a source") for name in ("a", "b", "c")}
 

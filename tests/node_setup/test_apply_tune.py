@@ -10,10 +10,10 @@ import pytest
 
 from lustrain.problem import UserError
 from node_setup.agent import owned
-from node_setup.agent.identity import Identity
-from node_setup.agent.lock import held
 from node_setup.agent.model import EXIT_DRIFT, EXIT_FAILED, EXIT_IN_SYNC, EXIT_REFUSED, Request
-from node_setup.agent.tune import check, tune
+from node_setup.agent.run.lock import held
+from node_setup.agent.run.tune import check, tune
+from node_setup.agent.wire.identity import Identity
 from tests.node_setup.agents import BareHost
 
 MAPS, WATCHES = "proc/sys/vm/max_map_count", "proc/sys/fs/inotify/max_user_watches"

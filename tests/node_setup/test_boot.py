@@ -12,13 +12,13 @@ import pytest
 
 from lustrain.problem import UserError
 from node_setup.agent import owned
-from node_setup.agent.boot import boot, found, judge, lnet
-from node_setup.agent.identity import Identity
 from node_setup.agent.kinds.agent import BOOT_UNIT, UNIT
 from node_setup.agent.kinds.agent import plan as plan_agent
-from node_setup.agent.lock import held
 from node_setup.agent.model import Copy, Remark, Request, Run, Setting, Step, Write
-from node_setup.agent.tune import tune
+from node_setup.agent.run.boot import boot, judge, lnet, stored_request
+from node_setup.agent.run.lock import held
+from node_setup.agent.run.tune import tune
+from node_setup.agent.wire.identity import Identity
 from tests.conftest import require
 from tests.node_setup.agents import BareHost
 
@@ -92,9 +92,9 @@ def test_a_second_boot_changes_nothing_and_needs_no_bundle(tmp_path: Path) -> No
 def test_what_lies_beside_the_agent_comes_before_what_the_node_kept(tmp_path: Path) -> None:
     host = machine(tmp_path / "node")
     boot(host, bundle(tmp_path / "old", text({**DOCUMENT, "cluster": "old"})), silent)
-    request, where = found(host, bundle(tmp_path / "new", text(DOCUMENT)))
+    request, where = stored_request(host, bundle(tmp_path / "new", text(DOCUMENT)))
     assert (request.document["cluster"], where) == ("llm", str(tmp_path / "new/tuning.json"))
-    assert found(host, Identity())[0].document["cluster"] == "old"
+    assert stored_request(host, Identity())[0].document["cluster"] == "old"
 
 
 @pytest.mark.parametrize(("interfaces", "status"), [(8, 1), (0, 0)])
@@ -167,7 +167,7 @@ def test_the_log_names_the_setting_that_failed_and_why() -> None:
 def test_a_boot_that_never_gets_the_lock_fails_and_names_its_holder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node_setup.agent.boot.WAIT_S", 0.2)
+    monkeypatch.setattr("node_setup.agent.run.boot.WAIT_S", 0.2)
     host, lines = machine(tmp_path), list[str]()
     with held(host, 0.0):
         assert boot(BareHost(tmp_path), Identity(), lines.append)[1] == 1

@@ -15,7 +15,8 @@ import pytest
 
 from infra.plan.nodes.bundle import AGENT, DOCUMENT, FOLDER, ON_CREATE, ON_INIT, gathered
 from lustrain.cluster import Tuning, node_document, to_json
-from node_setup.agent import catalog, owned
+from node_setup.agent import owned
+from node_setup.agent.settings import catalog
 from node_setup.pack import archive
 from rehearsal.lab.cluster import GROUP, cluster_of
 from rehearsal.lab.hardware import KINDS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lustrain.problem import UserError
-from node_setup.agent import catalog, data
+from node_setup.agent.settings import catalog, data
 
 GOOD: dict[str, Any] = {
     "id": "sysctl.vm.max_map_count",
@@ -138,4 +138,4 @@ def test_nothing_is_wanted_of_a_mount_that_others_own() -> None:
 
 
 def test_a_checkout_reads_every_file_of_the_folder() -> None:
-    assert set(data.tables()) == {path.stem for path in (Path(data.__file__).parents[1] / "settings").glob("*.toml")}
+    assert set(data.tables()) == {path.stem for path in (Path(data.__file__).parents[2] / "settings").glob("*.toml")}

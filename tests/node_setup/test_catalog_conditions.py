@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_setup.agent import allowed
-from node_setup.agent.condition import FAILS, HOLDS, UNKNOWN, judge, parse
 from node_setup.agent.kinds.compare import merged, satisfies
+from node_setup.agent.settings import allowed
+from node_setup.agent.settings.condition import FAILS, HOLDS, UNKNOWN, judge, parse
 
 TREE: dict[str, Any] = {
     "memory": {"gib": 32.0},

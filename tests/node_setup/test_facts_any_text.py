@@ -47,7 +47,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "nvlink": gpu.parse_nvlinks,
     "nvlink errors": gpu.parse_nvlink_errors,
     "xid": gpu.parse_xids,
-    "hl-smi": lambda text: [hpu.device_of(row) for row in hpu.parse_rows(text)],
+    "hl-smi": lambda text: [hpu.device_of(row) for row in gpu.parse_rows(hpu.FIELDS, text)],
     "addresses": lambda text: sorted(instance.parse_addresses(text)),
     "shell": environment.parse_shell,
     "unit file": environment.parse_unit,

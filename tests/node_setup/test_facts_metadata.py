@@ -87,7 +87,7 @@ def test_of_several_events_the_next_is_told_and_how_far_it_is() -> None:
 
 @pytest.mark.parametrize("body", ["", "null", "[]", '"terminate"', '{"action": "terminate"}', "<html>"])
 def test_a_notice_that_cannot_be_read_is_an_error_not_its_absence(body: str) -> None:
-    with pytest.raises(metadata.MetadataError, match="cannot be read"):
+    with pytest.raises(metadata.MetadataError, match="unreadable answer"):
         metadata.read_notice("spot", body)
 
 

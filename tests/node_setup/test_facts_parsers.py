@@ -158,7 +158,7 @@ def test_driver_errors_are_found_in_all_their_forms() -> None:
 
 
 def test_gaudi_rows_become_devices() -> None:
-    first, second = (hpu.device_of(row) for row in hpu.parse_rows(recorded("hl_smi.csv")))
+    first, second = (hpu.device_of(row) for row in gpu.parse_rows(hpu.FIELDS, recorded("hl_smi.csv")))
     assert first == {
         "index": 0,
         "module": 0,

@@ -201,7 +201,7 @@ class Ordeal:
         now = ours(node)
         strays = unfinished(now)
         self.left_over += len(strays)
-        for path in {*now, *old, *new} - {*strays, owned.OWED}:
+        for path in {*now, *old, *new} - {*strays, owned.PENDING}:
             assert now.get(path) in (old.get(path), new.get(path)), f"{node.name}: {path} is neither old nor new"
 
     def converges(self, to: int, struck: Mapping[Node, bool]) -> None:
@@ -307,4 +307,4 @@ def test_a_file_whose_agent_was_killed_before_it_was_taken_in_is_taken_in_by_the
     assert (check.status, "agent.cut-off" in check.rows("node1", "change")) == (4, True)
     assert "agent.cut-off" in mended.rows("node1", "changed")
     assert operator.fab("node-tune", "--check").status == 0
-    assert not node.exists(owned.OWED)
+    assert not node.exists(owned.PENDING)

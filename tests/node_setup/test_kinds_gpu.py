@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from node_setup.agent import owned
-from node_setup.agent.catalog import wanted
 from node_setup.agent.kinds.gpu.clocks import clocks_unit
 from node_setup.agent.kinds.gpu.persistence import DAEMON, DROP_IN, OTHER_OWNER
 from node_setup.agent.model import PERSISTED, RUNTIME, Remark, Step
+from node_setup.agent.settings.catalog import wanted
 from tests.conftest import require
 from tests.node_setup.kinds_facts import SETTINGS, applied, commands, machine, plan, remark, steps
 

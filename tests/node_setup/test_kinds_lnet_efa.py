@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from node_setup.agent import owned
-from node_setup.agent.boot import WAIT_S
-from node_setup.agent.catalog import load
 from node_setup.agent.facts.lustre import parse_nets, parse_peers, parse_udsp
 from node_setup.agent.kinds.lustre import lnet_efa
 from node_setup.agent.model import Remark, Remove, Request, Run, Step, Write
-from node_setup.agent.plan import plan as whole
+from node_setup.agent.run.boot import WAIT_S
+from node_setup.agent.run.plan import plan as whole
+from node_setup.agent.settings.catalog import load
 from tests.node_setup.kinds_facts import commands, machine, plan, remark, steps
 from tests.node_setup.recorded_host import recorded
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lustrain.problem import UserError
-from node_setup.agent.catalog import wanted
 from node_setup.agent.kinds.lustre import mount as lustre_mount
 from node_setup.agent.kinds.lustre import parameter as lustre_parameter
 from node_setup.agent.model import Remark, Request, Step, Write
+from node_setup.agent.settings.catalog import wanted
 from tests.conftest import require
 from tests.node_setup.kinds_facts import SETTINGS, applied, commands, machine, plan, remark, steps
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node_setup.agent import owned
-from node_setup.agent.catalog import wanted
 from node_setup.agent.facts.devices.blocks import collect, signature
 from node_setup.agent.facts.scene import look
 from node_setup.agent.facts.wanted import Wanted
@@ -20,6 +19,7 @@ from node_setup.agent.host import Host
 from node_setup.agent.kinds.disks.scheduler import udev_rule
 from node_setup.agent.kinds.disks.scratch import FORMAT_SECONDS, LABEL, mount_unit
 from node_setup.agent.model import PERSISTED, RUNTIME, Put, Remark, Run, Step
+from node_setup.agent.settings.catalog import wanted
 from tests.conftest import require
 from tests.node_setup.kinds_facts import SETTINGS, applied, array, commands, disk, machine, plan, remark, steps
 

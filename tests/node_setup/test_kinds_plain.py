@@ -8,12 +8,12 @@ import pytest
 
 from lustrain.status import Status
 from node_setup.agent import owned
-from node_setup.agent.catalog import load
 from node_setup.agent.kinds import KINDS, planner
 from node_setup.agent.kinds.agent import UNIT
 from node_setup.agent.kinds.hold import LOCKED
 from node_setup.agent.model import PERSISTED, RUNTIME, Remark, Remove, Request, Run, Setting, Step, Write
 from node_setup.agent.owned import HEADER
+from node_setup.agent.settings.catalog import load
 from tests.node_setup.plain_node import after, bare
 
 NO_SYSTEMD = {"init": "other", "services": {}}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_setup.agent import condition, data
 from node_setup.agent.lint import HARMS, lint
+from node_setup.agent.settings import condition, data
 from tests.node_setup.machines import facts_of
 
 PROFILE = "/etc/profile.d/training.sh"

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from node_setup.agent.host import Host
-from node_setup.agent.lock import BusyError, held
+from node_setup.agent.run.lock import BusyError, held
 
 _AGENT = """
 import sys
-from node_setup.agent.apply import apply
+from node_setup.agent.run.apply import apply
 from node_setup.agent.host import Host
-from node_setup.agent.lock import held
+from node_setup.agent.run.lock import held
 from node_setup.agent.model import RUNTIME, Run, Step
 host, lend = Host(sys.argv[1]), sys.argv[2] == "changes"
 with held(host, 1.0) as lock:
@@ -44,7 +44,7 @@ def killed_agent(root: Path, what: str) -> int:
 @pytest.mark.slow
 def test_what_a_killed_agent_had_started_to_change_the_node_is_waited_for(tmp_path: Path) -> None:
     pid = killed_agent(tmp_path, "changes")
-    busy = rf"what a killed agent had started still changes this node: pid {pid} since .*; fix: "
+    busy = rf"a program that a killed agent started still changes this node: pid {pid} since .*; fix: "
     with pytest.raises(BusyError, match=busy), held(Host(str(tmp_path)), 0.0):
         pass
     with held(Host(str(tmp_path)), 30.0):

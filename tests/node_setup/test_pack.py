@@ -17,7 +17,7 @@ import pytest
 
 from lustrain.problem import UserError
 from node_setup import pack
-from node_setup.agent import catalog, data
+from node_setup.agent.settings import catalog, data
 from tests.node_setup.agents import VERSIONS, interpreter
 
 REPOSITORY = Path(__file__).resolve().parents[2]

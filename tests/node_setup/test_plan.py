@@ -9,10 +9,11 @@ import pytest
 
 from lustrain.problem import UserError
 from lustrain.status import Status
-from node_setup.agent import catalog, owned
+from node_setup.agent import owned
 from node_setup.agent.kinds.agent import document_text
 from node_setup.agent.model import Request
-from node_setup.agent.plan import choose_profile, plan, rows
+from node_setup.agent.run.plan import choose_profile, plan, rows
+from node_setup.agent.settings import catalog
 from tests.node_setup.plain_node import after, bare
 
 SETTINGS = tuple(one for one in catalog.load() if one.kind in ("sysctl", "limit", "observe", "kernel-argument"))

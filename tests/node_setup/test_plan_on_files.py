@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from lustrain.status import Status
-from node_setup.agent import catalog, owned
-from node_setup.agent.apply import apply
+from node_setup.agent import owned
 from node_setup.agent.facts.files import collect as files
 from node_setup.agent.facts.kernel import collect as kernel
 from node_setup.agent.facts.scene import Scene
 from node_setup.agent.host import Host
 from node_setup.agent.model import Request
-from node_setup.agent.plan import Plan, plan
+from node_setup.agent.run.apply import apply
+from node_setup.agent.run.plan import Plan, plan
+from node_setup.agent.settings import catalog
 
 SETTINGS = tuple(one for one in catalog.load() if one.kind in ("sysctl", "limit", "module-option"))
 DOCUMENT: dict[str, Any] = {"lustre": {"path": "/fsx", "efa": False}}

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lustrain.status import Status
-from node_setup.agent import catalog, owned
+from node_setup.agent import owned
 from node_setup.agent.kinds.compare import satisfies
 from node_setup.agent.kinds.files.owned_lines import parse
 from node_setup.agent.model import RUNTIME, Remark, Request
-from node_setup.agent.plan import Plan, plan, rows
+from node_setup.agent.run.plan import Plan, plan, rows
+from node_setup.agent.settings import catalog
 from tests.node_setup.plain_node import after, bare
 
 pytestmark = pytest.mark.slow

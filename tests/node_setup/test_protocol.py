@@ -80,7 +80,7 @@ def fault_of(answer: Completed, tmp_path: Path, *, root: bool = True) -> Fault:
             "timeout: failed to run command 'python3': No such file or directory",
             True,
             PYTHON,
-            "there is no python3",
+            "python3 is not installed",
         ),
         (1, "lustrain-agent: needs Python 3.9 or later, this is 3.8.10; fix: install one", True, PYTHON, "3.8.10"),
         (97, "head: write error: No space left on device", True, DISK, "No space left on device"),
@@ -242,7 +242,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
 def test_no_interpreter_is_told_by_its_name(here: LocalSession, tmp_path: Path) -> None:
     with pytest.raises(Fault) as caught:
         asked(here, agent(SPEAKS, tmp_path), {}, python="python3.0")
-    assert (caught.value.kind, caught.value.why) == (PYTHON, "there is no python3.0")
+    assert (caught.value.kind, caught.value.why) == (PYTHON, "python3.0 is not installed")
 
 
 @pytest.mark.slow
@@ -317,7 +317,7 @@ def test_a_reboot_in_the_middle_is_told_as_one(
     threading.Timer(1, machine.cut).start()
     with pytest.raises(Fault) as caught:
         asker(HANGS)(machine.node, Deadline(40), Traffic())
-    assert (caught.value.kind, caught.value.why) == (LOST, "the node rebooted while it was asked, 0 s ago")
+    assert (caught.value.kind, caught.value.why) == (LOST, "the node rebooted during the call, 0 s ago")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from node_setup.agent.model import Request
-from node_setup.agent.refusal import at_boot, refusal
+from node_setup.agent.run.refusal import at_boot, refusal
 from node_setup.agent.verify.expected import expected
 from node_setup.agent.verify.hardware import notice
 
@@ -32,9 +32,12 @@ STOP = announced("maintenance", "instance-stop", 1.0)
         ({"jobs": [], "metadata": None}, None),
         ({"jobs": [GPU]}, "a job runs: gpu 7;"),
         ({"jobs": [{"kind": "gpu", "id": str(n)} for n in range(8)]}, "gpu 4 and 3 more;"),
-        ({"jobs": None}, "it could not be read whether a job runs;"),
-        ({}, "it could not be read whether a job runs;"),
-        ({"jobs": None, "errors": [{"where": "gpu.processes", "why": "it hangs"}]}, "whether a job runs: it hangs;"),
+        ({"jobs": None}, "whether a job runs could not be read;"),
+        ({}, "whether a job runs could not be read;"),
+        (
+            {"jobs": None, "errors": [{"where": "gpu.processes", "why": "it hangs"}]},
+            "whether a job runs could not be read: it hangs;",
+        ),
         (SPOT, "an interruption is announced: spot terminate at 12:00;"),
         (ENDING, "lifecycle terminate"),
         (SOON, "maintenance system-reboot"),

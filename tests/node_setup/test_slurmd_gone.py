@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from node_setup.agent.host import Done
-from node_setup.agent.identity import Identity
 from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, Request
-from node_setup.agent.outcome import fallen
-from node_setup.agent.tune import tune
+from node_setup.agent.run.outcome import fallen
+from node_setup.agent.run.tune import tune
+from node_setup.agent.wire.identity import Identity
 from tests.node_setup.agents import BareHost
 
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units

@@ -21,7 +21,7 @@ from fabric.main import make_program
 
 from lustrain.problem import USAGE, UserError
 from node_setup import pack
-from node_setup.agent import catalog
+from node_setup.agent.settings import catalog
 from node_setup.fleet.flags import Flags
 from node_setup.fleet.options import DEFAULTS, SECTION, Options, options
 from node_setup.fleet.run import packed, prepare
@@ -188,7 +188,7 @@ def test_ctrl_c_before_any_node_is_asked_is_one_line(
 
     monkeypatch.setattr("node_setup.fleet.run.checked", stopped)
     assert called(["node-facts", "--nodes", NOBODY]) == 1
-    assert capsys.readouterr().err == "stopped by Ctrl-C before any node was asked\n"
+    assert capsys.readouterr().err == "stopped by Ctrl-C before any node was contacted\n"
     monkeypatch.setattr("node_setup.tasks.prepare", stopped)
     assert called(["node-facts", "--nodes", NOBODY]) == 1
     assert capsys.readouterr().err == "stopped by Ctrl-C\n"

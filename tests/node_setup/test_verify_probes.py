@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from node_setup.agent import lock
 from node_setup.agent.host import Done, Host
 from node_setup.agent.model import Request
+from node_setup.agent.run import lock
 from node_setup.agent.verify import probes
 from node_setup.agent.verify.expected import expected
 from node_setup.agent.verify.lustre import transport

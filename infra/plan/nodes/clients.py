@@ -12,10 +12,10 @@ from infra.catalog.instances import Instance, instance
 from infra.config import ClusterSpec, Group
 from infra.plan.storage.lustre import efa_wanted
 from lustrain.cluster import Stripe
-from node_setup.agent import catalog
 from node_setup.agent.model import Request, Write
 from node_setup.agent.owned import MODPROBE
-from node_setup.agent.plan import plan
+from node_setup.agent.run.plan import plan
+from node_setup.agent.settings import catalog
 
 MODULE_OPTION = "module-option"
 """The kind of setting that a kernel module takes as it is loaded."""

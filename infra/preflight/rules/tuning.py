@@ -9,7 +9,7 @@ from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.preflight.rule import Context, Family, Problems, listed
 from lustrain.problem import did_you_mean
-from node_setup.agent import allowed, catalog
+from node_setup.agent.settings import allowed, catalog
 
 SETTINGS = "node_setup/settings/"
 SWITCHES = ("on", "off")

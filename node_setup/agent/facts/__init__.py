@@ -51,9 +51,9 @@ errors [{where, why}]
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from typing import Any, Callable
+from functools import partial
+from typing import Any
 
 from node_setup.agent.facts import (
     clock,
@@ -69,7 +69,7 @@ from node_setup.agent.facts import (
     services,
 )
 from node_setup.agent.facts.devices import blocks, fabric, gpu, hpu
-from node_setup.agent.facts.scene import Scene, look
+from node_setup.agent.facts.scene import look, together
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import Host
 
@@ -78,59 +78,33 @@ __all__ = ["DEADLINE_SECONDS", "Wanted", "collect"]
 DEADLINE_SECONDS = 75.0
 """For all sections; every program in them has a shorter limit of its own, so that this ends only what no kill ends."""
 
-_SLOW = (services, clock, metadata, gpu, hpu, fabric, lustre, blocks)
-"""These run programs or read devices, each in a thread of its own."""
-_QUICK = (machine, kernel, jobs, environment, files)
+_SECTIONS = (machine, kernel, jobs, environment, files, services, clock, metadata, gpu, hpu, fabric, lustre, blocks)
+"""Each in a thread of its own, since many run programs or read devices."""
 
 
 def collect(host: Host, wanted: Wanted) -> dict[str, Any]:
     """All facts of the machine below `host`'s root; `wanted` names the keys that are only read on demand."""
     started = time.monotonic()
     scene = look(host, wanted)
-    sections: dict[str, dict[str, Any]] = {}
-    threads = [
-        (module, threading.Thread(target=_read, args=(module, scene, sections), daemon=True)) for module in _SLOW
-    ]
-    for _, thread in threads:
-        thread.start()
-    for module in _QUICK:
-        _read(module, scene, sections)
-    for module, thread in threads:
-        thread.join(max(0.0, started + DEADLINE_SECONDS - time.monotonic()))
-        if thread.is_alive():
-            scene.fault(_name(module), f"did not answer within {DEADLINE_SECONDS:g} s")
-    return _joined(scene, dict(sections), started)
-
-
-def _name(module: Any) -> str:
-    return str(module.__name__).rpartition(".")[2]
-
-
-def _read(module: Any, scene: Scene, sections: dict[str, dict[str, Any]]) -> None:
-    _guarded(_name(module), lambda: module.collect(scene), scene, sections)
-
-
-def _guarded(name: str, read: Callable[[], Any], scene: Scene, sections: dict[str, dict[str, Any]]) -> None:
-    try:
-        sections[name] = read()
-    except Exception as error:  # noqa: BLE001 -- one fact that cannot be read may not cost the others
-        scene.fault(name, f"{type(error).__name__}: {error}")
-
-
-def _joined(scene: Scene, sections: dict[str, dict[str, Any]], started: float) -> dict[str, Any]:
-    _read(mounts, scene, sections)
-    imds = sections.get("metadata", {}).get("_imds", {})
-    _guarded("instance", lambda: instance.collect(scene, imds), scene, sections)
+    calls = {_name(module): partial(module.collect, scene) for module in _SECTIONS}
+    sections = {name: read or {} for name, read in together(scene, calls, DEADLINE_SECONDS).items()}
+    sections["mounts"] = scene.guarded("mounts", lambda: mounts.collect(scene)) or {}
+    imds = sections["metadata"].get("_imds", {})
+    sections["instance"] = scene.guarded("instance", lambda: instance.collect(scene, imds)) or {}
     facts: dict[str, Any] = {"version": 1, "agent": {}}
-    for module in (*_QUICK, *_SLOW, mounts, instance):
-        found = sections.get(_name(module), {})
-        facts.update({key: found.get(key, nothing) for key, nothing in module.EMPTY.items()})
-    facts["jobs"] = jobs.joined(facts["jobs"], sections.get("gpu", {}).get("jobs"))
-    _guarded("environment.jobs", lambda: environment.of_jobs(scene, facts["jobs"]), scene, sections)
-    facts["environment"] = [*facts["environment"], *sections.get("environment.jobs", ())]
+    for module in (*_SECTIONS, mounts, instance):
+        section = sections[_name(module)]
+        facts.update({key: section.get(key, nothing) for key, nothing in module.EMPTY.items()})
+    facts["jobs"] = jobs.joined(facts["jobs"], sections["gpu"].get("jobs"))
+    of_jobs = scene.guarded("environment.jobs", lambda: environment.of_jobs(scene, facts["jobs"]))
+    facts["environment"] = [*facts["environment"], *(of_jobs or ())]
     facts["errors"] = list(scene.errors)
     facts["agent"] = {
         "python": ".".join(map(str, sys.version_info[:3])),
         "seconds": round(time.monotonic() - started, 3),
     }
     return facts
+
+
+def _name(module: Any) -> str:
+    return str(module.__name__).rpartition(".")[2]

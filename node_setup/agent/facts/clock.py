@@ -20,7 +20,7 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def _state(scene: Scene) -> dict[str, Any]:
-    running = {one.name for one in scene.processes}
+    running = {process.name for process in scene.processes}
     if "chronyd" in running and scene.host.which("chronyc"):
         text = scene.ask("time", ["chronyc", "-c", "-n", "tracking"], 5.0)
         return UNKNOWN if text is None else parse_tracking(text)
@@ -31,7 +31,7 @@ def _state(scene: Scene) -> dict[str, Any]:
 
 
 def _folders(scene: Scene) -> list[str] | None:
-    """The folders whose `*.sources` chrony reads; None where it has no file of its own that can be read."""
+    """Return the folders whose `*.sources` chrony reads; None where no file of chrony's own can be read."""
     texts = [text for text in map(scene.host.read, FILES) if text is not None]
     for folder in [folder for text in texts for folder in parse_folders(text, "confdir")]:
         names = (name for name in scene.host.names(folder) if name.endswith(".conf"))
@@ -40,9 +40,9 @@ def _folders(scene: Scene) -> list[str] | None:
 
 
 def parse_folders(text: str, directive: str) -> list[str]:
-    """The folders that a directive of chrony.conf(5) names, case apart; comments begin with one of `!;#%`."""
+    """Return the folders that a directive of chrony.conf(5) names, case apart; comments begin with one of `!;#%`."""
     lines = (line.split() for line in text.splitlines())
-    return [one.rstrip("/") for words in lines if words and words[0].lower() == directive for one in words[1:]]
+    return [folder.rstrip("/") for words in lines if words and words[0].lower() == directive for folder in words[1:]]
 
 
 def parse_tracking(text: str) -> dict[str, Any]:

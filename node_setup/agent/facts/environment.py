@@ -28,8 +28,8 @@ _SYSTEMD = ("/usr/lib/systemd/system", "/lib/systemd/system", "/etc/systemd/syst
 def collect(scene: Scene) -> dict[str, Any]:
     found = [*_shell(scene), *_nccl(scene), *_units(scene), *_prologs(scene)]
     keys = ("where", "line", "name", "value")
-    seen = dict.fromkeys(one for one in found if _NAMES.fullmatch(one[2]))
-    return {"environment": [dict(zip(keys, one)) for one in seen]}
+    seen = dict.fromkeys(entry for entry in found if _NAMES.fullmatch(entry[2]))
+    return {"environment": [dict(zip(keys, variable)) for variable in seen]}
 
 
 def _shell(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
@@ -102,7 +102,7 @@ def _units(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
 
 
 def _named(scene: Scene, file: str) -> Iterator[tuple[str, int, str, str]]:
-    """What a unit takes from a file: lines `NAME=value`, which `_shell` has read where it is one of its own."""
+    """Yield what a unit takes from a file of lines `NAME=value`, unless `_shell` has read that file already."""
     if file not in SHELL:
         for line, name, value in parse_shell(scene.host.read(file) or ""):
             yield file, line, name, value
@@ -131,7 +131,7 @@ def parse_environment_files(text: str) -> list[str]:
 
 def _prologs(scene: Scene) -> Iterator[tuple[str, int, str, str]]:
     """Scripts that Slurm runs before a job; a task prolog gives variables by printing `export A=b`."""
-    for path in parse_prologs("\n".join(scene.host.read(one) or "" for one in _SLURM)):
+    for path in parse_prologs("\n".join(scene.host.read(path) or "" for path in _SLURM)):
         for line, name, value in parse_shell(_printed(scene.host.read(path) or "")):
             yield path, line, name, value
 
@@ -152,7 +152,7 @@ MOST = 256
 
 
 def of_jobs(scene: Scene, jobs: Sequence[Mapping[str, str]] | None) -> list[dict[str, Any]]:
-    """What processes of running jobs were started with, each variable once for a job; `where` is such as `slurm job 123`.
+    """Return what processes of running jobs were started with, each variable once a job; `where` is like `slurm job 123`.
 
     Values of other names than the linter's families never leave this function: they may hold secrets.
     """
@@ -164,18 +164,18 @@ def of_jobs(scene: Scene, jobs: Sequence[Mapping[str, str]] | None) -> list[dict
                 pairs = parse_environ(scene.host.read(f"/proc/{pid}/environ") or "")
                 found.update({(_place(job), None, name, value): None for name, value in pairs})
                 looked_at.add(pid)
-    return [dict(zip(("where", "line", "name", "value"), one)) for one in found]
+    return [dict(zip(("where", "line", "name", "value"), entry)) for entry in found]
 
 
 def _place(job: Mapping[str, str]) -> str:
-    """No process in it: what the nodes and the ranks of one job share is told once."""
+    """Name the job and not its processes, so that a finding shared by nodes and ranks is reported once."""
     return f"slurm job {job['id']}" if job["kind"] == "slurm" else f"running {job['kind']} process"
 
 
 def _processes_of(scene: Scene, job: Mapping[str, str]) -> list[str]:
     if job["kind"] != "slurm":
         return [job["id"]]
-    below = [str(one.pid) for one in scene.processes if step_of(one) == job["id"]]
+    below = [str(process.pid) for process in scene.processes if step_of(process) == job["id"]]
     found: list[str] = []
     while below and len(found) < MOST:
         below = [child for pid in below for child in _children(scene, pid)]
@@ -184,7 +184,7 @@ def _processes_of(scene: Scene, job: Mapping[str, str]) -> list[str]:
 
 
 def _children(scene: Scene, pid: str) -> list[str]:
-    """The kernel lists them by the thread that started them (proc_pid_children(5))."""
+    """List a process's children. The kernel lists them by the thread that started them (proc_pid_children(5))."""
     threads = scene.host.names(f"/proc/{pid}/task")
     texts = (scene.host.read(f"/proc/{pid}/task/{thread}/children") or "" for thread in threads)
     return [child for text in texts for child in text.split()]
@@ -192,5 +192,5 @@ def _children(scene: Scene, pid: str) -> list[str]:
 
 def parse_environ(text: str) -> list[tuple[str, str]]:
     """(name, value) of the linter's families in what the kernel gives as a process's environment."""
-    pairs = (one.partition("=") for one in text.split("\0"))
+    pairs = (pair.partition("=") for pair in text.split("\0"))
     return [(name, value) for name, equals, value in pairs if equals and _NAMES.fullmatch(name)]

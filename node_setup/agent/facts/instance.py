@@ -65,16 +65,16 @@ def _addresses(scene: Scene) -> set[str]:
 
 
 def parse_addresses(text: str) -> set[str]:
-    """This machine's own IPv4 addresses, in the kernel's routing trie the ones marked `host LOCAL`."""
+    """Return this machine's own IPv4 addresses, in the kernel's routing trie the ones marked `host LOCAL`."""
     return set(re.findall(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL", text))
 
 
 def parse_hyperpod(config: dict[str, Any], instance_id: str | None, addresses: set[str]) -> dict[str, str]:
     """{group, type, id} of the one of HyperPod's instances that has this instance's id or one of its addresses."""
     for group in config.get("InstanceGroups") or ():
-        for one in (group.get("Instances") or ()) if isinstance(group, dict) else ():
-            same = instance_id is not None and one.get("InstanceId") == instance_id
-            if same or one.get("CustomerIpAddress") in addresses:
+        for member in (group.get("Instances") or ()) if isinstance(group, dict) else ():
+            same = instance_id is not None and member.get("InstanceId") == instance_id
+            if same or member.get("CustomerIpAddress") in addresses:
                 kind = str(group.get("InstanceType", "")).partition("ml.")
-                return {"group": group.get("Name"), "type": kind[2] or kind[0], "id": one.get("InstanceId")}
+                return {"group": group.get("Name"), "type": kind[2] or kind[0], "id": member.get("InstanceId")}
     return {}

@@ -15,7 +15,7 @@ _STEP = re.compile(r"slurmstepd: \[(\d+)")
 
 
 def collect(scene: Scene) -> dict[str, Any]:
-    unread = any(one["where"] == "processes" for one in scene.errors)
+    unread = any(error["where"] == "processes" for error in scene.errors)
     return {"jobs": None if unread else [*jobs_of(scene.processes), *(on_gaudi(scene) if scene.has(HABANA) else ())]}
 
 
@@ -26,14 +26,14 @@ def joined(by_process: list[dict[str, str]] | None, by_gpu: list[dict[str, str]]
 
 
 def jobs_of(processes: list[Process]) -> list[dict[str, str]]:
-    steps = (step_of(one) for one in processes)
+    steps = (step_of(process) for process in processes)
     slurm = sorted({job for job in steps if job}, key=int)
-    trainers = [str(one.pid) for one in processes if is_trainer(one.command)]
+    trainers = [str(process.pid) for process in processes if is_trainer(process.command)]
     return [{"kind": "slurm", "id": job} for job in slurm] + [{"kind": "trainer", "id": pid} for pid in trainers]
 
 
 def step_of(process: Process) -> str | None:
-    """The number of the job of whose step this is slurmstepd; None for all other processes."""
+    """Return the number of the job of whose step this is slurmstepd; None for all other processes."""
     match = _STEP.match(" ".join(process.command))
     return match[1] if match else None
 
@@ -58,8 +58,10 @@ _GAUDI = re.compile(r"/dev/(?:accel/accel|hl)\d+")
 def on_gaudi(scene: Scene) -> list[dict[str, str]]:
     """Python processes with an accelerator open: hl-smi lists none, and a node without Slurm has no other trace of them."""
     found = []
-    for one in scene.processes:
-        opened = (scene.host.link(f"/proc/{one.pid}/fd/{name}") for name in scene.host.names(f"/proc/{one.pid}/fd"))
+    for process in scene.processes:
+        opened = (
+            scene.host.link(f"/proc/{process.pid}/fd/{name}") for name in scene.host.names(f"/proc/{process.pid}/fd")
+        )
         if any(_GAUDI.fullmatch(path or "") for path in opened):
-            found.append({"kind": "hpu", "id": str(one.pid)})
+            found.append({"kind": "hpu", "id": str(process.pid)})
     return found

@@ -34,7 +34,7 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def sysctl_path(key: str) -> str:
-    """The file of a key in either of sysctl's spellings: `net.ipv4.tcp_rmem`, or `net/ipv4/conf/eth0.1/forwarding`."""
+    """Return the file of a key in either of sysctl's spellings: `net.ipv4.tcp_rmem`, or `net/ipv4/conf/eth0.1/forwarding`."""
     return "/proc/sys/" + (key if "/" in key and "." not in key.split("/", 1)[0] else key.replace(".", "/"))
 
 
@@ -59,7 +59,7 @@ def in_boot_order(host: Host, folders: tuple[str, ...], suffix: str = ".conf") -
 def sysctl_files(host: Host) -> list[dict[str, Any]]:
     paths = in_boot_order(host, SYSCTL_FOLDERS)
     found = [_sysctl_file(host, path) for path in paths]
-    linked = any(one["link"] == "/etc/sysctl.conf" for one in found)
+    linked = any(file["link"] == "/etc/sysctl.conf" for file in found)
     # Without systemd `sysctl --system` runs at boot, which reads the old file after all others.
     if not linked and not _systemd_sysctl(host) and host.exists("/etc/sysctl.conf"):
         found.append(_sysctl_file(host, "/etc/sysctl.conf"))
@@ -100,7 +100,7 @@ def _modules(scene: Scene) -> dict[str, Any]:
         "supported": host.exists("/proc/modules"),
         "loaded": sorted(scene.loaded),
         "parameters": _parameters(scene),
-        "files": [one for one in files if one["options"]],
+        "files": [file for file in files if file["options"]],
         "aws_lustre_block": any(AWS_BLOCK in text for _, text in contents),
     }
 

@@ -48,17 +48,17 @@ def collect(scene: Scene) -> dict[str, Any]:
     mounts = _mounts(scene)
     lctl, lfs, lnetctl = (scene.host.which(name) is not None for name in ("lctl", "lfs", "lnetctl"))
     loaded = "lustre" in scene.loaded or scene.host.exists("/sys/fs/lustre/version") or bool(mounts)
-    paths = [path for path in scene.wanted.stripe_paths if any(_holds(one, path) for one in mounts)]
+    paths = [path for path in scene.wanted.stripe_paths if any(_holds(mount, path) for mount in mounts)]
     calls: dict[str, Callable[[], Any]] = {}
     if lctl and loaded:
         calls["lustre.parameters"] = lambda: _parameters(scene)
     if lnetctl and (loaded or "lnet" in scene.loaded):
         calls["lustre.nets"] = lambda: _nets(scene)
-        calls["lustre.preferred"] = lambda: _asked(scene, "preferred", ["lnetctl", "udsp", "show"], parse_udsp)
+        calls["lustre.preferred"] = lambda: _parsed(scene, "preferred", ["lnetctl", "udsp", "show"], parse_udsp)
     if lnetctl:
         calls["lustre.interface"] = lambda: _interface(scene)
     if lnetctl and mounts:
-        calls["lustre.peers"] = lambda: _asked(scene, "peers", ["lnetctl", "peer", "show"], parse_peers)
+        calls["lustre.peers"] = lambda: _parsed(scene, "peers", ["lnetctl", "peer", "show"], parse_peers)
     if lfs and mounts:
         calls["lustre.osts"] = lambda: _osts(scene, mounts[0].target)
     for path in paths:
@@ -71,7 +71,7 @@ def collect(scene: Scene) -> dict[str, Any]:
             "lctl": lctl,
             "lfs": lfs,
             "lnetctl": lnetctl,
-            "mounts": [_mount(one) for one in mounts],
+            "mounts": [_mount(mount) for mount in mounts],
             "parameters": found.get("lustre.parameters", {}),
             "nets": found.get("lustre.nets"),
             "peers": found.get("lustre.peers"),
@@ -85,17 +85,17 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def _mounts(scene: Scene) -> list[Mount]:
-    """What is mounted, after a mount on demand was asked for where a wanted directory lies below one."""
-    waiting = [one for one in scene.mounts if one.fstype == "autofs"]
+    """Return the Lustre mounts. Where a wanted directory lies below a mount on demand, that is mounted first."""
+    waiting = [mount for mount in scene.mounts if mount.fstype == "autofs"]
     for mount in waiting:
         if any(_holds(mount, path) for path in scene.wanted.stripe_paths):
             scene.host.run(_list(mount.target), _ANSWER_SECONDS)
             scene.mounts = parse_mounts(scene.host.read("/proc/mounts") or "")
-    return [one for one in scene.mounts if one.fstype == "lustre"]
+    return [mount for mount in scene.mounts if mount.fstype == "lustre"]
 
 
 def _list(path: str) -> list[str]:
-    """Prints one entry of a directory and no more: a Lustre directory may have millions."""
+    """Return a command that prints one entry of a directory and no more: a Lustre directory may have millions."""
     return ["find", path, "-maxdepth", "1", "-mindepth", "1", "-print", "-quit"]
 
 
@@ -178,7 +178,7 @@ def _nets(scene: Scene) -> list[dict[str, Any]] | None:
     return parse_nets(done.out)
 
 
-def _asked(scene: Scene, fact: str, command: list[str], parse: Callable[[str], list[Any]]) -> list[Any] | None:
+def _parsed(scene: Scene, fact: str, command: list[str], parse: Callable[[str], list[Any]]) -> list[Any] | None:
     text = scene.ask(f"lustre.{fact}", command, _ANSWER_SECONDS)
     return None if text is None else parse(text)
 
@@ -210,7 +210,7 @@ def parse_nets(text: str) -> list[dict[str, Any]]:
 
 
 def parse_peers(text: str) -> list[dict[str, Any]]:
-    """`lnetctl peer show`: every node that LNet has talked to, and all addresses that it has told of itself."""
+    """`lnetctl peer show`: every node that LNet has talked to, and all addresses that the node names."""
     peers: list[dict[str, Any]] = []
     for line in text.splitlines():
         key, _, value = line.strip().lstrip("- ").partition(":")
@@ -227,8 +227,8 @@ def parse_udsp(text: str) -> list[str]:
 
 
 def _interface(scene: Scene) -> str | None:
-    """That of the node's own address, else of the default route: a HyperPod node has a network card of the service besides
-    that of the cluster's VPC. AWS's script for Lustre over EFA goes by `hostname -i` as well
+    """Return the interface of the node's own address, else of the default route: a HyperPod node has the service's network
+    card beside that of the cluster's VPC. AWS's script for Lustre over EFA goes by `hostname -i` as well
     (https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html)."""
     own = scene.host.run(["hostname", "-i"], _ANSWER_SECONDS)
     held = scene.host.run(["ip", "-o", "addr", "show"], _ANSWER_SECONDS)
@@ -279,7 +279,7 @@ def parse_df(text: str) -> dict[str, Any]:
 
 
 def _stripe(scene: Scene, path: str, lfs: bool) -> dict[str, Any]:
-    """A directory's own entries decide `empty`; its layout is what files made in it get, its own or an inherited one."""
+    """Read a directory's own entries (`empty`) and the layout that new files in it get, its own or an inherited one."""
     found: dict[str, Any] = {"exists": None, "empty": None, "layout": None, "error": None}
     listed = scene.host.run(_list(path), _ANSWER_SECONDS)
     if not listed.ok:
@@ -289,12 +289,12 @@ def _stripe(scene: Scene, path: str, lfs: bool) -> dict[str, Any]:
     found = {**found, "exists": True, "empty": not listed.out.strip()}
     if not lfs:
         return {**found, "error": "there is no lfs"}
-    asked = scene.host.run(["lfs", "getstripe", "-d", path], _ANSWER_SECONDS)
-    layout = parse_layout(asked.out) if asked.ok else None
+    printed = scene.host.run(["lfs", "getstripe", "-d", path], _ANSWER_SECONDS)
+    layout = parse_layout(printed.out) if printed.ok else None
     if layout is None:
         return {
             **found,
-            "error": f"lfs getstripe: {asked.complaint if not asked.ok else 'no layout in what it printed'}",
+            "error": f"lfs getstripe: {printed.complaint if not printed.ok else 'no layout in what it printed'}",
         }
     return {**found, "layout": layout}
 

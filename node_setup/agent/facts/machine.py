@@ -68,7 +68,7 @@ def parse_cmdline(text: str) -> dict[str, str]:
 
 
 def chosen(text: str) -> str | None:
-    """The bracketed one of a kernel file's choices, e.g. `madvise` of `always [madvise] never`."""
+    """Return the bracketed choice of a kernel file, e.g. `madvise` of `always [madvise] never`."""
     match = re.search(r"\[([^\]\s]+)\]", text)
     return match[1] if match else None
 
@@ -85,7 +85,7 @@ def _cpu(scene: Scene) -> dict[str, Any]:
 
 
 def _head(scene: Scene, path: str) -> str:
-    """The beginning of a file that the kernel writes as it is read: all of it takes milliseconds on 192 processors."""
+    """Read the beginning of a file that the kernel writes as it is read: all of it takes milliseconds on 192 processors."""
     try:
         with open(scene.host.path(path), "rb", buffering=0) as file:
             return file.read(_HEAD_BYTES).decode("utf-8", "replace")

@@ -1,6 +1,6 @@
 """The EC2 instance metadata service (IMDSv2): the instance's identity, and announced interruptions.
 
-It is asked over plain sockets and never through a proxy. A path that answers 404 has nothing to say; a service that does not
+It is called over plain sockets and never through a proxy. A path that answers 404 has nothing to say; a service that does not
 answer, or answers 5xx, says nothing about a notice, which is an error and not its absence.
 """
 
@@ -34,7 +34,7 @@ _NOTICES = {
     "maintenance": "events/maintenance/scheduled",
     "rebalance": "events/recommendations/rebalance",
 }
-"""The first of these that has something to say is the one that is told: the nearest end comes first."""
+"""In the order of urgency: the first that announces something is the notice."""
 
 
 class MetadataError(Exception):
@@ -48,10 +48,11 @@ def collect(scene: Scene) -> dict[str, Any]:
         return {**EMPTY, "_imds": {}}
     try:
         if endpoint == ENDPOINT and os.environ.get(DISABLED_VARIABLE, "").lower() == "true":
-            raise MetadataError(f"{DISABLED_VARIABLE} = true: the metadata service was not asked")
+            raise MetadataError(f"{DISABLED_VARIABLE} = true: the metadata service is not called")
         service = Service(endpoint, time.monotonic() + BUDGET_SECONDS)
         notice = next(
-            (one for one in (read_notice(kind, service.get(path)) for kind, path in _NOTICES.items()) if one), None
+            (notice for notice in (read_notice(kind, service.get(path)) for kind, path in _NOTICES.items()) if notice),
+            None,
         )
         identity = {name: service.get(path) for name, path in _IDENTITY.items()}
     except MetadataError as error:
@@ -61,7 +62,7 @@ def collect(scene: Scene) -> dict[str, Any]:
 
 
 def is_ec2(scene: Scene) -> bool:
-    """By what the firmware says; nobody else is asked (EC2 user guide, identify EC2 instances)."""
+    """Check for an EC2 instance by its firmware alone (EC2 user guide, identify EC2 instances)."""
     folder = "/sys/devices/virtual/dmi/id"
     vendor, asset = (scene.text(f"{folder}/{name}") or "" for name in ("sys_vendor", "board_asset_tag"))
     return vendor == "Amazon EC2" or asset.startswith("i-")
@@ -75,7 +76,7 @@ def read_notice(kind: str, body: str | None) -> dict[str, Any] | None:
     try:
         return _notice(kind, body)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise MetadataError(f"{_NOTICES[kind]} answered what cannot be read: {body[:80]!r}") from error
+        raise MetadataError(f"{_NOTICES[kind]} gave an unreadable answer: {body[:80]!r}") from error
 
 
 def _notice(kind: str, body: str) -> dict[str, Any] | None:
@@ -88,11 +89,16 @@ def _notice(kind: str, body: str) -> dict[str, Any] | None:
     if kind == "rebalance":
         return {"kind": kind, "action": "rebalance", "at": str(notice["noticeTime"]), "in_hours": None}
     events = [
-        {"kind": kind, "action": str(one["Code"]), "at": str(one["NotBefore"]), "in_hours": _hours_to(one["NotBefore"])}
-        for one in notice
-        if one.get("State", "active") == "active"
+        {
+            "kind": kind,
+            "action": str(each["Code"]),
+            "at": str(each["NotBefore"]),
+            "in_hours": _hours_to(each["NotBefore"]),
+        }
+        for each in notice
+        if each.get("State", "active") == "active"
     ]
-    return min(events, key=lambda one: -math.inf if one["in_hours"] is None else one["in_hours"], default=None)
+    return min(events, key=lambda event: -math.inf if event["in_hours"] is None else event["in_hours"], default=None)
 
 
 def _hours_to(when: str) -> float | None:
@@ -120,7 +126,7 @@ class Service:
         self._token = self._new_token()
 
     def get(self, path: str) -> str | None:
-        """The body; None where the service has nothing at that path."""
+        """Return the body; None where the service has nothing at that path."""
         status, body = self._send("GET", f"/latest/meta-data/{path}", ("X-aws-ec2-metadata-token", self._token))
         if status == 401:
             self._token = self._new_token()

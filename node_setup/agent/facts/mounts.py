@@ -14,4 +14,4 @@ def collect(scene: Scene) -> dict[str, Any]:
     if text is None:
         scene.fault("mounts", "/proc/mounts cannot be read")
         return EMPTY
-    return {"mounts": [{**one._asdict(), "options": list(one.options)} for one in parse_mounts(text)]}
+    return {"mounts": [{**mount._asdict(), "options": list(mount.options)} for mount in parse_mounts(text)]}

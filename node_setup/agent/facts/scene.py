@@ -57,8 +57,16 @@ class Scene:
         """Note that a fact could not be read, in one line."""
         self.errors.append({"where": where, "why": " ".join(why.split())[:300]})
 
+    def guarded(self, where: str, read: Callable[[], Any]) -> Any:
+        """Return what `read` returns; None and an error of `where` where it fails: one fact may not cost the others."""
+        try:
+            return read()
+        except Exception as error:  # noqa: BLE001 -- whatever a node shows, its other facts are still wanted
+            self.fault(where, f"{type(error).__name__}: {error}")
+            return None
+
     def ask(self, where: str, command: Sequence[str], timeout: float = 10.0) -> str | None:
-        """What a program printed; None where it failed, which is an error of `where`: what it printed then is not data."""
+        """Return what a program printed; None where it failed, which is an error of `where`: its output then is not data."""
         done = self.host.run(command, timeout)
         if done.ok:
             return done.out
@@ -69,34 +77,28 @@ class Scene:
         return integer(self.host.read(path))
 
     def text(self, path: str) -> str | None:
-        """A file's content without the white space around it; None where it is not there or empty."""
+        """Return a file's content without the white space around it; None where the file is missing or empty."""
         return (self.host.read(path) or "").strip() or None
 
     def has(self, vendor: int, *kinds: int) -> bool | None:
         """Whether a vendor's PCI device is there, of one of the base classes if any is named; None where the bus is hidden."""
         if self.devices is None:
             return None
-        return any(one.vendor == vendor and (not kinds or one.kind in kinds) for one in self.devices)
+        return any(device.vendor == vendor and (not kinds or device.kind in kinds) for device in self.devices)
 
 
 def look(host: Host, wanted: Wanted) -> Scene:
-    """The lists that several collectors need, read once."""
+    """Read the lists that several collectors need, once."""
     scene = Scene(host, wanted)
-    for name, read in (
-        ("mounts", lambda: parse_mounts(host.read("/proc/mounts") or "")),
-        ("devices", lambda: _pci(host)),
-        ("processes", lambda: _processes(host)),
-        ("loaded", lambda: _loaded(host)),
-    ):
-        try:
-            setattr(scene, name, read())
-        except Exception as error:  # noqa: BLE001 -- one list that cannot be read may not cost the others
-            scene.fault(name, f"{type(error).__name__}: {error}")
+    scene.mounts = scene.guarded("mounts", lambda: parse_mounts(host.read("/proc/mounts") or "")) or []
+    scene.devices = scene.guarded("devices", lambda: _pci(host))
+    scene.processes = scene.guarded("processes", lambda: _processes(host)) or []
+    scene.loaded = scene.guarded("loaded", lambda: _loaded(host)) or frozenset()
     return scene
 
 
 def integer(text: str | None) -> int | None:
-    """A whole number; None for what is none, such as `N/A`."""
+    """Read a whole number; None for other text, such as `N/A`."""
     try:
         return int((text or "").strip())
     except ValueError:
@@ -108,7 +110,7 @@ def parse_mounts(text: str) -> list[Mount]:
     for line in text.splitlines():
         fields = line.split(" ")
         if len(fields) >= 4:
-            source, target, fstype = (_unescape(one) for one in fields[:3])
+            source, target, fstype = (_unescape(field) for field in fields[:3])
             found.append(Mount(source, target, fstype, tuple(fields[3].split(","))))
     return found
 
@@ -141,7 +143,7 @@ def _pci(host: Host) -> list[Device] | None:
         return None
     slots = host.names("/sys/bus/pci/devices")
     found = (parse_modalias(slot, host.read(f"/sys/bus/pci/devices/{slot}/modalias") or "") for slot in slots)
-    return [one for one in found if one is not None]
+    return [device for device in found if device is not None]
 
 
 _PROGRAMS = re.compile(r"slurm|python|pt_main|torchrun|chronyd|ntpd|systemd-timesyn|trainer")
@@ -160,7 +162,7 @@ def _processes(host: Host) -> list[Process]:
             if _PROGRAMS.search(name):
                 command = (host.read(f"/proc/{pid}/cmdline") or "").rstrip("\0").split("\0")
                 found.append(Process(int(pid), name, tuple(command), start_ticks(stat) or 0))
-    return sorted(found, key=lambda one: (one.started, one.pid))
+    return sorted(found, key=lambda process: (process.started, process.pid))
 
 
 def start_ticks(stat: str) -> int | None:
@@ -174,10 +176,7 @@ def together(scene: Scene, calls: Mapping[str, Callable[[], Any]], within: float
     results: dict[str, Any] = {}
 
     def run(name: str, call: Callable[[], Any]) -> None:
-        try:
-            results[name] = call()
-        except Exception as error:  # noqa: BLE001 -- one fact that cannot be read may not cost the others
-            scene.fault(name, f"{type(error).__name__}: {error}")
+        results[name] = scene.guarded(name, call)
 
     threads = {name: threading.Thread(target=run, args=(name, call), daemon=True) for name, call in calls.items()}
     for thread in threads.values():

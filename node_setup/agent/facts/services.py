@@ -42,7 +42,7 @@ def parse_services(wanted: tuple[str, ...], text: str) -> dict[str, Any]:
     """
     blocks = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in text.strip().split("\n\n")]
     if len(blocks) != len(wanted):
-        blocks = [next((one for one in blocks if one.get("Id") == name), {}) for name in wanted]
+        blocks = [next((block for block in blocks if block.get("Id") == name), {}) for name in wanted]
     return {name: _service(block) for name, block in zip(wanted, blocks)}
 
 

@@ -28,7 +28,7 @@ KINDS = {
     "lustre-stripe": "lustre.stripe",
     "lustre-parameter": "lustre.parameter",
     "agent": "agent",
-    "owed": "owed",
+    "pending": "pending",
     "observe": "observe",
 }
 """Module by name, in the order in which they are planned and applied: a module's options before it is loaded, Lustre's network
@@ -42,6 +42,6 @@ class Planner(Protocol):
 
 
 def planner(kind: str) -> Planner:
-    """The `plan` of a kind: `chosen` are its settings that apply here, `selected` the ids that the caller wants planned."""
+    """Return a kind's `plan`: `chosen` are its settings that apply here, `selected` the ids that the caller wants planned."""
     module: Any = import_module(f"{__name__}.{KINDS[kind]}")
     return cast(Planner, module.plan)

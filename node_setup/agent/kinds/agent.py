@@ -59,45 +59,50 @@ def _plan(setting: str, facts: Facts, request: Request) -> list[Step | Remark]:
 def _copy(setting: str, facts: Facts) -> Iterator[Step]:
     """Nothing where the agent runs from a checkout, which is not a single file to copy."""
     agent = facts.get("agent") or {}
-    running, there, source = agent.get("sha256"), agent.get("installed"), agent.get("path")
-    if running and source and running != there:
+    running, installed, source = agent.get("sha256"), agent.get("installed"), agent.get("path")
+    if running and source and running != installed:
         copy = Copy(source, owned.AGENT)
-        yield Step(setting, PERSISTED, owned.AGENT, there and there[:12], running[:12], (copy,))
+        yield Step(setting, PERSISTED, owned.AGENT, installed and installed[:12], running[:12], (copy,))
 
 
 def _document(setting: str, facts: Facts, request: Request) -> Iterator[Step]:
     content = document_text(request, facts)
-    there = _content(facts, owned.TUNING)
-    if there != content:
+    current = _content(facts, owned.TUNING)
+    if current != content:
         yield Step(
-            setting, PERSISTED, owned.TUNING, _summary(there), _summary(content) or "", (Write(owned.TUNING, content),)
+            setting,
+            PERSISTED,
+            owned.TUNING,
+            _summary(current),
+            _summary(content) or "",
+            (Write(owned.TUNING, content),),
         )
 
 
 def _unit(setting: str, facts: Facts) -> Iterator[Step]:
-    there = _content(facts, owned.BOOT_UNIT)
+    current = _content(facts, owned.BOOT_UNIT)
     enabled = ((facts.get("services") or {}).get(UNIT) or {}).get("enabled") or "not enabled"
-    if there == BOOT_UNIT and enabled == "enabled":
+    if current == BOOT_UNIT and enabled == "enabled":
         return
     actions: list[Action] = [Run(("systemctl", "enable", UNIT))]
-    if there != BOOT_UNIT:
+    if current != BOOT_UNIT:
         actions = [Write(owned.BOOT_UNIT, BOOT_UNIT), Run(("systemctl", "daemon-reload")), *actions]
-    content = "missing" if there is None else "as planned" if there == BOOT_UNIT else "different content"
+    content = "missing" if current is None else "as planned" if current == BOOT_UNIT else "different content"
     yield Step(setting, PERSISTED, owned.BOOT_UNIT, f"{content}, {enabled}", "as planned, enabled", tuple(actions))
 
 
 def document_text(request: Request, facts: Facts) -> str:
-    """What the boot unit reads: the cluster's document and the node's group, the same bytes whoever brought it."""
+    """Return what the boot unit reads: the cluster's document and the node's group, the same bytes whoever brought it."""
     return json.dumps({**request.document, "group": group_of(facts, request)}, sort_keys=True, indent=1) + "\n"
 
 
 def _content(facts: Facts, path: str) -> str | None:
-    there = (facts.get("files") or {}).get(path)
-    return None if there is None else str(there["content"])
+    file = (facts.get("files") or {}).get(path)
+    return None if file is None else str(file["content"])
 
 
 def _summary(text: str | None) -> str | None:
-    """A document by its cluster and group, as it is too long to show."""
+    """Name a document by its cluster and group, as it is too long to show."""
     if text is None:
         return None
     try:

@@ -20,20 +20,20 @@ FOLDERS = (("family", "debian", owned.CHRONY), ("id", "amzn", owned.CHRONY_AL))
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    asked = [one for one in chosen if one.id in selected]
+    settings = [setting for setting in chosen if setting.id in selected]
     system = facts.get("os") or {}
     path = next((path for key, value, path in FOLDERS if system.get(key) == value), None)
     reason = _not_here(facts, path)
     if reason or path is None:
-        return [Remark(one.id, *(reason or (Status.SKIPPED, ""))) for one in asked]
+        return [Remark(setting.id, *(reason or (Status.SKIPPED, ""))) for setting in settings]
     unread = _unread(facts, path)
     if unread and chosen:
-        return [Remark(one.id, *unread) for one in asked]
+        return [Remark(setting.id, *unread) for setting in settings]
     file = OwnedLines(path, after=(Run(("chronyc", "reload", "sources"), 10.0),))
-    planned = file.plan({one.id: _line(one) for one in chosen}, selected, facts, request)
+    planned = file.plan({setting.id: _line(setting) for setting in chosen}, selected, facts, request)
     source = (facts.get("time") or {}).get("source")
     why = f"in place; chrony's source is {source}" if source else "in place; chrony has chosen no source yet"
-    return with_ok(planned, chosen, selected, {one.id: source for one in chosen}, why)
+    return with_ok(planned, chosen, selected, {setting.id: source for setting in chosen}, why)
 
 
 def _unread(facts: Facts, path: str) -> tuple[Status, str] | None:
@@ -41,7 +41,7 @@ def _unread(facts: Facts, path: str) -> tuple[Status, str] | None:
     folder = str(PurePosixPath(path).parent)
     folders = (facts.get("time") or {}).get("folders")
     if folders is None:
-        return Status.UNKNOWN, "chrony's own file could not be read, so whether it would read ours is not known"
+        return Status.UNKNOWN, "chrony.conf could not be read, so it is not known whether chrony would read our file"
     if folder in folders:
         return None
     why = f"chrony.conf has no `sourcedir {folder}`, so that chrony reads no file there; fix: add it, if chrony is 4.0 or newer"
@@ -58,7 +58,7 @@ def _not_here(facts: Facts, path: str | None) -> tuple[Status, str] | None:
         return Status.SKIPPED, "not an EC2 instance: Amazon's time service answers nowhere else"
     services = facts.get("services")
     if services is None:
-        return Status.UNKNOWN, "systemd could not be asked whether chrony is there"
+        return Status.UNKNOWN, "systemd did not answer whether chrony is installed"
     if not any((services.get(f"{name}.service") or {}).get("load") == "loaded" for name in ("chrony", "chronyd")):
         return Status.SKIPPED, "chrony is not installed"
     return None if path else (Status.SKIPPED, "this distribution's chrony reads no folder of sources")

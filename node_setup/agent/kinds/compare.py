@@ -10,11 +10,11 @@ _ENDLESS = ("unlimited", "infinity")
 def satisfies(found: str, wanted: str, compare: str = "exact") -> bool:
     """Whether what was found will do; `at-least` and `at-most` look at each field, and texts can only be equal."""
     pairs = list(zip_longest(found.split(), wanted.split()))
-    return all(one is not None and other is not None and _field(one, other, compare) for one, other in pairs)
+    return all(value is not None and bound is not None and _field(value, bound, compare) for value, bound in pairs)
 
 
 def merged(found: str, wanted: str, compare: str = "exact") -> str:
-    """What to write where `found` does not do: never lower than found for `at-least`, never higher for `at-most`."""
+    """Return what to write where `found` does not satisfy: never lower for `at-least`, never higher for `at-most`."""
     ours, theirs = wanted.split(), found.split()
     if compare == "exact" or len(ours) != len(theirs):
         return wanted
@@ -22,16 +22,16 @@ def merged(found: str, wanted: str, compare: str = "exact") -> str:
 
 
 def _field(found: str, wanted: str, compare: str) -> bool:
-    one, other = number(found), number(wanted)
-    if one is None or other is None:
+    value, bound = number(found), number(wanted)
+    if value is None or bound is None:
         return found == wanted
     if compare == "at-least":
-        return one >= other
-    return one <= other if compare == "at-most" else one == other
+        return value >= bound
+    return value <= bound if compare == "at-most" else value == bound
 
 
 def number(text: str) -> float | None:
-    """A number, `unlimited` and `infinity` being the largest; None for other text."""
+    """Read a number, `unlimited` and `infinity` being the largest; None for other text."""
     if text.lower() in _ENDLESS:
         return float("inf")
     try:

@@ -17,7 +17,7 @@ no option to wait for it."""
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     """`options.packages` are names, a `*` at an end for all that begin so."""
-    planned = [one for setting in chosen if setting.id in selected for one in _hold(setting, facts)]
+    planned = [line for setting in chosen if setting.id in selected for line in _hold(setting, facts)]
     return with_ok(planned, chosen, selected, {}, "held")
 
 
@@ -28,7 +28,7 @@ def _hold(setting: Setting, facts: Facts) -> list[Step | Remark]:
     if packages.get("manager") is None or packages.get("installed") is None or packages.get("held") is None:
         return [Remark(setting.id, Status.UNKNOWN, "the packages could not be read")]
     patterns = setting.options["packages"]
-    names = sorted(name for name in packages["installed"] if any(fnmatchcase(name, one) for one in patterns))
+    names = sorted(name for name in packages["installed"] if any(fnmatchcase(name, pattern) for pattern in patterns))
     if not names:
         return [Remark(setting.id, Status.SKIPPED, f"none of {', '.join(patterns)} is installed")]
     loose = [name for name in names if name not in packages["held"]]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lustrain.status import Status
-from node_setup.agent import condition
 from node_setup.agent.kinds.compare import satisfies
-from node_setup.agent.model import Facts, Remark, Request, Setting, Step
+from node_setup.agent.model import Facts, Remark, Request, Setting, Step, look_up, shown
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
@@ -15,12 +14,12 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
 
 
 def _look(setting: Setting, facts: Facts) -> Remark:
-    found = condition.look(facts, setting.key)[1]
+    found = look_up(facts, setting.key)[1]
     if found is None:
         return Remark(setting.id, Status.UNKNOWN, f"{setting.key} could not be read")
-    shown = condition.shown(found)
-    if not setting.value or satisfies(shown, setting.value, setting.compare):
-        return Remark(setting.id, Status.OK, f"{setting.key} is {shown}", shown, setting.value or None)
+    text = shown(found)
+    if not setting.value or satisfies(text, setting.value, setting.compare):
+        return Remark(setting.id, Status.OK, f"{setting.key} is {text}", text, setting.value or None)
     relation = {"exact": "", "at-least": "at least ", "at-most": "at most "}[setting.compare]
-    why = f"{setting.key} is {shown}, usual is {relation}{setting.value}; reported only"
-    return Remark(setting.id, Status.SKIPPED, why, shown, setting.value)
+    why = f"{setting.key} is {text}, usual is {relation}{setting.value}; reported only"
+    return Remark(setting.id, Status.SKIPPED, why, text, setting.value)

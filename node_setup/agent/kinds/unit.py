@@ -14,8 +14,8 @@ ENABLED = ("enabled", "alias", "static", "indirect", "generated")
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    planned = [one for setting in chosen if setting.id in selected for one in _unit(setting, facts)]
-    return with_ok(planned, chosen, selected, dict.fromkeys((one.id for one in chosen), "enabled, active"))
+    planned = [line for setting in chosen if setting.id in selected for line in _unit(setting, facts)]
+    return with_ok(planned, chosen, selected, dict.fromkeys((setting.id for setting in chosen), "enabled, active"))
 
 
 def _unit(setting: Setting, facts: Facts) -> list[Step | Remark]:
@@ -44,9 +44,9 @@ def _step(setting: Setting, part: str, found: str | None, wanted: str, verb: str
 
 
 def no_systemd(facts: Facts) -> tuple[Status, str] | None:
-    """Status and reason where units cannot be asked after."""
+    """Return a status and the reason where the state of units cannot be read."""
     if facts.get("init") not in ("systemd", None):
         return Status.SKIPPED, "systemd does not run here"
     if facts.get("init") is None or facts.get("services") is None:
-        return Status.UNKNOWN, "systemd could not be asked"
+        return Status.UNKNOWN, "systemd did not answer"
     return None

@@ -15,7 +15,7 @@ def with_ok(
     found: Mapping[str, str | None],
     why: str = "as it should be",
 ) -> list[Step | Remark]:
-    """All that was said, and `ok` for each selected setting of which nothing was; a conflict goes beside either."""
-    named = {one.setting for one in planned if isinstance(one, Step) or one.status != Status.CONFLICT}
-    quiet = [one for one in chosen if one.id in selected and one.id not in named]
-    return [*planned, *(Remark(one.id, Status.OK, why, found.get(one.id), one.value) for one in quiet)]
+    """Add `ok` for each selected setting that has no step and no remark; a conflict alone does not count as a remark."""
+    named = {line.setting for line in planned if isinstance(line, Step) or line.status != Status.CONFLICT}
+    quiet = [setting for setting in chosen if setting.id in selected and setting.id not in named]
+    return [*planned, *(Remark(setting.id, Status.OK, why, found.get(setting.id), setting.value) for setting in quiet)]

@@ -40,7 +40,7 @@ def digest(facts: Facts) -> dict[str, Any]:
         "gaudi driver": known(facts, "hpu", "driver"),
         "lustre client": known(facts, "lustre", "client"),
         "lustre mount": None if mounts is None else _joined(_mount_names(mounts)),
-        "local drives": None if blocks is None else sum(bool(one.get("instance_store")) for one in blocks),
+        "local drives": None if blocks is None else sum(bool(block.get("instance_store")) for block in blocks),
         "time source": known(facts, "time", "source"),
     }
     values.update(
@@ -59,13 +59,13 @@ def _arguments(arguments: Mapping[str, Any]) -> str:
 
 
 def _same(devices: Any, key: str) -> str | None:
-    """What all devices of the node have in common, or all that they have."""
+    """Return what all devices of the node have in common, or all that they have."""
     return None if devices is None else _joined(sorted({_text(device.get(key)) for device in devices}))
 
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return "/".join(str(one) for one in value.values())
+        return "/".join(str(part) for part in value.values())
     return str(value)
 
 
@@ -75,4 +75,4 @@ def _joined(values: Any) -> str | None:
 
 def _mount_names(mounts: Any) -> list[str]:
     """Without the address of the server that answered, which may differ from node to node."""
-    return [f"{re.sub('^.*:/', '', str(one.get('source')))} at {one.get('target')}" for one in mounts]
+    return [f"{re.sub('^.*:/', '', str(mount.get('source')))} at {mount.get('target')}" for mount in mounts]

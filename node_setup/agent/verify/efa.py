@@ -32,7 +32,7 @@ def devices(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def domains(facts: Facts, want: Expected, request: Request) -> Result:
-    """What libfabric offers, which is what NCCL gets: a device that the kernel lists may have no domain.
+    """Count what libfabric offers, which is what NCCL gets: a device that the kernel lists may have no domain.
     (https://github.com/awslabs/awsome-distributed-ai/pull/1088: names differ too, so they are counted.)"""
     if not want.efa:
         return _none("efa-domains", want)
@@ -59,7 +59,7 @@ def modules(facts: Facts, want: Expected, request: Request) -> Result:
 def plugin(facts: Facts, want: Expected, request: Request) -> Result:
     """Of two plugins on one node NCCL takes whichever the search path names first, in each job another one."""
     if not want.efa or not want.gpus:
-        return Result("ofi-plugin", Status.SKIPPED, "no GPUs that would talk over EFA")
+        return Result("ofi-plugin", Status.SKIPPED, "no GPUs to use EFA")
     found = known(facts, "efa", "plugins")
     if found is None:
         return unread("ofi-plugin", facts, "efa", "places of NCCL's plugin")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from node_setup.agent import data
 from node_setup.agent.group import bare, group_of
 from node_setup.agent.model import Facts, Request
+from node_setup.agent.settings import data
 from node_setup.agent.verify.result import known
 
 BY_HAND = "machines"
@@ -60,7 +60,7 @@ def expected(facts: Facts, request: Request) -> Expected:
 
 
 def type_table(kind: str | None) -> Mapping[str, Any] | None:
-    """What `settings/instances.toml` says of a type; None where it is not in it."""
+    """Return the type's row in `settings/instances.toml`; None where it is not in it."""
     tables = data.tables().get("instances", {})
     found = tables.get("instance", {}).get(kind)
     if found:

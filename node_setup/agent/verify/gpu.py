@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lustrain.status import Status
-from node_setup.agent import data
 from node_setup.agent.model import Facts, Request
+from node_setup.agent.settings import data
 from node_setup.agent.verify.expected import Expected
 from node_setup.agent.verify.result import ACTIONS, NONE, REBOOT, REPLACE, RESET_GPU, Result, counted, known, unread
 
@@ -51,7 +51,7 @@ def ecc(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def row_remap(facts: Facts, want: Expected, request: Request) -> Result:
-    """A row that could not be remapped is NVIDIA's criterion for exchange; a pending one waits for a reset.
+    """Check remapped rows: one that could not be remapped is NVIDIA's criterion for exchange; a pending one waits for a reset.
     https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"""
     devices = _devices(facts)
     if not devices:
@@ -71,7 +71,7 @@ def row_remap(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def xid(facts: Facts, want: Expected, request: Request) -> Result:
-    """What the driver logged since the boot, by the table of `settings/xid.toml`; Xid 154 names its own action.
+    """Check what the driver logged since the boot, by the table of `settings/xid.toml`; Xid 154 names its own action.
 
     Where a reset would do a reboot is asked for: the log of this boot holds the error after a reset, too, and the node would
     be reset for ever.
@@ -92,7 +92,7 @@ def xid(facts: Facts, want: Expected, request: Request) -> Result:
         )
     if not acting:
         return Result("gpu-xid", Status.OK, "none since the boot")
-    action, first = max(acting, key=lambda one: ACTIONS.index(one[0]))
+    action, first = max(acting, key=lambda event: ACTIONS.index(event[0]))
     why = f"{first}{f' (and {len(acting) - 1} more)' if len(acting) > 1 else ''}"
     return Result(
         "gpu-xid",
@@ -105,7 +105,7 @@ def xid(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def xid_action(number: int, text: str, gpu: str = "") -> str:
-    """What an Xid calls for; a code that the table does not hold is a person's to judge.
+    """Return what an Xid calls for; a code that the table does not hold is a person's to judge.
 
     Xid 154 tells a change, `… from 0x0 (None) to 0x2 (Node Reboot Required)`: what it changed to is what counts.
     """
@@ -141,10 +141,10 @@ def throttle(facts: Facts, want: Expected, request: Request) -> Result:
         return unread("gpu-throttle", facts, "gpu", "reasons for low clocks")
     for names, status, action in ((BROKEN_COOLING, Status.FAILED, REPLACE), (SLOWED, Status.WARNING, NONE)):
         slow = [
-            f"GPU {_name(device)}: {one}"
+            f"GPU {_name(device)}: {reason}"
             for device in devices
-            for one in map(_plain, device["throttle"])
-            if one in names
+            for reason in map(_plain, device["throttle"])
+            if reason in names
         ]
         if slow and status == Status.FAILED:
             return _hot(facts, ", ".join(slow), action)
@@ -154,7 +154,7 @@ def throttle(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def _hot(facts: Facts, slow: str, action: str) -> Result:
-    """An idle GPU that is too hot has broken cooling; one at work may have a hot day."""
+    """Judge a hot GPU: an idle one that is too hot has broken cooling; one at work may have a hot day."""
     jobs = known(facts, "jobs")
     if jobs is None:
         return Result("gpu-throttle", Status.UNKNOWN, f"{slow}; it is not known whether a job runs")
@@ -200,12 +200,14 @@ def nvlinks(facts: Facts, want: Expected, request: Request) -> Result:
     links = known(facts, "gpu", "nvlinks")
     if links is None:
         return unread("gpu-nvlink", facts, "gpu.nvlinks", "nvidia-smi nvlink")
-    down = [f"GPU {gpu}: {one['up']} of {want.nvlinks}" for gpu, one in links.items() if one["up"] < want.nvlinks]
+    down = [
+        f"GPU {gpu}: {counts['up']} of {want.nvlinks}" for gpu, counts in links.items() if counts["up"] < want.nvlinks
+    ]
     if len(links) < (want.gpus or 0):
         down.append(f"{len(links)} of {want.gpus} GPUs name links")
     if down:
         return Result("gpu-nvlink", Status.FAILED, "links are down: " + ", ".join(down), REBOOT)
-    errors = [f"GPU {gpu}: {one['errors']}" for gpu, one in links.items() if one.get("errors")]
+    errors = [f"GPU {gpu}: {counts['errors']}" for gpu, counts in links.items() if counts.get("errors")]
     if errors:
         return Result("gpu-nvlink", Status.WARNING, "links count errors: " + ", ".join(errors))
     return Result("gpu-nvlink", Status.OK, f"{want.nvlinks} links a GPU", expected=str(want.nvlinks))
@@ -244,7 +246,7 @@ def _devices(facts: Facts) -> list[Mapping[str, Any]]:
 
 
 def _without(facts: Facts, want: Expected, check: str) -> Result:
-    """For a node on which no NVIDIA GPU was found: right where none should be; `gpu-count` says so where nobody knows."""
+    """Return the result without an NVIDIA GPU: skipped where none is expected; `gpu-count` reports an unknown count."""
     if known(facts, "hpu", "present") or (not want.gpus and known(facts, "gpu", "present") is False):
         return Result(check, Status.SKIPPED, "no NVIDIA GPU")
     return unread(check, facts, "gpu", "nvidia-smi")
@@ -266,7 +268,7 @@ def _on(mode: object) -> bool:
 
 
 def _plain(reason: object) -> str:
-    """A throttle reason by its short name: `clocks_throttle_reasons.hw_slowdown` and `HW Slowdown` are the same."""
+    """Return a throttle reason's short name: `clocks_throttle_reasons.hw_slowdown` and `HW Slowdown` are the same."""
     return re.sub(r"[\s.]+", "_", str(reason).rsplit("reasons.", 1)[-1].strip().lower())
 
 

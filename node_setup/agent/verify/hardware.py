@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from lustrain.status import Status
 from node_setup.agent.model import Facts, Request
-from node_setup.agent.refusal import REBOOTS, is_near, notice_text
+from node_setup.agent.run.refusal import REBOOTS, is_near, notice_text
 from node_setup.agent.verify.expected import BY_HAND, Expected
 from node_setup.agent.verify.result import REPLACE, Result, counted, known, unread
 
 
 def instance_type(facts: Facts, want: Expected, request: Request) -> Result:
-    """An unknown type is not ready: checks that compare with nothing pass everything
+    """Check the type. An unknown type is not ready: checks that compare with nothing pass everything
     (https://github.com/awslabs/awsome-distributed-ai/pull/1201)."""
     found = known(facts, "instance", "type")
     groups = request.document.get("groups") or {}
@@ -25,8 +25,8 @@ def instance_type(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def notice(facts: Facts, want: Expected, request: Request) -> Result:
-    """A node that is about to go takes no job: spot interruption, an ending life cycle, maintenance within hours. What is
-    far off, or only recommended, is a warning (`node_setup.agent.refusal.is_near`)."""
+    """Refuse a node that is about to go: spot interruption, an ending life cycle, maintenance within hours. What is
+    far off, or only recommended, is a warning (`node_setup.agent.run.refusal.is_near`)."""
     pending = known(facts, "metadata", "notice")
     if pending:
         more = "; a reboot may settle it: fab node-reboot" if pending.get("action") in REBOOTS else ""
@@ -50,7 +50,7 @@ def nvme(facts: Facts, want: Expected, request: Request) -> Result:
     stores = [block.get("instance_store") for block in blocks]
     found = sum(map(bool, stores))
     if found < want.nvme and None in stores:
-        return Result("nvme", Status.UNKNOWN, "some drive may or may not be a local one", found=str(found))
+        return Result("nvme", Status.UNKNOWN, "whether some drive is local could not be read", found=str(found))
     return counted("nvme", found, want.nvme, "local drives", REPLACE)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lustrain.status import Status
 from node_setup.agent.kinds.lustre.lnet_efa import servers_without_efa
+from node_setup.agent.kinds.lustre.mount import same_source
 from node_setup.agent.model import Facts, Request
 from node_setup.agent.verify.expected import Expected
 from node_setup.agent.verify.result import NONE, Result, known, unread
@@ -17,16 +18,16 @@ FULL_PERCENT, NEARLY_FULL_PERCENT = 98, 90
 
 
 def mount(facts: Facts, want: Expected, request: Request) -> Result:
-    """The file system of the cluster is at its path; another one, or none, would take a job's checkpoints elsewhere."""
+    """Check that the cluster's file system is at its path; another one, or none, would take a job's checkpoints elsewhere."""
     path = known(request.document, "lustre", "path")
     if not path:
         return Result("lustre-mount", Status.SKIPPED, "the cluster has no Lustre")
     mounts = known(facts, "lustre", "mounts")
     if mounts is None:
         return unread("lustre-mount", facts, "lustre", "mounts")
-    here = [one for one in mounts if one.get("target") == path]
+    here = [mount for mount in mounts if mount.get("target") == path]
     if not here and any(
-        one.get("target") == path and one.get("fstype") == "autofs" for one in facts.get("mounts") or ()
+        mount.get("target") == path and mount.get("fstype") == "autofs" for mount in facts.get("mounts") or ()
     ):
         return Result(
             "lustre-mount", Status.UNKNOWN, f"{path} is mounted on demand, and not yet mounted; fix: ls {path}"
@@ -37,7 +38,7 @@ def mount(facts: Facts, want: Expected, request: Request) -> Result:
     if "ro" in options:
         return Result("lustre-mount", Status.FAILED, f"{path} is mounted read-only", found=found.get("source"))
     wanted = _source(request)
-    if wanted and not _same_source(found, wanted):
+    if wanted and not same_source(str(found.get("source")), wanted):
         return Result(
             "lustre-mount", Status.FAILED, f"another file system is at {path}", NONE, found.get("source"), wanted
         )
@@ -52,19 +53,6 @@ def _source(request: Request) -> str | None:
     if wanted.get("dns_name") and wanted.get("mount_name"):
         return f"{wanted['dns_name']}@tcp:/{wanted['mount_name']}"
     return None
-
-
-def _same_source(found: Mapping[str, Any], wanted: str) -> bool:
-    """By mount name, and by server where both name it the same way: mount.lustre puts the address in place of the name."""
-    servers, _, name = wanted.rpartition(":/")
-    if found.get("mount_name") != name:
-        return False
-    ours, theirs = str(found.get("dns") or ""), servers.partition("@")[0]
-    return ours == theirs or _is_address(ours) != _is_address(theirs)
-
-
-def _is_address(server: str) -> bool:
-    return bool(server) and all(part.isdigit() for part in server.split("."))
 
 
 def network(facts: Facts, want: Expected, request: Request) -> Result:
@@ -148,9 +136,9 @@ def transport(before: Sequence[Any] | None, after: Sequence[Any] | None, over_ef
     shown = ", ".join(f"{name} {number}" for name, number in moved.items())
     wanted = "efa" if over_efa else "tcp"
     if not moved[wanted]:
-        other = "tcp" if over_efa else "efa"
-        why = f"I/O went over {other}" if moved[other] else "no message was counted on any network"
-        return Result(check, Status.FAILED if moved[other] else Status.UNKNOWN, why, NONE, shown, wanted)
+        unwanted = "tcp" if over_efa else "efa"
+        why = f"I/O went over {unwanted}" if moved[unwanted] else "no message was counted on any network"
+        return Result(check, Status.FAILED if moved[unwanted] else Status.UNKNOWN, why, NONE, shown, wanted)
     return Result(check, Status.OK, f"I/O went over {wanted}", NONE, shown, wanted)
 
 

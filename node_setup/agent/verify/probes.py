@@ -11,10 +11,10 @@ import time
 from typing import Any
 
 from lustrain.status import Status
-from node_setup.agent import lock
 from node_setup.agent.facts.lustre import parse_nets
 from node_setup.agent.host import Host
 from node_setup.agent.model import Facts, Request
+from node_setup.agent.run import lock
 from node_setup.agent.verify import lustre
 from node_setup.agent.verify.expected import Expected
 from node_setup.agent.verify.result import Result, known
@@ -103,7 +103,7 @@ def _wait(host: Host, deadline: float) -> str:
 
 
 def judge(printed: str, seconds: float) -> Result:
-    """By what the probe had said when it ended, or when the time was over."""
+    """Judge the probe by its output when it ended, or when the time was over."""
     check = "lustre-write"
     if re.search(r"^done$", printed, re.MULTILINE):
         rate = MIB * 1.048576 / max(seconds, 1e-3)

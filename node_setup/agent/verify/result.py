@@ -9,7 +9,7 @@ from typing import Any
 from lustrain.status import Status
 
 READY = frozenset({Status.OK, Status.WARNING, Status.SKIPPED})
-"""A check that could not look keeps a node from jobs, as one that failed does, but drains nobody."""
+"""A check whose facts are unknown keeps a node from jobs, as a failed check does, but does not drain it."""
 
 NONE, RESET_GPU, REBOOT, REPLACE = "NONE", "RESET_GPU", "REBOOT", "REPLACE"
 ACTIONS = (NONE, RESET_GPU, REBOOT, REPLACE)
@@ -39,7 +39,7 @@ def to_json(result: Result) -> dict[str, Any]:
 
 
 def known(facts: Mapping[str, Any], *path: str) -> Any:
-    """The fact at this path; None where it or anything on the way to it is missing or could not be read."""
+    """Return the fact at this path; None where it or anything on the way to it is missing or could not be read."""
     value: Any = facts
     for part in path:
         if not isinstance(value, Mapping):
@@ -49,7 +49,7 @@ def known(facts: Mapping[str, Any], *path: str) -> Any:
 
 
 def reason(facts: Mapping[str, Any], where: str) -> str:
-    """Why facts of this place are missing, as their collector said; empty where it said nothing."""
+    """Return why facts of this place are missing, from their collector; empty where it named no reason."""
     why = [
         str(error.get("why")) for error in facts.get("errors") or () if str(error.get("where", "")).startswith(where)
     ]
@@ -57,13 +57,13 @@ def reason(facts: Mapping[str, Any], where: str) -> str:
 
 
 def unread(check: str, facts: Mapping[str, Any], where: str, what: str) -> Result:
-    """The result of a check whose facts could not be read."""
+    """Return the result of a check whose facts could not be read."""
     why = reason(facts, where)
     return Result(check, Status.UNKNOWN, f"{what} could not be read" + (f": {why}" if why else ""))
 
 
 def counted(check: str, found: int, expected: int, what: str, action: str) -> Result:
-    """Devices by their number: too few is a fault, more than known of is told."""
+    """Judge devices by their number: too few fail, more than expected warn."""
     if expected == 0 and found == 0:
         return Result(check, Status.SKIPPED, f"the type has no {what}")
     if found < expected:
@@ -76,7 +76,7 @@ def counted(check: str, found: int, expected: int, what: str, action: str) -> Re
 
 
 def worst(results: Iterable[Result]) -> Result | None:
-    """The failed result that calls for most; None where none failed."""
+    """Return the failed result that calls for most; None where none failed."""
     failed = [result for result in results if result.status == Status.FAILED]
     return max(failed, key=lambda result: ACTIONS.index(result.action), default=None)
 

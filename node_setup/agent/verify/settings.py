@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lustrain.status import Status
-from node_setup.agent import catalog
-from node_setup.agent import plan as planning
 from node_setup.agent.model import Facts, Request, Setting
+from node_setup.agent.run import plan as planning
+from node_setup.agent.settings import catalog
 from node_setup.agent.verify.result import Result
 
 APART = {"lustre-stripe": "lustre-stripes", "lustre-parameter": "lustre-parameters"}
@@ -26,7 +26,7 @@ def check_all(facts: Facts, request: Request) -> list[Result]:
 
 
 def judge(check: str, rows: Iterable[Mapping[str, Any]], settings: Mapping[str, Setting]) -> Result:
-    """What must be and is not, fails; what should be and is not, warns; what must be and nobody could read, is unknown."""
+    """Fail on a `must` that differs, warn on a `should` that differs; a `must` that could not be read is unknown."""
     rows = [row for row in rows if row["status"] != Status.SKIPPED]
     if not rows:
         return Result(check, Status.SKIPPED, "no setting applies to this node")

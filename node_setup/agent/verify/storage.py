@@ -30,7 +30,7 @@ def scratch(facts: Facts, want: Expected, request: Request) -> Result:
     if blocks is None or mounts is None:
         return unread("scratch", facts, "blocks" if blocks is None else "mounts", "block devices and mounts")
     drives = {str(block["name"]) for block in blocks if block.get("instance_store")}
-    holders = {str(one) for block in blocks if block.get("instance_store") for one in block.get("holders") or ()}
+    holders = {str(holder) for block in blocks if block.get("instance_store") for holder in block.get("holders") or ()}
     sources = {str(mount["source"]).rsplit("/", 1)[-1] for mount in mounts}
     points = [point for block in blocks if block.get("instance_store") for point in block.get("mountpoints") or ()]
     if points or sources & (drives | holders):
@@ -39,7 +39,7 @@ def scratch(facts: Facts, want: Expected, request: Request) -> Result:
 
 
 def disk(facts: Facts, want: Expected, request: Request) -> Result:
-    """A root file system that is full or has gone read-only breaks every job, and tuning too."""
+    """Check the root file system: one that is full or has gone read-only breaks every job, and tuning too."""
     root = known(facts, "disk", "/")
     if not root or root.get("free_bytes") is None:
         return unread("disk", facts, "disk", "free space on /")

@@ -13,8 +13,8 @@ from node_setup.agent.facts.scene import Scene
 
 EMPTY: dict[str, Any] = {"blocks": None, "arrays": None}
 INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
-"""The model by which a local NVMe disk is told from an EBS volume ("Amazon Elastic Block Store"); EC2 user guide, instance
-store volumes."""
+"""The model by which a local NVMe disk is told from an EBS volume ("Amazon Elastic Block Store")
+(https://docs.aws.amazon.com/ebs/latest/userguide/nvme-ebs-volumes.html)."""
 _SKIPPED = re.compile(r"(loop|ram|zram|sr|fd|nbd|dm-|md)\d")
 _ENDS_BYTES = 2**20
 """Every signature that `blkid` knows lies within this much of either end."""
@@ -59,7 +59,7 @@ def _real(scene: Scene, name: str) -> bool:
 
 
 def _array(scene: Scene, name: str, places: Places) -> dict[str, Any]:
-    """An array of disks, and what lies on it as of a disk."""
+    """Describe an array of disks, and what lies on it, as for a disk."""
     level, members = scene.text(f"/sys/block/{name}/md/level"), scene.host.names(f"/sys/block/{name}/slaves")
     use = {key: value for key, value in _use(scene, name, places).items() if key != "partitions"}
     return {"name": name, "path": f"/dev/{name}", "level": level, "members": members, **use}
@@ -128,10 +128,10 @@ def _size(scene: Scene, name: str) -> int:
 def _use(scene: Scene, name: str, places: Places) -> dict[str, Any]:
     """Who uses a disk, else what lies on it."""
     host, folder = scene.host, f"/sys/block/{name}"
-    partitions = [one for one in host.names(folder) if host.exists(f"{folder}/{one}/partition")]
-    folders = [(folder, name), *((f"{folder}/{one}", one) for one in partitions)]
+    partitions = [entry for entry in host.names(folder) if host.exists(f"{folder}/{entry}/partition")]
+    folders = [(folder, name), *((f"{folder}/{partition}", partition) for partition in partitions)]
     holders = sorted({holder for inner, _ in folders for holder in host.names(f"{inner}/holders")})
-    mounted = [place for inner, one in folders for place in _below(scene, inner, one, places)]
+    mounted = [place for inner, part in folders for place in _below(scene, inner, part, places)]
     targets = list(dict.fromkeys(target for target, _ in mounted))
     used = bool(partitions or holders or targets)
     fstype, blank = (
@@ -146,7 +146,7 @@ def _direct(scene: Scene, folder: str, name: str, places: Places) -> str | None:
 
 
 def _contents(scene: Scene, name: str, size: int) -> tuple[str | None, bool | None]:
-    """(what lies on an unused disk, whether it is blank); a disk that cannot be read is neither blank nor not."""
+    """Return what lies on an unused disk and whether it is blank: both None for a disk that cannot be read."""
     try:
         # Exclusive: a disk that another mount namespace or a hidden holder uses answers "busy" (open(2), O_EXCL on devices).
         descriptor = os.open(scene.host.path(f"/dev/{name}"), os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC)
@@ -169,7 +169,7 @@ def _contents(scene: Scene, name: str, size: int) -> tuple[str | None, bool | No
 
 
 def signature(head: bytes, tail: bytes) -> str | None:
-    """The file system, partition table or membership that the ends of a disk show; None for none that is known."""
+    """Return the file system, partition table or membership that the ends of a disk show; None for an unknown signature."""
     for offset, magic, name in _SIGNATURES:
         if head[offset : offset + len(magic)] == magic:
             return name

@@ -30,7 +30,7 @@ _PLUGIN = re.compile(r"libnccl-net(-ofi|-aws-ofi)?\.so$")
 
 
 def collect(scene: Scene) -> dict[str, Any]:
-    devices = [one for name in scene.host.names("/sys/class/infiniband") if (one := _device(scene, name))]
+    devices = [device for name in scene.host.names("/sys/class/infiniband") if (device := _device(scene, name))]
     installer, libfabric = parse_installed(scene.host.read("/opt/amazon/efa_installed_packages") or "")
     return {
         "efa": {
@@ -49,7 +49,7 @@ def _on_the_bus(scene: Scene) -> int | None:
     """How many adapters there are, also those that no driver has taken."""
     if scene.devices is None:
         return None
-    return sum(one.vendor == AMAZON and one.device in EFA_DEVICES for one in scene.devices)
+    return sum(device.vendor == AMAZON and device.device in EFA_DEVICES for device in scene.devices)
 
 
 def _device(scene: Scene, name: str) -> dict[str, Any] | None:
@@ -62,7 +62,11 @@ def _device(scene: Scene, name: str) -> dict[str, Any] | None:
         return None
     state = scene.text(f"{folder}/ports/1/state") or ""
     counters = f"{folder}/ports/1/hw_counters"
-    values = {one: scene.number(f"{counters}/{one}") for one in scene.host.names(counters) if one != "lifespan"}
+    values = {
+        counter: scene.number(f"{counters}/{counter}")
+        for counter in scene.host.names(counters)
+        if counter != "lifespan"
+    }
     return {"name": name, "driver": driver, "state": state.partition(":")[2].strip() or None, "counters": values}
 
 

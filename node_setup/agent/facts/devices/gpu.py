@@ -38,7 +38,7 @@ THROTTLES = (
 )
 """Bits of nvmlClocksEventReasons, from nvml.h."""
 _SECONDS = 30.0
-"""A driver that nobody holds open initialises all GPUs first, which takes several seconds on eight."""
+"""A driver that no process holds open initialises all GPUs first, which takes several seconds on eight."""
 
 
 def collect(scene: Scene) -> dict[str, Any]:
@@ -83,8 +83,8 @@ def _driven(scene: Scene) -> bool:
 def _query(scene: Scene) -> list[dict[str, str | None]] | None:
     fields: tuple[str, ...] = FIELDS
     while fields:
-        asked = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-        done = scene.host.run(asked, _SECONDS)
+        command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+        done = scene.host.run(command, _SECONDS)
         if done.ok:
             return parse_rows(fields, done.out)
         unknown = re.search(r'Field "([^"]+)" is not a valid field', done.out + done.err)
@@ -97,7 +97,7 @@ def _query(scene: Scene) -> list[dict[str, str | None]] | None:
 
 
 def _without(fields: tuple[str, ...], unknown: str) -> tuple[str, ...]:
-    """What is left to ask for; a renamed field keeps its place."""
+    """Return the fields that are left to query; a renamed field keeps its place."""
     newer = tuple(RENAMED.get(name, name) if name == unknown else name for name in fields)
     return newer if newer != fields else tuple(name for name in fields if name != unknown)
 
@@ -148,7 +148,7 @@ def _clocks(row: dict[str, str | None], kind: str) -> dict[str, int | None]:
 
 
 def _yes(value: str | None) -> bool | None:
-    """`Enabled`, `Yes`, or for remapped rows a count as some drivers print it."""
+    """Read `Enabled`, `Yes`, or for remapped rows a count as some drivers print it."""
     if value is None:
         return None
     return {"enabled": True, "yes": True, "disabled": False, "no": False, "0": False, "1": True}.get(value.lower())

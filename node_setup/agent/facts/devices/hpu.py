@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from node_setup.agent.facts.devices.gpu import parse_rows
 from node_setup.agent.facts.scene import Scene, integer
 
 EMPTY: dict[str, Any] = {"hpu": {"present": None, "driver": None, "devices": None}}
@@ -20,19 +21,9 @@ def collect(scene: Scene) -> dict[str, Any]:
             scene.fault("hpu", "there is a Gaudi device but no hl-smi: its software is not installed")
         return {"hpu": {**EMPTY["hpu"], "present": present}}
     text = scene.ask("hpu.devices", ["hl-smi", "-Q", ",".join(FIELDS), "-f", "csv,noheader"], 30.0)
-    rows = None if text is None else parse_rows(text)
+    rows = None if text is None else parse_rows(FIELDS, text)
     driver = scene.text("/sys/module/habanalabs/version") or (rows[0]["driver_version"] if rows else None)
     return {"hpu": {"present": True, "driver": driver, "devices": rows and [device_of(row) for row in rows]}}
-
-
-def parse_rows(text: str) -> list[dict[str, str | None]]:
-    """Lines of values by field; `N/A` as None; a line with a different number of values is not of a device."""
-    lines = ([value.strip() for value in line.split(",")] for line in text.splitlines())
-    return [
-        {name: None if value in ("", "N/A") else value for name, value in zip(FIELDS, values)}
-        for values in lines
-        if len(values) == len(FIELDS) and values[0].isdigit()
-    ]
 
 
 def device_of(row: dict[str, str | None]) -> dict[str, Any]:

@@ -7,21 +7,15 @@ from typing import Any
 
 from lustrain.status import Status
 from node_setup.agent import owned
+from node_setup.agent.facts.devices.blocks import INSTANCE_STORE
 from node_setup.agent.kinds.files.dropped import dropped
 from node_setup.agent.model import PERSISTED, RUNTIME, Facts, Put, Remark, Request, Setting, Step, Write
-
-MODEL = "Amazon EC2 NVMe Instance Storage"
-"""What an instance-store disk says it is, and an EBS volume does not
-(https://docs.aws.amazon.com/ebs/latest/userguide/nvme-ebs-volumes.html)."""
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     """`Setting.value` is the scheduler: now for each disk, and as a udev rule for those to come."""
     planned = dropped(owned.UDEV, chosen, facts, request)
-    for setting in chosen:
-        if setting.id in selected:
-            planned += _plan_one(setting, facts)
-    return planned
+    return planned + [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts)]
 
 
 def instance_store(facts: Facts) -> list[Mapping[str, Any]]:
@@ -32,7 +26,7 @@ def instance_store(facts: Facts) -> list[Mapping[str, Any]]:
 def udev_rule(scheduler: str) -> str:
     return (
         f'{owned.HEADER}ACTION=="add|change", SUBSYSTEM=="block", KERNEL=="nvme[0-9]*n[0-9]*", ENV{{DEVTYPE}}=="disk", '
-        f'ATTRS{{model}}=="{MODEL}*", ATTR{{queue/scheduler}}="{scheduler}"\n'
+        f'ATTRS{{model}}=="{INSTANCE_STORE}*", ATTR{{queue/scheduler}}="{scheduler}"\n'
     )
 
 

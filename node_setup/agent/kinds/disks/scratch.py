@@ -31,11 +31,7 @@ Block = Mapping[str, Any]
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     """`Setting.options["path"]` is the mount point."""
-    planned: list[Step | Remark] = []
-    for setting in chosen:
-        if setting.id in selected:
-            planned += _plan_one(setting, facts)
-    return planned
+    return [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts)]
 
 
 def mount_unit(path: str) -> str:
@@ -64,7 +60,7 @@ def _plan_one(setting: Setting, facts: Facts) -> list[Step | Remark]:
     disks, path = instance_store(facts), str(setting.options["path"])
     if not disks:
         return [Remark(setting.id, Status.SKIPPED, "this node has no instance store")]
-    mount = next((one for one in reversed(facts["mounts"]) if one["target"] == path), None)
+    mount = next((mount for mount in reversed(facts["mounts"]) if mount["target"] == path), None)
     others = _image_does_it(setting, facts, mount is not None)
     if others is not None:
         return [others]
@@ -97,7 +93,7 @@ def _image_does_it(setting: Setting, facts: Facts, mounted: bool) -> Remark | No
 
 
 def _made(setting: Setting, path: str, disks: Sequence[Block], facts: Facts) -> list[Step | Remark]:
-    """What is still to do, by how far an earlier run came: nothing done, array made, formatted."""
+    """Plan what is still to do, by how far an earlier run came: nothing done, array made, formatted."""
     unit = owned.mount_unit(path)
     planned = _make(disks, facts, ours=facts["files"][unit] is not None)
     if isinstance(planned, str):
@@ -111,7 +107,7 @@ def _made(setting: Setting, path: str, disks: Sequence[Block], facts: Facts) -> 
 
 
 def _make(disks: Sequence[Block], facts: Facts, ours: bool) -> tuple[str, tuple[Action, ...]] | str:
-    """What was found and what follows from it up to the mount, or why nothing may be done."""
+    """Return what was found and what follows from it up to the mount, or why nothing may be done."""
     array = _array_over(disks, facts) if len(disks) > 1 else None
     if array is None and all(_free(disk) for disk in disks):
         return "blank", _gathered([disk["path"] for disk in disks])
@@ -123,7 +119,7 @@ def _make(disks: Sequence[Block], facts: Facts, ours: bool) -> tuple[str, tuple[
     if ours and array is None and all(disk["fstype"] == MEMBER and not disk["holders"] for disk in disks):
         assemble = Run(("mdadm", "--assemble", ARRAY, *(disk["path"] for disk in disks)))
         return "array, not assembled", (assemble, SETTLED)
-    states = ", ".join(_state(one) for one in (*disks, *([array] if array else [])))
+    states = ", ".join(_state(block) for block in (*disks, *([array] if array else [])))
     return f"not formatted, since not every disk is blank: {states}; fix: wipefs the disks that may be erased"
 
 
@@ -154,10 +150,10 @@ def _formatted(device: str) -> tuple[Action, ...]:
 
 
 def _array_over(disks: Sequence[Block], facts: Facts) -> Block | None:
-    """The RAID-0 that consists of exactly these disks."""
+    """Return the RAID-0 that consists of exactly these disks."""
     names = {disk["name"] for disk in disks}
     arrays: Sequence[Block] = facts.get("arrays") or ()
-    return next((one for one in arrays if one["level"] == "raid0" and set(one["members"]) == names), None)
+    return next((array for array in arrays if array["level"] == "raid0" and set(array["members"]) == names), None)
 
 
 def _state(block: Block) -> str:

@@ -15,9 +15,9 @@ PATHS = (owned.NEEDRESTART,)
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     planned: list[Step | Remark] = []
-    for path in dict.fromkeys((*PATHS, *(one.options["path"] for one in chosen))):
-        fill = [one for one in chosen if one.options["path"] == path]
-        after = dict.fromkeys(Run(tuple(command)) for one in fill for command in one.options.get("after", ()))
-        lines = {one.id: "\n".join(one.options["lines"]) for one in fill}
+    for path in dict.fromkeys((*PATHS, *(setting.options["path"] for setting in chosen))):
+        fill = [setting for setting in chosen if setting.options["path"] == path]
+        after = dict.fromkeys(Run(tuple(command)) for setting in fill for command in setting.options.get("after", ()))
+        lines = {setting.id: "\n".join(setting.options["lines"]) for setting in fill}
         planned += OwnedLines(path, after=tuple(after)).plan(lines, selected, facts, request)
     return with_ok(planned, chosen, selected, {})

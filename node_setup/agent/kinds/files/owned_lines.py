@@ -28,52 +28,56 @@ class OwnedLines:
     needs: Mapping[str, str] = field(default_factory=dict)
 
     def content(self, lines: Mapping[str, str]) -> str:
-        """The whole file, settings in the order of their ids."""
+        """Return the whole file, settings in the order of their ids."""
         return HEADER + self.preamble + "".join(f"# {name}\n{lines[name]}\n" for name in sorted(lines))
 
     def lines(self, facts: Facts) -> dict[str, str]:
-        """What the file holds now, by setting; empty where it is not there or not known."""
-        there = (facts.get("files") or {}).get(self.path)
-        return parse(there["content"]) if there else {}
+        """Return what the file holds now, by setting; empty where the file is missing or unknown."""
+        file = (facts.get("files") or {}).get(self.path)
+        return parse(file["content"]) if file else {}
 
     def target(
         self, wanted: Mapping[str, str], selected: frozenset[str], facts: Facts, request: Request
     ) -> dict[str, str]:
-        """What the file is to hold, by setting."""
+        """Return what the file is to hold, by setting."""
         return _merge(self.lines(facts), wanted, selected, everything=not request.only)
 
     def plan(
         self, wanted: Mapping[str, str], selected: frozenset[str], facts: Facts, request: Request
     ) -> list[Step | Remark]:
-        """Steps to make the file hold `wanted`: of settings that are not selected what is there stays, and the lines of
+        """Plan the steps that make the file hold `wanted`: of settings that are not selected the lines stay, and the lines of
         selected settings that are not wanted go."""
         if self.path not in (facts.get("files") or {}):
-            return [Remark(one, Status.UNKNOWN, f"{self.path} could not be read") for one in wanted if one in selected]
+            return [
+                Remark(name, Status.UNKNOWN, f"{self.path} could not be read") for name in wanted if name in selected
+            ]
         now, target = self.lines(facts), self.target(wanted, selected, facts, request)
         changed = _changed(now, target) or self._tidied(target, facts, request)
         refused = unwritable(facts, self.path)
         if refused:
-            return [Remark(one, Status.FAILED, refused, now.get(one), _shown(target.get(one, ""))) for one in changed]
+            return [
+                Remark(name, Status.FAILED, refused, now.get(name), _shown(target.get(name, ""))) for name in changed
+            ]
         write: Action = Write(self.path, self.content(target), MODE) if target else Remove(self.path)
         actions = (*self.before, write, *self.after)
-        return [self._step(one, now.get(one), target.get(one, ""), actions) for one in changed]
+        return [self._step(name, now.get(name), target.get(name, ""), actions) for name in changed]
 
     def _step(self, setting: str, found: str | None, wanted: str, actions: tuple[Action, ...]) -> Step:
         before = None if found is None else _shown(found)
         return Step(setting, PERSISTED, self.path, before, _shown(wanted), actions, self.needs.get(setting, ""))
 
     def _tidied(self, target: Mapping[str, str], facts: Facts, request: Request) -> list[str]:
-        """The settings to name where only the rest of the file is not as it should be: other lines, order, mode."""
-        there = facts["files"][self.path]
-        if there is None or request.only:
+        """Return the settings to name where only the rest of the file is not as it should be: other lines, order, mode."""
+        file = facts["files"][self.path]
+        if file is None or request.only:
             return []
-        if target and there["content"] == self.content(target) and int(there["mode"], 8) == MODE:
+        if target and file["content"] == self.content(target) and int(file["mode"], 8) == MODE:
             return []
         return sorted(target)[:1] or [self.path]
 
 
 def parse(content: str) -> dict[str, str]:
-    """The lines under each id; what stands under none is nobody's."""
+    """Return the lines under each id; lines under no id belong to nobody."""
     blocks: dict[str, list[str]] = {}
     name = None
     for line in content.splitlines():
@@ -83,18 +87,18 @@ def parse(content: str) -> dict[str, str]:
             blocks.setdefault(name, [])
         elif name is not None:
             blocks[name].append(line)
-    return {one: "\n".join(lines) for one, lines in blocks.items()}
+    return {setting: "\n".join(lines) for setting, lines in blocks.items()}
 
 
 def _merge(
     now: Mapping[str, str], wanted: Mapping[str, str], selected: frozenset[str], everything: bool
 ) -> dict[str, str]:
-    stays = {one: text for one, text in now.items() if one not in selected and (not everything or one in wanted)}
-    return {**stays, **{one: text for one, text in wanted.items() if one in selected}}
+    stays = {name: text for name, text in now.items() if name not in selected and (not everything or name in wanted)}
+    return {**stays, **{name: text for name, text in wanted.items() if name in selected}}
 
 
 def _changed(now: Mapping[str, str], target: Mapping[str, str]) -> list[str]:
-    return [one for one in sorted({*now, *target}) if now.get(one) != target.get(one)]
+    return [name for name in sorted({*now, *target}) if now.get(name) != target.get(name)]
 
 
 def _shown(lines: str) -> str:

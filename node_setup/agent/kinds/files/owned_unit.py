@@ -8,8 +8,8 @@ from node_setup.agent.model import PERSISTED, Action, Facts, Run, Setting, Step,
 
 
 def in_place(setting: Setting, wanted: Mapping[str, str], enabled: str, facts: Facts) -> Step | None:
-    """What brings the files `wanted` (content by path, each with its fact) into place and enables the one at `enabled`; it is
-    told of as the first of them. None where all is so."""
+    """Put the files `wanted` (content by path, each with its fact) into place and enable the one at `enabled`; the step is
+    named after the first of them. None where all is so."""
     files, unit = facts["files"], name(enabled)
     stale = [path for path, content in wanted.items() if files[path] is None or files[path]["content"] != content]
     service: Mapping[str, object] = (facts.get("services") or {}).get(unit) or {}
@@ -22,5 +22,5 @@ def in_place(setting: Setting, wanted: Mapping[str, str], enabled: str, facts: F
 
 
 def name(path: str) -> str:
-    """The unit in a unit file's path."""
+    """Return the unit's name in a unit file's path."""
     return path.rsplit("/", 1)[1]

@@ -23,10 +23,7 @@ def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, requ
         Run(("systemctl", "daemon-reload")),
     )
     planned = dropped(owned.CLOCKS_UNIT, chosen, facts, request, (before,), (after,))
-    for setting in chosen:
-        if setting.id in selected:
-            planned += _plan_one(setting, facts)
-    return planned
+    return planned + [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts)]
 
 
 def clocks_unit(after: str) -> str:

@@ -24,20 +24,16 @@ ExecStart=/usr/bin/nvidia-persistenced --persistence-mode --verbose
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    planned: list[Step | Remark] = []
-    for setting in chosen:
-        if setting.id in selected:
-            planned += _plan_one(setting, facts)
-    return planned
+    return [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts)]
 
 
 def owner(facts: Facts) -> str:
-    """The unit that keeps the driver loaded on this node."""
+    """Return the unit that keeps the driver loaded on this node."""
     return OTHER_OWNER if _is_active(facts, OTHER_OWNER) else DAEMON
 
 
 def without_gpu(setting: Setting, facts: Facts) -> Remark | None:
-    """The remark on a GPU setting where there is no GPU, or where that is unknown; None where there are some to set."""
+    """Return the remark on a GPU setting where there is no GPU, or where that is unknown; None where there are some to set."""
     gpu = facts.get("gpu") or {}
     if gpu.get("present") is None:
         return Remark(setting.id, Status.UNKNOWN, "whether this node has GPUs could not be read")
@@ -85,7 +81,7 @@ def _under_other(setting: Setting, facts: Facts) -> list[Step | Remark]:
 
 
 def _running(setting: Setting, facts: Facts) -> list[Step | Remark]:
-    """What is left to do while the daemon runs: nothing, unless it was told not to do its work."""
+    """Plan what is left to do while the daemon runs: nothing, unless its options keep it from its work."""
     off = _without_persistence(facts)
     if off is None:
         return [Remark(setting.id, Status.UNKNOWN, f"{DAEMON} runs, but whether the GPUs persist could not be read")]

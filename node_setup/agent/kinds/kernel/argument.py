@@ -17,18 +17,22 @@ UPDATE_S = 120.0
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     given = (facts.get("kernel") or {}).get("cmdline")
-    asked = [one for one in chosen if one.id in selected]
+    settings = [setting for setting in chosen if setting.id in selected]
     if given is None:
-        return [Remark(one.id, Status.UNKNOWN, "the kernel's command line could not be read") for one in asked]
-    missing = [one for one in chosen if not satisfies(str(given.get(one.key, "")), one.value, one.compare)]
+        return [
+            Remark(setting.id, Status.UNKNOWN, "the kernel's command line could not be read") for setting in settings
+        ]
+    missing = [
+        setting for setting in chosen if not satisfies(str(given.get(setting.key, "")), setting.value, setting.compare)
+    ]
     file = _file(facts)
     planned = _by_file(file, chosen, missing, selected, facts, request) if file else []
     lines = file.lines(facts) if file else {}
     how = "--allow-reboot gives it to the boot loader" if file else "the boot loader of this distribution is not known"
-    stepped = {one.setting for one in planned}
-    quiet = [one for one in missing if one.id in selected and one.id not in stepped]
-    planned += [_waits(one, given) if one.id in lines else _report(one, given, how) for one in quiet]
-    return with_ok(planned, chosen, selected, {one.id: given.get(one.key) for one in chosen})
+    stepped = {line.setting for line in planned}
+    quiet = [setting for setting in missing if setting.id in selected and setting.id not in stepped]
+    planned += [_waits(setting, given) if setting.id in lines else _report(setting, given, how) for setting in quiet]
+    return with_ok(planned, chosen, selected, {setting.id: given.get(setting.key) for setting in chosen})
 
 
 def _by_file(
@@ -39,13 +43,13 @@ def _by_file(
     facts: Facts,
     request: Request,
 ) -> list[Step | Remark]:
-    """What an image brings by itself is not given a second time; what we once gave stays given."""
+    """Plan the boot loader's file. An argument of the image is not given a second time; what we once gave stays given."""
     if not request.allow_reboot:
         return []
     lines = file.lines(facts)
-    wanted = {one.id: _line(file, one) for one in chosen if one in missing or one.id in lines}
+    wanted = {setting.id: _line(file, setting) for setting in chosen if setting in missing or setting.id in lines}
     target = file.target(wanted, selected, facts, request)
-    return _told(file, lines, target).plan(wanted, selected, facts, request)
+    return _with_boot_loader(file, lines, target).plan(wanted, selected, facts, request)
 
 
 def _file(facts: Facts) -> OwnedLines | None:
@@ -62,8 +66,8 @@ def _line(file: OwnedLines, setting: Setting) -> str:
     return f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {argument}"' if file.path == owned.GRUB else argument
 
 
-def _told(file: OwnedLines, now: Mapping[str, str], target: Mapping[str, str]) -> OwnedLines:
-    """The file together with the programs that tell the boot loader, and the reboot that each change waits for."""
+def _with_boot_loader(file: OwnedLines, now: Mapping[str, str], target: Mapping[str, str]) -> OwnedLines:
+    """Return the file with the programs that update the boot loader, and the reboot that each change waits for."""
     needs = dict.fromkeys({**now, **target}, "reboot")
     if file.path == owned.GRUB:
         return OwnedLines(file.path, after=(Run(("update-grub",), UPDATE_S),), needs=needs)

@@ -15,15 +15,15 @@ FILE = OwnedLines(owned.MODULES_LOAD)
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     modules = facts.get("modules")
-    asked = [one for one in chosen if one.id in selected]
+    settings = [setting for setting in chosen if setting.id in selected]
     if modules is None or modules.get("supported") is None:
-        return [Remark(one.id, Status.UNKNOWN, "the kernel's modules could not be read") for one in asked]
+        return [Remark(setting.id, Status.UNKNOWN, "the kernel's modules could not be read") for setting in settings]
     if not modules.get("supported"):
-        return [Remark(one.id, Status.SKIPPED, "this kernel takes no modules") for one in asked]
-    loaded = {_name(one) for one in modules.get("loaded") or ()}
-    planned: list[Step | Remark] = [_load(one) for one in asked if _name(one.key) not in loaded]
-    planned += FILE.plan({one.id: one.key for one in chosen}, selected, facts, request)
-    return with_ok(planned, chosen, selected, dict.fromkeys((one.id for one in asked), "loaded"))
+        return [Remark(setting.id, Status.SKIPPED, "this kernel takes no modules") for setting in settings]
+    loaded = {_name(module) for module in modules.get("loaded") or ()}
+    planned: list[Step | Remark] = [_load(setting) for setting in settings if _name(setting.key) not in loaded]
+    planned += FILE.plan({setting.id: setting.key for setting in chosen}, selected, facts, request)
+    return with_ok(planned, chosen, selected, dict.fromkeys((setting.id for setting in settings), "loaded"))
 
 
 def _load(setting: Setting) -> Step:
@@ -31,5 +31,5 @@ def _load(setting: Setting) -> Step:
 
 
 def _name(module: str) -> str:
-    """The kernel takes - and _ in a module's name for the same."""
+    """Return a module's name with `_`: the kernel takes - and _ in it for the same."""
     return module.replace("-", "_")

@@ -18,23 +18,25 @@ AWS_SCRIPT = (
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     modules = facts.get("modules")
-    asked = [one for one in chosen if one.id in selected]
+    settings = [setting for setting in chosen if setting.id in selected]
     if modules is None or modules.get("supported") is None:
-        return [Remark(one.id, Status.UNKNOWN, "the kernel's modules could not be read") for one in asked]
-    off = {one.id: _not_here(one, facts) for one in chosen}
-    planned: list[Step | Remark] = [Remark(one.id, Status.SKIPPED, off[one.id]) for one in asked if off[one.id]]
-    ours = [one for one in chosen if not off[one.id]]
-    waiting = {one.id: "reboot" for one in ours if _loaded_otherwise(one, facts)}
-    file = OwnedLines(owned.MODPROBE, needs=waiting)
-    planned += file.plan({one.id: _line(one) for one in ours}, selected, facts, request)
-    stepped = {one.setting for one in planned}
-    planned += [
-        _waits(one, facts, request)
-        for one in ours
-        if one.id in selected and one.id in waiting and one.id not in stepped
+        return [Remark(setting.id, Status.UNKNOWN, "the kernel's modules could not be read") for setting in settings]
+    off = {setting.id: _not_here(setting, facts) for setting in chosen}
+    planned: list[Step | Remark] = [
+        Remark(setting.id, Status.SKIPPED, off[setting.id]) for setting in settings if off[setting.id]
     ]
-    planned += [remark for one in ours if one.id in selected for remark in _conflict(one, facts)]
-    return with_ok(planned, ours, selected, {one.id: modules["parameters"].get(one.key) for one in ours})
+    ours = [setting for setting in chosen if not off[setting.id]]
+    waiting = {setting.id: "reboot" for setting in ours if _loaded_otherwise(setting, facts)}
+    file = OwnedLines(owned.MODPROBE, needs=waiting)
+    planned += file.plan({setting.id: _line(setting) for setting in ours}, selected, facts, request)
+    stepped = {line.setting for line in planned}
+    planned += [
+        _waits(setting, facts, request)
+        for setting in ours
+        if setting.id in selected and setting.id in waiting and setting.id not in stepped
+    ]
+    planned += [remark for setting in ours if setting.id in selected for remark in _conflict(setting, facts)]
+    return with_ok(planned, ours, selected, {setting.id: modules["parameters"].get(setting.key) for setting in ours})
 
 
 def _not_here(setting: Setting, facts: Facts) -> str:

@@ -18,19 +18,29 @@ FILE = OwnedLines(owned.SYSCTL)
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     values = facts.get("sysctl")
-    asked = [one for one in chosen if one.id in selected]
+    settings = [setting for setting in chosen if setting.id in selected]
     if values is None:
-        return [Remark(one.id, Status.UNKNOWN, f"{one.key} could not be read", None, one.value) for one in asked]
+        return [
+            Remark(setting.id, Status.UNKNOWN, f"{setting.key} could not be read", None, setting.value)
+            for setting in settings
+        ]
     planned: list[Step | Remark] = [
-        Remark(one.id, Status.SKIPPED, f"this kernel has no {one.key}") for one in asked if one.key not in values
+        Remark(setting.id, Status.SKIPPED, f"this kernel has no {setting.key}")
+        for setting in settings
+        if setting.key not in values
     ]
-    there = [one for one in chosen if one.key in values]
-    planned += [step for one in there if one.id in selected for step in _runtime(one, values[one.key])]
+    present = [setting for setting in chosen if setting.key in values]
+    planned += [
+        step for setting in present if setting.id in selected for step in _runtime(setting, values[setting.key])
+    ]
     lines = FILE.lines(facts)
-    wanted = {one.id: f"{one.key} = {_at_boot(one, values[one.key], lines.get(one.id), facts)}" for one in there}
+    wanted = {
+        setting.id: f"{setting.key} = {_at_boot(setting, values[setting.key], lines.get(setting.id), facts)}"
+        for setting in present
+    }
     planned += FILE.plan(wanted, selected, facts, request)
-    planned += [remark for one in there if one.id in selected for remark in _conflict(one, facts)]
-    return with_ok(planned, there, selected, {one.id: values[one.key] for one in there})
+    planned += [remark for setting in present if setting.id in selected for remark in _conflict(setting, facts)]
+    return with_ok(planned, present, selected, {setting.id: values[setting.key] for setting in present})
 
 
 def _runtime(setting: Setting, found: str) -> list[Step]:
@@ -42,7 +52,7 @@ def _runtime(setting: Setting, found: str) -> list[Step]:
 
 
 def _at_boot(setting: Setting, running: str, line: str | None, facts: Facts) -> str:
-    """The value that our file should hold. As it is read after most others, and after the kernel chose its own default, an
+    """Return the value that our file should hold. It is read after most others, and after the kernel chose its own default: an
     `at-least` line must not be lower than what it would replace; a line that is high enough stays as it is."""
     needed = setting.value
     for file in _foreign(facts):
@@ -54,7 +64,7 @@ def _at_boot(setting: Setting, running: str, line: str | None, facts: Facts) -> 
 
 
 def _conflict(setting: Setting, facts: Facts) -> list[Remark]:
-    """The last of the files that are read after ours, where it says something that will not do."""
+    """Return a conflict where the last of the files that are read after ours sets a value that is not good enough."""
     later = [file for file in _after_ours(facts) if setting.key in file["values"]]
     if not later or satisfies(later[-1]["values"][setting.key], setting.value, setting.compare):
         return []

@@ -18,8 +18,8 @@ DOMAINS = ("*", "root")
 
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
-    planned = FILE.plan({one.id: _lines(one) for one in chosen}, selected, facts, request)
-    planned += [remark for one in chosen if one.id in selected for remark in _conflict(one, facts)]
+    planned = FILE.plan({setting.id: _lines(setting) for setting in chosen}, selected, facts, request)
+    planned += [remark for setting in chosen if setting.id in selected for remark in _conflict(setting, facts)]
     return with_ok(planned, chosen, selected, {}, "in place; a session's limits are set when it begins")
 
 
@@ -29,7 +29,7 @@ def _lines(setting: Setting) -> str:
 
 
 def _conflict(setting: Setting, facts: Facts) -> list[Remark]:
-    """A line that wins over ours: of a file read later, or for a user or group, which pam_limits takes before `*`."""
+    """Find a line that wins over ours: of a file read later, or for a user or group, which pam_limits takes before `*`."""
     limits: Mapping[str, Any] = facts.get("limits") or {}
     for file in limits.get("files") or ():
         if file["path"] == owned.LIMITS:

@@ -24,22 +24,24 @@ BOOT = PurePosixPath(owned.BOOT_UNIT).name
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     running: Mapping[str, Any] = (facts.get("limits") or {}).get("slurmd") or {}
-    short = [one for one in chosen if _too_low(one, running)]
+    short = [setting for setting in chosen if _too_low(setting, running)]
     waits = _waits(facts)
-    needs = {one.id: RESTART for one in short} if waits else {}
+    needs = {setting.id: RESTART for setting in short} if waits else {}
     file = OwnedLines(owned.SLURMD, "[Service]\n", after=(Run(("systemctl", "daemon-reload")),), needs=needs)
-    planned = file.plan({one.id: f"Limit{one.key.upper()}={one.value}" for one in chosen}, selected, facts, request)
-    stepped = {one.setting for one in planned}
-    for one in short:
-        if one.id in selected and not waits:
-            planned.append(_restart(one, running))
-        elif one.id in selected and one.id not in stepped:
-            why = f"slurmd runs with {one.key} {_found(one, running)}: {RESTART} {waits}"
-            planned.append(Remark(one.id, Status.REBOOT, why, _found(one, running), one.value))
+    planned = file.plan(
+        {setting.id: f"Limit{setting.key.upper()}={setting.value}" for setting in chosen}, selected, facts, request
+    )
+    stepped = {line.setting for line in planned}
+    for setting in short:
+        if setting.id in selected and not waits:
+            planned.append(_restart(setting, running))
+        elif setting.id in selected and setting.id not in stepped:
+            why = f"slurmd runs with {setting.key} {_found(setting, running)}: {RESTART} {waits}"
+            planned.append(Remark(setting.id, Status.REBOOT, why, _found(setting, running), setting.value))
     state = (_units(facts).get(SLURMD) or {}).get("active")
     idle = "has failed (journalctl -u slurmd)" if state == "failed" else "does not run"
     why = "as it should be" if running else f"in place; slurmd {idle}, and starts with it"
-    return with_ok(planned, chosen, selected, {one.id: _found(one, running) for one in chosen}, why)
+    return with_ok(planned, chosen, selected, {setting.id: _found(setting, running) for setting in chosen}, why)
 
 
 def _waits(facts: Facts) -> str:
@@ -70,4 +72,4 @@ def _found(setting: Setting, running: Mapping[str, Any]) -> str | None:
 
 def _too_low(setting: Setting, running: Mapping[str, Any]) -> bool:
     pair = running.get(setting.key)
-    return pair is not None and not all(satisfies(one, setting.value, setting.compare) for one in pair)
+    return pair is not None and not all(satisfies(value, setting.value, setting.compare) for value in pair)

@@ -71,9 +71,9 @@ WantedBy=multi-user.target
 
 
 def interfaces(facts: Facts, net: str) -> list[str]:
-    """What LNet has on a network."""
+    """Return LNet's interfaces on a network."""
     nets = (facts.get("lustre") or {}).get("nets") or ()
-    return [str(nid["interface"]) for one in nets if one["net"] == net for nid in one["nids"]]
+    return [str(nid["interface"]) for entry in nets if entry["net"] == net for nid in entry["nids"]]
 
 
 def servers_without_efa(facts: Facts) -> bool:
@@ -100,19 +100,19 @@ def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | R
 
 def _network(setting: Setting, facts: Facts, request: Request) -> Step | Remark:
     """One step for interfaces and mount: where EFA's module does not load, nothing is unmounted for it."""
-    there, devices = interfaces(facts, EFA), [str(one["name"]) for one in facts["efa"]["devices"]]
+    present, devices = interfaces(facts, EFA), [str(device["name"]) for device in facts["efa"]["devices"]]
     wanted = min(int(setting.value), len(devices))
-    missing = _spread([one for one in devices if one not in there], wanted - len(there))
+    missing = _spread([device for device in devices if device not in present], wanted - len(present))
     preferred, over_tcp = facts["lustre"].get("preferred"), _over_tcp(facts, request)
     is_over = _noted(facts, owned.REMOUNTED) is not None
     anew = () if over_tcp is None or is_over else _mount_anew(over_tcp)
     complete = not missing and (preferred is None or EFA in preferred)
-    shown = _shown(there, preferred) + (f", {ON_TCP}" if over_tcp else "")
-    asked = f"{wanted} EFA interfaces, preferred" + (f", {ANEW}" if anew else "")
+    shown = _shown(present, preferred) + (f", {ON_TCP}" if over_tcp else "")
+    goal = f"{wanted} EFA interfaces, preferred" + (f", {ANEW}" if anew else "")
     if complete and over_tcp and not anew:
-        return Remark(setting.id, Status.REBOOT, STILL_TCP, shown, asked)
+        return Remark(setting.id, Status.REBOOT, STILL_TCP, shown, goal)
     if complete and not anew:
-        return Remark(setting.id, Status.OK, "LNet has them", shown, asked)
+        return Remark(setting.id, Status.OK, "LNet has them", shown, goal)
     tcp = interfaces(facts, TCP)
     interface = tcp[0] if tcp else facts["lustre"].get("interface")
     if interface is None:
@@ -120,7 +120,7 @@ def _network(setting: Setting, facts: Facts, request: Request) -> Step | Remark:
             setting.id, Status.FAILED, "this node has no default route, and LNet no network to put EFA beside"
         )
     commands = [] if complete else _commands(str(interface), bool(tcp), missing, EFA in (preferred or ()))
-    return Step(setting.id, RUNTIME, "LNet", shown, asked, (*commands, *anew))
+    return Step(setting.id, RUNTIME, "LNet", shown, goal, (*commands, *anew))
 
 
 def _commands(interface: str, has_tcp: bool, missing: Sequence[str], is_preferred: bool) -> list[Run]:
@@ -128,24 +128,24 @@ def _commands(interface: str, has_tcp: bool, missing: Sequence[str], is_preferre
     commands = [Run(("modprobe", "kefalnd", f"ipif_name={interface}"))]
     if not has_tcp:
         commands += [Run(("modprobe", "ksocklnd")), Run(("lnetctl", "lnet", "configure")), _add(TCP, interface)]
-    commands += [_add(EFA, one, "--peer-credits", PEER_CREDITS) for one in missing]
+    commands += [_add(EFA, device, "--peer-credits", PEER_CREDITS) for device in missing]
     commands.append(Run(("lnetctl", "set", "discovery", "1")))
     return commands if is_preferred else [*commands, Run(("lnetctl", "udsp", "add", "--src", EFA, "--priority", "0"))]
 
 
 def _over_tcp(facts: Facts, request: Request) -> dict[str, str] | None:
-    """What is mounted over TCP where it could be over EFA: its source, mount point, and options as mount(8) takes them. What
+    """Return what is mounted over TCP where it could be over EFA: source, mount point, and options as mount(8) takes them. What
     is mounted before LNet has EFA stays on TCP, and HyperPod mounts before anything of ours runs."""
     path = (request.document.get("lustre") or {}).get("path")
-    here = [one for one in facts.get("mounts") or () if one["target"] == path and one["fstype"] == "lustre"]
+    here = [mount for mount in facts.get("mounts") or () if mount["target"] == path and mount["fstype"] == "lustre"]
     if not here or (interfaces(facts, EFA) and not servers_without_efa(facts)):
         return None
-    options = ",".join([one for one in here[-1]["options"] if one in KEPT] + ["_netdev"])
+    options = ",".join([option for option in here[-1]["options"] if option in KEPT] + ["_netdev"])
     return {"source": str(here[-1]["source"]), "target": str(path), "options": options}
 
 
 def _mount_anew(mount: Mapping[str, str]) -> tuple[Action, ...]:
-    """The kernel refuses a plain umount while anything there is in use, and no job runs where settings are applied. A mount
+    """Unmount and mount again. The kernel refuses umount while anything is in use, and no job runs when settings apply. A mount
     that fails leaves its note for the next run: nothing else knows by then what was mounted.
 
     Once per boot: LNet keeps what it knows of its servers over an umount, so that a second time may change nothing either.
@@ -164,11 +164,11 @@ def _mounting(mount: Mapping[str, str]) -> tuple[Action, ...]:
 
 
 def _lost_mount(setting: Setting, facts: Facts, request: Request) -> list[Step | Remark]:
-    """The mount that we took away and that failed afterwards, whoever had made it: until it is there again, jobs would write
+    """Mount again what we unmounted and could not mount, whoever had mounted it first: until it is back, jobs would write
     to the root disk. A step of its own, which is done also where LNet's fails."""
     path, note = (request.document.get("lustre") or {}).get("path"), _noted(facts, owned.REMOUNT)
     mounts = facts.get("mounts")
-    if note is None or mounts is None or any(one["target"] == path for one in mounts):
+    if note is None or mounts is None or any(mount["target"] == path for mount in mounts):
         return []
     try:
         mount: dict[str, str] = json.loads(note)
@@ -194,9 +194,9 @@ def _spread(devices: Sequence[str], count: int) -> list[str]:
     return [devices[at * len(devices) // number] for at in range(number)]
 
 
-def _shown(there: Sequence[str], preferred: Sequence[str] | None) -> str:
+def _shown(present: Sequence[str], preferred: Sequence[str] | None) -> str:
     policy = "" if preferred is None else ", preferred" if EFA in preferred else ", not preferred"
-    return f"{len(there)} EFA interfaces{policy}" if there else "no EFA network"
+    return f"{len(present)} EFA interfaces{policy}" if present else "no EFA network"
 
 
 def _persisted(setting: Setting, facts: Facts) -> Step | Remark | None:

@@ -49,15 +49,11 @@ class Wish:
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     """`Setting.value` are the mount's options."""
-    planned: list[Step | Remark] = []
-    for setting in chosen:
-        if setting.id in selected:
-            planned += _plan_one(setting, facts, request)
-    return planned
+    return [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts, request)]
 
 
 def made_by_others(request: Request) -> str | None:
-    """The mount point that is not ours to mount; None where the cluster has none, or the agent mounts it."""
+    """Return the mount point that is not ours to mount; None where the cluster has none, or the agent mounts it."""
     document = request.document
     return _path(document) if document.get("lustre") and document.get("backend") in OTHERS else None
 
@@ -67,7 +63,7 @@ def lustre_mounts(facts: Facts) -> list[Mapping[str, Any]]:
 
 
 def lustre_at(facts: Facts, path: str) -> Mapping[str, Any] | None:
-    """The mount that a process sees at `path`: the last one there (an automount lies beneath it)."""
+    """Return the mount that a process sees at `path`: the last one on it (an automount lies beneath it)."""
     return next((mount for mount in reversed(lustre_mounts(facts)) if mount["target"] == path), None)
 
 
@@ -76,8 +72,9 @@ def same_source(found: str, wanted: str) -> bool:
     file system's own name decides, and the server's where both are names."""
     servers, _, name = found.rpartition(":/")
     server, _, wanted_name = wanted.rpartition(":/")
-    hosts = [one.partition("@")[0] for one in re.split("[,:]", servers) if one]
-    return name == wanted_name and (_is_address(hosts) or server.partition("@")[0] in hosts)
+    hosts = [server.partition("@")[0] for server in re.split("[,:]", servers) if server]
+    host = server.partition("@")[0]
+    return name == wanted_name and (host in hosts or _is_address(hosts) != _is_address([host]))
 
 
 def mount_unit(wish: Wish) -> str:
@@ -152,7 +149,7 @@ def _persisted(setting: Setting, wish: Wish, facts: Facts) -> Step | Remark | No
 
 
 def _verified(setting: Setting, wish: Wish, facts: Facts) -> Remark | None:
-    """What there is to say of the mount as it is; None where nothing is mounted."""
+    """Judge the mount as it is; None where nothing is mounted."""
     mounts = [mount for mount in facts["mounts"] if mount["target"] == wish.path and mount["fstype"] != "autofs"]
     if not mounts:
         return None
@@ -165,7 +162,9 @@ def _verified(setting: Setting, wish: Wish, facts: Facts) -> Remark | None:
     if wish.source is not None and not same_source(mount["source"], wish.source):
         why = f"another file system is mounted at {wish.path}; fix: stop its jobs, then umount {wish.path}"
         return Remark(setting.id, Status.CONFLICT, why, found, wish.source)
-    missing = [one for one in wish.options.split(",") if one not in UNSEEN_OPTIONS and one not in mount["options"]]
+    missing = [
+        option for option in wish.options.split(",") if option not in UNSEEN_OPTIONS and option not in mount["options"]
+    ]
     if missing:
         why = f"mounted without {', '.join(missing)}; it takes effect when {wish.path} is mounted anew"
         return Remark(setting.id, Status.REBOOT, why, ",".join(mount["options"]), wish.options)
@@ -179,8 +178,8 @@ def _absent(setting: Setting, wish: Wish, why: str) -> Remark:
 
 
 def _foreign(setting: Setting, wish: Wish, line: list[str]) -> Remark | None:
-    """Two owners of a mount point would be one too many: a line that does the same stays (None), another is reported."""
-    needed = {one for one in wish.options.split(",") if one not in ("rw", "defaults")}
+    """Report a line of fstab for the mount point that differs; a line that mounts the same stays (None)."""
+    needed = {option for option in wish.options.split(",") if option not in ("rw", "defaults")}
     if line[0] == wish.source and line[2] == "lustre" and needed <= set(line[3].split(",")):
         return None
     why = f"{FSTAB} has a line for {wish.path}; fix: remove it, and the mount becomes a unit of ours"

@@ -16,11 +16,11 @@ RPCS, CHANGING_RPCS = "mdc.*.max_rpcs_in_flight", "mdc.*.max_mod_rpcs_in_flight"
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     """One `lctl set_param` for each pattern of which any instance differs; `Setting.key` is the pattern."""
-    asked = _ordered([setting for setting in chosen if setting.id in selected], facts)
-    if asked and not lustre_mounts(facts):
+    settings = _ordered([setting for setting in chosen if setting.id in selected], facts)
+    if settings and not lustre_mounts(facts):
         why = "no Lustre file system is mounted, and an unmount resets these values"
-        return [Remark(setting.id, Status.SKIPPED, why, wanted=setting.value) for setting in asked]
-    return [_against(setting, _instances(setting.key, facts), _rival(setting, asked, facts)) for setting in asked]
+        return [Remark(setting.id, Status.SKIPPED, why, wanted=setting.value) for setting in settings]
+    return [_against(setting, _instances(setting.key, facts), _rival(setting, settings, facts)) for setting in settings]
 
 
 def _against(setting: Setting, found: Mapping[str, str] | None, rival: str) -> Step | Remark:
@@ -50,25 +50,25 @@ def _instances(pattern: str, facts: Facts) -> Mapping[str, str] | None:
     return found
 
 
-def _ordered(asked: list[Setting], facts: Facts) -> list[Setting]:
+def _ordered(settings: list[Setting], facts: Facts) -> list[Setting]:
     """As given, but that of the two that depend on each other the one goes first that makes room for the other."""
-    by_key = {setting.key: setting for setting in asked}
+    by_key = {setting.key: setting for setting in settings}
     if RPCS not in by_key or CHANGING_RPCS not in by_key:
-        return asked
+        return settings
     largest = _largest(RPCS, facts)
     lowered = largest is not None and _number(by_key[RPCS].value, 0) < largest
     pair = [CHANGING_RPCS, RPCS] if lowered else [RPCS, CHANGING_RPCS]
     places = iter(pair)
-    return [by_key[next(places)] if setting.key in pair else setting for setting in asked]
+    return [by_key[next(places)] if setting.key in pair else setting for setting in settings]
 
 
-def _rival(setting: Setting, asked: Sequence[Setting], facts: Facts) -> str:
+def _rival(setting: Setting, settings: Sequence[Setting], facts: Facts) -> str:
     """Why the client would refuse this value beside the other parameter's; empty if it would not. The other's value is the one
     that it is about to get, else the one that it has."""
     if setting.key not in (RPCS, CHANGING_RPCS):
         return ""
     key = CHANGING_RPCS if setting.key == RPCS else RPCS
-    coming = [_number(one.value, 0) for one in asked if one.key == key]
+    coming = [_number(setting.value, 0) for setting in settings if setting.key == key]
     others, own = coming or _numbers(key, facts), _number(setting.value, 0)
     if all(other < own if key == CHANGING_RPCS else own < other for other in others):
         return ""

@@ -33,15 +33,11 @@ Layout = Mapping[str, Any]
 
 def plan(chosen: Sequence[Setting], selected: frozenset[str], facts: Facts, request: Request) -> list[Step | Remark]:
     """One step or remark for each directory that the cluster's document names."""
-    planned: list[Step | Remark] = []
-    for setting in chosen:
-        if setting.id in selected:
-            planned += _plan_one(setting, facts, request)
-    return planned
+    return [line for setting in chosen if setting.id in selected for line in _plan_one(setting, facts, request)]
 
 
 def layout_of(options: Sequence[str]) -> dict[str, Any]:
-    """The layout that `lfs setstripe OPTIONS` makes. A component has what the one before it had unless it says otherwise
+    """Return the layout that `lfs setstripe OPTIONS` makes. A component has what the one before it had unless it says otherwise
     (lustre-release lustre/utils/lfs.c, setstripe_args_init_inherit). UserError for what lfs would refuse, and for options
     beyond -c, -S and -E, whose effect `plan` could not compare."""
     shown = " ".join(options)
@@ -64,11 +60,13 @@ def layout_of(options: Sequence[str]) -> dict[str, Any]:
 
 
 def found_layout(fact: Mapping[str, Any]) -> Layout:
-    """A layout as the facts have it (`node_setup.agent.facts.lustre.parse_layout`): a plain one has no components there, and
+    """Return a layout from the facts (`node_setup.agent.facts.lustre.parse_layout`): a plain one has no components there, and
     the end of a file is None."""
     parts = fact["components"] or [{**fact, "end": None}]
     ends = [END if part["end"] is None else part["end"] for part in parts]
-    return {"components": [{"end": end, "count": one["count"], "size": one["size"]} for end, one in zip(ends, parts)]}
+    return {
+        "components": [{"end": end, "count": part["count"], "size": part["size"]} for end, part in zip(ends, parts)]
+    }
 
 
 def same(wanted: Layout, found: Layout) -> bool:
@@ -81,7 +79,7 @@ def same(wanted: Layout, found: Layout) -> bool:
 
 def text_of(layout: Layout) -> str:
     """For a person: `to 100M on 1, to the end on all in 16M`."""
-    return ", ".join(_component_text(one) for one in layout["components"])
+    return ", ".join(_component_text(component) for component in layout["components"])
 
 
 def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | Remark]:
@@ -106,7 +104,7 @@ def _plan_one(setting: Setting, facts: Facts, request: Request) -> list[Step | R
 
 
 def _directory(setting: Setting, root: str, stripe: Mapping[str, Any], facts: Facts) -> Step | Remark:
-    path, options = str(stripe["path"]), tuple(str(one) for one in stripe["options"])
+    path, options = str(stripe["path"]), tuple(str(option) for option in stripe["options"])
     layout = layout_of(options)
     wanted = text_of(layout)
     if not path.startswith(f"{root}/") or ".." in path.split("/"):
@@ -125,9 +123,9 @@ def _directory(setting: Setting, root: str, stripe: Mapping[str, Any], facts: Fa
     if found["layout"] is None or found["empty"] is None:
         why = found.get("error") or "its layout could not be read"
         return Remark(setting.id, Status.UNKNOWN, f"{path}: {why}", wanted=wanted)
-    there = found_layout(found["layout"])
-    shown = text_of(there)
-    if same(layout, there):
+    current = found_layout(found["layout"])
+    shown = text_of(current)
+    if same(layout, current):
         return Remark(setting.id, Status.OK, f"{path} has its layout", shown, wanted)
     if not found["empty"]:
         why = (
@@ -195,8 +193,8 @@ def _decimal(text: str) -> int | None:
 def _check(components: Sequence[Mapping[str, int | None]], shown: str) -> None:
     """As lfs does: each component begins where the last one ended, and ends with a whole stripe."""
     begin = 0
-    for one in components:
-        end, size = one["end"], one["size"]
+    for component in components:
+        end, size = component["end"], component["size"]
         if end is None or begin == END or (end != END and end <= begin):
             raise _bad(shown, "a component ends before it begins", "growing ends, -1 for the last")
         if size and end != END and end % size:
@@ -210,8 +208,8 @@ def _bad(shown: str, why: str, allowed: str) -> UserError:
     return UserError(f"lustre.stripes.options = {shown!r}: {why}; allowed: {allowed}; fix: the cluster's stripes")
 
 
-def _component_text(one: Mapping[str, int | None]) -> str:
-    end, count, size = one["end"], one["count"], one["size"]
+def _component_text(component: Mapping[str, int | None]) -> str:
+    end, count, size = component["end"], component["count"], component["size"]
     targets = "the default" if count is None else "all" if count == END else str(count)
     stripes = f" in {_short(size)}" if size else ""
     return f"to {'the end' if end == END or end is None else _short(end)} on {targets}{stripes}"

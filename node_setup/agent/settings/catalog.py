@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lustrain.problem import UserError, did_you_mean, problem
-from node_setup.agent import allowed, condition, data, owned
+from node_setup.agent import owned
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.kinds import KINDS
 from node_setup.agent.model import Setting
+from node_setup.agent.settings import allowed, condition, data
 
 PROFILES = ("efa-gpu", "gaudi", "cpu", "login")
 COMPARISONS = ("exact", "at-least", "at-most")
@@ -49,8 +50,10 @@ def load() -> tuple[Setting, ...]:
 
 
 def parse(tables: Mapping[str, Any]) -> tuple[Setting, ...]:
-    """Settings of all tables that have any (others hold other data), files in the order of their names. UserError with a
-    line for each mistake."""
+    """Return the settings of all tables that have any (others hold other data), files in the order of their names.
+
+    UserError with a line for each mistake.
+    """
     problems: list[str] = []
     settings: list[Setting] = []
     for stem in sorted(tables):
@@ -77,7 +80,7 @@ def _setting(table: Mapping[str, Any]) -> Setting:
 
 
 def _duplicates(settings: Sequence[Setting]) -> Iterator[str]:
-    """Ids that are there twice, and two settings that would pull one key of one kind to and fro."""
+    """Yield ids that stand twice, and two settings for the same key of the same kind."""
     ids: set[str] = set()
     keys: dict[tuple[str, str], str] = {}
     for setting in settings:
@@ -126,7 +129,7 @@ def _wrong_shapes(where: str, table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_texts(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+    return isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value)
 
 
 def _wrong_names(where: str, table: Mapping[str, Any]) -> Iterator[str]:
@@ -171,7 +174,7 @@ def _is_formula(per: Any) -> bool:
 
 
 def wanted(settings: Iterable[Setting], document: Mapping[str, Any]) -> Wanted:
-    """What has to be read on a node so that these settings can be planned for it."""
+    """Return what has to be read on a node so that these settings can be planned for it."""
     settings = list(settings)
     keys: dict[str, list[str]] = {}
     for setting in settings:
@@ -205,7 +208,7 @@ def _mount_units(settings: Sequence[Setting], document: Mapping[str, Any]) -> tu
 
 
 def _automount(document: Mapping[str, Any]) -> list[str]:
-    """The unit that mounts Lustre when it is first used, where mounting it is up to us."""
+    """Return the unit that mounts Lustre when it is first used, where mounting it is up to us."""
     path = (document.get("lustre") or {}).get("path")
     return [owned.mount_unit(path, "automount").rpartition("/")[2]] if path and document.get("mount") else []
 
@@ -220,4 +223,4 @@ def _below(prefix: str, paths: Iterable[str]) -> Iterator[str]:
 
 
 def _unique(*many: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one for some in many for one in some if one))
+    return tuple(dict.fromkeys(name for names in many for name in names if name))

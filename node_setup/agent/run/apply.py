@@ -28,7 +28,7 @@ RELOADS = frozenset({("systemctl", "daemon-reload"), ("udevadm", "control", "--r
 
 
 def key(step: Step) -> Key:
-    """What makes two steps, of two plans, the same step."""
+    """Return what makes two steps, of two plans, the same step."""
     return (step.setting, step.part, step.target)
 
 
@@ -39,7 +39,7 @@ def apply(host: Host, steps: Iterable[Step], log: Log) -> dict[Key, str]:
     """
     results: dict[Action, str | None] = {}
     troubles: dict[Key, str] = {}
-    for step in sorted(steps, key=lambda one: one.part != PERSISTED):
+    for step in sorted(steps, key=lambda step: step.part != PERSISTED):
         trouble = _do(host, step, results)
         if trouble is not None:
             troubles[key(step)] = trouble
@@ -54,7 +54,9 @@ def _do(host: Host, step: Step, results: dict[Action, str | None]) -> str | None
             results[action] = perform(host, action)
             if isinstance(action, (Write, Remove)):
                 for command in RELOADS:
-                    for again in [one for one in results if isinstance(one, Run) and one.command == command]:
+                    for again in [
+                        result for result in results if isinstance(result, Run) and result.command == command
+                    ]:
                         del results[again]
         trouble = results[action]
         if trouble is not None:

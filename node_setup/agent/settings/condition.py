@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from node_setup.agent.model import look_up, shown
+
 HOLDS, FAILS, UNKNOWN = "holds", "fails", "unknown"
 _PATH = r"[A-Za-z_][\w./@:-]*"
 _TEST = re.compile(rf"({_PATH})\s*(>=|<=|==|!=|>|<|\bin\b)\s*(\S.*)\Z")
 _BARE = re.compile(rf"(not\s+)?({_PATH})\Z")
 _ASKED = ("document", "group", "profile")
-"""What the caller said, not what was found: where it is missing, it was not asked for, which is nothing unknown."""
+"""Roots that hold what the caller wants, not what the node is: where a value is missing, it is not wanted, and not unknown."""
 _LISTS = ("services", "packages.installed", "sysctl", "kernel.cmdline", "modules.parameters", "disk")
 """Facts that name what was found: a name that is not in them is not on the node."""
 
@@ -46,32 +48,17 @@ def parse(text: str) -> Condition:
         raise ValueError("not a condition: write `fact.path >= 1`, `fact.path`, or `not fact.path`")
     path, operator, right = test.groups()
     literals = tuple(
-        one.strip().strip("\"'") for one in (right.strip("[]").split(",") if operator == "in" else [right])
+        word.strip().strip("\"'") for word in (right.strip("[]").split(",") if operator == "in" else [right])
     )
     if operator in (">", "<", ">=", "<=") and _number(literals[0]) is None:
         raise ValueError(f"{operator} needs a number on its right")
     return Condition(text, path, operator, literals)
 
 
-def look(tree: Mapping[str, Any], path: str) -> tuple[bool, Any]:
-    """Whether there is something at a dotted path, and what; of keys that hold dots the longest that is there is taken."""
-    if path in tree:
-        return True, tree[path]
-    end = path.rfind(".")
-    while end > 0:
-        inner = tree.get(path[:end])
-        if isinstance(inner, Mapping):
-            found, value = look(inner, path[end + 1 :])
-            if found:
-                return True, value
-        end = path.rfind(".", 0, end)
-    return False, None
-
-
 def judge(condition: Condition, tree: Mapping[str, Any]) -> Outcome:
-    """Three-valued: a fact that is missing or None is unknown; what nobody asked for and what is not on the node is false."""
-    there, value = look(tree, condition.path)
-    if not there or value is None:
+    """Judge a condition: a fact that is missing or None is unknown; what is not wanted, or not on the node, is false."""
+    exists, value = look_up(tree, condition.path)
+    if not exists or value is None:
         if not _absent(condition.path, tree):
             return Outcome(UNKNOWN, f"{condition.path} could not be read, needs {_needs(condition)}")
         value = None
@@ -80,10 +67,10 @@ def judge(condition: Condition, tree: Mapping[str, Any]) -> Outcome:
 
 
 def _absent(path: str, tree: Mapping[str, Any]) -> bool:
-    """Whether a missing value says that the thing is not there, and not that nobody could look."""
+    """Whether a missing value means that the thing is absent, and not that it could not be read."""
     if path.split(".")[0] in _ASKED:
         return True
-    return any(path.startswith(name + ".") and isinstance(look(tree, name)[1], Mapping) for name in _LISTS)
+    return any(path.startswith(name + ".") and isinstance(look_up(tree, name)[1], Mapping) for name in _LISTS)
 
 
 def _true(value: Any) -> bool:
@@ -110,13 +97,6 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def shown(value: Any) -> str:
-    """A fact as a person reads it and as conditions and settings write it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) and value < 1e6 else str(value)
 
 
 def _failed(condition: Condition, value: Any) -> str:

@@ -9,12 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Optional
 
 from lustrain.status import Status
-from node_setup.agent import catalog, lock, owed, owned
-from node_setup.agent.answer import blank
-from node_setup.agent.apply import Log, apply, key, perform, sweep
+from node_setup.agent import owned
 from node_setup.agent.facts import collect
 from node_setup.agent.host import Host
-from node_setup.agent.identity import Identity, installed
 from node_setup.agent.model import (
     EXIT_DRIFT,
     EXIT_FAILED,
@@ -26,9 +23,14 @@ from node_setup.agent.model import (
     Step,
     Write,
 )
-from node_setup.agent.outcome import Done, applied, fallen, followed, reboots, unfit, unplanned
-from node_setup.agent.plan import Plan, plan, rows
-from node_setup.agent.refusal import refusal
+from node_setup.agent.run import lock, pending
+from node_setup.agent.run.apply import Log, apply, key, perform, sweep
+from node_setup.agent.run.outcome import Done, applied, fallen, followed, reboots, unfit, unplanned
+from node_setup.agent.run.plan import Plan, plan, rows
+from node_setup.agent.run.refusal import refusal
+from node_setup.agent.settings import catalog
+from node_setup.agent.wire.answer import blank
+from node_setup.agent.wire.identity import Identity, installed
 
 Refuse = Callable[[Facts], Optional[str]]
 
@@ -61,7 +63,7 @@ class Looker:
 
 
 def facts(host: Host, request: Request, identity: Identity, settings: tuple[Setting, ...]) -> dict[str, Any]:
-    """What the settings and the document ask for, and which agent runs and is installed."""
+    """Collect what the settings and the document need, and which agent runs and is installed."""
     found: dict[str, Any] = collect(host, catalog.wanted(settings, request.document))
     found["agent"] = {
         **found["agent"],
@@ -73,7 +75,7 @@ def facts(host: Host, request: Request, identity: Identity, settings: tuple[Sett
 
 
 def check(host: Host, request: Request, identity: Identity) -> tuple[dict[str, Any], int]:
-    """What a tune would do; changes nothing. The result, and exit 0 in sync, 2 with drift, 1 where something failed.
+    """Plan what a tune would do; change nothing. The result, and exit 0 in sync, 2 with drift, 1 where something failed.
 
     A foreign file that wins at the next boot is drift, though none that a tune would undo.
     """
@@ -125,10 +127,10 @@ def _settle(looker: Looker, before: Plan, held: int, log: Log) -> tuple[Done, Pl
     done, after, found = Done(known=before.remarks), before, looker.facts
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        owed.begin(looker.host, steps, looker.facts, log)
+        pending.begin(looker.host, steps, looker.facts, log)
         with looker.host.lending(held):
             troubles = apply(looker.host, steps, log)
-        owed.end(looker.host, steps, looker.facts, log)
+        pending.end(looker.host, steps, looker.facts, log)
         looker.spend("apply", time.perf_counter() - began)
         done = replace(done, steps=done.steps + steps, troubles={**done.troubles, **troubles})
         after = looker.look()
@@ -141,14 +143,14 @@ def _settle(looker: Looker, before: Plan, held: int, log: Log) -> tuple[Done, Pl
 
 
 def _record(host: Host, result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Keep what this apply said where the next person on the node finds it."""
+    """Keep this apply's answer on the node, for the next person who logs in."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     trouble = perform(host, Write(owned.REPORT, json.dumps({"at": at, **result}, indent=1) + "\n"))
     return [{"where": "report", "why": trouble}] if trouble else []
 
 
 def _code(result: Mapping[str, Any]) -> int:
-    """A conflict is a failure: what the node has now it loses at its next boot."""
+    """Return the exit code. A conflict is a failure: what the node has now it loses at its next boot."""
     bad = (Status.FAILED, Status.CONFLICT)
     failed = any(row["status"] in bad for row in result["rows"]) or unfit(result["rows"])
     return EXIT_FAILED if failed or result["unplanned"] or result["errors"] else EXIT_IN_SYNC

@@ -10,20 +10,20 @@ from typing import Any
 
 from lustrain.status import Status
 from node_setup.agent import owned
-from node_setup.agent.apply import Log
 from node_setup.agent.facts.scene import parse_mounts
 from node_setup.agent.host import Host
-from node_setup.agent.identity import Identity
 from node_setup.agent.kinds.lustre.mount import NOT_MOUNTED, made_by_others
 from node_setup.agent.model import EXIT_FAILED, EXIT_IN_SYNC, Request
-from node_setup.agent.outcome import unfit
-from node_setup.agent.refusal import at_boot
-from node_setup.agent.request import document
-from node_setup.agent.tune import tune
+from node_setup.agent.run.apply import Log
+from node_setup.agent.run.outcome import unfit
+from node_setup.agent.run.refusal import at_boot
+from node_setup.agent.run.tune import tune
+from node_setup.agent.wire.identity import Identity
+from node_setup.agent.wire.request import document
 
 WAIT_S = 120.0
 MOUNT_WAIT_S = 300.0
-"""For a mount that others make. Ours: nobody promises that HyperPod has mounted before it runs a lifecycle script, and a node
+"""For a mount that others make. Ours: AWS does not promise that HyperPod mounts before it runs a lifecycle script, and a node
 that leaves for a mount which is seconds late is replaced by one that is late as well."""
 LOOKS_EVERY_S, SAYS_EVERY_S = 2.0, 30.0
 LNET = "lustre.efa"
@@ -38,7 +38,7 @@ def boot(host: Host, identity: Identity, log: Log, mount_wait_s: float = MOUNT_W
     Where somebody else mounts Lustre and has not yet, all else is done at once, and what hangs on the mount when it is
     there, for which `mount_wait_s` seconds are waited. A job that runs all the same is left alone (`refusal.at_boot`).
     """
-    request, where = found(host, identity)
+    request, where = stored_request(host, identity)
     log(f"wanted: {where}")
     result, _ = tune(host, request, identity, WAIT_S, log, at_boot)
     path = late(result, request)
@@ -49,7 +49,7 @@ def boot(host: Host, identity: Identity, log: Log, mount_wait_s: float = MOUNT_W
 
 def lnet(host: Host, identity: Identity, log: Log) -> tuple[dict[str, Any], int]:
     """Bring up Lustre's network over EFA and no more, by what is written on this node: what has to be before any mount."""
-    request, where = found(host, identity)
+    request, where = stored_request(host, identity)
     log(f"wanted: {where}")
     result, code = tune(host, replace(request, only=(LNET,)), identity, WAIT_S, log, at_boot)
     judge(result, log)
@@ -57,7 +57,7 @@ def lnet(host: Host, identity: Identity, log: Log) -> tuple[dict[str, Any], int]
 
 
 def late(result: Mapping[str, Any], request: Request) -> str | None:
-    """The mount point which somebody else has yet to mount, and of which a setting has said that it has to be there."""
+    """Return the mount point which somebody else has yet to mount, and which a setting needs."""
     missed = any(row["status"] == Status.FAILED and row["found"] == NOT_MOUNTED for row in result["rows"])
     return made_by_others(request) if missed and not result["refused"] else None
 
@@ -69,7 +69,7 @@ def mounted_in_time(host: Host, path: str, wait_s: float, log: Log) -> bool:
     while True:
         passed = time.monotonic() - began
         mounts = parse_mounts(host.read("/proc/mounts") or "")
-        if any(one.target == path and one.fstype == "lustre" for one in mounts):
+        if any(mount.target == path and mount.fstype == "lustre" for mount in mounts):
             log(f"Lustre is mounted at {path} after {passed:.0f} s")
             return True
         if passed >= wait_s:
@@ -81,8 +81,8 @@ def mounted_in_time(host: Host, path: str, wait_s: float, log: Log) -> bool:
         time.sleep(min(LOOKS_EVERY_S, wait_s - passed))
 
 
-def found(host: Host, identity: Identity) -> tuple[Request, str]:
-    """The request that lies on this node, and where: beside the packed agent, else in /etc, else nothing but the facts.
+def stored_request(host: Host, identity: Identity) -> tuple[Request, str]:
+    """Return the request that lies on this node, and where: beside the packed agent, else in /etc, else nothing but the facts.
 
     UserError where a document is there and wrong.
     """
@@ -94,10 +94,10 @@ def found(host: Host, identity: Identity) -> tuple[Request, str]:
 
 
 def kept(host: Host) -> tuple[Request, str]:
-    """The request that the last tune left on the node."""
+    """Return the request that the last tune left on the node."""
     text = host.read(owned.TUNING)
     if text is None:
-        return Request(), "no cluster's document; the facts decide"
+        return Request(), "no cluster document; the facts decide"
     return Request(document=_without_group(document(owned.TUNING, text))), owned.TUNING
 
 

@@ -6,13 +6,13 @@ import os
 import sys
 from typing import Any
 
-from node_setup.agent.identity import Identity
+from node_setup.agent.wire.identity import Identity
 
 VERSION = 1
 
 
 def blank(identity: Identity) -> dict[str, Any]:
-    """An answer that says nothing yet, with every key that answers have; `seconds` are spent in each phase."""
+    """Return an empty answer with every key that answers have; `seconds` are spent in each phase."""
     return {
         "version": VERSION,
         "agent": identity.sha256,

@@ -33,5 +33,5 @@ def _from_files() -> dict[str, Any]:
 
     import tomllib
 
-    folder = Path(__file__).resolve().parent.parent / "settings"
+    folder = Path(__file__).resolve().parents[2] / "settings"
     return {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.toml"))}

@@ -9,11 +9,11 @@ from typing import Any
 
 from lustrain.problem import UserError, did_you_mean, problem
 from lustrain.status import Status
-from node_setup.agent import allowed, condition
-from node_setup.agent.catalog import PROFILES
 from node_setup.agent.group import group_of
 from node_setup.agent.kinds import KINDS, planner
-from node_setup.agent.model import Facts, Remark, Request, Setting, Step
+from node_setup.agent.model import Facts, Remark, Request, Setting, Step, look_up
+from node_setup.agent.settings import allowed, condition
+from node_setup.agent.settings.catalog import PROFILES
 
 LOGIN_ROLES = ("login", "controller")
 GPU_FAMILIES = ("p3", "p4", "p5", "p6", "g4dn", "g5", "g6", "gr6")
@@ -34,19 +34,19 @@ class Plan:
 
 
 def plan(settings: Sequence[Setting], facts: Facts, request: Request) -> Plan:
-    """What to do on the node that has these facts. UserError names everything that is wrong with the request."""
+    """Plan what to do on the node that has these facts. UserError names everything that is wrong with the request."""
     problems = list(mistakes(settings, request))
     if problems:
         raise UserError(problems)
     group = group_of(facts, request)
     profile, why = choose_profile(facts, request)
     selected = _selected(settings, request.only)
-    decided = [_decide(setting, _tree(facts, request, profile), profile, _asked(request)) for setting in settings]
-    remarks = [one for one in decided if isinstance(one, Remark) and one.setting in selected]
+    decided = [_decide(setting, _tree(facts, request, profile), profile, _overrides(request)) for setting in settings]
+    remarks = [decision for decision in decided if isinstance(decision, Remark) and decision.setting in selected]
     selected, request = _leaving_unknown(selected, remarks, request)
     steps: list[Step] = []
     for kind in _kinds(settings):
-        chosen = [one for one in decided if isinstance(one, Setting) and one.kind == kind]
+        chosen = [decision for decision in decided if isinstance(decision, Setting) and decision.kind == kind]
         for planned in planner(kind)(chosen, selected, facts, request):
             if isinstance(planned, Step):
                 steps.append(planned)
@@ -63,10 +63,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def choose_profile(facts: Facts, request: Request) -> tuple[str, str]:
-    """The profile and why: a flag, else the cluster's tuning, else by what the node is. UserError on an unknown one."""
-    problems = list(_profile_mistakes(request))
-    if problems:
-        raise UserError(problems)
+    """Return the profile and why: a flag, else the cluster's tuning, else by what the node is."""
     if request.profile:
         return request.profile, "asked for"
     group = group_of(facts, request)
@@ -96,7 +93,7 @@ def _instance_type(facts: Facts, entry: Mapping[str, Any]) -> str:
 
 
 def _fact(facts: Facts, path: str) -> Any:
-    return condition.look(facts, path)[1]
+    return look_up(facts, path)[1]
 
 
 def _group_entry(facts: Facts, request: Request) -> Mapping[str, Any]:
@@ -109,20 +106,20 @@ def _tuning(request: Request, name: str) -> Mapping[Any, Any]:
     return part
 
 
-def _asked(request: Request) -> dict[str, str]:
-    """What is said of single settings: the cluster's tuning, then flags."""
+def _overrides(request: Request) -> dict[str, str]:
+    """Return what the cluster's tuning, then flags, set for single settings."""
     return {**_tuning(request, "settings"), **request.overrides}
 
 
 def _tree(facts: Facts, request: Request, profile: str) -> dict[str, Any]:
-    """What conditions look at: the facts, and beside them what the caller said."""
+    """Return what conditions look at: the facts, and beside them what the caller wants."""
     group = {"name": group_of(facts, request), **_group_entry(facts, request)}
     return {**facts, "document": request.document, "profile": profile, "group": group}
 
 
 def _selected(settings: Iterable[Setting], only: Sequence[str]) -> frozenset[str]:
     ids = [setting.id for setting in settings]
-    return frozenset(one for one in ids if not only or any(fnmatchcase(one, pattern) for pattern in only))
+    return frozenset(name for name in ids if not only or any(fnmatchcase(name, pattern) for pattern in only))
 
 
 def _leaving_unknown(
@@ -137,14 +134,14 @@ def _leaving_unknown(
 
 
 def _kinds(settings: Iterable[Setting]) -> list[str]:
-    """The kinds that the catalogue has, in the order of the registry; also those with nothing chosen, to clean up."""
+    """Return the catalogue's kinds in the order of the registry; also those with nothing chosen, to clean up."""
     used = {setting.kind for setting in settings}
     return [kind for kind in KINDS if kind in used]
 
 
-def _decide(setting: Setting, tree: Mapping[str, Any], profile: str, asked: Mapping[str, str]) -> Setting | Remark:
-    """The setting with its value where it applies, else why it does not."""
-    override = asked.get(setting.id)
+def _decide(setting: Setting, tree: Mapping[str, Any], profile: str, overrides: Mapping[str, str]) -> Setting | Remark:
+    """Return the setting with its value where it applies, else why it does not."""
+    override = overrides.get(setting.id)
     if override == OFF:
         return Remark(setting.id, Status.SKIPPED, "turned off")
     if profile not in setting.profiles:
@@ -166,19 +163,19 @@ def _with_value(setting: Setting, tree: Mapping[str, Any], override: str | None)
     if setting.value_per is None:
         return setting
     path, times = setting.value_per
-    fact = condition.look(tree, path)[1]
+    fact = look_up(tree, path)[1]
     if not isinstance(fact, (int, float)):
         return Remark(setting.id, Status.UNKNOWN, f"{path} could not be read, and the value is {times:g} times that")
     return replace(setting, value=str(int(fact * times)))
 
 
 def mistakes(settings: Sequence[Setting], request: Request) -> Iterator[str]:
-    """What is wrong with a request whatever the node, a line each; the operator's side asks before it asks a node."""
+    """Yield what is wrong with a request on any node, a line each; the operator's side checks this before it calls a node."""
     yield from _profile_mistakes(request)
     yield from _group_mistakes(request)
     known = {setting.id: setting for setting in settings}
     for pattern in request.only:
-        if not any(fnmatchcase(one, pattern) for one in known):
+        if not any(fnmatchcase(name, pattern) for name in known):
             yield problem("only", pattern, "no such setting", fix=did_you_mean(pattern, known))
     cluster = _tuning(request, "settings")
     for where, overrides in (("tuning.settings", cluster), ("setting", request.overrides)):

@@ -27,7 +27,7 @@ def accepts(rule: str, value: str) -> bool:
 def _choices(rule: str) -> list[str]:
     if not rule.startswith("one of "):
         return []
-    return [one.strip() for one in rule[len("one of ") :].split(",") if one.strip()]
+    return [choice.strip() for choice in rule[len("one of ") :].split(",") if choice.strip()]
 
 
 def _integer_in(rule: str, value: str) -> bool:

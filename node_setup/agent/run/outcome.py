@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lustrain.status import Status
-from node_setup.agent.apply import Key, key
 from node_setup.agent.model import PERSISTED, Action, Facts, Remark, Run, Step
-from node_setup.agent.plan import Plan, rows
+from node_setup.agent.run.apply import Key, key
+from node_setup.agent.run.plan import Plan, rows
 
 Row = dict[str, Any]
 _RUNNING = ("active", "reloading")
@@ -17,7 +17,7 @@ _RUNNING = ("active", "reloading")
 
 @dataclass(frozen=True)
 class Done:
-    """What was done: `steps` of all rounds, and in one line what went wrong with one. `known` was said before any of it;
+    """What was done: `steps` of all rounds, `troubles`, a line for each failed step. `known` are the remarks from before;
     `fallen` are units that ran before, each with its state now."""
 
     steps: tuple[Step, ...] = ()
@@ -27,12 +27,12 @@ class Done:
 
 
 def applied(done: Done, after: Plan) -> list[Row]:
-    """A row for each step that was done, with what came of it, and for what else the plan afterwards says."""
+    """Return a row for each step that was done, with its result, and for what else the plan afterwards says."""
     verdicts = {key(step): _verdict(step, done, after) for step in done.steps}
     statuses: dict[str, set[Status]] = {}
     for step in done.steps:
         statuses.setdefault(step.setting, set()).add(verdicts[key(step)][0])
-    rest = tuple(one for one in after.remarks if not _is_said(one, statuses.get(one.setting, set()), done))
+    rest = tuple(remark for remark in after.remarks if not _is_said(remark, statuses.get(remark.setting, set()), done))
     left = {key(step): step for step in after.steps}
     made = rows(replace(after, steps=done.steps, remarks=rest))
     for row in made:
@@ -56,9 +56,9 @@ def followed(step: Step, before: Plan) -> bool:
     """Whether what was done made this step possible, such as a parameter of a client that had not been mounted: its setting
     did not apply before, or a mount that was made anew lost it. Another step of a setting that was examined before is nothing
     that the plan had said."""
-    in_order = {one.setting for one in before.remarks if one.status == Status.OK}
-    examined = in_order | {one.setting for one in before.steps}
-    lost = _runs(step, "lctl") and any(_runs(one, "umount") for one in before.steps)
+    in_order = {remark.setting for remark in before.remarks if remark.status == Status.OK}
+    examined = in_order | {step.setting for step in before.steps}
+    lost = _runs(step, "lctl") and any(_runs(earlier, "umount") for earlier in before.steps)
     return lost or step.setting not in examined
 
 
@@ -67,17 +67,17 @@ def _runs(step: Step, program: str) -> bool:
 
 
 def unplanned(done: Done, after: Plan) -> list[str]:
-    """What differs after the apply though no step had said so."""
-    asked = {key(step) for step in done.steps}
+    """Return what differs after the apply though no step changes it."""
+    done_keys = {key(step) for step in done.steps}
     return [
         f"{step.setting} ({step.part}) {step.target} is {step.found}, wanted {step.wanted}"
         for step in after.steps
-        if key(step) not in asked
+        if key(step) not in done_keys
     ]
 
 
 def unfit(made: Iterable[Row]) -> list[str]:
-    """Settings without which a node may take no jobs, and of which nobody can say that they are in effect and stay so."""
+    """Return settings without which a node may take no jobs, and which are not known to be in effect and to stay so."""
     bad = (Status.FAILED, Status.CONFLICT, Status.UNKNOWN)
     return list(dict.fromkeys(row["setting"] for row in made if row["severity"] == "must" and row["status"] in bad))
 
@@ -93,7 +93,7 @@ def _verdict(step: Step, done: Done, after: Plan) -> tuple[Status, str]:
     gone = next((unit for action in step.actions for unit in _touched(action) if unit in done.fallen), None)
     if gone is not None:
         return Status.FAILED, f"{before_it}{gone} ran before and is {done.fallen[gone]} now; fix: journalctl -u {gone}"
-    left = next((one for one in after.steps if key(one) == key(step)), None)
+    left = next((again for again in after.steps if key(again) == key(step)), None)
     if left is not None:
         return Status.FAILED, f"{before_it}it is {left.found} now, wanted {left.wanted}"
     for remark in after.remarks:
@@ -109,14 +109,14 @@ def _verdict(step: Step, done: Done, after: Plan) -> tuple[Status, str]:
 
 
 def _touched(action: Action) -> tuple[str, ...]:
-    """The unit that an action starts anew."""
+    """Return the unit that an action starts anew."""
     if isinstance(action, Run) and action.command[:2] == ("systemctl", "restart"):
         return tuple(action.command[2:])
     return ()
 
 
 def _is_said(remark: Remark, statuses: set[Status], done: Done) -> bool:
-    """A remark that the rows of its setting's steps already tell: all is well now, or why one failed or waits."""
+    """Check whether the rows of a setting's steps say this already: all is well now, or why one failed or waits."""
     if remark.status == Status.OK:
         return bool(statuses)
     if remark in done.known:

@@ -19,13 +19,13 @@ _NAMED = 5
 
 
 def refusal(facts: Facts, to_reboot: bool = False) -> str | None:
-    """Why nothing may be changed on this node now, or why it may not be rebooted, and the fix; None where it may.
+    """Return why nothing may be changed on this node now, or why it may not be rebooted, and the fix; None where it may.
 
-    Jobs that nobody could see refuse as well: `nvidia-smi` hangs, or no longer fits the driver, under jobs too.
+    Jobs that could not be read refuse as well: `nvidia-smi` hangs, or no longer fits the driver, under jobs too.
     """
     jobs = facts.get("jobs")
     if jobs is None:
-        return f"it could not be read whether a job runs{_unread(facts)}; fix: look at the node, or --force"
+        return f"whether a job runs could not be read{_unread(facts)}; fix: look at the node, or --force"
     if jobs:
         return f"a job runs: {_named(jobs)}; fix: drain the node and let the job end, or --force"
     notice = (facts.get("metadata") or {}).get("notice")
@@ -35,7 +35,7 @@ def refusal(facts: Facts, to_reboot: bool = False) -> str | None:
 
 
 def at_boot(facts: Facts) -> str | None:
-    """What refuses at a boot: a job that runs all the same, as when a boot is tried again after the node was given out.
+    """Return what refuses at a boot: a job that runs all the same, as when a boot is tried again after the node was given out.
 
     Not what could not be read, and no notice: a node that boots is better tuned than not.
     """
@@ -67,8 +67,10 @@ def _named(jobs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _unread(facts: Facts) -> str:
-    """The error that is to blame, if one is."""
+    """Return the error that is to blame, if any."""
     why = [
-        one["why"] for one in facts.get("errors") or () if one["where"] in ("gpu.processes", "gpu", "processes", "jobs")
+        error["why"]
+        for error in facts.get("errors") or ()
+        if error["where"] in ("gpu.processes", "gpu", "processes", "jobs")
     ]
     return f": {why[0]}" if why else ""

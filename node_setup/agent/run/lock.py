@@ -69,12 +69,12 @@ def _who(holder: str) -> str:
     fix = "fix: run it again when that has ended"
     pid = holder.split(" ")[1] if holder.startswith("pid ") else ""
     if pid and not os.path.exists(f"/proc/{pid}"):
-        return f"what a killed agent had started still changes this node: {holder}; {fix}"
+        return f"a program that a killed agent started still changes this node: {holder}; {fix}"
     return f"another agent changes this node: {holder or 'a process that has just begun'}; {fix}"
 
 
 def _note(descriptor: int, holder: str) -> None:
-    """Says who holds the lock; a full disk takes the words, not the lock."""
+    """Write who holds the lock; on a full disk the lock is held without a name."""
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, holder.encode(), 0)

@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from node_setup.agent import catalog, owed, owned
-from node_setup.agent.apply import apply
+from node_setup.agent import owned
 from node_setup.agent.facts.files import collect
 from node_setup.agent.facts.scene import Scene
 from node_setup.agent.facts.wanted import Wanted
-from node_setup.agent.kinds.owed import plan as plan_owed
+from node_setup.agent.kinds import pending as kind
 from node_setup.agent.model import PERSISTED, RUNTIME, Facts, Put, Remark, Remove, Request, Run, Step, Write
+from node_setup.agent.run import pending
+from node_setup.agent.run.apply import apply
+from node_setup.agent.settings import catalog
 from tests.node_setup.agents import BareHost
 
 RELOAD = Run(("systemctl", "daemon-reload"))
 CHRONY = Run(("chronyc", "reload", "sources"), 10.0)
-SETTING = next(one for one in catalog.load() if one.kind == "owed")
+SETTING = next(one for one in catalog.load() if one.kind == "pending")
 
 
 def step(*actions: Write | Put | Run | Remove, part: str = PERSISTED) -> Step:
@@ -45,62 +47,62 @@ def silent(line: str) -> None:
 def test_owed_is_what_takes_a_file_in_and_nothing_that_may_not_be_done_twice(
     steps: list[Step], asked: list[tuple[str, ...]]
 ) -> None:
-    assert owed.following(steps) == asked
+    assert pending.following(steps) == asked
 
 
 def test_what_is_noted_before_an_apply_is_planned_after_a_kill_and_gone_when_it_is_done(tmp_path: Path) -> None:
     host, steps = BareHost(tmp_path), [step(Write("/u", "x"), RELOAD), step(Write("/s", "x"), CHRONY)]
-    owed.begin(host, steps, facts_of(host), silent)
+    pending.begin(host, steps, facts_of(host), silent)
     after_kill = facts_of(host)
-    left = plan_owed([SETTING], frozenset({SETTING.id}), after_kill, Request())
+    left = kind.plan([SETTING], frozenset({SETTING.id}), after_kill, Request())
     assert [one.actions[0].command for one in left if isinstance(one, Step)] == [RELOAD.command, CHRONY.command]  # type: ignore[union-attr]
     again = [one for one in left if isinstance(one, Step)]
-    owed.begin(host, again, after_kill, silent)
+    pending.begin(host, again, after_kill, silent)
     apply(host, again, silent)
-    owed.end(host, again, after_kill, silent)
+    pending.end(host, again, after_kill, silent)
     assert host.ran == [RELOAD.command, CHRONY.command]
-    assert not host.exists(owned.OWED)
-    [only] = plan_owed([SETTING], frozenset({SETTING.id}), facts_of(host), Request())
+    assert not host.exists(owned.PENDING)
+    [only] = kind.plan([SETTING], frozenset({SETTING.id}), facts_of(host), Request())
     assert isinstance(only, Remark)
     assert only.status == "ok"
 
 
 def test_an_apply_of_other_settings_keeps_what_it_did_not_do(tmp_path: Path) -> None:
     host = BareHost(tmp_path)
-    owed.begin(host, [step(Write("/s", "x"), CHRONY)], facts_of(host), silent)
+    pending.begin(host, [step(Write("/s", "x"), CHRONY)], facts_of(host), silent)
     facts, steps = facts_of(host), [step(Write("/u", "x"), RELOAD)]
-    owed.begin(host, steps, facts, silent)
-    assert owed.found(facts_of(host)) == [RELOAD.command, CHRONY.command]
-    owed.end(host, steps, facts, silent)
-    assert owed.found(facts_of(host)) == [CHRONY.command]
-    assert plan_owed([SETTING], frozenset(), facts_of(host), Request()) == []
+    pending.begin(host, steps, facts, silent)
+    assert kind.noted_commands(facts_of(host)) == [RELOAD.command, CHRONY.command]
+    pending.end(host, steps, facts, silent)
+    assert kind.noted_commands(facts_of(host)) == [CHRONY.command]
+    assert kind.plan([SETTING], frozenset(), facts_of(host), Request()) == []
 
 
 def test_an_apply_that_takes_nothing_in_writes_no_note(tmp_path: Path) -> None:
     host, steps = BareHost(tmp_path), [step(Put("/proc/sys/vm/swappiness", "1"), part=RUNTIME)]
-    owed.begin(host, steps, facts_of(host), silent)
-    owed.end(host, steps, facts_of(host), silent)
+    pending.begin(host, steps, facts_of(host), silent)
+    pending.end(host, steps, facts_of(host), silent)
     assert not (tmp_path / "var").exists()
 
 
 @pytest.mark.parametrize("note", ["", "{", "7", "null", '["rm"]', '[["rm", "-rf", "/"]]', '[7, ["systemctl", 1]]'])
 def test_a_note_makes_nobody_run_what_is_not_on_the_list(note: str, tmp_path: Path) -> None:
     host = BareHost(tmp_path)
-    host.write(owned.OWED, note)
-    assert owed.found(facts_of(host)) == []
+    host.write(owned.PENDING, note)
+    assert kind.noted_commands(facts_of(host)) == []
 
 
 def test_a_note_that_cannot_be_written_is_logged_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "var").write_text("a file where a folder should be")
     lines: list[str] = []
-    owed.begin(BareHost(tmp_path), [step(Write("/u", "x"), RELOAD)], {}, lines.append)
-    owed.end(BareHost(tmp_path), [step(Write("/u", "x"), RELOAD)], {}, silent)
+    pending.begin(BareHost(tmp_path), [step(Write("/u", "x"), RELOAD)], {}, lines.append)
+    pending.end(BareHost(tmp_path), [step(Write("/u", "x"), RELOAD)], {}, silent)
     assert len(lines) == 1
-    assert owned.OWED in lines[0]
+    assert owned.PENDING in lines[0]
 
 
 def test_every_program_on_the_list_is_one_that_some_kind_runs_for_its_files() -> None:
     kinds = Path(__file__).parents[2] / "node_setup/agent/kinds"
     text = "".join(file.read_text() for file in kinds.rglob("*.py"))
-    for command in owed.TAKE_IN:
+    for command in kind.TAKE_IN:
         assert ", ".join(json.dumps(word) for word in command) in text

@@ -1,0 +1,1 @@
+"""A run of the agent: plan, apply, read again."""

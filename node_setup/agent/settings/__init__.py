@@ -1,0 +1,1 @@
+"""The settings as the tables declare them."""

@@ -1,0 +1,1 @@
+"""What the agent's caller sends and gets back."""
