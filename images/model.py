@@ -74,7 +74,7 @@ class Context:
 
 
 def without_mounts(name: str) -> str:
-    """A step's name without the mounts of a RUN, which are longer than what it does."""
+    """Return a step's name without the mounts of a RUN, which are longer than what it does."""
     return re.sub(r"\s+--(mount|network|security)=\S+", "", name)
 
 
@@ -142,13 +142,13 @@ class Watch(Protocol):
     """Follows a build or a push while it runs; called by one thread at a time."""
 
     def started(self, name: str) -> None:
-        """A step began."""
+        """Note that a step began."""
 
     def ended(self, step: Step) -> None:
-        """A step ended: done, cached or failed."""
+        """Note that a step ended: done, cached or failed."""
 
     def log(self, name: str, text: str) -> None:
-        """A step printed something."""
+        """Note what a step printed."""
 
     def moved(self, name: str, done: int, total: int) -> None:
         """Bytes of a layer went up or down; `total` 0 where it is not known."""

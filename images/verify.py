@@ -104,7 +104,8 @@ def imports(image: Image) -> Outcome:
 
 
 def versions(image: Image) -> Outcome:
-    """What is installed is what the locks say: nothing else, no other version, and no package twice in two versions."""
+    """Check that what is installed is what the locks say: nothing else, no other version, and no package twice in two
+    versions."""
     problems, count = [], 0
     seen: dict[str, tuple[str, str]] = {}
     for layer in ("app",) if image.target == "gaudi" else ("torch", "app"):
@@ -220,7 +221,7 @@ def programs(image: Image) -> Outcome:
 
 
 def user(image: Image) -> Outcome:
-    """The image runs as somebody who is not root and has a name."""
+    """Check that the image runs as somebody who is not root and has a name."""
     if image.uid == 0:
         return Outcome(("runs as root",))
     lines = [line.split(":") for line in (image.root / "etc/passwd").read_text().splitlines()]
@@ -229,7 +230,7 @@ def user(image: Image) -> Outcome:
 
 
 def size(image: Image) -> Outcome:
-    """The files together stay in the target's budget, each counted once."""
+    """Check that the files together stay in the target's budget, each counted once."""
     taken = {(status.st_dev, status.st_ino): status.st_size for _, status in _files(image.root)}
     used = -(-sum(taken.values()) // _MB)
     if image.budget_mb is None:
@@ -272,7 +273,7 @@ print("\\n" + json.dumps([name for name in sys.argv[1:] if importlib.util.find_s
 
 
 def _run_python(image: Image, code: str, *arguments: str) -> list[list[str]] | str:
-    """What the code prints as its last line of JSON; a text that says why, where there is none."""
+    """Return what the code prints as its last line of JSON; a text that says why, where there is none."""
     environment = dict(os.environ)
     if image.root != Path("/"):
         environment["PYTHONPATH"] = os.pathsep.join(str(image.home(layer)) for layer in LAYERS)
@@ -346,7 +347,7 @@ def _normal(name: str) -> str:
 
 
 def run(image: Image, names: Sequence[str]) -> dict[str, Outcome]:
-    """The checks of those names; one that breaks is one that failed."""
+    """Run the checks of those names; a check that breaks has failed."""
     found = {}
     for name in names:
         try:

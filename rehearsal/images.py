@@ -76,7 +76,7 @@ class Yard:
 
 @contextmanager
 def scenes(folder: Path, run: Run) -> Iterator[list[Scene]]:
-    """What can be played on this machine; the engine, if it is ours, ends with the context."""
+    """Yield what can be played on this machine; the engine, if it is ours, ends with the context."""
     folder.mkdir()
     own = reachable() is None
     reason = _why_not(own)
@@ -119,7 +119,7 @@ def build(yard: Yard) -> tuple[str, list[Promise]]:
 
 
 def train(yard: Yard, run: Run) -> tuple[str, list[Promise]]:
-    """The run in a container, stopped as a scheduler does it; then what it logged beside the run outside."""
+    """Train in a container, stop it as a scheduler does, and compare its log with the run outside."""
     claim = "training in the container gives the losses it gives outside"
     if yard.image is None:
         return "there is no image", [Promise(claim, False, "there is no image")]
@@ -176,7 +176,8 @@ def show_plan(folder: Path, reason: str) -> tuple[str, list[Promise]]:
 
 
 def wished(repository: str, base: str | None, folder: Path, *, push: bool = False) -> BuildWish:
-    """The image, recorded in `folder`; `base` takes the place of the images that would be pulled, and no index of torch's is
+    """Return the image, recorded in `folder`; `base` takes the place of the images that would be pulled, and no index of
+    torch's is
     asked then."""
     own = ("TORCH_CPU_LINKS=",) if base else ()
     file = str(folder / "image.json")
@@ -202,7 +203,7 @@ def _yard(folder: Path, own: bool) -> Iterator[Yard]:
 
 
 def _why_not(own: bool) -> str | None:
-    """What keeps this machine from building: one line, or None."""
+    """Return what keeps this machine from building: one line, or None."""
     if own:
         return why_not()
     missing = [name for name in ("docker-registry", "mmdebstrap") if not shutil.which(name)]

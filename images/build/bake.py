@@ -150,7 +150,7 @@ class Bake:
         return Built(steps.ended(), round(time.monotonic() - began, 3), digest, image_id)
 
     def _beyond_builder(self, plan: Plan, output: Output) -> str | None:
-        """What the engine's built-in builder cannot; one of its own, in a container, can all."""
+        """Say what the engine's built-in builder cannot do; a builder of its own, in a container, can do all."""
         wishes = [(bool(plan.cache_to), "export its cache to a registry"), (plan.attestations, "make attestations")]
         wished = [words for wish, words in wishes if wish]
         if not wished and output is not Output.PUSH_BY_DIGEST:
@@ -169,7 +169,8 @@ class Bake:
         return driver[1] if driver else "docker"
 
     def _keeps(self) -> bool:
-        """The builder handles images as a registry has them: a BuildKit of its own, or an engine with containerd's store."""
+        """Say whether the builder handles images as a registry has them: a BuildKit of its own, or an engine with
+        containerd's store."""
         return self._driver() != "docker" or engine.facts(self._environment).containerd_store
 
     def _ask(self, *words: str) -> str:
@@ -179,7 +180,8 @@ class Bake:
 
 
 def override(plan: Plan, target: str, output: Output, folder: str = ".", *, keeps: bool = True) -> dict[str, Any]:
-    """The bake file, as JSON, that makes `target` what the plan says from the context in `folder`. `keeps`: the builder has
+    """Return the bake file, as JSON, that makes `target` what the plan says from the context in `folder`. `keeps`: the
+    builder has
     media types to choose."""
     wanted: dict[str, Any] = {
         "context": folder,
@@ -263,7 +265,7 @@ def documents(lines: Iterable[str]) -> Iterator[dict[str, Any] | str]:
 
 @contextmanager
 def _child(words: list[str], folder: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A child in a group of its own, all of which has ended when this does."""
+    """Run a child in a group of its own, all of which has ended when this does."""
     child = subprocess.Popen(
         words,
         cwd=folder,

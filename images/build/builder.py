@@ -110,7 +110,7 @@ def _built(bake: Bake, plan: Plan, context: Context, target: str, output: Output
 
 
 def _joined(checked: tuple[Step, ...], built: tuple[Step, ...]) -> tuple[Step, ...]:
-    """What the check ran, then what only the image needed or had to do again."""
+    """Return what the check ran, then what only the image needed or had to do again."""
     seen = {step.name for step in checked}
     again = (step for step in built if step.name not in seen or not (step.cached or step.stage == "internal"))
     return (*checked, *again)

@@ -55,7 +55,7 @@ class Made:
 
 
 def placed(wish: Wish) -> Wish:
-    """The wish with its repository: the one given, else the Cluster's, else none. UserError."""
+    """Return the wish with its repository: the one given, else the Cluster's, else none. UserError."""
     if wish.repository is not None:
         return wish
     found = deployed.cluster(wish.cluster, wish.stack)
@@ -69,7 +69,7 @@ def placed(wish: Wish) -> Wish:
 
 @contextmanager
 def planned(wish: Wish, *, root: Path = ROOT, pushing: bool = False) -> Iterator[Planned]:
-    """The plan of a wish for the checkout at `root`; its staged context lives as long as the block."""
+    """Yield the plan of a wish for the checkout at `root`; its staged context lives as long as the block."""
     wish = placed(wish)
     if pushing and wish.repository is None:
         raise UserError(NOWHERE)

@@ -92,7 +92,7 @@ class Live:
         self._beat()
 
     def status(self) -> str:
-        """The text behind the label, as it stands now."""
+        """Return the text behind the label, as it stands now."""
         now = self._clock()
         # The one that runs longest is what one waits for.
         running = sorted(self._running.items(), key=lambda one: one[1])[:1]

@@ -14,7 +14,7 @@ _MB = 1e6
 
 
 def lines(built: Built) -> list[str]:
-    """A table of the Dockerfile's steps that ran and of what took time besides, then totals."""
+    """Return a table of the Dockerfile's steps that ran and of what took time besides, then totals."""
     own = [step for step in built.steps if not step.cached and " FROM " not in step.name]
     shown = [step for step in own if step.stage != "internal" or step.seconds >= 0.5 or step.error]
     rows = [(_seconds(step), step.shown[:LONGEST_NAME]) for step in shown]
@@ -22,7 +22,7 @@ def lines(built: Built) -> list[str]:
 
 
 def as_json(built: Built) -> dict[str, Any]:
-    """The same as one object; seconds and bytes."""
+    """Return the same as one object; seconds and bytes."""
     cached, counted = _cached(built.steps)
     found: dict[str, Any] = {
         "version": VERSION,

@@ -84,12 +84,12 @@ class Steps:
         return max(begun)[1] if begun else None
 
     def ended(self) -> tuple[Step, ...]:
-        """What ended until now, in the order it began."""
+        """Return what ended until now, in the order it began."""
         done = [one for one in self._vertexes.values() if one.completed is not None]
         return tuple(self._step(one) for one in sorted(done, key=lambda one: min(self._goes[one.digest])))
 
     def failed(self, said: str) -> tuple[Step, list[str]] | None:
-        """The step that made the build fail, with the end of its log; None where no step did. `said` is the error of the
+        """Return the step that made the build fail, with the end of its log; None where no step did. `said` is the error of the
         build as a whole, which quotes that step's: others may have failed without ending it, or were ended because of it."""
         culprits = [one for one in self._vertexes.values() if one.error and one.error in said]
         if not culprits:

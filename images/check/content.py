@@ -41,7 +41,7 @@ def content_of(image: Image) -> str:
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an image's configuration decides how it runs: no dates, no commit, no history, no builder's own keys."""
+    """Return what of an image's configuration decides how it runs: no dates, no commit, no history, no builder's own keys."""
     inner = config.get("config") or {}
     labels = {key: value for key, value in (inner.get("Labels") or {}).items() if key not in _PASSING}
     kept = {key: inner[key] for key in _KEPT if inner.get(key)}

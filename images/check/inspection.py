@@ -96,7 +96,7 @@ def rows_of(
     limits: Limits | None = None,
     now: datetime | None = None,
 ) -> list[Row]:
-    """What is right and wrong with the image of one platform. Pure."""
+    """Return what is right and wrong with the image of one platform. Pure."""
     bounds = limits or Limits()
     config = found.image.config.get("config")
     settings: Mapping[str, Any] = config if isinstance(config, dict) else {}

@@ -244,7 +244,7 @@ def gate(
 def _ended(
     place: Place, client: Any, patience: Patience, say: Callable[[str], None]
 ) -> tuple[str, str, list[dict[str, Any]]]:
-    """The scan's status, what ECR says to it, and its pages, once it has ended or patience has."""
+    """Return the scan's status, what ECR says to it, and its pages, once it has ended or patience has."""
     start, told = patience.clock(), 0.0
     while True:
         status, said, pages = _asked(place, client)
@@ -342,7 +342,7 @@ def _of_enhanced(found: Mapping[str, Any]) -> list[Finding]:
 
 
 def lines(verdict: Verdict) -> list[str]:
-    """The verdict for people: one line each, the sum last."""
+    """Return the verdict for people: one line each, the sum last."""
     found = [f"{_line(one)}; fix: {_upgrade(one)}" for one in verdict.failing]
     found += [
         problem(
@@ -374,7 +374,7 @@ def _upgrade(one: Finding) -> str:
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
-    """The verdict for programs; days as ISO 8601."""
+    """Return the verdict for programs; days as ISO 8601."""
     table = asdict(verdict)
     for name, entries in (("expired", verdict.expired), ("unused", verdict.unused)):
         table[name] = [entry.model_dump(mode="json") for entry in entries]

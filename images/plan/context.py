@@ -136,7 +136,7 @@ def enters(path: str) -> bool:
 
 
 def _read_from(root: Path, target: str) -> tuple[str, ...]:
-    """What the Dockerfile copies or mounts, as it writes it, without what a site brings."""
+    """Return what the Dockerfile copies or mounts, as it writes it, without what a site brings."""
     read = dict.fromkeys(path for one in _stages(root, target) for path in one.reads)
     return tuple(path for path in read if path != SITE and not path.startswith(f"{SITE}/"))
 
@@ -146,7 +146,7 @@ def _any(path: str, patterns: Iterable[str]) -> bool:
 
 
 def _unknown(target: str, arguments: Mapping[str, str], file: dockerfile.Dockerfile) -> Iterator[str]:
-    """The builder only warns of an argument that no stage declares, and a mistyped one would change nothing."""
+    """Yield arguments that no stage declares: the builder only warns of them, and a mistyped one would change nothing."""
     known = {*file.arguments, *(name for one in file.for_image(target) for name in one.arguments)}
     for name in (one for one in arguments if one not in known and one.upper() not in _PREDEFINED):
         yield problem("--arg", name, f"{dockerfile.PATHS[target]} has no such ARG", allowed=", ".join(sorted(known)))
@@ -257,7 +257,7 @@ def _write(target: Path, one: _Found) -> None:
 
 
 def _bring(source: Path, target: Path) -> None:
-    """A wheel has hundreds of megabytes: a second name for it where that changes nothing of the first, a copy elsewhere."""
+    """Link a wheel, which has hundreds of megabytes, where that changes nothing of the first name; copy it elsewhere."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if stat.S_IMODE(source.stat().st_mode) == 0o644:
         try:
@@ -312,7 +312,7 @@ def _on(layer: str, inputs: Mapping[str, Mapping[str, str]], below: Mapping[str,
 
 
 def layer_of(stage: dockerfile.Stage, target: str) -> str:
-    """The layer that a stage makes: torch-cuda makes torch; `image` is no layer but the image's settings and its checks."""
+    """Return the layer that a stage makes: torch-cuda makes torch; `image` stands for the image's settings and checks."""
     if stage.name == target:
         return "system" if stage.runs else "image"
     return "image" if stage.name.startswith(f"{target}-") else stage.name.removesuffix(f"-{target}")

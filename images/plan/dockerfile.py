@@ -86,7 +86,8 @@ class Dockerfile:
     stages: tuple[Stage, ...]
 
     def needed(self, target: str) -> tuple[Stage, ...]:
-        """The stages that building `target` runs or copies from, itself included, in the file's order; none for no stage."""
+        """Return the stages that building `target` runs or copies from, itself included, in the file's order; none for no
+        stage."""
         by_name = {stage.name: stage for stage in self.stages}
         found: set[str] = set()
         waiting = [target]
@@ -98,7 +99,7 @@ class Dockerfile:
         return tuple(stage for stage in self.stages if stage.name in found)
 
     def for_image(self, target: str) -> tuple[Stage, ...]:
-        """The same for an image together with the stage that verifies it."""
+        """Return the same for an image together with the stage that verifies it."""
         names = {stage.name for one in (target, f"{target}-verify") for stage in self.needed(one)}
         return tuple(stage for stage in self.stages if stage.name in names)
 

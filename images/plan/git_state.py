@@ -67,7 +67,7 @@ def _with_files(root: Path, paths: set[str]) -> Iterator[str]:
 
 
 def _hidden(root: Path, paths: Sequence[str]) -> Iterator[str]:
-    """Changed files that git was told not to look at: assume-unchanged and skip-worktree."""
+    """Yield changed files that git was told not to look at: assume-unchanged and skip-worktree."""
     marked = {}
     for record in (_git(root, "ls-files", "-v", "-s", "-z", "--", *paths) or "").split("\0"):
         head, _, path = record.partition("\t")
@@ -81,7 +81,7 @@ def _hidden(root: Path, paths: Sequence[str]) -> Iterator[str]:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git prints; None where there is no git or no repository."""
+    """Return what git prints; None where there is no git or no repository."""
     outside = {
         name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith(_KEPT)
     }

@@ -112,7 +112,7 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
 
 
 def read(name: str, root: Path = ROOT) -> Lock:
-    """The lock `name` as it is on disk. UserError where it is missing or no lock."""
+    """Return the lock `name` as it is on disk. UserError where it is missing or no lock."""
     path = FOLDER / f"{name}.lock"
     try:
         return parse((root / path).read_text(encoding="utf-8"), str(path))
@@ -121,7 +121,7 @@ def read(name: str, root: Path = ROOT) -> Lock:
 
 
 def inputs(name: str, versions: Versions, root: Path = ROOT, platform: str = AMD64) -> tuple[str, ...]:
-    """What the lock `name` is made from today."""
+    """Return what the lock `name` is made from today."""
     depends = sorted(_dependencies(root))
     numpy = [one for one in depends if _name(one) == "numpy"]
     wanted = {
@@ -281,7 +281,7 @@ def _compile(name: str, options: Sequence[str]) -> None:
 
 
 def _in_all(locks: Sequence[Lock]) -> dict[str, str]:
-    """What every one of the locks holds at the same version."""
+    """Return what every one of the locks holds at the same version."""
     if not locks:
         return {}
     first, *others = (lock.versions for lock in locks)
@@ -307,6 +307,6 @@ def _constraints(root: Path) -> dict[str, str]:
 
 
 def _name(requirement: str) -> str:
-    """The normalised name: https://packaging.python.org/en/latest/specifications/name-normalization/"""
+    """Return the normalised name, https://packaging.python.org/en/latest/specifications/name-normalization/"""
     found = re.match(r"[A-Za-z0-9._-]+", requirement)
     return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""

@@ -107,7 +107,7 @@ def make(
 def arguments_of(
     target: str, versions: Versions, *, base: str | None = None, tools: str | None = None
 ) -> dict[str, str]:
-    """The build arguments of `target`. UserError where its base is not known."""
+    """Return the build arguments of `target`. UserError where its base is not known."""
     found = {"BASE_IMAGE": base or (versions.gaudi.pinned if target == "gaudi" else versions.base)}
     found["TOOLS_IMAGE"] = tools or versions.tools
     if target == "cpu":
@@ -119,7 +119,7 @@ def arguments_of(
 
 
 def versions_of(target: str, versions: Versions, arguments: Mapping[str, str]) -> dict[str, str]:
-    """What is in the image: with another EFA installer, or none, nothing is claimed of what ours would have brought."""
+    """Return what is in the image: with another EFA installer, or none, nothing is claimed of what ours would have brought."""
     found = versions.of(target)
     efa = arguments.get("EFA_VERSION", versions.efa.version)
     if "efa" in found and efa != versions.efa.version:
@@ -269,7 +269,7 @@ def _of_arguments(arguments: Mapping[str, str]) -> Iterator[str]:
 
 
 def _parsed(ref: str, path: str) -> Reference | str:
-    """The reference, or what is wrong with it."""
+    """Return the reference, or what is wrong with it."""
     try:
         return parse(ref, path)
     except UserError as error:

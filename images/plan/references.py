@@ -45,7 +45,7 @@ class Reference:
         return self.digest or self.tag or "latest"
 
     def at(self, digest: str) -> Reference:
-        """The same repository's image of this digest, without a tag."""
+        """Return the same repository's image of this digest, without a tag."""
         return Reference(self.registry, self.repository, None, digest)
 
     def __str__(self) -> str:

@@ -121,7 +121,7 @@ class Versions(Section):
         return {str(name): size for name, size in self.budget_mb.items()}
 
     def of(self, target: str) -> dict[str, str]:
-        """What is in an image of `target`, for its labels and `image.json`. UserError for an unknown target."""
+        """Return what is in an image of `target`, for its labels and `image.json`. UserError for an unknown target."""
         if target not in TARGETS:
             raise UserError(problem("target", target, "unknown", allowed=", ".join(TARGETS)))
         if target == "gaudi":
@@ -141,7 +141,7 @@ def _at_least(version: str, name: Literal["efa", "nccl"], info: ValidationInfo) 
 
 
 def ordered(version: str) -> tuple[int, ...]:
-    """A version of numbers and dots as something to compare: 1.9.0 is older than 1.44.0."""
+    """Return a version of numbers and dots as something to compare: 1.9.0 is older than 1.44.0."""
     return tuple(int(part) for part in version.split("."))
 
 

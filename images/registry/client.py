@@ -54,7 +54,7 @@ class Registry:
         self.transport = Transport(host, credentials, ca, patience)
 
     def manifest(self, ref: str | Reference) -> Manifest:
-        """The manifest or index of a reference; its digest is that of the bytes, and the one that was asked for."""
+        """Return the manifest or index of a reference; its digest is that of the bytes, and the one that was asked for."""
         reference = self._ours(ref)
         scope = f"{reference.repository}:pull"
         path = f"/v2/{reference.repository}/manifests/{reference.wanted}"
@@ -76,7 +76,7 @@ class Registry:
         return Manifest(found, kind, body)
 
     def digest_of(self, ref: str | Reference) -> str | None:
-        """What a tag stands for now; None where there is none."""
+        """Return what a tag stands for now; None where there is none."""
         reference = self._ours(ref)
         scope = f"{reference.repository}:pull"
         path = f"/v2/{reference.repository}/manifests/{reference.wanted}"
@@ -92,7 +92,7 @@ class Registry:
         return told
 
     def blob(self, ref: str | Reference, digest: str, longest: int = LONGEST_CONFIG) -> bytes:
-        """A blob of a reference's repository, up to `longest` bytes. What does not come whole is asked for again."""
+        """Return a blob of a reference's repository, up to `longest` bytes. What does not come whole is asked for again."""
         if not is_digest(digest):
             raise UserError(problem("blob", digest, "not a digest", allowed="sha256: and 64 hexadecimal digits"))
         reference = self._ours(ref)
@@ -120,7 +120,7 @@ class Registry:
         return body
 
     def config_digest(self, ref: str | Reference) -> str:
-        """The digest of an image's configuration; UserError where the reference is an index of several images."""
+        """Return the digest of an image's configuration; UserError where the reference is an index of several images."""
         described = object_of(f"{ref} manifest", self.manifest(ref).body).get("config")
         digest = described.get("digest") if isinstance(described, dict) else None
         if not isinstance(digest, str):
@@ -129,7 +129,7 @@ class Registry:
         return digest
 
     def config(self, ref: str | Reference) -> Mapping[str, Any]:
-        """The configuration of one image, https://github.com/opencontainers/image-spec/blob/main/config.md"""
+        """Return the configuration of one image, https://github.com/opencontainers/image-spec/blob/main/config.md"""
         return object_of(f"{ref} configuration", self.blob(ref, self.config_digest(ref)))
 
     def put_manifest(self, ref: str | Reference, body: bytes, media_type: str) -> str:
@@ -161,25 +161,25 @@ class Registry:
 
 
 def connect(ref: str | Reference) -> Registry:
-    """The registry of a reference, with the credentials that this user has for it."""
+    """Return the registry of a reference, with the credentials that this user has for it."""
     reference = parse(ref) if isinstance(ref, str) else ref
     return Registry(reference.registry, known.for_registry(reference.registry))
 
 
 def taken(reference: Reference, found: str) -> UserError:
-    """The refusal to move a tag that names the image `found`."""
+    """Return the refusal to move a tag that names the image `found`."""
     why = f"the tag already names a different image ({found}); a tag is never overwritten"
     return UserError(problem("image", str(reference), why, fix=NEW_TAG))
 
 
 def digest_like(body: bytes, like: str | None = None) -> str:
-    """The digest of these bytes, by the same algorithm as another one, else by sha256."""
+    """Return the digest of these bytes, by the same algorithm as another one, else by sha256."""
     kind = like.partition(":")[0] if like else "sha256"
     return f"{kind}:{hashlib.new(kind, body).hexdigest()}"
 
 
 def object_of(name: str, body: bytes) -> Mapping[str, Any]:
-    """The JSON object in `body`; UserError where it is something else."""
+    """Return the JSON object in `body`; UserError where it is something else."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):

@@ -40,18 +40,18 @@ class Credentials:
         return self.ends is not None and datetime.now(UTC) > self.ends - MARGIN
 
     def renewed(self) -> Credentials:
-        """What their source says now; these where it says nothing else."""
+        """Return what their source says now; these where it says nothing else."""
         return (self.source and self.source()) or self
 
     def hide(self, text: str) -> str:
-        """A text from elsewhere, without the secret."""
+        """Return a text from elsewhere, without the secret."""
         for secret in filter(None, (self.password, self.identity_token)):
             text = text.replace(secret, "***")
         return text
 
 
 def for_registry(host: str) -> Credentials | None:
-    """What opens `host`; None where nothing is known, and it is asked anonymously.
+    """Return what opens `host`; None where nothing is known, and it is asked anonymously.
 
     An ECR's token comes from AWS, and where that gives none, from a `docker login` if there was one. UserError where the
     configuration cannot be read, its credential helper fails, or AWS gives no token.

@@ -52,13 +52,13 @@ class Token:
 
 
 def region_of(host: str) -> str | None:
-    """The region of an ECR's host name; None where it is another registry."""
+    """Return the region of an ECR's host name; None where it is another registry."""
     found = _HOST.fullmatch(host)
     return (found["region"] or found["dual"]) if found else None
 
 
 def token(host: str) -> Token:
-    """A new token for the registry `host`, from the region in its name; UserError in one line where AWS gives none."""
+    """Return a new token for the registry `host`, from the region in its name; UserError in one line where AWS gives none."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     region = str(region_of(host))
@@ -75,7 +75,7 @@ def token(host: str) -> Token:
 
 
 def missing(host: str, repository: str) -> str:
-    """The command that makes a repository which an ECR says it does not have."""
+    """Return the command that makes a repository which an ECR says it does not have."""
     return (
         f"aws ecr create-repository --region {region_of(host)} --repository-name {repository}"
         " --image-tag-mutability IMMUTABLE, or the repository of the Cluster (imageRepository)"

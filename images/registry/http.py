@@ -78,7 +78,8 @@ class Transport:
         body: bytes | None = None,
         good: tuple[int, ...] = (200,),
     ) -> requests.Response:
-        """An answer with one of the `good` statuses, its body not read yet. `scope` tells apart what tokens are good for."""
+        """Return an answer with one of the `good` statuses, its body not read yet. `scope` tells apart what tokens are
+        good for."""
         why, tried = "", 0
         while tried < self.patience.tries:
             tried, pause = tried + 1, None
@@ -156,7 +157,7 @@ class Transport:
         return answer.status_code == 401 or (answer.status_code == 403 and ends)
 
     def _answer_to(self, challenge: str) -> str | None:
-        """What to put into Authorization; None where we have nothing that it asks for."""
+        """Return what to put into Authorization; None where we have nothing that it asks for."""
         kind, _, rest = challenge.partition(" ")
         credentials = self.credentials
         if kind.lower() == "bearer":
@@ -224,7 +225,7 @@ class Transport:
         )
 
     def _verified_by(self, host: str) -> str | bool:
-        """The CA given, else what the engine believes of this registry, else the user's or the system's."""
+        """Return the CA given, else what the engine believes of this registry, else the user's or the system's."""
         ours = sorted((_CERTIFICATES / host).glob("*.crt")) if host == self.host else []
         found = str(self._ca or "") or (str(ours[0]) if ours else os.environ.get("SSL_CERT_FILE", ""))
         if found and not Path(found).is_file():
@@ -293,12 +294,12 @@ def basic(credentials: Credentials) -> str:
 
 
 def without_queries(text: str) -> str:
-    """A text without what follows ? in its addresses: signed ones are as good as a password."""
+    """Return a text without what follows ? in its addresses: signed ones are as good as a password."""
     return re.sub(r"(https?://[^\s\"'?]+)\?[^\s\"']*", r"\1?…", text)
 
 
 def reason(error: BaseException) -> str:
-    """The cause of a network error in a few words, without the query of an address."""
+    """Return the cause of a network error in a few words, without the query of an address."""
     text = str(error).lower()
     for sign, words in (
         ("refused", "connection refused"),

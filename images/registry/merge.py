@@ -129,7 +129,8 @@ def _config(there: Registry, reference: Reference) -> str | None:
 
 
 def joined(children: Sequence[Child]) -> tuple[bytes, str]:
-    """The list's bytes and media type, the same for the same images in whatever order. UserError where they do not fit."""
+    """Return the list's bytes and media type, the same for the same images in whatever order. UserError where they do not
+    fit."""
     kinds = sorted({child.media_type for child in children})
     if len(kinds) > 1:
         why = "images of two forms do not go into one list"

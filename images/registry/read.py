@@ -49,7 +49,7 @@ class Found:
 
 
 def image(registry: Registry, ref: str, platform: str | None = None) -> Image:
-    """The image behind a reference; `platform` (linux/amd64) chooses where there are several. UserError in one line."""
+    """Return the image behind a reference; `platform` (linux/amd64) chooses where there are several. UserError in one line."""
     found = find(registry, ref, platform)
     if len(found) > 1:
         named = [one.image.platform for one in found]

@@ -200,7 +200,8 @@ def _memory(hardware: Hardware) -> dict[str, str]:
 
 
 def _modules(hardware: Hardware) -> list[str]:
-    """Loaded from the start. The kernel's table is only there where the machine's kernel takes modules; /sys/module is."""
+    """Load modules from the start. The kernel's table is only there where the machine's kernel takes modules; /sys/module
+    is."""
     found = ["ena"] if hardware.type else []
     if hardware.efa:
         found += ["efa", "ib_uverbs", "ib_core"]
@@ -340,7 +341,7 @@ def _packages(hardware: Hardware) -> str:
 
 
 def _daemons(hardware: Hardware) -> dict[str, str]:
-    """Unit by name of process; all of them sleep."""
+    """Return the unit by name of process; all of them sleep."""
     found = {"chronyd": "chrony.service"}
     if hardware.slurm:
         found["slurmd"] = "slurmd.service"

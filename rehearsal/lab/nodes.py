@@ -116,7 +116,7 @@ class Lab:
             node.forget()
 
     def said(self) -> str:
-        """The end of what the lab's processes printed."""
+        """Return the end of what the lab's processes printed."""
         return self._ground.said()
 
     def _watch(self) -> None:
