@@ -17,7 +17,7 @@ _TIME: TypeAdapter[Any] = TypeAdapter(Time)
 
 
 def now() -> datetime:
-    """The time in LUSTRAIN_NOW, else the clock's; UserError where the variable holds no time with its zone."""
+    """Return the time in LUSTRAIN_NOW, else the clock's; UserError where the variable holds no time with its zone."""
     given = os.environ.get(NOW)
     if not given:
         return datetime.now(UTC)

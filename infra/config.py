@@ -313,7 +313,7 @@ class ClusterSpec(Section):
 
 
 def parse(value: object) -> ClusterSpec:
-    """The spec in `value` (what `pulumi config` holds); UserError lists every problem, each with its path."""
+    """Return the spec in `value` (what `pulumi config` holds); UserError lists every problem, each with its path."""
     if not isinstance(value, Mapping):
         raise UserError(f"{KEY} is missing or no table; fix: copy one of infra/Pulumi.*.yaml and edit it")
     try:

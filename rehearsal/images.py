@@ -177,8 +177,7 @@ def show_plan(folder: Path, reason: str) -> tuple[str, list[Promise]]:
 
 def wished(repository: str, base: str | None, folder: Path, *, push: bool = False) -> BuildWish:
     """Return the image, recorded in `folder`; `base` takes the place of the images that would be pulled, and no index of
-    torch's is
-    asked then."""
+    torch's is asked then."""
     own = ("TORCH_CPU_LINKS=",) if base else ()
     file = str(folder / "image.json")
     return BuildWish(TARGET, repository=repository, base=base, tools=base, arg=own, push=push, image_file=file)

@@ -181,8 +181,7 @@ class Bake:
 
 def override(plan: Plan, target: str, output: Output, folder: str = ".", *, keeps: bool = True) -> dict[str, Any]:
     """Return the bake file, as JSON, that makes `target` what the plan says from the context in `folder`. `keeps`: the
-    builder has
-    media types to choose."""
+    builder has media types to choose."""
     wanted: dict[str, Any] = {
         "context": folder,
         "dockerfile": plan.dockerfile,

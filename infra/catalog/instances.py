@@ -66,7 +66,7 @@ class Snapshot:
 
 @cache
 def snapshot() -> Snapshot:
-    """The snapshot in this package."""
+    """Return the snapshot in this package."""
     head, *lines = SNAPSHOT.read_text(encoding="utf-8").splitlines()
     about = json.loads(head)
     types = {found.name: found for found in map(_instance, map(json.loads, lines))}
@@ -74,7 +74,7 @@ def snapshot() -> Snapshot:
 
 
 def instance(name: str) -> Instance | None:
-    """The type of this name (also with HyperPod's prefix `ml.`), None when the snapshot does not know it."""
+    """Return the type of this name (also with HyperPod's prefix `ml.`), None when the snapshot does not know it."""
     return snapshot().types.get(name.removeprefix("ml."))
 
 

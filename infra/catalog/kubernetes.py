@@ -55,7 +55,7 @@ NEWEST = [one.name for one in VERSIONS.values() if one.hyperpod][-1]
 
 
 def newer_than(name: str, today: date) -> str | None:
-    """The newest known after `name` that HyperPod takes, and that is in standard support on `today`."""
+    """Return the newest known after `name` that HyperPod takes, and that is in standard support on `today`."""
     later = list(VERSIONS)[list(VERSIONS).index(name) + 1 :]
     found = [one for one in later if VERSIONS[one].hyperpod and today < VERSIONS[one].standard_ends]
     return found[-1] if found else None

@@ -29,14 +29,14 @@ class Offerings:
 
 @cache
 def offerings() -> Offerings:
-    """The snapshot in this package."""
+    """Return the snapshot in this package."""
     about, *lines = map(json.loads, OFFERINGS.read_text(encoding="utf-8").splitlines())
     zones = {name: frozenset(line["zones"]) for line in lines for name in line["types"]}
     return Offerings(about["source"], about["date"], frozenset(about["asked"]), MappingProxyType(zones))
 
 
 def missing_in(name: str, zone_id: str) -> frozenset[str] | None:
-    """The zones that offer a type which `zone_id` does not, as far as is known; None where it does or nobody knows."""
+    """Return the zones that offer a type which `zone_id` does not, as far as is known; None where it does or nobody knows."""
     found = offerings()
     there = found.zones.get(name)
     return there if there and zone_id in found.asked and zone_id not in there else None

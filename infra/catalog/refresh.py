@@ -20,7 +20,8 @@ WITHOUT_LIST = ("interface",)
 
 
 def summary(record: dict[str, Any]) -> dict[str, Any]:
-    """The part of one DescribeInstanceTypes record that plans need, cards run-length encoded in the order of their index."""
+    """Return the part of one DescribeInstanceTypes record that plans need, cards run-length encoded in the order of their
+    index."""
     network = record["NetworkInfo"]
     efa = (network.get("EfaInfo") or {}).get("MaximumEfaInterfaces", 0)
     disks = (record.get("InstanceStorageInfo") or {}).get("Disks", [])
@@ -59,7 +60,7 @@ def _cards(network: dict[str, Any], efa: int) -> list[list[Any]]:
 
 
 def render(records: Iterable[dict[str, Any]], source: str, date: str) -> str:
-    """The whole snapshot as text, sorted by name, one type a line."""
+    """Return the whole snapshot as text, sorted by name, one type a line."""
     lines = sorted((summary(record) for record in records), key=lambda line: str(line["type"]))
     return "".join(
         json.dumps(line, separators=(",", ":")) + "\n" for line in ({"source": source, "date": date}, *lines)

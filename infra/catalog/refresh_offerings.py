@@ -18,7 +18,7 @@ from infra.catalog.offerings import OFFERINGS
 
 
 def render(offered: Iterable[Mapping[str, str]], source: str, date: str) -> str:
-    """The whole snapshot as text: types of one family that lie in the same zones share a line. Types without EFA and
+    """Return the whole snapshot as text: types of one family that lie in the same zones share a line. Types without EFA and
     accelerators are left out: where they are is no question."""
     asked: set[str] = set()
     zones: dict[str, set[str]] = defaultdict(set)

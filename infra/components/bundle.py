@@ -48,7 +48,7 @@ class LifecycleBundle(pulumi.ComponentResource):
 
 
 def written(file: BundleFile, folder: Path = FOLDER) -> Path:
-    """The generated file on disk, for an engine that only uploads files; UserError where it cannot be written.
+    """Return the generated file on disk, for an engine that only uploads files; UserError where it cannot be written.
 
     It is called by its content and put in place whole, since programs of several stacks may run side by side.
     """

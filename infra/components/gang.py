@@ -199,7 +199,7 @@ class Gang(pulumi.ComponentResource):
 
 
 def _interface(one: Interface, security_group_id: pulumi.Input[str]) -> aws.ec2.LaunchTemplateNetworkInterfaceArgs:
-    """An Auto Scaling group takes only interfaces that go with their instance, and gives them their subnet."""
+    """Return an interface without subnet, which an Auto Scaling group gives it; it must be deleted with its instance."""
     return aws.ec2.LaunchTemplateNetworkInterfaceArgs(
         network_card_index=one.card,
         device_index=one.device,

@@ -22,7 +22,7 @@ class FoundImage:
 
 
 def look_up(group: str, image: Image) -> FoundImage:
-    """The image of a group, asked for where the plan leaves it open; UserError where AWS does not tell."""
+    """Return the image of a group, asked for where the plan leaves it open; UserError where AWS does not tell."""
     try:
         found = image.id or aws.ssm.get_parameter(name=str(image.parameter)).value
         only = aws.ec2.GetAmiFilterArgs(name="image-id", values=[found])
@@ -34,5 +34,5 @@ def look_up(group: str, image: Image) -> FoundImage:
 
 
 def refusal(error: Exception) -> str:
-    """What the provider said, on one line and as long as a person reads."""
+    """Return what the provider said, on one line and as long as a person reads."""
     return without_page(" ".join(str(error).split()))[:LONGEST_WORD_OF_AWS]

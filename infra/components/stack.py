@@ -193,8 +193,8 @@ def _eks(plan: Plan, base: Foundation) -> EksCluster | None:
 
 
 def _deployed(spec: ClusterSpec, version: Text | None) -> Any:
-    """The whole spec, since the default of a key may change with a later release, and with the Kubernetes version that runs,
-    which a spec without one does not name."""
+    """Return the whole spec, since the default of a key may change with a later release, and with the Kubernetes version
+    that runs, which a spec without one does not name."""
     values = spec.model_dump(mode="json")
     if version is None:
         return values

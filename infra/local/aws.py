@@ -46,7 +46,7 @@ class LocalAws:
         return Events(self.control)
 
     def start(self) -> LocalAws:
-        """Returns once the server answers; RuntimeError with its own words when it does not come up."""
+        """Return once the server answers; RuntimeError with its own words when it does not come up."""
         command = [sys.executable, "-m", "infra.local.aws"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         # A server that hangs while it starts is ended, which ends the wait for its first line as well.
@@ -85,7 +85,7 @@ class LocalAws:
 
 
 def client_environment() -> dict[str, str]:
-    """Dummy credentials and a region, with every other source of credentials switched off."""
+    """Return dummy credentials and a region, with every other source of credentials switched off."""
     return {
         "AWS_ACCESS_KEY_ID": "local",
         "AWS_SECRET_ACCESS_KEY": "local-only-not-a-secret",
@@ -98,7 +98,7 @@ def client_environment() -> dict[str, str]:
 
 
 def serve() -> None:
-    """Serves until standard input ends or SIGTERM comes; the kernel chooses the ports, the first line says them."""
+    """Serve until standard input ends or SIGTERM comes; the kernel chooses the ports, the first line says them."""
     import logging
 
     from werkzeug.serving import make_server

@@ -75,7 +75,7 @@ class Engine:
         self("config", "set", "aws:maxRetries", "2")
 
     def __call__(self, *words: str) -> str:
-        """What the command printed; EngineError when it failed or took too long."""
+        """Return what the command printed; EngineError when it failed or took too long."""
         done = self._run(*words)
         return done.stdout + done.stderr
 
@@ -100,11 +100,12 @@ class Engine:
         return self("up", "--yes", "--skip-preview", "--suppress-outputs", *more)
 
     def steps(self) -> dict[str, str]:
-        """What an update would do, without doing it: the operation for each resource's name, those that stay left out."""
+        """Return what an update would do, without doing it: the operation for each resource's name, those that stay left
+        out."""
         return _changes(json.loads(self._run("preview", "--json").stdout)["steps"])
 
     def up_steps(self) -> dict[str, str]:
-        """What an update did: the operation for each resource's name, those that stayed left out."""
+        """Return what an update did: the operation for each resource's name, those that stayed left out."""
         events = map(json.loads, self._run("up", "--yes", "--skip-preview", "--json").stdout.splitlines())
         return _changes(event["resourcePreEvent"]["metadata"] for event in events if "resourcePreEvent" in event)
 
@@ -117,7 +118,7 @@ class Engine:
         return found["deployment"].get("resources", [])  # type: ignore[no-any-return]
 
     def resources(self) -> list[dict[str, Any]]:
-        """What of the state is in AWS."""
+        """Return what of the state is in AWS."""
         return [one for one in self.state() if one.get("custom") and not one["type"].startswith("pulumi:")]
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -142,7 +143,7 @@ class Engine:
         (self.folder / "Pulumi.yaml").write_text(yaml.safe_dump(self._project), encoding="utf-8")
 
     def _config(self) -> dict[str, Any]:
-        """What stands in the stack's file now, the salt of its secrets too."""
+        """Return what stands in the stack's file now, the salt of its secrets too."""
         return yaml.safe_load(self.config_file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 

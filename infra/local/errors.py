@@ -74,7 +74,7 @@ def application() -> Wsgi:
 
 
 def _app_of(service: str | None) -> Wsgi:
-    """The application for one service, mended; for a service that moto does not have, one that says so."""
+    """Return the application for one service, mended; for a service that moto does not have, one that says so."""
     if service is None:
         return _no_such_service
     app: Flask = create_backend_app(service)  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def _failed(asked: Request, model: ServiceModel | None, error: Exception) -> Res
 
 
 def _error(asked: Request, model: ServiceModel | None, status: int, code: str, message: str) -> Response:
-    """An error in the protocol of the service; JSON where nobody knows the service."""
+    """Return an error in the protocol of the service; JSON where nobody knows the service."""
     if model is None:
         body = json.dumps({"__type": code, "message": message})
         return Response(body, status, {"X-Amzn-Errortype": code, "Content-Type": "application/json"})
@@ -129,7 +129,7 @@ def _error(asked: Request, model: ServiceModel | None, status: int, code: str, m
 
 
 def _action(asked: Request, model: ServiceModel | None) -> str:
-    """The API's name of what is asked; empty where the request does not say."""
+    """Return the API's name of what is asked; empty where the request does not say."""
     named = asked.values.get("Action") or asked.headers.get("X-Amz-Target", "").rpartition(".")[2]
     if named or model is None:
         return str(named)
@@ -141,7 +141,7 @@ def _action(asked: Request, model: ServiceModel | None) -> str:
 
 
 def _scope(asked: Request) -> str | None:
-    """The service's name in the signature: the fourth part of the credential
+    """Return the service's name in the signature: the fourth part of the credential
     (https://docs.aws.amazon.com/IAM/latest/UserGuide/create-signed-request.html)."""
     found = re.search(r"Credential=[^/,]+/\d+/[^/,]+/([^/,]+)/", asked.headers.get("Authorization", ""))
     return found[1] if found else None

@@ -40,11 +40,11 @@ class Events:
     def spot(
         self, instance: str, in_s: float = NOTICE_SECONDS, action: str = "terminate", metadata: str | None = None
     ) -> dict[str, Any]:
-        """A spot interruption notice: the instance ends `in_s` seconds from now."""
+        """Play a spot interruption notice: the instance ends `in_s` seconds from now."""
         return self._play("spot", instance=instance, in_s=in_s, action=action, metadata=metadata)
 
     def rebalance(self, instance: str, metadata: str | None = None) -> dict[str, Any]:
-        """A rebalance recommendation."""
+        """Play a rebalance recommendation."""
         return self._play("rebalance", instance=instance, metadata=metadata)
 
     def health(
@@ -53,13 +53,13 @@ class Events:
         in_s: float = RETIREMENT_SECONDS,
         code: str = RETIREMENT,
     ) -> dict[str, Any]:
-        """A scheduled change of AWS Health that affects the instance, `in_s` seconds from now."""
+        """Play a scheduled change of AWS Health that affects the instance, `in_s` seconds from now."""
         return self._play("health", instance=instance, in_s=in_s, code=code)
 
     def block(
         self, reservation: str, instance_type: str, count: int, zone_id: str, region: str, ends_at: datetime
     ) -> dict[str, Any]:
-        """A capacity block that was bought before the cluster is there, and is delivered now."""
+        """Play a capacity block that was bought before the cluster and is delivered now."""
         return self._play(
             "block",
             reservation=reservation,
@@ -71,7 +71,7 @@ class Events:
         )
 
     def block_expiry(self, reservation: str, in_s: float = BLOCK_WARNING_SECONDS) -> dict[str, Any]:
-        """The warning that a capacity block ends `in_s` seconds from now; its instances go 30 minutes before that."""
+        """Play the warning that a capacity block ends `in_s` seconds from now; its instances go 30 minutes before that."""
         return self._play("block-expiry", reservation=reservation, in_s=in_s)
 
     def node_fault(self, cluster: str, instance: str, region: str, fault: str = FAULT) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Events:
 
 
 def send(address: str, command: dict[str, Any]) -> dict[str, Any]:
-    """Posts a command to a control address on loopback; ValueError with the words of the refusal."""
+    """Post a command to a control address on loopback; ValueError with the words of the refusal."""
     if not address.startswith("http://127.0.0.1:"):
         raise ValueError(f"{address}: control addresses are on loopback, http://127.0.0.1:…")
     request = urllib.request.Request(address, json.dumps(command).encode(), {"Content-Type": "application/json"})

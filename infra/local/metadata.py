@@ -87,7 +87,7 @@ class LocalMetadata:
             self._answers["events/recommendations/rebalance"] = json.dumps({"noticeTime": _stamp(0)})
 
     def lifecycle_state(self, state: str = "Terminated") -> None:
-        """Sets the Auto Scaling target lifecycle state; before that the instance is in no group and the path answers 404."""
+        """Set the Auto Scaling target lifecycle state; before that the instance is in no group and the path answers 404."""
         with self._lock:
             self._answers["autoscaling/target-lifecycle-state"] = state
 
@@ -97,7 +97,7 @@ class LocalMetadata:
             self._tokens.clear()
 
     def fail(self, count: int, status: int = 503) -> None:
-        """The next `count` requests, for tokens too, are answered with `status`."""
+        """Answer the next `count` requests, for tokens too, with `status`."""
         with self._lock:
             self._failures = [status] * count
 
@@ -112,7 +112,7 @@ class LocalMetadata:
             return {"answers": dict(self._answers), "requests": dict(self.requests)}
 
     def token(self, ttl: str | None) -> str | None:
-        """A fresh token for a life of `ttl` seconds as sent in the header; None when the service would refuse that."""
+        """Return a fresh token for a life of `ttl` seconds as sent in the header; None when the service would refuse that."""
         if ttl is None or not ttl.isdecimal() or not 1 <= int(ttl) <= MAX_TOKEN_SECONDS:
             return None
         made = secrets.token_urlsafe(40)
@@ -135,7 +135,7 @@ class LocalMetadata:
             return (404, "") if body is None else (200, body)
 
     def failing(self, path: str) -> int | None:
-        """Counts a request for a token; the status it should fail with, if any."""
+        """Count a request for a token; return the status it should fail with, if any."""
         with self._lock:
             self.requests[path] += 1
             return self._failures.pop() if self._failures else None
@@ -180,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def log_message(self, format: str, *args: object) -> None:
-        """The servers are quiet; `LocalMetadata.requests` tells what was asked."""
+        """Log nothing; `LocalMetadata.requests` tells what was asked."""
 
 
 def _metadata_handler(metadata: LocalMetadata) -> type[_Handler]:

@@ -31,7 +31,7 @@ BLOCK_GRACE_SECONDS = 30 * 60.0
 def spot(
     instance: str, in_s: float = NOTICE_SECONDS, action: str = "terminate", metadata: str | None = None
 ) -> dict[str, Any]:
-    """The notice, and `in_s` seconds later the end; the node's metadata and group follow."""
+    """Play the notice, and `in_s` seconds later the end; the node's metadata and group follow."""
     if action not in ("terminate", "stop", "hibernate"):
         raise ValueError(f"EC2 has no spot action {action!r}")
     found = _running(instance)
@@ -54,7 +54,7 @@ def spot(
 
 
 def rebalance(instance: str, metadata: str | None = None) -> dict[str, Any]:
-    """The recommendation; a group that rebalances replaces the instance."""
+    """Play the recommendation; a group that rebalances replaces the instance."""
     found = _running(instance)
     if metadata:
         send(f"{metadata}/control/rebalance", {})
@@ -93,7 +93,7 @@ def health(instance: str, in_s: float = RETIREMENT_SECONDS, code: str = RETIREME
 
 
 def block(reservation: str, instance_type: str, count: int, zone_id: str, region: str, ends_at: str) -> dict[str, Any]:
-    """A block bought before: it is there, active, and says so."""
+    """Deliver a block bought before: it is active and announced."""
     backend = ec2_backends[ACCOUNT][region]
     end = datetime.fromisoformat(ends_at)
     made = deliver_block(backend, reservation, instance_type, count, zone_id, end)
@@ -103,7 +103,7 @@ def block(reservation: str, instance_type: str, count: int, zone_id: str, region
 
 
 def block_expiry(reservation: str, in_s: float = BLOCK_WARNING_SECONDS) -> dict[str, Any]:
-    """The warning; 30 minutes before the end its instances are taken, and at the end the block is over."""
+    """Play the warning; 30 minutes before the end its instances are taken, and at the end the block is over."""
     for backend in ec2_backends[ACCOUNT].values():
         found = reservations(backend).get(reservation)
         if found is None:
@@ -129,7 +129,7 @@ def node_replacement(cluster: str, instance: str, region: str) -> dict[str, Any]
 
 
 def state() -> dict[str, Any]:
-    """What `Events.state` shows."""
+    """Return what `Events.state` shows."""
     groups = {
         group.name: {state.instance.id: state.lifecycle_state for state in group.instance_states}
         for backend in list(autoscaling_backends[ACCOUNT].values())

@@ -55,7 +55,7 @@ MANAGED_POLICY_CHARACTERS = 6144
 
 
 def deployer_policy(spec: ClusterSpec, place: Place) -> Document:
-    """The document for this cluster; statements that another backend or option would need are not in it.
+    """Return the document for this cluster; statements that another backend or option would need are not in it.
 
     It is longer than one managed policy may be: `managed_policies` splits it.
     """
@@ -92,7 +92,7 @@ def _named_actions(service: str, actions: str) -> list[str]:
 
 
 def _look(spec: ClusterSpec) -> Iterator[Statement]:
-    """Reads that AWS does not scope; preflight's online rules need them too."""
+    """Return the reads that AWS does not scope; preflight's online rules need them too."""
     by_backend = {
         "ec2": ["autoscaling:Describe*", "ec2:GetSpotPlacementScores"],
         "hyperpod-slurm": ["sagemaker:ListClusters"],

@@ -18,7 +18,7 @@ METRIC_NAMESPACES = ("CWAgent", "Lustrain")
 
 
 def node_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
-    """The statements of a node's own policy, on top of the managed one that its backend has."""
+    """Return the statements of a node's own policy, on top of the managed one that its backend has."""
     found = [*_s3(spec, place), *_kms(spec, place), *_common(spec, place)]
     if spec.backend == "ec2":
         return [*found, *_ec2(spec, place)]
@@ -93,7 +93,8 @@ def _common(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
 
 
 def _repositories(spec: ClusterSpec, place: Place) -> str:
-    """The cluster's repository, or the one behind a URL like 123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer."""
+    """Return the cluster's repository, or the one behind a URL like
+    123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer."""
     if spec.repository.existing is None:
         return place.arn("ecr", f"repository/{spec.name}/*")
     host, _, name = spec.repository.existing.removeprefix("https://").partition("/")
@@ -127,7 +128,8 @@ def _hyperpod(place: Place) -> Iterator[Statement]:
 
 
 def _accounting(spec: ClusterSpec) -> Iterator[Statement]:
-    """The controller's slurmdbd logs into a database of the user's; AWS's page names no other role that could read it."""
+    """Let the controller read its database's secret: slurmdbd logs into a database of the user's; AWS's page names no
+    other role that could read it."""
     if spec.backend == "hyperpod-slurm" and spec.slurm.accounting:
         yield allow("AccountingSecret", ["secretsmanager:GetSecretValue"], spec.slurm.accounting.secret_arn)
 
@@ -140,7 +142,7 @@ def _volume_keys(spec: ClusterSpec) -> Iterator[Statement]:
 
 
 def _hyperpod_eks(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
-    """What the VPC CNI and Pod Identity do on a node, and the images of EKS's add-ons, which lie in AWS's own accounts
+    """Yield what the VPC CNI and Pod Identity do on a node, and the images of EKS's add-ons, which lie in AWS's own accounts
     (https://docs.aws.amazon.com/eks/latest/userguide/add-ons-images.html)."""
     interface, instance = place.arn("ec2", "network-interface/*"), place.arn("ec2", "instance/*", account="*")
     pods = ["ec2:AssignPrivateIpAddresses", "ec2:UnassignPrivateIpAddresses"]

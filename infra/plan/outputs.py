@@ -36,7 +36,7 @@ class Made:
 
 
 def cluster(plan: Plan, made: Made) -> Cluster:
-    """The contract that `pulumi stack output cluster --json` prints."""
+    """Return the contract that `pulumi stack output cluster --json` prints."""
     spec = plan.spec
     return Cluster(
         name=spec.name,

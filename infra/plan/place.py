@@ -30,7 +30,7 @@ class Host:
 
 
 def host(text: str, service: str) -> Host | None:
-    """What a host name of `service` says; None for one that AWS has not, such as a region's under another's suffix."""
+    """Return what a host name of `service` says; None for one that AWS has not, such as a region's under another's suffix."""
     found = re.fullmatch(rf"([^.]+)\.{re.escape(service)}\.([a-z0-9-]+)\.(.+)", text)
     return Host(found[1], found[2]) if found and found[3] == dns_suffix(partition_of(found[2])) else None
 
@@ -52,7 +52,8 @@ class Place:
         return dns_suffix(self.partition)
 
     def arn(self, service: str, resource: str, *, region: str | None = None, account: str | None = None) -> str:
-        """An ARN here; pass an empty `region` or `account` for services whose ARNs have none (S3, IAM policies of AWS)."""
+        """Return an ARN here; pass an empty `region` or `account` for services whose ARNs have none (S3, IAM policies of
+        AWS)."""
         where = self.region if region is None else region
         whose = self.account if account is None else account
         return f"arn:{self.partition}:{service}:{where}:{whose}:{resource}"

@@ -97,7 +97,9 @@ def _ec2_node(spec: ClusterSpec, place: Place) -> RolePlan:
 
 
 def _hyperpod_node(spec: ClusterSpec, place: Place) -> RolePlan:
-    """The managed policy has logs, metrics, SSM and lifecycle scripts in `sagemaker-…` buckets
+    """Return the role of HyperPod's nodes.
+
+    Its managed policy has logs, metrics, SSM and lifecycle scripts in `sagemaker-…` buckets
     (https://docs.aws.amazon.com/sagemaker/latest/dg/security-iam-awsmanpol-AmazonSageMakerClusterInstanceRolePolicy.html)."""
     return RolePlan(
         key="node",
@@ -121,14 +123,14 @@ def _eks_cluster(spec: ClusterSpec, place: Place) -> RolePlan:
 
 
 def _fsx_csi(spec: ClusterSpec, place: Place) -> RolePlan:
-    """The driver mounts the cluster's own file system and makes none, so that it only looks."""
+    """Let the driver look only: it mounts the cluster's own file system and makes none."""
     policy = document([allow("FsxLook", ["fsx:DescribeFileSystems"], "*")])
     return _of_pods(spec, place, CSI_ROLE, f"FSx CSI driver of {spec.name}", policy)
 
 
 def _train_operator(spec: ClusterSpec, place: Place) -> RolePlan:
-    """What AmazonSageMakerHyperPodTrainingOperatorAccess grants; that policy goes by a tag `SageMaker` of the HyperPod cluster,
-    this one by ours
+    """Return what AmazonSageMakerHyperPodTrainingOperatorAccess grants; that policy goes by a tag `SageMaker` of the
+    HyperPod cluster, this one by ours
     (https://docs.aws.amazon.com/sagemaker/latest/dg/security-iam-awsmanpol-AmazonSageMakerHyperPodTrainingOperatorAccess.html)."""
     own = {"StringEquals": {f"aws:ResourceTag/{COST_TAG}": spec.name}}
     policy = document([allow("NodesLook", ["sagemaker:DescribeClusterNode"], place.arn("sagemaker", "cluster/*"), own)])

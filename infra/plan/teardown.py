@@ -49,7 +49,7 @@ EXPORTS = (
 
 
 def _before(spec: ClusterSpec) -> list[str]:
-    """What to wait for, since a destroy does not."""
+    """Return what to wait for, since a destroy does not."""
     lines = ["Stop the jobs and let them save: a destroy does not wait for them"]
     lustre = spec.storage.lustre
     if lustre and not lustre.existing and any(one.export_events for one in lustre.associations):
@@ -66,7 +66,7 @@ def _before(spec: ClusterSpec) -> list[str]:
 
 
 def unprotect(spec: ClusterSpec) -> str:
-    """The command that lets `pulumi destroy` take the HyperPod cluster of a training plan."""
+    """Return the command that lets `pulumi destroy` take the HyperPod cluster of a training plan."""
     kind = "lustrain:infra:HyperPod\\$aws:cloudcontrol/resource:Resource"
     return (
         f'pulumi state unprotect --yes "urn:pulumi:$(pulumi stack --show-name)::lustrain::{kind}::{spec.name}-cluster"'
@@ -74,7 +74,7 @@ def unprotect(spec: ClusterSpec) -> str:
 
 
 def _again(plan: Plan) -> list[str]:
-    """What to add to the description so that another `pulumi up` uses what was kept."""
+    """Return what to add to the description so that another `pulumi up` uses what was kept."""
     made = [f"{bucket.key}: {bucket.name}" for bucket in plan.buckets if not bucket.existing]
     lines = [f"  buckets: {{{', '.join(made)}}}"] if made else []
     if not plan.repository.existing:
@@ -88,7 +88,7 @@ def _again(plan: Plan) -> list[str]:
 
 
 def empty(bucket: str) -> str:
-    """The command that removes a bucket with all versions of its objects, which `aws s3 rb --force` leaves in it."""
+    """Return the command that removes a bucket with all versions of its objects, which `aws s3 rb --force` leaves in it."""
     steps = f"b = boto3.resource('s3').Bucket('{bucket}'); b.object_versions.delete(); b.delete()"
     return f'.venv/bin/python -c "import boto3; {steps}"'
 

@@ -48,7 +48,7 @@ def install() -> None:
 
 
 def left_out() -> tuple[str, ...]:
-    """What the additions do not emulate, a line for each."""
+    """Return what the additions do not emulate, a line for each."""
     return tuple(str(module.LEFT_OUT) for module in _modules((*MODULES, *BESIDE)))
 
 

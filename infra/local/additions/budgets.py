@@ -21,7 +21,7 @@ _MALFORMED = "InvalidParameterException"
 
 @cache
 def install() -> None:
-    """Adds the actions, and keeps the tags that a new budget comes with."""
+    """Add the actions, and keeps the tags that a new budget comes with."""
 
     @around(BudgetsResponse, "create_budget")
     def _create(original: Any, self: Any) -> Any:
@@ -60,7 +60,7 @@ def _budget(call: Call, name: str | None = None) -> Any:
 
 
 def _same(details: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes a notification that one and no other."""
+    """Return what tells a notification from every other."""
     threshold = float(details["Threshold"])
     kind = details.get("ThresholdType") or "PERCENTAGE"
     return details["NotificationType"], details["ComparisonOperator"], threshold, kind

@@ -35,7 +35,7 @@ _WRITES = {"sqs": "sqs:SendMessage", "sns": "sns:Publish"}
 
 @cache
 def install() -> None:
-    """Puts itself around rules, and refuses events that pretend to come from AWS."""
+    """Put itself around rules, and refuses events that pretend to come from AWS."""
 
     @around(Rule, "send_to_targets")
     def _send(original: Any, self: Any, event: Any, transform_input: bool = True) -> None:
@@ -67,13 +67,13 @@ def install() -> None:
 def put_service_event(
     account: str, region: str, source: str, kind: str, detail: Mapping[str, Any], resources: Sequence[str]
 ) -> None:
-    """Puts an event of an AWS service on the account's default bus, which no user may."""
+    """Put an event of an AWS service on the account's default bus, which no user may."""
     event = {"Source": source, "DetailType": kind, "Detail": json.dumps(detail), "Resources": list(resources)}
     events_backends[account][region].put_events([event])
 
 
 def undelivered(account: str, region: str) -> list[dict[str, str]]:
-    """What rules matched and targets did not get, with the reason."""
+    """Return what rules matched and targets did not get, with the reason."""
     found: list[dict[str, str]] = kept_by(events_backends[account][region], "lustrain_undelivered", list)
     return found
 

@@ -52,7 +52,7 @@ class Group:
 
 
 def new_id(prefix: str) -> str:
-    """An id in the long form, such as fs-0123456789abcdef0."""
+    """Return an id in the long form, such as fs-0123456789abcdef0."""
     return f"{prefix}-0{secrets.token_hex(8)}"
 
 
@@ -74,7 +74,8 @@ def group(call: Call, group_id: str) -> Group | None:
 def vpc_of(
     call: Call, subnet_ids: Iterable[str], group_ids: Iterable[str], wrong: Callable[..., NoReturn]
 ) -> tuple[str, list[Any]]:
-    """The one VPC of these subnets and security groups, and moto's subnets; `wrong` refuses with a message and the id."""
+    """Return the one VPC of these subnets and security groups, and moto's subnets; `wrong` refuses with a message and the
+    id."""
     found = {one: subnet(call, one) for one in subnet_ids}
     for one, there in found.items():
         if there is None:
@@ -92,7 +93,7 @@ def vpc_of(
 
 
 def bucket_region(call: Call, name: str) -> str | None:
-    """The region a bucket lives in, None where the account has no bucket of this name."""
+    """Return the region a bucket lives in, None where the account has no bucket of this name."""
     found = s3_backends[call.account][call.partition].buckets.get(name)
     return None if found is None else str(found.region_name)
 

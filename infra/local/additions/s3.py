@@ -27,7 +27,7 @@ _CONTEXT = {"aws:SecureTransport": "true", "aws:PrincipalIsAWSService": "false"}
 
 @cache
 def install() -> None:
-    """Puts itself around moto's buckets."""
+    """Put itself around moto's buckets."""
 
     @around(FakeBucket, "get_permission")
     def _permission(original: Any, self: Any, action: str, resource: str) -> Any:

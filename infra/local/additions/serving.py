@@ -73,7 +73,7 @@ def _method(service: str, operation: str, action: Action, invalid: str) -> Calla
 
 
 def broken(shape: Any, value: Any, path: str = "") -> Iterator[str]:
-    """What `value` breaks of the constraints of a botocore shape, in the words that AWS services use."""
+    """Yield what `value` breaks of the constraints of a botocore shape, in the words that AWS services use."""
     if shape is None or value is None:
         return
     if shape.type_name == "structure":

@@ -13,7 +13,7 @@ LEFT_OUT = "SQS: a queue's policy is judged for the events of EventBridge only; 
 
 @cache
 def install() -> None:
-    """Puts itself around the attributes of queues."""
+    """Put itself around the attributes of queues."""
     shown: Any = Queue.__dict__["attributes"].fget
 
     def attributes(self: Any) -> dict[str, Any]:

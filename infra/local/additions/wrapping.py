@@ -10,7 +10,7 @@ Method = Callable[..., Any]
 
 
 def around(owner: Any, name: str) -> Callable[[Method], Method]:
-    """The decorated function takes the place of `owner.name`; its first argument is what stood there."""
+    """Put the decorated function in the place of `owner.name`; its first argument is what stood there."""
     original = getattr(owner, name)
 
     def put(function: Method) -> Method:
@@ -25,7 +25,8 @@ def around(owner: Any, name: str) -> Callable[[Method], Method]:
 
 
 def kept_by(backend: Any, name: str, make: Callable[[], Any]) -> Any:
-    """What an addition remembers beside a backend of moto or a thing in it, so that a reset of moto forgets it as well."""
+    """Return what an addition remembers beside a backend of moto or a thing in it, so that a reset of moto forgets it as
+    well."""
     if name not in backend.__dict__:
         backend.__dict__[name] = make()
     return backend.__dict__[name]

@@ -51,8 +51,8 @@ def endpoints(spec: ClusterSpec, place: Place) -> tuple[EndpointPlan, ...]:
 
 
 def s3_policy(spec: ClusterSpec, place: Place) -> Document:
-    """What may pass the gateway. Every request from the VPC to S3 in this region does, also where there is a NAT gateway, and
-    one that the policy does not name answers AccessDenied.
+    """Return what may pass the gateway. Every request from the VPC to S3 in this region does, also where there is a NAT
+    gateway, and one that the policy does not name answers AccessDenied.
 
     An open network lets all pass: the layers of quay.io and Docker Hub, public data sets and presigned URLs lie in buckets
     that nobody can list, and data could leave through NAT anyway. What the policy of a closed one prevents there, data

@@ -100,7 +100,9 @@ def _existing_lustre(spec: ClusterSpec) -> tuple[Rule, ...]:
 
 
 def _lustre(spec: ClusterSpec) -> tuple[Rule, ...]:
-    """An EFA-enabled file system is in the cluster's group: FSx refuses it unless all traffic is open both ways
+    """Return the rules of Lustre's own group.
+
+    An EFA-enabled file system is in the cluster's group instead: FSx refuses it unless all traffic is open both ways
     (https://docs.aws.amazon.com/fsx/latest/LustreGuide/cannot-create-fs.html)."""
     wish = spec.storage.lustre
     if wish is None or wish.existing is not None or efa_wanted(spec):

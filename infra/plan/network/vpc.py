@@ -93,7 +93,7 @@ class NetworkPlan:
 
 
 def network(spec: ClusterSpec, place: Place) -> NetworkPlan:
-    """The network that `spec` asks for; UserError where it cannot be laid out, which preflight says before."""
+    """Return the network that `spec` asks for; UserError where it cannot be laid out, which preflight says before."""
     if spec.network.existing is not None:
         return NetworkPlan(spec.name, existing=spec.network.existing)
     subnets = _subnets(spec)
@@ -108,12 +108,12 @@ def network(spec: ClusterSpec, place: Place) -> NetworkPlan:
 
 
 def has_nat(spec: ClusterSpec) -> bool:
-    """A closed network has no way out, whatever `nat` says."""
+    """Say whether the VPC has a NAT gateway; a closed network has none, whatever `nat` says."""
     return spec.network.existing is None and spec.network.nat and not spec.network.closed
 
 
 def layout(spec: ClusterSpec, vpc: IPv4Network, compute_prefix: int) -> Mapping[str, IPv4Network] | None:
-    """The subnets by key, disjoint, the largest first; None when `vpc` is too small for them.
+    """Return the subnets by key, disjoint, the largest first; None when `vpc` is too small for them.
 
     The public one has its place also where there is no NAT, so that turning NAT on or off moves no other subnet. Those of
     further zones come last, in the order of the groups: a group that is added at the end moves nothing.

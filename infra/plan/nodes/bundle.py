@@ -67,7 +67,7 @@ class Bundle:
 
 
 def bundle(spec: ClusterSpec, folder: Path = FOLDER) -> Bundle:
-    """What nodes of this cluster boot with: the scripts in `folder`, the packed agent, the node document."""
+    """Return what nodes of this cluster boot with: the scripts in `folder`, the packed agent, the node document."""
     document = json.dumps(node_document(spec), sort_keys=True, indent=1) + "\n"
     return gathered(folder, generated={AGENT: archive(), DOCUMENT: document.encode("ascii")})
 
@@ -77,9 +77,9 @@ def gathered(
     entries: Iterable[str] = (ON_INIT, ON_CREATE),
     generated: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Bundle:
-    """The bundle of the files in `folder` and of what is `generated`, by path; UserError lists what would fail on a node:
-    a missing entry, Windows line ends, a byte order mark, a script without `#!`, a link, too much in all. Hidden files and
-    `__pycache__` are left out."""
+    """Return the bundle of the files in `folder` and of what is `generated`, by path; UserError lists what would fail on
+    a node: a missing entry, Windows line ends, a byte order mark, a script without `#!`, a link, too much in all. Hidden
+    files and `__pycache__` are left out."""
     sources = {path.relative_to(folder).as_posix(): path for path in _members(folder)}
     files = [BundleFile(name, path.read_bytes(), path) for name, path in sources.items() if name not in generated]
     files += [BundleFile(name, content) for name, content in generated.items()]

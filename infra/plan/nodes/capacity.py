@@ -101,7 +101,7 @@ class ReservationPlan:
 
 
 def market(group: Group) -> Market:
-    """The market of an EC2 group; a pair that AWS refuses is `capacity_problems`' business."""
+    """Return the market of an EC2 group; a pair that AWS refuses is `capacity_problems`' business."""
     capacity = group.capacity
     if capacity.mode == "reservation":
         return Market(reservation=capacity.reservation, placement_group=capacity.placement_group)
@@ -114,7 +114,7 @@ def market(group: Group) -> Market:
 
 
 def reservations(spec: ClusterSpec) -> tuple[ReservationPlan, ...]:
-    """What the deployment reserves (`create`); nothing with HyperPod, which uses no reservation of EC2."""
+    """Return what the deployment reserves (`create`); nothing with HyperPod, which uses no reservation of EC2."""
     if spec.hyperpod:
         return ()
     return tuple(
@@ -215,5 +215,5 @@ def _type_problems(group: Group, backend: Backend, prefix: str) -> Iterator[Prob
 
 
 def _has_placement_groups(kind: Instance | None) -> bool:
-    """An unknown type is new hardware, which has them."""
+    """Say whether the type can be in a cluster placement group; an unknown type is new hardware, which can."""
     return kind is None or "cluster" in kind.placement

@@ -34,7 +34,7 @@ WITHOUT_LUSTRE_EFA = ("trn2.", "trn2u.")
 
 
 def module_options(spec: ClusterSpec, group: Group, document: dict[str, Any]) -> str:
-    """What the node agent would write to its file of module options on a node of `group`; empty where nothing.
+    """Return what the node agent would write to its file of module options on a node of `group`; empty where nothing.
 
     On EC2 the modules are loaded and the file system is mounted before the agent is there, so that the first boot writes
     the file: the same bytes, by the agent's own plan for a node of this type that has no such file yet.
@@ -51,7 +51,8 @@ def module_options(spec: ClusterSpec, group: Group, document: dict[str, Any]) ->
 
 
 def expected(kind: Instance, threads_per_core: int) -> dict[str, Any]:
-    """What the agent will find on a node of this type with `threads_per_core` of its threads on, before Lustre is loaded."""
+    """Return what the agent will find on a node of this type with `threads_per_core` of its threads on, before Lustre is
+    loaded."""
     cores = kind.vcpus // kind.threads_per_core
     return {
         "cpu": {"count": cores * min(threads_per_core, kind.threads_per_core)},

@@ -37,7 +37,7 @@ def node_group(spec: ClusterSpec, group: Group) -> NodeGroup:
 
 
 def file_system(spec: ClusterSpec, made: Mapping[str, str]) -> FileSystem | None:
-    """The file system as `made` calls it (`id`, `dns_name`, `mount_name`); None without one."""
+    """Return the file system as `made` calls it (`id`, `dns_name`, `mount_name`); None without one."""
     plan = lustre_plan(spec)
     if plan is None:
         return None

@@ -94,7 +94,7 @@ class EksPlan:
 
 
 def eks_plan(spec: ClusterSpec, place: Place) -> EksPlan:
-    """The control plane that `spec` asks for."""
+    """Return the control plane that `spec` asks for."""
     return EksPlan(
         name=spec.name,
         version=spec.eks.version,
@@ -148,7 +148,7 @@ def pod_identities(spec: ClusterSpec) -> tuple[PodIdentity, ...]:
 
 
 def helm_commands(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
-    """What to type in infra/ the first time, line by line. HyperPod refuses an EKS cluster without its chart (health
+    """Return what to type in infra/ the first time, line by line. HyperPod refuses an EKS cluster without its chart (health
     monitoring, device plugins, training operators), so the chart goes between the control plane and the rest.
 
     The chart has no Chart.lock, so that `helm dependency build` would do the same as `update`, which AWS's page has. `--wait`
@@ -172,7 +172,7 @@ def helm_commands(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
 
 
 def first_up(spec: ClusterSpec) -> tuple[str, ...]:
-    """What to know before there is a stack whose outputs say the rest."""
+    """Return what to know before there is a stack whose outputs say the rest."""
     if spec.backend != "hyperpod-eks":
         return ()
     why = "HyperPod needs its Helm chart in EKS first"

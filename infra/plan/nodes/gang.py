@@ -173,7 +173,7 @@ def _gang(spec: ClusterSpec, place: Place, group: Group, kind: Instance) -> Gang
 
 
 def interfaces(layout: tuple[Nic, ...]) -> tuple[Interface, ...]:
-    """A layout in the words of a launch template, the primary first."""
+    """Return a layout in the words of a launch template, the primary first."""
     return tuple(
         Interface(
             card=nic.card,
@@ -186,7 +186,7 @@ def interfaces(layout: tuple[Nic, ...]) -> tuple[Interface, ...]:
 
 
 def image(group: Group, kind: Instance) -> Image:
-    """The image of a group: the user's, or the newest one for the type's accelerator and architecture."""
+    """Return the image of a group: the user's, or the newest one for the type's accelerator and architecture."""
     family = _family(kind)
     name = f"{family}-{kind.architecture.replace('_', '-')}"
     if group.image_id:

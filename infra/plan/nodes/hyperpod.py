@@ -60,7 +60,7 @@ class Refs:
 
 
 def desired_state(spec: ClusterSpec, refs: Refs) -> dict[str, Any]:
-    """The cluster as JSON data; a key that has nothing to say is absent, never None."""
+    """Return the cluster as JSON data; a key that has nothing to say is absent, never None."""
     return _present(
         {
             "ClusterName": spec.name,
@@ -154,12 +154,12 @@ def elsewhere(spec: ClusterSpec, group: Group, refs: Refs) -> dict[str, Any] | N
 
 
 def entry(spec: ClusterSpec) -> str:
-    """The file of the bundle that HyperPod runs on a node."""
+    """Return the file of the bundle that HyperPod runs on a node."""
     return ON_CREATE if spec.backend == "hyperpod-eks" else ON_INIT
 
 
 def slurm(group: Group) -> dict[str, Any]:
-    """A group is in one partition at most, and only machines that compute are in one."""
+    """Return the Slurm settings of a group: it is in one partition at most, and only workers are in one."""
     found: dict[str, Any] = {"NodeType": NODE_TYPES[group.role]}
     if group.role == "worker":
         found["PartitionNames"] = [group.partition or group.name]
@@ -179,7 +179,7 @@ def deep_checks(group: Group) -> tuple[str, ...]:
 
 
 def storage(spec: ClusterSpec, group: Group, refs: Refs) -> list[dict[str, Any]]:
-    """The group's EBS volume (on /opt/sagemaker) and, with Slurm, the file systems, which the service mounts before our
+    """Return the group's EBS volume (on /opt/sagemaker) and, with Slurm, the file systems, which the service mounts before our
     script runs; pods on EKS get theirs from the CSI driver. The root disk is spoken of only to give it a key."""
     key = group.volume_kms_key
     found: list[dict[str, Any]] = [
@@ -199,7 +199,8 @@ def storage(spec: ClusterSpec, group: Group, refs: Refs) -> list[dict[str, Any]]
 
 
 def create_only(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a desired state that HyperPod never changes in a cluster that is there: the schema's createOnlyProperties."""
+    """Return the part of a desired state that HyperPod never changes in a cluster that is there: the schema's
+    createOnlyProperties."""
     return _present(
         {
             "ClusterName": state["ClusterName"],

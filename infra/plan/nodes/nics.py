@@ -34,7 +34,7 @@ class Nic:
 
 
 def nics(instance: Instance, policy: Policy = "addresses") -> tuple[Nic, ...]:
-    """The layout with all the EFA interfaces that the type has, the primary first.
+    """Return the layout with all the EFA interfaces that the type has, the primary first.
 
     `addresses` spends one IP address a node; `bandwidth` adds plain interfaces for more TCP throughput outside EFA.
     """

@@ -27,7 +27,7 @@ MAX_BYTES = 16 * 1024
 def facts(
     spec: ClusterSpec, place: Place, group: Group, *, queue_url: str = "", lustre: bool, home: bool
 ) -> dict[str, Any]:
-    """What a node may want to know of itself and its cluster, as it lies in /etc/lustrain/node.json."""
+    """Return what a node may want to know of itself and its cluster, as it lies in /etc/lustrain/node.json."""
     kind = instance(group.ec2_type)
     wish = spec.storage.lustre
     return {
@@ -59,7 +59,7 @@ def user_data(
     bundle_uri: str = "",
     queue_url: str = "",
 ) -> str:
-    """The script as text; what is empty is left out of the boot. UserError when EC2 would not take it."""
+    """Return the script as text; what is empty is left out of the boot. UserError when EC2 would not take it."""
     wish, home = spec.storage.lustre, spec.storage.home
     options = module_options(spec, group, node_document(spec)) if lustre_dns else ""
     known = facts(spec, place, group, queue_url=queue_url, lustre=bool(lustre_dns), home=bool(home_dns))

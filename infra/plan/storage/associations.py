@@ -99,7 +99,7 @@ def overlaps(plans: Sequence[AssociationPlan]) -> tuple[Overlap, ...]:
 
 
 def exports_over(spec: ClusterSpec, place: Place, uri: str) -> tuple[AssociationPlan, ...]:
-    """The associations that export files by themselves to where `uri` lies, or to a place inside it.
+    """Return the associations that export files by themselves to where `uri` lies, or to a place inside it.
 
     The trainer and FSx would write the same keys, and neither knows of the other. A `uri` that is a folder cannot clash.
     """
@@ -124,8 +124,8 @@ def archived_over(spec: ClusterSpec, place: Place) -> tuple[tuple[AssociationPla
 
 
 def key_statement(spec: ClusterSpec, place: Place) -> Statement | None:
-    """What the policy of `buckets.kms_key` must hold for FSx to read and write buckets of ours that are linked; None where
-    no such bucket is encrypted with a key whose policy can be changed.
+    """Return what the policy of `buckets.kms_key` must hold for FSx to read and write buckets of ours that are linked;
+    None where no such bucket is encrypted with a key whose policy can be changed.
 
     FSx comes with a role of its own for each file system, whose id nobody knows yet. With S3 bucket keys the context is the
     bucket, without it the object (https://docs.aws.amazon.com/fsx/latest/LustreGuide/s3-server-side-encryption-support.html).

@@ -72,7 +72,7 @@ class BucketPlan:
 
 
 def buckets(spec: ClusterSpec, place: Place) -> tuple[BucketPlan, ...]:
-    """Data, checkpoints, lifecycle, in this order.
+    """Return the buckets for data, checkpoints and lifecycle, in this order.
 
     Only the scripts are versioned: a replaced node reads them long after they were uploaded, so that even a mistake must
     leave the old ones. Versions of data and checkpoints would double the bill of every key that is written again.
@@ -122,8 +122,11 @@ def _bucket(spec: ClusterSpec, place: Place, key: BucketKey, name: str, rules: t
 
 
 def _shared(spec: ClusterSpec) -> tuple[Rule, ...]:
-    """The last two are for a bucket whose owner turns versions on later; no newer versions are kept on top, since one of
-    each deleted checkpoint would then be billed for good. S3 takes `expired_markers` in a rule of its own only."""
+    """Return the lifecycle rules. The last two are for a bucket whose owner turns versions on later.
+
+    No newer versions are kept on top: one of each deleted checkpoint would then be billed for good. S3 takes
+    `expired_markers` in a rule of its own only.
+    """
     return (
         Rule("abort-uploads", abort_days=ABORT_DAYS),
         Rule("drop-old-versions", noncurrent_days=spec.buckets.noncurrent_days),

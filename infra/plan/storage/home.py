@@ -32,12 +32,12 @@ class HomePlan:
 
 
 def home(wish: Home) -> HomePlan:
-    """The file system of this wish; never raises, see `violations`."""
+    """Return the file system of this wish; never raises, see `violations`."""
     return HomePlan(capacity_gib=wish.capacity_gib, throughput_mb_s=wish.throughput_mb_s, mount_path=wish.mount_path)
 
 
 def violations(storage: Storage) -> tuple[Problem, ...]:
-    """What AWS would refuse of the home file system, and mounts that would hide something."""
+    """Return what AWS would refuse of the home file system, and mounts that would hide something."""
     if storage.home is None:
         return ()
     return (*_throughput(storage.home), *_mount(storage.home), *_beside(storage))

@@ -77,13 +77,13 @@ def efa_wanted(spec: ClusterSpec) -> bool:
 
 
 def lustre_plan(spec: ClusterSpec) -> LustrePlan | None:
-    """The file system that this spec means, one that is there already too; None without."""
+    """Return the file system that this spec means, one that is there already too; None without."""
     wish = spec.storage.lustre
     return lustre(wish, efa_wanted(spec)) if wish else None
 
 
 def lustre(wish: Lustre, efa_wanted: bool) -> LustrePlan:
-    """The smallest legal file system that meets the wish, or the very one that `capacity_gib` and `per_tib_mb_s` name.
+    """Return the smallest legal file system that meets the wish, or the very one that `capacity_gib` and `per_tib_mb_s` name.
 
     Smallest is by capacity, then by throughput per TiB: at one capacity the lower rate is the cheaper one. Illegal exact
     values are passed on as they are; `lustre_checks.violations` finds what is wrong with them.
@@ -150,7 +150,7 @@ def wanted_mb_s(wish: Lustre) -> float:
 
 
 def legal_gib(needed: float, per_tib: int, efa: bool) -> int:
-    """The smallest capacity of at least `needed` that FSx makes, GiB."""
+    """Return the smallest capacity of at least `needed` that FSx makes, GiB."""
     if efa:
         return EFA_STEP_GIB[per_tib] * max(1, math.ceil(needed / EFA_STEP_GIB[per_tib]))
     return SMALLEST_GIB if needed <= SMALLEST_GIB else STEP_GIB * math.ceil(needed / STEP_GIB)

@@ -28,7 +28,7 @@ _SIZES = {"capacity_gib": "FSX-001", "capacity_tib": "FSX-001", "per_tib_mb_s": 
 
 
 def violations(wish: Lustre, efa: bool) -> tuple[Problem, ...]:
-    """What AWS would refuse, or what cannot be meant; empty for a good wish. `efa` is what `efa_wanted` says."""
+    """Return what AWS would refuse, or what cannot be meant; empty for a good wish. `efa` is what `efa_wanted` says."""
     if wish.existing is not None:
         return (*_mount(wish), *_with_existing(wish))
     by_type = _tiered_violations(wish) if wish.type == "intelligent-tiering" else _ssd_violations(wish, efa)
@@ -119,7 +119,7 @@ def _ssd_violations(wish: Lustre, efa: bool) -> list[Problem]:
 
 
 def _form(wish: Lustre) -> list[Problem]:
-    """A wish or an exact size, and that whole."""
+    """Check that there is a wish or an exact size, and that it is whole."""
     exact = {"capacity_gib": wish.capacity_gib, "per_tib_mb_s": wish.per_tib_mb_s}
     wished = {"throughput_gb_s": wish.throughput_gb_s, "capacity_tib": wish.capacity_tib}
     source = f"{API}/API_CreateFileSystemLustreConfiguration.html"

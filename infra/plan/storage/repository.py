@@ -36,7 +36,7 @@ def url(spec: ClusterSpec, place: Place) -> str:
 
 
 def keep_last(count: int) -> dict[str, Any]:
-    """A lifecycle policy that drops all but the `count` newest images, counted by the time of the push.
+    """Return a lifecycle policy that drops all but the `count` newest images, counted by the time of the push.
 
     ECR does not know which digest a job still runs: a node that is replaced later must find its image, so keep more than
     you push during your longest run (https://docs.aws.amazon.com/AmazonECR/latest/userguide/LifecyclePolicies.html).

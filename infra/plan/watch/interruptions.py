@@ -110,7 +110,7 @@ def topic_name(spec: ClusterSpec) -> str:
 
 
 def patterns(spec: ClusterSpec) -> tuple[Signal, ...]:
-    """The notices that concern this cluster.
+    """Return the notices that concern this cluster.
 
     HyperPod's nodes live in an account of the service, where EC2's own notices stay; and a rule for spot warnings in a
     cluster without spot would bring those of other clusters alone.
@@ -119,7 +119,7 @@ def patterns(spec: ClusterSpec) -> tuple[Signal, ...]:
 
 
 def channel(spec: ClusterSpec, place: Place) -> ChannelPlan:
-    """The whole channel of a cluster.
+    """Return the whole channel of a cluster.
 
     The topic has no KMS key: with AWS's own `alias/aws/sns` neither EventBridge nor CloudWatch alarms may publish
     (https://repost.aws/knowledge-center/cloudwatch-configure-alarm-sns), SNS encrypts its disks anyway, and what is

@@ -124,12 +124,12 @@ def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
 
 
 def log_days(wanted: int) -> int:
-    """The shortest retention that CloudWatch Logs knows and that keeps logs for `wanted` days (1 to 3653)."""
+    """Return the shortest retention that CloudWatch Logs knows and that keeps logs for `wanted` days (1 to 3653)."""
     return next(days for days in LOG_DAYS if days >= wanted)
 
 
 def _lustre_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
-    """A write fails as soon as one storage target is full, whatever room the others have, so the fullest one counts.
+    """Return an alarm on the fullest storage target: a write fails as soon as one is full, whatever room the others have.
 
     `FreeDataStorageCapacity` has a sample a minute for each target: Minimum is what the fullest has left, SampleCount is
     the number of targets, hence capacity / SampleCount is what each can hold
@@ -191,8 +191,8 @@ def _gang_alarm(spec: ClusterSpec, group: Group) -> Alarm:
 
 
 def _boot_alarm(spec: ClusterSpec) -> Alarm:
-    """A node whose boot failed is in service for its group, which looks at the machine alone. Its end is no news: the count
-    is one minute's, and the node stays as it is."""
+    """Return the alarm on failed boots: a node whose boot failed is in service for its group, which looks at the machine
+    alone. When the alarm ends, nothing is mended: it counts one minute, and the node stays as it is."""
     return Alarm(
         name=f"{spec.name}-boot-failed",
         subject="cluster",
@@ -271,7 +271,7 @@ def _queue_alarm(spec: ClusterSpec, groups: tuple[str, ...]) -> Alarm:
 
 
 def dashboard(plan: ObservabilityPlan, ids: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a CloudWatch dashboard; `ids` has the id of each subject that there is, values may be Outputs
+    """Return the body of a CloudWatch dashboard; `ids` has the id of each subject that there is, values may be Outputs
     (https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/CloudWatch-Dashboard-Body-Structure.html)."""
     widgets: list[dict[str, Any]] = [_alarm_widget(plan)]
     if "lustre" in ids:

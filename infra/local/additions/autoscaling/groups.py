@@ -53,7 +53,7 @@ _TERMINATING = "autoscaling:EC2_INSTANCE_TERMINATING"
 
 @cache
 def install() -> None:
-    """Puts itself around moto's groups and adds the actions that moto lacks."""
+    """Put itself around moto's groups and adds the actions that moto lacks."""
     around(AutoScalingResponse, "create_auto_scaling_group")(_create_group)
     around(AutoScalingResponse, "update_auto_scaling_group")(_update_group)
     around(AutoScalingResponse, "delete_auto_scaling_group")(_delete_group)
@@ -71,12 +71,12 @@ def install() -> None:
 
 
 def hooks(backend: Any, group: str, transition: str = _TERMINATING) -> list[Any]:
-    """The hooks of a group for one transition."""
+    """Return the hooks of a group for one transition."""
     return [one for one in backend.describe_lifecycle_hooks(group) if one.lifecycle_transition == transition]
 
 
 def fill(group: Any, count: int) -> None:
-    """Launches `count` instances for the group; what EC2 refuses becomes a failed activity, as in the service."""
+    """Launch `count` instances for the group; what EC2 refuses becomes a failed activity, as in the service."""
     if "Launch" in group._suspended_processes:
         return
     ec2 = group.autoscaling_backend.ec2_backend
@@ -288,7 +288,7 @@ def _group(backend: Any, name: str) -> Any:
 
 
 def _waiting(call: Call) -> Any:
-    """The instance of the call whose lifecycle action is open."""
+    """Return the instance of the call whose lifecycle action is open."""
     group = _group(autoscaling_backends[call.account][call.region], call.get("AutoScalingGroupName"))
     wanted = (call.get("LifecycleHookName"), call.get("InstanceId"), call.get("LifecycleActionToken"))
     for state in group.instance_states:

@@ -83,14 +83,14 @@ def install() -> None:
 
 
 def state_of(instance: Any) -> Any | None:
-    """The instance's place in its Auto Scaling group, None when it is in none."""
+    """Return the instance's place in its Auto Scaling group, None when it is in none."""
     group = getattr(instance, "autoscaling_group", None)
     found = group.instance_states if group is not None else []
     return next((one for one in found if one.instance is instance), None)
 
 
 def rebalance(state: Any) -> bool:
-    """The group replaces and terminates an instance at risk; whether it does, and was not at it already."""
+    """Replace and terminate an instance at risk; return whether that began now."""
     group = state.auto_scaling_group
     if not group.capacity_rebalance or state.lifecycle_state != "InService":
         return False

@@ -55,7 +55,7 @@ class Reservation:
 
 @cache
 def install() -> None:
-    """Adds the actions to EC2, and the prefix of the ids so that they take tags."""
+    """Add the actions to EC2, and the prefix of the ids so that they take tags."""
     known_prefix("capacity-reservation", "cr")
     actions = {
         "CreateCapacityReservation": _create,
@@ -67,7 +67,7 @@ def install() -> None:
 
 
 def reservations(backend: Any) -> dict[str, Reservation]:
-    """The reservations beside this EC2 backend of moto, by id, in the state that the clock gives them."""
+    """Return the reservations beside this EC2 backend of moto, by id, in the state that the clock gives them."""
     found: dict[str, Reservation] = kept_by(backend, "lustrain_reservations", dict)
     now = datetime.now(UTC)
     for one in found.values():
@@ -77,7 +77,7 @@ def reservations(backend: Any) -> dict[str, Reservation]:
 
 
 def zone_of(backend: Any, name: str | None, zone_id: str | None) -> Any:
-    """The region's zone of this name or id; InvalidParameterValue when there is none."""
+    """Return the region's zone of this name or id; InvalidParameterValue when there is none."""
     zones = backend.describe_availability_zones()
     found = next((one for one in zones if name == one.name or (name is None and zone_id == one.zone_id)), None)
     if found is None:
@@ -86,13 +86,13 @@ def zone_of(backend: Any, name: str | None, zone_id: str | None) -> Any:
 
 
 def release(backend: Any, instance_id: str) -> None:
-    """The instance is gone; its place in a reservation is free again."""
+    """Note that the instance is gone; its place in a reservation is free again."""
     for one in reservations(backend).values():
         one.used_by.discard(instance_id)
 
 
 def deliver_block(backend: Any, block: str, instance_type: str, count: int, zone_id: str, end: datetime) -> Reservation:
-    """A capacity block that was bought somewhere else, last week in the console, is there now, active."""
+    """Add an active capacity block, as one that was bought last week in the console."""
     zone = zone_of(backend, None, zone_id)
     arn = f"arn:{backend.partition}:ec2:{backend.region_name}:{backend.account_id}:capacity-reservation/{block}"
     made = Reservation(

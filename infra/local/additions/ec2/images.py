@@ -46,7 +46,7 @@ def install() -> None:
 
 
 def resolved(backend: Any, image: str) -> str | None:
-    """The image that EC2 launches for `resolve:ssm:name[:version]`; None when there is no such parameter."""
+    """Return the image that EC2 launches for `resolve:ssm:name[:version]`; None when there is no such parameter."""
     name = image.removeprefix(RESOLVE).partition(":")[0]
     found = ssm_backends[backend.account_id][backend.region_name].get_parameters([name])
     return str(found[name].value) if name in found else None

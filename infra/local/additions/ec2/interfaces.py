@@ -28,14 +28,14 @@ LEFT_OUT = (
 
 @cache
 def install() -> None:
-    """Puts itself around the deletion of subnets, security groups and interfaces."""
+    """Put itself around the deletion of subnets, security groups and interfaces."""
     around(SubnetBackend, "delete_subnet")(_delete_subnet)
     around(SecurityGroupBackend, "delete_security_group")(_delete_group)
     around(NetworkInterfaceBackend, "delete_network_interface")(_delete_interface)
 
 
 def put(call: Call, subnet_ids: Iterable[str], groups: Iterable[str], description: str) -> list[str]:
-    """A service's own interface in each of the subnets, in these groups or the VPC's default one; their ids."""
+    """Add a service's own interface in each of the subnets, in these groups or the VPC's default one; their ids."""
     backend = ec2_backends[call.account][call.region]
     made = [
         backend.create_network_interface(one, [], group_ids=list(groups), description=description) for one in subnet_ids
@@ -46,7 +46,7 @@ def put(call: Call, subnet_ids: Iterable[str], groups: Iterable[str], descriptio
 
 
 def take(call: Call, ids: Iterable[str]) -> None:
-    """The service that put these interfaces there takes them away."""
+    """Remove interfaces, as the service that put them there does."""
     for one in ids:
         ec2_backends[call.account][call.region].enis.pop(one, None)
 

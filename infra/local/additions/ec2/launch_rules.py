@@ -34,7 +34,7 @@ class Flaw:
 
 
 def flaws(backend: Any, data: Mapping[str, Any], subnet_id: str | None = None) -> list[Flaw]:
-    """What EC2 would refuse in `data` (members as in RequestLaunchTemplateData) when launching into `subnet_id`."""
+    """Return what EC2 would refuse in `data` (members as in RequestLaunchTemplateData) when launching into `subnet_id`."""
     found: list[Flaw] = []
     facts = instance(data.get("InstanceType") or "")
     if facts is None and data.get("InstanceType"):
@@ -52,7 +52,7 @@ def flaws(backend: Any, data: Mapping[str, Any], subnet_id: str | None = None) -
 
 
 def _interfaces(interfaces: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> Iterator[Flaw]:
-    """What is wrong whatever the instance type."""
+    """Yield what is wrong whatever the instance type."""
     if interfaces and (data.get("SecurityGroupIds") or data.get("SecurityGroups")):
         yield _together(
             "Network interfaces and an instance-level security groups may not be specified on the same request"
@@ -76,7 +76,7 @@ def _interfaces(interfaces: Sequence[Mapping[str, Any]], data: Mapping[str, Any]
 
 
 def _cards(interfaces: Sequence[Mapping[str, Any]], facts: Instance) -> Iterator[Flaw]:
-    """What the instance type's network cards do not take."""
+    """Yield what the instance type's network cards do not take."""
     if not interfaces:
         return
     cards = {card.index: card for card in facts.cards}

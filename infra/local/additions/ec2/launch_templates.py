@@ -25,7 +25,7 @@ LEFT_OUT = "launch templates: key pairs, block devices, CPU and metadata options
 
 @cache
 def install() -> None:
-    """Puts these actions in the place of moto's."""
+    """Put these actions in the place of moto's."""
     # moto takes the tags once, when the template is made.
     LaunchTemplate.tags = property(lambda self: self.get_tags(), lambda self, value: None)  # type: ignore[assignment]
     actions = {"CreateLaunchTemplate": _create, "CreateLaunchTemplateVersion": _create_version}

@@ -30,7 +30,7 @@ _OF_TEMPLATE = (
 
 @cache
 def install() -> None:
-    """Puts itself around the way in which moto launches, attaches interfaces and terminates."""
+    """Put itself around the way in which moto launches, attaches interfaces and terminates."""
 
     @around(InstanceBackend, "run_instances")
     def _run(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ def install() -> None:
 
 
 def template_data(backend: Any, launch_template: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the version of the template says that a launch names; empty when it names none."""
+    """Return what the version of the template says that a launch names; empty when it names none."""
     if not launch_template:
         return {}
     data = backend._get_template_from_args(launch_template).data
@@ -72,7 +72,7 @@ def template_data(backend: Any, launch_template: Mapping[str, Any] | None) -> di
 
 
 def targeted(backend: Any, data: Mapping[str, Any], count: int) -> Reservation | None:
-    """The reservation a launch of `count` names, with room for it; refused as EC2 does where there is none."""
+    """Return the reservation a launch of `count` names, with room for it; refused as EC2 does where there is none."""
     target = (data.get("CapacityReservationSpecification") or {}).get("CapacityReservationTarget") or {}
     wanted = target.get("CapacityReservationId")
     if not wanted:
@@ -127,7 +127,7 @@ def _launch(
 
 
 def _asked(image_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the request itself says, in the members of a template; it goes before what the template says."""
+    """Return what the request itself says, in the members of a template; it goes before what the template says."""
     asked = {
         "ImageId": image_id,
         "InstanceType": None if kwargs.get("is_instance_type_default") else kwargs.get("instance_type"),
@@ -150,7 +150,7 @@ def _enough_addresses(backend: Any, subnet_id: str | None, interfaces: list[dict
 
 
 def _complete(backend: Any, one: Any, data: Mapping[str, Any], interfaces: list[dict[str, Any]]) -> None:
-    """What moto leaves out of an instance that it has just launched."""
+    """Add what moto leaves out of an instance that it has just launched."""
     first = one.nics[0]
     first.interface_type = interfaces[0].get("InterfaceType") or "interface"
     first.network_card_index = int(interfaces[0].get("NetworkCardIndex") or 0)

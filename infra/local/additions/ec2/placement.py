@@ -28,14 +28,14 @@ class PlacementGroup:
 
 @cache
 def install() -> None:
-    """Adds the actions to EC2, and the prefix of the ids so that they take tags."""
+    """Add the actions to EC2, and the prefix of the ids so that they take tags."""
     known_prefix("placement-group", "pg")
     actions = {"CreatePlacementGroup": _create, "DescribePlacementGroups": _describe, "DeletePlacementGroup": _delete}
     serve(EC2Response, "ec2", actions, "InvalidParameterValue")
 
 
 def placement_groups(backend: Any) -> dict[str, PlacementGroup]:
-    """The groups beside this EC2 backend of moto, by name."""
+    """Return the groups beside this EC2 backend of moto, by name."""
     found: dict[str, PlacementGroup] = kept_by(backend, "lustrain_placement_groups", dict)
     return found
 

@@ -26,7 +26,7 @@ LEFT_OUT = "VPC: no packet flows; routes, gateways, endpoint policies, flow logs
 
 @cache
 def install() -> None:
-    """Puts itself around subnets, security group rules and endpoints."""
+    """Put itself around subnets, security group rules and endpoints."""
     # moto compares the id with every tag of the account by regular expression, a second for some hundred nodes.
     TaggedEC2Resource.get_tags = _tags  # type: ignore[method-assign]
     SecurityGroupRule.description = property(_description)  # type: ignore[assignment]
@@ -149,7 +149,7 @@ def _modify_rule(backend: Any, group_id: str, rule_id: str, new: Mapping[str, An
 
 
 def _zone(backend: Any, name: str | None, zone_id: str | None) -> str:
-    """The zone's name; refused when the region has no such zone."""
+    """Return the zone's name; refused when the region has no such zone."""
     zones = backend.describe_availability_zones()
     for zone in zones:
         if name == zone.name or (name is None and zone_id in (zone.zone_id, None)):

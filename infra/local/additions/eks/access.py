@@ -58,7 +58,7 @@ def _plane(call: Call) -> ControlPlane:
 
 
 def _open_to_the_api(call: Call) -> ControlPlane:
-    """The control plane, which must let the API say who enters."""
+    """Return the control plane, which must let the API say who enters."""
     found = active(call)
     if found.access_config["authenticationMode"] == "CONFIG_MAP":
         message = "The cluster's authentication mode must be set to one of [API, API_AND_CONFIG_MAP] to perform this operation."
@@ -121,7 +121,7 @@ def _create_entry(call: Call) -> Mapping[str, Any]:
 
 
 def _username(principal: str) -> str:
-    """The name that a role's sessions have in Kubernetes unless another is given."""
+    """Return the name that a role's sessions have in Kubernetes unless another is given."""
     if ":role/" not in principal:
         return principal
     name = principal.rpartition("/")[2]

@@ -155,7 +155,7 @@ def control_plane(call: Call, name: str) -> ControlPlane:
 
 
 def active(call: Call) -> ControlPlane:
-    """The control plane that a request is about; nothing can be put on one that is not ACTIVE."""
+    """Return the control plane that a request is about; nothing can be put on one that is not ACTIVE."""
     found = control_plane(call, call.params["clusterName"])
     if found.status != "ACTIVE":
         refuse("InvalidRequestException", f"Cluster '{found.name}' is not in ACTIVE status")
@@ -202,7 +202,7 @@ def _put_interfaces(call: Call, found: ControlPlane) -> None:
 
 
 def _check_network(call: Call, asked: Mapping[str, Any]) -> str:
-    """The VPC of the subnets; they must be of two zones that EKS is in."""
+    """Return the VPC of the subnets; they must be of two zones that EKS is in."""
     vpc, subnets = lookups.vpc_of(call, asked.get("subnetIds") or [], asked.get("securityGroupIds") or [], invalid)
     zones = {str(subnet.availability_zone_id) for subnet in subnets}
     for zone in zones.intersection(CLOSED_ZONES):

@@ -87,7 +87,7 @@ def file_system(call: Call, file_system_id: str) -> FileSystem:
 
 
 def once(call: Call, make: Callable[[Call], str]) -> str:
-    """The id of what `make` makes of a request, or of what it made of the same one under the same token before.
+    """Return the id of what `make` makes of a request, or of what it made of the same one under the same token before.
 
     IncompatibleParameterError when the two requests under a token differ.
     """
@@ -164,13 +164,14 @@ def _default_logs(call: Call) -> str:
 
 
 def _check_network(call: Call) -> str:
-    """The VPC of the request's subnets and security groups."""
+    """Return the VPC of the request's subnets and security groups."""
     wrong = partial(refuse, "InvalidNetworkSettings")
     return lookups.vpc_of(call, call.params["SubnetIds"], call.get("SecurityGroupIds", []), wrong)[0]
 
 
 def _check_lustre_groups(call: Call) -> None:
-    """The file servers talk to each other on port 988, and with EFA on everything, through the groups they are given.
+    """Check that the file servers can talk to each other on port 988, and with EFA on everything, through the groups they
+    are given.
 
     https://docs.aws.amazon.com/fsx/latest/LustreGuide/troubleshooting-file-system-creation.html
     """

@@ -58,7 +58,7 @@ def check_new(request: Mapping[str, Any]) -> None:
 
 
 def version(request: Mapping[str, Any]) -> str:
-    """The Lustre version a request gets: 2.12, with a metadata configuration 2.15, unless it says."""
+    """Return the Lustre version a request gets: 2.12, with a metadata configuration 2.15, unless it says."""
     metadata = (request.get("LustreConfiguration") or {}).get("MetadataConfiguration")
     newest = metadata or request.get("StorageType") == TIERED
     return str(request.get("FileSystemTypeVersion") or ("2.15" if newest else "2.12"))
@@ -153,7 +153,7 @@ def automatic_iops(capacity: int) -> int:
 
 
 def described(request: Mapping[str, Any], default_logs: str) -> dict[str, Any]:
-    """The LustreConfiguration that FSx shows of a new file system: what was asked for and the service's defaults."""
+    """Return the LustreConfiguration that FSx shows of a new file system: what was asked for and the service's defaults."""
     asked = dict(request.get("LustreConfiguration") or {})
     asked["MountName"] = "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
     asked.setdefault("WeeklyMaintenanceStartTime", "1:05:00")

@@ -44,7 +44,7 @@ def _check_iops(asked: Mapping[str, Any] | None, capacity: int) -> None:
 
 
 def described(request: Mapping[str, Any], root_volume: str) -> dict[str, Any]:
-    """The OpenZFSConfiguration that FSx shows of a new file system."""
+    """Return the OpenZFSConfiguration that FSx shows of a new file system."""
     asked = dict(request["OpenZFSConfiguration"])
     asked.pop("RootVolumeConfiguration", None)
     asked.setdefault("AutomaticBackupRetentionDays", 0)
@@ -65,7 +65,7 @@ def iops(asked: Mapping[str, Any] | None, capacity: int) -> dict[str, Any]:
 
 
 def root_volume(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The OpenZFSConfiguration of the volume that comes with a file system."""
+    """Return the OpenZFSConfiguration of the volume that comes with a file system."""
     return {
         "VolumePath": "/fsx",
         "RecordSizeKiB": 128,

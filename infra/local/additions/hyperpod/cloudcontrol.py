@@ -182,7 +182,8 @@ def _update(call: Call, kind: Any) -> str:
 
 
 def _named_only(model: Mapping[str, Any]) -> dict[str, Any]:
-    """A model less its lists, where a patch that adds or removes an element changes read-only values without meaning to."""
+    """Return a model less its lists, where a patch that adds or removes an element changes read-only values without
+    meaning to."""
     return {name: value for name, value in model.items() if not isinstance(value, list)}
 
 

@@ -176,7 +176,7 @@ def scale(found: Cluster) -> None:
 
 
 def described(found: Cluster) -> dict[str, Any]:
-    """What DescribeCluster shows."""
+    """Return what DescribeCluster shows."""
     shown: dict[str, Any] = {
         "ClusterArn": found.arn,
         "ClusterName": found.name,

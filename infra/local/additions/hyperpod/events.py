@@ -34,7 +34,7 @@ def put(account: str, region: str, resource: str, kind: str, detail: Mapping[str
 def health(
     name: str, arn: str, instance_id: str, *, healthy: bool, reason: str, action: str, advice: str
 ) -> dict[str, Any]:
-    """The detail of a node health event; `action` is what HyperPod will do: Replace, Reboot or None."""
+    """Return the detail of a node health event; `action` is what HyperPod will do: Replace, Reboot or None."""
     return {
         "ClusterName": name,
         "ClusterArn": arn,

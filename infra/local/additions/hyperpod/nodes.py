@@ -40,7 +40,8 @@ def install() -> None:
 
 
 def fail_node(account: str, region: str, cluster: str, instance_id: str, fault: str = "NvidiaErrorTerminate") -> str:
-    """A fault of one node: the health event, and with automatic recovery its replacement; the instance id that runs then."""
+    """Play a fault of one node: the health event, and with automatic recovery its replacement; the instance id that runs
+    then."""
     with LOCK:
         found, node = _of(account, region, cluster, instance_id)
         automatic = found.spec.get("NodeRecovery") == "Automatic"

@@ -23,7 +23,7 @@ def create(call: Call, model: Mapping[str, Any]) -> str:
 
 
 def read(call: Call, identifier: str) -> dict[str, Any] | None:
-    """The model of one cluster, named by its ARN; None when there is none."""
+    """Return the model of one cluster, named by its ARN; None when there is none."""
     found = hyperpod.find(call, identifier)
     if found is None:
         return None

@@ -19,7 +19,7 @@ LEFT_OUT = (
 
 @cache
 def schema(type_name: str) -> dict[str, Any] | None:
-    """The schema of a resource type; None for one that does not exist."""
+    """Return the schema of a resource type; None for one that does not exist."""
     # A second of imports, spent by those who use Cloud Control only.
     from cfnlint.schema import ResourceNotFoundError  # type: ignore[import-untyped]
     from cfnlint.schema.manager import ProviderSchemaManager  # type: ignore[import-untyped]
@@ -32,7 +32,7 @@ def schema(type_name: str) -> dict[str, Any] | None:
 
 
 def violations(type_name: str, model: Mapping[str, Any]) -> list[str]:
-    """What breaks the type's schema, in CloudFormation's words."""
+    """Return what breaks the type's schema, in CloudFormation's words."""
     return [_message(error) for error in _validator(type_name).iter_errors(model)]
 
 
@@ -43,7 +43,7 @@ def changed(type_name: str, kind: str, before: Any, after: Any) -> list[str]:
 
 
 def without_read_only(type_name: str, model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A model less its read-only properties, those inside lists too."""
+    """Return a model less its read-only properties, those inside lists too."""
     paths = [path.split("/")[2:] for path in (schema(type_name) or {}).get("readOnlyProperties", [])]
     return _pruned(model, paths)  # type: ignore[no-any-return]
 
@@ -65,7 +65,7 @@ def _pruned(value: Any, paths: list[list[str]]) -> Any:
 
 
 def _at(model: Any, path: str) -> Iterator[Any]:
-    """The values at a schema path such as /properties/InstanceGroups/*/CurrentCount."""
+    """Yield the values at a schema path such as /properties/InstanceGroups/*/CurrentCount."""
     found = [model]
     for part in path.split("/")[2:]:
         if part == "*":

@@ -169,7 +169,7 @@ def _check_storage(name: str, configs: Sequence[Spec], *, in_vpc: bool) -> None:
 
 
 def _volume_keys(group: Spec) -> dict[bool, str]:
-    """The KMS keys of a group's volumes, by whether it is the root one."""
+    """Return the KMS keys of a group's volumes, by whether it is the root one."""
     volumes = [one["EbsVolumeConfig"] for one in group.get("InstanceStorageConfigs") or [] if "EbsVolumeConfig" in one]
     return {bool(one.get("RootVolume")): one["VolumeKmsKeyId"] for one in volumes if one.get("VolumeKmsKeyId")}
 
