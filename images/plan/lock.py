@@ -11,9 +11,12 @@ import re
 import subprocess
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from images.plan import versions as all_versions
 from images.plan.versions import Versions
@@ -96,19 +99,11 @@ def parse(text: str, path: str) -> Lock:
     return Lock(tuple(inputs), tuple(pins))
 
 
-def _logical_lines(text: str) -> list[tuple[int, str]]:
-    """Line number and text, with what a backslash continues joined; neither empty ones nor blanks around."""
-    found: list[tuple[int, str]] = []
-    whole, start = "", 0
-    for number, line in enumerate(text.split("\n"), 1):
-        start = start or number
-        whole += f" {line.strip().removesuffix(chr(92)).strip()}"
-        if line.rstrip().endswith("\\"):
-            continue
-        if whole.strip():
-            found.append((start, whole.strip()))
-        whole, start = "", 0
-    return [*found, (start, whole.strip())] if whole.strip() else found
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and text, with what a backslash continues joined; neither empty lines nor blanks around."""
+    for match in re.finditer(r"(?:[^\n]*\\[ \t]*\n)*[^\n]*", text):
+        if line := " ".join(re.sub(r"\\[ \t]*(\n|$)", " ", match[0]).split()):
+            yield text.count("\n", 0, match.start()) + 1, line
 
 
 def read(name: str, root: Path = ROOT) -> Lock:
@@ -303,10 +298,8 @@ def _constraints(root: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(plain(f"{CONSTRAINTS}: cannot be read: {error}")) from None
     lines = [line.partition("#")[0].strip().partition("==") for line in text.splitlines()]
-    return {_name(name): version for name, same, version in lines if same}
+    return {canonicalize_name(name): version for name, same, version in lines if same}
 
 
 def _name(requirement: str) -> str:
-    """Return the normalised name, https://packaging.python.org/en/latest/specifications/name-normalization/"""
-    found = re.match(r"[A-Za-z0-9._-]+", requirement)
-    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""
+    return canonicalize_name(Requirement(requirement).name)
