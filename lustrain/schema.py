@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator
 
@@ -29,6 +29,8 @@ class Section(BaseModel):
     """Base of every table: unknown keys are errors, nothing changes after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    unprintable: ClassVar[re.Pattern[str]] = UNPRINTABLE
+    """What no text may hold."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -37,7 +39,7 @@ class Section(BaseModel):
         table = "Mapping" in str(cls.model_fields[info.field_name].annotation) and isinstance(value, Mapping)
         items = [*value, *value.values()] if table else value if isinstance(value, list | tuple) else [value]
         for item in items:
-            if isinstance(item, str) and (found := UNPRINTABLE.search(item)):
+            if isinstance(item, str) and (found := cls.unprintable.search(item)):
                 raise ValueError(f"holds {found[0]!r}, which is not printable; fix: remove it")
         return value
 

@@ -6,6 +6,7 @@ beside `name` and are validated by the Task (`trainer.tasks`). Times are seconds
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -45,6 +46,8 @@ class Section(schema.Section):
     """Base of every table: also, no value is coerced from another type, since TOML has types of its own."""
 
     model_config = ConfigDict(strict=True)
+    # A Task's text may have lines. What no file can hold is a NUL, and half of a surrogate pair.
+    unprintable = re.compile(r"[\x00\ud800-\udfff]")
 
 
 class RunConfig(Section):

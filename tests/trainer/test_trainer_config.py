@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from lustrain.problem import UserError
 from trainer import config as configuration
-from trainer.config import Config
+from trainer.config import Config, Section
 
 GOOD = """
 [run]
@@ -75,6 +76,15 @@ def test_a_bad_set_is_one_line(tmp_path: Path, sets: list[str], start: str) -> N
 def test_a_config_that_only_names_what_was_removed_still_loads(tmp_path: Path) -> None:
     named = ["parallel.powersgd_rank=1", "parallel.powersgd_start_step=1000", "checkpoint.compression=none"]
     assert load(tmp_path, GOOD, named) == load(tmp_path, GOOD)
+
+
+def test_a_text_of_a_task_may_have_lines() -> None:
+    class Options(Section):
+        separator: str
+
+    assert Options.model_validate({"separator": "\n\n\t"}).separator == "\n\n\t"
+    with pytest.raises(ValidationError, match="not printable"):
+        Options.model_validate({"separator": "\0"})
 
 
 def test_set_beats_the_file_and_takes_toml_values_or_plain_words(tmp_path: Path) -> None:
