@@ -272,7 +272,7 @@ def test_an_endpoint_that_does_not_answer_is_one_line() -> None:
         def get_paginator(self, name: str) -> Any:
             raise EndpointConnectionError(endpoint_url="https://api.ecr")
 
-    with pytest.raises(UserError, match=r"cannot be asked: .*https://api\.ecr.*fix: check credentials"):
+    with pytest.raises(UserError, match=r"cannot be reached: .*https://api\.ecr.*fix: check credentials"):
         scan.gate(PLACE, Deaf(), [], today=TODAY)
 
 
@@ -416,7 +416,7 @@ def test_an_entry_without_a_reason_or_a_day_is_an_error(tmp_path: Path, entry: s
         ("allow = 3\n", "allow = 3: wrong type; allowed: a list"),
         ("allow = [3]\n", "allow.0 = 3: wrong type; allowed: a table of keys"),
         ("[[allow\n", "cannot be read"),
-        ('[[allow]]\nid = "A"\nreason = "r"\nreview_by = 2026-12-01\n' * 2, "allow id = 'A': is there twice"),
+        ('[[allow]]\nid = "A"\nreason = "r"\nreview_by = 2026-12-01\n' * 2, "allow id = 'A': must be unique"),
     ],
 )
 def test_a_list_of_another_form_is_an_error(tmp_path: Path, text: str, told: str) -> None:
