@@ -33,7 +33,7 @@ Profile = Literal["efa-gpu", "gaudi", "cpu", "login"]
 
 
 def _ssm_target(form: str) -> str:
-    """A format that gives each node a target of its own, and is nothing but text and the names it may hold."""
+    """Check that a format gives each node its own target, and holds nothing but text and the allowed names."""
     allowed = "allowed: text with {instance_id} and, for HyperPod, {group}"
     try:
         found = [(name, form_of or "", conversion) for _, name, form_of, conversion in Formatter().parse(form)]
@@ -126,7 +126,7 @@ class FileSystem(Section):
     @model_validator(mode="before")
     @classmethod
     def _without_settings(cls, value: Any) -> Any:
-        """Outputs of clusters that are up may still tell settings of clients, which the node agent knows by itself now."""
+        """Drop the settings of clients that outputs of older clusters hold; the node agent has its own."""
         if not isinstance(value, Mapping):
             return value
         return {key: item for key, item in value.items() if key not in ("parameters", "modules")}
@@ -198,7 +198,7 @@ class Cluster(Section):
 
 
 def parse(value: object, source: str = "cluster") -> Cluster:
-    """The Cluster in a decoded JSON object; UserError with one line a problem, paths under `source`."""
+    """Return the Cluster in a decoded JSON object; UserError with one line a problem, paths under `source`."""
     if not isinstance(value, Mapping):
         raise UserError(f"{source} is no table; fix: give the output of `pulumi stack output cluster --json`")
     version = value.get("version", VERSION)
@@ -212,7 +212,7 @@ def parse(value: object, source: str = "cluster") -> Cluster:
 
 
 def read(path: Path) -> Cluster:
-    """The Cluster in a JSON file."""
+    """Return the Cluster in a JSON file."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -223,7 +223,7 @@ def read(path: Path) -> Cluster:
 
 
 def decoded(text: str, path: str) -> Cluster:
-    """The Cluster in the JSON text of the file `path`."""
+    """Return the Cluster in the JSON text of the file `path`."""
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -234,19 +234,19 @@ def decoded(text: str, path: str) -> Cluster:
 
 
 def to_json(cluster: Cluster) -> dict[str, Any]:
-    """The cluster as plain JSON data, unset keys left out."""
+    """Return the cluster as plain JSON data, unset keys left out."""
     return cluster.model_dump(mode="json", exclude_none=True)
 
 
 def node_document(cluster: Cluster) -> dict[str, Any]:
-    """What the node agent has to know of its cluster, as plain JSON data; `node_setup/agent/model.py` reads it."""
+    """Return what the node agent has to know of its cluster, as plain JSON data; `node_setup/agent/model.py` reads it."""
     return described(cluster.name, cluster.backend, cluster.groups, cluster.lustre, cluster.tuning)
 
 
 def described(
     name: str, backend: Backend, groups: Mapping[str, NodeGroup], lustre: FileSystem | None, tuning: Tuning
 ) -> dict[str, Any]:
-    """The node document out of its parts.
+    """Build the node document from its parts.
 
     Except for `machines` nothing in it exists only after the deployment: the lifecycle bundle, which is written before,
     holds the same. How many nodes a group has is not in it, so that another count does not make another bundle; nor is the

@@ -77,7 +77,7 @@ def logged_in() -> bool:
 
 
 def _credentials() -> Path:
-    """The folder; Pulumi goes by the user's entry in passwd, and by $HOME only where there is none."""
+    """Return the folder; Pulumi goes by the user's entry in passwd, and by $HOME only where there is none."""
     if named := os.environ.get("PULUMI_CREDENTIALS_PATH") or os.environ.get("PULUMI_HOME"):
         return Path(named)
     try:
@@ -88,7 +88,7 @@ def _credentials() -> Path:
 
 
 def cluster(path: str | None, stack: str | None) -> Cluster | None:
-    """That of `--cluster FILE` or `--stack NAME`, else of the file that LUSTRAIN_CLUSTER names, else None. UserError."""
+    """Return that of `--cluster FILE` or `--stack NAME`, else of the file that LUSTRAIN_CLUSTER names, else None. UserError."""
     if path and stack:
         raise UserError("--cluster and --stack both name a cluster; fix: give one of them")
     if stack:
@@ -98,7 +98,7 @@ def cluster(path: str | None, stack: str | None) -> Cluster | None:
 
 
 def text_of(path: str, flag: str) -> str:
-    """The text of a file that a flag names. UserError."""
+    """Return the text of a file that a flag names. UserError."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:

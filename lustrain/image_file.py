@@ -94,7 +94,7 @@ class _File(_Strict):
 
 
 def read(path: Path) -> Record:
-    """The record in `path`; UserError with one line a problem, exit code 2."""
+    """Return the record in `path`; UserError with one line a problem, exit code 2."""
     try:
         table = json.loads(path.read_bytes(), object_pairs_hook=_once, parse_constant=_no_number)
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def write(path: Path, record: Record) -> None:
 
 
 def as_json(record: Record) -> dict[str, Any]:
-    """What is in the file."""
+    """Return the content of the file."""
     git = {"commit": record.git.commit, "dirty": record.git.dirty, "changed": list(record.git.changed)}
     return {
         "version": VERSION,

@@ -61,7 +61,7 @@ class Problem(str):
         return self
 
     def parts(self) -> dict[str, str]:
-        """The parts that are known, for `--json`."""
+        """Return the parts that are known, for `--json`."""
         names = ("code", "level", "path", "why", "allowed", "fix", "source")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
@@ -69,7 +69,7 @@ class Problem(str):
 def problem(
     path: str, value: object, why: str, allowed: str = "", fix: str = "", *, code: str = "", level: str = "error"
 ) -> Problem:
-    """The line `path = value: why; allowed: …; fix: …`; a long value is cut."""
+    """Return the line `path = value: why; allowed: …; fix: …`; a long value is cut."""
     ends = [f"allowed: {allowed}" if allowed else "", f"fix: {fix}" if fix else ""]
     line = "; ".join([f"{path} = {_shown(value)}: {why}", *filter(None, ends)])
     return Problem(line, path=path, why=why, allowed=allowed, fix=fix, code=code, level=level)
@@ -114,5 +114,5 @@ def is_page(text: str) -> bool:
 
 
 def without_page(text: str) -> str:
-    """What AWS said, or in place of a page that it is one."""
+    """Return AWS's message, or in place of an HTML page a note that it is one."""
     return "an HTML page, so that something else than AWS answers" if is_page(text) else text

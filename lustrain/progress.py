@@ -152,7 +152,7 @@ class Progress:
         return due
 
     def status(self) -> str:
-        """The text behind the label, as it stands now."""
+        """Return the text behind the label, as it stands now."""
         seconds = self._clock() - self._began
         late = seconds >= self._interval_s and 0 < len(self._waiting) <= FEW
         names = f"waiting for {', '.join(self._waiting)}" if late else ""

@@ -46,12 +46,12 @@ class Answer:
 
 
 def flag(default: Any = MISSING, help: str = "") -> Any:
-    """A field of a task's flags. Without a default it may be given by place; with `()` it may be given again and again."""
+    """Declare a field of a task's flags. Without a default it may be given by place; with `()` it may be repeated."""
     return dataclasses.field(default=default, metadata={"help": help})
 
 
 def task(name: str) -> Callable[[Callable[..., Answer]], Any]:
-    """A task of `fab` from a function of its flags, whose dataclass is the first parameter's type.
+    """Make a task of `fab` from a function of its flags, whose dataclass is the first parameter's type.
 
     A second parameter gets Invoke's context.
     """
@@ -73,7 +73,7 @@ def task(name: str) -> Callable[[Callable[..., Answer]], Any]:
 
 
 def declared(name: str, kind: type[Any], call: Callable[..., None], **more: Any) -> Any:
-    """Invoke's task that calls `call` with a context and the fields of `kind` by name."""
+    """Make Invoke's task that calls `call` with a context and the fields of `kind` by name."""
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     call.__signature__ = inspect.Signature([context, *map(_parameter, dataclasses.fields(kind))])  # type: ignore[attr-defined]
     helps = {field.name: field.metadata["help"] for field in dataclasses.fields(kind)}
@@ -82,7 +82,7 @@ def declared(name: str, kind: type[Any], call: Callable[..., None], **more: Any)
 
 
 def flags_of(body: Callable[..., Any]) -> type[Any]:
-    """The type of the first parameter."""
+    """Return the type of the first parameter."""
     first = next(iter(inspect.signature(body).parameters))
     kind = get_type_hints(body)[first]
     assert isinstance(kind, type)
@@ -90,7 +90,7 @@ def flags_of(body: Callable[..., Any]) -> type[Any]:
 
 
 def filled(kind: type[Any], given: Mapping[str, Any]) -> Any:
-    """The flags as they were given; a list that may grow becomes a tuple."""
+    """Return the flags as they were given; a list that may grow becomes a tuple."""
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 

@@ -11,7 +11,7 @@ LEFT_OUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "i
 
 
 def standard_library_sources() -> list[Path]:
-    """The sources in a fixed order; RuntimeError where Python was installed without them."""
+    """Return the sources in a fixed order; RuntimeError where Python was installed without them."""
     root = Path(sysconfig.get_path("stdlib"))
     found = sorted(path for path in root.rglob("*.py") if not LEFT_OUT & set(path.relative_to(root).parts))
     size = sum(path.stat().st_size for path in found)

@@ -76,7 +76,7 @@ class Yard:
 
 @contextmanager
 def scenes(folder: Path, run: Run) -> Iterator[list[Scene]]:
-    """What can be played on this machine; the engine, if it is ours, ends with the context."""
+    """Yield the stages that this machine can run; an engine of our own ends with the context."""
     folder.mkdir()
     own = reachable() is None
     reason = _why_not(own)
@@ -119,7 +119,7 @@ def build(yard: Yard) -> tuple[str, list[Promise]]:
 
 
 def train(yard: Yard, run: Run) -> tuple[str, list[Promise]]:
-    """The run in a container, stopped as a scheduler does it; then what it logged beside the run outside."""
+    """Stop the run in a container as a scheduler does it, and compare its log with that of the run outside."""
     claim = "training in the container gives the losses it gives outside"
     if yard.image is None:
         return "there is no image", [Promise(claim, False, "there is no image")]
@@ -135,7 +135,7 @@ def train(yard: Yard, run: Run) -> tuple[str, list[Promise]]:
         code = container.stop()
         took = time.monotonic() - began
         if code != EXIT_REQUEUE:
-            print(container.said()[-2000:], flush=True)
+            print(container.output()[-2000:], flush=True)
     finally:
         container.remove()
     seen, saved = read_steps(run.store), committed(run.store)
@@ -176,8 +176,7 @@ def show_plan(folder: Path, reason: str) -> tuple[str, list[Promise]]:
 
 
 def wished(repository: str, base: str | None, folder: Path, *, push: bool = False) -> BuildWish:
-    """The image, recorded in `folder`; `base` takes the place of the images that would be pulled, and no index of torch's is
-    asked then."""
+    """Return flags that build the image, recorded in `folder`; with `base`, no image is pulled and no torch index is used."""
     own = ("TORCH_CPU_LINKS=",) if base else ()
     file = str(folder / "image.json")
     return BuildWish(TARGET, repository=repository, base=base, tools=base, arg=own, push=push, image_file=file)
@@ -202,7 +201,7 @@ def _yard(folder: Path, own: bool) -> Iterator[Yard]:
 
 
 def _why_not(own: bool) -> str | None:
-    """What keeps this machine from building: one line, or None."""
+    """Return the reason why this machine cannot build, in one line, or None."""
     if own:
         return why_not()
     missing = [name for name in ("docker-registry", "mmdebstrap") if not shutil.which(name)]

@@ -108,7 +108,7 @@ class Journey:
         self.stages.append(Stage(name, real, emulated, seconds, stage["outcome"]))
 
     def sets(self, name: str) -> dict[str, str]:
-        """What the run of that name adds to the config."""
+        """Return what the run of that name adds to the config."""
         return {"run.uri": self.run_uri(name), "task.data": self.data_uri, "train.steps": str(self.steps)}
 
     def train(self, name: str, ranks: int) -> LocalJob:
@@ -200,7 +200,7 @@ def reference(journey: Journey) -> None:
 
 
 def in_a_container(journey: Journey) -> None:
-    """The image is built and pushed, and the reference's first steps are trained in it; without an engine it is planned."""
+    """Build and push the image, and train the reference's first steps in it; without an engine, plan it."""
     run = images.Run(
         config=CONFIG,
         sets=journey.sets("container"),
@@ -339,7 +339,7 @@ def draw(journey: Journey, picture: Path) -> None:
 
 
 def take_down(journey: Journey) -> None:
-    """The last stage, with an engine: what costs by the hour goes, what holds the run stays."""
+    """Destroy, with an engine, what costs by the hour, and keep what holds the run."""
     found = journey.provisioned
     if found is None or found.engine is None:
         print("\nno teardown: without an engine there is no stack to take down", flush=True)
@@ -377,7 +377,7 @@ def copy_run(journey: Journey, source: str, target: str) -> None:
 
 
 def as_dict(journey: Journey) -> dict[str, Any]:
-    """The outcome for programs."""
+    """Return the outcome for programs."""
     return {
         "kept": all(promise.kept for promise in journey.promises),
         "promises": [vars(promise) for promise in journey.promises],

@@ -35,14 +35,14 @@ class Provisioned:
 
 
 def preflight() -> list[str]:
-    """The errors that the offline rules find in the rehearsal stack, one line each."""
+    """Return the errors that the offline rules find in the rehearsal stack, one line each."""
     stack = stackfile.read(STACK)
     findings = run_in(Context.of_region(stack.spec, stack.region, datetime.now(UTC)))
     return [finding for finding in findings if finding.level == "error"]
 
 
 def what_is_real() -> tuple[str, str]:
-    """What of the provisioning is real on this machine, and what is emulated."""
+    """Return what of the provisioning is real on this machine, and what is emulated."""
     if engine_missing():
         return "the program, preflight", "Pulumi engine and provider (a mock monitor), AWS"
     return "Pulumi engine, AWS provider, preflight", "AWS"

@@ -37,7 +37,7 @@ def show(stages: Sequence[Stage], promises: Sequence[Promise]) -> None:
 
 
 def markdown(stages: Sequence[Stage], promises: Sequence[Promise], *, seed: int, picture: str) -> str:
-    """The report; `picture` is the file name of the plot beside it."""
+    """Return the report; `picture` is the file name of the plot beside it."""
     kept = sum(promise.kept for promise in promises)
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return "\n".join(

@@ -91,8 +91,8 @@ class Ground:
         public = (self.path / "key.pub").read_text()
         lay_out_image(self.path / "image", public, f"127.0.0.1 localhost\n{hosts}")
 
-    def said(self) -> str:
-        """The end of what the lab's processes printed."""
+    def output(self) -> str:
+        """Return the end of what the lab's processes printed."""
         return (self.subnet.folder / "log").read_text(errors="replace")[-1500:]
 
     def clear(self) -> None:
@@ -110,11 +110,11 @@ class Ground:
         ready = self._process.stdout.readline()
         self._process.stdout.close()
         if ready != b"ready\n":
-            raise RuntimeError(f"the lab did not start: {self.said()}")
+            raise RuntimeError(f"the lab did not start: {self.output()}")
         self._pid = first_child(self._process.pid)
 
     def _furnish(self, folders: Iterable[Path | str]) -> None:
-        """What nodes share: the key, the stand-in programs with an interpreter that no node's own `python3` replaces."""
+        """Make what nodes share: the key, the stand-in programs with an interpreter that no node's own `python3` replaces."""
         self.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", f"{self.subnet.folder}/key")
         shown = {os.path.realpath(sys.base_prefix), *(str(folder) for folder in folders)}
         rows = (f"{key} {key.replace('/', '.')} {value}\n" for key, value in STOCK_SYSCTLS.items())
@@ -147,7 +147,7 @@ class Ground:
 
 
 def first_child(pid: int, seconds: float = 5.0) -> int:
-    """The first child of a process, once it has one; RuntimeError where the process ends or takes longer."""
+    """Return the first child of a process, once it has one; RuntimeError where the process ends or takes longer."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

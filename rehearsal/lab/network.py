@@ -22,7 +22,7 @@ _live: set[ipaddress.IPv4Network] = set()
 
 
 def live() -> frozenset[ipaddress.IPv4Network]:
-    """The subnets of the labs that this process runs now."""
+    """Return the subnets of the labs that this process runs now."""
     return frozenset(_live)
 
 
@@ -94,7 +94,7 @@ class Subnet:
 
 
 def listen_within(pid: int, address: tuple[str, int]) -> socket.socket:
-    """A listening socket in the network of process `pid`; only the thread that makes it goes there."""
+    """Open a listening socket in the network of process `pid`; only the thread that makes it goes there."""
     made: list[socket.socket] = []
     failed: list[OSError] = []
 

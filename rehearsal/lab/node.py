@@ -149,7 +149,7 @@ class Node:
         return {path: (mode, content) for mode, content, path in parts}
 
     def calls(self, program: str) -> list[str]:
-        """The command lines with which a stand-in program was called since the node booted."""
+        """Return the command lines with which a stand-in program was called since the node booted."""
         text = self.exec("cat", f"/run/simulated/calls/{program}", check=False).stdout
         return text.splitlines()
 
@@ -182,7 +182,7 @@ class Node:
         self._resize(DISK_BYTES)
 
     def add_user(self, name: str, sudo: str = "none") -> None:
-        """A real user whom the lab's key lets in. `sudo` is none, password (which nobody knows) or free."""
+        """Add a real user whom the lab's key lets in. `sudo` is none, password (which nobody knows) or free."""
         rules = {"none": "", "password": f"{name} ALL=(ALL) ALL\n", "free": f"{name} ALL=(ALL) NOPASSWD: ALL\n"}
         self.exec("useradd", "--create-home", "--shell", "/bin/bash", "--password", "*", name)
         home = f"/home/{name}/.ssh"
@@ -192,7 +192,7 @@ class Node:
             self.write(f"/etc/sudoers.d/{name}", rules[sudo], 0o440)
 
     def host_key(self) -> str | None:
-        """The public key of the node's sshd; None before its first boot."""
+        """Return the public key of the node's sshd; None before its first boot."""
         public = self._disk / "upper/etc/ssh/lab_host_key.pub"
         return public.read_text().strip() if public.exists() else None
 
@@ -203,7 +203,7 @@ class Node:
         self.write(f"/usr/local/sbin/{program}", script, 0o755)
 
     def wait_until_hung(self, program: str, seconds: float = 60.0) -> None:
-        """Returns once somebody has called a program that hangs. TimeoutError."""
+        """Wait until a program that hangs has been called. TimeoutError."""
         end = time.monotonic() + seconds
         while not self.exists(f"/run/simulated/hangs.{program}"):
             if time.monotonic() > end:
@@ -218,7 +218,7 @@ class Node:
         self.exec("pkill", f"-{'STOP' if frozen else 'CONT'}", "-x", "sshd", check=False)
 
     def metadata(self) -> LocalMetadata:
-        """The node's own instance metadata at 169.254.169.254, from now on; without it, that address refuses connections."""
+        """Serve the node's own instance metadata at 169.254.169.254; without it, that address refuses connections."""
         if self._metadata is None:
             identity = {
                 "instance-id": f"i-{self._index:017x}",
@@ -230,7 +230,7 @@ class Node:
         return self._metadata.server
 
     def run_job(self, job: int) -> subprocess.Popen[bytes]:
-        """A process that Slurm would have titled as the batch step of a job: nothing but its name is Slurm's."""
+        """Start a process titled as the batch step of a Slurm job; only its name is Slurm's."""
         self.exec("cp", "--update", "/usr/bin/sleep", "/run/simulated/slurmstepd")
         title = f"slurmstepd: [{job}.batch]"
         return self.start("bash", "-c", f"exec -a '{title}' /run/simulated/slurmstepd infinity")
@@ -276,7 +276,7 @@ class Node:
         booted = Path(f"/proc/{self._pid}/root/run/simulated/booted")
         while not (booted.exists() and _speaks_ssh(self.address)):
             if self._process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{self.name} did not boot: {self._ground.said()}")
+                raise RuntimeError(f"{self.name} did not boot: {self._ground.output()}")
             time.sleep(0.005)
 
     def _off(self) -> None:
@@ -322,6 +322,6 @@ def _speaks_ssh(address: str) -> bool:
 
 
 def _pid_inside(pid: int) -> str:
-    """The process' number in the lab's PID namespace."""
+    """Return the process' number in the lab's PID namespace."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(line.split()[2] for line in lines if line.startswith("NSpid:"))

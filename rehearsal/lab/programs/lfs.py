@@ -83,7 +83,7 @@ def _size(text: str) -> int:
 
 
 def _layout(path: str) -> list[dict[str, Any]]:
-    """The folder's own, else that of the nearest above it: a directory inherits when it is made."""
+    """Return the folder's own, else that of the nearest above it: a directory inherits when it is made."""
     top = next(target for target in peek("mounts") if path == target or path.startswith(f"{target}/"))
     while True:
         try:

@@ -49,7 +49,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _device(source: str) -> str:
-    """The disk that a path or a UUID= or LABEL= names."""
+    """Return the disk that a path or a UUID= or LABEL= names."""
     tag, equals, value = source.partition("=")
     if equals:
         return next((path for path, one in file_systems().items() if one.get(tag.lower()) == value), source)

@@ -44,7 +44,7 @@ def _chosen(arguments: Sequence[str]) -> list[int]:
 
 
 def _gpu(index: int) -> dict[str, Any]:
-    """A GPU by the names of its fields; what a test broke or a command set replaces what is here."""
+    """Return a GPU by the names of its fields; what a test broke or a command set replaces what is here."""
     persistent = peek("systemd").get("units", {}).get("nvidia-persistenced.service", {}).get("active") == "active"
     gpu = {
         "index": str(index),

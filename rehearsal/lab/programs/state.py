@@ -27,13 +27,13 @@ def refuse(message: str, status: int = 1) -> NoReturn:
 
 
 def hardware() -> dict[str, Any]:
-    """The fields of `rehearsal.lab.hardware.Hardware`, as the node's disk image has them."""
+    """Return the fields of `rehearsal.lab.hardware.Hardware`, as the node's disk image has them."""
     found: dict[str, Any] = json.loads((LASTING / "hardware.json").read_text())
     return found
 
 
 def peek(name: str, folder: Path = VOLATILE) -> dict[str, Any]:
-    """The state without a right to change it."""
+    """Return the state, read-only."""
     try:
         found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def peek(name: str, folder: Path = VOLATILE) -> dict[str, Any]:
 
 @contextmanager
 def change(name: str, folder: Path = VOLATILE) -> Iterator[dict[str, Any]]:
-    """The state, written back when the block ends without an error; one program at a time."""
+    """Yield the state, written back when the block ends without an error; one program at a time."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"{name}.lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -42,7 +42,7 @@ class Unit:
 
 
 def load(name: str) -> Unit:
-    """The unit as its files have it now."""
+    """Return the unit as its files have it now."""
     unit = Unit(name)
     fragment = next((path for folder in FOLDERS if os.path.lexists(path := f"{folder}/{name}")), None)
     if fragment is None:
