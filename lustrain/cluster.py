@@ -38,7 +38,7 @@ def _ssm_target(form: str) -> str:
     try:
         found = [(name, form_of or "", conversion) for _, name, form_of, conversion in Formatter().parse(form)]
     except ValueError as error:
-        raise ValueError(f"is no format: {error}; {allowed}") from None
+        raise ValueError(f"is not a format: {error}; {allowed}") from None
     fields = {field for field in found if field[0] is not None}
     if odd := sorted(f"{{{field[0]}}}" for field in fields - {("instance_id", "", None), ("group", "", None)}):
         raise ValueError(f"holds {', '.join(odd)}, which is not known here; {allowed}")
@@ -200,7 +200,9 @@ class Cluster(Section):
 def parse(value: object, source: str = "cluster") -> Cluster:
     """Return the Cluster in a decoded JSON object; UserError with one line a problem, paths under `source`."""
     if not isinstance(value, Mapping):
-        raise UserError(f"{source} is no table; fix: give the output of `pulumi stack output cluster --json`")
+        raise UserError(
+            f"{source} is not a table of keys; fix: give the output of `pulumi stack output cluster --json`"
+        )
     version = value.get("version", VERSION)
     if version != VERSION:
         fix = "use the Lustrain that made the cluster, or `pulumi up` with this one"
@@ -218,7 +220,7 @@ def read(path: Path) -> Cluster:
     except OSError as error:
         raise UserError(problem("cluster file", str(path), error.strerror or "cannot be read")) from None
     except UnicodeDecodeError:
-        raise UserError(problem("cluster file", str(path), "is no text in UTF-8")) from None
+        raise UserError(problem("cluster file", str(path), "is not UTF-8 text")) from None
     return decoded(text, str(path))
 
 
@@ -227,9 +229,9 @@ def decoded(text: str, path: str) -> Cluster:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise UserError(problem("cluster file", path, f"is no JSON: {error}")) from None
+        raise UserError(problem("cluster file", path, f"is not JSON: {error}")) from None
     except RecursionError:
-        raise UserError(problem("cluster file", path, "is no Cluster: it has too many levels")) from None
+        raise UserError(problem("cluster file", path, "is not a Cluster: it has too many levels")) from None
     return parse(found, Path(path).name)
 
 

@@ -104,4 +104,4 @@ def text_of(path: str, flag: str) -> str:
     except OSError as error:
         raise UserError(problem(flag, path, error.strerror or "cannot be read")) from None
     except UnicodeDecodeError:
-        raise UserError(problem(flag, path, "is no text in UTF-8")) from None
+        raise UserError(problem(flag, path, "is not UTF-8 text")) from None

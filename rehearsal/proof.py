@@ -20,7 +20,7 @@ class Promise:
 
 
 def same_losses(reference: Records, other: Records) -> Promise:
-    """Every step's loss and gradient norm, to the last bit."""
+    """Compare every step's loss and gradient norm, to the last bit."""
     expected, found = _by_step(reference), _by_step(other)
     wrong = [step for step in sorted(expected) if _bits(expected[step]) != _bits(found.get(step, {}))]
     kept = not wrong and expected.keys() == found.keys() and bool(expected)
@@ -31,7 +31,7 @@ def same_losses(reference: Records, other: Records) -> Promise:
 
 
 def same_batches(reference: Records, other: Records, claim: str) -> Promise:
-    """Every step's checksum over the samples of its global batch."""
+    """Compare every step's checksum over the samples of its global batch."""
     expected = {step: record["batch_digest"] for step, record in _by_step(reference).items()}
     found = {step: record["batch_digest"] for step, record in _by_step(other).items()}
     equal = sum(found.get(step) == digest for step, digest in expected.items())

@@ -205,7 +205,7 @@ def test_addresses_of_a_cluster_name_a_machine_once(written: Callable[..., str])
         ("{instance_id:>999999999}", "holds {instance_id}"),
         ("{}-{instance_id}", "holds {}"),
         ("{name}{instance_id}", "holds {name}"),
-        ("{instance_id", "is no format"),
+        ("{instance_id", "is not a format"),
         ("mi-0123", "is the same for every node"),
         ("x_{group}", "is the same for every node"),
     ],
