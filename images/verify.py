@@ -359,7 +359,7 @@ def lines(outcomes: dict[str, Outcome]) -> Iterator[str]:
 
 def _checks(text: str) -> list[str]:
     names = [name for name in text.split(",") if name]
-    if unknown := ", ".join(set(names) - CHECKS.keys()) or ("" if names else "nothing"):
+    if unknown := ", ".join(name for name in names if name not in CHECKS) or ("" if names else "nothing"):
         raise argparse.ArgumentTypeError(f"{text}: {unknown}: unknown; allowed: {', '.join(CHECKS)}")
     return names
 
@@ -373,19 +373,15 @@ def _mebibytes(text: str) -> int | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="verify.py", description="Checks a trainer image from inside.")
     target = os.environ.get("LUSTRAIN_TARGET")
-    parser.add_argument(
-        "--target",
-        choices=TARGETS,
-        default=target,
-        required=not target,
-        help="default: LUSTRAIN_TARGET, as set in the image",
-    )
+    parser.add_argument("--target", choices=TARGETS, default=target, help="default: LUSTRAIN_TARGET, which images set")
     parser.add_argument("--only", type=_checks, default=list(CHECKS), help=f"of {', '.join(CHECKS)}")
     parser.add_argument("--efa", help="the release that must be in the image; empty: no EFA")
     parser.add_argument("--budget-mb", type=_mebibytes, help="the most MiB that the files may take; empty: no budget")
     parser.add_argument("--root", type=Path, default=Path("/"), help="root of an image that is unpacked elsewhere")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
+    if given.target is None:
+        parser.error(f"--target: not given, and LUSTRAIN_TARGET is not set; allowed: {', '.join(TARGETS)}")
     outcomes = run(Image(given.root, given.target, given.efa, given.budget_mb), given.only)
     failed = any(outcome.problems for outcome in outcomes.values())
     if given.json:
