@@ -1,9 +1,9 @@
 #!/usr/bin/python3 -B
-"""Checks a trainer image from inside, as its last build step and as a command: verify.py [--json].
+"""Checks of a trainer image from inside, as its last build step and as a command: verify.py [--json].
 
-One line per check, PASS or FAIL; exit code 1 where one failed, 2 for a call that makes no sense. It runs on the standard
-library alone, because it must tell what is missing. Without a GPU and without EFA it cannot tell whether they work: it tells
-that what they need is there, once, and loads.
+It prints one line per check, PASS or FAIL. Exit code: 1 where a check failed, 2 for wrong arguments. It runs on the standard
+library alone, because it must report what is missing. Without a GPU and without EFA it cannot try them: it checks that what
+they need is in the image, once, and loads.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import distributions
 from pathlib import Path
 
 HOME = "opt/lustrain"
 LAYERS = ("torch", "app", "code")
 TARGETS = ("cpu", "cuda", "gaudi")
 FOREIGN = ("infra", "node_setup", "images", "rehearsal", "tests", "pulumi", "moto", "fabric")
-# Extras of pyproject.toml that the image leaves out; a module that only they use says so when it is asked for.
+# From extras of pyproject.toml that the image leaves out; only modules for these extras import it.
 LEFT_OUT = ("PIL",)
 PLUGIN = "libnccl-net-ofi.so"
 # The driver's, which the container runtime mounts from the node; and the wheels', found through the linker's cache.
@@ -54,20 +55,20 @@ _CREDENTIALS: tuple[tuple[re.Pattern[str], re.Pattern[bytes]], ...] = (
 
 @dataclass(frozen=True)
 class Image:
-    """What the checks look at; a test plants a fault in a folder and calls it the root."""
+    """The image under check; a test plants a fault in a folder and gives it as the root."""
 
     root: Path
     target: str
     efa: str | None = None
-    """The release that must be in it, empty for none, None for whatever is there."""
+    """The release that must be in it: empty for none, None for any."""
     budget_mb: int | None = None
-    """MiB that its files may take together."""
+    """The most MiB that its files may take together."""
     python: str = sys.executable
     uid: int = field(default_factory=os.getuid)
 
     @property
     def ours(self) -> Path:
-        """Where what we answer for lies: a vendor's image is the vendor's."""
+        """The folder that we answer for: all of the image, or on a vendor's image only what we add."""
         return self.home() if self.target == "gaudi" else self.root
 
     def home(self, *parts: str) -> Path:
@@ -79,14 +80,14 @@ class Image:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check found: `problems` fail it, `note` says on what it passed."""
+    """The result of a check: it fails where there are `problems`; `note` is what it passed on."""
 
     problems: tuple[str, ...] = ()
     note: str = ""
 
 
 def imports(image: Image) -> Outcome:
-    """Every module of the trainer is imported by the image's Python, in a process of its own."""
+    """Import every module of the trainer by the image's Python, in a separate process."""
     code = image.home("code")
     names = sorted(
         ".".join(file.relative_to(code).with_suffix("").parts).removesuffix(".__init__")
@@ -94,18 +95,17 @@ def imports(image: Image) -> Outcome:
     )
     if not names:
         return Outcome((f"{image.shown(code)}/trainer holds no module",))
-    said = _run_python(image, _IMPORT, *names)
-    if isinstance(said, str):
-        return Outcome((said,))
-    optional = [name for name, error in said if any(f"No module named '{one}'" in error for one in LEFT_OUT)]
-    problems = tuple(f"{name}: {error}" for name, error in said if name not in optional)
-    without = f", {len(optional)} of them for extras that are not in it: {', '.join(optional)}" if optional else ""
+    failed = _run_python(image, _IMPORT, *names)
+    if isinstance(failed, str):
+        return Outcome((failed,))
+    optional = [name for name, error in failed if any(f"No module named '{extra}'" in error for extra in LEFT_OUT)]
+    problems = tuple(f"{name}: {error}" for name, error in failed if name not in optional)
+    without = f", {len(optional)} for extras that the image leaves out: {', '.join(optional)}" if optional else ""
     return Outcome(problems, f"{len(names)} modules{without}")
 
 
 def versions(image: Image) -> Outcome:
-    """Check that what is installed is what the locks say: nothing else, no other version, and no package twice in two
-    versions."""
+    """Compare installed packages with the locks: nothing else, no other version, no package in two versions."""
     problems, count = [], 0
     seen: dict[str, tuple[str, str]] = {}
     for layer in ("app",) if image.target == "gaudi" else ("torch", "app"):
@@ -114,12 +114,14 @@ def versions(image: Image) -> Outcome:
         pins = {_normal(name): version for name, _, version in (line.partition("==") for line in pinned_lines)}
         if not pins:
             problems.append(f"{image.shown(lock)} holds no pins to compare with")
-        there = _installed(image.home(layer))
+        installed = _installed(image.home(layer))
         count += len(pins)
-        for name in sorted(pins.keys() | there.keys()):
-            pinned, version = pins.get(name), there.get(name)
+        for name in sorted(pins.keys() | installed.keys()):
+            pinned, version = pins.get(name), installed.get(name)
             if pinned != version:
-                problems.append(f"{layer}: {name} is {version or 'missing'}, its lock says {pinned or 'nothing of it'}")
+                problems.append(
+                    f"{layer}: {name} is {version or 'missing'}, its lock has {pinned or 'no such package'}"
+                )
             where, other = seen.setdefault(name, (layer, version or ""))
             if version and other not in ("", version):
                 problems.append(f"{name} is {other} in {where} and {version} in {layer}")
@@ -129,29 +131,29 @@ def versions(image: Image) -> Outcome:
 
 
 def one_nccl(image: Image) -> Outcome:
-    """CUDA images hold one NCCL and one cudart, and torch, the linker and the wheel name the same; others hold none."""
-    found = {name: _called(image.root, name) for name in ("libnccl.so", "libcudart.so")}
+    """Check that a CUDA image holds one NCCL, the same for torch, linker and wheel, and one cudart; others none."""
+    libraries = {name: _called(image.root, name) for name in ("libnccl.so", "libcudart.so")}
     if image.target != "cuda":
-        many = [image.shown(file) for files in found.values() for file in files]
-        return Outcome(tuple(f"{file}: not for {image.target}" for file in many), "none, as it should be")
+        excess = [image.shown(file) for files in libraries.values() for file in files]
+        return Outcome(tuple(f"{file}: not for {image.target}" for file in excess), "none, as it should be")
     problems = []
-    for name, files in found.items():
+    for name, files in libraries.items():
         if len(files) != 1:
             problems.append(f"{len(files)} of {name}: {', '.join(map(image.shown, files)) or 'none'}")
-    problems += _linked(image, {"libnccl.so.2": found["libnccl.so"], "libcudart.so": found["libcudart.so"]})
+    problems += _linked(image, {"libnccl.so.2": libraries["libnccl.so"], "libcudart.so": libraries["libcudart.so"]})
     wheel = _installed(image.home("torch")).get("nvidia-nccl-cu13", "none")
-    said = _run_python(image, _NCCL)
-    torch = said if isinstance(said, str) else ".".join(map(str, said))
+    answer = _run_python(image, _NCCL)
+    torch = answer if isinstance(answer, str) else ".".join(map(str, answer))
     if torch != wheel:
-        problems.append(f"torch says NCCL {torch}, the wheel is {wheel}")
+        problems.append(f"torch uses NCCL {torch}, the wheel is {wheel}")
     return Outcome(tuple(problems), f"NCCL {wheel}")
 
 
 def plugin(image: Image) -> Outcome:
-    """EFA is the release that was asked for, and its NCCL plugin finds every library and can be loaded."""
+    """Check that EFA is the wanted release, and that its NCCL plugin finds its libraries and loads."""
     packages = image.root / "opt/amazon/efa_installed_packages"
-    there = re.search(r"EFA installer version: (\S+)", packages.read_text()) if packages.is_file() else None
-    version = there[1] if there else ""
+    match = re.search(r"EFA installer version: (\S+)", packages.read_text()) if packages.is_file() else None
+    version = match[1] if match else ""
     if image.efa is not None and image.efa != version:
         return Outcome((f"EFA {version or 'none'}, wanted {image.efa or 'none'}",))
     if not version:
@@ -159,29 +161,29 @@ def plugin(image: Image) -> Outcome:
     files = _called(image.root / "opt/amazon", PLUGIN)
     if not files:
         return Outcome((f"EFA {version} without {PLUGIN}",))
-    said = subprocess.run(["ldd", str(files[0])], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    lines = [line.strip() for line in (said.stdout + said.stderr).splitlines()]
-    missing = [line for line in lines if "not found" in line and not line.startswith(FROM_DRIVER)]
-    if not missing and (loaded := _run_python(image, _LOAD, str(files[0]))):
-        missing = [str(loaded)]
+    ldd = subprocess.run(["ldd", str(files[0])], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    libraries = [line.strip() for line in (ldd.stdout + ldd.stderr).splitlines()]
+    missing = [line for line in libraries if "not found" in line and not line.startswith(FROM_DRIVER)]
+    if not missing and (error := _run_python(image, _LOAD, str(files[0]))):
+        missing = [str(error)]
     return Outcome(
         tuple(f"{image.shown(files[0])}: {line}" for line in missing), f"EFA {version}, {files[0].name} loads"
     )
 
 
 def only_trainer(image: Image) -> Outcome:
-    """None of the operator's rooms is in the image or can be imported in it."""
+    """Check that no code of the operator's side is in the image or can be imported in it."""
     code = image.home("code")
     foreign = [path for path in code.glob("*") if path.name not in ("lustrain", "trainer")]
     foreign += [path for path in code.glob("trainer/launch/*") if path.name not in ("__init__.py", "local.py")]
     problems = [f"{image.shown(path)}: not for the trainer's image" for path in sorted(foreign)]
-    said = _run_python(image, _FIND, *FOREIGN)
-    problems += [said] if isinstance(said, str) else [f"{name} can be imported" for name in said]
+    present = _run_python(image, _FIND, *FOREIGN)
+    problems += [present] if isinstance(present, str) else [f"{name} can be imported" for name in present]
     return Outcome(tuple(problems))
 
 
 def secrets(image: Image) -> Outcome:
-    """No private key, AWS key or file of credentials that this user can read."""
+    """Look for private keys, AWS keys and credentials in every file that this user can read."""
     problems = []
     for path, status in _files(image.ours):
         if status.st_size > _SMALL or path.suffix == ".so" or not os.access(path, os.R_OK):
@@ -196,9 +198,9 @@ def secrets(image: Image) -> Outcome:
 
 
 def writable(image: Image) -> Outcome:
-    """Nobody but root changes a file of the image: only /tmp, /var/tmp and /run/lock are for all, ours are root's."""
+    """Check that only root may write files: only /tmp, /var/tmp and /run/lock are for all."""
     problems = []
-    for path, status in _walk(image.ours, skip={image.root / one for one in ("tmp", "var/tmp", "run/lock")}):
+    for path, status in _walk(image.ours, skip={image.root / name for name in ("tmp", "var/tmp", "run/lock")}):
         ours = image.home() in path.parents
         who = "all" if status.st_mode & stat.S_IWOTH else "its group" if ours and status.st_mode & stat.S_IWGRP else ""
         if who and not stat.S_ISLNK(status.st_mode):
@@ -207,7 +209,7 @@ def writable(image: Image) -> Outcome:
 
 
 def programs(image: Image) -> Outcome:
-    """No server for logins, and no program that becomes another user but those of Debian's essential packages."""
+    """Check that there is no login server, and no setuid program but those of Debian's essential packages."""
     if image.target == "gaudi":
         return Outcome(note="the vendor's image")
     problems = []
@@ -216,12 +218,14 @@ def programs(image: Image) -> Outcome:
         if status.st_mode & (stat.S_ISUID | stat.S_ISGID) and not (binary and path.name in SETUID):
             problems.append(f"{image.shown(path)}: becomes another user ({stat.S_IMODE(status.st_mode):04o})")
         if binary and path.name == "sshd":
-            problems.append(f"{image.shown(path)}: ranks find each other by torchrun, people come in by the engine")
+            problems.append(
+                f"{image.shown(path)}: a login server; ranks need none (torchrun), and people enter with docker exec"
+            )
     return Outcome(tuple(problems))
 
 
 def user(image: Image) -> Outcome:
-    """Check that the image runs as somebody who is not root and has a name."""
+    """Check that the image runs as a user other than root who has a name."""
     if image.uid == 0:
         return Outcome(("runs as root",))
     lines = [line.split(":") for line in (image.root / "etc/passwd").read_text().splitlines()]
@@ -230,7 +234,7 @@ def user(image: Image) -> Outcome:
 
 
 def size(image: Image) -> Outcome:
-    """Check that the files together stay in the target's budget, each counted once."""
+    """Check that the files together, each counted once, are within the target's budget."""
     taken = {(status.st_dev, status.st_ino): status.st_size for _, status in _files(image.root)}
     used = -(-sum(taken.values()) // _MB)
     if image.budget_mb is None:
@@ -244,7 +248,7 @@ CHECKS: dict[str, Callable[[Image], Outcome]] = {
     for check in (imports, versions, one_nccl, plugin, only_trainer, secrets, writable, programs, user, size)
 }
 
-# In a process apart, which an import may end.
+# In a separate process, since an import may end it.
 _IMPORT = """
 import importlib, json, sys
 failed = []
@@ -261,10 +265,10 @@ _LOAD = """
 import ctypes, json, os, sys
 try:
     ctypes.CDLL(sys.argv[1], mode=os.RTLD_LAZY)
-    said = ""
+    problem = ""
 except OSError as error:
-    said = "" if "libcuda.so" in str(error) else str(error)
-print("\\n" + json.dumps(said))
+    problem = "" if "libcuda.so" in str(error) else str(error)
+print("\\n" + json.dumps(problem))
 """
 _FIND = """
 import importlib.util, json, sys
@@ -273,29 +277,29 @@ print("\\n" + json.dumps([name for name in sys.argv[1:] if importlib.util.find_s
 
 
 def _run_python(image: Image, code: str, *arguments: str) -> list[list[str]] | str:
-    """Return what the code prints as its last line of JSON; a text that says why, where there is none."""
+    """Return the JSON in the last line that the code prints; a text with the reason where there is none."""
     environment = dict(os.environ)
     if image.root != Path("/"):
         environment["PYTHONPATH"] = os.pathsep.join(str(image.home(layer)) for layer in LAYERS)
-    # -P, because a folder one happens to stand in is not the image.
+    # -P, because the working folder is not part of the image.
     command = [image.python, "-B", "-P", "-c", code, *arguments]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, check=False)
-        answer: list[list[str]] | str = json.loads((said.stdout.splitlines() or [""])[-1])
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, check=False)
+        answer: list[list[str]] | str = json.loads((done.stdout.splitlines() or [""])[-1])
         return answer
     except subprocess.TimeoutExpired:
         return f"python: no answer within {_TIMEOUT_S} s"
     except ValueError:
-        last = said.stderr.strip().splitlines()[-1:] or [f"exit code {said.returncode}"]
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         return f"python: {last[0]}"
 
 
 def _linked(image: Image, wanted: dict[str, list[Path]]) -> Iterator[str]:
-    """Where the linker's cache leads for a name, against the one file there is."""
+    """Compare where the linker's cache leads for each name with the files of that name."""
     command = ["/sbin/ldconfig", "-p", "-C", str(image.root / "etc/ld.so.cache")]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    cache = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False).stdout
     for name, files in wanted.items():
-        places = re.findall(rf"^\s*{re.escape(name)} .*=> (\S+)$", said.stdout, re.MULTILINE)
+        places = re.findall(rf"^\s*{re.escape(name)} .*=> (\S+)$", cache, re.MULTILINE)
         real = {image.root.joinpath(place.lstrip("/")).resolve() for place in places}
         if not places:
             yield f"the linker does not find {name}"
@@ -304,96 +308,87 @@ def _linked(image: Image, wanted: dict[str, list[Path]]) -> Iterator[str]:
 
 
 def _called(root: Path, name: str) -> list[Path]:
-    """Real files called `name` or `name`.N below a folder; links to them do not count."""
-    there = re.compile(rf"{re.escape(name)}(\.\d+)*")
-    return sorted(path for path, _ in _files(root) if there.fullmatch(path.name))
+    """Return the files called `name` or `name`.N below a folder; links do not count."""
+    wanted = re.compile(rf"{re.escape(name)}(\.\d+)*")
+    return sorted(path for path, _ in _files(root) if wanted.fullmatch(path.name))
 
 
 def _files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
     return ((path, status) for path, status in _walk(root) if stat.S_ISREG(status.st_mode))
 
 
-def _walk(root: Path, skip: Sequence[Path] | set[Path] = ()) -> Iterator[tuple[Path, os.stat_result]]:
-    """Everything below a folder that lies in the image: no mounts such as /proc, nothing that cannot be read."""
-    waiting = [root]
-    while waiting:
-        folder = waiting.pop()
-        try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except (PermissionError, FileNotFoundError):
-            continue
-        for entry in entries:
-            path = Path(entry.path)
-            if path in skip or path.is_mount():
-                continue
-            yield path, entry.stat(follow_symlinks=False)
-            if entry.is_dir(follow_symlinks=False):
-                waiting.append(path)
+def _walk(root: Path, skip: Collection[Path] = ()) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield all below a folder that is in the image: no mounts such as /proc, nothing that cannot be read."""
+    for folder, folders, files in os.walk(root):
+        paths = [Path(folder, name) for name in sorted([*folders, *files])]
+        kept = [path for path in paths if path not in skip and not path.is_mount()]
+        folders[:] = [path.name for path in kept if path.name in folders]
+        yield from ((path, path.lstat()) for path in kept)
 
 
 def _installed(folder: Path) -> dict[str, str]:
-    found = {}
-    for metadata in folder.glob("*.dist-info/METADATA"):
-        text = metadata.read_text(errors="replace")
-        name, version = (re.search(rf"^{key}: (.+)$", text, re.MULTILINE) for key in ("Name", "Version"))
-        if name and version:
-            found[_normal(name[1].strip())] = version[1].strip()
-    return found
+    packages = [package for package in distributions(path=[str(folder)]) if package.read_text("METADATA")]
+    return {_normal(package.name): package.version for package in packages}
 
 
 def _normal(name: str) -> str:
-    """As https://packaging.python.org/en/latest/specifications/name-normalization/ says."""
+    """Follow https://packaging.python.org/en/latest/specifications/name-normalization/."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def run(image: Image, names: Sequence[str]) -> dict[str, Outcome]:
-    """Run the checks of those names; a check that breaks has failed."""
-    found = {}
+    """Run the checks of those names; a check that cannot be carried out has failed."""
+    outcomes = {}
     for name in names:
         try:
-            found[name] = CHECKS[name](image)
+            outcomes[name] = CHECKS[name](image)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            found[name] = Outcome((f"could not look: {type(error).__name__}: {error}",))
-    return found
+            outcomes[name] = Outcome((f"could not be checked: {type(error).__name__}: {error}",))
+    return outcomes
 
 
-def lines(found: dict[str, Outcome]) -> Iterator[str]:
-    """PASS or FAIL, the check, and what it found."""
-    for name, outcome in found.items():
-        yield from (f"FAIL {name}: {one}" for one in outcome.problems[:_SHOWN])
+def lines(outcomes: dict[str, Outcome]) -> Iterator[str]:
+    """Yield PASS or FAIL, the check, and its problems or its note."""
+    for name, outcome in outcomes.items():
+        yield from (f"FAIL {name}: {problem}" for problem in outcome.problems[:_SHOWN])
         if len(outcome.problems) > _SHOWN:
             yield f"FAIL {name}: and {len(outcome.problems) - _SHOWN} more; --json shows all"
         if not outcome.problems:
             yield f"PASS {name}" + (f": {outcome.note}" if outcome.note else "")
 
 
+def _checks(text: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    if unknown := ", ".join(name for name in names if name not in CHECKS) or ("" if names else "nothing"):
+        raise argparse.ArgumentTypeError(f"{text}: {unknown}: unknown; allowed: {', '.join(CHECKS)}")
+    return names
+
+
+def _mebibytes(text: str) -> int | None:
+    if text and not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text}: not a number of MiB")
+    return int(text) if text else None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="verify.py", description="Checks a trainer image from inside.")
-    parser.add_argument(
-        "--target", choices=TARGETS, default=os.environ.get("LUSTRAIN_TARGET"), help="default: the image's"
-    )
-    parser.add_argument("--only", default=",".join(CHECKS), help=f"of {', '.join(CHECKS)}")
-    parser.add_argument("--efa", help="release that must be in it; empty: none must be")
-    parser.add_argument("--budget-mb", default="", help="MiB that the files may take; empty: no budget")
-    parser.add_argument("--root", type=Path, default=Path("/"), help="another image's root, unpacked")
-    parser.add_argument("--json", action="store_true")
+    target = os.environ.get("LUSTRAIN_TARGET")
+    parser.add_argument("--target", choices=TARGETS, default=target, help="default: LUSTRAIN_TARGET, which images set")
+    parser.add_argument("--only", type=_checks, default=list(CHECKS), help=f"of {', '.join(CHECKS)}")
+    parser.add_argument("--efa", help="the release that must be in the image; empty: no EFA")
+    parser.add_argument("--budget-mb", type=_mebibytes, help="the most MiB that the files may take; empty: no budget")
+    parser.add_argument("--root", type=Path, default=Path("/"), help="root of an image that is unpacked elsewhere")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
-    names = [name for name in given.only.split(",") if name]
-    unknown = [name for name in names if name not in CHECKS]
-    if unknown or not names:
-        parser.error(f"--only {given.only}: {', '.join(unknown) or 'nothing'}: unknown; allowed: {', '.join(CHECKS)}")
     if given.target is None:
         parser.error(f"--target: not given, and LUSTRAIN_TARGET is not set; allowed: {', '.join(TARGETS)}")
-    if given.budget_mb and not given.budget_mb.isdigit():
-        parser.error(f"--budget-mb {given.budget_mb}: not a number of MiB")
-    budget = int(given.budget_mb) if given.budget_mb else None
-    found = run(Image(given.root, given.target, given.efa, budget), names)
-    failed = any(outcome.problems for outcome in found.values())
+    outcomes = run(Image(given.root, given.target, given.efa, given.budget_mb), given.only)
+    failed = any(outcome.problems for outcome in outcomes.values())
     if given.json:
-        shown = {name: asdict(outcome) for name, outcome in found.items()}
-        print(json.dumps({"target": given.target, "ok": not failed, "checks": shown}, indent=2))
+        checks = {name: asdict(outcome) for name, outcome in outcomes.items()}
+        print(json.dumps({"target": given.target, "ok": not failed, "checks": checks}, indent=2))
     else:
-        print("\n".join(lines(found)))
+        print("\n".join(lines(outcomes)))
     return 1 if failed else 0
 
 

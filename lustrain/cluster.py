@@ -33,7 +33,7 @@ Profile = Literal["efa-gpu", "gaudi", "cpu", "login"]
 
 
 def _ssm_target(form: str) -> str:
-    """Check a format that gives each node a target of its own, and is nothing but text and the names it may hold."""
+    """Check that a format gives each node its own target, and holds nothing but text and the allowed names."""
     allowed = "allowed: text with {instance_id} and, for HyperPod, {group}"
     try:
         found = [(name, form_of or "", conversion) for _, name, form_of, conversion in Formatter().parse(form)]
@@ -126,7 +126,7 @@ class FileSystem(Section):
     @model_validator(mode="before")
     @classmethod
     def _without_settings(cls, value: Any) -> Any:
-        """Drop settings of clients, which outputs of older clusters hold and the node agent now knows by itself."""
+        """Drop the settings of clients that outputs of older clusters hold; the node agent has its own."""
         if not isinstance(value, Mapping):
             return value
         return {key: item for key, item in value.items() if key not in ("parameters", "modules")}
@@ -200,7 +200,9 @@ class Cluster(Section):
 def parse(value: object, source: str = "cluster") -> Cluster:
     """Return the Cluster in a decoded JSON object; UserError with one line a problem, paths under `source`."""
     if not isinstance(value, Mapping):
-        raise UserError(f"{source} is not a table; fix: give the output of `pulumi stack output cluster --json`")
+        raise UserError(
+            f"{source} is not a table of keys; fix: give the output of `pulumi stack output cluster --json`"
+        )
     version = value.get("version", VERSION)
     if version != VERSION:
         fix = "use the Lustrain that made the cluster, or `pulumi up` with this one"
@@ -218,7 +220,7 @@ def read(path: Path) -> Cluster:
     except OSError as error:
         raise UserError(problem("cluster file", str(path), error.strerror or "cannot be read")) from None
     except UnicodeDecodeError:
-        raise UserError(problem("cluster file", str(path), "is not text in UTF-8")) from None
+        raise UserError(problem("cluster file", str(path), "is not UTF-8 text")) from None
     return decoded(text, str(path))
 
 
@@ -246,7 +248,7 @@ def node_document(cluster: Cluster) -> dict[str, Any]:
 def described(
     name: str, backend: Backend, groups: Mapping[str, NodeGroup], lustre: FileSystem | None, tuning: Tuning
 ) -> dict[str, Any]:
-    """Return the node document out of its parts.
+    """Build the node document from its parts.
 
     Except for `machines` nothing in it exists only after the deployment: the lifecycle bundle, which is written before,
     holds the same. How many nodes a group has is not in it, so that another count does not make another bundle; nor is the

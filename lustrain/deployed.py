@@ -88,8 +88,7 @@ def _credentials() -> Path:
 
 
 def cluster(path: str | None, stack: str | None) -> Cluster | None:
-    """Return the Cluster of `--cluster FILE` or `--stack NAME`, else of the file that LUSTRAIN_CLUSTER names, else None.
-    UserError."""
+    """Return that of `--cluster FILE` or `--stack NAME`, else of the file that LUSTRAIN_CLUSTER names, else None. UserError."""
     if path and stack:
         raise UserError("--cluster and --stack both name a cluster; fix: give one of them")
     if stack:
@@ -105,4 +104,4 @@ def text_of(path: str, flag: str) -> str:
     except OSError as error:
         raise UserError(problem(flag, path, error.strerror or "cannot be read")) from None
     except UnicodeDecodeError:
-        raise UserError(problem(flag, path, "is not text in UTF-8")) from None
+        raise UserError(problem(flag, path, "is not UTF-8 text")) from None

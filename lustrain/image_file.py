@@ -125,7 +125,7 @@ def write(path: Path, record: Record) -> None:
 
 
 def as_json(record: Record) -> dict[str, Any]:
-    """Return what is in the file."""
+    """Return the content of the file."""
     git = {"commit": record.git.commit, "dirty": record.git.dirty, "changed": list(record.git.changed)}
     return {
         "version": VERSION,
@@ -157,7 +157,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
         twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
-        raise ValueError(f"the key {twice!r} is there twice")
+        raise ValueError(f"the key {twice!r} is given twice")
     return table
 
 

@@ -114,5 +114,5 @@ def is_page(text: str) -> bool:
 
 
 def without_page(text: str) -> str:
-    """Return what AWS said, or in place of a page that it is one."""
+    """Return AWS's message, or in place of an HTML page a note that it is one."""
     return "an HTML page, so that something else than AWS answers" if is_page(text) else text

@@ -46,8 +46,7 @@ class Answer:
 
 
 def flag(default: Any = MISSING, help: str = "") -> Any:
-    """Declare a field of a task's flags. Without a default it may be given by place; with `()` it may be given again and
-    again."""
+    """Declare a field of a task's flags. Without a default it may be given by place; with `()` it may be repeated."""
     return dataclasses.field(default=default, metadata={"help": help})
 
 
@@ -74,7 +73,7 @@ def task(name: str) -> Callable[[Callable[..., Answer]], Any]:
 
 
 def declared(name: str, kind: type[Any], call: Callable[..., None], **more: Any) -> Any:
-    """Return Invoke's task that calls `call` with a context and the fields of `kind` by name."""
+    """Make Invoke's task that calls `call` with a context and the fields of `kind` by name."""
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     call.__signature__ = inspect.Signature([context, *map(_parameter, dataclasses.fields(kind))])  # type: ignore[attr-defined]
     helps = {field.name: field.metadata["help"] for field in dataclasses.fields(kind)}

@@ -18,13 +18,13 @@ from pathlib import Path
 from images.build import answers, make
 from images.build.engine import facts
 from images.build.progress import Live
-from images.check import diff
 from images.model import Image
 from images.plan import changes
 from images.registry import read
 from images.registry.client import connect
 from images.wish import BuildWish
 from lustrain.problem import UserError
+from lustrain.progress import BYTES, amount_text
 from rehearsal.clock import clock
 from rehearsal.lab.base import checkout, push_base
 from rehearsal.lab.container import Container, docker
@@ -76,7 +76,7 @@ class Yard:
 
 @contextmanager
 def scenes(folder: Path, run: Run) -> Iterator[list[Scene]]:
-    """Yield what can be played on this machine; the engine, if it is ours, ends with the context."""
+    """Yield the stages that this machine can run; an engine of our own ends with the context."""
     folder.mkdir()
     own = reachable() is None
     reason = _why_not(own)
@@ -100,7 +100,7 @@ def scenes(folder: Path, run: Run) -> Iterator[list[Scene]]:
 
 
 def build(yard: Yard) -> tuple[str, list[Promise]]:
-    """As `fab image-build --push` does; the registry, asked afterwards, has to hold what the builder said."""
+    """Build as `fab image-build --push` does, and check that the registry then holds what the builder reported."""
     root = checkout(yard.folder / "code")
     wish = wished(f"{yard.registry.host}/{REPOSITORY}", yard.base, yard.folder, push=True)
     try:
@@ -110,7 +110,7 @@ def build(yard: Yard) -> tuple[str, list[Promise]]:
     except UserError as error:
         return f"failed: {error.problems[0]}", [Promise("the trainer's image can be built", False, error.problems[0])]
     image = yard.image
-    size = f"{diff.amount(image.size)} in {len(image.layers)} layers"
+    size = f"{amount_text(image.size, BYTES)} in {len(image.layers)} layers"
     checked = any(step.stage == f"{TARGET}-verify" and not step.error for step in made.built.steps)
     claim = "the registry holds the image that was built and checked, by its digest"
     return f"{image.digest[:19]}…, {size}, in {made.built.seconds:.0f} s", [
@@ -119,7 +119,7 @@ def build(yard: Yard) -> tuple[str, list[Promise]]:
 
 
 def train(yard: Yard, run: Run) -> tuple[str, list[Promise]]:
-    """Train in a container, stop it as a scheduler does, and compare its log with the run outside."""
+    """Stop the run in a container as a scheduler does it, and compare its log with that of the run outside."""
     claim = "training in the container gives the losses it gives outside"
     if yard.image is None:
         return "there is no image", [Promise(claim, False, "there is no image")]
@@ -135,7 +135,7 @@ def train(yard: Yard, run: Run) -> tuple[str, list[Promise]]:
         code = container.stop()
         took = time.monotonic() - began
         if code != EXIT_REQUEUE:
-            print(container.said()[-2000:], flush=True)
+            print(container.output()[-2000:], flush=True)
     finally:
         container.remove()
     seen, saved = read_steps(run.store), committed(run.store)
@@ -151,12 +151,12 @@ def train(yard: Yard, run: Run) -> tuple[str, list[Promise]]:
 
 
 def same_losses(claim: str, reference: Records, seen: Records, tolerance: float) -> Promise:
-    """Every loss of the steps that were trained in the container, beside the same step's outside."""
+    """Compare the losses of the steps trained in the container with those of the same steps outside."""
     expected = {record["step"]: float(record["loss"]) for record in reference}
     pairs = [(float(record["loss"]), expected.get(record["step"], float("nan"))) for record in seen]
     largest = max((abs(one / other - 1) for one, other in pairs), default=float("inf"))
     equal = sum(one == other for one, other in pairs)
-    # A loss that the reference has not is no number, which no comparison finds small.
+    # A loss that the reference lacks is NaN, which fails every comparison.
     kept = bool(pairs) and all(abs(one / other - 1) <= tolerance for one, other in pairs)
     figure = f"{equal} of {len(pairs)} steps bit-identical, largest relative difference {largest:.1e}"
     return Promise(claim, kept, figure)
@@ -176,8 +176,7 @@ def show_plan(folder: Path, reason: str) -> tuple[str, list[Promise]]:
 
 
 def wished(repository: str, base: str | None, folder: Path, *, push: bool = False) -> BuildWish:
-    """Return the image, recorded in `folder`; `base` takes the place of the images that would be pulled, and no index of
-    torch's is asked then."""
+    """Return flags that build the image, recorded in `folder`; with `base`, no image is pulled and no torch index is used."""
     own = ("TORCH_CPU_LINKS=",) if base else ()
     file = str(folder / "image.json")
     return BuildWish(TARGET, repository=repository, base=base, tools=base, arg=own, push=push, image_file=file)
@@ -202,7 +201,7 @@ def _yard(folder: Path, own: bool) -> Iterator[Yard]:
 
 
 def _why_not(own: bool) -> str | None:
-    """Return what keeps this machine from building: one line, or None."""
+    """Return the reason why this machine cannot build, in one line, or None."""
     if own:
         return why_not()
     missing = [name for name in ("docker-registry", "mmdebstrap") if not shutil.which(name)]

@@ -200,7 +200,7 @@ def reference(journey: Journey) -> None:
 
 
 def in_a_container(journey: Journey) -> None:
-    """Build and push the image and train the reference's first steps in it; without an engine, plan it."""
+    """Build and push the image, and train the reference's first steps in it; without an engine, plan it."""
     run = images.Run(
         config=CONFIG,
         sets=journey.sets("container"),
@@ -339,7 +339,7 @@ def draw(journey: Journey, picture: Path) -> None:
 
 
 def take_down(journey: Journey) -> None:
-    """Take down what costs by the hour, with an engine; what holds the run stays."""
+    """Destroy, with an engine, what costs by the hour, and keep what holds the run."""
     found = journey.provisioned
     if found is None or found.engine is None:
         print("\nno teardown: without an engine there is no stack to take down", flush=True)

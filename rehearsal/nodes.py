@@ -85,7 +85,7 @@ class Said:
 
 @contextmanager
 def scenes(folder: Path) -> Iterator[list[Scene]]:
-    """Yield what can be played on this machine; the nodes end with the context."""
+    """Yield the stages that this machine can run; the nodes end with the context."""
     folder.mkdir()
     reason = why_not()
     if reason is not None:
@@ -114,7 +114,7 @@ class Fleet:
             tell_group(node)
 
     def tune(self) -> tuple[str, list[Promise]]:
-        """Tune nodes twice: the first pass changes them, the second finds nothing left."""
+        """Tune the nodes: the first pass changes them, the second has nothing to do."""
         first = self.fab("node-tune")
         changed = [len(first.settings(name, Status.CHANGED)) for name in first.nodes]
         tuned = self.trees()
@@ -135,7 +135,7 @@ class Fleet:
         ]
 
     def replace(self) -> tuple[str, list[Promise]]:
-        """Replace a node: a new disk, a new host key, what user data gives it; run its first boot, then boot it again."""
+        """Boot a node with a new disk, a new host key and its user data for the first time, then again."""
         node, like = self.lab.nodes[-1], self.lab.nodes[0]
         node.replace()
         had = [path for path in OURS if node.exists(path)]
@@ -196,7 +196,7 @@ class Fleet:
         return [tree(node) for node in self.lab.nodes]
 
     def lay_bundle(self, node: Node) -> None:
-        """Lay out what a node has after `aws s3 cp --recursive` of its cluster's lifecycle bundle."""
+        """Return what a node has after `aws s3 cp --recursive` of its cluster's lifecycle bundle."""
         document = json.dumps(node_document(self.cluster), sort_keys=True, indent=1) + "\n"
         bundle = gathered(FOLDER, generated={AGENT: archive(), DOCUMENT: document.encode("ascii")})
         folder = Path(f"/proc/{node.pid}/root{BUNDLE}")
@@ -251,7 +251,7 @@ def tree(node: Node) -> Tree:
 
 
 def seen() -> dict[str, tuple[int, int] | None]:
-    """Return what anybody can see of our files on this machine: size and time of the last change."""
+    """Return size and time of the last change of our files on this machine."""
 
     def look(path: str) -> tuple[int, int] | None:
         try:

@@ -20,7 +20,7 @@ class Promise:
 
 
 def same_losses(reference: Records, other: Records) -> Promise:
-    """Every step's loss and gradient norm, to the last bit."""
+    """Compare every step's loss and gradient norm, to the last bit."""
     expected, found = _by_step(reference), _by_step(other)
     wrong = [step for step in sorted(expected) if _bits(expected[step]) != _bits(found.get(step, {}))]
     kept = not wrong and expected.keys() == found.keys() and bool(expected)
@@ -31,7 +31,7 @@ def same_losses(reference: Records, other: Records) -> Promise:
 
 
 def same_batches(reference: Records, other: Records, claim: str) -> Promise:
-    """Every step's checksum over the samples of its global batch."""
+    """Compare every step's checksum over the samples of its global batch."""
     expected = {step: record["batch_digest"] for step, record in _by_step(reference).items()}
     found = {step: record["batch_digest"] for step, record in _by_step(other).items()}
     equal = sum(found.get(step) == digest for step, digest in expected.items())
@@ -39,7 +39,7 @@ def same_batches(reference: Records, other: Records, claim: str) -> Promise:
 
 
 def close_losses(reference: Records, other: Records, tolerance: float) -> Promise:
-    """Return the largest relative difference of a loss; another world size sums the same numbers in another order."""
+    """Check that losses differ little: another world size sums the same numbers in another order."""
     expected, found = _by_step(reference), _by_step(other)
     complete = expected.keys() == found.keys() and bool(expected)
     largest = max(
@@ -52,8 +52,7 @@ def close_losses(reference: Records, other: Records, tolerance: float) -> Promis
 
 
 def same_weights_at_load(events: Iterable[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]) -> Promise:
-    """Check that the last resume in each of two histories began from the same checkpoint with the same bytes, in
-    different worlds."""
+    """Check that the last resume in each of two histories began from the same bytes of one checkpoint, in different worlds."""
     first, second = _last(events, "resumed"), _last(others, "resumed")
     claim = "another world size: bit-identical weights at load"
     if first is None or second is None:
@@ -69,8 +68,7 @@ def same_weights_at_load(events: Iterable[Mapping[str, Any]], others: Iterable[M
 
 
 def lost_at_most(interval: int, last_step_seen: int, resumed_from: int) -> Promise:
-    """Return what a node's sudden death cost: a checkpoint may still be on its way when the next one is due, hence two
-    intervals."""
+    """Check what a node's sudden death cost: up to two intervals, as a save may be in flight when the next one is due."""
     lost = last_step_seen - resumed_from
     claim = "a node killed without notice: at most one interval of work is repeated, plus the save in flight"
     return Promise(claim, 0 <= lost <= 2 * interval, f"{lost} steps repeated (interval {interval})")

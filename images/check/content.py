@@ -14,34 +14,26 @@ from typing import Any
 from images.model import Image
 
 RULES = "1"
-"""Raised when the same image gets another hash; hashes of other rules are not comparable."""
+"""To be raised when the same image gets another hash; hashes of different rules cannot be compared."""
 _KEPT = (
-    "Env",
-    "Entrypoint",
-    "Cmd",
-    "User",
-    "WorkingDir",
-    "StopSignal",
-    "Healthcheck",
-    "ExposedPorts",
-    "Volumes",
-    "OnBuild",
+    *("Env", "Entrypoint", "Cmd", "User", "WorkingDir"),
+    *("StopSignal", "Healthcheck", "ExposedPorts", "Volumes", "OnBuild"),
 )
 _PASSING = (
     *(f"org.opencontainers.image.{name}" for name in ("created", "revision", "version", "ref.name", "base.name")),
     "dev.lustrain.git.dirty",
 )
-"""Labels that tell when, from which commit and under which names: the same files may come from several."""
+"""Labels with the date, the commit and the names: several of these may give the same files."""
 
 
 def content_of(image: Image) -> str:
-    """`sha256:…`; nothing is fetched but what the registry says of the image."""
-    told = json.dumps([RULES, settings_of(image.config), [layer.diff_id for layer in image.layers]], sort_keys=True)
-    return f"sha256:{hashlib.sha256(told.encode()).hexdigest()}"
+    """Return `sha256:…`, from the image's description alone."""
+    text = json.dumps([RULES, settings_of(image.config), [layer.diff_id for layer in image.layers]], sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of an image's configuration decides how it runs: no dates, no commit, no history, no builder's own keys."""
+    """Return the settings that decide how the image runs: no dates, commit, history or keys of the builder's own."""
     inner = config.get("config") or {}
     labels = {key: value for key, value in (inner.get("Labels") or {}).items() if key not in _PASSING}
     kept = {key: inner[key] for key in _KEPT if inner.get(key)}

@@ -5,18 +5,18 @@ What needs the files themselves is not seen here: `verify.py` looked at them whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from images.check.diff import amount
 from images.plan.leaks import secrets_of
 from images.plan.plan import DIRTY, INPUTS, TARGET, VERSIONS
 from images.registry.client import Registry
 from images.registry.read import INDEXES, Found, find
 from lustrain.image_file import Record
 from lustrain.problem import UserError, plain
+from lustrain.progress import BYTES, amount_text
 
 OK, WARN, FAIL = "OK", "WARN", "FAIL"
 VERSION = 1
@@ -28,10 +28,10 @@ _MOST_LAYERS = 127
 
 @dataclass(frozen=True)
 class Limits:
-    """What is still fine."""
+    """The oldest and the largest image that passes."""
 
     oldest_days: int = 90
-    """Debian's security updates come weekly; an image of a season lacks a dozen of them."""
+    """Debian's security updates come weekly; a quarter-old image lacks a dozen of them."""
     budget_mb: Mapping[str, int] = field(default_factory=dict)
     """By target, MiB to pull. A budget for the unpacked size is a bound for it too."""
 
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found about one reference."""
+    """All findings about one reference."""
 
     ref: str
     digest: str
@@ -70,9 +70,9 @@ def verify(
     limits: Limits | None = None,
     now: datetime | None = None,
 ) -> Report:
-    """Everything that the registry tells of `ref`, compared with image.json where it is given.
+    """Check all that the registry knows of `ref`, against image.json where it is given.
 
-    An image that cannot be read is a FAIL like others; only a reference or platform that was mistyped raises (exit code 2).
+    An image that cannot be read is a FAIL like others; only a mistyped reference or platform raises (exit code 2).
     """
     try:
         found = find(registry, ref, platform)
@@ -80,79 +80,71 @@ def verify(
         if error.exit_code == 2:
             raise
         return Report(ref, "", tuple(Row("manifest", FAIL, line) for line in error.problems))
-    first = found[0]
-    digest = first.index.digest if first.index else first.image.digest
-    rows = [*_identity(digest, found, record, platform)]
-    for one in found:
-        of = rows_of(one, record=record, limits=limits, now=now)
-        rows += [Row(**{**asdict(row), "platform": one.image.platform}) for row in of]
+    index = found[0].index
+    digest = index.digest if index else found[0].image.digest
+    rows = [_digest(digest, record), _platforms([each.image.platform for each in found], record, platform)]
+    for each in found:
+        checks = _rows(each, record, limits or Limits(), now or datetime.now(UTC))
+        rows += [replace(row, platform=each.image.platform) for row in checks]
     return Report(ref, digest, tuple(rows))
 
 
-def rows_of(
-    found: Found,
-    *,
-    record: Record | None = None,
-    limits: Limits | None = None,
-    now: datetime | None = None,
-) -> list[Row]:
-    """Return what is right and wrong with the image of one platform. Pure."""
-    bounds = limits or Limits()
+def _rows(found: Found, record: Record | None, limits: Limits, now: datetime) -> list[Row]:
     config = found.image.config.get("config")
     settings: Mapping[str, Any] = config if isinstance(config, dict) else {}
     labels: Mapping[str, str] = settings.get("Labels") or {}
     return [
         _readable_by_enroot(found),
-        *_labels(labels, record),
-        _age(found.created, bounds.oldest_days, now or datetime.now(UTC)),
-        *_size(found, labels.get(TARGET), bounds.budget_mb),
+        _revision(labels, record.git.commit if record else None),
+        _versions(labels, record.versions if record else {}),
+        _inputs(labels, record.inputs if record else ()),
+        _age(found.created, limits.oldest_days, now),
+        _layers(len(found.image.layers)),
+        _size(found.image.size, labels.get(TARGET), limits.budget_mb),
         _user(str(settings.get("User") or "")),
         _entrypoint(settings.get("Entrypoint") or []),
-        _healthcheck(settings.get("Healthcheck") or {}),
-        *_secrets(found),
+        _healthcheck((settings.get("Healthcheck") or {}).get("Test") or []),
+        *_secrets(found.image.config),
     ]
 
 
 def lines(report: Report) -> list[str]:
-    """For people: one line a finding, with what to do where there is something."""
+    """Return one line a finding, with its fix."""
     several = len({row.platform for row in report.rows if row.platform}) > 1
-    width = max((len(row.check) for row in report.rows), default=0)
-    told = []
-    for row in report.rows:
-        place = f"{row.platform}: " if several and row.platform else ""
-        told.append(
-            plain(f"{row.state:<4}  {row.check:<{width}}  {place}{row.what}{f'; fix: {row.fix}' * bool(row.fix)}")
+    width = max(len(row.check) for row in report.rows)
+    return [
+        plain(
+            f"{row.state:<4}  {row.check:<{width}}  {f'{row.platform}: ' if several and row.platform else ''}"
+            f"{row.what}{f'; fix: {row.fix}' if row.fix else ''}"
         )
-    return told
+        for row in report.rows
+    ]
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """One object for a program."""
-    return {
-        "version": VERSION,
-        "ref": report.ref,
-        "digest": report.digest,
-        "exit": report.exit_code,
-        "rows": [asdict(row) for row in report.rows],
-    }
+    """Return the report as JSON data."""
+    return {"version": VERSION, "exit": report.exit_code, **asdict(report)}
 
 
-def _identity(digest: str, found: Sequence[Found], record: Record | None, platform: str | None) -> Iterator[Row]:
+def _digest(digest: str, record: Record | None) -> Row:
     if record and record.digest != digest:
-        what = f"{digest}, but image.json says {record.digest}: the tag names a different image now"
-        yield Row("digest", FAIL, what, f"deploy {record.deployable}, or push again")
-    else:
-        yield Row("digest", OK, digest + (", as in image.json" if record else ""))
-    there = [one.image.platform for one in found]
-    wanted = [one for one in (record.platforms if record else ()) if platform in (None, one)]
-    if missing := [one for one in wanted if one not in there]:
-        yield Row("platforms", FAIL, f"{', '.join(there)}; {', '.join(missing)} of image.json missing", REBUILD)
-    else:
-        yield Row("platforms", OK, ", ".join(there))
+        what = f"{digest}, but image.json has {record.digest}: the tag names a different image now"
+        return Row("digest", FAIL, what, f"deploy {record.deployable}, or push again")
+    return Row("digest", OK, digest + (", as in image.json" if record else ""))
+
+
+def _platforms(present: Sequence[str], record: Record | None, platform: str | None) -> Row:
+    wanted = [name for name in (record.platforms if record else ()) if platform in (None, name)]
+    if missing := [name for name in wanted if name not in present]:
+        return Row("platforms", FAIL, f"{', '.join(present)}; {', '.join(missing)} of image.json missing", REBUILD)
+    return Row("platforms", OK, ", ".join(present))
 
 
 def _readable_by_enroot(found: Found) -> Row:
-    """https://github.com/NVIDIA/pyxis/issues/180 (zstd), https://github.com/NVIDIA/JAX-Toolbox/issues/310 (OCI index)"""
+    """Check the media types.
+
+    Sources: https://github.com/NVIDIA/pyxis/issues/180 (zstd), https://github.com/NVIDIA/JAX-Toolbox/issues/310 (OCI index).
+    """
     compressed = {kind.rpartition("tar")[2].lstrip(".+") or "plain" for kind in found.layer_types}
     if "zstd" in compressed:
         return Row("media types", FAIL, "layers in zstd, which enroot cannot unpack", f"{REBUILD} (it writes gzip)")
@@ -166,42 +158,40 @@ def _readable_by_enroot(found: Found) -> Row:
     return Row("media types", OK, f"{kind} manifest{listed}, gzip")
 
 
-def _labels(labels: Mapping[str, str], record: Record | None) -> Iterator[Row]:
+def _revision(labels: Mapping[str, str], commit: str | None) -> Row:
     revision = labels.get(_REVISION)
-    commit = record.git.commit if record else None
     if not revision:
-        yield Row(
-            "revision", FAIL, f"no label {_REVISION}: the code it was built from is unknown", f"commit, then {REBUILD}"
-        )
-    elif commit and commit != revision:
-        yield Row("revision", FAIL, f"{revision}, but image.json says {commit}", REBUILD)
-    elif labels.get(DIRTY) == "true":
-        yield Row("revision", WARN, f"{revision} with changes that are in no commit", f"commit, then {REBUILD}")
-    else:
-        yield Row("revision", OK, revision)
+        return Row("revision", FAIL, f"no label {_REVISION}: its source commit is unknown", f"commit, then {REBUILD}")
+    if commit and commit != revision:
+        return Row("revision", FAIL, f"{revision}, but image.json has {commit}", REBUILD)
+    if labels.get(DIRTY) == "true":
+        return Row("revision", WARN, f"{revision} with changes that are in no commit", f"commit, then {REBUILD}")
+    return Row("revision", OK, revision)
+
+
+def _versions(labels: Mapping[str, str], wanted: Mapping[str, str]) -> Row:
     held = {key.removeprefix(VERSIONS): value for key, value in labels.items() if key.startswith(VERSIONS)}
-    wanted = record.versions if record else {}
     wrong = [
-        f"{name} {held.get(name, 'unsaid')}, not {value}" for name, value in wanted.items() if held.get(name) != value
+        f"{name} {held.get(name, 'unknown')}, not {value}" for name, value in wanted.items() if held.get(name) != value
     ]
-    if not held or wrong:
-        what = ", ".join(wrong) or f"no labels {VERSIONS}*"
-        yield Row("versions", FAIL, what, REBUILD)
-    else:
-        yield Row("versions", OK, ", ".join(f"{name} {value}" for name, value in sorted(held.items())))
+    if wrong or not held:
+        return Row("versions", FAIL, ", ".join(wrong) or f"no labels {VERSIONS}*", REBUILD)
+    return Row("versions", OK, ", ".join(f"{name} {value}" for name, value in sorted(held.items())))
+
+
+def _inputs(labels: Mapping[str, str], wanted: Iterable[str]) -> Row:
     layers = {key.removeprefix(INPUTS) for key in labels if key.startswith(INPUTS)}
-    missing = sorted(set(record.inputs if record else ()) - layers)
-    if not layers or missing:
-        yield Row(
-            "inputs", FAIL, f"no labels {INPUTS}{','.join(missing) or '*'}: what it was built from is unknown", REBUILD
+    missing = ",".join(sorted(set(wanted) - layers))
+    if missing or not layers:
+        return Row(
+            "inputs", FAIL, f"no labels {INPUTS}{missing or '*'}: the files it was built from are unknown", REBUILD
         )
-    else:
-        yield Row("inputs", OK, ", ".join(sorted(layers)))
+    return Row("inputs", OK, ", ".join(sorted(layers)))
 
 
 def _age(created: str, oldest: int, now: datetime) -> Row:
     try:
-        # Go writes nanoseconds, which Python before 3.11 refused and later cuts.
+        # Go writes nanoseconds, which Python cuts to microseconds.
         made = datetime.fromisoformat(created)
         made = made if made.tzinfo else made.replace(tzinfo=UTC)
     except ValueError:
@@ -215,19 +205,19 @@ def _age(created: str, oldest: int, now: datetime) -> Row:
     return Row("age", OK, f"{max(age.days, 0)} days")
 
 
-def _size(found: Found, target: str | None, budgets: Mapping[str, int]) -> Iterator[Row]:
-    layers, size = len(found.image.layers), found.image.size
-    if layers > _MOST_LAYERS:
-        yield Row("layers", FAIL, f"{layers}: nodes cannot mount more than {_MOST_LAYERS}", "join instructions")
-    else:
-        yield Row("layers", OK, str(layers))
+def _layers(count: int) -> Row:
+    if count > _MOST_LAYERS:
+        return Row("layers", FAIL, f"{count}: nodes cannot mount more than {_MOST_LAYERS}", "join instructions")
+    return Row("layers", OK, str(count))
+
+
+def _size(size: int, target: str | None, budgets: Mapping[str, int]) -> Row:
     budget = budgets.get(target or "")
+    pull = f"{amount_text(size, BYTES)} to pull"
     if budget is not None and size > budget << 20:
-        what = f"{amount(size)} to pull, over the budget of {budget} MiB"
-        yield Row("size", FAIL, what, "see which layer grew with `fab image-diff`, or raise budget_mb in versions.toml")
-    else:
-        note = f", no budget for target {target}" if budgets and budget is None else ""
-        yield Row("size", OK, f"{amount(size)} to pull{note}")
+        fix = "see which layer grew with `fab image-diff`, or raise budget_mb in versions.toml"
+        return Row("size", FAIL, f"{pull}, over the budget of {budget} MiB", fix)
+    return Row("size", OK, pull + (f", no budget for target {target}" if budgets and budget is None else ""))
 
 
 def _user(user: str) -> Row:
@@ -235,38 +225,29 @@ def _user(user: str) -> Row:
     if name in ("", "root") or (name.isdigit() and int(name) == 0):
         return Row("user", FAIL, "runs as root", "USER 1000:1000 in the Dockerfile")
     if not name.isdigit():
-        what = f"{user} is a name: Kubernetes cannot tell that it is not root"
+        what = f"{user} is a name: Kubernetes cannot know that it is not root"
         return Row("user", WARN, what, "USER with numbers in the Dockerfile")
     return Row("user", OK, user)
 
 
 def _entrypoint(words: Sequence[str]) -> Row:
     if not words:
-        return Row(
-            "entrypoint",
-            FAIL,
-            "none: the command is PID 1 and gets no SIGTERM without a handler",
-            "ENTRYPOINT with tini",
-        )
+        what = "none: the command is PID 1 and gets no SIGTERM without a handler"
+        return Row("entrypoint", FAIL, what, "ENTRYPOINT with tini")
     if list(words[1:2]) == ["-c"]:
-        return Row(
-            "entrypoint", FAIL, f"{words[0]} -c: a shell, which does not pass SIGTERM on", "ENTRYPOINT as a JSON list"
-        )
+        what = f"{words[0]} -c: a shell, which does not pass SIGTERM on"
+        return Row("entrypoint", FAIL, what, "ENTRYPOINT as a JSON list")
     return Row("entrypoint", OK, " ".join(words))
 
 
-def _healthcheck(check: Mapping[str, Any]) -> Row:
-    words = check.get("Test") or []
-    if words and words[0] != "NONE":
-        what = "a HEALTHCHECK: it takes a long checkpoint for a failure"
+def _healthcheck(test: Sequence[str]) -> Row:
+    if test and test[0] != "NONE":
+        what = "a HEALTHCHECK: it mistakes a long checkpoint for a failure"
         return Row("healthcheck", WARN, what, "HEALTHCHECK NONE in the Dockerfile")
     return Row("healthcheck", OK, "none")
 
 
-def _secrets(found: Found) -> Iterator[Row]:
-    leaks = secrets_of(found.image.config)
-    for leak in leaks:
-        fix = "revoke it, hand it over as --netrc, and delete this image from the registry"
-        yield Row("secrets", FAIL, f"{leak.where}: {leak.what}", fix)
-    if not leaks:
-        yield Row("secrets", OK, "none in history, environment, labels and commands")
+def _secrets(config: Mapping[str, Any]) -> list[Row]:
+    fix = "revoke it, pass it as --netrc, and delete this image from the registry"
+    leaks = [Row("secrets", FAIL, f"{leak.where}: {leak.what}", fix) for leak in secrets_of(config)]
+    return leaks or [Row("secrets", OK, "none in history, environment, labels and commands")]

@@ -1,4 +1,4 @@
-"""The gate behind ECR's image scan: nothing severe passes but what somebody allowed, with a reason and for a time.
+"""The gate behind ECR's image scan: a severe finding passes only by an entry with a reason and a last day.
 
 Both kinds of scan are read, basic and enhanced (Amazon Inspector):
 https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_DescribeImageScanFindings.html
@@ -11,7 +11,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +28,8 @@ from lustrain.schema import TOML, Section, like, problems_of
 
 ALLOWED = Path(__file__).parents[1] / "scan-allow.toml"
 SEVERITIES = ("CRITICAL", "HIGH", "MEDIUM", "LOW", "INFORMATIONAL", "UNDEFINED", "UNTRIAGED")
-"""Worst first; the last two are ECR's and Inspector's words for not rated yet."""
+"""Worst first; the last two are ECR's and Inspector's words for not rated yet, which count as the worst."""
+_RATED = SEVERITIES[:5]
 LONGEST_DAYS = 366
 VERSION = 1
 """Of the JSON."""
@@ -39,7 +40,7 @@ _START = "aws ecr start-image-scan --repository-name {repository} --image-id ima
 _FIXES = {
     _ABSENT: "switch scanning on (aws ecr put-image-scanning-configuration --repository-name {repository} "
     f"--image-scanning-configuration scanOnPush=true) and start one now: {_START}",
-    _NOT_YET: "ask again later; where it stays so, look at the image in ECR's console",
+    _NOT_YET: "ask again later; if this stays so, look at the image in ECR's console",
     "FAILED": f"start it again: {_START}",
     "UNSUPPORTED_IMAGE": "give the digest of one platform instead of an index; else scan with a tool that knows its system",
     "SCAN_ELIGIBILITY_EXPIRED": "push the image again, or let Inspector scan for longer (its ECR re-scan duration)",
@@ -48,6 +49,11 @@ _FIXES = {
     "IMAGE_ARCHIVED": "restore the image, which brings its scan back",
     "IMAGE_SIZE_EXCEEDED": "scan it with another tool: it is larger than the scanner takes",
     **dict.fromkeys(_UNDER_WAY, "ask again later"),
+}
+_REFUSALS = {
+    "RepositoryNotFoundException": "push the image first, or check the name, account and region",
+    "ImageNotFoundException": "push the image first: fab image-push",
+    "AccessDeniedException": "allow ecr:DescribeImageScanFindings",
 }
 
 
@@ -66,14 +72,11 @@ class Place:
         named = references.parse(ref)
         region = ecr.region_of(named.registry)
         if region is None:
-            why, fix = (
-                "is not an image in ECR, the only registry whose scans are read",
-                "scan it with its registry's own means",
-            )
+            why, fix = "is not an image in ECR, the only registry whose scans are read", "use its registry's own scan"
             raise UserError(problem("image", ref, why, fix=fix))
         if named.digest is None:
-            why = "has no digest, and a tag may name another image by the time it runs"
-            raise UserError(problem("image", ref, why, fix="give repository@sha256:…, as image.json has it"))
+            why, fix = "has no digest, and a tag can move", "give repository@sha256:…, as image.json has it"
+            raise UserError(problem("image", ref, why, fix=fix))
         return cls(named.registry.partition(".")[0], region, named.repository, named.digest)
 
     def __str__(self) -> str:
@@ -92,7 +95,7 @@ class Allowed(Section):
 
 
 class AllowList(Section):
-    """`scan-allow.toml`; an entry that has expired is in order here, `judge` reports it."""
+    """`scan-allow.toml`; an expired entry is valid here, and `judge` reports it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -108,7 +111,7 @@ class Finding:
     package: str
     version: str
     fixed_in: str
-    """Empty: there is no fix, or the scan does not tell."""
+    """Empty: no fix exists, or the scan does not name it."""
     uri: str
 
 
@@ -126,7 +129,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gate says about one image."""
+    """The gate's decision about one image."""
 
     image: str
     threshold: str
@@ -138,7 +141,7 @@ class Verdict:
     """Severity → how many findings that pass."""
     expired: tuple[Allowed, ...] = ()
     unused: tuple[Allowed, ...] = ()
-    """In force, but nothing at the threshold or worse is what they are for."""
+    """In force, but without a finding at the threshold or worse."""
     unknown: str | None = None
     """Why there is no result, with the fix."""
 
@@ -162,14 +165,10 @@ def read_allowed(path: Path = ALLOWED, today: date | None = None) -> tuple[Allow
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(plain(f"{path}: cannot be read: {error}")) from None
     twice = [name for name, count in Counter(entry.id for entry in entries).items() if count > 1]
-    problems = [problem(f"{path.name}.allow id", name, "is there twice", fix="keep one") for name in twice]
-    problems += [
-        problem(
-            f"{path.name}.allow {entry.id} review_by", str(entry.review_by), "is too far away", allowed=f"up to {last}"
-        )
-        for entry in entries
-        if entry.review_by > last
-    ]
+    problems = [problem(f"{path.name}.allow id", name, "must be unique", fix="keep one entry") for name in twice]
+    for entry in (entry for entry in entries if entry.review_by > last):
+        key = f"{path.name}.allow {entry.id} review_by"
+        problems.append(problem(key, str(entry.review_by), "is too far away", allowed=f"up to {last}"))
     if problems:
         raise UserError(problems)
     return tuple(entries)
@@ -178,30 +177,25 @@ def read_allowed(path: Path = ALLOWED, today: date | None = None) -> tuple[Allow
 def judge(
     image: str, findings: Sequence[Finding], allowed: Sequence[Allowed], *, today: date, threshold: str = "HIGH"
 ) -> Verdict:
-    """Weigh findings against the allow-list. A severity that nobody knows is taken for the worst."""
-    if threshold not in SEVERITIES[:5]:
-        raise UserError(problem("--threshold", threshold, "unknown", allowed=", ".join(SEVERITIES[:5])))
-    severe = [one for one in dict.fromkeys(findings) if _rank(one.severity) <= _rank(threshold)]
-    below = Counter(one.severity for one in dict.fromkeys(findings) if _rank(one.severity) > _rank(threshold))
-    in_force = {one.id for one in allowed if today <= one.review_by}
-    present = {one.id for one in severe}
+    """Weigh findings against the allow-list. An unknown severity counts as the worst."""
+    if threshold not in _RATED:
+        raise UserError(problem("--threshold", threshold, "unknown", allowed=", ".join(_RATED)))
+    findings = sorted(dict.fromkeys(findings), key=lambda each: (_rank(each.severity), each.id, each.package))
+    severe = [each for each in findings if _rank(each.severity) <= _rank(threshold)]
+    in_force = {entry.id for entry in allowed if today <= entry.review_by}
     return Verdict(
         image,
         threshold,
-        failing=tuple(sorted((one for one in severe if one.id not in in_force), key=_order)),
-        allowed=tuple(sorted((one for one in severe if one.id in in_force), key=_order)),
-        below={severity: below[severity] for severity in SEVERITIES if below[severity]},
-        expired=tuple(one for one in allowed if one.id not in in_force),
-        unused=tuple(one for one in allowed if one.id in in_force - present),
+        failing=tuple(each for each in severe if each.id not in in_force),
+        allowed=tuple(each for each in severe if each.id in in_force),
+        below=dict(Counter(each.severity for each in findings[len(severe) :])),
+        expired=tuple(entry for entry in allowed if entry.id not in in_force),
+        unused=tuple(entry for entry in allowed if entry.id in in_force - {each.id for each in severe}),
     )
 
 
 def _rank(severity: str) -> int:
-    return SEVERITIES.index(severity) if severity in SEVERITIES[:5] else 0
-
-
-def _order(one: Finding) -> tuple[int, str, str]:
-    return (_rank(one.severity), one.id, one.package)
+    return _RATED.index(severity) if severity in _RATED else 0
 
 
 def client_for(place: Place) -> Any:
@@ -225,42 +219,43 @@ def gate(
 ) -> Verdict:
     """Wait for ECR's scan of the image and weigh it. No scan, or one without a result, does not pass.
 
-    `client` is `client_for(place)`; `say` hears now and then how long the wait is. UserError where ECR or
+    `client` is `client_for(place)`; `say` receives a line now and then during the wait. UserError where ECR or
     the image cannot be reached.
     """
     today = today or datetime.now(UTC).date()
-    patience = patience or Patience()
-    status, said, pages = _ended(place, client, patience, say)
-    findings = [] if status not in _DONE else [one for page in pages for one in _findings(page)]
+    scan = _wait(place, client, patience or Patience(), say)
+    findings = [finding for page in scan.pages for finding in _findings(page)] if scan.status in _DONE else []
     verdict = judge(str(place), findings, allowed, today=today, threshold=threshold)
-    if status in _DONE:
+    if scan.status in _DONE:
         return verdict
-    fix = _FIXES.get(status, "look at the image in ECR's console").format(**asdict(place))
-    why = f"not known to be safe: {status}{f' ({said})' if said else ''}; fix: {fix}"
-    # Without findings nothing tells whether an entry is of use.
-    return Verdict(str(place), threshold, expired=verdict.expired, unknown=plain(why))
+    fix = _FIXES.get(scan.status, "look at the image in ECR's console").format(**asdict(place))
+    why = f"not known to be safe: {scan.status}{f' ({scan.description})' if scan.description else ''}; fix: {fix}"
+    # Without findings, nothing is known about the use of an entry.
+    return replace(verdict, unused=(), unknown=plain(why))
 
 
-def _ended(
-    place: Place, client: Any, patience: Patience, say: Callable[[str], None]
-) -> tuple[str, str, list[dict[str, Any]]]:
-    """Return the scan's status, what ECR says to it, and its pages, once it has ended or patience has."""
-    start, told = patience.clock(), 0.0
+@dataclass(frozen=True)
+class _Scan:
+    status: str
+    description: str = ""
+    pages: Sequence[Mapping[str, Any]] = ()
+
+
+def _wait(place: Place, client: Any, patience: Patience, say: Callable[[str], None]) -> _Scan:
+    limits = {_ABSENT: patience.absent_s, **dict.fromkeys((*_UNDER_WAY, _NOT_YET), patience.total_s)}
+    start, next_line = patience.clock(), 0.0
     while True:
-        status, said, pages = _asked(place, client)
-        waited = patience.clock() - start
-        limit = {_ABSENT: patience.absent_s, **dict.fromkeys((*_UNDER_WAY, _NOT_YET), patience.total_s)}.get(
-            status, 0.0
-        )
+        scan = _read(place, client)
+        waited, limit = patience.clock() - start, limits.get(scan.status, 0.0)
         if waited >= limit:
-            return status, said, pages
-        if waited >= 2 * told:
-            say(f"{place.repository}: scan {status}, {waited:.0f} s so far, at most {limit:.0f} s")
-            told = max(waited, patience.pause_s)
+            return scan
+        if waited >= next_line:
+            say(f"{place.repository}: scan {scan.status}, {waited:.0f} s so far, at most {limit:.0f} s")
+            next_line = 2 * max(waited, patience.pause_s)
         patience.sleep(min(patience.pause_s * random.uniform(0.8, 1.2), limit - waited))
 
 
-def _asked(place: Place, client: Any) -> tuple[str, str, list[dict[str, Any]]]:
+def _read(place: Place, client: Any) -> _Scan:
     try:
         pages = list(
             client.get_paginator("describe_image_scan_findings").paginate(
@@ -271,66 +266,59 @@ def _asked(place: Place, client: Any) -> tuple[str, str, list[dict[str, Any]]]:
             )
         )
     except ClientError as error:
-        code = error.response.get("Error", {}).get("Code", "")
+        details = error.response.get("Error", {})
+        code = details.get("Code", "")
         if code == "ScanNotFoundException":
-            return _ABSENT, "", []
-        raise _refused(place, code, error) from None
+            return _Scan(_ABSENT)
+        why = f"ECR in {place.region} refused: {details.get('Message') or code}"
+        fix = _REFUSALS.get(code, "try again; see the message")
+        raise UserError(problem("scan", str(place), why, fix=fix), FAILED) from None
     except BotoCoreError as error:
+        why = f"ECR in {place.region} cannot be reached: {error}"
         fix = "check credentials (aws sts get-caller-identity) and the network"
-        raise UserError(
-            problem("scan", str(place), f"ECR in {place.region} cannot be asked: {error}", fix=fix), FAILED
-        ) from None
-    told = [page.get("imageScanStatus", {}) for page in pages]
+        raise UserError(problem("scan", str(place), why, fix=fix), FAILED) from None
+    states = [page.get("imageScanStatus", {}) for page in pages]
     # A scan that starts over between two pages is not done.
-    worst = next((one for one in told if one.get("status") not in _DONE), told[0])
-    status, said = str(worst.get("status", "without a status")), str(worst.get("description", ""))
-    return (status if status not in _DONE or _has_result(pages) else _NOT_YET), said, pages
+    state = next((state for state in states if state.get("status") not in _DONE), states[0])
+    status = str(state.get("status", "without a status"))
+    if status in _DONE and not _has_result(pages):
+        status = _NOT_YET
+    return _Scan(status, str(state.get("description", "")), pages)
 
 
 def _has_result(pages: Sequence[Mapping[str, Any]]) -> bool:
-    """ECR says COMPLETE or ACTIVE some seconds before there is anything: https://github.com/aws/aws-sdk/issues/289"""
-    found = [page.get("imageScanFindings") or {} for page in pages]
+    """Check for signs of a result: COMPLETE or ACTIVE comes seconds before it (https://github.com/aws/aws-sdk/issues/289)."""
     signs = ("imageScanCompletedAt", "findingSeverityCounts", "findings", "enhancedFindings")
-    return any(one.get(sign) for one in found for sign in signs)
-
-
-def _refused(place: Place, code: str, error: ClientError) -> UserError:
-    fixes = {
-        "RepositoryNotFoundException": "push the image first, or check the name, account and region",
-        "ImageNotFoundException": "push the image first: fab image-push",
-        "AccessDeniedException": "allow ecr:DescribeImageScanFindings",
-    }
-    why = f"ECR in {place.region} refused: {error.response.get('Error', {}).get('Message') or code}"
-    return UserError(problem("scan", str(place), why, fix=fixes.get(code, "try again; see the message")), FAILED)
+    return any((page.get("imageScanFindings") or {}).get(sign) for page in pages for sign in signs)
 
 
 def _findings(page: Mapping[str, Any]) -> list[Finding]:
-    found = page.get("imageScanFindings") or {}
-    enhanced = [one for each in found.get("enhancedFindings", ()) for one in _of_enhanced(each)]
-    return [*(_of_basic(one) for one in found.get("findings", ())), *enhanced]
+    both = page.get("imageScanFindings") or {}
+    enhanced = [finding for each in both.get("enhancedFindings", ()) for finding in _of_enhanced(each)]
+    return [*(_of_basic(each) for each in both.get("findings", ())), *enhanced]
 
 
-def _of_basic(found: Mapping[str, Any]) -> Finding:
-    more = {one["key"]: one.get("value", "") for one in found.get("attributes", ())}
+def _of_basic(finding: Mapping[str, Any]) -> Finding:
+    attributes = {pair["key"]: pair.get("value", "") for pair in finding.get("attributes", ())}
     return Finding(
-        found.get("name", "without a name"),
-        found.get("severity", "without a severity"),
-        more.get("package_name", ""),
-        more.get("package_version", ""),
+        finding.get("name", "without a name"),
+        finding.get("severity", "without a severity"),
+        attributes.get("package_name", ""),
+        attributes.get("package_version", ""),
         "",
-        found.get("uri", ""),
+        finding.get("uri", ""),
     )
 
 
-def _of_enhanced(found: Mapping[str, Any]) -> list[Finding]:
-    """One for each package. Inspector's own suppression rules have no day on which they end, so they do not count here."""
-    if found.get("status") == "CLOSED":
+def _of_enhanced(finding: Mapping[str, Any]) -> list[Finding]:
+    """Return a finding for each package. Inspector's suppression rules do not count: they have no last day."""
+    if finding.get("status") == "CLOSED":
         return []
-    details = found.get("packageVulnerabilityDetails") or {}
+    details = finding.get("packageVulnerabilityDetails") or {}
     return [
         Finding(
-            details.get("vulnerabilityId") or found.get("title") or found.get("findingArn", "without a name"),
-            found.get("severity", "without a severity"),
+            details.get("vulnerabilityId") or finding.get("title") or finding.get("findingArn", "without a name"),
+            finding.get("severity", "without a severity"),
             package.get("name", ""),
             package.get("version", ""),
             # Inspector's word for none.
@@ -343,39 +331,31 @@ def _of_enhanced(found: Mapping[str, Any]) -> list[Finding]:
 
 def lines(verdict: Verdict) -> list[str]:
     """Return the verdict for people: one line each, the sum last."""
-    found = [f"{_line(one)}; fix: {_upgrade(one)}" for one in verdict.failing]
-    found += [
-        problem(
-            f"scan-allow.toml {one.id}",
-            str(one.review_by),
-            "is past its review",
-            fix="look again, then renew or remove it",
-        )
-        for one in verdict.expired
-    ]
-    found += [f"allowed: {_line(one)}" for one in verdict.allowed]
-    found += [
-        f"scan-allow.toml {one.id}: not needed for this image; remove it if for no other" for one in verdict.unused
-    ]
+    review = ("is past its review", "", "look again, then renew or remove it")
+    rows = [f"{_line(finding)}; fix: {_upgrade(finding)}" for finding in verdict.failing]
+    rows += [problem(f"scan-allow.toml {entry.id}", str(entry.review_by), *review) for entry in verdict.expired]
+    rows += [f"allowed: {_line(finding)}" for finding in verdict.allowed]
+    unused = "not needed for this image; remove it unless another image needs it"
+    rows += [f"scan-allow.toml {entry.id}: {unused}" for entry in verdict.unused]
     if verdict.unknown:
-        return [*found, f"{verdict.image}: {verdict.unknown}"]
+        return [*rows, f"{verdict.image}: {verdict.unknown}"]
     below = ", ".join(f"{count} {severity}" for severity, count in verdict.below.items()) or "none"
     counts = f"{len(verdict.failing)} at {verdict.threshold} or worse, {len(verdict.allowed)} allowed, below: {below}"
-    return [*found, f"{verdict.image}: {'passed' if verdict.passed else 'not passed'}; {counts}"]
+    return [*rows, f"{verdict.image}: {'passed' if verdict.passed else 'not passed'}; {counts}"]
 
 
-def _line(one: Finding) -> str:
-    return plain(" ".join(filter(None, [one.severity, one.id, one.package, one.version, one.uri])))
+def _line(finding: Finding) -> str:
+    return plain(" ".join(filter(None, [finding.severity, finding.id, finding.package, finding.version, finding.uri])))
 
 
-def _upgrade(one: Finding) -> str:
-    newer = f"{one.package} {one.fixed_in}" if one.fixed_in else "a newer base (versions.toml) or package"
+def _upgrade(finding: Finding) -> str:
+    newer = f"{finding.package} {finding.fixed_in}" if finding.fixed_in else "a newer base (versions.toml) or package"
     return plain(f"{newer}, or an entry in scan-allow.toml with a reason")
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
-    """Return the verdict for programs; days as ISO 8601."""
+    """Return the verdict as JSON data; days as ISO 8601."""
     table = asdict(verdict)
-    for name, entries in (("expired", verdict.expired), ("unused", verdict.unused)):
-        table[name] = [entry.model_dump(mode="json") for entry in entries]
+    for name in ("expired", "unused"):
+        table[name] = [entry.model_dump(mode="json") for entry in table[name]]
     return {"version": VERSION, "passed": verdict.passed, "exit": verdict.exit_code, **table}

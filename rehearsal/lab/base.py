@@ -26,7 +26,7 @@ _EPOCH = "1700000000"
 
 
 def base_tar(cache: Path = CACHE) -> Path:
-    """Return the root of a minimal Debian as a tar; made again where it is older than a day or not what was written."""
+    """Return a minimal Debian root as a tar; make it again where it is over a day old or was changed."""
     cache.mkdir(parents=True, exist_ok=True)
     tar, seal = cache / f"{SUITE}.tar", cache / f"{SUITE}.tar.sha256"
     with _alone(cache / ".base.lock"):
@@ -81,7 +81,7 @@ def wheels(cache: Path = CACHE) -> Path:
 
 
 def checkout(into: Path, cache: Path = CACHE) -> Path:
-    """Make a copy of what images are built from, to be changed at will; torch's wheel lies in it, so that no index is asked."""
+    """Copy what images are built from, with torch's wheel, so that no index is needed."""
     skipped = shutil.ignore_patterns("__pycache__", "wheels", "ca.crt", "dist")
     for room in ("images", "lustrain", "trainer"):
         shutil.copytree(ROOT / room, into / room, ignore=skipped)

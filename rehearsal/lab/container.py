@@ -36,14 +36,14 @@ class Container:
         return self._docker("inspect", "--format", "{{.State.Running}}", self.id).strip() == "true"
 
     def stop(self) -> int:
-        """Stop the container as `docker stop` and every scheduler does; return the exit code, 137 where it had to be killed."""
+        """Stop as `docker stop` and schedulers do; return the exit code, 137 where it had to be killed."""
         self._docker("stop", "--time", str(GRACE_S), self.id)
         return self.wait()
 
     def wait(self) -> int:
         return int(self._docker("wait", self.id).strip())
 
-    def said(self) -> str:
+    def output(self) -> str:
         done = subprocess.run(
             ["docker", "logs", self.id],
             env=self._environment,
@@ -62,7 +62,7 @@ class Container:
 
 
 def docker(environment: Mapping[str, str], *words: str) -> str:
-    """Return what the docker client prints; RuntimeError with what it complained of."""
+    """Return the docker client's output; RuntimeError with its error."""
     done = subprocess.run(["docker", *words], env=dict(environment), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"docker {words[0]} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")

@@ -40,7 +40,7 @@ exec tini -s -- cat"""
 
 
 def client() -> str | None:
-    """Return a docker client that has the buildx plugin; some machines have another one without it first on PATH."""
+    """Return a docker client that has the buildx plugin; some machines have one without it first on PATH."""
     for found in ("/usr/bin/docker", shutil.which("docker")):
         if found and os.access(found, os.X_OK):
             done = subprocess.run([found, "buildx", "version"], capture_output=True, check=False)
@@ -118,7 +118,7 @@ class Engine:
         shutil.copy(ca, folder / "ca.crt")
 
     def start(self) -> Engine:
-        """Return once it answers; RuntimeError with the end of its log when it does not come up."""
+        """Wait until it answers; RuntimeError with the end of its log when it does not come up."""
         self._subnet = Subnet()
         try:
             self._furnish()
@@ -227,7 +227,7 @@ class Engine:
 
 
 def reachable() -> dict[str, str] | None:
-    """Yield the environment for children that gives them the engine this user already has; None where none answers."""
+    """Return the environment that gives children the engine this user already has; None where none answers."""
     home = client()
     if home is None:
         return None
@@ -240,7 +240,7 @@ def reachable() -> dict[str, str] | None:
 
 
 def _rules(subnet: Subnet) -> list[list[str]]:
-    """Return what containers need to fetch packages: forwarding both ways, and this machine's address outside."""
+    """Return the rules by which containers fetch packages: forwarding both ways, behind this machine's address."""
     return [
         ["-I", "FORWARD", "-i", subnet.link, "-j", "ACCEPT"],
         ["-I", "FORWARD", "-o", subnet.link, "-j", "ACCEPT"],

@@ -91,7 +91,7 @@ class Ground:
         public = (self.path / "key.pub").read_text()
         lay_out_image(self.path / "image", public, f"127.0.0.1 localhost\n{hosts}")
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return the end of what the lab's processes printed."""
         return (self.subnet.folder / "log").read_text(errors="replace")[-1500:]
 
@@ -110,12 +110,11 @@ class Ground:
         ready = self._process.stdout.readline()
         self._process.stdout.close()
         if ready != b"ready\n":
-            raise RuntimeError(f"the lab did not start: {self.said()}")
+            raise RuntimeError(f"the lab did not start: {self.output()}")
         self._pid = first_child(self._process.pid)
 
     def _furnish(self, folders: Iterable[Path | str]) -> None:
-        """Lay out what nodes share: the key, the stand-in programs with an interpreter that no node's own `python3`
-        replaces."""
+        """Make what nodes share: the key, the stand-in programs with an interpreter that no node's own `python3` replaces."""
         self.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", f"{self.subnet.folder}/key")
         shown = {os.path.realpath(sys.base_prefix), *(str(folder) for folder in folders)}
         rows = (f"{key} {key.replace('/', '.')} {value}\n" for key, value in STOCK_SYSCTLS.items())

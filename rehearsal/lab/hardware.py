@@ -200,8 +200,7 @@ def _memory(hardware: Hardware) -> dict[str, str]:
 
 
 def _modules(hardware: Hardware) -> list[str]:
-    """Load modules from the start. The kernel's table is only there where the machine's kernel takes modules; /sys/module
-    is."""
+    """Return the modules that are loaded from the start, for /sys/module: not every kernel has a table of modules."""
     found = ["ena"] if hardware.type else []
     if hardware.efa:
         found += ["efa", "ib_uverbs", "ib_core"]
@@ -341,7 +340,7 @@ def _packages(hardware: Hardware) -> str:
 
 
 def _daemons(hardware: Hardware) -> dict[str, str]:
-    """Return the unit by name of process; all of them sleep."""
+    """Return the unit of each process by its name; all of them sleep."""
     found = {"chronyd": "chrony.service"}
     if hardware.slurm:
         found["slurmd"] = "slurmd.service"

@@ -59,7 +59,7 @@ def lay_out_image(folder: Path, public_key: str, hosts: str) -> None:
 
 
 def _pam() -> dict[str, str]:
-    """Return the files of PAM with limits made optional: a machine that may not raise limits would end every session."""
+    """Return PAM's files with optional limits: where CI may not raise limits, limits.d would end every session."""
     found = {}
     for file in Path("/etc/pam.d").iterdir():
         lines = file.read_text().splitlines()

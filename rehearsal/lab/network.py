@@ -94,7 +94,7 @@ class Subnet:
 
 
 def listen_within(pid: int, address: tuple[str, int]) -> socket.socket:
-    """Return a listening socket in the network of process `pid`; only the thread that makes it goes there."""
+    """Open a listening socket in the network of process `pid`; only the thread that makes it goes there."""
     made: list[socket.socket] = []
     failed: list[OSError] = []
 

@@ -203,7 +203,7 @@ class Node:
         self.write(f"/usr/local/sbin/{program}", script, 0o755)
 
     def wait_until_hung(self, program: str, seconds: float = 60.0) -> None:
-        """Return once somebody has called a program that hangs. TimeoutError."""
+        """Wait until a program that hangs has been called. TimeoutError."""
         end = time.monotonic() + seconds
         while not self.exists(f"/run/simulated/hangs.{program}"):
             if time.monotonic() > end:
@@ -218,7 +218,7 @@ class Node:
         self.exec("pkill", f"-{'STOP' if frozen else 'CONT'}", "-x", "sshd", check=False)
 
     def metadata(self) -> LocalMetadata:
-        """Serve the node's own instance metadata at 169.254.169.254 from now on; before, that address refuses connections."""
+        """Serve the node's own instance metadata at 169.254.169.254; without it, that address refuses connections."""
         if self._metadata is None:
             identity = {
                 "instance-id": f"i-{self._index:017x}",
@@ -230,7 +230,7 @@ class Node:
         return self._metadata.server
 
     def run_job(self, job: int) -> subprocess.Popen[bytes]:
-        """Start a process that Slurm would have titled as the batch step of a job: nothing but its name is Slurm's."""
+        """Start a process titled as the batch step of a Slurm job; only its name is Slurm's."""
         self.exec("cp", "--update", "/usr/bin/sleep", "/run/simulated/slurmstepd")
         title = f"slurmstepd: [{job}.batch]"
         return self.start("bash", "-c", f"exec -a '{title}' /run/simulated/slurmstepd infinity")
@@ -276,7 +276,7 @@ class Node:
         booted = Path(f"/proc/{self._pid}/root/run/simulated/booted")
         while not (booted.exists() and _speaks_ssh(self.address)):
             if self._process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{self.name} did not boot: {self._ground.said()}")
+                raise RuntimeError(f"{self.name} did not boot: {self._ground.output()}")
             time.sleep(0.005)
 
     def _off(self) -> None:

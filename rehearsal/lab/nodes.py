@@ -115,9 +115,9 @@ class Lab:
         for node in self.nodes:
             node.forget()
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return the end of what the lab's processes printed."""
-        return self._ground.said()
+        return self._ground.output()
 
     def _watch(self) -> None:
         while not self._ended.wait(0.05):

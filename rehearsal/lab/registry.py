@@ -78,7 +78,7 @@ class Registry:
         return [(one["method"], one["path"], int(one["status"]), int(one["size"])) for one in found]
 
     def start(self) -> Registry:
-        """Return once it answers; also again after `stop` or `kill`, with what it held. RuntimeError with its log."""
+        """Wait until it answers; also again after `stop` or `kill`, with what it held. RuntimeError with its log."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "registry.yml").write_text(yaml.safe_dump(self._settings()))
         # Registries of a killed process would hold its port.
@@ -150,7 +150,7 @@ class Registry:
 
 
 def _certify(folder: Path, address: str) -> None:
-    """Make a CA of a day, and a certificate of it for one address."""
+    """Make a CA that is valid for a day, and its certificate for one address."""
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     name, subject = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in ("Lab CA", address))
     now = datetime.now(UTC)

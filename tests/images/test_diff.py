@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images.check.diff import amount, as_json, diff, lines
+from images.check.diff import as_json, diff, lines
 from images.model import Image, Layer
 from tests.images.tars import sha256
 
@@ -40,13 +40,13 @@ def test_a_code_change_pulls_its_layer_and_says_which_instruction_it_was() -> No
     assert [one.created_by for one in found.pulled] == ["COPY code2 # buildkit"]
     told = lines(found)
     assert told[0].endswith("COPY code2")
-    assert told[1] == "1 of 3 layers to pull, 1.0 kB of 1.0 MB (0.1 %)"
+    assert told[1] == "1 of 3 layers to pull, 1 kB of 1 MB (0.1 %)"
 
 
 def test_the_same_files_compressed_anew_are_pulled_and_said_to_be() -> None:
     found = diff(made("base"), made("base~again"))
     assert found.bytes == 1000
-    assert lines(found)[0].endswith("(same files, compressed anew)")
+    assert lines(found)[0].endswith("(same files, compressed again)")
     assert [one["recompressed"] for one in as_json(found)["pull"]] == [True]
 
 
@@ -68,8 +68,3 @@ def test_what_is_pulled_and_kept_is_the_whole_image_each_layer_once(one: list[st
     assert set(kept) == {x.digest for x in a.layers} & {x.digest for x in b.layers}
     assert found.bytes == 1000 * len(pulled)
     assert json.loads(json.dumps(as_json(found)))["pull_bytes"] == found.bytes
-
-
-def test_amounts_read_as_people_say_them() -> None:
-    told = [amount(size) for size in (0, 999, 1000, 99_949, 186_240, 999_400, 1_500_000, 302_000_000, 2_700_000_000)]
-    assert told == ["0 B", "999 B", "1.0 kB", "99.9 kB", "186 kB", "999 kB", "1.5 MB", "302 MB", "2.7 GB"]

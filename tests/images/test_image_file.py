@@ -139,7 +139,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         (b"{", "cannot be read"),
         (b"\xff\xfe", "cannot be read"),
         (b"[" * 100_000, "cannot be read"),
-        (b'{"version": 1, "digest": "a", "digest": "b"}', "the key 'digest' is there twice"),
+        (b'{"version": 1, "digest": "a", "digest": "b"}', "the key 'digest' is given twice"),
         (b'{"version": NaN}', "NaN is not JSON"),
         (b"[]", "not an object"),
     ],

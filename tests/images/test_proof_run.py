@@ -95,19 +95,19 @@ def wait_for_step(run: str, step: int, container: Container) -> None:
         if seen and seen[-1]["step"] >= step:
             return
         time.sleep(0.2)
-    pytest.fail(f"no step {step}: {container.said()[-2000:]}")
+    pytest.fail(f"no step {step}: {container.output()[-2000:]}")
 
 
 def test_it_trains_stops_with_a_checkpoint_when_docker_says_so_and_goes_on_elsewhere(start: Start) -> None:
     first = start("stopped")
     wait_for_step("stopped", 3, first)
-    assert first.stop() == EXIT_REQUEUE, first.said()
+    assert first.stop() == EXIT_REQUEUE, first.output()
     store = open_store("s3://proof/stopped")
     saved = committed(store)[-1]
     assert 3 <= saved.step < STEPS
     assert verify_checkpoint(store, saved).ok
     second = start("stopped")
-    assert second.wait() == EXIT_DONE, second.said()
+    assert second.wait() == EXIT_DONE, second.output()
     seen = read_steps(store)
     assert [record["step"] for record in seen] == list(range(1, STEPS + 1))
     assert {record["attempt"] for record in seen if record["step"] > saved.step} == {2}
@@ -124,14 +124,14 @@ def test_a_stop_during_the_start_ends_in_85_as_well_and_in_no_kill(
         wait_until(lambda: len(delivered[0].docker("top", container.id).stdout.splitlines()) >= 4)
     else:
         wait_until(lambda: read_lease(store))
-    assert container.stop() == EXIT_REQUEUE, container.said()
+    assert container.stop() == EXIT_REQUEUE, container.output()
     assert verify_checkpoint(store, committed(store)[-1]).ok
 
 
 def test_a_mistake_of_the_user_is_one_line_and_exit_2(start: Start) -> None:
     container = start("mistaken", steps=-1)
     assert container.wait() == 2
-    (line,) = container.said().strip().splitlines()
+    (line,) = container.output().strip().splitlines()
     assert "train.steps" in line
 
 

@@ -271,7 +271,7 @@ def test_an_endpoint_that_does_not_answer_is_one_line() -> None:
         def get_paginator(self, name: str) -> Any:
             raise EndpointConnectionError(endpoint_url="https://api.ecr")
 
-    with pytest.raises(UserError, match=r"cannot be asked: .*https://api\.ecr.*fix: check credentials"):
+    with pytest.raises(UserError, match=r"cannot be reached: .*https://api\.ecr.*fix: check credentials"):
         scan.gate(PLACE, Deaf(), [], today=TODAY)
 
 

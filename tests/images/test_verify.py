@@ -149,9 +149,9 @@ def _nobody(root: Path) -> None:
 @pytest.mark.parametrize(
     ("plant", "check", "says"),
     [
-        (_other_version, "versions", "numpy is 2.4.5, its lock says 2.4.6"),
-        (_unlocked, "versions", "leftpad is 1.0, its lock says nothing of it"),
-        (_missing, "versions", "numpy is missing, its lock says 2.4.6"),
+        (_other_version, "versions", "numpy is 2.4.5, its lock has 2.4.6"),
+        (_unlocked, "versions", "leftpad is 1.0, its lock has no such package"),
+        (_missing, "versions", "numpy is missing, its lock has 2.4.6"),
         (_two_versions, "versions", "typing-extensions is 4.15.0 in torch and 4.16.0 in app"),
         (_no_lock, "versions", "/opt/lustrain/locks/torch.txt holds no pins"),
         (_broken_module, "imports", "trainer.optim: ModuleNotFoundError"),
@@ -256,7 +256,7 @@ def _no_link(root: Path) -> None:
     ("plant", "says"),
     [
         (_second_nccl, "2 of libnccl.so: "),
-        (_nccl_of_another_torch, "torch says NCCL 2.28.1, the wheel is 2.29.7"),
+        (_nccl_of_another_torch, "torch uses NCCL 2.28.1, the wheel is 2.29.7"),
         (_no_cache, "the linker does not find libnccl.so.2"),
         (_no_link, "the linker does not find libcudart.so"),
     ],
@@ -305,10 +305,10 @@ def test_as_a_command_it_says_pass_or_fail_and_exits_so(tree: Path, capsys: pyte
     assert capsys.readouterr().out.splitlines()[0] == "PASS programs"
     _sshd(tree)
     assert verify.main([*given, "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert not said["ok"]
-    assert said["checks"]["programs"]["problems"]
-    assert not said["checks"]["size"]["problems"]
+    answer = json.loads(capsys.readouterr().out)
+    assert not answer["ok"]
+    assert answer["checks"]["programs"]["problems"]
+    assert not answer["checks"]["size"]["problems"]
 
 
 @pytest.mark.parametrize("wrong", [["--only", "pograms"], ["--target", "tpu"], ["--budget-mb", "many"], ["--only", ""]])

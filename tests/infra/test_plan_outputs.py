@@ -256,7 +256,7 @@ def test_first_steps_are_only_those_that_the_spec_asks_for() -> None:
     ("value", "said"),
     [
         ({"version": 2}, "cluster.version = 2: not known here; allowed: 1"),
-        ([], "cluster is not a table"),
+        ([], "cluster is not a table of keys"),
         ({"version": 1, "nme": "x"}, "unknown key"),
     ],
 )

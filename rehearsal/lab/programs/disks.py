@@ -77,7 +77,7 @@ def file_systems() -> dict[str, Any]:
 
 
 def signature(device: str) -> str | None:
-    """Return what mdadm and mkfs would find and refuse to overwrite."""
+    """Return what mdadm and mkfs would refuse to overwrite."""
     with open(device, "rb") as file:
         head = file.read(_MD_OFFSET + 4)
     if head.startswith(b"XFSB"):

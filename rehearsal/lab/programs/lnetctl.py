@@ -56,7 +56,7 @@ def _start(state: dict[str, Any]) -> None:
 
 
 def _add(state: dict[str, Any], net: str, interface: str) -> None:
-    """Add a network card or an EFA device; refuse one that is absent, added already, or without its module."""
+    """Add a network card or an EFA device; refuse one that is missing, was added, or has no module."""
     if not state.get("up"):
         refuse('add:\n    - net:\n          errno: -100\n          descr: "cannot add network: Network is down"')
     module, place = {"tcp": ("ksocklnd", "net"), "efa": ("kefalnd", "infiniband")}[net]

@@ -70,7 +70,7 @@ def insert(name: str) -> None:
 
 
 def options() -> dict[str, dict[str, str]]:
-    """Return what modprobe.d says, the last word first heeded."""
+    """Return the settings of modprobe.d; the last one counts."""
     found: dict[str, dict[str, str]] = {}
     for file in sorted(Path("/etc/modprobe.d").glob("*.conf")):
         for line in file.read_text().splitlines():

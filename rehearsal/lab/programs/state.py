@@ -33,7 +33,7 @@ def hardware() -> dict[str, Any]:
 
 
 def peek(name: str, folder: Path = VOLATILE) -> dict[str, Any]:
-    """Return the state without a right to change it."""
+    """Return the state, read-only."""
     try:
         found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     except FileNotFoundError:

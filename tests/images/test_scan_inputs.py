@@ -1,4 +1,4 @@
-"""What the scan gate is asked with: an allow-list whose entries have an id, a reason and a last day, and an image in ECR."""
+"""What a scan is given: the allow-list, of which every mistake is one line, and the image, which is in ECR and has a digest."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_entry_without_a_reason_or_a_day_is_an_error(tmp_path: Path, entry: s
         ("allow = 3\n", "allow = 3: wrong type; allowed: a list"),
         ("allow = [3]\n", "allow.0 = 3: wrong type; allowed: a table of keys"),
         ("[[allow\n", "cannot be read"),
-        ('[[allow]]\nid = "A"\nreason = "r"\nreview_by = 2026-12-01\n' * 2, "allow id = 'A': is there twice"),
+        ('[[allow]]\nid = "A"\nreason = "r"\nreview_by = 2026-12-01\n' * 2, "allow id = 'A': must be unique"),
     ],
 )
 def test_a_list_of_another_form_is_an_error(tmp_path: Path, text: str, told: str) -> None:
