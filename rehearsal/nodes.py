@@ -196,7 +196,7 @@ class Fleet:
         return [tree(node) for node in self.lab.nodes]
 
     def lay_bundle(self, node: Node) -> None:
-        """Return what a node has after `aws s3 cp --recursive` of its cluster's lifecycle bundle."""
+        """Lay out what a node has after `aws s3 cp --recursive` of its cluster's lifecycle bundle."""
         document = json.dumps(node_document(self.cluster), sort_keys=True, indent=1) + "\n"
         bundle = gathered(FOLDER, generated={AGENT: archive(), DOCUMENT: document.encode("ascii")})
         folder = Path(f"/proc/{node.pid}/root{BUNDLE}")

@@ -92,7 +92,7 @@ def _named_actions(service: str, actions: str) -> list[str]:
 
 
 def _look(spec: ClusterSpec) -> Iterator[Statement]:
-    """Return the reads that AWS does not scope; preflight's online rules need them too."""
+    """Yield the reads that AWS does not scope; preflight's online rules need them too."""
     by_backend = {
         "ec2": ["autoscaling:Describe*", "ec2:GetSpotPlacementScores"],
         "hyperpod-slurm": ["sagemaker:ListClusters"],
