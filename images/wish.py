@@ -44,7 +44,7 @@ class Wish:
         return dict(word.split("=", 1) for word in self.arg)
 
     def options(self) -> Mapping[str, Any]:
-        """How it is built, as keywords of `images.plan.image.make`: not at all, where an image is only planned or pushed."""
+        """Return how it is built, as keywords of `images.plan.plan.make`; for an image that is only planned, its secrets."""
         return {"secrets": _secrets(None, None)}
 
 

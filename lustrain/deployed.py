@@ -46,7 +46,7 @@ def outputs(stack: str, needed: str, instead: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         raise UserError(f"pulumi did not answer within {PULUMI_WAITS_S} s; fix: try `{' '.join(command)}`") from None
     if done.returncode:
-        said = " ".join(done.stderr.split()) or "no word"
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise UserError(f"pulumi cannot tell the {needed} of {stack}: {said}; fix: `pulumi up` once, or give {instead}")
     try:
         found = json.loads(done.stdout)

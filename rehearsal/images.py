@@ -215,7 +215,7 @@ def _why_not(own: bool) -> str | None:
 
 
 def _wait_for_step(container: Container, store: ObjectStore, step: int) -> None:
-    """Return when the run has logged `step`, when the container ended, or after PATIENCE_S; promises then show which."""
+    """Wait until the run has logged `step`, the container has ended, or PATIENCE_S have passed; promises then show which."""
     end = time.monotonic() + PATIENCE_S
     while container.running() and time.monotonic() < end:
         seen = read_steps(store)

@@ -356,7 +356,7 @@ def take_down(journey: Journey) -> None:
 
 
 def wait_for_step(journey: Journey, job: LocalJob, step: int) -> None:
-    """Return when the run has logged `step`, or when the job ended before (which the promises then show)."""
+    """Wait until the run has logged `step` or the job has ended before it, which the promises then show."""
     while job.running():
         seen = read_steps(journey.store("interrupted"))
         attempt = max((int(record["attempt"]) for record in seen), default=0)

@@ -150,7 +150,7 @@ class Bake:
         return Built(steps.ended(), round(time.monotonic() - began, 3), digest, image_id)
 
     def _beyond_builder(self, plan: Plan, output: Output) -> str | None:
-        """Say what the engine's built-in builder cannot do; a builder of its own, in a container, can do all."""
+        """Return why the engine's built-in builder cannot build this; a builder in a container of its own can build all."""
         wishes = [(bool(plan.cache_to), "export its cache to a registry"), (plan.attestations, "make attestations")]
         wished = [words for wish, words in wishes if wish]
         if not wished and output is not Output.PUSH_BY_DIGEST:
@@ -169,7 +169,7 @@ class Bake:
         return driver[1] if driver else "docker"
 
     def _keeps(self) -> bool:
-        """Say whether the builder handles images as a registry has them: a BuildKit of its own, or an engine with
+        """Return whether the builder handles images as a registry has them: a BuildKit of its own, or an engine with
         containerd's store."""
         return self._driver() != "docker" or engine.facts(self._environment).containerd_store
 

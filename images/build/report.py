@@ -22,7 +22,7 @@ def lines(built: Built) -> list[str]:
 
 
 def as_json(built: Built) -> dict[str, Any]:
-    """Return the same as one object; seconds and bytes."""
+    """Return the report of a build as one JSON object; seconds and bytes."""
     cached, counted = _cached(built.steps)
     found: dict[str, Any] = {
         "version": VERSION,

@@ -287,7 +287,7 @@ def _read(place: Place, client: Any) -> _Scan:
 
 
 def _has_result(pages: Sequence[Mapping[str, Any]]) -> bool:
-    """Check for signs of a result: COMPLETE or ACTIVE comes seconds before it (https://github.com/aws/aws-sdk/issues/289)."""
+    """Return whether there is a sign of a result: COMPLETE or ACTIVE comes seconds before it (https://github.com/aws/aws-sdk/issues/289)."""
     signs = ("imageScanCompletedAt", "findingSeverityCounts", "findings", "enhancedFindings")
     return any((page.get("imageScanFindings") or {}).get(sign) for page in pages for sign in signs)
 

@@ -99,7 +99,7 @@ class Dockerfile:
         return tuple(stage for stage in self.stages if stage.name in found)
 
     def for_image(self, target: str) -> tuple[Stage, ...]:
-        """Return the same for an image together with the stage that verifies it."""
+        """Return the stages that an image and the stage that verifies it need, in the file's order."""
         names = {stage.name for one in (target, f"{target}-verify") for stage in self.needed(one)}
         return tuple(stage for stage in self.stages if stage.name in names)
 

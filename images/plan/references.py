@@ -71,12 +71,8 @@ def parse(text: str, path: str = "image") -> Reference:
     if not is_host(registry):
         raise _wrong(path, text, "not a registry's host name", "name or name:port")
     if not _PATH.fullmatch(repository):
-        why = (
-            "without the scheme"
-            if "://" in text
-            else "lower case letters, digits, and . _ - between them, parts with /"
-        )
-        raise _wrong(path, text, "not a repository's name", why)
+        allowed = "lower case letters, digits, and . _ - between them, parts with /"
+        raise _wrong(path, text, "not a repository's name", allowed)
     if len(repository) > LONGEST_NAME:
         raise _wrong(path, text, f"a repository's name of {len(repository)} characters", f"up to {LONGEST_NAME}")
     return Reference(registry, repository, tag, digest or None)

@@ -48,7 +48,7 @@ class Nodes:
 
 
 def program(value: object) -> dict[str, Any]:
-    """Check the configuration `value`, then declare its cluster; `pulumi up` runs this.
+    """Declare the cluster of the configuration `value`, once it is checked; `pulumi up` runs this.
 
     UserError lists what is wrong with the description, or why AWS does not answer; nothing is declared then.
     """

@@ -75,7 +75,7 @@ def run_offline(spec: ClusterSpec, place: Place | None, now: datetime | None = N
 
 
 def run_in(context: Context) -> list[Problem]:
-    """Return the same where less than a place is known."""
+    """Return what is wrong in `context`, which may know less than a place."""
     return settle(context.spec, check_offline(context), {**OFFLINE, **SUPPRESSIONS})
 
 

@@ -140,7 +140,7 @@ class Saving:
         return decide(self._votes, self._rank, topic, mine, judge, NOTICE_VOTE_S)
 
     def finish(self, step: int) -> None:
-        """Return when the state after `step` is committed; NotSavedError if it cannot be, LostRunError if it must not be."""
+        """Wait until the state after `step` is committed; NotSavedError if it cannot be, LostRunError if it must not be."""
         for _ in range(FINAL_TRIES):
             self._settle()
             if self.committed_step == step:

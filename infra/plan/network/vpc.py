@@ -108,7 +108,7 @@ def network(spec: ClusterSpec, place: Place) -> NetworkPlan:
 
 
 def has_nat(spec: ClusterSpec) -> bool:
-    """Say whether the VPC has a NAT gateway; a closed network has none, whatever `nat` says."""
+    """Return whether the VPC has a NAT gateway; a closed network has none, whatever `nat` says."""
     return spec.network.existing is None and spec.network.nat and not spec.network.closed
 
 

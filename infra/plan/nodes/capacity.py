@@ -215,5 +215,5 @@ def _type_problems(group: Group, backend: Backend, prefix: str) -> Iterator[Prob
 
 
 def _has_placement_groups(kind: Instance | None) -> bool:
-    """Say whether the type can be in a cluster placement group; an unknown type is new hardware, which can."""
+    """Return whether the type can be in a cluster placement group; an unknown type is new hardware, which can."""
     return kind is None or "cluster" in kind.placement
