@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from images.build import report
-from images.build.make import LOCAL, Made, Planned
+from images.build.make import Made, Planned
 from images.plan import changes
+from images.wish import LOCAL
 from lustrain import image_file
 from lustrain.image_file import GitState, Record
 
