@@ -119,7 +119,7 @@ def test_arguments_come_from_versions_and_flags_take_their_place() -> None:
         "BASE_IMAGE": VERSIONS.base,
         "TOOLS_IMAGE": VERSIONS.tools,
         "TORCH_CPU_LINKS": VERSIONS.torch_cpu_links,
-        "BUDGET_MB": str(VERSIONS.budget_mb["cpu"]),
+        "BUDGET_MB": str(VERSIONS.budget_mb.cpu),
     }
     cuda = made("cuda").arguments
     assert (cuda["EFA_VERSION"], cuda["EFA_SHA256"], cuda["EFA_URL"]) == (
