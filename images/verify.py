@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -B
 """Checks of a trainer image from inside, as its last build step and as a command: verify.py [--json].
 
-It prints one line per check, PASS or FAIL. Exit code: 1 where a check failed, 2 for wrong arguments. It runs on the standard
-library alone, because it must report what is missing. Without a GPU and without EFA it cannot try them: it checks that what
+It prints a line for each check, ok or failed. Exit code: 1 where a check failed, 2 for wrong arguments. It runs on the
+standard library alone, because it must report what is missing. Without a GPU and without EFA it cannot try them: it checks that what
 they need is in the image, once, and loads.
 """
 
@@ -348,13 +348,13 @@ def run(image: Image, names: Sequence[str]) -> dict[str, Outcome]:
 
 
 def lines(outcomes: dict[str, Outcome]) -> Iterator[str]:
-    """Yield PASS or FAIL, the check, and its problems or its note."""
+    """Yield ok or failed, the check, and its problems or its note."""
     for name, outcome in outcomes.items():
-        yield from (f"FAIL {name}: {problem}" for problem in outcome.problems[:_SHOWN])
+        yield from (f"failed {name}: {problem}" for problem in outcome.problems[:_SHOWN])
         if len(outcome.problems) > _SHOWN:
-            yield f"FAIL {name}: and {len(outcome.problems) - _SHOWN} more; --json shows all"
+            yield f"failed {name}: and {len(outcome.problems) - _SHOWN} more; --json shows all"
         if not outcome.problems:
-            yield f"PASS {name}" + (f": {outcome.note}" if outcome.note else "")
+            yield f"ok {name}" + (f": {outcome.note}" if outcome.note else "")
 
 
 def _checks(text: str) -> list[str]:

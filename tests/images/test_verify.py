@@ -302,7 +302,7 @@ def test_what_a_vendor_brings_is_neither_installed_again_nor_judged(tree: Path) 
 def test_as_a_command_it_says_pass_or_fail_and_exits_so(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--root", str(tree), "--target", "cpu", "--only", "programs,size"]
     assert verify.main(given) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "PASS programs"
+    assert capsys.readouterr().out.splitlines()[0] == "ok programs"
     _sshd(tree)
     assert verify.main([*given, "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
