@@ -2,8 +2,8 @@
 """Checks of a trainer image from inside, as its last build step and as a command: verify.py [--json].
 
 It prints a line for each check, ok or failed. Exit code: 1 where a check failed, 2 for wrong arguments. It runs on the
-standard library alone, because it must report what is missing. Without a GPU and without EFA it cannot try them: it checks that what
-they need is in the image, once, and loads.
+standard library alone, because it must report what is missing. Without a GPU and without EFA it cannot try them: it checks
+that what they need is in the image, once, and loads.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def test_a_program_reads_the_same_findings(hand: Hand) -> None:
     digest = hand.image(TARS, config)
     told = json.loads(json.dumps(as_json(checked(hand))))
     assert (told["version"], told["ref"], told["digest"], told["exit"]) == (2, hand.ref(), digest, 1)
-    assert [row["check"] for row in told["rows"] if row["state"] == FAILED] == ["user"]
+    assert [row["check"] for row in told["rows"] if row["status"] == FAILED] == ["user"]
 
 
 def test_odd_values_of_strangers_break_no_line(hand: Hand) -> None:
