@@ -23,7 +23,9 @@ from images.build.output import read_lines
 from images.build.steps import Steps
 from images.model import Built, Context, Output, Plan, Watch
 from images.plan.references import parse
-from images.registry import docker_config, merge
+from images.registry import merge
+from images.registry.client import connect
+from images.registry.credentials import docker_config
 from lustrain.problem import FAILED, UserError, plain, problem
 
 BAKE_FILE = Path(__file__).parents[1] / "docker-bake.hcl"
@@ -72,7 +74,7 @@ class Bake:
         hosts = {parse(ref).registry for ref in asked}
         with (
             tempfile.TemporaryDirectory(prefix="lustrain-bake-") as found,
-            docker_config.of_ecr(hosts, self._environment) as logged_in,
+            docker_config(hosts, self._environment) as logged_in,
         ):
             folder = Path(found)
             wanted, metadata = folder / "override.json", folder / "metadata.json"
@@ -130,7 +132,7 @@ class Bake:
             return output
         if self._driver() != "docker":
             return Output.PUSH_BY_DIGEST
-        return Output.LOAD if any(map(merge.digest_under, plan.tags)) else Output.PUSH
+        return Output.LOAD if any(connect(tag).digest_of(tag) for tag in plan.tags) else Output.PUSH
 
     def _built(
         self, plan: Plan, output: Output, made: Output, steps: Steps, told: Mapping[str, Any], began: float
@@ -144,7 +146,7 @@ class Bake:
                 f"{plan.repository}: buildx pushed and did not report the digest; fix: update docker-buildx", FAILED
             )
         if output is Output.PUSH:
-            named = merge.name if made is Output.PUSH_BY_DIGEST else merge.confirm
+            named = merge.tag if made is Output.PUSH_BY_DIGEST else merge.confirm
             digests = [named(tag, str(digest or image_id)) for tag in plan.tags]
             digest = digests[0]
         return Built(steps.ended(), round(time.monotonic() - began, 3), digest, image_id)

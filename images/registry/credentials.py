@@ -6,22 +6,23 @@ Amazon's public registry (public.ecr.aws) is a registry like others here: withou
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from docker import errors
 from docker.auth import AuthConfig
-from docker.utils.config import find_config_file
 
 from images.registry import ecr
 from lustrain.problem import FAILED, UserError, problem
 
-MARGIN = timedelta(minutes=15)
-"""Renewed this long before the end: a layer's upload outlasts the check before it."""
+CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
@@ -31,17 +32,11 @@ class Credentials:
     username: str
     password: str = field(repr=False)
     identity_token: str | None = field(default=None, repr=False)
-    ends: datetime | None = None
-    source: Callable[[], Credentials | None] | None = field(default=None, repr=False, compare=False)
-    """Where they come from; asked again when they end or are refused."""
 
     @property
-    def stale(self) -> bool:
-        return self.ends is not None and datetime.now(UTC) > self.ends - MARGIN
-
-    def renewed(self) -> Credentials:
-        """Return what their source says now; these where it says nothing else."""
-        return (self.source and self.source()) or self
+    def basic(self) -> str:
+        """User and password as RFC 7617 and docker's config.json have them."""
+        return b64encode(f"{self.username}:{self.password}".encode()).decode()
 
     def hide(self, text: str) -> str:
         """Return a text from elsewhere, without the secret."""
@@ -51,7 +46,7 @@ class Credentials:
 
 
 def for_registry(host: str) -> Credentials | None:
-    """Return what opens `host`; None where nothing is known, and it is asked anonymously.
+    """Return the credentials for `host`; None where nothing is known, and it is asked anonymously.
 
     An ECR's token comes from AWS, and where that gives none, from a `docker login` if there was one. UserError where the
     configuration cannot be read, its credential helper fails, or AWS gives no token.
@@ -59,55 +54,78 @@ def for_registry(host: str) -> Credentials | None:
     if ecr.region_of(host) is None:
         return _configured(host)
     try:
-        token = ecr.token(host)
+        return Credentials(*ecr.token(host))
     except UserError:
-        if found := _configured(host):
-            return found
+        if credentials := _configured(host):
+            return credentials
         raise
-    return Credentials(token.username, token.password, None, token.ends, source=lambda: for_registry(host))
+
+
+@contextmanager
+def docker_config(hosts: Iterable[str], environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield variables for a docker command that shall reach `hosts`: a configuration with tokens for the ECRs among them.
+
+    The user's own configuration stays in force beside the tokens: everything but its file is there by symbolic links.
+    """
+    ours = sorted(host for host in hosts if ecr.region_of(host) is not None)
+    if not ours:
+        yield {}
+        return
+    home = _folder(environment)
+    with tempfile.TemporaryDirectory(prefix="lustrain-login-") as name:
+        folder = Path(name)
+        for path in home.iterdir() if home.is_dir() else ():
+            if path.name != CONFIG:
+                (folder / path.name).symlink_to(path.absolute())
+        with os.fdopen(os.open(folder / CONFIG, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            json.dump(_with_tokens(_read(home / CONFIG), ours), file)
+        yield {"DOCKER_CONFIG": name}
+
+
+def _with_tokens(config: Mapping[str, Any], hosts: Iterable[str]) -> dict[str, Any]:
+    auths, helpers = (
+        dict(table) if isinstance(table := config.get(name), dict) else {} for name in ("auths", "credHelpers")
+    )
+    for host in hosts:
+        if host not in helpers and (credentials := for_registry(host)):
+            auths[host] = {"auth": credentials.basic}
+            # A store for all registries would be asked in place of the token; an empty helper is none.
+            helpers[host] = ""
+    return {**config, "auths": auths, "credHelpers": helpers}
 
 
 def _configured(host: str) -> Credentials | None:
-    config = _config()
-    helper = config.get_credential_store(host) if config.creds_store or config.cred_helpers else None
+    path = _folder(os.environ) / CONFIG
+    config = _read(path)
+    # Without one of these docker's library would take the file for the old format, in which every key is a registry.
+    known = {name: config[name] for name in ("auths", "credsStore", "credHelpers") if config.get(name)}
+    if not known:
+        return None
+    try:
+        docker = AuthConfig.load_config(None, known)
+    except (AttributeError, ValueError, errors.DockerException):
+        raise _unreadable(path) from None
     try:
         with warnings.catch_warnings():
             # It warns of a helper that is not there, and then fails because of it.
             warnings.simplefilter("ignore")
-            found = config.resolve_authconfig(host)
-    except (errors.DockerException, OSError, ValueError, LookupError, TypeError) as error:
-        program = f"docker-credential-{helper}"
+            entry = docker.resolve_authconfig(host) or {}
+            values = {str(name).lower(): str(value or "") for name, value in entry.items()}
+    except (errors.DockerException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        program = f"docker-credential-{docker.get_credential_store(host)}"
         why = "is not on PATH" if "not installed" in str(error) else f"failed for {host}"
         fix = f"see whether `{program} list` works, or `docker login {host}` without it"
         raise UserError(problem("docker config", program, f"the credential helper {why}", fix=fix), FAILED) from None
-    return _credentials(host, {str(name).lower(): value for name, value in (found or {}).items()})
+    username, token = values.get("username", ""), values.get("identitytoken")
+    return Credentials(username, values.get("password", ""), token or None) if username or token else None
 
 
-def _credentials(host: str, found: Mapping[str, object]) -> Credentials | None:
-    token = found.get("identitytoken")
-    if not token and not found.get("username"):
-        return None
-    return Credentials(
-        str(found.get("username") or ""),
-        str(found.get("password") or ""),
-        str(token) if token else None,
-        source=lambda: _configured(host),
-    )
+def _folder(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get("DOCKER_CONFIG") or Path(environment.get("HOME") or Path.home(), ".docker"))
 
 
-def _config() -> AuthConfig:
-    path = find_config_file()
-    config = read_config(Path(path)) if path else {}
-    # Without one of these docker's library would take the file for the old format, in which every key is a registry.
-    known = {name: config[name] for name in ("auths", "credsStore", "credHelpers") if config.get(name)}
-    try:
-        return AuthConfig.load_config(None, known) if known else AuthConfig({})
-    except (AttributeError, ValueError, errors.DockerException):
-        raise _unreadable(Path(str(path))) from None
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Read docker's config.json; empty where there is none. UserError where it is something else."""
+def _read(path: Path) -> dict[str, Any]:
+    """Return docker's config.json; empty where there is none. UserError where it is something else."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -7,15 +7,8 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from lustrain.problem import FAILED, UserError, problem
-
-if TYPE_CHECKING:
-    from botocore.exceptions import BotoCoreError, ClientError
-    from mypy_boto3_ecr import ECRClient
 
 _HOST = re.compile(
     r"(?P<account>[0-9]{12})\.dkr"
@@ -38,17 +31,6 @@ _REFUSALS = (
 )
 """Codes of ECR's refusals and names of botocore's errors, what they mean, and what to do."""
 _SECONDS, _TRIES = 10, 4
-LIFE = timedelta(hours=12)
-"""https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_GetAuthorizationToken.html"""
-
-
-@dataclass(frozen=True)
-class Token:
-    """A user name and a password for 12 hours."""
-
-    username: str
-    password: str = field(repr=False)
-    ends: datetime
 
 
 def region_of(host: str) -> str | None:
@@ -57,21 +39,32 @@ def region_of(host: str) -> str | None:
     return (found["region"] or found["dual"]) if found else None
 
 
-def token(host: str) -> Token:
-    """Return a new token for the registry `host`, from the region in its name; UserError in one line where AWS gives none."""
+def token(host: str) -> tuple[str, str]:
+    """Return a user name and a new password for the registry `host`, from AWS in the region of its name.
+
+    It is good for 12 hours. UserError in one line where AWS gives none.
+    https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_GetAuthorizationToken.html
+    """
+    import boto3
+    from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
     region = str(region_of(host))
+    config = Config(
+        connect_timeout=_SECONDS,
+        read_timeout=_SECONDS,
+        retries={"mode": "standard", "total_max_attempts": _TRIES},
+    )
     try:
-        answer = _client(region).get_authorization_token()
-        given = answer["authorizationData"][0]
-        username, _, password = base64.b64decode(given["authorizationToken"]).decode().partition(":")
-        return Token(username, password, _end(given["expiresAt"].astimezone(UTC)))
+        answer = boto3.session.Session().client("ecr", region_name=region, config=config).get_authorization_token()
+        pair = base64.b64decode(answer["authorizationData"][0]["authorizationToken"]).decode()
     except (ClientError, BotoCoreError) as error:
         raise _refused(host, region, error) from None
     except (LookupError, ValueError):
         why = f"ECR in {region} answered with no token"
         raise UserError(problem("registry", host, why, fix="see what AWS_ENDPOINT_URL points to"), FAILED) from None
+    username, _, password = pair.partition(":")
+    return username, password
 
 
 def missing(host: str, repository: str) -> str:
@@ -82,26 +75,7 @@ def missing(host: str, repository: str) -> str:
     )
 
 
-def _end(told: datetime) -> datetime:
-    """By this machine's clock: where that is off, a token would seem to have ended when it was given, and each after it."""
-    now = datetime.now(UTC)
-    return told if now < told else now + LIFE
-
-
-def _client(region: str) -> ECRClient:
-    import boto3
-    from botocore.config import Config
-
-    config = Config(
-        connect_timeout=_SECONDS,
-        read_timeout=_SECONDS,
-        retries={"mode": "standard", "total_max_attempts": _TRIES},
-    )
-    client: ECRClient = boto3.session.Session().client("ecr", region_name=region, config=config)
-    return client
-
-
-def _refused(host: str, region: str, error: BotoCoreError | ClientError) -> UserError:
+def _refused(host: str, region: str, error: Exception) -> UserError:
     answer = getattr(error, "response", {}).get("Error", {})
     code = str(answer.get("Code") or type(error).__name__)
     for codes, why, fix in _REFUSALS:

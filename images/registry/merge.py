@@ -1,4 +1,4 @@
-"""Images of several platforms joined under one tag.
+"""Tags put on images that are in a registry by digest; images of several platforms joined under one tag.
 
 A docker manifest list where the images are docker's, because nodes' enroot before 3.4.1 reads no OCI index
 (https://github.com/NVIDIA/JAX-Toolbox/issues/310); an OCI index where they are OCI images; never a mixture, which
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from images.plan.references import Reference, is_digest, parse
 from images.registry.client import (
@@ -21,35 +21,16 @@ from images.registry.client import (
     Registry,
     connect,
     digest_like,
-    taken,
+    object_of,
 )
-from lustrain.problem import FAILED, UserError, problem
+from images.registry.read import platform_of
+from images.registry.refusals import NEW_TAG
+from lustrain.problem import UserError, problem
 
 _LIST_OF = {DOCKER_MANIFEST: DOCKER_LIST, OCI_MANIFEST: OCI_INDEX}
 
 
-@dataclass(frozen=True)
-class Child:
-    """One platform's image, as its registry describes it."""
-
-    digest: str
-    media_type: str
-    size: int
-    """Bytes of its manifest."""
-    platform: Mapping[str, str]
-    """os, architecture and, where there is one, variant."""
-
-    @property
-    def named(self) -> str:
-        return "/".join(self.platform.values())
-
-
-def merge(
-    ref: str,
-    digests: Sequence[str],
-    *,
-    to: Registry | None = None,
-) -> str:
+def merge(ref: str, digests: Sequence[str]) -> str:
     """Put a list of images, which are in the repository by digest, under the tag `ref`; returns the list's digest.
 
     The same list under the tag already is well. UserError in one line, exit code 2, where the tag is another image's, a
@@ -58,35 +39,44 @@ def merge(
     reference = _tagged(ref)
     if not digests:
         raise UserError(problem("digests", [], "nothing to join", fix="push each platform by digest first"))
-    there = to or connect(reference)
-    return _put(there, reference, *joined([_child(there, reference, digest) for digest in digests]))
+    registry = connect(reference)
+    return _put(registry, reference, *joined([_entry(registry, reference, digest) for digest in digests]))
 
 
-def name(ref: str, digest: str, *, to: Registry | None = None) -> str:
+def tag(ref: str, digest: str) -> str:
     """Put the tag `ref` on what is in its repository under `digest`; a tag is never taken from another image (exit code 2)."""
     reference = _tagged(ref)
-    there = to or connect(reference)
-    found = there.manifest(reference.at(digest))
-    return _put(there, reference, found.body, found.media_type)
+    registry = connect(reference)
+    manifest = registry.manifest(reference.at(digest))
+    return _put(registry, reference, manifest.body, manifest.media_type)
 
 
-def digest_under(ref: str, *, to: Registry | None = None) -> str | None:
-    """Return the digest that a tag names in its registry; None where the tag is free."""
-    reference = _tagged(ref)
-    return (to or connect(reference)).digest_of(reference)
-
-
-def confirm(ref: str, digest: str, *, to: Registry | None = None) -> str:
+def confirm(ref: str, digest: str) -> str:
     """Return the digest that the tag `ref` names, which must be the image `digest` of its manifest or its configuration.
 
     UserError, exit code 2, where the tag names a different image, as when somebody else pushed it meanwhile.
     """
     reference = _tagged(ref)
-    registry = to or connect(reference)
-    held = registry.manifest(reference).digest
-    if digest not in (held, _config(registry, reference.at(held))):
-        raise taken(reference, held)
-    return held
+    return _confirmed(connect(reference), reference, digest)
+
+
+def joined(entries: Sequence[Mapping[str, Any]]) -> tuple[bytes, str]:
+    """Return the bytes and media type of a list of images, the same in whatever order they are given.
+
+    UserError where they do not fit.
+    """
+    kinds = sorted({entry["mediaType"] for entry in entries})
+    if len(kinds) > 1:
+        why = "images of two forms do not go into one list"
+        raise UserError(problem("media types", kinds, why, fix="build all platforms with the same options"))
+    ordered = sorted(entries, key=lambda entry: platform_of(entry["platform"]))
+    for first, second in pairwise(ordered):
+        if (name := platform_of(first["platform"])) == platform_of(second["platform"]):
+            digests = [first["digest"], second["digest"]]
+            why = f"the image for {name} twice" if digests[0] == digests[1] else f"two images for {name}"
+            raise UserError(problem("digests", digests, why, fix="give one a platform"))
+    document = {"schemaVersion": 2, "mediaType": _LIST_OF[kinds[0]], "manifests": ordered}
+    return json.dumps(document, indent=2).encode(), _LIST_OF[kinds[0]]
 
 
 def _tagged(ref: str) -> Reference:
@@ -96,72 +86,48 @@ def _tagged(ref: str) -> Reference:
     return reference
 
 
-def _put(there: Registry, reference: Reference, body: bytes, media_type: str) -> str:
-    wanted = digest_like(body)
-    found = there.digest_of(reference)
-    if found == wanted:
-        return wanted
-    if found is not None and _config(there, reference.at(found)) == json.loads(body).get("config", {}).get(
-        "digest", ""
-    ):
-        # The same image, whose layers another builder has compressed in another way.
-        return found
-    if found is not None:
-        raise taken(reference, found)
-    try:
-        there.put_manifest(reference, body, media_type)
-    except UserError:
-        # An ECR whose tags are immutable refuses to be told twice what it has taken, as when its first answer was lost.
-        if there.digest_of(reference) != wanted:
-            raise
-    held = there.manifest(reference).digest
-    if held != wanted:
-        why = "the registry holds a different digest than was pushed: the tag was pushed meanwhile, or a proxy lies"
-        raise UserError(problem(f"{reference} digest", held, why, allowed=wanted, fix="choose another tag"), FAILED)
-    return held
+def _put(registry: Registry, reference: Reference, body: bytes, media_type: str) -> str:
+    digest = digest_like(body)
+    if registry.digest_of(reference) is None:
+        try:
+            registry.put_manifest(reference, body, media_type)
+        except UserError:
+            # An ECR whose tags are immutable refuses to be told twice what it has taken, as when its first answer was lost.
+            if registry.digest_of(reference) != digest:
+                raise
+    # Layers that another builder has compressed in another way are the same image by its configuration.
+    return _confirmed(registry, reference, digest, _config(reference, body))
 
 
-def _config(there: Registry, reference: Reference) -> str | None:
-    try:
-        return there.config_digest(reference)
-    except UserError:
-        return None
+def _confirmed(registry: Registry, reference: Reference, *accepted: str | None) -> str:
+    held = registry.manifest(reference)
+    if not {held.digest, _config(reference, held.body)} & {digest for digest in accepted if digest}:
+        why = f"the tag already names a different image ({held.digest}); a tag is never overwritten"
+        raise UserError(problem("image", str(reference), why, fix=NEW_TAG))
+    return held.digest
 
 
-def joined(children: Sequence[Child]) -> tuple[bytes, str]:
-    """Return the list's bytes and media type, the same for the same images in whatever order. UserError where they do not
-    fit."""
-    kinds = sorted({child.media_type for child in children})
-    if len(kinds) > 1:
-        why = "images of two forms do not go into one list"
-        raise UserError(problem("media types", kinds, why, fix="build all platforms with the same options"))
-    ordered = sorted(children, key=lambda child: child.named)
-    for one, other in pairwise(ordered):
-        if one.named == other.named:
-            why = f"two images for {one.named}" if one.digest != other.digest else f"the image for {one.named} twice"
-            raise UserError(problem("digests", [one.digest, other.digest], why, fix="give one a platform"))
-    media_type = _LIST_OF[kinds[0]]
-    entries = [
-        {"mediaType": one.media_type, "size": one.size, "digest": one.digest, "platform": dict(one.platform)}
-        for one in ordered
-    ]
-    document = {"schemaVersion": 2, "mediaType": media_type, "manifests": entries}
-    return json.dumps(document, indent=2).encode(), media_type
+def _config(reference: Reference, body: bytes) -> str | None:
+    """Return the digest of a manifest's configuration; None for an index."""
+    config = object_of(str(reference), body).get("config")
+    digest = config.get("digest") if isinstance(config, dict) else None
+    return digest if isinstance(digest, str) else None
 
 
-def _child(there: Registry, reference: Reference, digest: str) -> Child:
+def _entry(registry: Registry, reference: Reference, digest: str) -> dict[str, Any]:
+    """Return the entry for an image in a list, https://github.com/opencontainers/image-spec/blob/main/descriptor.md"""
     if not is_digest(digest):
         raise UserError(problem("digests", digest, "not a digest", allowed="sha256: and 64 hexadecimal digits"))
     image = reference.at(digest)
-    if there.digest_of(image) is None:
-        why = f"not in {reference.name}"
-        raise UserError(problem("digests", digest, why, fix="push it there by digest first"))
-    manifest = there.manifest(image)
+    manifest = registry.existing(image)
+    if manifest is None:
+        raise UserError(problem("digests", digest, f"not in {reference.name}", fix="push it there by digest first"))
     if manifest.media_type not in _LIST_OF:
         why = f"not one image but {manifest.media_type}"
         raise UserError(problem("digests", digest, why, fix="build each platform without attestations"))
-    config = there.config(image)
+    name = str(_config(image, manifest.body))
+    config = object_of(f"{image} configuration", registry.blob(image, name))
     platform = {key: str(config[key]) for key in ("os", "architecture", "variant") if config.get(key)}
     if len(platform) < 2:
         raise UserError(problem("digests", digest, "its configuration names no platform", fix="build it again"))
-    return Child(digest, manifest.media_type, len(manifest.body), platform)
+    return {"mediaType": manifest.media_type, "size": len(manifest.body), "digest": digest, "platform": platform}

@@ -13,7 +13,7 @@ from typing import Any
 
 from images.model import Image, Layer
 from images.plan.references import Reference, parse
-from images.registry.client import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, Registry, object_of
+from images.registry.client import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, Manifest, Registry, object_of
 from lustrain.problem import FAILED, UserError, problem
 
 MANIFESTS, INDEXES = (DOCKER_MANIFEST, OCI_MANIFEST), (DOCKER_LIST, OCI_INDEX)
@@ -22,7 +22,6 @@ _LAYERS = re.compile(
     r"application/vnd\.(docker\.image\.rootfs\.diff\.tar(\.gzip|\.zstd)?|oci\.image\.layer\.v1\.tar(\+gzip|\+zstd)?)"
 )
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_BUILT_HERE = "build it with `fab image-build --push`"
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,6 @@ class Index:
 
     digest: str
     media_type: str
-    platforms: tuple[str, ...]
     attestations: int
     """How many of its entries are provenance or SBOM and no image."""
 
@@ -52,118 +50,108 @@ def image(registry: Registry, ref: str, platform: str | None = None) -> Image:
     """Return the image behind a reference; `platform` (linux/amd64) chooses where there are several. UserError in one line."""
     found = find(registry, ref, platform)
     if len(found) > 1:
-        named = [one.image.platform for one in found]
+        platforms = [each.image.platform for each in found]
         why = "the reference stands for several platforms"
-        raise UserError(problem(ref, named, why, allowed="one of them", fix=f"add --platform {named[0]}"))
+        raise UserError(problem(ref, platforms, why, allowed="one of them", fix=f"add --platform {platforms[0]}"))
     return found[0].image
 
 
 def find(registry: Registry, ref: str, platform: str | None = None) -> tuple[Found, ...]:
-    """Every image behind a reference, one a platform, or that of one platform; attestations are none. Raises like `image`."""
-    asked = parse(ref)
-    digest, media_type, parsed = _manifest(registry, asked)
-    if media_type not in INDEXES:
-        found = _found(registry, asked, digest, media_type, parsed, None)
+    """Return every image behind a reference, one a platform, or that of one platform; attestations are none.
+
+    Raises like `image`.
+    """
+    reference = parse(ref)
+    manifest, document = _manifest(registry, reference)
+    if manifest.media_type not in INDEXES:
+        found = _found(registry, reference, manifest, document, None)
         if platform and found.image.platform != platform:
             raise _no_platform(ref, platform, [found.image.platform])
         return (found,)
-    entries = [_described(ref, one) for one in parsed.get("manifests") or ()]
-    images = [one for one in entries if not _attests(one)]
-    named = tuple(_platform(one.get("platform") or {}) for one in images)
-    index = Index(digest, media_type, named, len(entries) - len(images))
-    chosen = [one for one, of in zip(images, named, strict=True) if platform in (None, of)]
+    entries = [_descriptor(ref, entry) for entry in document.get("manifests") or ()]
+    images = [(entry["digest"], platform_of(entry.get("platform") or {})) for entry in entries if not _attests(entry)]
+    index = Index(manifest.digest, manifest.media_type, sum(map(_attests, entries)))
+    chosen = [reference.at(digest) for digest, name in images if platform in (None, name)]
     if not chosen:
-        raise _no_platform(ref, platform, named)
-    result = []
-    for one in chosen:
-        own = asked.at(one["digest"])
-        result.append(_found(registry, own, *_manifest(registry, own), index))
-    return tuple(result)
+        raise _no_platform(ref, platform, [name for _, name in images])
+    return tuple(_found(registry, each, *_manifest(registry, each), index) for each in chosen)
 
 
-def _manifest(registry: Registry, ref: Reference) -> tuple[str, str, Mapping[str, Any]]:
-    """Digest, media type and document."""
-    digest, media_type, body = registry.manifest(ref)
-    if media_type not in (*MANIFESTS, *INDEXES):
-        old = "of Docker's first form, which has no digests to deploy by" if ".v1+" in media_type else "no image"
-        allowed = "a docker schema 2 or OCI manifest or index"
-        raise UserError(problem(f"{ref} media type", media_type, old, allowed=allowed, fix=_BUILT_HERE), FAILED)
-    return digest, media_type, object_of(str(ref), body)
+def platform_of(config: Mapping[str, Any]) -> str:
+    """Return the platform of a configuration or of an entry in an index, like linux/arm64/v8."""
+    return "/".join(str(config[key]) for key in ("os", "architecture", "variant") if config.get(key))
+
+
+def _manifest(registry: Registry, ref: Reference) -> tuple[Manifest, Mapping[str, Any]]:
+    manifest = registry.manifest(ref)
+    if manifest.media_type not in (*MANIFESTS, *INDEXES):
+        old = ".v1+" in manifest.media_type
+        why = "of Docker's first form, which has no digests to deploy by" if old else "not an image"
+        raise _wrong(ref, "media type", manifest.media_type, why, "a docker schema 2 or OCI manifest or index")
+    return manifest, object_of(str(ref), manifest.body)
 
 
 def _found(
-    registry: Registry, asked: Reference, digest: str, media_type: str, manifest: Mapping[str, Any], index: Index | None
+    registry: Registry, ref: Reference, manifest: Manifest, document: Mapping[str, Any], index: Index | None
 ) -> Found:
-    ref = str(asked)
-    described = _described(ref, manifest.get("config"))
-    if described.get("mediaType") not in _CONFIGS or manifest.get("artifactType"):
-        kind = manifest.get("artifactType") or described.get("mediaType")
-        raise UserError(
-            problem(f"{ref} artifact", kind, "an artifact, not an image that runs", fix=_BUILT_HERE), FAILED
-        )
-    config = object_of(f"{ref} configuration", registry.blob(asked, described["digest"]))
-    layers = [_described(ref, one) for one in manifest.get("layers") or ()]
-    for one in layers:
-        if not _LAYERS.fullmatch(str(one.get("mediaType"))):
+    described = _descriptor(ref, document.get("config"))
+    kind = document.get("artifactType") or described.get("mediaType")
+    if kind not in _CONFIGS:
+        raise _wrong(ref, "artifact", kind, "an artifact, not an image that runs")
+    layers = [_descriptor(ref, layer) for layer in document.get("layers") or ()]
+    for layer in layers:
+        if not _LAYERS.fullmatch(str(layer.get("mediaType"))):
             why = "a layer that is not in the registry or not a tar: nodes cannot pull it from here"
-            raise UserError(problem(f"{ref} layer type", one.get("mediaType"), why, fix=_BUILT_HERE), FAILED)
-    diff_ids = [str(one) for one in _of(config, "rootfs").get("diff_ids") or ()]
+            raise _wrong(ref, "layer type", layer.get("mediaType"), why)
+    config = object_of(f"{ref} configuration", registry.blob(ref, described["digest"]))
+    rootfs = config.get("rootfs")
+    diff_ids = [str(each) for each in (rootfs.get("diff_ids") if isinstance(rootfs, dict) else None) or ()]
     if len(diff_ids) != len(layers) or not config.get("architecture") or not config.get("os"):
         why = f"the configuration does not fit: {len(layers)} layers, {len(diff_ids)} diff-ids, or no platform"
-        raise UserError(problem(f"{ref} configuration", described["digest"], why, fix=_BUILT_HERE), FAILED)
-    steps = [
-        str(one.get("created_by") or one.get("comment") or "")
-        for one in config.get("history") or ()
-        if not one.get("empty_layer")
-    ]
+        raise _wrong(ref, "configuration", described["digest"], why)
+    history = [step for step in config.get("history") or () if not step.get("empty_layer")]
+    steps = [str(step.get("created_by") or step.get("comment") or "") for step in history]
     # A history is optional, and of no use where it does not tell the layers apart.
     steps = steps if len(steps) == len(layers) else [""] * len(layers)
-    told = zip(layers, diff_ids, steps, strict=True)
     return Found(
         image=Image(
-            ref=ref,
-            digest=digest,
-            platform=_platform(config),
-            layers=tuple(Layer(one["digest"], one["size"], diff_id, step) for one, diff_id, step in told),
+            ref=str(ref),
+            digest=manifest.digest,
+            platform=platform_of(config),
+            layers=tuple(
+                Layer(layer["digest"], layer["size"], diff_id, step)
+                for layer, diff_id, step in zip(layers, diff_ids, steps, strict=True)
+            ),
             config=config,
         ),
-        media_type=media_type,
-        layer_types=tuple(str(one["mediaType"]) for one in layers),
+        media_type=manifest.media_type,
+        layer_types=tuple(str(layer["mediaType"]) for layer in layers),
         index=index,
         created=str(config.get("created") or ""),
     )
 
 
-def _described(ref: str, descriptor: Any) -> Mapping[str, Any]:
-    """https://github.com/opencontainers/image-spec/blob/main/descriptor.md"""
-    if (
-        not isinstance(descriptor, dict)
-        or not _DIGEST.fullmatch(str(descriptor.get("digest")))
-        or not isinstance(descriptor.get("size"), int)
-    ):
-        allowed = "mediaType, a sha256 digest and a size"
-        raise UserError(
-            problem(f"{ref} descriptor", descriptor, "incomplete", allowed=allowed, fix=_BUILT_HERE), FAILED
-        )
-    return descriptor
+def _descriptor(ref: str | Reference, value: Any) -> Mapping[str, Any]:
+    """Return a descriptor, https://github.com/opencontainers/image-spec/blob/main/descriptor.md"""
+    good = (
+        isinstance(value, dict) and isinstance(value.get("size"), int) and _DIGEST.fullmatch(str(value.get("digest")))
+    )
+    if not good:
+        raise _wrong(ref, "descriptor", value, "incomplete", "mediaType, a sha256 digest and a size")
+    return dict(value)
 
 
 def _attests(entry: Mapping[str, Any]) -> bool:
     """https://docs.docker.com/build/metadata/attestations/attestation-storage/"""
     marked = (entry.get("annotations") or {}).get("vnd.docker.reference.type") == "attestation-manifest"
-    return marked or _platform(entry.get("platform") or {}) == "unknown/unknown"
+    return marked or platform_of(entry.get("platform") or {}) == "unknown/unknown"
 
 
-def _platform(of: Mapping[str, Any]) -> str:
-    return "/".join(str(of[key]) for key in ("os", "architecture", "variant") if of.get(key))
+def _wrong(ref: str | Reference, part: str, value: object, why: str, allowed: str = "") -> UserError:
+    return UserError(problem(f"{ref} {part}", value, why, allowed, "build it with `fab image-build --push`"), FAILED)
 
 
-def _of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = config.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _no_platform(ref: str, platform: str | None, there: Sequence[str]) -> UserError:
-    allowed = ", ".join(there) or "none"
+def _no_platform(ref: str, platform: str | None, present: Sequence[str]) -> UserError:
+    allowed = ", ".join(present) or "none"
     fix = "ask for one of these, or build and push that platform"
     return UserError(problem(f"{ref} platform", platform, "not in the registry", allowed=allowed, fix=fix))

@@ -16,9 +16,8 @@ from typing import Any
 
 from images.build.bake import Bake
 from images.model import Output
-from images.registry import credentials, ecr
-from images.registry.client import Registry
-from images.registry.retry import Patience
+from images.registry import ecr, http
+from images.registry.client import connect
 from infra.local.aws import LocalAws
 from lustrain.problem import UserError
 from rehearsal.lab import registry as lab
@@ -27,8 +26,8 @@ from tests.images.builds import Silent, context, plan
 from tests.images.certificates import certify
 
 HOST = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
+HELD = f"{HOST}/team/trainer:1"
 ADDRESS = "127.83.0.1"
-QUICK = Patience(tries=3, first_s=0.2, longest_s=1)
 
 
 def play(folder: Path) -> dict[str, Any]:
@@ -37,21 +36,22 @@ def play(folder: Path) -> dict[str, Any]:
     subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
     ca = certify(folder / "registry", HOST, ADDRESS)
     os.environ["SSL_CERT_FILE"] = str(ca)
-    password = ecr.token(HOST).password
+    http.TRIES, http.FIRST_PAUSE_S = 3, 0.2
+    _, password = ecr.token(HOST)
     told: dict[str, Any] = {"token": password}
     with lab.Registry(folder / "registry", {"AWS": password}, tls=True, address=ADDRESS, port=443) as registry:
         engine = Engine(folder / "engine")
         engine.trust(HOST, ca)
         with engine:
             told["digest"] = _push(engine, folder / "image", 1)
-            told["held"] = registry_with(ca).digest_of(f"{HOST}/team/trainer:1")
+            told["held"] = connect(HELD).digest_of(HELD)
 
             # The token that the client has is refused; AWS still gives the one that was right before.
-            there = registry_with(ca)
+            there = connect(HELD)
             stale = there.transport.credentials
             assert stale is not None
             object.__setattr__(stale, "password", "an ended token")
-            told["refreshed"] = there.digest_of(f"{HOST}/team/trainer:1")
+            told["refreshed"] = there.digest_of(HELD)
 
             registry.set_users({"AWS": "a later token"})
             told["refused"] = _refusal(lambda: _push(engine, folder / "image", 2))
@@ -59,24 +59,18 @@ def play(folder: Path) -> dict[str, Any]:
             tokens: list[str] = []
             plain = ecr.token
 
-            def counted(host: str) -> ecr.Token:
+            def counted(host: str) -> tuple[str, str]:
                 tokens.append(host)
                 return plain(host)
 
             ecr.token = counted
             try:
-                registry_client = registry_with(ca)
-                _refusal(lambda: registry_client.digest_of(f"{HOST}/team/trainer:1"))
+                _refusal(lambda: connect(HELD).digest_of(HELD))
             finally:
                 ecr.token = plain
             told["tokens"] = len(tokens)
             told["statuses"] = [status for _, path, status in registry.requests()[before:] if path != "/v2/"]
     return told
-
-
-def registry_with(ca: Path) -> Registry:
-    """The ECR as `connect` has it, with the CA of this scene and less patience."""
-    return Registry(HOST, credentials.for_registry(HOST), ca, QUICK)
 
 
 def _refusal(act: Any) -> str:

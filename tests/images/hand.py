@@ -27,7 +27,7 @@ class Hand:
     def __init__(self, lab: Registry, repository: str = "team/x") -> None:
         self.lab = lab
         self.name = f"{lab.host}/{repository}"
-        self.client = Client(lab.host, None)
+        self.client = Client(lab.host, lambda host: None)
 
     def ref(self, tag: str = "1") -> str:
         return f"{self.name}:{tag}"

@@ -229,10 +229,10 @@ def test_what_was_pushed_by_digest_gets_its_tags_afterwards_and_takes_none_away(
     )
     new = f"{registry.host}/team/t:new"
     for _ in range(2):
-        assert merge.name(new, str(first.digest)) == first.digest
+        assert merge.tag(new, str(first.digest)) == first.digest
         assert manifest(registry, "team/t", "new").headers["Docker-Content-Digest"] == first.digest
     with pytest.raises(UserError, match="never overwritten") as caught:
-        merge.name(new, str(second.digest))
+        merge.tag(new, str(second.digest))
     assert caught.value.exit_code == 2
     assert manifest(registry, "team/t", "new").headers["Docker-Content-Digest"] == first.digest
 

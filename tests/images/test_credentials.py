@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -62,11 +61,10 @@ def test_a_login_that_changed_is_read_again(config: Path) -> None:
     login(config, "ghcr.io")
     before = for_registry("ghcr.io")
     login(config, "ghcr.io", password="another")
+    after = for_registry("ghcr.io")
     assert before
-    after = before.renewed()
-    assert after.password == "another"
-    config.write_text("{}")
-    assert after.renewed() is after
+    assert after
+    assert (before.password, after.password) == (SECRET, "another")
 
 
 @pytest.mark.parametrize("key", ["credsStore", "credHelpers"])
@@ -122,10 +120,3 @@ def test_nothing_secret_is_printed() -> None:
     assert SECRET not in repr(one)
     assert one.hide(f"user ann has {SECRET}.") == "user ann has ***."
     assert Credentials("ann", "").hide("ann") == "ann"
-
-
-def test_credentials_are_renewed_before_they_end() -> None:
-    now = datetime.now(UTC)
-    assert Credentials("AWS", SECRET, ends=now + timedelta(minutes=5)).stale
-    assert not Credentials("AWS", SECRET, ends=now + timedelta(hours=12)).stale
-    assert not Credentials("AWS", SECRET).stale

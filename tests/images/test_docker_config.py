@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from images.registry import docker_config
+from images.registry.credentials import docker_config
 from infra.local.aws import LocalAws
 from lustrain.problem import UserError
 
@@ -26,7 +26,7 @@ def test_a_build_that_reaches_an_ecr_has_its_token_and_all_that_the_user_configu
     with LocalAws() as aws:
         for name, value in aws.environment.items():
             monkeypatch.setenv(name, value)
-        with docker_config.of_ecr({ECR, "127.0.0.1:5000"}, {"DOCKER_CONFIG": str(tmp_path)}) as variables:
+        with docker_config({ECR, "127.0.0.1:5000"}, {"DOCKER_CONFIG": str(tmp_path)}) as variables:
             folder = Path(variables["DOCKER_CONFIG"])
             found = json.loads((folder / "config.json").read_text())
             assert stat.S_IMODE((folder / "config.json").stat().st_mode) == 0o600
@@ -42,13 +42,13 @@ def test_a_build_that_reaches_an_ecr_has_its_token_and_all_that_the_user_configu
 
 def test_a_helper_that_the_user_has_for_it_is_left_to_do_its_work(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"credHelpers": {ECR: "ecr-login"}}))
-    with docker_config.of_ecr([ECR], {"DOCKER_CONFIG": str(tmp_path)}) as variables:
+    with docker_config([ECR], {"DOCKER_CONFIG": str(tmp_path)}) as variables:
         found = json.loads((Path(variables["DOCKER_CONFIG"]) / "config.json").read_text())
     assert (found["credHelpers"], found["auths"]) == ({ECR: "ecr-login"}, {})
 
 
 def test_without_an_ecr_nothing_is_made(tmp_path: Path) -> None:
-    with docker_config.of_ecr(["ghcr.io"], {"HOME": str(tmp_path)}) as variables:
+    with docker_config(["ghcr.io"], {"HOME": str(tmp_path)}) as variables:
         assert variables == {}
 
 
@@ -56,6 +56,6 @@ def test_a_damaged_configuration_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with (
         pytest.raises(UserError, match="cannot be read"),
-        docker_config.of_ecr([ECR], {"DOCKER_CONFIG": str(tmp_path)}),
+        docker_config([ECR], {"DOCKER_CONFIG": str(tmp_path)}),
     ):
         pass

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -58,16 +57,11 @@ def test_the_region_is_in_the_name_of_an_ecr_and_of_nothing_else(host: str, regi
 
 
 @pytest.mark.slow
-def test_the_token_is_a_password_for_twelve_hours(aws: LocalAws, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_the_password(aws: LocalAws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", aws.endpoint)
     found = for_registry(HOST)
     assert found
     assert (found.username, found.password) == ("AWS", "123456789012-auth-token")
-    assert found.ends
-    # moto's tokens ended in 2015, as they seem to where a clock is off: they are good for as long as AWS says all the same.
-    assert found.ends > datetime.now(UTC) + timedelta(hours=11)
-    assert not found.stale
-    assert found.renewed().password == found.password
     assert "auth-token" not in repr(found)
 
 
@@ -138,7 +132,7 @@ def test_a_push_to_the_real_host_name_goes_through_with_a_token_renewed_once(tmp
     assert told["token"] == "123456789012-auth-token"
     assert told["digest"] == told["held"]
     assert told["refreshed"] == told["held"]
-    assert "does not take the credentials of user 'AWS'" in told["refused"]
+    assert "refuses the credentials of user 'AWS'" in told["refused"]
     # One token at first and one after the refusal; the registry is asked without, with the first, and with the second.
     assert told["tokens"] == 2
     assert set(told["statuses"]) == {401}

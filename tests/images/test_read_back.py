@@ -38,7 +38,7 @@ class Yard:
     def __init__(self, engine: Engine, registry: Registry, folder: Path) -> None:
         self.engine, self.folder = engine, folder
         self.name = f"{registry.host}/{uuid4().hex}"
-        self.client = Client(registry.host, None)
+        self.client = Client(registry.host, lambda host: None)
         tree = folder / "tree"
         (tree / "bin").mkdir(parents=True)
         (tree / "bin" / "x").write_bytes(os.urandom(64) + b"\x7fELF" * 20_000)
