@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from images.wish import IMAGE_FILE, JSON, BuildWish, MergeWish, Wish
+from lustrain.flags import flag
 from lustrain.problem import FAILED, UserError, problem
-from lustrain.task import Answer, flag, task
+from lustrain.task import Answer, task
 
 
 @task("image-plan")

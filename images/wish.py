@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from lustrain.task import flag
+from lustrain.flags import flag
 
 LOCAL = "lustrain/trainer"
 """The name of an image that is not pushed."""

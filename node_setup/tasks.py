@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lustrain.flags import flag
 from lustrain.problem import DIFFERS, DONE, FAILED, UserError, problem
-from lustrain.task import Answer, flag
+from lustrain.task import Answer
 from node_setup import report
 from node_setup.fleet.flags import Flags, Hosts, node_task
 from node_setup.fleet.pool import Outcome

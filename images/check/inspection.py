@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from images.plan.leaks import secrets_of
 from images.plan.plan import DIRTY, INPUTS, TARGET, VERSIONS
 from images.registry.client import Registry
 from images.registry.read import INDEXES, Found, find
 from lustrain.image_file import Record
+from lustrain.leaks import secrets_of
 from lustrain.problem import UserError, plain
 from lustrain.progress import BYTES, amount_text
 from lustrain.status import Status

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from images.model import Context
 from images.plan.changes import ON
 from images.plan.dockerfile import PATHS, Dockerfile, Stage, parse
-from images.plan.leaks import secrets_in
+from lustrain.leaks import secrets_in
 from lustrain.problem import UserError, problem
 
 SITE = "images/site"
