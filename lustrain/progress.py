@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -100,7 +100,7 @@ class Progress:
         self._last_line = self._began
         self._bar: RichProgress | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self._began = self._last_line = self._clock()
         if self._terminal:
             self._bar = _bar(self._stream, self.total is not None, self.status)
