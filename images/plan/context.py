@@ -26,7 +26,6 @@ CA = f"{SITE}/ca.crt"
 LARGEST = 16 << 20
 """Bytes of one file of ours."""
 _SITE_FILES = (CA, f"{SITE}/wheels/*.whl", f"{SITE}/aws-efa-installer-*.tar.gz")
-BAKE_FILE = "images/docker-bake.hcl"
 VERSIONS = "images/versions.toml"
 _MAY_ENTER = (
     *(
@@ -99,9 +98,8 @@ def stage(
         (into / SITE).mkdir(parents=True)
     for path in brought:
         _bring(root / path, into / path)
-    for_the_builder = [path for path in (dockerfile.PATHS[target], BAKE_FILE) if (root / path).is_file()]
-    told = [_Found(path, (root / path).read_bytes(), executable=False) for path in for_the_builder]
-    for one in [*told, *found]:
+    recipe = dockerfile.PATHS[target]
+    for one in [_Found(recipe, (root / recipe).read_bytes(), executable=False), *found]:
         _write(into / one.path, one)
     _settle(into)
     return Context(into, _inputs(target, stages, found, given, _text(root, target)))
