@@ -9,12 +9,10 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from images.wish import BuildWish, MergeWish, Wish
+from images.wish import IMAGE_FILE, JSON, BuildWish, MergeWish, Wish
+from lustrain.flags import flag
 from lustrain.problem import FAILED, UserError, problem
-from lustrain.task import Answer, flag, task
-
-JSON = "print one JSON object"
-IMAGE_FILE = "where the image that was pushed is recorded (image.json)"
+from lustrain.task import Answer, task
 
 
 @task("image-plan")

@@ -142,12 +142,14 @@ USER 1000:1000
 FROM cpu-layers AS cpu-layers-verify
 ARG BUDGET_MB=
 RUN --mount=type=bind,source=images/verify.py,target=/verify.py \
+    --mount=type=bind,source=lustrain/leaks.py,target=/lustrain/leaks.py \
     python3 /verify.py --only versions,one-nccl,plugin,secrets,writable,programs,size --budget-mb "$BUDGET_MB"
 
 FROM cuda-layers AS cuda-layers-verify
 ARG BUDGET_MB=
 ARG EFA_VERSION=1.49.0
 RUN --mount=type=bind,source=images/verify.py,target=/verify.py \
+    --mount=type=bind,source=lustrain/leaks.py,target=/lustrain/leaks.py \
     python3 /verify.py --only versions,one-nccl,plugin,secrets,writable,programs,size \
     --budget-mb "$BUDGET_MB" --efa "$EFA_VERSION"
 

@@ -1,9 +1,9 @@
 #!/usr/bin/python3 -B
 """Checks of a trainer image from inside, as its last build step and as a command: verify.py [--json].
 
-It prints one line per check, PASS or FAIL. Exit code: 1 where a check failed, 2 for wrong arguments. It runs on the standard
-library alone, because it must report what is missing. Without a GPU and without EFA it cannot try them: it checks that what
-they need is in the image, once, and loads.
+It prints a line for each check, ok or failed. Exit code: 1 where a check failed, 2 for wrong arguments. It runs on the
+standard library and `lustrain/leaks.py` alone, because it must report what is missing. Without a GPU and without EFA it
+cannot try them: it checks that what they need is in the image, once, and loads.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
+
+from lustrain.leaks import secrets_in
 
 HOME = "opt/lustrain"
 LAYERS = ("torch", "app", "code")
@@ -36,21 +38,6 @@ _MB = 1 << 20
 _SMALL = 1 << 18
 _TIMEOUT_S = 300
 _SHOWN = 6
-
-# A key's armour with a key in it; of AWS's documentation, keys contain EXAMPLE, and botocore ships thousands.
-_KEYS = (
-    re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY-----\s+(?:[\w-]+: .*\n)*\s*[A-Za-z0-9+/=]{40}"),
-    re.compile(rb"(?<![A-Za-z0-9/+=_])A[KS]IA(?![A-Z0-9]*EXAMPLE)[A-Z2-7]{16}(?![A-Za-z0-9/+=_])"),
-)
-_MARKS = (b"PRIVATE KEY", b"AKIA", b"ASIA")
-_LOGIN = re.compile(rb"://[^/\s:@]+:[^/\s@]+@|^\s*password\s*=\s*\S", re.MULTILINE)
-_CREDENTIALS: tuple[tuple[re.Pattern[str], re.Pattern[bytes]], ...] = (
-    (re.compile(r"(^|/)[._]?netrc$"), re.compile(rb"\bpassword\s+\S+")),
-    (re.compile(r"(^|/)(pip\.conf|\.?pypirc|uv\.toml|\.git-credentials)$|(^|/)\.git/config$"), _LOGIN),
-    (re.compile(r"(^|/)\.aws/(credentials|config)$"), re.compile(rb"aws_(secret_access_key|session_token)\s*=\s*\S")),
-    (re.compile(r"(^|/)\.docker/config\.json$|(^|/)\.dockercfg$"), re.compile(rb'"(auth|identitytoken|password)"')),
-    (re.compile(r"(^|/)etc/ssh/ssh_host_[^/]*_key$"), re.compile(rb"\S")),
-)
 
 
 @dataclass(frozen=True)
@@ -183,18 +170,13 @@ def only_trainer(image: Image) -> Outcome:
 
 
 def secrets(image: Image) -> Outcome:
-    """Look for private keys, AWS keys and credentials in every file that this user can read."""
-    problems = []
-    for path, status in _files(image.ours):
-        if status.st_size > _SMALL or path.suffix == ".so" or not os.access(path, os.R_OK):
-            continue
-        text = path.read_bytes()
-        name = image.shown(path)
-        if any(mark in text for mark in _MARKS) and any(rule.search(text) for rule in _KEYS):
-            problems.append(f"{name}: holds a key")
-        if any(file.search(name) and rule.search(text) for file, rule in _CREDENTIALS):
-            problems.append(f"{name}: holds credentials")
-    return Outcome(tuple(problems))
+    """Look for keys, tokens and credentials in every file that this user can read."""
+    texts = (
+        (image.shown(path), path.read_bytes())
+        for path, status in _files(image.ours)
+        if status.st_size <= _SMALL and path.suffix != ".so" and os.access(path, os.R_OK)
+    )
+    return Outcome(tuple(f"{leak.where}: holds {leak.what}" for leak in secrets_in(texts)))
 
 
 def writable(image: Image) -> Outcome:
@@ -348,13 +330,13 @@ def run(image: Image, names: Sequence[str]) -> dict[str, Outcome]:
 
 
 def lines(outcomes: dict[str, Outcome]) -> Iterator[str]:
-    """Yield PASS or FAIL, the check, and its problems or its note."""
+    """Yield ok or failed, the check, and its problems or its note."""
     for name, outcome in outcomes.items():
-        yield from (f"FAIL {name}: {problem}" for problem in outcome.problems[:_SHOWN])
+        yield from (f"failed {name}: {problem}" for problem in outcome.problems[:_SHOWN])
         if len(outcome.problems) > _SHOWN:
-            yield f"FAIL {name}: and {len(outcome.problems) - _SHOWN} more; --json shows all"
+            yield f"failed {name}: and {len(outcome.problems) - _SHOWN} more; --json shows all"
         if not outcome.problems:
-            yield f"PASS {name}" + (f": {outcome.note}" if outcome.note else "")
+            yield f"ok {name}" + (f": {outcome.note}" if outcome.note else "")
 
 
 def _checks(text: str) -> list[str]:

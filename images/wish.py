@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lustrain.problem import UserError, problem
-from lustrain.task import flag
+from lustrain.flags import flag
+
+LOCAL = "lustrain/trainer"
+"""The name of an image that is not pushed."""
+JSON = "print one JSON object"
+IMAGE_FILE = "where the image that was pushed is recorded (image.json)"
 
 
 @dataclass(frozen=True)
@@ -29,23 +31,22 @@ class Wish:
     )
     unpinned: bool = flag(False, "take --base and --tools without a digest")
     suffix: str = flag("", "end of the tag, like r2: the same commit once more, with newer packages of the system")
-    image_file: str = flag("image.json", "where the image that was pushed is recorded (image.json)")
-    json: bool = flag(False, "print one JSON object")
+    image_file: str = flag("image.json", IMAGE_FILE)
+    json: bool = flag(False, JSON)
 
     @property
     def file(self) -> Path:
         return Path(self.image_file)
 
     @property
-    def arguments(self) -> dict[str, str]:
-        """Build arguments by name. UserError with one line for each without a value."""
-        if wrong := [word for word in self.arg if "=" not in word]:
-            raise UserError([problem("--arg", word, "has no value", allowed="NAME=VALUE") for word in wrong])
-        return dict(word.split("=", 1) for word in self.arg)
+    def name(self) -> str:
+        """registry/repository of the image."""
+        return LOCAL if self.repository is None else self.repository
 
-    def options(self) -> Mapping[str, Any]:
-        """Return how it is built, as keywords of `images.plan.plan.make`; for an image that is only planned, its secrets."""
-        return {"secrets": _secrets(None, None)}
+    @property
+    def arguments(self) -> dict[str, str]:
+        """Build arguments by name."""
+        return dict(word.partition("=")[::2] for word in self.arg)
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,11 @@ class BuildWish(Wish):
     )
     netrc: str | None = flag(None, "file with the credentials of a package index; it is in no layer and no history")
 
-    def options(self) -> Mapping[str, Any]:
-        return {
-            "platform": self.platform,
-            "cache_from": self.cache_from,
-            "cache_to": self.cache_to,
-            "no_cache": self.no_cache,
-            "attestations": self.attest,
-            "secrets": _secrets(self.ca, self.netrc),
-        }
+    @property
+    def secrets(self) -> dict[str, Path]:
+        """Files of build secrets, by their id."""
+        files = {"ca": self.ca or os.environ.get("SSL_CERT_FILE"), "netrc": self.netrc}
+        return {name: Path(file) for name, file in files.items() if file}
 
 
 @dataclass(frozen=True)
@@ -83,8 +80,3 @@ class MergeWish(Wish):
     """Images of several platforms that become one."""
 
     digest: tuple[str, ...] = flag((), "sha256:… of an image that was pushed --by-digest; once for each platform")
-
-
-def _secrets(ca: str | None, netrc: str | None) -> dict[str, Path]:
-    files = {"ca": ca or os.environ.get("SSL_CERT_FILE"), "netrc": netrc}
-    return {name: Path(file) for name, file in files.items() if file}

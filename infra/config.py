@@ -148,6 +148,8 @@ class Buckets(Section):
 
 class Repository(Section):
     keep_last: Positive = 200
+    """Older images are deleted, also those that a run still needs when a node is replaced: keep more than you push in your
+    longest run."""
     existing: (
         Annotated[
             str,

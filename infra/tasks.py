@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from lustrain.flags import flag
 from lustrain.problem import FAILED, USAGE
-from lustrain.task import Answer, flag, task
+from lustrain.task import Answer, task
 
 STACK = "name of the stack, as in Pulumi.<stack>.yaml"
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -100,11 +100,11 @@ class Progress:
         self._last_line = self._began
         self._bar: RichProgress | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self._began = self._last_line = self._clock()
         if self._terminal:
-            self._bar = _bar(self._stream)
-            self._bar.add_task(self.label, total=self.total, completed=self.done, status=self.status())
+            self._bar = _bar(self._stream, self.total is not None, self.status)
+            self._bar.add_task(self.label, total=self.total, completed=self.done)
             self._bar.start()
         return self
 
@@ -118,7 +118,7 @@ class Progress:
         if self._brief and seconds < self._interval_s:
             return
         end = f"stopped after {duration_text(seconds)}" if kind else f"in {duration_text(seconds)}"
-        self._line(f"{self.label}: {self.status()}, {end}")
+        self._line(f"{self.status()}, {end}")
 
     def advance(self, amount: int = 1, note: str | None = None, name: str | None = None) -> None:
         """Count `amount` more units as done; `note` (kept until the next one) stands at the end of the line.
@@ -142,13 +142,13 @@ class Progress:
     def _show(self) -> bool:
         """Whether a plain line was due."""
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=self.done, status=self.status())
+            self._bar.update(self._bar.task_ids[0], completed=self.done)
             return False
         now = self._clock()
         due = now - self._last_line >= self._pause_s
         if due:
             self._last_line = now
-            self._line(f"{self.label}: {self.status()}")
+            self._line(self.status())
         return due
 
     def status(self) -> str:
@@ -159,15 +159,31 @@ class Progress:
         note = ", ".join(filter(None, (self._note, names)))
         return status_text(self.done, self.total, self.unit, seconds, initial=self._initial, note=note)
 
+    def say(self, text: str) -> None:
+        """Print a line of its own, above the bar; the next plain line comes after a whole pause."""
+        with self._lock:
+            self._pause_s, self._last_line = self._interval_s, self._clock()
+            if self._bar is not None:
+                self._bar.console.print(f"{self.label}: {text}", markup=False, highlight=False, soft_wrap=True)
+            else:
+                self._line(text)
+
     def _line(self, text: str) -> None:
-        self._stream.write(text + "\n")
+        self._stream.write(f"{self.label}: {text}\n")
         self._stream.flush()
 
 
-def _bar(stream: TextIO) -> RichProgress:
+def _bar(stream: TextIO, known: bool, status: Callable[[], str]) -> RichProgress:
     # Rich takes 20 ms to load, which a run off a terminal has no use for.
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[status]}", markup=False))
+    class Status(ProgressColumn):
+        """The status as it is when the terminal is drawn, so that its times go on while nothing is done."""
+
+        def render(self, task: Task) -> Text:
+            return Text(status())
+
+    columns = (TextColumn("{task.description}"), BarColumn(24) if known else SpinnerColumn(), Status())
     return Progress(*columns, console=Console(file=stream, force_terminal=True), transient=True)

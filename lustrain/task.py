@@ -20,7 +20,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from invoke.context import Context
@@ -43,11 +43,6 @@ class Answer:
     data: Any = None
     code: int = DONE
     problems: Sequence[str] = ()
-
-
-def flag(default: Any = MISSING, help: str = "") -> Any:
-    """Declare a field of a task's flags. Without a default it may be given by place; with `()` it may be repeated."""
-    return dataclasses.field(default=default, metadata={"help": help})
 
 
 def task(name: str) -> Callable[[Callable[..., Answer]], Any]:
@@ -133,7 +128,7 @@ def _print(text: str) -> None:
 
 
 def _parameter(field: Any) -> inspect.Parameter:
-    default = inspect.Parameter.empty if field.default is MISSING else field.default
+    default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
     # Invoke makes a list of a flag that may be given again, and wants no default for it.
     default = None if default == () else default
     return inspect.Parameter(field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)

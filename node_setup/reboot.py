@@ -16,7 +16,7 @@ from node_setup.fleet.flags import number
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.pool import Outcome
 from node_setup.fleet.protocol import Traffic
-from node_setup.fleet.run import Run
+from node_setup.fleet.run import FleetRun
 from node_setup.fleet.transport import Deadline
 
 IDS = 25
@@ -29,7 +29,7 @@ REBOOT = "( sleep 1; systemctl reboot || reboot ) </dev/null >/dev/null 2>&1 &"
 """Behind our back: a connection that waits for its own end may wait for ever (pyinfra issues 1708 and 1711)."""
 
 
-def reboot(run: Run, *, check: bool, wait: str) -> list[Outcome]:
+def reboot(run: FleetRun, *, check: bool, wait: str) -> list[Outcome]:
     """Reboot nodes: status 0 back and in sync, 2 back and not. UserError where nothing may be rebooted this way."""
     seconds = number("--wait", wait, 30, 86400) or 0
     nodes = run.inventory.nodes
@@ -52,13 +52,13 @@ class Left:
     lines: list[str]
 
 
-def left_to_hyperpod(run: Run) -> bool:
+def left_to_hyperpod(run: FleetRun) -> bool:
     """HyperPod may take a node for faulty that goes away without it."""
     cluster = run.inventory.cluster
     return bool(cluster and cluster.nodes.hyperpod_cluster)
 
 
-def for_hyperpod(run: Run) -> Left:
+def for_hyperpod(run: FleetRun) -> Left:
     """Asks the workers whether they may be rebooted, and reboots nothing. Controllers and login nodes are not asked: without
     them no job runs anywhere, so they are not rebooted with the nodes."""
     cluster = run.inventory.cluster
@@ -96,7 +96,7 @@ def _did(outcome: Outcome, what: str) -> Outcome:
 
 @dataclass(frozen=True)
 class _Reboot:
-    run: Run
+    run: FleetRun
     check: bool
 
     def __call__(self, node: Node, deadline: Deadline, traffic: Traffic) -> Outcome:

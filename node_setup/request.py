@@ -17,7 +17,7 @@ SPELLING = "ID=VALUE, ID=on or ID=off"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Tuning:
     """What flags say, the same for all nodes; the fields are those of `agent.model.Request`, but for `skipped`: which of the
     overrides `--skip` made."""
 
@@ -31,7 +31,7 @@ class Wanted:
 
 def wanted(
     only: Sequence[str], skip: Sequence[str], settings: Sequence[str], profile: str | None, **more: bool
-) -> Wanted:
+) -> Tuning:
     """Read the flags of `node-tune`. UserError names every mistake."""
     problems = [
         problem(flag, text, "is empty", fix="name something, or leave the flag out")
@@ -59,10 +59,10 @@ def wanted(
             overrides[name.strip()] = value.strip()
     if problems:
         raise UserError(problems)
-    return Wanted(overrides, tuple(_words(only)), frozenset(skipped), profile, **more)
+    return Tuning(overrides, tuple(_words(only)), frozenset(skipped), profile, **more)
 
 
-def checked(tuning: Wanted, cluster: Cluster | None) -> Wanted:
+def checked(tuning: Tuning, cluster: Cluster | None) -> Tuning:
     """Return the same; UserError for what every agent would refuse: unknown settings and profiles, values out of range."""
     request = Request(document=_document(cluster), overrides=tuning.overrides, only=tuning.only, profile=tuning.profile)
     try:
@@ -74,7 +74,7 @@ def checked(tuning: Wanted, cluster: Cluster | None) -> Wanted:
     return tuning
 
 
-def _as_flag(line: str, tuning: Wanted) -> str:
+def _as_flag(line: str, tuning: Tuning) -> str:
     """Name a mistake of a request, which names its field, by the flag that filled it."""
     name = line.partition(" = ")[0]
     setting = name.removeprefix("setting.")
@@ -86,7 +86,7 @@ def _as_flag(line: str, tuning: Wanted) -> str:
     return f"{flag} {line.removeprefix('setting.')}"
 
 
-def request_for(group: str | None, tuning: Wanted, cluster: Cluster | None) -> dict[str, Any]:
+def request_for(group: str | None, tuning: Tuning, cluster: Cluster | None) -> dict[str, Any]:
     """Return the request for a node of this group. Without a Cluster the agent takes what it was last tuned for."""
     expect = {"lustre_source": _lustre_source(cluster)} if cluster and cluster.lustre else {}
     return {

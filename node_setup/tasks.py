@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lustrain.flags import flag
 from lustrain.problem import DIFFERS, DONE, FAILED, UserError, problem
-from lustrain.task import Answer, flag
+from lustrain.task import Answer
 from node_setup import report
 from node_setup.fleet.flags import Flags, Hosts, node_task
 from node_setup.fleet.pool import Outcome
-from node_setup.fleet.run import Run, prepare
-from node_setup.request import Wanted, wanted
+from node_setup.fleet.run import FleetRun, prepare
+from node_setup.request import Tuning, wanted
 
 
 @node_task("node-facts")
 def node_facts(flags: Flags, context: Any, hosts: Hosts) -> Answer:
     """Ask every node what it is: hardware, kernel, mounts, services, notices. Exit code: 1 a node failed, 3 not reached."""
-    run = prepare(context, flags, Wanted(), hosts)
+    run = prepare(context, flags, Tuning(), hosts)
     outcomes = run.ask("facts")
     return _answer(run, "node-facts", outcomes, report.facts(outcomes))
 
@@ -73,7 +74,7 @@ def node_verify(flags: Verify, context: Any, hosts: Hosts) -> Answer:
 
     if flags.tier not in TIERS:
         raise UserError(problem("--tier", flags.tier, "unknown", allowed=", ".join(TIERS)))
-    run = prepare(context, flags, Wanted(), hosts)
+    run = prepare(context, flags, Tuning(), hosts)
     deadline = Deadline(run.pace.total_s)
     outcomes = run.ask(f"verify --tier {flags.tier}")
     programs = Programs(flags.nccl_test, flags.mpirun)
@@ -101,7 +102,7 @@ def node_reboot(flags: Reboot, context: Any, hosts: Hosts) -> Answer:
     from node_setup import reboot
 
     check = flags.check or bool(context.config.run.dry)
-    run = prepare(context, flags, Wanted(force=flags.force), hosts)
+    run = prepare(context, flags, Tuning(force=flags.force), hosts)
     if reboot.left_to_hyperpod(run) and not flags.raw:
         left = reboot.for_hyperpod(run)
         lines = [*report.rebooted(left.outcomes), "", *left.lines]
@@ -112,7 +113,7 @@ def node_reboot(flags: Reboot, context: Any, hosts: Hosts) -> Answer:
 
 
 def _answer(
-    run: Run, name: str, outcomes: Sequence[Outcome], lines: Sequence[str], least: int = DONE, **more: Any
+    run: FleetRun, name: str, outcomes: Sequence[Outcome], lines: Sequence[str], least: int = DONE, **more: Any
 ) -> Answer:
     run.close()
     code = report.exit_code(outcomes, least)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lustrain.task import Answer, flag, task
+from lustrain.flags import flag
+from lustrain.task import Answer, task
 
 
 @dataclass(frozen=True)

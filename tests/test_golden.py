@@ -93,7 +93,7 @@ def test_what_the_agent_would_do_on_a_recorded_host(machine: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", sorted(versions.load().budget_mb))
+@pytest.mark.parametrize("target", sorted(versions.load().budgets))
 def test_what_an_image_is_made_of(target: str, tmp_path: Path) -> None:
     base = "example.org/base@sha256:" + "a" * 64
     wish = Wish(

@@ -1,23 +1,27 @@
-"""Answers of the tasks: plans, builds and records as lines and as JSON."""
+"""Answers of the tasks: plans, builds and records as lines and as JSON; times in seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from images.build import report
-from images.build.make import LOCAL, Made, Planned
+from images.build.make import Made, Planned
+from images.model import Built
 from images.plan import changes
+from images.wish import LOCAL
 from lustrain import image_file
 from lustrain.image_file import GitState, Record
+from lustrain.tables import table
 
+VERSION = 1
+LONGEST_NAME = 100
 _SHOWN = 5
 
 
 def plan(planned: Planned) -> dict[str, Any]:
     made = planned.plan
     return {
-        "version": 1,
+        "version": VERSION,
         "target": made.target,
         "platform": made.platform,
         "ref": planned.ref,
@@ -25,46 +29,86 @@ def plan(planned: Planned) -> dict[str, Any]:
         "arguments": dict(made.arguments),
         "labels": dict(made.labels),
         "git": _git(planned.git),
-        "inputs": {layer: dict(found) for layer, found in planned.context.inputs.items()},
+        "inputs": {layer: dict(inputs) for layer, inputs in planned.context.inputs.items()},
         "rebuilds": changes.as_json(planned.rebuilds),
     }
 
 
 def plan_lines(planned: Planned) -> list[str]:
-    given = [f"  {name} = {value}" for name, value in sorted(planned.plan.arguments.items()) if value]
     return [
         planned.ref,
         f"  {planned.plan.dockerfile}, target {planned.plan.target}, {planned.plan.platform}",
-        *given,
-        *dirt(planned.git),
+        *(f"  {name} = {value}" for name, value in sorted(planned.plan.arguments.items()) if value),
+        *_dirt(planned.git),
         *changes.lines(planned.rebuilds),
     ]
 
 
 def build(made: Made) -> dict[str, Any]:
     record = None if made.record is None else image_file.as_json(made.record)
-    return {**report.as_json(made.built), "ref": made.planned.ref, "git": _git(made.planned.git), "image": record}
+    return {**steps(made.built), "ref": made.planned.ref, "git": _git(made.planned.git), "image": record}
 
 
 def build_lines(made: Made, file: str) -> list[str]:
-    lines = [*report.lines(made.built), *dirt(made.planned.git)]
+    lines = [*step_lines(made.built), *_dirt(made.planned.git)]
     if made.record is not None:
         return [*lines, *record_lines(made.record, file)]
     if made.built.image_id is None:
         return [*lines, f"pushed without a tag: {made.planned.plan.repository}@{made.built.digest}"]
-    if made.planned.plan.repository == LOCAL:
-        return [
-            *lines,
-            f"in the engine as {made.planned.ref}; to push it, build with --push --repository registry/name",
-        ]
-    return [*lines, f"in the engine as {made.planned.ref}; `fab image-push` pushes it"]
+    local = made.planned.plan.repository == LOCAL
+    push = "; to push it, build with --push --repository registry/name" if local else "; `fab image-push` pushes it"
+    return [*lines, f"in the engine as {made.planned.ref}{push}"]
 
 
 def record_lines(record: Record, file: str) -> list[str]:
     return [f"pushed {record.ref}", f"{file}: {record.deployable}, content {record.content[:19]}…"]
 
 
-def dirt(git: GitState) -> list[str]:
+def steps(built: Built) -> dict[str, Any]:
+    cached, counted = _cached(built)
+    return {
+        "version": VERSION,
+        "digest": built.digest,
+        "image_id": built.image_id,
+        "seconds": built.seconds,
+        "cached_share": round(cached / counted, 3) if counted else None,
+        "steps": [
+            {
+                "name": step.name,
+                "stage": step.stage,
+                "seconds": step.seconds,
+                "cached": step.cached,
+                "error": step.error,
+            }
+            for step in built.steps
+        ],
+    }
+
+
+def step_lines(built: Built) -> list[str]:
+    """Return a table of the Dockerfile's steps that ran and of what took time besides, then totals."""
+    ran = [step for step in built.steps if not step.cached and " FROM " not in step.name]
+    shown = [step for step in ran if step.stage != "internal" or step.seconds >= 0.5 or step.error]
+    rows = [("failed" if step.error else f"{step.seconds:.1f}", step.shown[:LONGEST_NAME]) for step in shown]
+    cached, counted = _cached(built)
+    failed = sum(step.error is not None for step in built.steps)
+    totals = [
+        f"{built.seconds:.1f} s",
+        f"{cached} of {counted} steps cached" if counted else "",
+        f"{failed} failed without ending the build" if failed else "",
+        built.digest or "",
+    ]
+    head = [*table(("s", "step"), rows, right=("s",)), ""] if rows else []
+    return [*head, ", ".join(filter(None, totals))]
+
+
+def _cached(built: Built) -> tuple[int, int]:
+    """Return how many steps were cached, of those that can be: BuildKit's own steps run each time."""
+    own = [step for step in built.steps if step.stage != "internal"]
+    return sum(step.cached for step in own), len(own)
+
+
+def _dirt(git: GitState) -> list[str]:
     """One line where the image is not what a commit says."""
     if git.commit is None:
         return ["not from a commit: later it cannot be told which code this is"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from images.build import builder
 from images.build.bake import Bake
@@ -23,8 +22,6 @@ from lustrain.image_file import GitState, Record
 from lustrain.problem import UserError, problem
 
 ROOT = Path(__file__).parents[2]
-LOCAL = "lustrain/trainer"
-"""What an image is called that goes nowhere."""
 NOWHERE = (
     "there is nowhere to push to; fix: give --repository registry/name, or --cluster FILE or --stack NAME of a cluster that "
     "has an image repository"
@@ -74,29 +71,24 @@ def planned(wish: Wish, *, root: Path = ROOT, pushing: bool = False) -> Iterator
     wish = placed(wish)
     if pushing and wish.repository is None:
         raise UserError(NOWHERE)
-    found = versions.load(root / context.VERSIONS)
+    build = (
+        wish
+        if isinstance(wish, BuildWish)
+        else BuildWish(**{one.name: getattr(wish, one.name) for one in fields(Wish)})
+    )
+    plan.check(build)
+    known = versions.load(root / context.VERSIONS)
     last = image_file.read(wish.file) if wish.file.exists() else None
     if pushing and last and last.target != wish.target:
         fix = f"--image-file image-{wish.target}.json, or move it away"
         raise UserError(problem(str(wish.file), last.target, f"records an image for {last.target}", fix=fix))
-    given: dict[str, Any] = {"base": wish.base, "tools": wish.tools, "arguments": wish.arguments}
     # A folder of its own for each build: BuildKit takes a file for unchanged that has the path, size and time of the last one.
     with tempfile.TemporaryDirectory(prefix="lustrain-image-") as folder:
-        staged = context.stage(root, wish.target, found, Path(folder), **given)
+        staged = context.stage(root, wish.target, plan.arguments_of(build, known), Path(folder))
         git = git_state.read(root, context.sources(root, wish.target), context.enters)
-        made = plan.make(
-            wish.target,
-            found,
-            git,
-            staged.inputs,
-            repository=LOCAL if wish.repository is None else wish.repository,
-            unpinned=wish.unpinned,
-            suffix=wish.suffix,
-            **given,
-            **wish.options(),
-        )
+        made = plan.make(build, known, git, staged.inputs)
         same = last if last and last.target == wish.target else None
-        yield Planned(made, git, found, staged, tuple(changes.reasons(same, staged.inputs)))
+        yield Planned(made, git, known, staged, tuple(changes.reasons(same, staged.inputs)))
 
 
 def build(wish: BuildWish, watch: Watch, environment: Mapping[str, str] | None = None, *, root: Path = ROOT) -> Made:

@@ -10,16 +10,17 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from images.plan.leaks import secrets_of
 from images.plan.plan import DIRTY, INPUTS, TARGET, VERSIONS
 from images.registry.client import Registry
 from images.registry.read import INDEXES, Found, find
 from lustrain.image_file import Record
+from lustrain.leaks import secrets_of
 from lustrain.problem import UserError, plain
 from lustrain.progress import BYTES, amount_text
+from lustrain.status import Status
 
-OK, WARN, FAIL = "OK", "WARN", "FAIL"
-VERSION = 1
+OK, WARNING, FAILED = Status.OK, Status.WARNING, Status.FAILED
+VERSION = 2
 REBUILD = "build and push it again: fab image-build --push"
 _REVISION = "org.opencontainers.image.revision"
 _MOST_LAYERS = 127
@@ -41,7 +42,7 @@ class Row:
     """One finding; `fix` is empty where there is nothing to do."""
 
     check: str
-    state: str
+    status: Status
     what: str
     fix: str = ""
     platform: str = ""
@@ -58,7 +59,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        return int(any(row.state == FAIL for row in self.rows))
+        return int(any(row.status == FAILED for row in self.rows))
 
 
 def verify(
@@ -72,14 +73,14 @@ def verify(
 ) -> Report:
     """Check all that the registry knows of `ref`, against image.json where it is given.
 
-    An image that cannot be read is a FAIL like others; only a mistyped reference or platform raises (exit code 2).
+    An image that cannot be read has failed like others; only a mistyped reference or platform raises (exit code 2).
     """
     try:
         found = find(registry, ref, platform)
     except UserError as error:
         if error.exit_code == 2:
             raise
-        return Report(ref, "", tuple(Row("manifest", FAIL, line) for line in error.problems))
+        return Report(ref, "", tuple(Row("manifest", FAILED, line) for line in error.problems))
     index = found[0].index
     digest = index.digest if index else found[0].image.digest
     rows = [_digest(digest, record), _platforms([each.image.platform for each in found], record, platform)]
@@ -114,7 +115,7 @@ def lines(report: Report) -> list[str]:
     width = max(len(row.check) for row in report.rows)
     return [
         plain(
-            f"{row.state:<4}  {row.check:<{width}}  {f'{row.platform}: ' if several and row.platform else ''}"
+            f"{row.status:<7}  {row.check:<{width}}  {f'{row.platform}: ' if several and row.platform else ''}"
             f"{row.what}{f'; fix: {row.fix}' if row.fix else ''}"
         )
         for row in report.rows
@@ -129,14 +130,14 @@ def as_json(report: Report) -> dict[str, Any]:
 def _digest(digest: str, record: Record | None) -> Row:
     if record and record.digest != digest:
         what = f"{digest}, but image.json has {record.digest}: the tag names a different image now"
-        return Row("digest", FAIL, what, f"deploy {record.deployable}, or push again")
+        return Row("digest", FAILED, what, f"deploy {record.deployable}, or push again")
     return Row("digest", OK, digest + (", as in image.json" if record else ""))
 
 
 def _platforms(present: Sequence[str], record: Record | None, platform: str | None) -> Row:
     wanted = [name for name in (record.platforms if record else ()) if platform in (None, name)]
     if missing := [name for name in wanted if name not in present]:
-        return Row("platforms", FAIL, f"{', '.join(present)}; {', '.join(missing)} of image.json missing", REBUILD)
+        return Row("platforms", FAILED, f"{', '.join(present)}; {', '.join(missing)} of image.json missing", REBUILD)
     return Row("platforms", OK, ", ".join(present))
 
 
@@ -147,12 +148,14 @@ def _readable_by_enroot(found: Found) -> Row:
     """
     compressed = {kind.rpartition("tar")[2].lstrip(".+") or "plain" for kind in found.layer_types}
     if "zstd" in compressed:
-        return Row("media types", FAIL, "layers in zstd, which enroot cannot unpack", f"{REBUILD} (it writes gzip)")
+        return Row("media types", FAILED, "layers in zstd, which enroot cannot unpack", f"{REBUILD} (it writes gzip)")
     if found.index and found.index.attestations:
         what = f"an index with {found.index.attestations} attestations, which enroot before 3.4.1 mistakes for images"
-        return Row("media types", WARN, what, "build without attestations")
+        return Row("media types", WARNING, what, "build without attestations")
     if "plain" in compressed:
-        return Row("media types", WARN, "layers that are not compressed: nodes pull several times the bytes", REBUILD)
+        return Row(
+            "media types", WARNING, "layers that are not compressed: nodes pull several times the bytes", REBUILD
+        )
     kind = "docker" if "docker" in found.media_type else "OCI"
     listed = " in an index" if found.index and found.index.media_type in INDEXES else ""
     return Row("media types", OK, f"{kind} manifest{listed}, gzip")
@@ -161,11 +164,11 @@ def _readable_by_enroot(found: Found) -> Row:
 def _revision(labels: Mapping[str, str], commit: str | None) -> Row:
     revision = labels.get(_REVISION)
     if not revision:
-        return Row("revision", FAIL, f"no label {_REVISION}: its source commit is unknown", f"commit, then {REBUILD}")
+        return Row("revision", FAILED, f"no label {_REVISION}: its source commit is unknown", f"commit, then {REBUILD}")
     if commit and commit != revision:
-        return Row("revision", FAIL, f"{revision}, but image.json has {commit}", REBUILD)
+        return Row("revision", FAILED, f"{revision}, but image.json has {commit}", REBUILD)
     if labels.get(DIRTY) == "true":
-        return Row("revision", WARN, f"{revision} with changes that are in no commit", f"commit, then {REBUILD}")
+        return Row("revision", WARNING, f"{revision} with changes that are in no commit", f"commit, then {REBUILD}")
     return Row("revision", OK, revision)
 
 
@@ -175,7 +178,7 @@ def _versions(labels: Mapping[str, str], wanted: Mapping[str, str]) -> Row:
         f"{name} {held.get(name, 'unknown')}, not {value}" for name, value in wanted.items() if held.get(name) != value
     ]
     if wrong or not held:
-        return Row("versions", FAIL, ", ".join(wrong) or f"no labels {VERSIONS}*", REBUILD)
+        return Row("versions", FAILED, ", ".join(wrong) or f"no labels {VERSIONS}*", REBUILD)
     return Row("versions", OK, ", ".join(f"{name} {value}" for name, value in sorted(held.items())))
 
 
@@ -184,7 +187,7 @@ def _inputs(labels: Mapping[str, str], wanted: Iterable[str]) -> Row:
     missing = ",".join(sorted(set(wanted) - layers))
     if missing or not layers:
         return Row(
-            "inputs", FAIL, f"no labels {INPUTS}{missing or '*'}: the files it was built from are unknown", REBUILD
+            "inputs", FAILED, f"no labels {INPUTS}{missing or '*'}: the files it was built from are unknown", REBUILD
         )
     return Row("inputs", OK, ", ".join(sorted(layers)))
 
@@ -195,19 +198,19 @@ def _age(created: str, oldest: int, now: datetime) -> Row:
         made = datetime.fromisoformat(created)
         made = made if made.tzinfo else made.replace(tzinfo=UTC)
     except ValueError:
-        return Row("age", WARN, f"unknown: made at {created!r}", REBUILD)
+        return Row("age", WARNING, f"unknown: made at {created!r}", REBUILD)
     age = now - made
     if age < -timedelta(days=1) or made.year < 2013:
-        return Row("age", WARN, f"unknown: made at {created}, which is impossible", "set the clock of the builder")
+        return Row("age", WARNING, f"unknown: made at {created}, which is impossible", "set the clock of the builder")
     if age > timedelta(days=oldest):
         fix = f"{REBUILD} --no-cache, of a newer commit or with --suffix"
-        return Row("age", WARN, f"{age.days} days since its commit, without the security updates since", fix)
+        return Row("age", WARNING, f"{age.days} days since its commit, without the security updates since", fix)
     return Row("age", OK, f"{max(age.days, 0)} days")
 
 
 def _layers(count: int) -> Row:
     if count > _MOST_LAYERS:
-        return Row("layers", FAIL, f"{count}: nodes cannot mount more than {_MOST_LAYERS}", "join instructions")
+        return Row("layers", FAILED, f"{count}: nodes cannot mount more than {_MOST_LAYERS}", "join instructions")
     return Row("layers", OK, str(count))
 
 
@@ -216,38 +219,38 @@ def _size(size: int, target: str | None, budgets: Mapping[str, int]) -> Row:
     pull = f"{amount_text(size, BYTES)} to pull"
     if budget is not None and size > budget << 20:
         fix = "see which layer grew with `fab image-diff`, or raise budget_mb in versions.toml"
-        return Row("size", FAIL, f"{pull}, over the budget of {budget} MiB", fix)
+        return Row("size", FAILED, f"{pull}, over the budget of {budget} MiB", fix)
     return Row("size", OK, pull + (f", no budget for target {target}" if budgets and budget is None else ""))
 
 
 def _user(user: str) -> Row:
     name = user.partition(":")[0]
     if name in ("", "root") or (name.isdigit() and int(name) == 0):
-        return Row("user", FAIL, "runs as root", "USER 1000:1000 in the Dockerfile")
+        return Row("user", FAILED, "runs as root", "USER 1000:1000 in the Dockerfile")
     if not name.isdigit():
         what = f"{user} is a name: Kubernetes cannot know that it is not root"
-        return Row("user", WARN, what, "USER with numbers in the Dockerfile")
+        return Row("user", WARNING, what, "USER with numbers in the Dockerfile")
     return Row("user", OK, user)
 
 
 def _entrypoint(words: Sequence[str]) -> Row:
     if not words:
         what = "none: the command is PID 1 and gets no SIGTERM without a handler"
-        return Row("entrypoint", FAIL, what, "ENTRYPOINT with tini")
+        return Row("entrypoint", FAILED, what, "ENTRYPOINT with tini")
     if list(words[1:2]) == ["-c"]:
         what = f"{words[0]} -c: a shell, which does not pass SIGTERM on"
-        return Row("entrypoint", FAIL, what, "ENTRYPOINT as a JSON list")
+        return Row("entrypoint", FAILED, what, "ENTRYPOINT as a JSON list")
     return Row("entrypoint", OK, " ".join(words))
 
 
 def _healthcheck(test: Sequence[str]) -> Row:
     if test and test[0] != "NONE":
         what = "a HEALTHCHECK: it mistakes a long checkpoint for a failure"
-        return Row("healthcheck", WARN, what, "HEALTHCHECK NONE in the Dockerfile")
+        return Row("healthcheck", WARNING, what, "HEALTHCHECK NONE in the Dockerfile")
     return Row("healthcheck", OK, "none")
 
 
 def _secrets(config: Mapping[str, Any]) -> list[Row]:
     fix = "revoke it, pass it as --netrc, and delete this image from the registry"
-    leaks = [Row("secrets", FAIL, f"{leak.where}: {leak.what}", fix) for leak in secrets_of(config)]
+    leaks = [Row("secrets", FAILED, f"{leak.where}: {leak.what}", fix) for leak in secrets_of(config)]
     return leaks or [Row("secrets", OK, "none in history, environment, labels and commands")]

@@ -36,6 +36,9 @@ VERSION = 1
 
 _DONE, _UNDER_WAY = ("COMPLETE", "ACTIVE"), ("IN_PROGRESS", "PENDING")
 _ABSENT, _NOT_YET = "no scan", "done without a result"
+_PAUSE_S = 5.0
+_LIMITS_S = {_ABSENT: 60.0, **dict.fromkeys((*_UNDER_WAY, _NOT_YET), 900.0)}
+"""How long each status is waited out; a scan on push shows up some seconds after the push."""
 _START = "aws ecr start-image-scan --repository-name {repository} --image-id imageDigest={digest}"
 _FIXES = {
     _ABSENT: "switch scanning on (aws ecr put-image-scanning-configuration --repository-name {repository} "
@@ -116,18 +119,6 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long to wait for a scan, in seconds."""
-
-    total_s: float = 900.0
-    absent_s: float = 60.0
-    """A scan on push shows up some seconds after the push."""
-    pause_s: float = 5.0
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
-@dataclass(frozen=True)
 class Verdict:
     """The gate's decision about one image."""
 
@@ -157,7 +148,6 @@ class Verdict:
 
 def read_allowed(path: Path = ALLOWED, today: date | None = None) -> tuple[Allowed, ...]:
     """Read the allow-list; UserError, exit code 2, with one line for each mistake."""
-    last = (today or datetime.now(UTC).date()) + timedelta(days=LONGEST_DAYS)
     try:
         entries = AllowList.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).allow
     except ValidationError as error:
@@ -166,9 +156,11 @@ def read_allowed(path: Path = ALLOWED, today: date | None = None) -> tuple[Allow
         raise UserError(plain(f"{path}: cannot be read: {error}")) from None
     twice = [name for name, count in Counter(entry.id for entry in entries).items() if count > 1]
     problems = [problem(f"{path.name}.allow id", name, "must be unique", fix="keep one entry") for name in twice]
-    for entry in (entry for entry in entries if entry.review_by > last):
-        key = f"{path.name}.allow {entry.id} review_by"
-        problems.append(problem(key, str(entry.review_by), "is too far away", allowed=f"up to {last}"))
+    last = (today or datetime.now(UTC).date()) + timedelta(days=LONGEST_DAYS)
+    for entry in entries:
+        if entry.review_by > last:
+            key = f"{path.name}.allow {entry.id} review_by"
+            problems.append(problem(key, str(entry.review_by), "is too far away", allowed=f"up to {last}"))
     if problems:
         raise UserError(problems)
     return tuple(entries)
@@ -214,7 +206,6 @@ def gate(
     *,
     threshold: str = "HIGH",
     today: date | None = None,
-    patience: Patience | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Verdict:
     """Wait for ECR's scan of the image and weigh it. No scan, or one without a result, does not pass.
@@ -223,7 +214,7 @@ def gate(
     the image cannot be reached.
     """
     today = today or datetime.now(UTC).date()
-    scan = _wait(place, client, patience or Patience(), say)
+    scan = _wait(place, client, say)
     findings = [finding for page in scan.pages for finding in _findings(page)] if scan.status in _DONE else []
     verdict = judge(str(place), findings, allowed, today=today, threshold=threshold)
     if scan.status in _DONE:
@@ -241,18 +232,17 @@ class _Scan:
     pages: Sequence[Mapping[str, Any]] = ()
 
 
-def _wait(place: Place, client: Any, patience: Patience, say: Callable[[str], None]) -> _Scan:
-    limits = {_ABSENT: patience.absent_s, **dict.fromkeys((*_UNDER_WAY, _NOT_YET), patience.total_s)}
-    start, next_line = patience.clock(), 0.0
+def _wait(place: Place, client: Any, say: Callable[[str], None]) -> _Scan:
+    start, next_line = time.monotonic(), 0.0
     while True:
         scan = _read(place, client)
-        waited, limit = patience.clock() - start, limits.get(scan.status, 0.0)
+        waited, limit = time.monotonic() - start, _LIMITS_S.get(scan.status, 0.0)
         if waited >= limit:
             return scan
         if waited >= next_line:
             say(f"{place.repository}: scan {scan.status}, {waited:.0f} s so far, at most {limit:.0f} s")
-            next_line = 2 * max(waited, patience.pause_s)
-        patience.sleep(min(patience.pause_s * random.uniform(0.8, 1.2), limit - waited))
+            next_line = 2 * max(waited, _PAUSE_S)
+        time.sleep(min(_PAUSE_S * random.uniform(0.8, 1.2), limit - waited))
 
 
 def _read(place: Place, client: Any) -> _Scan:

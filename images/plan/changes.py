@@ -31,40 +31,43 @@ class Rebuild:
 
 def reasons(old: Record | None, inputs: Mapping[str, Mapping[str, str]]) -> list[Rebuild]:
     """Layers to be made again, in the Dockerfile's order; empty where nothing changed, all without an `old` image."""
-    found = []
+    rebuilds = []
     for layer in _ordered(inputs):
         pulled = layer not in NEVER_PULLED
         if old is None:
-            found.append(Rebuild(layer, ("no image was built before",), pulled))
+            rebuilds.append(Rebuild(layer, ("no image was built before",), pulled))
         elif own := _changes(old.inputs.get(layer), inputs[layer]):
-            found.append(Rebuild(layer, own, pulled))
+            rebuilds.append(Rebuild(layer, own, pulled))
         elif below := _changes_below(old.inputs[layer], inputs[layer]):
-            found.append(Rebuild(layer, below, pulled, if_different=pulled and layer != DIFFERS))
-    return found
+            rebuilds.append(Rebuild(layer, below, pulled, if_different=pulled and layer != DIFFERS))
+    return rebuilds
 
 
 def lines(rebuilds: Sequence[Rebuild]) -> list[str]:
     """For people: a line a reason, and at the end what a node would pull."""
     if not rebuilds:
         return ["nothing changed: every step comes from the cache"]
-    told = [f"{one.layer}: {why}" for one in rebuilds for why in one.why]
-    pulled = [one.layer for one in rebuilds if one.pulled and not one.if_different]
-    perhaps = [one.layer for one in rebuilds if one.pulled and one.if_different]
+    pulled, perhaps = _pulled(rebuilds)
     what = f"a node would pull: {', '.join(pulled) or 'no layer'}"
-    return [*told, what + (f"; and only if they come out different: {', '.join(perhaps)}" if perhaps else "")]
+    reasons = [f"{rebuild.layer}: {why}" for rebuild in rebuilds for why in rebuild.why]
+    return [*reasons, what + (f"; and only if they come out different: {', '.join(perhaps)}" if perhaps else "")]
 
 
 def as_json(rebuilds: Sequence[Rebuild]) -> dict[str, object]:
     """For programs."""
-    return {
-        "rebuild": [{"layer": one.layer, "why": list(one.why)} for one in rebuilds],
-        "pull": [one.layer for one in rebuilds if one.pulled and not one.if_different],
-        "pull_if_different": [one.layer for one in rebuilds if one.pulled and one.if_different],
-    }
+    pulled, perhaps = _pulled(rebuilds)
+    layers = [{"layer": rebuild.layer, "why": list(rebuild.why)} for rebuild in rebuilds]
+    return {"rebuild": layers, "pull": pulled, "pull_if_different": perhaps}
+
+
+def _pulled(rebuilds: Sequence[Rebuild]) -> tuple[list[str], list[str]]:
+    """Return the layers that a node pulls, and those that it pulls only if they come out different."""
+    pulled = [rebuild for rebuild in rebuilds if rebuild.pulled]
+    return [one.layer for one in pulled if not one.if_different], [one.layer for one in pulled if one.if_different]
 
 
 def _ordered(layers: Mapping[str, object]) -> list[str]:
-    return sorted(layers, key=lambda one: (LAYERS.index(one) if one in LAYERS else len(LAYERS), one))
+    return sorted(layers, key=lambda layer: (LAYERS.index(layer) if layer in LAYERS else len(LAYERS), layer))
 
 
 def _changes(old: Mapping[str, str] | None, new: Mapping[str, str]) -> tuple[str, ...]:
@@ -72,9 +75,9 @@ def _changes(old: Mapping[str, str] | None, new: Mapping[str, str]) -> tuple[str
         return ("the last image had no such layer",)
     names = [name for name in _different(old, new) if not name.startswith(ON)]
     files = [name for name in names if "/" in name and " [" not in name]
-    why = [_told(name, old.get(name), new.get(name)) for name in names if name not in files]
+    why = [_change(name, old.get(name), new.get(name)) for name in names if name not in files]
     if len(files) == 1:
-        why.append(_told(files[0], old.get(files[0]), new.get(files[0])))
+        why.append(_change(files[0], old.get(files[0]), new.get(files[0])))
     elif files:
         more = ", …" if len(files) > _SHOWN else ""
         why.append(f"{len(files)} files changed: {', '.join(files[:_SHOWN])}{more}")
@@ -89,7 +92,7 @@ def _different(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     return sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
 
 
-def _told(name: str, old: str | None, new: str | None) -> str:
+def _change(name: str, old: str | None, new: str | None) -> str:
     if "/" in name:
         return f"{name} {'is new' if old is None else 'is gone' if new is None else 'changed'}"
     return f"{name} was {old or 'not given'} and is {new or 'not given'}"

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from images.model import Context
-from images.plan import dockerfile
 from images.plan.changes import ON
-from images.plan.leaks import secrets_in
-from images.plan.plan import arguments_of
-from images.plan.versions import Versions
+from images.plan.dockerfile import PATHS, Dockerfile, Stage, parse
+from lustrain.leaks import secrets_in
 from lustrain.problem import UserError, problem
 
 SITE = "images/site"
@@ -57,7 +55,7 @@ _SECRETS = (
 
 
 @dataclass(frozen=True)
-class _Found:
+class _File:
     path: str
     data: bytes
     executable: bool
@@ -67,63 +65,40 @@ class _Found:
         return hashlib.sha256(self.data).hexdigest()
 
 
-def stage(
-    root: Path,
-    target: str,
-    versions: Versions,
-    into: Path,
-    *,
-    base: str | None = None,
-    tools: str | None = None,
-    arguments: Mapping[str, str] | None = None,
-) -> Context:
+def stage(root: Path, target: str, arguments: Mapping[str, str], into: Path) -> Context:
     """Copy what building `target` reads from the repository at `root` to the new or empty folder `into`.
 
-    UserError with all problems, exit code 2, before anything is written: a file that is missing, is no regular file, or
-    looks like a secret.
+    UserError with all problems, exit code 2, before anything is written: a file that is missing, is not a regular file, or
+    looks like a secret; an argument that the Dockerfile does not declare.
     """
-    given = arguments_of(target, versions, base=base, tools=tools) | dict(arguments or {})
-    stages = _stages(root, target)
-    problems = list(_unknown(target, arguments or {}, dockerfile.parse(_text(root, target))))
-    found = [one for path in entering(root, target) if (one := _read(root, path, problems))]
-    brought = [path for path in _site_files(root) if _regular(root, path, problems)] if _mounts_site(stages) else []
-    leaks = secrets_in((one.path, one.data) for one in found)
+    dockerfile = _dockerfile(root, target)
+    stages = dockerfile.for_image(target)
+    problems = list(_undeclared(target, arguments, dockerfile))
+    entering = [file for path in _entering(root, target, stages) if (file := _read(root, path, problems))]
+    mounts_site = any(path == SITE or path.startswith(f"{SITE}/") for stage in stages for path in stage.reads)
+    site = sorted(path.relative_to(root).as_posix() for glob in _SITE_FILES for path in root.glob(glob) if mounts_site)
+    problems += filter(None, (_unfit(root, path) for path in site))
+    leaks = secrets_in((file.path, file.data) for file in entering)
     problems += [_secret(leak.where, f"holds {leak.what}") for leak in leaks]
     if into.exists() and any(into.iterdir()):
         problems.append(problem("context", str(into), "is not empty", fix="give a folder of its own"))
     if problems:
         raise UserError(problems)
     into.mkdir(parents=True, exist_ok=True)
-    if _mounts_site(stages):
+    if mounts_site:
         (into / SITE).mkdir(parents=True)
-    for path in brought:
+    for path in site:
         _bring(root / path, into / path)
-    recipe = dockerfile.PATHS[target]
-    for one in [_Found(recipe, (root / recipe).read_bytes(), executable=False), *found]:
-        _write(into / one.path, one)
+    recipe = _File(PATHS[target], (root / PATHS[target]).read_bytes(), executable=False)
+    for file in (recipe, *entering):
+        _write(into / file.path, file)
     _settle(into)
-    return Context(into, _inputs(target, stages, found, given, _text(root, target)))
-
-
-def entering(root: Path, target: str) -> tuple[str, ...]:
-    """Paths of the files that go into an image of `target` or decide how it is built, in order. UserError, exit code 2."""
-    found: dict[str, None] = {}
-    problems: list[str] = []
-    for source in _read_from(root, target):
-        before = len(problems)
-        below = list(_walk(root, source, problems))
-        if not below and len(problems) == before:
-            fix = "run this in a complete checkout" if not source.endswith(".lock") else "fab image-lock"
-            problems.append(problem(dockerfile.PATHS[target], source, "reads this, and it is not there", fix=fix))
-        found |= dict.fromkeys(below)
-    if problems:
-        raise UserError(problems)
-    return tuple(sorted(found))
+    return Context(into, _inputs(target, dockerfile, entering, arguments))
 
 
 def sources(root: Path, target: str) -> tuple[str, ...]:
-    """Files and folders that decide what an image of `target` is: git is asked about these."""
-    return (*_read_from(root, target), dockerfile.PATHS[target], VERSIONS)
+    """Return the files and folders that decide what an image of `target` is: git is asked about these."""
+    return (*_copied(_dockerfile(root, target).for_image(target)), PATHS[target], VERSIONS)
 
 
 def enters(path: str) -> bool:
@@ -133,125 +108,112 @@ def enters(path: str) -> bool:
     return _any(path, _MAY_ENTER) and not _any(path, _STAYS_OUT)
 
 
-def _read_from(root: Path, target: str) -> tuple[str, ...]:
-    """Return what the Dockerfile copies or mounts, as it writes it, without what a site brings."""
-    read = dict.fromkeys(path for one in _stages(root, target) for path in one.reads)
-    return tuple(path for path in read if path != SITE and not path.startswith(f"{SITE}/"))
+def _entering(root: Path, target: str, stages: Iterable[Stage]) -> list[str]:
+    """Return the paths of the files that go into an image or decide how it is built, in order. UserError, exit code 2."""
+    paths: set[str] = set()
+    problems: list[str] = []
+    for source in _copied(stages):
+        before = len(problems)
+        below = list(_walk(root, source, problems))
+        if not below and len(problems) == before:
+            fix = "run this in a complete checkout" if not source.endswith(".lock") else "fab image-lock"
+            problems.append(problem(PATHS[target], source, "reads this, and it is missing", fix=fix))
+        paths.update(below)
+    if problems:
+        raise UserError(problems)
+    return sorted(paths)
+
+
+def _copied(stages: Iterable[Stage]) -> list[str]:
+    """Return what the Dockerfile copies or mounts, as it writes it, without the site's files."""
+    paths = dict.fromkeys(path for stage in stages for path in stage.reads)
+    return [path for path in paths if path != SITE and not path.startswith(f"{SITE}/")]
 
 
 def _any(path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
 
 
-def _unknown(target: str, arguments: Mapping[str, str], file: dockerfile.Dockerfile) -> Iterator[str]:
-    """Yield arguments that no stage declares: the builder only warns of them, and a mistyped one would change nothing."""
-    known = {*file.arguments, *(name for one in file.for_image(target) for name in one.arguments)}
-    for name in (one for one in arguments if one not in known and one.upper() not in _PREDEFINED):
-        yield problem("--arg", name, f"{dockerfile.PATHS[target]} has no such ARG", allowed=", ".join(sorted(known)))
+def _undeclared(target: str, arguments: Mapping[str, str], dockerfile: Dockerfile) -> Iterator[str]:
+    """Yield a problem for each argument that no stage declares: the builder only warns, and a mistyped one changes nothing."""
+    stages = dockerfile.for_image(target)
+    known = {*dockerfile.arguments, *(name for stage in stages for name in stage.arguments)}
+    for name in arguments:
+        if name not in known and name.upper() not in _PREDEFINED:
+            yield problem("--arg", name, f"{PATHS[target]} has no such ARG", allowed=", ".join(sorted(known)))
 
 
-def _text(root: Path, target: str) -> str:
-    path = root / dockerfile.PATHS[target]
+def _dockerfile(root: Path, target: str) -> Dockerfile:
+    path = root / PATHS[target]
     try:
-        return path.read_text(encoding="utf-8")
+        dockerfile = parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            problem("Dockerfile", str(path), f"cannot be read: {error}", fix="run this in a checkout")
-        ) from None
-
-
-def _stages(root: Path, target: str) -> tuple[dockerfile.Stage, ...]:
-    if target not in dockerfile.PATHS:
-        raise UserError(problem("target", target, "unknown", allowed=", ".join(dockerfile.PATHS)))
-    stages = dockerfile.parse(_text(root, target)).for_image(target)
-    if not stages:
-        raise UserError(problem(dockerfile.PATHS[target], target, "has no stage of this name", fix="name the stage so"))
-    return stages
-
-
-def _mounts_site(stages: Iterable[dockerfile.Stage]) -> bool:
-    return any(path == SITE or path.startswith(f"{SITE}/") for one in stages for path in one.reads)
-
-
-def _site_files(root: Path) -> list[str]:
-    return sorted(path.relative_to(root).as_posix() for pattern in _SITE_FILES for path in root.glob(pattern))
+        fix = "run this in a checkout"
+        raise UserError(problem("Dockerfile", str(path), f"cannot be read: {error}", fix=fix)) from None
+    if not dockerfile.for_image(target):
+        raise UserError(problem(PATHS[target], target, "has no stage of this name", fix="name the stage so"))
+    return dockerfile
 
 
 def _walk(root: Path, source: str, problems: list[str]) -> Iterator[str]:
-    """Files at or below `source` that may enter; links and the like are problems, not ways to somewhere else."""
-    try:
-        mode = (root / source).lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISDIR(mode):
-        if _any(source, _STAYS_OUT) and source not in _ENTERS_ALL_THE_SAME:
-            return
-        if not enters(source):
-            why = "the Dockerfile reads a file that may not enter an image"
-            problems.append(problem("context", source, why, allowed=", ".join(_MAY_ENTER)))
-        elif _regular(root, source, problems):
-            yield source
-        return
-    if PurePosixPath(source).name != "__pycache__":
+    """Yield the files at or below `source` that may enter; what is there and may not is a problem."""
+    path = root / source
+    if path.is_dir() and not path.is_symlink():
         try:
-            names = sorted(os.listdir(root / source))
+            names = sorted(os.listdir(path))
         except OSError as error:
+            names = []
             problems.append(problem("context", source, f"cannot be read: {error.strerror}", fix="mend it"))
-            return
         for name in names:
-            yield from _walk(root, f"{source}/{name}", problems)
+            yield from _walk(root, f"{source}/{name}", problems) if name != "__pycache__" else ()
+    elif os.path.lexists(path) and (enters(source) or not _any(source, _STAYS_OUT)):
+        if unfit := _unfit(root, source):
+            problems.append(unfit)
+        else:
+            yield source
 
 
-def _regular(root: Path, path: str, problems: list[str]) -> bool:
-    status = (root / path).lstat()
-    if not stat.S_ISREG(status.st_mode):
+def _unfit(root: Path, path: str) -> str | None:
+    """Return the problem with a file that may not enter an image."""
+    status, site = (root / path).lstat(), path.startswith(f"{SITE}/")
+    why = allowed = ""
+    fix = "move it out of the folder"
+    if not (site or enters(path)):
+        why, allowed, fix = "the Dockerfile reads a file that may not enter an image", ", ".join(_MAY_ENTER), ""
+    elif not stat.S_ISREG(status.st_mode):
         kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
-        problems.append(
-            problem(
-                "context", path, f"is {kind}: only regular files may enter an image", fix="put the file itself there"
-            )
-        )
-        return False
-    if status.st_size > LARGEST and not path.startswith(f"{SITE}/"):
+        why, fix = f"is {kind}: only regular files may enter an image", "put the file itself there"
+    elif status.st_size > LARGEST and not site:
         why = f"has {status.st_size >> 20} MiB, which is too large for code"
-        problems.append(problem("context", path, why, allowed=f"{LARGEST >> 20} MiB", fix="move it out of the folder"))
-        return False
-    if not path.isprintable():
-        problems.append(problem("context", path, "has a name with characters that cannot be printed", fix="rename it"))
-        return False
-    if _any(PurePosixPath(path).name.lower(), _SECRETS):
-        problems.append(_secret(path, "has the name of a file with secrets"))
-        return False
-    return True
+        allowed = f"{LARGEST >> 20} MiB"
+    elif not path.isprintable():
+        why, fix = "has a name with characters that cannot be printed", "rename it"
+    elif _any(PurePosixPath(path).name.lower(), _SECRETS):
+        return _secret(path, "has the name of a file with secrets")
+    return problem("context", path, why, allowed, fix) if why else None
 
 
 def _secret(path: str, why: str) -> str:
-    return problem(
-        "context",
-        path,
-        f"{why}: secrets must not enter an image",
-        fix="move it out of the folder, or rename it if it is not one",
-    )
+    fix = "move it out of the folder, or rename it if it is not one"
+    return problem("context", path, f"{why}: secrets must not enter an image", fix=fix)
 
 
-def _read(root: Path, path: str, problems: list[str]) -> _Found | None:
+def _read(root: Path, path: str, problems: list[str]) -> _File | None:
     try:
         with open(os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            data = file.read()
-            mode = os.fstat(file.fileno()).st_mode
+            return _File(path, file.read(), executable=bool(os.fstat(file.fileno()).st_mode & stat.S_IXUSR))
     except OSError as error:
         problems.append(problem("context", path, f"cannot be read: {error.strerror}", fix="mend it"))
         return None
-    return _Found(path, data, executable=bool(mode & stat.S_IXUSR))
 
 
-def _write(target: Path, one: _Found) -> None:
+def _write(target: Path, file: _File) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(one.data)
-    target.chmod(0o755 if one.executable else 0o644)
+    target.write_bytes(file.data)
+    target.chmod(0o755 if file.executable else 0o644)
     # BuildKit takes a file of a folder that it has seen before as unchanged when size and time stamp are: with one time for
     # all, an edit that keeps the size would build the old file. So the time comes from the content, and from nothing else.
-    os.utime(target, (moment := int(one.sum[:8], 16) >> 1, moment))
+    os.utime(target, (moment := int(file.sum[:8], 16) >> 1, moment))
 
 
 def _bring(source: Path, target: Path) -> None:
@@ -275,46 +237,42 @@ def _settle(folder: Path) -> None:
 
 
 def _inputs(
-    target: str, stages: Iterable[dockerfile.Stage], found: Iterable[_Found], given: Mapping[str, str], text: str
+    target: str, dockerfile: Dockerfile, files: Iterable[_File], given: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
     """By layer: the images it starts from, the arguments it declares, its part of the Dockerfile, the files it reads.
 
     `on tools` is a sum over the inputs of the layer below.
     """
-    files = {one.path: one.sum + ("+x" if one.executable else "") for one in found}
-    defaults = dockerfile.parse(text).arguments
+    stages = dockerfile.for_image(target)
+    values = {**dockerfile.arguments, **given}
     inputs: dict[str, dict[str, str]] = {}
     below: dict[str, set[str]] = {}
-    layers = {one.name: layer_of(one, target) for one in stages}
-    for one in stages:
-        if name := one.image_argument:
-            layers[one.origin] = name.removesuffix("_IMAGE").lower()
-            inputs.setdefault(layers[one.origin], {})[name] = given.get(name, defaults.get(name, ""))
-        layer = inputs.setdefault(layers[one.name], {})
-        layer[f"{dockerfile.PATHS[target]} [{one.name}]"] = one.sum
-        layer |= {
-            name: given.get(name, defaults.get(name, "")) for name in one.arguments if name in given or name in defaults
-        }
-        layer |= {path: sum_ for path, sum_ in files.items() if _is_read(path, one.reads)}
-        if layers[one.name] != "image":
-            below.setdefault(layers[one.name], set()).update(layers[name] for name in one.made_on if name in layers)
+    layers = {stage.name: layer_of(stage, target) for stage in stages}
+    for stage in stages:
+        if name := stage.image_argument:
+            layers[stage.origin] = name.removesuffix("_IMAGE").lower()
+            inputs.setdefault(layers[stage.origin], {})[name] = values.get(name, "")
+        layer = inputs.setdefault(layers[stage.name], {})
+        layer[f"{PATHS[target]} [{stage.name}]"] = stage.sum
+        layer |= {name: values[name] for name in stage.arguments if name in values}
+        for file in files:
+            if any(file.path == source or file.path.startswith(f"{source}/") for source in stage.reads):
+                layer[file.path] = file.sum + ("+x" if file.executable else "")
+        if layers[stage.name] != "image":
+            below.setdefault(layers[stage.name], set()).update(layers[name] for name in stage.made_on if name in layers)
     return {layer: dict(sorted((own | _on(layer, inputs, below)).items())) for layer, own in sorted(inputs.items())}
 
 
 def _on(layer: str, inputs: Mapping[str, Mapping[str, str]], below: Mapping[str, set[str]]) -> dict[str, str]:
-    found = {}
-    for one in sorted(below.get(layer, set()) - {layer}):
-        whole = {**inputs[one], **_on(one, inputs, below)}
-        found[f"{ON}{one}"] = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
-    return found
+    sums = {}
+    for lower in sorted(below.get(layer, set()) - {layer}):
+        whole = {**inputs[lower], **_on(lower, inputs, below)}
+        sums[f"{ON}{lower}"] = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+    return sums
 
 
-def layer_of(stage: dockerfile.Stage, target: str) -> str:
+def layer_of(stage: Stage, target: str) -> str:
     """Return the layer that a stage makes: torch-cuda makes torch; `image` stands for the image's settings and checks."""
     if stage.name == target:
         return "system" if stage.runs else "image"
     return "image" if stage.name.startswith(f"{target}-") else stage.name.removesuffix(f"-{target}")
-
-
-def _is_read(path: str, sources: Iterable[str]) -> bool:
-    return any(path == one or path.startswith(f"{one}/") for one in sources)

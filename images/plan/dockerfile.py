@@ -85,23 +85,18 @@ class Dockerfile:
     arguments: Mapping[str, str]
     stages: tuple[Stage, ...]
 
-    def needed(self, target: str) -> tuple[Stage, ...]:
-        """Return the stages that building `target` runs or copies from, itself included, in the file's order; none for no
-        stage."""
+    def for_image(self, target: str) -> tuple[Stage, ...]:
+        """Return the stages that an image and the stage that verifies it run or copy from, in the file's order; none where
+        the file has no stage `target`."""
         by_name = {stage.name: stage for stage in self.stages}
-        found: set[str] = set()
-        waiting = [target]
+        needed: set[str] = set()
+        waiting = [target, f"{target}-verify"]
         while waiting:
             name = waiting.pop()
-            if name in by_name and name not in found:
-                found.add(name)
+            if name in by_name and name not in needed:
+                needed.add(name)
                 waiting += [by_name[name].origin, *by_name[name].uses]
-        return tuple(stage for stage in self.stages if stage.name in found)
-
-    def for_image(self, target: str) -> tuple[Stage, ...]:
-        """Return the stages that an image and the stage that verifies it need, in the file's order."""
-        names = {stage.name for one in (target, f"{target}-verify") for stage in self.needed(one)}
-        return tuple(stage for stage in self.stages if stage.name in names)
+        return tuple(stage for stage in self.stages if stage.name in needed)
 
 
 def parse(text: str) -> Dockerfile:

@@ -37,66 +37,40 @@ PATIENCE_S = 300.0
 
 _FROM = "# from: "
 _HEAD = f"# Made by `{RENEW}`; edit what it is made from instead."
-_PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==(\d[A-Za-z0-9.!+]*)")
-_HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
-
-
-@dataclass(frozen=True)
-class Pin:
-    """One package of a lock."""
-
-    name: str
-    """Normalised: small letters, digits, single dashes."""
-    version: str
-    hashes: tuple[str, ...]
-    """sha256:… of each file of that version."""
+_PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==(\d[A-Za-z0-9.!+]*)(?: --hash=sha256:[0-9a-f]{64})+")
 
 
 @dataclass(frozen=True)
 class Lock:
-    """A lock file."""
+    """A lock file, as pip and uv read it."""
 
     inputs: tuple[str, ...]
     """What it was made from, a requirement or an option of the resolver each."""
-    pins: tuple[Pin, ...]
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return {pin.name: pin.version for pin in self.pins}
-
-    def text(self) -> str:
-        """As a file that pip and uv read."""
-        lines = [_HEAD, *(f"{_FROM}{one}" for one in self.inputs)]
-        for pin in self.pins:
-            lines.append(" \\\n".join([f"{pin.name}=={pin.version}", *(f"    --hash={one}" for one in pin.hashes)]))
-        return "\n".join(lines) + "\n"
+    versions: Mapping[str, str]
+    """By package; names have small letters, digits, single dashes."""
+    text: str
 
 
 def parse(text: str, path: str) -> Lock:
     """Read a lock's text; UserError with one line for each that is not exactly one version with its hashes."""
     inputs: list[str] = []
-    pins: list[Pin] = []
+    versions: dict[str, str] = {}
     problems: list[str] = []
     for number, line in _logical_lines(text):
-        place = f"{path}:{number}"
         if line.startswith(_FROM):
             inputs.append(line.removeprefix(_FROM))
-        if line.startswith("#"):
+        elif line.startswith("#"):
             continue
-        first, *rest = line.split()
-        pin, hashes = _PIN.fullmatch(first), [_HASH.fullmatch(one) for one in rest]
-        if not pin or None in hashes:
+        elif not (pin := _PIN.fullmatch(line)):
             form = "name==version with --hash=sha256:… for each file"
-            problems.append(problem(place, line, "is not a pinned package", allowed=form, fix=RENEW))
-        elif not hashes:
-            problems.append(problem(place, line, "has no hash, so anything could be installed for it", fix=RENEW))
-        elif any(one.name == pin[1] for one in pins):
-            problems.append(problem(place, first, "is there twice", fix=RENEW))
+            problems.append(problem(f"{path}:{number}", line, "is not a pinned package", allowed=form, fix=RENEW))
+        elif pin[1] in versions:
+            problems.append(problem(f"{path}:{number}", f"{pin[1]}=={pin[2]}", "is there twice", fix=RENEW))
         else:
-            pins.append(Pin(pin[1], pin[2], tuple(one[1] for one in hashes if one)))
+            versions[pin[1]] = pin[2]
     if problems:
         raise UserError(problems)
-    return Lock(tuple(inputs), tuple(pins))
+    return Lock(tuple(inputs), versions, text)
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -108,11 +82,8 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 def read(name: str, root: Path = ROOT) -> Lock:
     """Return the lock `name` as it is on disk. UserError where it is missing or no lock."""
-    path = FOLDER / f"{name}.lock"
-    try:
-        return parse((root / path).read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(plain(f"{path}: cannot be read: {error}; fix: {RENEW}")) from None
+    path = f"{FOLDER / name}.lock"
+    return parse(_text(root, path, RENEW), path)
 
 
 def inputs(name: str, versions: Versions, root: Path = ROOT, platform: str = AMD64) -> tuple[str, ...]:
@@ -151,49 +122,41 @@ def check(root: Path = ROOT, versions: Versions | None = None) -> Sequence[str]:
     return lines
 
 
-def _changed(name: str, lock: Lock, now: Sequence[str]) -> list[str]:
-    gone, new = [one for one in lock.inputs if one not in now], [one for one in now if one not in lock.inputs]
-    if not gone and not new:
-        return []
-    why = f"is stale: made from {', '.join(gone) or 'less'}, now asked for {', '.join(new) or 'less'}"
-    return [f"{FOLDER / name}.lock {why}; fix: {RENEW}"]
+def _changed(name: str, lock: Lock, now: Sequence[str]) -> Iterator[str]:
+    gone, new = [line for line in lock.inputs if line not in now], [line for line in now if line not in lock.inputs]
+    if gone or new:
+        why = f"is stale: made from {', '.join(gone) or 'less'}, now asked for {', '.join(new) or 'less'}"
+        yield f"{FOLDER / name}.lock {why}; fix: {RENEW}"
 
 
 def _untested(name: str, lock: Lock, tested: Mapping[str, str]) -> list[str]:
     return [
-        problem(f"{FOLDER / name}.lock {pin.name}", pin.version, f"{CONSTRAINTS} tests {tested[pin.name]}", fix=RENEW)
-        for pin in lock.pins
-        if pin.name in tested and pin.version.partition("+")[0] != tested[pin.name]
+        problem(f"{FOLDER / name}.lock {package}", version, f"{CONSTRAINTS} tests {tested[package]}", fix=RENEW)
+        for package, version in lock.versions.items()
+        if package in tested and version.partition("+")[0] != tested[package]
     ]
 
 
-def _disagreeing(locks: Mapping[str, Lock]) -> Sequence[str]:
-    lines = []
+def _disagreeing(locks: Mapping[str, Lock]) -> Iterator[str]:
     for name, version in locks["app"].versions.items():
-        theirs = {one: locks[one].versions[name] for one in TORCH if name in locks[one].versions}
-        path = f"{FOLDER}/app.lock {name}"
+        theirs = {torch: locks[torch].versions[name] for torch in TORCH if name in locks[torch].versions}
+        why = ""
         if any(other != version for other in theirs.values()):
-            lines.append(
-                problem(path, version, f"the locks of torch hold {theirs}, and one would hide the other", fix=RENEW)
-            )
+            why = f"the locks of torch hold {theirs}, and one would hide the other"
         elif len(theirs) == len(TORCH):
-            lines.append(
-                problem(path, version, "the locks of torch hold it already: it would be shipped twice", fix=RENEW)
-            )
-    return lines
+            why = "the locks of torch hold it already: it would be shipped twice"
+        if why:
+            yield problem(f"{FOLDER}/app.lock {name}", version, why, fix=RENEW)
 
 
-def _not_as_written(cuda: Lock, versions: Versions) -> Sequence[str]:
+def _not_as_written(cuda: Lock, versions: Versions) -> Iterator[str]:
     """versions.toml says what torch's wheels bring; they decide."""
-    brings = cuda.versions
-    nccl = brings.get(f"nvidia-nccl-cu{versions.cuda.partition('.')[0]}", "none")
-    runtime = brings.get("nvidia-cuda-runtime", "none")
-    lines = []
-    for key, value, found in (("nccl", versions.nccl, nccl), ("cuda", versions.cuda, runtime)):
-        if found != value and not found.startswith(f"{value}."):
-            why = f"torch-cuda.lock brings {found}"
-            lines.append(problem(f"versions.toml {key}", value, why, fix="write what the lock brings"))
-    return lines
+    packages = {"nccl": f"nvidia-nccl-cu{versions.cuda.partition('.')[0]}", "cuda": "nvidia-cuda-runtime"}
+    for key, package in packages.items():
+        value, brought = getattr(versions, key), cuda.versions.get(package, "none")
+        if not f"{brought}.".startswith(f"{value}."):
+            fix = "write what the lock brings"
+            yield problem(f"versions.toml {key}", value, f"torch-cuda.lock brings {brought}", fix=fix)
 
 
 def resolve(
@@ -211,23 +174,25 @@ def resolve(
     `links` is where the CPU build of torch is found, a page or a folder of wheels; default: `torch_cpu_links` and, before it,
     the site's wheels. UserError where there is no solution or no index.
     """
-    asked = inputs(name, versions, root, platform)
+    options, *requirements = inputs(name, versions, root, platform)
+    command = [*options.split(), "--constraint", str(root / CONSTRAINTS)]
+    shared = set.intersection(*(set(lock.versions) for lock in agree_with)) if agree_with else set()
+    for package in sorted(shared):
+        command += ["--no-emit-package", package]
+    if name == "torch-cpu":
+        site = [str(root / SITE_WHEELS)] if any((root / SITE_WHEELS).glob("*.whl")) else []
+        for place in [links] if links else [*site, versions.torch_cpu_links]:
+            command += ["--find-links", place]
     with tempfile.TemporaryDirectory() as folder:
-        out, wanted, agreed = (Path(folder) / one for one in ("lock", "in", "constraints"))
+        out, wanted, agreed = (Path(folder) / file for file in ("lock", "in", "constraints"))
         if not upgrade and (root / FOLDER / f"{name}.lock").exists():
-            out.write_text(read(name, root).text(), encoding="utf-8")
-        wanted.write_text("\n".join(asked[1:]) + "\n", encoding="utf-8")
-        pins = [pin for lock in agree_with for pin in lock.pins]
-        agreed.write_text("".join(f"{pin.name}=={pin.version.partition('+')[0]}\n" for pin in pins), encoding="utf-8")
-        options = [*asked[0].split(), "--constraint", str(root / CONSTRAINTS), "--constraint", str(agreed)]
-        if name == "torch-cpu":
-            site = [str(root / SITE_WHEELS)] if any((root / SITE_WHEELS).glob("*.whl")) else []
-            for place in [links] if links else [*site, versions.torch_cpu_links]:
-                options += ["--find-links", place]
-        _compile(name, [*options, "--output-file", str(out), str(wanted)])
-        found = parse(out.read_text(encoding="utf-8"), str(FOLDER / f"{name}.lock"))
-    shared = _in_all(agree_with)
-    return Lock(asked, tuple(pin for pin in found.pins if shared.get(pin.name) != pin.version))
+            out.write_text(read(name, root).text, encoding="utf-8")
+        wanted.write_text("\n".join(requirements) + "\n", encoding="utf-8")
+        pins = [pin for lock in agree_with for pin in lock.versions.items()]
+        agreed.write_text("".join(f"{package}=={version.partition('+')[0]}\n" for package, version in pins))
+        _compile(name, [*command, "--constraint", str(agreed), "--output-file", str(out), str(wanted)])
+        head = "\n".join([_HEAD, *(f"{_FROM}{line}" for line in (options, *requirements))])
+        return parse(f"{head}\n{out.read_text(encoding='utf-8')}", str(FOLDER / f"{name}.lock"))
 
 
 def write_all(
@@ -249,9 +214,9 @@ def write_all(
     changed = []
     for name, lock in locks.items():
         path = root / FOLDER / f"{name}.lock"
-        if not path.exists() or path.read_text(encoding="utf-8") != lock.text():
+        if not path.exists() or path.read_text(encoding="utf-8") != lock.text:
             changed.append(name)
-            write_whole(path, lock.text().encode())
+            write_whole(path, lock.text.encode())
     return changed
 
 
@@ -275,30 +240,24 @@ def _compile(name: str, options: Sequence[str]) -> None:
         raise UserError(plain(f"{path}: cannot be resolved: {why[:1000]}"), FAILED)
 
 
-def _in_all(locks: Sequence[Lock]) -> dict[str, str]:
-    """Return what every one of the locks holds at the same version."""
-    if not locks:
-        return {}
-    first, *others = (lock.versions for lock in locks)
-    return {name: version for name, version in first.items() if all(one.get(name) == version for one in others)}
-
-
 def _dependencies(root: Path) -> list[str]:
     try:
-        table = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-        return [str(one) for one in table["project"]["dependencies"]]
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError) as error:
+        return [str(line) for line in tomllib.loads(_text(root, "pyproject.toml"))["project"]["dependencies"]]
+    except (tomllib.TOMLDecodeError, KeyError) as error:
         raise UserError(plain(f"pyproject.toml: [project] dependencies cannot be read: {error}")) from None
 
 
 def _constraints(root: Path) -> dict[str, str]:
     """Name → version that the tests ran with."""
-    try:
-        text = (root / CONSTRAINTS).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(plain(f"{CONSTRAINTS}: cannot be read: {error}")) from None
-    lines = [line.partition("#")[0].strip().partition("==") for line in text.splitlines()]
+    lines = [line.partition("#")[0].strip().partition("==") for line in _text(root, CONSTRAINTS).splitlines()]
     return {canonicalize_name(name): version for name, same, version in lines if same}
+
+
+def _text(root: Path, path: str | Path, fix: str = "run this in a complete checkout") -> str:
+    try:
+        return (root / path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(plain(f"{path}: cannot be read: {error}; fix: {fix}")) from None
 
 
 def _name(requirement: str) -> str:

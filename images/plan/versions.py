@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
+import packaging.version
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from lustrain.problem import UserError, plain, problem
 from lustrain.schema import Section, like, problems_of
 
 PATH = Path(__file__).parents[1] / "versions.toml"
-
-
-Target = Literal["cpu", "cuda", "gaudi"]
-TARGETS: tuple[str, ...] = get_args(Target)
 
 _DIGEST = "sha256:[0-9a-f]{64}"
 _REPOSITORY = r"[a-z0-9.-]+(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
@@ -79,6 +75,13 @@ class Gaudi(Section):
         return f"{self.image}@{self.digest}"
 
 
+class Budget(Section):
+    """The most that the files of an image may take, by target."""
+
+    cpu: Mebibytes
+    cuda: Mebibytes
+
+
 class Versions(Section):
     """All of `versions.toml`; sizes in MiB (2**20 bytes), unpacked."""
 
@@ -95,35 +98,24 @@ class Versions(Section):
     tools_tag: Tag
     efa: Efa
     gaudi: Gaudi
-    budget_mb: Mapping[Literal["cpu", "cuda"], Mebibytes]
+    budget_mb: Budget
 
-    @field_validator("nccl")
+    @field_validator("nccl", "efa")
     @classmethod
-    def _nccl_not_too_old(cls, nccl: str, info: ValidationInfo) -> str:
-        return _at_least(nccl, "nccl", info)
-
-    @field_validator("efa")
-    @classmethod
-    def _efa_not_too_old(cls, efa: Efa, info: ValidationInfo) -> Efa:
-        _at_least(efa.version, "efa", info)
-        return efa
-
-    @field_validator("budget_mb")
-    @classmethod
-    def _both(cls, budget: Mapping[str, int]) -> Mapping[str, int]:
-        if missing := {"cpu", "cuda"} - set(budget):
-            raise ValueError(f"has nothing for {', '.join(sorted(missing))}; fix: add it")
-        return budget
+    def _not_too_old(cls, value: str | Efa, info: ValidationInfo) -> str | Efa:
+        version = value.version if isinstance(value, Efa) else value
+        least = getattr(info.data.get("minimum"), str(info.field_name), version)
+        if packaging.version.parse(version) < packaging.version.parse(least):
+            raise ValueError(f"{version} is older than minimum.{info.field_name}, {least}; fix: a newer one")
+        return value
 
     @property
     def budgets(self) -> dict[str, int]:
         """MiB by target; gaudi has none."""
-        return {str(name): size for name, size in self.budget_mb.items()}
+        return self.budget_mb.model_dump()
 
     def of(self, target: str) -> dict[str, str]:
-        """Return what is in an image of `target`, for its labels and `image.json`. UserError for an unknown target."""
-        if target not in TARGETS:
-            raise UserError(problem("target", target, "unknown", allowed=", ".join(TARGETS)))
+        """Return what is in an image of `target`, for its labels and `image.json`."""
         if target == "gaudi":
             return {"python": self.gaudi.python, "torch": self.gaudi.torch, "gaudi": self.gaudi.release}
         found = {"python": self.python, "torch": self.torch}
@@ -131,18 +123,6 @@ class Versions(Section):
             found |= {"cuda": self.cuda, "nccl": self.nccl, "efa": self.efa.version}
             found |= {"libfabric": self.efa.libfabric, "rdma-core": self.efa.rdma_core, "aws-ofi-nccl": self.efa.plugin}
         return found
-
-
-def _at_least(version: str, name: Literal["efa", "nccl"], info: ValidationInfo) -> str:
-    minimum: Minimum | None = info.data.get("minimum")
-    if minimum and ordered(version) < ordered(least := getattr(minimum, name)):
-        raise ValueError(f"{version} is older than minimum.{name}, {least}; fix: a newer one")
-    return version
-
-
-def ordered(version: str) -> tuple[int, ...]:
-    """Return a version of numbers and dots as something to compare: 1.9.0 is older than 1.44.0."""
-    return tuple(int(part) for part in version.split("."))
 
 
 def load(path: Path = PATH) -> Versions:

@@ -12,8 +12,8 @@ from lustrain.problem import FAILED, UserError, problem
 
 _HOST = re.compile(
     r"(?P<account>[0-9]{12})\.dkr"
-    r"(?:\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?"
-    r"|-ecr(?:-fips)?\.(?P<dual>[a-z0-9-]+)\.on\.(?:aws|amazonwebservices\.com\.cn))"
+    r"(?:\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.(?:com(?:\.cn)?|eu)"
+    r"|-ecr(?:-fips)?\.(?P<dual>[a-z0-9-]+)\.on\.(?:aws|amazonwebservices\.(?:com\.cn|eu)))"
 )
 _REFUSALS = (
     (

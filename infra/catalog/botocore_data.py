@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-PARTITIONS = ("aws", "aws-cn", "aws-us-gov", "aws-iso", "aws-iso-b")
-"""Those that `infra.plan.place` tells apart."""
+
+class Partition(NamedTuple):
+    """How its regions are named, and what hosts of its services end in."""
+
+    regions: re.Pattern[str]
+    dns_suffix: str
+
+
+@cache
+def partitions() -> Mapping[str, Partition]:
+    """AWS's partitions by id (https://github.com/boto/botocore/blob/develop/botocore/data/partitions.json)."""
+    found = json.loads((_data() / "partitions.json").read_bytes())["partitions"]
+    return {one["id"]: Partition(re.compile(one["regionRegex"]), one["outputs"]["dnsSuffix"]) for one in found}
 
 
 @cache
 def regions() -> frozenset[str]:
-    """Every region of PARTITIONS (https://github.com/boto/botocore/blob/develop/botocore/data/endpoints.json)."""
+    """Every region of AWS (https://github.com/boto/botocore/blob/develop/botocore/data/endpoints.json)."""
     found = json.loads((_data() / "endpoints.json").read_bytes())["partitions"]
-    return frozenset(region for one in found if one["partition"] in PARTITIONS for region in one["regions"])
+    return frozenset(region for one in found for region in one["regions"])
 
 
 @cache

@@ -23,6 +23,7 @@ class Observability(pulumi.ComponentResource):
         plan: ObservabilityPlan,
         *,
         file_system_id: pulumi.Output[str] | None,
+        home_id: pulumi.Output[str] | None,
         auto_scaling_groups: Sequence[pulumi.Output[str]],
         nat_gateway_id: pulumi.Output[str] | None,
         topic_arn: pulumi.Input[str],
@@ -30,8 +31,8 @@ class Observability(pulumi.ComponentResource):
     ) -> None:
         super().__init__("lustrain:infra:Observability", name, None, opts)
         self._ours = pulumi.ResourceOptions(parent=self)
-        known = {"cluster": plan.name, "queue": plan.queue}
-        subjects = {"lustre": file_system_id, "nat": nat_gateway_id}
+        known = {"cluster": plan.name, "queue": plan.queue, "dead letters": plan.dead_letters}
+        subjects = {"lustre": file_system_id, "home": home_id, "nat": nat_gateway_id}
         subjects |= {subject: pulumi.Output.from_input(value) for subject, value in known.items()}
         subjects |= dict(zip(plan.groups, auto_scaling_groups, strict=True))
         ids = {subject: found for subject, found in subjects.items() if found is not None}

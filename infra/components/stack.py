@@ -98,6 +98,7 @@ def build(plan: Plan) -> dict[str, Any]:
         plan.spec.name,
         plan.observability,
         file_system_id=base.lustre.id if base.lustre else None,
+        home_id=base.home.id if base.home else None,
         auto_scaling_groups=nodes.auto_scaling_groups,
         nat_gateway_id=base.network.nat_gateway_id,
         topic_arn=base.channel.topic_arn,

@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from infra.catalog.botocore_data import partitions
 from infra.config import ClusterSpec
-
-SUFFIXES = {"aws-cn": "amazonaws.com.cn", "aws-iso": "c2s.ic.gov", "aws-iso-b": "sc2s.sgov.gov"}
-"""What hosts of AWS's services end in, where it is not amazonaws.com; regions' names begin as below
-(https://github.com/boto/botocore/blob/develop/botocore/data/partitions.json)."""
-REGIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov", "us-iso-": "aws-iso", "us-isob-": "aws-iso-b"}
 
 
 def partition_of(region: str) -> str:
-    return next((partition for start, partition in REGIONS.items() if region.startswith(start)), "aws")
+    return next((name for name, known in partitions().items() if known.regions.fullmatch(region)), "aws")
 
 
 def dns_suffix(partition: str) -> str:
-    return SUFFIXES.get(partition, "amazonaws.com")
+    """Return what hosts of AWS's services end in."""
+    known = partitions().get(partition)
+    return known.dns_suffix if known else "amazonaws.com"
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ COST_TAG = "lustrain:cluster"
 
 @dataclass(frozen=True)
 class Place:
-    """`partition` is aws, aws-cn or aws-us-gov; ARNs and service hosts never spell it out elsewhere."""
+    """`partition` is an id that botocore knows, like aws-us-gov; ARNs and service hosts never spell it out elsewhere."""
 
     region: str
     account: str

@@ -52,10 +52,14 @@ def _before(spec: ClusterSpec) -> list[str]:
     """Return what to wait for, since a destroy does not."""
     lines = ["Stop the jobs and let them save: a destroy does not wait for them"]
     lustre = spec.storage.lustre
-    if lustre and not lustre.existing and any(one.export_events for one in lustre.associations):
-        lines.append(
-            f"Wait until this shows 0: files that FSx has not exported to S3 yet are lost with the file system: {EXPORTS}"
-        )
+    if lustre and not lustre.existing:
+        exported = [link.path for link in lustre.associations if link.export_events]
+        if exported:
+            lines.append(
+                f"Wait until this shows 0: files that FSx has not exported to S3 yet are lost with the file system: {EXPORTS}"
+            )
+        where = f"outside {', '.join(exported)} on Lustre" if exported else "on Lustre"
+        lines.append(f"Copy away what you need: what lies {where} is in no bucket, and ends with the file system")
     if protected(spec):
         beside = "controller, login nodes" if spec.backend == "hyperpod-slurm" else "EKS control plane"
         lines.append(
@@ -101,20 +105,23 @@ def teardown(plan: Plan) -> tuple[str, ...]:
         *_before(spec),
         "Take down the nodes and everything that costs by the hour: pulumi destroy --exclude-protected",
         "What stays is data or paid capacity, and the network under it. Each costs until you remove it by hand:",
-        *(f"  bucket {name}: {empty(name)}" for name in own),
     ]
     if plan.lustre and not plan.lustre.existing:
         lines.append("  FSx for Lustre: aws fsx delete-file-system --file-system-id $(pulumi stack output fileSystem)")
     if plan.home:
         lines.append(
             "  FSx for OpenZFS: aws fsx delete-file-system --file-system-id $(pulumi stack output homeFileSystem) "
-            "--open-zfs-configuration SkipFinalBackup=true,Options=DELETE_CHILD_VOLUMES_AND_SNAPSHOTS"
+            "--open-zfs-configuration SkipFinalBackup=false,Options=DELETE_CHILD_VOLUMES_AND_SNAPSHOTS"
+            " (its snapshots and automatic backups go too; a final backup stays, and costs until you delete it)"
         )
     if not plan.repository.existing:
         name = plan.repository.name
         lines.append(f"  images in {name}: aws ecr delete-repository --repository-name {name} --force")
     if made := plan.reservations:
         lines.append(f"  reserved capacity of {', '.join(one.group for one in made)}: {CANCEL}")
+    checkpoints = plan.bucket_names.checkpoints
+    for name in sorted(own, key=lambda name: name == checkpoints):
+        lines.append(f"  {'ALL CHECKPOINTS, ' if name == checkpoints else ''}bucket {name}: {empty(name)}")
     lines += [
         "Then remove the rest: pulumi refresh, pulumi state unprotect --all, pulumi destroy. "
         "It only forgets what is listed above and deletes none of it, so remove that first",

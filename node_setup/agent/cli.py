@@ -34,7 +34,7 @@ commands: facts plan tune verify boot lnet reboot-check version
 status: 0 in sync or done, 1 failed, 2 drift (plan) or not ready (verify), 4 refused, 96 another agent"""
 
 
-class Options(NamedTuple):
+class Invocation(NamedTuple):
     """The command line, checked."""
 
     command: str
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str], identity: Identity) -> int:
     return code
 
 
-def parse(arguments: Sequence[str]) -> Options:
+def parse(arguments: Sequence[str]) -> Invocation:
     """Read the command line. UserError where an option is unknown or lacks its value."""
     command, rest = arguments[0], list(arguments[1:])
     if command not in COMMANDS:
@@ -90,7 +90,7 @@ def parse(arguments: Sequence[str]) -> Options:
             value = rest.pop(0)
         values[name] = value
     wait_s = _seconds("--wait", values)
-    return Options(
+    return Invocation(
         command,
         values.get("--sha"),
         values.get("--request"),
@@ -109,7 +109,7 @@ def _seconds(name: str, values: Mapping[str, str]) -> float | None:
     return float(text)
 
 
-def _facts(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+def _facts(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
     from node_setup.agent.run import tune
     from node_setup.agent.settings import catalog
 
@@ -117,14 +117,14 @@ def _facts(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
     return tune.facts(host, _request(options, host), identity, catalog.load()), EXIT_IN_SYNC
 
 
-def _plan(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+def _plan(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
     from node_setup.agent.run import tune
 
     host = Host()
     return tune.check(host, _request(options, host), identity)
 
 
-def _tune(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+def _tune(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
     from node_setup.agent.run import tune
 
     _require_root("tune")
@@ -134,7 +134,7 @@ def _tune(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
     return answer
 
 
-def _verify(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+def _verify(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
     from node_setup.agent import verify
     from node_setup.agent.run import tune
     from node_setup.agent.settings import catalog
@@ -144,7 +144,7 @@ def _verify(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
     return verify.verify(host, tune.facts(host, request, identity, catalog.load()), request, options.tier)
 
 
-def _boot(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+def _boot(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
     from node_setup.agent.run import boot
 
     _require_root("boot")
@@ -154,14 +154,14 @@ def _boot(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
     return answer
 
 
-def _lnet(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+def _lnet(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
     from node_setup.agent.run import boot
 
     _require_root("lnet")
     return boot.lnet(Host(), identity, _log)
 
 
-def _reboot_check(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+def _reboot_check(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
     """Tell one boot from the next, and say what speaks against a reboot now."""
     from node_setup.agent.facts import collect
     from node_setup.agent.facts.wanted import Wanted
@@ -174,7 +174,7 @@ def _reboot_check(options: Options, identity: Identity) -> tuple[dict[str, Any],
     return result, EXIT_REFUSED if refused else EXIT_IN_SYNC
 
 
-def _version(options: Options, identity: Identity) -> tuple[dict[str, Any], int]:
+def _version(options: Invocation, identity: Identity) -> tuple[dict[str, Any], int]:
     return {
         "version": 1,
         "agent": identity.sha256,
@@ -183,7 +183,7 @@ def _version(options: Options, identity: Identity) -> tuple[dict[str, Any], int]
     }, EXIT_IN_SYNC
 
 
-COMMANDS: dict[str, Callable[[Options, Identity], tuple[dict[str, Any], int]]] = {
+COMMANDS: dict[str, Callable[[Invocation, Identity], tuple[dict[str, Any], int]]] = {
     "facts": _facts,
     "plan": _plan,
     "tune": _tune,
@@ -195,7 +195,7 @@ COMMANDS: dict[str, Callable[[Options, Identity], tuple[dict[str, Any], int]]] =
 }
 
 
-def _request(options: Options, host: Host) -> Request:
+def _request(options: Invocation, host: Host) -> Request:
     """Return what the caller wants; where it names no cluster, the one that the node was last tuned for."""
     from dataclasses import replace
 

@@ -18,7 +18,7 @@ from node_setup.fleet.faults import Fault
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.pool import Outcome
 from node_setup.fleet.protocol import KILLED_AFTER_S, SPARE_S
-from node_setup.fleet.run import Run
+from node_setup.fleet.run import FleetRun
 from node_setup.fleet.transport import Deadline
 
 GOOD = ("ok", "unmeasured")
@@ -46,7 +46,9 @@ class Reduction:
         return not self.unable if self.measured is None else self.measured.together.status in GOOD
 
 
-def all_reduce(run: Run, outcomes: Sequence[Outcome], deadline: Deadline, named: Programs = UNNAMED) -> list[Reduction]:
+def all_reduce(
+    run: FleetRun, outcomes: Sequence[Outcome], deadline: Deadline, named: Programs = UNNAMED
+) -> list[Reduction]:
     """One for each group with accelerators, all within `deadline`. Nodes that are not ready are left out: they would be
     blamed for what is known; nodes with a job too: the job would pay for it."""
     cluster = run.inventory.cluster
@@ -83,7 +85,7 @@ def busy(answer: Answer) -> str:
 class _Launch:
     """One group's launches: through `caller`, or where that is None through the first node of each set."""
 
-    run: Run
+    run: FleetRun
     name: str
     group: NodeGroup
     caller: Node | None
@@ -193,7 +195,7 @@ def _word(outcome: Outcome, caller: Node | None) -> str:
     return host if caller or node.route.proxy else node.address
 
 
-def _role(run: Run, node: Node) -> str | None:
+def _role(run: FleetRun, node: Node) -> str | None:
     cluster = run.inventory.cluster
     group = cluster.groups.get(node.group or "") if cluster else None
     return group.role if group else None
@@ -213,8 +215,8 @@ def lines(found: Sequence[Reduction]) -> list[str]:
             f"  {' and '.join(sorted(pair))}: {_verdict_text(verdict)}"
             for pair, verdict in reduction.measured.pairs.items()
         ]
-        if reduction.measured.finding.culprits:
-            text.append(f"  slow in every pair: {', '.join(reduction.measured.finding.culprits)}")
+        if reduction.measured.suspects.culprits:
+            text.append(f"  slow in every pair: {', '.join(reduction.measured.suspects.culprits)}")
         if reduction.measured.ended:
             text.append(f"  the search for the bad node ended: {reduction.measured.ended}")
     return text
@@ -238,6 +240,6 @@ def _as_json(reduction: Reduction) -> dict[str, Any]:
         "pairs": [{"nodes": sorted(pair), **vars(verdict)} for pair, verdict in measured.pairs.items()]
         if measured
         else [],
-        "culprits": list(measured.finding.culprits) if measured else [],
+        "culprits": list(measured.suspects.culprits) if measured else [],
         "ended": measured.ended if measured else "",
     }

@@ -37,7 +37,7 @@ class Floor:
 
 
 @dataclass(frozen=True)
-class Row:
+class Bandwidth:
     """One size, out of place: bandwidths in GB/s; `wrong` counts wrong elements of both ways, None where not checked."""
 
     bytes: int
@@ -53,13 +53,13 @@ class Output:
     `networks` are the networks that NCCL says it uses, by host; `efa` the (provider, devices) that the plugin chose.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[Bandwidth, ...]
     out_of_bounds: int | None = None
     devices: tuple[tuple[str, str], ...] = ()
     networks: Mapping[str, frozenset[str]] = field(default_factory=dict)
     providers: Mapping[str, frozenset[tuple[str, int | None]]] = field(default_factory=dict)
 
-    def at(self, size: int) -> Row | None:
+    def at(self, size: int) -> Bandwidth | None:
         return next((row for row in self.rows if row.bytes == size), None)
 
 
@@ -173,7 +173,7 @@ def parse(text: str) -> Output:
     )
 
 
-def _rows(lines: Sequence[str]) -> Iterator[Row]:
+def _rows(lines: Sequence[str]) -> Iterator[Bandwidth]:
     counted = False
     for line in lines:
         words = line.split()
@@ -183,7 +183,7 @@ def _rows(lines: Sequence[str]) -> Iterator[Row]:
             yield row
 
 
-def _row(words: Sequence[str], counted: bool) -> Row | None:
+def _row(words: Sequence[str], counted: bool) -> Bandwidth | None:
     """size, count, type, operation and root where the version prints them, then twice time, algbw, busbw and check."""
     if not 11 <= len(words) <= 13 or not (words[0].isdigit() and words[1].isdigit()):
         return None
@@ -192,7 +192,7 @@ def _row(words: Sequence[str], counted: bool) -> Row | None:
     if None in values[:3] or values[2] is None:
         return None
     checks = [int(way[3]) for way in (out, inside) if counted and way[3].isdigit()]
-    return Row(int(words[0]), values[2], values[5], sum(checks) if checks else None)
+    return Bandwidth(int(words[0]), values[2], values[5], sum(checks) if checks else None)
 
 
 def _number(word: str) -> float | None:

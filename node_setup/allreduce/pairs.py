@@ -15,7 +15,7 @@ Outcomes = Mapping[Pair, bool]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Suspects:
     """`open` are nodes of which too little is known; where every run was bad that is all of them."""
 
     cleared: tuple[str, ...]
@@ -35,13 +35,13 @@ def tournament(nodes: Sequence[str]) -> list[list[Pair]]:
     return rounds
 
 
-def finding(nodes: Iterable[str], outcomes: Outcomes) -> Finding:
+def suspects(nodes: Iterable[str], outcomes: Outcomes) -> Suspects:
     """Judge each node by the runs so far, in the order given."""
     nodes = list(nodes)
     cleared = {node for pair, good in outcomes.items() if good for node in pair}
     culprits = [node for node in nodes if node not in cleared and _convicted(node, outcomes, cleared)]
     left = [node for node in nodes if node not in cleared and node not in culprits]
-    return Finding(tuple(node for node in nodes if node in cleared), tuple(culprits), tuple(left))
+    return Suspects(tuple(node for node in nodes if node in cleared), tuple(culprits), tuple(left))
 
 
 def _convicted(node: str, outcomes: Outcomes, cleared: set[str]) -> bool:
@@ -54,7 +54,7 @@ def next_round(nodes: Sequence[str], outcomes: Outcomes) -> list[Pair]:
 
     First everybody meets somebody. Then whoever is open meets a cleared node, and where nobody is cleared yet, others.
     """
-    known = finding(nodes, outcomes)
+    known = suspects(nodes, outcomes)
     if not known.open or len(nodes) < 2:
         return []
     if not known.cleared:

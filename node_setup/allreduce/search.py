@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from node_setup.allreduce.nccl_tests import Verdict, judge, parse
 from node_setup.allreduce.outliers import slow_ones
-from node_setup.allreduce.pairs import Finding, Pair, finding, next_round
+from node_setup.allreduce.pairs import Pair, Suspects, next_round, suspects
 
 Runner = Callable[[Sequence[tuple[str, ...]]], Sequence[str]]
 """Runs one all-reduce for each set of nodes, all at once since no node is in two of them; gives what each printed, in order."""
@@ -21,12 +21,12 @@ SILENT_PAIRS = 8
 
 @dataclass(frozen=True)
 class Measured:
-    """`together` is the run of all nodes; `pairs` are empty where that was good. Culprits are named in `finding`; `ended`
+    """`together` is the run of all nodes; `pairs` are empty where that was good. Culprits are named in `suspects`; `ended`
     says why the search for them did, where that was before its end."""
 
     together: Verdict
     pairs: Mapping[Pair, Verdict]
-    finding: Finding
+    suspects: Suspects
     ended: str = ""
 
 
@@ -43,7 +43,7 @@ def measure(
     together = judge(parse(printed), instance_type, len(nodes), efa)
     pairs: dict[Pair, Verdict] = {}
     if together.status == "ok":
-        return Measured(together, pairs, Finding(tuple(nodes), (), ()))
+        return Measured(together, pairs, Suspects(tuple(nodes), (), ()))
     ended = ""
     if len(nodes) == 2:
         pairs[frozenset(nodes)] = together
@@ -53,7 +53,7 @@ def measure(
             sets = [tuple(sorted(pair)) for pair in wanted]
             for pair, text in zip(wanted, run(sets), strict=True):
                 pairs[pair] = judge(parse(text), instance_type, 2, efa)
-    return Measured(together, pairs, finding(nodes, outcomes(pairs)), ended)
+    return Measured(together, pairs, suspects(nodes, outcomes(pairs)), ended)
 
 
 def hopeless(pairs: Mapping[Pair, Verdict]) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 from fabric import Connection
 from invoke.tasks import task
 
+from lustrain.flags import flag
 from lustrain.problem import UserError, problem
-from lustrain.task import Answer, declared, filled, flag, flags_of, perform
+from lustrain.task import Answer, declared, filled, flags_of, perform
 from node_setup.fleet.hosts import Route
 from node_setup.fleet.inventory import Source
 

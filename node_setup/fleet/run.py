@@ -28,16 +28,16 @@ from node_setup.fleet.options import SECTION, Options, options
 from node_setup.fleet.pool import Outcome, Pace
 from node_setup.fleet.protocol import Agent
 from node_setup.fleet.transport import Limits, Ways
-from node_setup.request import Wanted, checked, request_for
+from node_setup.request import Tuning, checked, request_for
 
 
 @dataclass(frozen=True)
-class Run:
+class FleetRun:
     """What `prepare` found; `notes` are lines for the reader that concern no single node."""
 
     options: Options
     inventory: Inventory
-    tuning: Wanted
+    tuning: Tuning
     ways: Ways
     pace: Pace
     agent: Agent
@@ -77,10 +77,10 @@ class Run:
 def prepare(
     context: Any,
     flags: Flags,
-    tuning: Wanted,
+    tuning: Tuning,
     hosts: Hosts = (),
     look: Callable[[Source], Inventory] = inventory,
-) -> Run:
+) -> FleetRun:
     """UserError with every line that keeps the task from beginning; no node was asked for anything by then."""
     try:
         return _prepare(context, flags, tuning, hosts, look)
@@ -88,7 +88,7 @@ def prepare(
         raise UserError("stopped by Ctrl-C before any node was contacted", FAILED) from None
 
 
-def _prepare(context: Any, flags: Flags, tuning: Wanted, hosts: Hosts, look: Callable[[Source], Inventory]) -> Run:
+def _prepare(context: Any, flags: Flags, tuning: Tuning, hosts: Hosts, look: Callable[[Source], Inventory]) -> FleetRun:
     config = context.config if isinstance(context.config, Config) else Config()
     chosen = options(dict(config.get(SECTION) or {}), {**flags.options(), **_core(config, flags)})
     limit, serial, percent = flags.amounts()
@@ -103,7 +103,7 @@ def _prepare(context: Any, flags: Flags, tuning: Wanted, hosts: Hosts, look: Cal
     known = KnownHosts(chosen.known_hosts, strict=chosen.strict_host_keys)
     wanted = checked(tuning, found.cluster)
     agent = packed(here=any(node.local for node in found.nodes))
-    return Run(chosen, found, wanted, Ways(known, limits, config), pace, agent, tuple(notes))
+    return FleetRun(chosen, found, wanted, Ways(known, limits, config), pace, agent, tuple(notes))
 
 
 def packed(*, here: bool = False) -> Agent:

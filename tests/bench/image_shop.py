@@ -20,12 +20,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from images.plan import context, versions
+from images.plan import context
 from rehearsal.lab import base
 from rehearsal.lab.buildkit import BuildKit
 from rehearsal.lab.engine import Engine
 from rehearsal.lab.registry import Registry
 from tests.bench.harness import timed
+from tests.images.checkouts import staged
 
 PEERS = Path(__file__).with_name("image_peers")
 FREE_GB = 15
@@ -120,7 +121,7 @@ class Bench:
         checkout = base.checkout(self.folder / "checkout")
         # The wheel comes over the network, to ours as to the others.
         shutil.rmtree(checkout / context.SITE / "wheels")
-        found = context.stage(checkout, "cpu", versions.load(), self.folder / "ours")
+        found = staged(checkout, self.folder / "ours")
         return Variant("ours", found.folder, found.folder / "images/trainer.Dockerfile", "--target", "cpu")
 
     def _peer(self, name: str) -> Variant:

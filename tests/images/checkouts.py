@@ -6,7 +6,14 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
+from images.model import Context
+from images.plan import context, versions
+from images.plan.plan import arguments_of
+from images.wish import BuildWish
+
+VERSIONS = versions.load()
 ROOT = Path(__file__).parents[2]
 _IGNORED = shutil.ignore_patterns("__pycache__", "site")
 
@@ -16,6 +23,12 @@ def checkout(folder: Path) -> Path:
     for name in ("images", "lustrain", "trainer"):
         shutil.copytree(ROOT / name, folder / name, ignore=_IGNORED)
     return folder
+
+
+def staged(root: Path, into: Path, **flags: Any) -> Context:
+    """What a build with these flags would send to the builder, in the folder `into`."""
+    wish = BuildWish(**flags)
+    return context.stage(root, wish.target, arguments_of(wish, VERSIONS), into)
 
 
 def committed(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from images.plan import versions
+from images.plan import dockerfile, versions
 from tests.conftest import require
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def test_without_a_target_the_smallest_image_is_built() -> None:
     assert list(bake()) == ["cpu"]
 
 
-@pytest.mark.parametrize("target", versions.TARGETS)
+@pytest.mark.parametrize("target", dockerfile.PATHS)
 def test_an_image_is_made_for_every_node_and_its_check_leaves_nothing(target: str) -> None:
     found = bake(target, f"{target}-verify")
     image, check = found[target], found[f"{target}-verify"]
@@ -55,7 +55,7 @@ def test_an_image_is_made_for_every_node_and_its_check_leaves_nothing(target: st
         assert not {"args", "secret", "cache-from"} & set(one), "the Dockerfile's own defaults hold"
 
 
-@pytest.mark.parametrize("target", versions.TARGETS)
+@pytest.mark.parametrize("target", dockerfile.PATHS)
 def test_every_stage_that_is_named_exists(target: str) -> None:
     for one in bake(target, f"{target}-verify").values():
         stages = re.findall(r"^FROM \S.* AS (\S+)$", (ROOT / one["dockerfile"]).read_text(), re.MULTILINE)

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images.plan import changes, context, dockerfile, versions
+from images.plan import changes, dockerfile
 from lustrain.image_file import GitState, Record
-from tests.images.checkouts import checkout
+from tests.images.checkouts import checkout, staged
 
-VERSIONS = versions.load()
 DIGEST = "sha256:" + "0" * 64
 layered = st.dictionaries(
     st.sampled_from(changes.LAYERS),
@@ -36,16 +35,10 @@ def told(
     root: Path, edit: Callable[[Path], object], target: str = "cpu", base: str = "0", tools: str = "0"
 ) -> list[changes.Rebuild]:
     def inputs(base: str, tools: str) -> dict[str, dict[str, str]]:
-        staged = context.stage(
-            root,
-            target,
-            VERSIONS,
-            root.parent / "staged",
-            base=f"r/b@sha256:{base * 64}",
-            tools=f"r/t@sha256:{tools * 64}",
-        )
-        shutil.rmtree(staged.folder)
-        return {layer: dict(found) for layer, found in staged.inputs.items()}
+        images = {"base": f"r/b@sha256:{base * 64}", "tools": f"r/t@sha256:{tools * 64}"}
+        context = staged(root, root.parent / "staged", target=target, **images)
+        shutil.rmtree(context.folder)
+        return {layer: dict(inputs) for layer, inputs in context.inputs.items()}
 
     before = inputs("0", "0")
     edit(root)
@@ -72,8 +65,7 @@ def test_nothing_changed_nothing_is_made_again(root: Path) -> None:
 
 
 def test_without_an_image_everything_is_new(root: Path) -> None:
-    staged = context.stage(root, "cpu", VERSIONS, root.parent / "staged")
-    found = changes.reasons(None, staged.inputs)
+    found = changes.reasons(None, staged(root, root.parent / "staged").inputs)
     assert [one.layer for one in found] == ["base", "tools", "system", "torch", "app", "shell", "code", "image"]
     assert {one.why for one in found} == {("no image was built before",)}
     assert changes.lines(found)[-1] == "a node would pull: base, system, torch, app, code"

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from images.model import Context
 from images.plan import context, dockerfile, versions
 from images.plan.plan import arguments_of
+from images.wish import BuildWish
 from lustrain.problem import UserError
 from rehearsal.lab.engine import Engine
+from tests.images import checkouts
 from tests.images.checkouts import ROOT, checkout
 
-VERSIONS = versions.load()
 PINNED = "registry.example.com/base@sha256:" + "0" * 64
 TARGETS = [target for target, path in dockerfile.PATHS.items() if (ROOT / path).is_file()]
 PEM = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
@@ -33,8 +34,8 @@ def root(tmp_path: Path) -> Path:
     return checkout(tmp_path / "clone")
 
 
-def staged(root: Path, into: str = "staged", target: str = "cpu", **more: Any) -> Context:
-    return context.stage(root, target, VERSIONS, root.parent / into, base=PINNED, **more)
+def staged(root: Path, into: str = "staged", **flags: Any) -> Context:
+    return checkouts.staged(root, root.parent / into, **({"base": PINNED} | flags))
 
 
 def files(folder: Path) -> set[str]:
@@ -113,7 +114,7 @@ def test_exactly_what_the_dockerfile_copies_or_mounts_is_staged(root: Path, targ
 def test_every_argument_that_is_given_is_declared(target: str) -> None:
     text = (ROOT / dockerfile.PATHS[target]).read_text()
     declared = set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
-    given = set(arguments_of(target, VERSIONS, base=PINNED))
+    given = set(arguments_of(BuildWish(target, base=PINNED), versions.load()))
     assert given <= declared
     # What is declared and not given would keep a default that nobody compares with versions.toml.
     stages = dockerfile.parse(text).for_image(target)
@@ -214,10 +215,10 @@ def test_the_part_of_the_dockerfile_that_changed_is_known_and_comments_are_no_ch
 @pytest.mark.slow
 def test_other_images_and_arguments_are_changes_of_their_layers(root: Path) -> None:
     before = staged(root, "before", target="cuda")
-    after = staged(root, "after", target="cuda", arguments={"EFA_VERSION": "1.48.0"})
+    after = staged(root, "after", target="cuda", arg=("EFA_VERSION=1.48.0",))
     assert changed(before, after) == {"system": ["EFA_VERSION"], "image": ["EFA_VERSION"]}
     assert after.inputs["system"]["EFA_VERSION"] == "1.48.0"
-    other = context.stage(root, "cuda", VERSIONS, root.parent / "other", base=PINNED.replace("0" * 64, "1" * 64))
+    other = staged(root, "other", target="cuda", base=PINNED.replace("0" * 64, "1" * 64))
     assert changed(before, other) == {"base": ["BASE_IMAGE"]}
 
 

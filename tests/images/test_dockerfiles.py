@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from images.plan import context, dockerfile, versions
+from images.plan import dockerfile
 from rehearsal.lab.engine import Engine
 from tests.conftest import require
+from tests.images.checkouts import staged
 
 IMAGES = Path(__file__).parents[2] / "images"
 FILES = ("trainer.Dockerfile", "gaudi.Dockerfile")
@@ -134,12 +135,10 @@ def test_gaudis_layers_go_on_top_of_a_vendors_image_whose_torch_stays(
             file.write(line + "\n")
     base = "vendor/gaudi:test"
     engine.docker("build", "--quiet", "--provenance=false", "-t", base, vendor)
-    staged = context.stage(
-        IMAGES.parent, "gaudi", versions.load(), Path(tempfile.mkdtemp(dir=tmp_path)), base=base, tools=base_image
-    )
-    build = ["buildx", "build", "--quiet", "--provenance=false", "-f", str(staged.folder / "images" / FILES[1])]
+    context = staged(IMAGES.parent, Path(tempfile.mkdtemp(dir=tmp_path)), target="gaudi", base=base, tools=base_image)
+    build = ["buildx", "build", "--quiet", "--provenance=false", "-f", str(context.folder / "images" / FILES[1])]
     build += ["--build-arg", f"BASE_IMAGE={base}", "--build-arg", f"TOOLS_IMAGE={base_image}", *_ca()]
-    engine.docker(*build, "--target", "gaudi", "-t", "gaudi:test", staged.folder)
+    engine.docker(*build, "--target", "gaudi", "-t", "gaudi:test", context.folder)
     code = "import os, pwd, torch, rich; print(torch.__version__, pwd.getpwuid(os.getuid())[0], os.environ['PATH'])"
     said = engine.docker("run", "--rm", "--network=none", "gaudi:test", "python3", "-c", code).stdout.split()
     assert said[:3] == ["the", "vendor's", "lustrain"]

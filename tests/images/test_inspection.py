@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from images.check.inspection import FAIL, OK, WARN, Limits, Report, as_json, lines, verify
+from images.check.inspection import FAILED, OK, WARNING, Limits, Report, as_json, lines, verify
 from images.registry.client import OCI_MANIFEST
 from lustrain.image_file import GitState, Record
 from lustrain.problem import UserError
@@ -56,7 +56,7 @@ def checked(hand: Hand, **more: Any) -> Report:
 
 
 def faults(report: Report) -> list[tuple[str, str]]:
-    return [(row.check, row.state) for row in report.rows if row.state != OK]
+    return [(row.check, row.status) for row in report.rows if row.status != OK]
 
 
 def test_a_sound_image_passes_every_check(hand: Hand) -> None:
@@ -90,27 +90,32 @@ def created(text: str) -> Callable[[dict[str, Any]], None]:
 
 
 FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str, str, str]] = {
-    "root by default": (setting("User", ""), "user", FAIL, "root"),
-    "root by name": (setting("User", "root:1000"), "user", FAIL, "root"),
-    "root by number": (setting("User", "00:1000"), "user", FAIL, "root"),
-    "a user by name": (setting("User", "trainer"), "user", WARN, "Kubernetes"),
-    "no entrypoint": (setting("Entrypoint", None), "entrypoint", FAIL, "PID 1"),
-    "a shell": (setting("Entrypoint", ["/bin/sh", "-c", "python3 x"]), "entrypoint", FAIL, "SIGTERM"),
-    "a health check": (setting("Healthcheck", {"Test": ["CMD", "true"]}), "healthcheck", WARN, "HEALTHCHECK"),
-    "no revision": (label("org.opencontainers.image.revision", None), "revision", FAIL, "no label"),
-    "another revision": (label("org.opencontainers.image.revision", "f" * 40), "revision", FAIL, "image.json has"),
-    "a dirty tree": (label("dev.lustrain.git.dirty", "true"), "revision", WARN, "no commit"),
-    "another torch": (label("dev.lustrain.versions.torch", "2.9.0"), "versions", FAIL, "torch 2.9.0, not 2.13.0"),
-    "no torch": (label("dev.lustrain.versions.torch", None), "versions", FAIL, "torch unknown, not 2.13.0"),
-    "a layer's inputs unsaid": (label("dev.lustrain.inputs.code", None), "inputs", FAIL, "code"),
-    "an old one": (created("2026-08-01T00:00:00.123456789Z"), "age", WARN, "111 days"),
-    "no date": (lambda config: config.pop("created"), "age", WARN, "unknown"),
-    "the epoch": (created("1970-01-01T00:00:00Z"), "age", WARN, "impossible"),
-    "from tomorrow": (created("2027-01-01T00:00:00Z"), "age", WARN, "clock"),
-    "a build argument": (history("|1 PIP_PASSWORD=hunter2hunter2 /bin/sh -c pip"), "secrets", FAIL, "PIP_PASSWORD"),
-    "a login in an address": (history("RUN pip install -i https://me:pw123@host/"), "secrets", FAIL, "an address"),
-    "a key in the environment": (setting("Env", ["AWS_SECRET_ACCESS_KEY=abcdefgh12345678"]), "secrets", FAIL, "Env 1"),
-    "a token in a label": (label("note", "ghp_" + "a1B2" * 9), "secrets", FAIL, "label note: a GitHub token"),
+    "root by default": (setting("User", ""), "user", FAILED, "root"),
+    "root by name": (setting("User", "root:1000"), "user", FAILED, "root"),
+    "root by number": (setting("User", "00:1000"), "user", FAILED, "root"),
+    "a user by name": (setting("User", "trainer"), "user", WARNING, "Kubernetes"),
+    "no entrypoint": (setting("Entrypoint", None), "entrypoint", FAILED, "PID 1"),
+    "a shell": (setting("Entrypoint", ["/bin/sh", "-c", "python3 x"]), "entrypoint", FAILED, "SIGTERM"),
+    "a health check": (setting("Healthcheck", {"Test": ["CMD", "true"]}), "healthcheck", WARNING, "HEALTHCHECK"),
+    "no revision": (label("org.opencontainers.image.revision", None), "revision", FAILED, "no label"),
+    "another revision": (label("org.opencontainers.image.revision", "f" * 40), "revision", FAILED, "image.json has"),
+    "a dirty tree": (label("dev.lustrain.git.dirty", "true"), "revision", WARNING, "no commit"),
+    "another torch": (label("dev.lustrain.versions.torch", "2.9.0"), "versions", FAILED, "torch 2.9.0, not 2.13.0"),
+    "no torch": (label("dev.lustrain.versions.torch", None), "versions", FAILED, "torch unknown, not 2.13.0"),
+    "a layer's inputs unsaid": (label("dev.lustrain.inputs.code", None), "inputs", FAILED, "code"),
+    "an old one": (created("2026-08-01T00:00:00.123456789Z"), "age", WARNING, "111 days"),
+    "no date": (lambda config: config.pop("created"), "age", WARNING, "unknown"),
+    "the epoch": (created("1970-01-01T00:00:00Z"), "age", WARNING, "impossible"),
+    "from tomorrow": (created("2027-01-01T00:00:00Z"), "age", WARNING, "clock"),
+    "a build argument": (history("|1 PIP_PASSWORD=hunter2hunter2 /bin/sh -c pip"), "secrets", FAILED, "PIP_PASSWORD"),
+    "a login in an address": (history("RUN pip install -i https://me:pw123@host/"), "secrets", FAILED, "an address"),
+    "a key in the environment": (
+        setting("Env", ["AWS_SECRET_ACCESS_KEY=abcdefgh12345678"]),
+        "secrets",
+        FAILED,
+        "Env 1",
+    ),
+    "a token in a label": (label("note", "ghp_" + "a1B2" * 9), "secrets", FAILED, "label note: a GitHub token"),
 }
 
 
@@ -122,16 +127,16 @@ def test_each_fault_is_found_by_its_own_check_alone(hand: Hand, name: str) -> No
     digest = hand.image(TARS, config)
     report = checked(hand, record=record(hand, digest))
     assert faults(report) == [(check, state)]
-    (row,) = [row for row in report.rows if row.state != OK]
+    (row,) = [row for row in report.rows if row.status != OK]
     assert told in f"{row.what} {row.fix}"
     assert row.fix
-    assert report.exit_code == (1 if state == FAIL else 0)
+    assert report.exit_code == (1 if state == FAILED else 0)
     assert not any(secret in "\n".join(lines(report)) for secret in ("hunter2", "pw123", "abcdefgh1234", "a1B2a1B2"))
 
 
 def test_without_a_record_labels_must_still_be_there(hand: Hand) -> None:
     hand.image(TARS, config_of(TARS))
-    assert faults(checked(hand)) == [("revision", FAIL), ("versions", FAIL), ("inputs", FAIL)]
+    assert faults(checked(hand)) == [("revision", FAILED), ("versions", FAILED), ("inputs", FAILED)]
 
 
 def test_a_tag_that_moved_is_found_by_its_digest(hand: Hand) -> None:
@@ -140,33 +145,37 @@ def test_a_tag_that_moved_is_found_by_its_digest(hand: Hand) -> None:
     moved["created"] = "2026-11-20T13:00:00Z"
     hand.image(TARS, moved)
     report = checked(hand, record=record(hand, was))
-    assert faults(report) == [("digest", FAIL)]
+    assert faults(report) == [("digest", FAILED)]
     assert f"deploy {hand.name}@{was}" in "\n".join(lines(report))
 
 
 def test_a_platform_of_the_record_that_is_missing_is_found(hand: Hand) -> None:
     digest = hand.image(TARS, sound())
     wanted = replace(record(hand, digest), platforms=("linux/amd64", "linux/arm64"))
-    assert faults(checked(hand, record=wanted)) == [("platforms", FAIL)]
+    assert faults(checked(hand, record=wanted)) == [("platforms", FAILED)]
     assert faults(checked(hand, record=wanted, platform="linux/amd64")) == []
 
 
 def test_layers_and_bytes_over_the_limits_are_found(hand: Hand) -> None:
     config = sound()
     hand.image(TARS, config)
-    assert faults(checked(hand, limits=Limits(budget_mb={"cpu": 0}))) == [("size", FAIL)]
+    assert faults(checked(hand, limits=Limits(budget_mb={"cpu": 0}))) == [("size", FAILED)]
     unknown = checked(hand, limits=Limits(budget_mb={"cuda": 0}))
     assert faults(unknown) == []
     assert next(row.what for row in unknown.rows if row.check == "size").endswith(" to pull, no budget for target cpu")
-    assert faults(checked(hand, limits=Limits(oldest_days=0, budget_mb={"cpu": 1}))) == [("age", WARN)]
+    assert faults(checked(hand, limits=Limits(oldest_days=0, budget_mb={"cpu": 1}))) == [("age", WARNING)]
     many = [TARS[0]] * 128
     hand.image(many, {**sound(), "rootfs": config_of(many)["rootfs"]})
-    assert faults(checked(hand)) == [("layers", FAIL)]
+    assert faults(checked(hand)) == [("layers", FAILED)]
 
 
 @pytest.mark.parametrize(
     ("kind", "state", "told"),
-    [(f"{OCI_TAR}+zstd", FAIL, "zstd"), (OCI_TAR, WARN, "not compressed"), (f"{OCI_TAR}+gzip", OK, "OCI manifest")],
+    [
+        (f"{OCI_TAR}+zstd", FAILED, "zstd"),
+        (OCI_TAR, WARNING, "not compressed"),
+        (f"{OCI_TAR}+gzip", OK, "OCI manifest"),
+    ],
 )
 def test_layers_that_enroot_cannot_read_are_found(hand: Hand, kind: str, state: str, told: str) -> None:
     hand.image(TARS, sound(), media_type=OCI_MANIFEST, layer_type=kind)
@@ -183,12 +192,12 @@ def test_an_index_is_checked_platform_by_platform_and_its_attestations_are_told(
     digest = hand.index([entry(one, "linux/amd64"), entry(other, "linux/arm64")])
     report = checked(hand)
     assert report.digest == digest
-    assert [(row.check, row.platform) for row in report.rows if row.state != OK] == [("user", "linux/arm64")]
+    assert [(row.check, row.platform) for row in report.rows if row.status != OK] == [("user", "linux/arm64")]
     assert any("linux/arm64: runs as root" in line for line in lines(report))
     wanted = replace(record(hand, digest), platforms=("linux/amd64", "linux/arm64"))
-    assert faults(checked(hand, record=wanted)) == [("user", FAIL)]
+    assert faults(checked(hand, record=wanted)) == [("user", FAILED)]
     hand.index([entry(one, "linux/amd64"), attestation(other)])
-    assert faults(checked(hand)) == [("media types", WARN)]
+    assert faults(checked(hand)) == [("media types", WARNING)]
 
 
 def test_an_image_that_is_not_there_fails_and_a_mistyped_one_is_refused(hand: Hand) -> None:
@@ -209,8 +218,8 @@ def test_a_program_reads_the_same_findings(hand: Hand) -> None:
     config["config"]["User"] = "root"
     digest = hand.image(TARS, config)
     told = json.loads(json.dumps(as_json(checked(hand))))
-    assert (told["version"], told["ref"], told["digest"], told["exit"]) == (1, hand.ref(), digest, 1)
-    assert [row["check"] for row in told["rows"] if row["state"] == FAIL] == ["user"]
+    assert (told["version"], told["ref"], told["digest"], told["exit"]) == (2, hand.ref(), digest, 1)
+    assert [row["check"] for row in told["rows"] if row["status"] == FAILED] == ["user"]
 
 
 def test_odd_values_of_strangers_break_no_line(hand: Hand) -> None:

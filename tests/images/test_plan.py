@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from images.model import Plan
 from images.plan import plan, versions
+from images.wish import BuildWish
 from lustrain.image_file import GitState
 from lustrain.problem import UserError
 
@@ -26,7 +27,9 @@ GAUDI = {"base": f"{VERSIONS.gaudi.image}@sha256:{'1' * 64}"}
 
 
 def made(target: str = "cpu", git: GitState = CLEAN, inputs: Any = INPUTS, **more: Any) -> Plan:
-    return plan.make(target, VERSIONS, git, inputs, **({"repository": REPOSITORY} | more))
+    wish = BuildWish(target, **({"repository": REPOSITORY} | more))
+    plan.check(wish)
+    return plan.make(wish, VERSIONS, git, inputs)
 
 
 def tag(**more: Any) -> str:
@@ -116,7 +119,7 @@ def test_arguments_come_from_versions_and_flags_take_their_place() -> None:
         "BASE_IMAGE": VERSIONS.base,
         "TOOLS_IMAGE": VERSIONS.tools,
         "TORCH_CPU_LINKS": VERSIONS.torch_cpu_links,
-        "BUDGET_MB": str(VERSIONS.budget_mb["cpu"]),
+        "BUDGET_MB": str(VERSIONS.budget_mb.cpu),
     }
     cuda = made("cuda").arguments
     assert (cuda["EFA_VERSION"], cuda["EFA_SHA256"], cuda["EFA_URL"]) == (
@@ -124,7 +127,7 @@ def test_arguments_come_from_versions_and_flags_take_their_place() -> None:
         VERSIONS.efa.sha256,
         VERSIONS.efa.url,
     )
-    found = made(base=PINNED, tools="localhost:5000/tools:1", arguments={"TORCH_CPU_LINKS": ""}).arguments
+    found = made(base=PINNED, tools="localhost:5000/tools:1", arg=("TORCH_CPU_LINKS=",)).arguments
     assert (found["BASE_IMAGE"], found["TOOLS_IMAGE"], found["TORCH_CPU_LINKS"]) == (
         PINNED,
         "localhost:5000/tools:1",
@@ -133,10 +136,10 @@ def test_arguments_come_from_versions_and_flags_take_their_place() -> None:
 
 
 def test_an_image_without_efa_does_not_claim_one() -> None:
-    without = made("cuda", arguments={"EFA_VERSION": ""})
+    without = made("cuda", arg=("EFA_VERSION=",))
     assert "efa" not in without.tags[0]
     assert not [name for name in without.labels if re.search("efa|libfabric|rdma|ofi", name)]
-    other = made("cuda", arguments={"EFA_VERSION": "1.48.0"})
+    other = made("cuda", arg=("EFA_VERSION=1.48.0",))
     assert "-efa1.48.0-" in other.tags[0]
     assert other.labels["dev.lustrain.versions.efa"] == "1.48.0"
     assert "dev.lustrain.versions.libfabric" not in other.labels
@@ -182,7 +185,7 @@ def test_the_lock_that_keeps_arm64_out_has_one_wheel_of_torch() -> None:
     hashes = re.search(r"^torch==\S+ \\\n((?:    --hash=.*\n)+)", lock, re.MULTILINE)
     assert hashes
     assert hashes[1].count("--hash") == 1, (
-        "there are wheels for more than x86_64 now: allow the platform in images/plan/image.py"
+        "there are wheels for more than x86_64 now: allow the platform in images/plan/plan.py"
     )
 
 
@@ -214,11 +217,11 @@ def test_names_of_repositories_are_kept_as_they_were_given(repository: str) -> N
 
 def test_caches_are_tags_of_their_own() -> None:
     cache = f"{REPOSITORY}:cache-main"
-    found = made(cache_to=cache, cache_from=[cache, PINNED, cache])
+    found = made(cache_to=cache, cache_from=(cache, PINNED, cache))
     assert (found.cache_to, found.cache_from) == (cache, (cache, PINNED))
     assert "no reference" in refusal(cache_to="a b")[0] or "not a repository's name" in refusal(cache_to="a b")[0]
     assert "has no tag" in refusal(cache_to=REPOSITORY)[0]
-    assert "has no tag" in refusal(cache_from=[REPOSITORY])[0]
+    assert "has no tag" in refusal(cache_from=(REPOSITORY,))[0]
     assert "nothing can be written to" in refusal(cache_to=PINNED)[0]
     assert "looks like the tag of an image" in refusal(cache_to=made().tags[0])[0]
 
@@ -227,14 +230,10 @@ def test_secrets_are_files_that_a_stage_asks_for(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
     (tmp_path / "netrc").write_text("x")
     given = {"ca": tmp_path / "ca.pem", "netrc": tmp_path / "netrc"}
-    assert made(secrets=given).secrets == given
-    lines = refusal(secrets={"ca": tmp_path / "missing", "netrc": tmp_path, "token": tmp_path / "netrc"})
-    assert [line.partition(": ")[2].partition(";")[0] for line in lines] == [
-        "does not exist",
-        "is a folder",
-        "no stage asks for this secret",
-    ]
-    [line] = refusal(secrets={"ca": tmp_path / "netrc"})
+    assert made(ca=str(given["ca"]), netrc=str(given["netrc"])).secrets == given
+    lines = refusal(ca=str(tmp_path / "missing"), netrc=str(tmp_path))
+    assert [line.partition(": ")[2].partition(";")[0] for line in lines] == ["does not exist", "is a folder"]
+    [line] = refusal(ca=str(tmp_path / "netrc"))
     assert line.endswith("holds no certificate; allowed: a PEM file of certificates")
 
 
@@ -243,14 +242,15 @@ def test_secrets_are_files_that_a_stage_asks_for(tmp_path: Path) -> None:
     [("PIP_PASSWORD", "hunter2"), ("GITHUB_TOKEN", "hunter2"), ("INDEX", "https://me:hunter2@pypi.example.com/")],
 )
 def test_a_secret_is_no_argument_and_is_not_repeated(name: str, value: str) -> None:
-    [line] = refusal(arguments={name: value})
+    [line] = refusal(arg=(f"{name}={value}",))
     assert line.startswith(f"--arg {name} = ")
     assert "hunter2" not in line
 
 
 def test_arguments_have_names_and_do_not_pass_by_a_check() -> None:
-    assert "is not a name of an argument" in refusal(arguments={"A-B": "1"})[0]
-    assert "fix: --base debian:latest" in refusal(arguments={"BASE_IMAGE": "debian:latest"})[0]
+    assert "is not the name of an argument" in refusal(arg=("A-B=1",))[0]
+    assert "fix: --base debian:latest" in refusal(arg=("BASE_IMAGE=debian:latest",))[0]
+    assert [line.partition(":")[0] for line in refusal(arg=("A", "B"))] == ["--arg = 'A'", "--arg = 'B'"]
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
@@ -259,8 +259,8 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         repository="Bad Name",
         base="debian",
         cache_to="x",
-        secrets={"ca": tmp_path / "missing"},
-        arguments={"MY_TOKEN": "x"},
+        ca=str(tmp_path / "missing"),
+        arg=("MY_TOKEN=x",),
     )
     assert [line.partition(" = ")[0] for line in lines] == [
         "target",
@@ -273,7 +273,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_what_was_asked_for_is_in_the_plan() -> None:
-    found = made("cuda", attestations=True, no_cache=True)
+    found = made("cuda", attest=True, no_cache=True)
     assert (found.target, found.platform, found.dockerfile) == ("cuda", "linux/amd64", "images/trainer.Dockerfile")
     assert (found.attestations, found.no_cache) == (True, True)
     assert made("gaudi", **GAUDI).dockerfile == "images/gaudi.Dockerfile"
@@ -288,6 +288,6 @@ def test_the_same_commit_can_be_built_anew_under_a_tag_of_its_own() -> None:
 
 def test_another_base_or_argument_is_another_image_of_the_commit_and_has_another_tag() -> None:
     plain = made().tags[0]
-    others = [made(base=f"debian@sha256:{'2' * 64}"), made(arguments={"TORCH_CPU_LINKS": ""})]
+    others = [made(base=f"debian@sha256:{'2' * 64}"), made(arg=("TORCH_CPU_LINKS=",))]
     assert all(other.tags[0].startswith(f"{plain}-o") for other in others)
     assert len({other.tags[0] for other in others}) == 2

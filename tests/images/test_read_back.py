@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from images.check.diff import diff
-from images.check.inspection import FAIL, WARN, verify
+from images.check.inspection import FAILED, WARNING, verify
 from images.model import Image
 from images.registry.client import Registry as Client
 from images.registry.read import find, image
@@ -78,7 +78,7 @@ def test_a_code_change_pulls_the_codes_layer_alone(yard: Yard) -> None:
 def test_a_secret_in_the_history_is_found_and_not_repeated(yard: Yard) -> None:
     yard.build("1", "--build-arg", f"NOTE={TOKEN}", dockerfile=DOCKERFILE + "LABEL note=$NOTE\n")
     rows = verify(yard.client, f"{yard.name}:1").rows
-    assert any(row.check == "secrets" and row.state == FAIL for row in rows)
+    assert any(row.check == "secrets" and row.status == FAILED for row in rows)
     assert TOKEN not in str(rows)
 
 
@@ -88,10 +88,10 @@ def test_attestations_of_a_real_build_are_no_images_and_are_warned_of(yard: Yard
     assert found.index is not None
     assert found.index.attestations == 1
     rows = verify(yard.client, ref).rows
-    assert [row.state for row in rows if row.check == "media types"] == [WARN]
+    assert [row.status for row in rows if row.check == "media types"] == [WARNING]
 
 
 def test_zstd_of_a_real_build_is_refused_in_one_line(yard: Yard) -> None:
     ref = yard.build("1", output="type=image,push=true,compression=zstd,force-compression=true,oci-mediatypes=true")
     rows = verify(yard.client, ref).rows
-    assert [row.state for row in rows if row.check == "media types"] == [FAIL]
+    assert [row.status for row in rows if row.check == "media types"] == [FAILED]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from images.build.report import as_json, lines
+from images.build.answers import step_lines, steps
 from images.model import Built, Step
 
 STEPS = (
@@ -19,7 +19,7 @@ BUILT = Built(STEPS, 52.5, "sha256:1", "sha256:1")
 
 
 def test_steps_of_the_dockerfile_and_what_took_time_are_shown_with_totals() -> None:
-    assert lines(BUILT) == [
+    assert step_lines(BUILT) == [
         "     s  step",
         "  48.2  [torch 1/1] RUN install",
         "   0.1  [cpu 3/3] COPY --link code /",
@@ -31,7 +31,7 @@ def test_steps_of_the_dockerfile_and_what_took_time_are_shown_with_totals() -> N
 
 
 def test_the_object_holds_every_step_and_is_json() -> None:
-    found = json.loads(json.dumps(as_json(BUILT)))
+    found = json.loads(json.dumps(steps(BUILT)))
     assert found["version"] == 1
     assert (found["digest"], found["seconds"], found["cached_share"]) == ("sha256:1", 52.5, 0.333)
     assert [step["name"] for step in found["steps"]] == [step.name for step in STEPS]
@@ -40,5 +40,5 @@ def test_the_object_holds_every_step_and_is_json() -> None:
 
 
 def test_a_build_of_nothing_has_no_share_and_no_table() -> None:
-    assert lines(Built((), 0.5, None)) == ["0.5 s"]
-    assert as_json(Built((), 0.5, None))["cached_share"] is None
+    assert step_lines(Built((), 0.5, None)) == ["0.5 s"]
+    assert steps(Built((), 0.5, None))["cached_share"] is None

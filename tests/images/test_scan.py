@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from moto import mock_aws
 
 from images.check import scan
-from images.check.scan import SEVERITIES, Allowed, Finding, Patience, Place, Verdict
+from images.check.scan import SEVERITIES, Allowed, Finding, Place, Verdict
 from lustrain.problem import UserError
 
 TODAY = date(2026, 11, 21)
@@ -49,8 +49,15 @@ class Clock:
         self.slept.append(seconds)
         self.now += seconds
 
-    def patience(self, total_s: float = 900.0) -> Patience:
-        return Patience(total_s=total_s, clock=lambda: self.now, sleep=self.sleep)
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(scan, "time", clock)
+    return clock
 
 
 def basic(name: str = "CVE-2026-1", severity: str = "HIGH", package: str = "zlib1g") -> dict[str, Any]:
@@ -88,9 +95,8 @@ def refuse(stub: Stubber, code: str) -> None:
     stub.add_client_error("describe_image_scan_findings", code, f"the message of {code}", expected_params=ASKED)
 
 
-def ask(stub: Stubber, *allowed: Allowed, clock: Clock | None = None, **options: Any) -> Verdict:
-    patience = (clock or Clock()).patience()
-    return scan.gate(PLACE, stub.client, allowed, today=TODAY, **{"patience": patience, **options})
+def ask(stub: Stubber, *allowed: Allowed, **options: Any) -> Verdict:
+    return scan.gate(PLACE, stub.client, allowed, today=TODAY, **options)
 
 
 def pushed(client: Any) -> Place:
@@ -140,18 +146,17 @@ def test_a_severe_finding_of_a_real_answer_stops_the_image_and_an_entry_lets_it_
 
 
 @pytest.mark.slow
-def test_an_image_without_a_scan_does_not_pass_a_real_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_without_a_scan_does_not_pass_a_real_answer(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    clock = Clock()
     with mock_aws():
         client = boto3.client("ecr", region_name=PLACE.region)
         with pytest.raises(UserError, match=r"fix: push the image first") as caught:
-            scan.gate(PLACE, client, [], today=TODAY, patience=clock.patience())
+            scan.gate(PLACE, client, [], today=TODAY)
         assert caught.value.exit_code == 1
         client.create_repository(repositoryName=PLACE.repository)
         place = pushed(client)
-        verdict = scan.gate(place, client, [], today=TODAY, patience=clock.patience())
+        verdict = scan.gate(place, client, [], today=TODAY)
     assert not verdict.passed
     assert 60 <= clock.now < 70, "a scan on push may begin some seconds after the push"
     (line,) = scan.lines(verdict)
@@ -189,22 +194,21 @@ def test_a_finding_without_a_package_is_not_lost(stub: Stubber) -> None:
     assert [one.id for one in ask(stub).failing] == ["a secret in a file"]
 
 
-def test_the_scan_is_waited_for_and_the_wait_is_told_now_and_then(stub: Stubber) -> None:
-    clock, said = Clock(), list[str]()
+def test_the_scan_is_waited_for_and_the_wait_is_told_now_and_then(stub: Stubber, clock: Clock) -> None:
+    said = list[str]()
     refuse(stub, "ScanNotFoundException")
     answer(stub, *[page("PENDING")] * 3, *[page("IN_PROGRESS")] * 26, page("COMPLETE", {"findings": []}))
-    assert ask(stub, clock=clock, say=said.append).passed
+    assert ask(stub, say=said.append).passed
     assert len(clock.slept) == 30
     assert len(set(clock.slept)) > 15, "pauses differ, so that many who wait do not ask at once"
     assert 4 <= len(said) <= 7, "at once, and then each time as long again has passed"
     assert "scan no scan, 0 s so far" in said[0]
 
 
-def test_nothing_is_waited_for_for_ever() -> None:
-    clock = Clock()
+def test_nothing_is_waited_for_for_ever(clock: Clock) -> None:
     with Stubber(scan.client_for(PLACE)) as stub:
         answer(stub, *[page("IN_PROGRESS")] * 300)
-        verdict = ask(stub, clock=clock)
+        verdict = ask(stub)
     assert 900 <= clock.now < 901
     assert "IN_PROGRESS (said IN_PROGRESS); fix: ask again later" in (verdict.unknown or "")
     assert verdict.exit_code == 1
@@ -236,10 +240,11 @@ def test_a_scan_that_starts_over_between_pages_is_asked_again(stub: Stubber) -> 
         ("SOMETHING_NEW", "console"),
     ],
 )
-def test_a_scan_without_a_result_does_not_pass_and_says_what_to_do(stub: Stubber, status: str, fix: str) -> None:
+def test_a_scan_without_a_result_does_not_pass_and_says_what_to_do(
+    stub: Stubber, clock: Clock, status: str, fix: str
+) -> None:
     answer(stub, page(status))
-    clock = Clock()
-    verdict = ask(stub, until(TODAY), clock=clock)
+    verdict = ask(stub, until(TODAY))
     assert clock.slept == []
     assert not verdict.passed
     (line,) = scan.lines(verdict)

@@ -15,6 +15,7 @@ import pytest
 
 from images import verify
 from images.verify import CHECKS, Image
+from lustrain import leaks
 from rehearsal.lab.engine import Engine
 from tests.conftest import require
 from tests.images.workshop import Made
@@ -160,11 +161,11 @@ def _nobody(root: Path) -> None:
         (_infra, "only-trainer", "/opt/lustrain/code/infra: not for"),
         (_infra_elsewhere, "only-trainer", "infra can be imported"),
         (_operator, "only-trainer", "launch/slurm.py"),
-        (_private_key, "secrets", "/home/lustrain/key: holds a key"),
-        (_aws_key, "secrets", "notes.txt: holds a key"),
-        (_netrc, "secrets", "/root/.netrc: holds credentials"),
-        (_pip_conf, "secrets", "/etc/pip.conf: holds credentials"),
-        (_host_key, "secrets", "ssh_host_ed25519_key: holds credentials"),
+        (_private_key, "secrets", "/home/lustrain/key: holds a private key"),
+        (_aws_key, "secrets", "notes.txt: holds an AWS access key"),
+        (_netrc, "secrets", "/root/.netrc: holds passwords of hosts"),
+        (_pip_conf, "secrets", "/etc/pip.conf: holds a package index's credentials"),
+        (_host_key, "secrets", "ssh_host_ed25519_key: holds a host's private key"),
         (_open_file, "writable", "/usr/lib/open.so: all may write (0666)"),
         (_open_folder, "writable", "/srv: all may write (1777)"),
         (_group_of_ours, "writable", "loop.py: its group may write"),
@@ -302,7 +303,7 @@ def test_what_a_vendor_brings_is_neither_installed_again_nor_judged(tree: Path) 
 def test_as_a_command_it_says_pass_or_fail_and_exits_so(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--root", str(tree), "--target", "cpu", "--only", "programs,size"]
     assert verify.main(given) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "PASS programs"
+    assert capsys.readouterr().out.splitlines()[0] == "ok programs"
     _sshd(tree)
     assert verify.main([*given, "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
@@ -319,10 +320,13 @@ def test_a_call_that_makes_no_sense_is_refused(wrong: list[str], capsys: pytest.
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_it_needs_nothing_but_python() -> None:
-    """-S and -I leave it the standard library alone."""
-    command = [sys.executable, "-I", "-S", str(Path(verify.__file__)), "--help"]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+def test_it_needs_nothing_but_python_and_the_rules_of_leaks(tmp_path: Path) -> None:
+    """As below the code, where both are mounted; -S and -E leave Python its standard library alone."""
+    (tmp_path / "lustrain").mkdir()
+    shutil.copy(leaks.__file__, tmp_path / "lustrain/leaks.py")
+    shutil.copy(verify.__file__, tmp_path / "verify.py")
+    command = [sys.executable, "-E", "-S", str(tmp_path / "verify.py"), "--help"]
+    assert subprocess.run(command, capture_output=True, check=False, cwd="/").returncode == 0
 
 
 @pytest.mark.slow
@@ -346,7 +350,7 @@ def test_the_image_that_we_build_passes_as_its_own_user_and_a_fault_on_top_fails
         engine.docker("rm", "--force", name)
     assert done.returncode == 1
     failed = {check: one["problems"] for check, one in json.loads(done.stdout)["checks"].items() if one["problems"]}
-    assert failed == {"secrets": ["/home/lustrain/.netrc: holds credentials"]}
+    assert failed == {"secrets": ["/home/lustrain/.netrc: holds passwords of hosts"]}
 
 
 def _image(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from images.plan import versions
@@ -42,11 +40,6 @@ def test_an_image_is_labelled_with_the_versions_that_are_in_it_and_no_others() -
     assert known.of("gaudi") == {"python": "3.12", "torch": known.gaudi.torch, "gaudi": known.gaudi.release}
 
 
-def test_an_unknown_target_is_told_with_those_that_there_are() -> None:
-    with pytest.raises(UserError, match=r"target = 'rocm': unknown; allowed: cpu, cuda, gaudi"):
-        versions.load().of("rocm")
-
-
 def test_nothing_changes_after_loading() -> None:
     with pytest.raises(ValidationError):
         versions.load().torch = "1.0"  # type: ignore[misc]
@@ -72,9 +65,9 @@ def test_gaudi_is_not_built_from_a_tag() -> None:
         ),
         ("debian@sha256:8", "debian:latest@sha256:8", "is not an image by digest"),
         ('digest = ""', 'digest = "sha256:12"', "gaudi.digest = 'sha256:12': is not a digest or empty"),
-        ("cpu = 1000", "cpu = true", "budget_mb.cpu = True: wrong type"),
+        ("cpu = 1000", "cpu = true", "budget_mb.cpu = True: true/false is not a value here"),
         ("cpu = 1000", "cpu = 0", "budget_mb.cpu = 0: not allowed; allowed: > 0"),
-        ("cpu = 1000\n", "", "budget_mb = {'cuda': 5600}: has nothing for cpu; fix: add it"),
+        ("cpu = 1000\n", "", "budget_mb.cpu is missing: it has no default; fix: add it"),
         ('uv = "', 'uw = "', "uw = '0.13.9': unknown key"),
         ("[efa]", "[efa", "cannot be read: "),
     ],
@@ -95,13 +88,6 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
 def test_an_installer_older_than_the_minimum_is_refused(tmp_path: Path) -> None:
     (line,) = problems(changed(tmp_path, ("1.49.0", "1.9.0")))
     assert "1.9.0 is older than minimum.efa, 1.47.0" in line
-
-
-@given(st.lists(st.integers(0, 99), min_size=2, max_size=4), st.lists(st.integers(0, 99), min_size=2, max_size=4))
-def test_versions_are_compared_as_numbers(one: list[int], other: list[int]) -> None:
-    """A comparison of the text takes 1.9.0 for newer than 1.44.0."""
-    ours = versions.ordered(".".join(map(str, one))) < versions.ordered(".".join(map(str, other)))
-    assert ours == (one < other)
 
 
 TABLE = ("<!-- versions -->", "<!-- /versions -->")

@@ -90,7 +90,8 @@ def test_people_are_asked_to_confirm_their_address(stack: Stack) -> None:
 
 def test_alarms_watch_the_things_of_the_stack_and_tell_the_topic(stack: Stack) -> None:
     alarms = {one["AlarmName"]: one for one in stack.client("cloudwatch").describe_alarms()["MetricAlarms"]}
-    names = ("llm-lustre-full", "llm-train-incomplete", "llm-boot-failed", "llm-nat-traffic", "llm-notices-unread")
+    names = ["llm-lustre-full", "llm-home-full", "llm-train-incomplete", "llm-boot-failed", "llm-nat-traffic"]
+    names += ["llm-notices-lost", "llm-notices-unread"]
     assert set(alarms) == set(names)
     watched = {
         name: {
@@ -101,7 +102,8 @@ def test_alarms_watch_the_things_of_the_stack_and_tell_the_topic(stack: Stack) -
         for name, alarm in alarms.items()
     }
     group = "llm-train-gang-1a2b3c4"
-    things = ({"fs-0123456789abcdef0"}, {group}, {"llm"}, {"nat-0123456789abcdef0"}, {"llm-interruptions", group})
+    things: list[set[str]] = [{"fs-0123456789abcdef0"}, {"fs-0fedcba9876543210"}, {group}, {"llm"}]
+    things += [{"nat-0123456789abcdef0"}, {"llm-interruptions-dead"}, {"llm-interruptions", group}]
     assert watched == dict(zip(names, things, strict=True))
     assert all(alarm["AlarmActions"] == [stack.outputs["topic_arn"]] for alarm in alarms.values())
 

@@ -50,6 +50,7 @@ def watched(cluster: ClusterSpec, *, there: bool = True) -> list[tuple[str, dict
             "llm",
             observability(cluster, PLACE),
             file_system_id=thing,
+            home_id=thing,
             auto_scaling_groups=[pulumi.Output.from_input("llm-train-gang-1a2b3c4")],
             nat_gateway_id=thing,
             topic_arn="arn:aws:sns:us-east-1:123456789012:llm-alarms",
@@ -107,7 +108,7 @@ def test_no_alarm_watches_what_is_not_there() -> None:
     def names(there: bool) -> set[str]:
         return {inputs["name"] for kind, inputs in watched(spec(), there=there) if kind.endswith(":MetricAlarm")}
 
-    always = {"llm-train-incomplete", "llm-boot-failed"}
+    always = {"llm-train-incomplete", "llm-boot-failed", "llm-notices-lost"}
     assert names(True) == {"llm-lustre-full", "llm-nat-traffic"} | always
     assert names(False) == always
 

@@ -150,9 +150,25 @@ def test_hyperpod_has_no_auto_scaling_groups_to_watch() -> None:
 def test_traffic_by_nat_fires_above_the_wished_gigabytes_an_hour() -> None:
     nat = alarm("nat", spec(alarms={"nat_gb_per_hour": 50}))
     assert nat is not None
-    assert [metric.period for metric in nat.metrics] == [3600]
-    assert fires(nat, out=51e9)
-    assert not fires(nat, out=49e9)
+    assert {metric.period for metric in nat.metrics} == {3600}
+    assert fires(nat, sent=1e9, got=50e9), "images and data that come in are billed as well"
+    assert not fires(nat, sent=25e9, got=24e9)
+
+
+def test_home_folders_that_are_nearly_full_fire_before_jobs_fail() -> None:
+    home = alarm("home", spec(storage={"home": {}}))
+    assert home is not None
+    assert fires(home, used=86, capacity=100)
+    assert not fires(home, used=84, capacity=100)
+    assert "storage.home.capacity_gib" in home.description
+    assert alarm("home", spec()) is None
+
+
+def test_a_notice_that_nobody_got_fires() -> None:
+    lost = alarm("dead letters", spec())
+    assert lost is not None
+    assert fires(lost, lost=1)
+    assert not fires(lost, lost=0)
 
 
 @pytest.mark.parametrize(

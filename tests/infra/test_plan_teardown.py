@@ -45,6 +45,17 @@ def test_exports_are_waited_for_before_the_destroy_where_there_are_any() -> None
     assert position(teardown(Plan(imports, PLACE)), "AgeOfOldestQueuedMessage") == -1
 
 
+def test_what_a_teardown_would_lose_for_good_is_said_before_it_and_homes_leave_a_backup() -> None:
+    lines = teardown(Plan(with_export(), PLACE))
+    assert 0 < position(lines, "what lies outside /out on Lustre is in no bucket") < position(lines, DESTROY)
+    imports = spec_of("ec2-spot-g6e", {"storage.lustre.associations.0.export_events": [], "storage.home": {}})
+    lines = teardown(Plan(imports, PLACE))
+    assert 0 < position(lines, "what lies on Lustre is in no bucket") < position(lines, DESTROY)
+    assert "SkipFinalBackup=false" in lines[position(lines, "FSx for OpenZFS")]
+    last = max(number for number, line in enumerate(lines) if "boto3" in line or " delete-" in line)
+    assert last == position(lines, "  ALL CHECKPOINTS, bucket")
+
+
 def test_a_cluster_on_a_training_plan_is_let_go_before_the_destroy() -> None:
     spec = example("hyperpod-slurm-p5")
     lines = teardown(Plan(spec, PLACE))

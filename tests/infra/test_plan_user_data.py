@@ -323,6 +323,19 @@ def test_home_keeps_what_the_image_has_there(node: Node) -> None:
     assert mounts[2].endswith(str(node.root / "home"))
 
 
+def test_home_is_filled_though_other_nodes_fill_it_at_the_same_time(tmp_path: Path) -> None:
+    """cp fails on an entry that another node made between its look and its write; a second pass finds it."""
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED})
+    (node.root / "home/ubuntu").mkdir(parents=True)
+    (node.root / "home/ubuntu/.bashrc").write_text("x")
+    late = tmp_path / "bin/cp"
+    late.write_text(f'#!/bin/bash\n[[ -e {tmp_path}/raced ]] && exec /bin/cp "$@"\ntouch {tmp_path}/raced\nexit 1\n')
+    late.chmod(0o755)
+    assert node.boot(script(**HOME)) == 0
+    assert node.outcome == "ready"
+    assert (node.root / "run/lustrain/home/ubuntu/.bashrc").read_text() == "x"
+
+
 FETCH = """here="${*: -1}"
 [[ $AWS_DEFAULT_REGION == us-west-2 ]] || exit 1
 printf 'boot() { echo "boot $*" >>"$CALLS"; }\n' >"$here/node.sh"

@@ -10,15 +10,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import boto3
+import botocore.loaders
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ReadTimeoutError
 from botocore.stub import Stubber
 
-from infra.catalog.botocore_data import hyperpod_types, regions
+from infra.catalog.botocore_data import hyperpod_types, partitions, regions
 from infra.catalog.instances import instance
 from infra.local.aws import LocalAws
-from infra.plan.place import REGIONS as PARTITIONS
-from infra.plan.place import Place
+from infra.plan.place import Place, dns_suffix, partition_of
 from infra.preflight.offline import LAST_OFFLINE
 from infra.preflight.online.asking import Aws, ask
 from infra.preflight.online.instances import quota_of
@@ -238,11 +238,16 @@ def test_all_rules_are_asked_with_the_account_of_the_credentials_and_no_answer_i
     assert plan.why == "the plan is account 123456789012's, this is 210987654321"
 
 
+def test_partitions_and_their_suffixes_are_those_of_botocore() -> None:
+    for partition in botocore.loaders.create_loader().load_data("partitions")["partitions"]:
+        assert dns_suffix(partition["id"]) == partition["outputs"]["dnsSuffix"]
+        assert {partition_of(name) for name in partition["regions"] if "global" not in name} == {partition["id"]}
+
+
 def test_the_regions_are_those_of_botocore() -> None:
     session = boto3.Session()
-    partitions = {"aws", *PARTITIONS.values()}
     # Its pseudo regions for global services are not places.
-    known = {region for one in partitions for region in session.get_available_regions("ec2", one)}
+    known = {region for one in partitions() for region in session.get_available_regions("ec2", one)}
     assert known == regions()
 
 

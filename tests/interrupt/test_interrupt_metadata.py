@@ -139,13 +139,23 @@ def test_an_answer_that_is_no_notice_is_one_warning(body: str) -> None:
 
 
 def test_a_rebalance_recommendation_counts_only_by_option(imds: LocalMetadata) -> None:
-    imds.rebalance()
     careless, _ = poller(imds.environment)
     careful, _ = poller(imds.environment, rebalance=True)
+    assert careless.poll() is careful.poll() is None
+    imds.rebalance()
     assert careless.poll() is None
     notice = careful.poll()
     assert notice is not None
     assert (notice.source, notice.deadline) == ("rebalance", None)
+
+
+def test_a_recommendation_from_before_the_start_stops_nothing_and_is_told_once(imds: LocalMetadata) -> None:
+    """It stays with the instance: a launcher that starts exit code 85 again would restore and stop for ever."""
+    imds.rebalance()
+    restarted, warnings = poller(imds.environment, rebalance=True)
+    assert restarted.poll() is restarted.poll() is None
+    assert len(warnings) == 1
+    assert "rebalance was recommended before this start" in warnings[0]
 
 
 def test_auto_scaling_gives_notice_when_the_target_state_is_terminated(imds: LocalMetadata) -> None:

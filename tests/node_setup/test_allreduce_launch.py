@@ -23,9 +23,9 @@ from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.options import Options
 from node_setup.fleet.pool import ANSWERED, Outcome, Pace
 from node_setup.fleet.protocol import Agent
-from node_setup.fleet.run import Run
+from node_setup.fleet.run import FleetRun
 from node_setup.fleet.transport import Deadline, Ways
-from node_setup.request import Wanted
+from node_setup.request import Tuning
 from tests.node_setup.local_sshd import Sshd
 
 pytestmark = pytest.mark.slow
@@ -66,7 +66,7 @@ def verified(machine: Sshd, name: str, group: str, *, ready: bool = True, jobs: 
     )
 
 
-def reduced(made: Run, outcomes: list[Outcome], named: Programs = UNNAMED, seconds: float = 60) -> list[Reduction]:
+def reduced(made: FleetRun, outcomes: list[Outcome], named: Programs = UNNAMED, seconds: float = 60) -> list[Reduction]:
     return all_reduce(made, outcomes, Deadline(seconds), named)
 
 
@@ -79,12 +79,12 @@ def two(machine: Sshd, **second: Any) -> list[Outcome]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[[str], Run]]:
+def run(tmp_path: Path) -> Iterator[Callable[[str], FleetRun]]:
     ways = Ways(KnownHosts(str(tmp_path / "known")))
 
-    def made(backend: str) -> Run:
+    def made(backend: str) -> FleetRun:
         found = Inventory((), described(backend) if backend else None)
-        return Run(Options(timeout_s=20), found, Wanted(), ways, Pace(), Agent(b"", ""))
+        return FleetRun(Options(timeout_s=20), found, Tuning(), ways, Pace(), Agent(b"", ""))
 
     yield made
     ways.stop()

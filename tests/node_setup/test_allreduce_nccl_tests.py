@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from node_setup.agent.settings import data
 from node_setup.allreduce import nccl_tests
-from node_setup.allreduce.nccl_tests import Output, Row, floor, judge, not_over_efa, parse
+from node_setup.allreduce.nccl_tests import Bandwidth, Output, floor, judge, not_over_efa, parse
 
 RECORDED = Path(__file__).parent / "recorded" / "nccl"
 
@@ -21,7 +21,7 @@ def recorded(*names: str) -> Output:
 
 def test_labels_of_srun_are_no_part_of_a_row() -> None:
     output = recorded("p5-2-nodes-srun.txt")
-    assert output.at(8589934592) == Row(8589934592, 479.28, 478.95, 0)
+    assert output.at(8589934592) == Bandwidth(8589934592, 479.28, 478.95, 0)
     assert len(output.rows) == 8
 
 
@@ -50,7 +50,9 @@ def test_what_was_not_checked_is_not_called_right() -> None:
     assert [row.wrong for row in output.rows] == [None] * 3
     size = output.rows[-1].bytes
     assert (
-        judge(Output(tuple(Row(size * 2, row.busbw, None, None) for row in output.rows)), "p4de.24xlarge", 2, 0).status
+        judge(
+            Output(tuple(Bandwidth(size * 2, row.busbw, None, None) for row in output.rows)), "p4de.24xlarge", 2, 0
+        ).status
         == "failed"
     )
 
@@ -60,7 +62,7 @@ def test_a_way_that_was_checked_counts_where_the_other_was_not() -> None:
 
 
 def test_rows_of_the_newest_version_are_read() -> None:
-    assert recorded("2.20-two-nodes.txt").at(65536) == Row(65536, 0.96, 1.01, 0)
+    assert recorded("2.20-two-nodes.txt").at(65536) == Bandwidth(65536, 0.96, 1.01, 0)
 
 
 def test_nccl_says_which_network_it_took() -> None:
@@ -126,7 +128,7 @@ def test_results_out_of_bounds_fail_where_rows_have_no_counts() -> None:
 
 @pytest.mark.parametrize("kind", ["p5en.48xlarge", "x9.48xlarge"])
 def test_a_type_without_a_published_figure_is_unmeasured_neither_ok_nor_slow(kind: str) -> None:
-    output = Output((Row(floor(kind).bytes, 1.0, 1.0, 0),))
+    output = Output((Bandwidth(floor(kind).bytes, 1.0, 1.0, 0),))
     assert judge(output, kind, 2, 0).status == "unmeasured"
 
 

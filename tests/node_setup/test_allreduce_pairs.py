@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node_setup.allreduce.pairs import Finding, Outcomes, Pair, finding, next_round, tournament
+from node_setup.allreduce.pairs import Outcomes, Pair, Suspects, next_round, suspects, tournament
 
 NODES = [f"n{number}" for number in range(24)]
 
 
-def run(nodes: list[str], bad: set[str]) -> tuple[Finding, int]:
+def run(nodes: list[str], bad: set[str]) -> tuple[Suspects, int]:
     """All rounds, where a run is bad when one of its nodes is; and how many rounds that took."""
     outcomes: dict[Pair, bool] = {}
     rounds = 0
@@ -22,7 +22,7 @@ def run(nodes: list[str], bad: set[str]) -> tuple[Finding, int]:
         assert all(pair not in outcomes for pair in pairs)
         assert len({node for pair in pairs for node in pair}) == 2 * len(pairs), "nobody runs twice at once"
         outcomes |= {pair: not pair & bad for pair in pairs}
-    return finding(nodes, outcomes), rounds
+    return suspects(nodes, outcomes), rounds
 
 
 @given(st.integers(0, 24))
@@ -55,7 +55,7 @@ def test_one_bad_node_among_sixteen_is_named_in_two_rounds() -> None:
 
 def test_two_nodes_that_fail_together_accuse_nobody() -> None:
     said, _ = run(["a", "b"], {"a"})
-    assert said == Finding((), (), ("a", "b"))
+    assert said == Suspects((), (), ("a", "b"))
 
 
 def test_where_every_run_is_bad_it_is_nobodys_fault_alone() -> None:
@@ -65,4 +65,4 @@ def test_where_every_run_is_bad_it_is_nobodys_fault_alone() -> None:
 
 def test_one_bad_run_convicts_nobody() -> None:
     outcomes: Outcomes = {frozenset("ab"): False, frozenset("bc"): True}
-    assert finding("abc", outcomes) == Finding(("b", "c"), (), ("a",))
+    assert suspects("abc", outcomes) == Suspects(("b", "c"), (), ("a",))

@@ -39,37 +39,37 @@ class Fleet:
 def test_nodes_that_are_well_need_one_run() -> None:
     fleet = Fleet({})
     said = measure(NODES[:2], "p5.48xlarge", 0, fleet)
-    assert (said.together.status, said.finding.culprits, fleet.rounds) == ("ok", (), [1])
+    assert (said.together.status, said.suspects.culprits, fleet.rounds) == ("ok", (), [1])
 
 
 def test_the_slow_node_of_sixteen_is_named_in_two_rounds_of_pairs() -> None:
     fleet = Fleet({NODES[5]: 240.0})
     said = measure(NODES, "p5.48xlarge", 0, fleet)
-    assert said.finding.culprits == (NODES[5],)
+    assert said.suspects.culprits == (NODES[5],)
     assert fleet.rounds == [1, 8, 2]
 
 
 def test_a_node_that_fails_to_start_is_named_like_a_slow_one() -> None:
     said = measure(NODES[:6], "p5.48xlarge", 0, Fleet({NODES[0]: 0.0}))
-    assert (said.together.status, said.finding.culprits) == ("failed", (NODES[0],))
+    assert (said.together.status, said.suspects.culprits) == ("failed", (NODES[0],))
 
 
 def test_two_slow_nodes_leave_open_which_one_it_is() -> None:
     said = measure(NODES[:2], "p5.48xlarge", 0, Fleet({NODES[0]: 100.0}))
-    assert (said.together.status, said.finding.culprits, said.finding.open) == ("slow", (), tuple(NODES[:2]))
+    assert (said.together.status, said.suspects.culprits, said.suspects.open) == ("slow", (), tuple(NODES[:2]))
 
 
 def test_without_a_floor_a_pair_is_told_by_the_other_pairs() -> None:
     said = measure(NODES, "p5en.48xlarge", 0, Fleet({NODES[3]: 200.0}, "p5en.48xlarge"))
     assert said.together.status == "unmeasured"
-    assert said.finding.culprits == (NODES[3],)
+    assert said.suspects.culprits == (NODES[3],)
 
 
 def test_where_no_pair_comes_to_a_result_the_search_ends_after_one_round_of_a_large_fleet() -> None:
     nodes = [f"n{number}" for number in range(64)]
     fleet = Fleet(dict.fromkeys(nodes, 0.0))
     said = measure(nodes, "p5.48xlarge", 0, fleet)
-    assert (fleet.rounds, said.finding.culprits, said.finding.open) == ([1, 32], (), tuple(nodes))
+    assert (fleet.rounds, said.suspects.culprits, said.suspects.open) == ([1, 32], (), tuple(nodes))
     assert said.ended.startswith("every one of 32 pairs ended without a result")
 
 
@@ -83,13 +83,13 @@ def test_where_all_pairs_are_slow_the_search_ends_before_all_have_met_all() -> N
 @pytest.mark.parametrize("dead", range(3))
 def test_the_dead_node_of_three_is_named_though_the_run_of_all_and_two_pairs_print_nothing(dead: int) -> None:
     said = measure(NODES[:3], "p5.48xlarge", 0, Fleet({NODES[dead]: 0.0}))
-    assert (said.finding.culprits, said.ended) == ((NODES[dead],), "")
+    assert (said.suspects.culprits, said.ended) == ((NODES[dead],), "")
 
 
 def test_no_round_begins_when_the_time_is_over() -> None:
     fleet = Fleet({NODES[5]: 240.0})
     said = measure(NODES, "p5.48xlarge", 0, fleet, lambda: "late" if len(fleet.rounds) == 2 else "")
-    assert (fleet.rounds, said.finding.culprits, said.ended) == ([1, 8], (), "late")
+    assert (fleet.rounds, said.suspects.culprits, said.ended) == ([1, 8], (), "late")
 
 
 def test_one_node_is_no_all_reduce() -> None:
@@ -101,5 +101,5 @@ def test_one_node_is_no_all_reduce() -> None:
 def test_the_culprits_are_the_slow_nodes_and_nobody_else(slow: set[str], size: int) -> None:
     nodes = NODES[:size]
     said = measure(nodes, "p5.48xlarge", 0, Fleet(dict.fromkeys(slow, 200.0)))
-    assert set(said.finding.culprits) == slow & set(nodes)
-    assert said.finding.open == ()
+    assert set(said.suspects.culprits) == slow & set(nodes)
+    assert said.suspects.open == ()

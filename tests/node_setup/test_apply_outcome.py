@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from node_setup.agent.model import PERSISTED, RUNTIME, Remark, Run, Setting, Step
 from node_setup.agent.run.apply import key
-from node_setup.agent.run.outcome import Done, applied, followed, reboots, unplanned
+from node_setup.agent.run.outcome import Changes, applied, followed, reboots, unplanned
 from node_setup.agent.run.plan import Plan
 
 SETTINGS = {name: Setting(name, "sysctl", ("cpu",), f"reason of {name}", "a source") for name in ("a", "b", "c")}
@@ -27,7 +27,7 @@ def plan(*said: Step | Remark) -> Plan:
     return Plan("cpu", "said so", None, steps, remarks, SETTINGS)
 
 
-def judged(done: Done, after: Plan) -> list[tuple[str, str, str]]:
+def judged(done: Changes, after: Plan) -> list[tuple[str, str, str]]:
     return [(row["setting"], row["status"], row["why"]) for row in applied(done, after)]
 
 
@@ -58,19 +58,19 @@ def test_parameters_that_a_mount_lost_as_it_was_made_anew_are_set_again_and_noth
 def test_a_step_is_what_the_next_plan_says_of_it(
     one: Step, trouble: str | None, after: list[Step | Remark], status: str, why: str
 ) -> None:
-    done = Done((one,), {key(one): trouble} if trouble else {})
+    done = Changes((one,), {key(one): trouble} if trouble else {})
     assert judged(done, plan(*after)) == [("a", status, why)]
 
 
 def test_a_failed_row_shows_what_is_there_now_and_a_changed_one_what_was() -> None:
-    done = Done((step("a"), step("b")))
+    done = Changes((step("a"), step("b")))
     found = {row["setting"]: row["found"] for row in applied(done, plan(step("a", found="3")))}
     assert found == {"a": "3", "b": "1"}
 
 
 def test_what_was_unknown_before_says_nothing_of_a_step_and_stays_told() -> None:
     before = Remark("a", "unknown", "no systemd to ask")
-    assert judged(Done((step(),), known=(before,)), plan(before)) == [
+    assert judged(Changes((step(),), known=(before,)), plan(before)) == [
         ("a", "changed", "reason of a"),
         ("a", "unknown", "no systemd to ask"),
     ]
@@ -78,11 +78,11 @@ def test_what_was_unknown_before_says_nothing_of_a_step_and_stays_told() -> None
 
 def test_remarks_of_other_settings_and_conflicts_stay_told() -> None:
     after = plan(OK, Remark("a", "conflict", "zz.conf wins"), Remark("b", "skipped", "no GPU"))
-    assert [status for _, status, _ in judged(Done((step(),)), after)] == ["changed", "conflict", "skipped"]
+    assert [status for _, status, _ in judged(Changes((step(),)), after)] == ["changed", "conflict", "skipped"]
 
 
 def test_all_that_waits_for_a_reboot_is_listed() -> None:
-    done = Done((step("a", PERSISTED, needs="reboot"), step("b")))
+    done = Changes((step("a", PERSISTED, needs="reboot"), step("b")))
     assert reboots(applied(done, plan())) == ["a: in place, in effect after: reboot"]
 
 
@@ -94,7 +94,7 @@ def test_only_what_did_not_apply_before_may_follow() -> None:
 
 
 def test_drift_that_no_step_foresaw_is_named() -> None:
-    assert unplanned(Done((step("a"),)), plan(step("a"), step("b"))) == ["b (runtime) /b is 1, wanted 2"]
+    assert unplanned(Changes((step("a"),)), plan(step("a"), step("b"))) == ["b (runtime) /b is 1, wanted 2"]
 
 
 PLANS = st.builds(
@@ -119,7 +119,7 @@ PLANS = st.builds(
 @given(PLANS, PLANS)
 def test_every_step_has_one_row_and_none_that_is_still_needed_is_called_done(before: Plan, after: Plan) -> None:
     steps = {key(one): one for one in before.steps}
-    rows: list[dict[str, Any]] = applied(Done(tuple(steps.values()), known=before.remarks), after)
+    rows: list[dict[str, Any]] = applied(Changes(tuple(steps.values()), known=before.remarks), after)
     shown = [(row["setting"], row["part"], row["target"]) for row in rows if row["part"] is not None]
     assert sorted(shown) == sorted(steps)
     left = {key(one) for one in after.steps}
@@ -132,7 +132,7 @@ def test_every_step_has_one_row_and_none_that_is_still_needed_is_called_done(bef
 def test_of_a_plan_that_was_carried_out_nothing_is_lost() -> None:
     before = plan(step("a"), step("b", PERSISTED), Remark("c", "skipped", "no"))
     after = replace(before, steps=(), remarks=(*before.remarks, Remark("a", "ok", ""), Remark("b", "ok", "")))
-    assert [status for _, status, _ in judged(Done(before.steps, known=before.remarks), after)] == [
+    assert [status for _, status, _ in judged(Changes(before.steps, known=before.remarks), after)] == [
         "changed",
         "changed",
         "skipped",

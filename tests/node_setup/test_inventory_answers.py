@@ -16,7 +16,7 @@ from node_setup.fleet.flags import Flags
 from node_setup.fleet.hosts import Route
 from node_setup.fleet.inventory import Inventory, Source, inventory, nodes_of
 from node_setup.fleet.run import prepare
-from node_setup.request import Wanted
+from node_setup.request import Tuning
 from tests.node_setup.test_inventory import described
 
 MOST_VALUES = 200
@@ -115,7 +115,7 @@ def test_fewer_nodes_at_once_over_ssm_where_nobody_says_more(
         return Inventory(tuple(nodes), cluster(via), tuple(notes))
 
     given = Flags(known_hosts=str(tmp_path / "known"), **flags)  # type: ignore[arg-type]
-    made = prepare(MockContext(), given, Wanted(), look=look)
+    made = prepare(MockContext(), given, Tuning(), look=look)
     made.close()
     assert (made.pace.max_parallel, len(made.inventory.nodes)) == (at_once, 40)
 

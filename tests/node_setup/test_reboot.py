@@ -22,10 +22,10 @@ from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.options import Options
 from node_setup.fleet.pool import ANSWERED, Outcome, Pace
 from node_setup.fleet.protocol import Agent
-from node_setup.fleet.run import Run
+from node_setup.fleet.run import FleetRun
 from node_setup.fleet.session import Completed
 from node_setup.fleet.transport import Deadline, Ways
-from node_setup.request import Wanted
+from node_setup.request import Tuning
 
 AWAY = Fault(UNREACHABLE, "connection refused", passing=True)
 
@@ -81,7 +81,7 @@ def rebooted(tmp_path: Path) -> Callable[..., Outcome]:
     def run(node: Node1, *, check: bool = False, wait: str = "60") -> Outcome:
         ways = Ways(KnownHosts(str(tmp_path / "known")))
         ways.connect = node.connect  # type: ignore[method-assign]
-        made = Run(Options(), Inventory((Node("n1", "n1"),)), Wanted(), ways, Pace(), Agent(b"", "0" * 64))
+        made = FleetRun(Options(), Inventory((Node("n1", "n1"),)), Tuning(), ways, Pace(), Agent(b"", "0" * 64))
         return rebooting.reboot(made, check=check, wait=wait)[0]
 
     return run
@@ -131,7 +131,7 @@ def test_another_machine_at_its_address_is_not_waited_for(rebooted: Any) -> None
     assert rebooted(Node1(boot(1), SENT, Fault(HOST_KEY, "its host key has changed"))).kind == HOST_KEY
 
 
-def on_hyperpod(tmp_path: Path, answers: dict[str, Completed | Fault], region: str | None = "us-west-2") -> Run:
+def on_hyperpod(tmp_path: Path, answers: dict[str, Completed | Fault], region: str | None = "us-west-2") -> FleetRun:
     """Nodes by name, each with its one answer; those called head… are controllers. It keeps nothing of what was asked."""
     described = {"name": "c", "backend": "hyperpod-slurm", "region": region, "nodes": {"hyperpod_cluster": "pod"}}
     groups = {
@@ -145,7 +145,7 @@ def on_hyperpod(tmp_path: Path, answers: dict[str, Completed | Fault], region: s
     ways = Ways(KnownHosts(str(tmp_path / "known")))
     ways.connect = lambda node, deadline: Node1(answers[node.name]).connect(node, deadline)  # type: ignore[method-assign]
     cluster = parse({**described, "groups": groups, **fixed})
-    return Run(Options(), Inventory(found, cluster), Wanted(), ways, Pace(), Agent(b"", "0" * 64))
+    return FleetRun(Options(), Inventory(found, cluster), Tuning(), ways, Pace(), Agent(b"", "0" * 64))
 
 
 def test_of_hyperpod_only_idle_workers_are_named_to_reboot(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_reboot_on_hyperpod_is_left_to_it_and_the_exit_code_says_that_nothing_
 
 def test_this_machine_is_not_rebooted_and_a_wait_is_a_number(tmp_path: Path) -> None:
     ways = Ways(KnownHosts(str(tmp_path / "known")))
-    made = Run(Options(), Inventory((THIS_MACHINE,)), Wanted(), ways, Pace(), Agent(b"", ""))
+    made = FleetRun(Options(), Inventory((THIS_MACHINE,)), Tuning(), ways, Pace(), Agent(b"", ""))
     with pytest.raises(UserError, match="this machine"):
         rebooting.reboot(made, check=False, wait="900")
     with pytest.raises(UserError, match="--wait = 'soon'"):

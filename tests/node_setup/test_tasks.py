@@ -25,7 +25,7 @@ from node_setup.agent.settings import catalog
 from node_setup.fleet.flags import Flags
 from node_setup.fleet.options import DEFAULTS, SECTION, Options, options
 from node_setup.fleet.run import packed, prepare
-from node_setup.request import Wanted, wanted
+from node_setup.request import Tuning, wanted
 from tests.node_setup.local_sshd import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -173,7 +173,7 @@ def test_each_host_is_reached_as_it_was_named(
     monkeypatch.delenv("LUSTRAIN_CLUSTER", raising=False)
     config = Config(overrides={"load_ssh_configs": False})
     connections = tuple(Connection(one, config=config) for one in hosts)
-    run = prepare(connections[0], Flags(**flags), Wanted(), connections)
+    run = prepare(connections[0], Flags(**flags), Tuning(), connections)
     assert [(one.name, one.route.user, one.route.port) for one in run.inventory.nodes] == found
 
 

@@ -21,9 +21,9 @@ from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.options import Options
 from node_setup.fleet.pool import ANSWERED, Outcome, Pace
 from node_setup.fleet.protocol import Agent
-from node_setup.fleet.run import Run
+from node_setup.fleet.run import FleetRun
 from node_setup.fleet.transport import Ways
-from node_setup.request import Wanted
+from node_setup.request import Tuning
 
 Called = Callable[..., tuple[int, str]]
 
@@ -38,13 +38,13 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """The exit code of a task and what it printed, with these outcomes and notes."""
 
     def call(task: Any, outcomes: list[Outcome], notes: tuple[str, ...] = (), **given: Any) -> tuple[int, str]:
-        class Answered(Run):
+        class Answered(FleetRun):
             def ask(self, command: str) -> list[Outcome]:
                 return outcomes
 
         nodes = tuple(one.node for one in outcomes)
         ways = Ways(KnownHosts(str(tmp_path / "known")))
-        run = Answered(Options(), Inventory(nodes), Wanted(), ways, Pace(), Agent(b"", ""), notes)
+        run = Answered(Options(), Inventory(nodes), Tuning(), ways, Pace(), Agent(b"", ""), notes)
         monkeypatch.setattr(tasks, "prepare", lambda *of: run)
         code = 0
         try:

@@ -123,6 +123,8 @@ class Metadata:
         self._token = ""
         self._token_until = 0.0
         self._spot_seen: tuple[str, Notice] | None = None
+        self._old_recommendation: str | None = None
+        self._recommended = Outage("metadata", on_event)
 
     def poll(self) -> Notice | None:
         if self._disabled:
@@ -155,8 +157,17 @@ class Metadata:
         return notice
 
     def _recommendation(self) -> Notice | None:
+        """One from before this start is no notice: it stays for as long as the instance does, perhaps for weeks, and a launcher
+        that starts exit code 85 again would restore and stop for ever."""
         answer = self._get(REBALANCE_PATH)
-        return None if answer is None else Notice("rebalance", f"recommended: {answer.body[:80]}", None)
+        body = "" if answer is None else answer.body
+        if self._old_recommendation is None:
+            self._old_recommendation = body
+            if body:
+                self._recommended.failed(f"rebalance was recommended before this start, which goes on: {body[:80]}")
+        return (
+            None if body in ("", self._old_recommendation) else Notice("rebalance", f"recommended: {body[:80]}", None)
+        )
 
     def _lifecycle(self) -> Notice | None:
         answer = self._get(LIFECYCLE_PATH)

@@ -138,8 +138,8 @@ lustre_client() {
   curl -fsS https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc |
     gpg --batch --yes --dearmor -o "$root$key"
   echo "deb [signed-by=$key] $repository $(lsb_release -cs) main" >"$root/etc/apt/sources.list.d/fsx-lustre-client.list"
-  apt-get update -q
-  DEBIAN_FRONTEND=noninteractive apt-get install -qy "lustre-client-modules-$(uname -r)"
+  apt-get -o DPkg::Lock::Timeout=240 update -q
+  DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=240 install -qy "lustre-client-modules-$(uname -r)"
 }
 
 # Before anything loads Lustre: what is mounted over TCP stays there. The agent knows how, here and at every later boot.
@@ -185,10 +185,11 @@ home() {
     return
   fi
   if ! command -v mount.nfs4 >/dev/null; then
-    DEBIAN_FRONTEND=noninteractive retry 5 300 apt-get install -qy nfs-common
+    DEBIAN_FRONTEND=noninteractive retry 5 300 apt-get -o DPkg::Lock::Timeout=240 install -qy nfs-common
   fi
   retry 30 120 mount -t nfs4 -o "$options" "$source" "$aside"
-  retry 1 "$patience" cp -an "$root$home_path/." "$aside/"
+  # Other nodes copy into the same folder: cp fails on what another one made between its look and its write.
+  retry 10 "$patience" cp -an "$root$home_path/." "$aside/"
   retry 3 120 umount "$aside"
   retry 30 120 mount -t nfs4 -o "$options" "$source" "$root$home_path"
 }

@@ -105,6 +105,10 @@ def queue_name(spec: ClusterSpec) -> str:
     return f"{spec.name}-interruptions"
 
 
+def dead_letters_name(spec: ClusterSpec) -> str:
+    return f"{queue_name(spec)}-dead"
+
+
 def topic_name(spec: ClusterSpec) -> str:
     return f"{spec.name}-alarms"
 
@@ -125,7 +129,7 @@ def channel(spec: ClusterSpec, place: Place) -> ChannelPlan:
     (https://repost.aws/knowledge-center/cloudwatch-configure-alarm-sns), SNS encrypts its disks anyway, and what is
     published leaves as e-mail.
     """
-    queue, dead, topic = queue_name(spec), f"{queue_name(spec)}-dead", topic_name(spec)
+    queue, dead, topic = queue_name(spec), dead_letters_name(spec), topic_name(spec)
     signals = patterns(spec)
     names = {signal.key: f"{spec.name}-{signal.key}" for signal in signals}
     rules = [place.arn("events", f"rule/{name}") for name in names.values()]

@@ -1,6 +1,7 @@
 """A cluster's logs, alarms and dashboard as data; an id that exists only after `up` is named by its subject.
 
-A subject is what an alarm watches: `cluster`, `lustre`, `nat`, `queue`, or `group:<name>` for a group's Auto Scaling group.
+A subject is what an alarm watches: `cluster`, `lustre`, `home`, `nat`, `queue`, `dead letters`, or `group:<name>` for a
+group's Auto Scaling group.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Literal
 from infra.config import ClusterSpec, Group
 from infra.plan.place import Place, bucket_names
 from infra.plan.storage.lustre import lustre_plan
-from infra.plan.watch.interruptions import queue_name
+from infra.plan.watch.interruptions import dead_letters_name, queue_name
 
 LOG_DAYS = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
 """The retention that CloudWatch Logs knows
@@ -27,6 +28,7 @@ UNREAD_MINUTES = 10
 COUNTED_GROUPS = 9
 """CloudWatch evaluates an alarm over at most ten metrics
 (https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/cloudwatch_limits.html)."""
+HOME_FULL_PERCENT = 85
 BOOT_NAMESPACE, BOOT_FAILED = "Lustrain", "FirstBootFailed"
 """What first_boot.sh counts, in a namespace that the node role may write to."""
 HYPERPOD_NAMESPACE = "/aws/sagemaker/Clusters"
@@ -90,6 +92,7 @@ class ObservabilityPlan:
     alarm_arns: tuple[str, ...]
     groups: tuple[str, ...]
     queue: str
+    dead_letters: str
     buckets: tuple[str, ...]
     hyperpod: bool
     dashboard: bool
@@ -100,9 +103,11 @@ def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
     groups = () if spec.hyperpod else tuple(f"group:{group.name}" for group in spec.groups)
     alarms = (
         *_lustre_alarms(spec),
+        *([_home_alarm(spec)] if spec.storage.home else []),
         *(_gang_alarm(spec, group) for group in spec.groups if not spec.hyperpod),
         *([] if spec.hyperpod else [_boot_alarm(spec)]),
         *_nat_alarms(spec),
+        _dead_letters_alarm(spec),
         *([_queue_alarm(spec, groups)] if spec.alarms.unread_notices else []),
     )
     names = bucket_names(spec, place)
@@ -116,6 +121,7 @@ def observability(spec: ClusterSpec, place: Place) -> ObservabilityPlan:
         alarm_arns=tuple(place.arn("cloudwatch", f"alarm:{alarm.name}") for alarm in alarms),
         groups=groups,
         queue=queue_name(spec),
+        dead_letters=dead_letters_name(spec),
         buckets=(names.data, names.checkpoints),
         hyperpod=spec.hyperpod,
         dashboard=spec.observability.dashboard,
@@ -157,6 +163,47 @@ def _lustre_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
             periods=5,
             missing="missing",
         ),
+    )
+
+
+def _home_alarm(spec: ClusterSpec) -> Alarm:
+    """Metrics: https://docs.aws.amazon.com/fsx/latest/OpenZFSGuide/metrics.html"""
+    return Alarm(
+        name=f"{spec.name}-home-full",
+        subject="home",
+        description=(
+            f"Home folders fill more than {HOME_FULL_PERCENT} % of their file system. When it is full, jobs and logins fail "
+            "on every node at once. Delete what is not needed, or raise storage.home.capacity_gib and run pulumi up"
+        ),
+        metrics=(
+            Metric("used", "AWS/FSx", "UsedStorageCapacity", "Maximum", "FileSystemId"),
+            Metric("capacity", "AWS/FSx", "StorageCapacity", "Maximum", "FileSystemId"),
+        ),
+        expression="100 * used / capacity",
+        label="used of the home file system, percent",
+        comparison="GreaterThanThreshold",
+        threshold=HOME_FULL_PERCENT,
+        periods=5,
+        missing="missing",
+    )
+
+
+def _dead_letters_alarm(spec: ClusterSpec) -> Alarm:
+    return Alarm(
+        name=f"{spec.name}-notices-lost",
+        subject="dead letters",
+        description=(
+            "A notice could not be delivered to its queue or to the mail topic, or was taken many times and never deleted. "
+            "Read it with: aws sqs receive-message --queue-url $(aws sqs get-queue-url --queue-name {id} --query QueueUrl "
+            "--output text)"
+        ),
+        metrics=(Metric("lost", "AWS/SQS", "ApproximateNumberOfMessagesVisible", "Maximum", "QueueName"),),
+        expression="1 * lost",
+        label="notices that were not delivered",
+        comparison="GreaterThanThreshold",
+        threshold=0,
+        periods=1,
+        missing="notBreaching",
     )
 
 
@@ -212,7 +259,8 @@ def _boot_alarm(spec: ClusterSpec) -> Alarm:
 
 
 def _nat_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
-    """Checkpoints that leave through the NAT gateway and not the S3 gateway endpoint are paid by the gigabyte."""
+    """Return the alarm on what the NAT gateway bills: each gigabyte in both directions; S3's gateway endpoint costs nothing
+    (https://docs.aws.amazon.com/vpc/latest/userguide/nat-gateway-pricing.html)."""
     if not spec.network.nat or spec.network.closed or spec.network.existing:
         return ()
     limit = spec.alarms.nat_gb_per_hour
@@ -220,10 +268,16 @@ def _nat_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
         Alarm(
             name=f"{spec.name}-nat-traffic",
             subject="nat",
-            description=f"More than {limit:g} GB an hour leave by NAT: is S3 traffic missing the gateway endpoint?",
-            metrics=(Metric("out", "AWS/NATGateway", "BytesOutToDestination", "Sum", "NatGatewayId", HOUR),),
-            expression="out / 1000000000",
-            label="GB an hour out by NAT",
+            description=(
+                f"More than {limit:g} GB an hour go through the NAT gateway, and each GB is billed. S3 in this region does not "
+                "count: look for a bucket in another region, images from a public registry, or a missing gateway endpoint"
+            ),
+            metrics=(
+                Metric("sent", "AWS/NATGateway", "BytesOutToDestination", "Sum", "NatGatewayId", HOUR),
+                Metric("got", "AWS/NATGateway", "BytesInFromDestination", "Sum", "NatGatewayId", HOUR),
+            ),
+            expression="(sent + got) / 1000000000",
+            label="GB an hour through NAT",
             comparison="GreaterThanThreshold",
             threshold=limit,
             periods=1,

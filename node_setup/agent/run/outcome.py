@@ -16,7 +16,7 @@ _RUNNING = ("active", "reloading")
 
 
 @dataclass(frozen=True)
-class Done:
+class Changes:
     """What was done: `steps` of all rounds, `troubles`, a line for each failed step. `known` are the remarks from before;
     `fallen` are units that ran before, each with its state now."""
 
@@ -26,7 +26,7 @@ class Done:
     fallen: Mapping[str, str] = field(default_factory=dict)
 
 
-def applied(done: Done, after: Plan) -> list[Row]:
+def applied(done: Changes, after: Plan) -> list[Row]:
     """Return a row for each step that was done, with its result, and for what else the plan afterwards says."""
     verdicts = {key(step): _verdict(step, done, after) for step in done.steps}
     statuses: dict[str, set[Status]] = {}
@@ -66,7 +66,7 @@ def _runs(step: Step, program: str) -> bool:
     return any(isinstance(action, Run) and action.command[0] == program for action in step.actions)
 
 
-def unplanned(done: Done, after: Plan) -> list[str]:
+def unplanned(done: Changes, after: Plan) -> list[str]:
     """Return what differs after the apply though no step changes it."""
     done_keys = {key(step) for step in done.steps}
     return [
@@ -86,7 +86,7 @@ def reboots(made: Iterable[Row]) -> list[str]:
     return [f"{row['setting']}: {row['why']}" for row in made if row["status"] == Status.REBOOT]
 
 
-def _verdict(step: Step, done: Done, after: Plan) -> tuple[Status, str]:
+def _verdict(step: Step, done: Changes, after: Plan) -> tuple[Status, str]:
     """Status and why; an empty why leaves the setting's reason."""
     trouble = done.troubles.get(key(step))
     before_it = f"{trouble}; " if trouble else ""
@@ -115,7 +115,7 @@ def _touched(action: Action) -> tuple[str, ...]:
     return ()
 
 
-def _is_said(remark: Remark, statuses: set[Status], done: Done) -> bool:
+def _is_said(remark: Remark, statuses: set[Status], done: Changes) -> bool:
     """Check whether the rows of a setting's steps say this already: all is well now, or why one failed or waits."""
     if remark.status == Status.OK:
         return bool(statuses)

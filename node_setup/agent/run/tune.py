@@ -25,7 +25,7 @@ from node_setup.agent.model import (
 )
 from node_setup.agent.run import lock, pending
 from node_setup.agent.run.apply import Log, apply, key, perform, sweep
-from node_setup.agent.run.outcome import Done, applied, fallen, followed, reboots, unfit, unplanned
+from node_setup.agent.run.outcome import Changes, applied, fallen, followed, reboots, unfit, unplanned
 from node_setup.agent.run.plan import Plan, plan, rows
 from node_setup.agent.run.refusal import refusal
 from node_setup.agent.settings import catalog
@@ -121,10 +121,10 @@ def _tune(looker: Looker, held: int, log: Log, refuse: Refuse) -> tuple[dict[str
     return result, _code(result)
 
 
-def _settle(looker: Looker, before: Plan, held: int, log: Log) -> tuple[Done, Plan]:
+def _settle(looker: Looker, before: Plan, held: int, log: Log) -> tuple[Changes, Plan]:
     """Apply, look again, and apply what only became possible by that."""
     steps: tuple[Step, ...] = before.steps
-    done, after, found = Done(known=before.remarks), before, looker.facts
+    done, after, found = Changes(known=before.remarks), before, looker.facts
     for _ in range(ROUNDS):
         began = time.perf_counter()
         pending.begin(looker.host, steps, looker.facts, log)

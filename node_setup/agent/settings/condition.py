@@ -31,7 +31,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Judgement:
     """`status` is holds, fails or unknown; `why` is for a person and empty where it holds."""
 
     status: str
@@ -55,15 +55,15 @@ def parse(text: str) -> Condition:
     return Condition(text, path, operator, literals)
 
 
-def judge(condition: Condition, tree: Mapping[str, Any]) -> Outcome:
+def judge(condition: Condition, tree: Mapping[str, Any]) -> Judgement:
     """Judge a condition: a fact that is missing or None is unknown; what is not wanted, or not on the node, is false."""
     exists, value = look_up(tree, condition.path)
     if not exists or value is None:
         if not _absent(condition.path, tree):
-            return Outcome(UNKNOWN, f"{condition.path} could not be read, needs {_needs(condition)}")
+            return Judgement(UNKNOWN, f"{condition.path} could not be read, needs {_needs(condition)}")
         value = None
     holds = _compares(value, condition) if condition.operator else _true(value) != condition.negated
-    return Outcome(HOLDS) if holds else Outcome(FAILS, _failed(condition, value))
+    return Judgement(HOLDS) if holds else Judgement(FAILS, _failed(condition, value))
 
 
 def _absent(path: str, tree: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ spec = parse(
         "backend": "ec2",
         "zone_id": "use1-az4",
         "groups": [{"name": "train", "instance_type": "g6e.8xlarge", "count": 2, "capacity": {"mode": "spot"}}],
-        "storage": {"lustre": {"capacity_gib": 1200, "per_tib_mb_s": 250, "efa": False}},
+        "storage": {"lustre": {"capacity_gib": 1200, "per_tib_mb_s": 250, "efa": False}, "home": {}},
         "alarms": {"emails": ["ops@example.com"], "unread_notices": True},
         "budget": {"monthly_usd": 100, "emails": ["ops@example.com"]},
     }
@@ -30,6 +30,7 @@ watch = Observability(
     "llm-watch",
     plan.observability,
     file_system_id=pulumi.Output.from_input("fs-0123456789abcdef0"),
+    home_id=pulumi.Output.from_input("fs-0fedcba9876543210"),
     auto_scaling_groups=[pulumi.Output.from_input("llm-train-gang-1a2b3c4")],
     nat_gateway_id=pulumi.Output.from_input("nat-0123456789abcdef0"),
     topic_arn=events.topic_arn,

@@ -6,7 +6,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from images.plan.leaks import Leak, secrets_in, secrets_of
+from lustrain.leaks import Leak, secrets_in, secrets_of
 
 KEY = (
     ec.generate_private_key(ec.SECP256R1())
@@ -36,6 +36,10 @@ def found(path: str, data: bytes) -> list[Leak]:
         ("etc/pip.conf", "[global]\nindex-url = https://me:pw@host/simple", "a package index's credentials"),
         ("root/.config/uv/uv.toml", 'index-url = "https://me:pw@host/simple"', "a package index's credentials"),
         ("root/.aws/config", "aws_secret_access_key = x", "AWS credentials"),
+        ("root/.netrc", "machine h login me password x", "passwords of hosts"),
+        ("root/.pypirc", "[x]\nusername = me\npassword = pw", "a package index's credentials"),
+        ("root/.git-credentials", "https://me:pw@host", "git's credentials"),
+        ("etc/ssh/ssh_host_rsa_key", "x", "a host's private key"),
     ],
 )
 def test_a_secret_in_a_file_is_found_and_not_repeated(path: str, text: str, what: str) -> None:

@@ -1,7 +1,6 @@
-"""Secrets in what goes into an image: in the files of its context, in its settings, in the commands of its history.
+"""Secrets in what goes into an image: in files, in its settings, in the commands of its history.
 
-A finding never repeats the secret. Files that are named like one (`.netrc`, `*.pem`) never get here: `context` refuses them.
-What a build step writes into a layer is for `verify.py`, which runs in the image, by rules of its own.
+A finding never repeats the secret. Standard library only: the check that runs in the image carries this file too.
 """
 
 from __future__ import annotations
@@ -12,43 +11,52 @@ from dataclasses import dataclass
 from typing import Any
 
 _BODY = rb"(?:(?:\\r)?(?:\\n)|\s)+(?:[A-Za-z-]+: [^\n]*\n)*\s*[A-Za-z0-9+/=]{40}"
-_RULES: tuple[tuple[str, re.Pattern[bytes]], ...] = (
+_LOGIN = rb"://[^/\s:@]+:[^/\s@]+@|^\s*password\s*=\s*\S"
+_RULES: tuple[tuple[str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     (
         # Code names the armour; a key is the armour with a key in it.
         "a private key",
+        (b"PRIVATE KEY",),
         re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----" + _BODY),
     ),
     (
         # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html#identifiers-unique-ids ; keys of AWS's
         # documentation contain EXAMPLE.
         "an AWS access key",
+        (b"AKIA", b"ASIA"),
         re.compile(rb"(?<![A-Za-z0-9/+_])(?:AKIA|ASIA)(?![A-Z0-9]*EXAMPLE)[A-Z2-7]{16}(?![A-Za-z0-9/+=_])"),
     ),
     (
         "a GitHub token",
+        (b"ghp_", b"gho_", b"ghs_", b"ghu_", b"github_pat_"),
         re.compile(rb"(?<![A-Za-z0-9_])(?:gh[posu]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{60,})(?![A-Za-z0-9_])"),
     ),
     (
         "a Hugging Face token",
+        (b"hf_",),
         re.compile(rb"(?<![A-Za-z0-9_])hf_(?=[A-Za-z]*[0-9])(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{34,40}(?![A-Za-z0-9_])"),
     ),
 )
-_FILES: tuple[tuple[re.Pattern[str], str, re.Pattern[bytes]], ...] = (
+"""What is found, texts of which one is in every such secret, and its form: looking for the texts is quicker."""
+_FILES: tuple[tuple[str, re.Pattern[str], re.Pattern[bytes]], ...] = (
     (
-        re.compile(r"(^|/)(\.docker/config\.json|\.dockercfg)$"),
         "a registry's credentials",
+        re.compile(r"(^|/)(\.docker/config\.json|\.dockercfg)$"),
         re.compile(rb'"(?:auth|identitytoken|registrytoken|password)"\s*:\s*"[^"]+"'),
     ),
     (
-        re.compile(r"(^|/)(pip\.conf|uv\.toml)$"),
         "a package index's credentials",
-        re.compile(rb"://[^/\s:@]+:[^/\s@]+@|^\s*password\s*=\s*\S+", re.MULTILINE),
+        re.compile(r"(^|/)(pip\.conf|\.?pypirc|uv\.toml)$"),
+        re.compile(_LOGIN, re.MULTILINE),
     ),
+    ("git's credentials", re.compile(r"(^|/)(\.git-credentials|\.git/config)$"), re.compile(_LOGIN, re.MULTILINE)),
+    ("passwords of hosts", re.compile(r"(^|/)[._]?netrc$"), re.compile(rb"\bpassword\s+\S+")),
     (
-        re.compile(r"(^|/)\.aws/config$"),
         "AWS credentials",
+        re.compile(r"(^|/)\.aws/(credentials|config)$"),
         re.compile(rb"aws_(?:secret_access_key|session_token)\s*=\s*\S+"),
     ),
+    ("a host's private key", re.compile(r"(^|/)etc/ssh/ssh_host_[^/]*_key$"), re.compile(rb"\S")),
 )
 _ASSIGNED = re.compile(r"""([A-Za-z][A-Za-z0-9_.-]*)=("[^"]*"|'[^']*'|[^\s;&|]+)""")
 _TELLING = re.compile(
@@ -77,14 +85,14 @@ def secrets_of(config: Mapping[str, Any]) -> list[Leak]:
     return [Leak(where, what) for where, text in _texts(config) for what in _in_text(text)]
 
 
-def _found(data: bytes) -> dict[str, None]:
-    return dict.fromkeys(what for what, rule in _RULES if rule.search(data))
+def _forms(data: bytes) -> dict[str, None]:
+    matches = (what for what, marks, form in _RULES if any(mark in data for mark in marks) and form.search(data))
+    return dict.fromkeys(matches)
 
 
 def _in_file(path: str, data: bytes) -> Iterator[str]:
-    found = _found(data)
-    found.update((what, None) for name, what, rule in _FILES if name.search(path) and rule.search(data))
-    yield from found
+    files = (what for what, name, form in _FILES if name.search(path) and form.search(data))
+    yield from _forms(data) | dict.fromkeys(files)
 
 
 def _texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -101,7 +109,7 @@ def _texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _in_text(text: str) -> Iterator[str]:
-    found = _found(text.encode("utf-8", "surrogatepass"))
+    found = _forms(text.encode("utf-8", "surrogatepass"))
     if _URL_LOGIN.search(text):
         found["an address with a password"] = None
     for name, value in _ASSIGNED.findall(text):
