@@ -4,8 +4,8 @@
 #   REPOSITORY=registry.example.com/trainer TAG=try docker buildx bake -f images/docker-bake.hcl --push cuda
 #   docker buildx bake -f images/docker-bake.hcl cuda-verify      # builds, checks, keeps nothing
 #
-# `fab image-build` uses the same targets and overrides context, arguments, tags, labels, cache, output and secrets. There is
-# no version here: empty variables leave the Dockerfiles' defaults, and those are tested against versions.toml.
+# `fab image-build` builds the same stages of the same Dockerfiles by a bake file of its own. There is no version here: empty
+# variables leave the Dockerfiles' defaults, and those are tested against versions.toml.
 
 variable "REPOSITORY" { default = "lustrain/trainer" }
 # The target stands before it: cpu-dev.

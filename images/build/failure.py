@@ -1,4 +1,4 @@
-"""The error of a failed build or push, in the words of the step that failed."""
+"""The error of a failed build or push, with the failed step's own words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from images.plan.references import parse
 from images.registry.refusals import GO_ON, refusal, without_names, without_queries
 from lustrain.problem import FAILED, UserError, plain, problem
 
-_LONGEST_STEP = 200
 _FULL = re.compile("no space left on device|disk quota exceeded", re.IGNORECASE)
 _PUSH = re.compile("failed to push|push access denied")
 _PASSING = re.compile(
@@ -23,7 +22,7 @@ _PASSING = re.compile(
 def failure(target: str, steps: Steps, messages: Sequence[str], pushed: Sequence[str] = ()) -> UserError:
     """Return the error of a build of `target`: a line that names the failed step and why, then the end of its log.
 
-    `messages` are the last ones of the engine or the CLI, for failures that are no step's. `pushed` are the tags.
+    `messages` are those of the engine or the CLI, for failures outside of a step. `pushed` are the tags that were pushed.
     """
     step, log = steps.failed("\n".join(messages)) or (None, [])
     last = [line for line in messages if line.startswith("ERROR:")] or [*messages] or ["failed without a message"]
@@ -32,10 +31,10 @@ def failure(target: str, steps: Steps, messages: Sequence[str], pushed: Sequence
         return _push_failed(pushed[0], why)
     error = (step.error or "") if step else ""
     if any(_FULL.search(line) for line in (*log, *messages, error)):
-        where = f" in {_cut(step.name)}" if step else ""
+        where = f" in {step.name:.200}" if step else ""
         why = f"the engine's disk is full{where}; fix: free space there, such as docker builder prune"
     elif step:
-        why = f"step {_cut(step.name)} failed after {step.seconds:.1f} s: {_why(error)}"
+        why = f"step {step.name:.200} failed after {step.seconds:.1f} s: {_why(error)}"
     return UserError([plain(f"build {target}: {why}"), *(f"  | {line}" for line in log)], FAILED)
 
 
@@ -51,12 +50,8 @@ def _push_failed(ref: str, answer: str) -> UserError:
     return refusal("push", ref, answer, reference) or UserError(problem("push", ref, answer, fix=fix), FAILED)
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _LONGEST_STEP else name[:_LONGEST_STEP] + "…"
-
-
 def _why(error: str) -> str:
-    """Return the error without the command, which the step's name has already."""
+    """Return the error without the command, which is in the step's name."""
     short = re.sub(r"^(ERROR: )?(target [\w-]+: )?(failed to solve: )?", "", " ".join(error.split()))
     ended = re.fullmatch(r'process ".*" did not complete successfully: (exit code: \d+.*)', short)
     return (ended[1].replace("exit code:", "exit code") if ended else short)[:500]

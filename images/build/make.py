@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from images.build import builder
+from images.build.bake import Bake
 from images.check import content
 from images.model import Built, Context, Image, Output, Plan, Watch
 from images.plan import changes, context, git_state, plan, versions
@@ -104,15 +105,13 @@ def build(wish: BuildWish, watch: Watch, environment: Mapping[str, str] | None =
             problem("--image-file", str(wish.file), "there is no such folder", fix="make it, or name another")
         )
     with planned(wish, root=root, pushing=pushing) as one:
-        bake = builder.connect(environment)
         built = builder.build(
             one.plan,
             one.context,
-            bake,
+            Bake(environment),
             output=output,
             verify=not wish.no_verify,
             watch=watch,
-            environment=environment,
         )
         if output is not Output.PUSH or built.digest is None:
             return Made(one, built)

@@ -24,7 +24,6 @@ CA = f"{SITE}/ca.crt"
 LARGEST = 16 << 20
 """Bytes of one file of ours."""
 _SITE_FILES = (CA, f"{SITE}/wheels/*.whl", f"{SITE}/aws-efa-installer-*.tar.gz")
-BAKE_FILE = "images/docker-bake.hcl"
 VERSIONS = "images/versions.toml"
 _MAY_ENTER = (
     *(
@@ -90,8 +89,8 @@ def stage(root: Path, target: str, arguments: Mapping[str, str], into: Path) -> 
         (into / SITE).mkdir(parents=True)
     for path in site:
         _bring(root / path, into / path)
-    for_the_builder = [path for path in (PATHS[target], BAKE_FILE) if (root / path).is_file()]
-    for file in [*(_File(path, (root / path).read_bytes(), executable=False) for path in for_the_builder), *entering]:
+    recipe = _File(PATHS[target], (root / PATHS[target]).read_bytes(), executable=False)
+    for file in (recipe, *entering):
         _write(into / file.path, file)
     _settle(into)
     return Context(into, _inputs(target, dockerfile, entering, arguments))

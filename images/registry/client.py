@@ -38,17 +38,16 @@ class Registry:
     """A client of one registry. `find` gives the credentials for its host; it is called again where they are refused."""
 
     def __init__(self, host: str, find: Callable[[str], Credentials | None] = for_registry) -> None:
-        self.host = host
         self.transport = Transport(host, find)
 
     def manifest(self, ref: str | Reference) -> Manifest:
-        """Return the manifest or index of a reference; its digest is the one of the bytes and of the reference."""
-        reference = self._ours(ref)
+        """Return the manifest or index of a reference, its bytes checked against the digest."""
+        reference = _reference(ref)
         return _checked(reference, self._get_manifest(reference))
 
     def existing(self, ref: str | Reference) -> Manifest | None:
         """Return the manifest of a reference; None where the registry has none."""
-        reference = self._ours(ref)
+        reference = _reference(ref)
         answer = self._get_manifest(reference, good=(200, 404))
         return None if answer.status == 404 else _checked(reference, answer)
 
@@ -61,7 +60,7 @@ class Registry:
         """Return a blob of a reference's repository, up to `longest` bytes."""
         if not is_digest(digest):
             raise UserError(problem("blob", digest, "not a digest", allowed="sha256: and 64 hexadecimal digits"))
-        reference = self._ours(ref)
+        reference = _reference(ref)
         body = self.transport.ask("GET", reference, f"blobs/{digest}", longest=longest).body
         if (actual := digest_like(body, digest)) != digest:
             why = f"the bytes have a different {digest.partition(':')[0]} sum: damaged in the registry or on the way"
@@ -70,7 +69,7 @@ class Registry:
 
     def put_manifest(self, ref: str | Reference, body: bytes, media_type: str) -> str:
         """Put a manifest under a tag or its digest; returns the digest of the bytes, which the registry confirmed."""
-        reference = self._ours(ref)
+        reference = _reference(ref)
         headers, good = {"Content-Type": media_type}, (200, 201)
         path = f"manifests/{reference.wanted}"
         answer = self.transport.ask("PUT", reference, path, headers=headers, body=body, good=good)
@@ -85,17 +84,10 @@ class Registry:
         path, headers = f"manifests/{reference.wanted}", {"Accept": ACCEPTED}
         return self.transport.ask("GET", reference, path, headers=headers, good=good, longest=LONGEST_MANIFEST)
 
-    def _ours(self, ref: str | Reference) -> Reference:
-        reference = parse(ref) if isinstance(ref, str) else ref
-        if reference.registry != self.host:
-            raise UserError(problem("image", str(ref), "belongs to a different registry", allowed=f"{self.host}/…"))
-        return reference
-
 
 def connect(ref: str | Reference) -> Registry:
     """Return the registry of a reference, with the credentials that this user has for it."""
-    reference = parse(ref) if isinstance(ref, str) else ref
-    return Registry(reference.registry)
+    return Registry(_reference(ref).registry)
 
 
 def digest_like(body: bytes, like: str = "") -> str:
@@ -116,11 +108,15 @@ def object_of(name: str, body: bytes) -> Mapping[str, Any]:
     return document
 
 
+def _reference(ref: str | Reference) -> Reference:
+    return parse(ref) if isinstance(ref, str) else ref
+
+
 def _checked(reference: Reference, answer: Answer) -> Manifest:
     expected = reference.digest or answer.headers.get("Docker-Content-Digest", "")
     digest = digest_like(answer.body, expected)
     if is_digest(expected) and expected != digest:
-        why = "the manifest that came is not the one that was asked for: the registry or a proxy changes it"
-        fix = "push the image again, and see who stands between"
+        why = "the manifest does not have the digest that was asked for: the registry or a proxy changes it"
+        fix = "push the image again, and see which proxy is in between"
         raise UserError(problem(f"{reference} digest", digest, why, allowed=expected, fix=fix), FAILED)
     return Manifest(digest, answer.headers.get("Content-Type", "").partition(";")[0].strip(), answer.body)

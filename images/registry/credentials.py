@@ -46,7 +46,7 @@ class Credentials:
 
 
 def for_registry(host: str) -> Credentials | None:
-    """Return the credentials for `host`; None where nothing is known, and it is asked anonymously.
+    """Return the credentials for `host`; None where there are none, and requests are anonymous.
 
     An ECR's token comes from AWS, and where that gives none, from a `docker login` if there was one. UserError where the
     configuration cannot be read, its credential helper fails, or AWS gives no token.
@@ -89,7 +89,7 @@ def _with_tokens(config: Mapping[str, Any], hosts: Iterable[str]) -> dict[str, A
     for host in hosts:
         if host not in helpers and (credentials := for_registry(host)):
             auths[host] = {"auth": credentials.basic}
-            # A store for all registries would be asked in place of the token; an empty helper is none.
+            # Without this, docker would ask the user's store for all registries instead. An empty name means no helper.
             helpers[host] = ""
     return {**config, "auths": auths, "credHelpers": helpers}
 
@@ -107,7 +107,7 @@ def _configured(host: str) -> Credentials | None:
         raise _unreadable(path) from None
     try:
         with warnings.catch_warnings():
-            # It warns of a helper that is not there, and then fails because of it.
+            # It warns of a missing helper, and then fails because of it.
             warnings.simplefilter("ignore")
             entry = docker.resolve_authconfig(host) or {}
             values = {str(name).lower(): str(value or "") for name, value in entry.items()}

@@ -35,8 +35,8 @@ _SECONDS, _TRIES = 10, 4
 
 def region_of(host: str) -> str | None:
     """Return the region of an ECR's host name; None where it is another registry."""
-    found = _HOST.fullmatch(host)
-    return (found["region"] or found["dual"]) if found else None
+    match = _HOST.fullmatch(host)
+    return (match["region"] or match["dual"]) if match else None
 
 
 def token(host: str) -> tuple[str, str]:
@@ -65,14 +65,6 @@ def token(host: str) -> tuple[str, str]:
         raise UserError(problem("registry", host, why, fix="see what AWS_ENDPOINT_URL points to"), FAILED) from None
     username, _, password = pair.partition(":")
     return username, password
-
-
-def missing(host: str, repository: str) -> str:
-    """Return the command that makes a repository which an ECR says it does not have."""
-    return (
-        f"aws ecr create-repository --region {region_of(host)} --repository-name {repository}"
-        " --image-tag-mutability IMMUTABLE, or the repository of the Cluster (imageRepository)"
-    )
 
 
 def _refused(host: str, region: str, error: Exception) -> UserError:

@@ -39,7 +39,7 @@ TRIES = 6
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
 LONGEST_RETRY_AFTER_S = 60.0
 NAME_TRIES = 3
-"""For a name that the resolver does not know; one that it cannot look up now is tried as often as anything else."""
+"""For a host name that does not exist. When the name service fails, there are as many tries as for anything else."""
 HOPS = 5
 AGAIN = (429, 500, 502, 503, 504)
 LONGEST_ERROR = 64 << 10
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
 class Transport:
     """Sends requests to one registry, with retries. A final failure is a UserError in one line, without a secret.
 
-    `find` gives the credentials of a host; it is called again where they are refused.
+    `find` gives the credentials of a host; it is called again when they are refused.
     """
 
     def __init__(self, host: str, find: Callable[[str], Credentials | None] = for_registry) -> None:
@@ -122,7 +122,7 @@ class Transport:
 
     def _broken(self, error: Exception, cause: BaseException, reference: Reference) -> str:
         """Return why there is no answer; UserError where no second try helps."""
-        # Where it is not known yet whether the registry speaks TLS, it may only have ended in between.
+        # While it is not known whether the registry speaks TLS, a broken handshake may come from its restart.
         known = self._scheme or "CERTIFICATE" in str(cause)
         if known and isinstance(cause, ssl.SSLError) and (final := self._refusal(reference, str(cause))):
             raise final from None
@@ -190,8 +190,8 @@ class Transport:
             if answer.status_code in AGAIN:
                 raise requests.ConnectionError(f"the token service answered {answer.status_code}")
             try:
-                found = answer.json() if answer.status_code == 200 else {}
-                return f"Bearer {found.get('token') or found['access_token']}"
+                document = answer.json() if answer.status_code == 200 else {}
+                return f"Bearer {document.get('token') or document['access_token']}"
             except (ValueError, KeyError, AttributeError):
                 return None
 
@@ -230,12 +230,12 @@ class Transport:
 
 
 class _Session(requests.Session):
-    """Follows redirects only with TLS, and sends credentials to nobody but whom they are for."""
+    """Sends requests with TLS only, also redirected ones; those to another host go without credentials."""
 
     def __init__(self, host: str) -> None:
         super().__init__()
         self._host = host
-        # It would send passwords of ~/.netrc, and take certificates and proxies from the environment past our own rules.
+        # It would send passwords of ~/.netrc, and read certificates and proxies from the environment by rules of its own.
         self.trust_env = False
         self.max_redirects = HOPS
         self.headers.update({"Accept-Encoding": "identity", "User-Agent": "lustrain"})
@@ -248,8 +248,8 @@ class _Session(requests.Session):
         url = str(request.url)
         parts = urlsplit(url)
         if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.netloc)):
-            why = f"it sends us to {parts.scheme or 'nowhere'}://{parts.netloc}, which does not use TLS"
-            fix = "have its administrator mend its address"
+            why = f"the registry refers to {parts.scheme}://{parts.netloc}, which does not use TLS"
+            fix = "ask its administrator to correct this address"
             raise UserError(problem("registry", self._host, why, fix=fix), FAILED)
         options |= {"timeout": TIMEOUT_S, "verify": _verified_by(parts.netloc), "proxies": get_environ_proxies(url)}
         return super().send(request, **options)
@@ -273,7 +273,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the error that the others come from: they quote whole addresses, which may be signed."""
+    """Return the first error of a chain; the later ones quote whole addresses, which may be signed."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     return error

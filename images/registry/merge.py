@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from images.plan.references import Reference, is_digest, parse
+from images.plan.references import Reference, parse
 from images.registry.client import (
     DOCKER_LIST,
     DOCKER_MANIFEST,
@@ -33,10 +33,10 @@ _LIST_OF = {DOCKER_MANIFEST: DOCKER_LIST, OCI_MANIFEST: OCI_INDEX}
 def merge(ref: str, digests: Sequence[str]) -> str:
     """Put a list of images, which are in the repository by digest, under the tag `ref`; returns the list's digest.
 
-    The same list under the tag already is well. UserError in one line, exit code 2, where the tag is another image's, a
-    digest is not there or twice, two are for one platform, or one is a list itself.
+    A tag that names the same list already stays. UserError in one line, exit code 2, where the tag names a different image,
+    a digest is missing or given twice, two images are for one platform, or one is a list itself.
     """
-    reference = _tagged(ref)
+    reference = parse(ref)
     if not digests:
         raise UserError(problem("digests", [], "nothing to join", fix="push each platform by digest first"))
     registry = connect(reference)
@@ -44,8 +44,11 @@ def merge(ref: str, digests: Sequence[str]) -> str:
 
 
 def tag(ref: str, digest: str) -> str:
-    """Put the tag `ref` on what is in its repository under `digest`; a tag is never taken from another image (exit code 2)."""
-    reference = _tagged(ref)
+    """Put the tag `ref` on the image `digest` of its repository; return the digest that the tag names.
+
+    UserError, exit code 2, where the tag names a different image already.
+    """
+    reference = parse(ref)
     registry = connect(reference)
     manifest = registry.manifest(reference.at(digest))
     return _put(registry, reference, manifest.body, manifest.media_type)
@@ -54,9 +57,9 @@ def tag(ref: str, digest: str) -> str:
 def confirm(ref: str, digest: str) -> str:
     """Return the digest that the tag `ref` names, which must be the image `digest` of its manifest or its configuration.
 
-    UserError, exit code 2, where the tag names a different image, as when somebody else pushed it meanwhile.
+    UserError, exit code 2, where it names a different image, as when somebody else pushed it meanwhile.
     """
-    reference = _tagged(ref)
+    reference = parse(ref)
     return _confirmed(connect(reference), reference, digest)
 
 
@@ -79,32 +82,25 @@ def joined(entries: Sequence[Mapping[str, Any]]) -> tuple[bytes, str]:
     return json.dumps(document, indent=2).encode(), _LIST_OF[kinds[0]]
 
 
-def _tagged(ref: str) -> Reference:
-    reference = parse(ref)
-    if reference.digest or not reference.tag:
-        raise UserError(problem("image", ref, "has no tag", allowed="registry/repository:tag"))
-    return reference
-
-
 def _put(registry: Registry, reference: Reference, body: bytes, media_type: str) -> str:
     digest = digest_like(body)
     if registry.digest_of(reference) is None:
         try:
             registry.put_manifest(reference, body, media_type)
         except UserError:
-            # An ECR whose tags are immutable refuses to be told twice what it has taken, as when its first answer was lost.
+            # An ECR with immutable tags refuses a second PUT of the same manifest, as when its first answer was lost.
             if registry.digest_of(reference) != digest:
                 raise
-    # Layers that another builder has compressed in another way are the same image by its configuration.
+    # An image whose layers another builder compressed differently has the same configuration.
     return _confirmed(registry, reference, digest, _config(reference, body))
 
 
 def _confirmed(registry: Registry, reference: Reference, *accepted: str | None) -> str:
-    held = registry.manifest(reference)
-    if not {held.digest, _config(reference, held.body)} & {digest for digest in accepted if digest}:
-        why = f"the tag already names a different image ({held.digest}); a tag is never overwritten"
+    current = registry.manifest(reference)
+    if not {current.digest, _config(reference, current.body)} & {digest for digest in accepted if digest}:
+        why = f"the tag already names a different image ({current.digest}); a tag is never overwritten"
         raise UserError(problem("image", str(reference), why, fix=NEW_TAG))
-    return held.digest
+    return current.digest
 
 
 def _config(reference: Reference, body: bytes) -> str | None:
@@ -116,9 +112,7 @@ def _config(reference: Reference, body: bytes) -> str | None:
 
 def _entry(registry: Registry, reference: Reference, digest: str) -> dict[str, Any]:
     """Return the entry for an image in a list, https://github.com/opencontainers/image-spec/blob/main/descriptor.md"""
-    if not is_digest(digest):
-        raise UserError(problem("digests", digest, "not a digest", allowed="sha256: and 64 hexadecimal digits"))
-    image = reference.at(digest)
+    image = parse(f"{reference.name}@{digest}", "digests")
     manifest = registry.existing(image)
     if manifest is None:
         raise UserError(problem("digests", digest, f"not in {reference.name}", fix="push it there by digest first"))

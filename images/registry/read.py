@@ -1,7 +1,7 @@
 """Images read from a registry without pulling a layer: manifest, configuration and layers.
 
 Manifests: https://github.com/opencontainers/image-spec/blob/main/manifest.md and
-https://distribution.github.io/distribution/spec/manifest-v2-2/ . Every byte read is checked against the digest it is named by.
+https://distribution.github.io/distribution/spec/manifest-v2-2/ . All bytes are checked against their digests.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from images.model import Image, Layer
-from images.plan.references import Reference, parse
+from images.plan.references import Reference, is_digest, parse
 from images.registry.client import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, Manifest, Registry, object_of
 from lustrain.problem import FAILED, UserError, problem
 
@@ -21,12 +21,11 @@ _CONFIGS = ("application/vnd.docker.container.image.v1+json", "application/vnd.o
 _LAYERS = re.compile(
     r"application/vnd\.(docker\.image\.rootfs\.diff\.tar(\.gzip|\.zstd)?|oci\.image\.layer\.v1\.tar(\+gzip|\+zstd)?)"
 )
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Index:
-    """The list through which an image was found."""
+    """The list that an image is in."""
 
     digest: str
     media_type: str
@@ -36,45 +35,45 @@ class Index:
 
 @dataclass(frozen=True)
 class Found:
-    """An image with what its records leave out: how the registry words it."""
+    """An image, and how its registry describes it."""
 
     image: Image
     media_type: str
     layer_types: tuple[str, ...]
     index: Index | None
     created: str
-    """As the configuration says it, ISO 8601; empty where it does not."""
+    """ISO 8601, from the configuration; empty where that has no time."""
 
 
 def image(registry: Registry, ref: str, platform: str | None = None) -> Image:
     """Return the image behind a reference; `platform` (linux/amd64) chooses where there are several. UserError in one line."""
-    found = find(registry, ref, platform)
-    if len(found) > 1:
-        platforms = [each.image.platform for each in found]
+    images = find(registry, ref, platform)
+    if len(images) > 1:
+        platforms = [each.image.platform for each in images]
         why = "the reference stands for several platforms"
         raise UserError(problem(ref, platforms, why, allowed="one of them", fix=f"add --platform {platforms[0]}"))
-    return found[0].image
+    return images[0].image
 
 
 def find(registry: Registry, ref: str, platform: str | None = None) -> tuple[Found, ...]:
-    """Return every image behind a reference, one a platform, or that of one platform; attestations are none.
+    """Return the images behind a reference, one for each platform, or only that of `platform`; attestations are left out.
 
-    Raises like `image`.
+    UserError like `image`.
     """
     reference = parse(ref)
     manifest, document = _manifest(registry, reference)
     if manifest.media_type not in INDEXES:
-        found = _found(registry, reference, manifest, document, None)
-        if platform and found.image.platform != platform:
-            raise _no_platform(ref, platform, [found.image.platform])
-        return (found,)
+        single = _described(registry, reference, manifest, document, None)
+        if platform and single.image.platform != platform:
+            raise _no_platform(ref, platform, [single.image.platform])
+        return (single,)
     entries = [_descriptor(ref, entry) for entry in document.get("manifests") or ()]
     images = [(entry["digest"], platform_of(entry.get("platform") or {})) for entry in entries if not _attests(entry)]
     index = Index(manifest.digest, manifest.media_type, sum(map(_attests, entries)))
     chosen = [reference.at(digest) for digest, name in images if platform in (None, name)]
     if not chosen:
         raise _no_platform(ref, platform, [name for _, name in images])
-    return tuple(_found(registry, each, *_manifest(registry, each), index) for each in chosen)
+    return tuple(_described(registry, each, *_manifest(registry, each), index) for each in chosen)
 
 
 def platform_of(config: Mapping[str, Any]) -> str:
@@ -91,7 +90,7 @@ def _manifest(registry: Registry, ref: Reference) -> tuple[Manifest, Mapping[str
     return manifest, object_of(str(ref), manifest.body)
 
 
-def _found(
+def _described(
     registry: Registry, ref: Reference, manifest: Manifest, document: Mapping[str, Any], index: Index | None
 ) -> Found:
     described = _descriptor(ref, document.get("config"))
@@ -111,7 +110,7 @@ def _found(
         raise _wrong(ref, "configuration", described["digest"], why)
     history = [step for step in config.get("history") or () if not step.get("empty_layer")]
     steps = [str(step.get("created_by") or step.get("comment") or "") for step in history]
-    # A history is optional, and of no use where it does not tell the layers apart.
+    # A history is optional, and of no use where it does not have one step for each layer.
     steps = steps if len(steps) == len(layers) else [""] * len(layers)
     return Found(
         image=Image(
@@ -133,9 +132,7 @@ def _found(
 
 def _descriptor(ref: str | Reference, value: Any) -> Mapping[str, Any]:
     """Return a descriptor, https://github.com/opencontainers/image-spec/blob/main/descriptor.md"""
-    good = (
-        isinstance(value, dict) and isinstance(value.get("size"), int) and _DIGEST.fullmatch(str(value.get("digest")))
-    )
+    good = isinstance(value, dict) and isinstance(value.get("size"), int) and is_digest(str(value.get("digest")))
     if not good:
         raise _wrong(ref, "descriptor", value, "incomplete", "mediaType, a sha256 digest and a size")
     return dict(value)
@@ -153,5 +150,5 @@ def _wrong(ref: str | Reference, part: str, value: object, why: str, allowed: st
 
 def _no_platform(ref: str, platform: str | None, present: Sequence[str]) -> UserError:
     allowed = ", ".join(present) or "none"
-    fix = "ask for one of these, or build and push that platform"
+    fix = "name one of these, or build and push that platform"
     return UserError(problem(f"{ref} platform", platform, "not in the registry", allowed=allowed, fix=fix))

@@ -10,6 +10,10 @@ from lustrain.problem import FAILED, USAGE, UserError, problem
 
 NEW_TAG = "commit, which makes a new tag, or --suffix r2"
 GO_ON = "see that the registry runs, has its data and can be reached from here; a push goes on where it ended"
+_MAKE_IN_ECR = (
+    "aws ecr create-repository --region {region} --repository-name {repository} --image-tag-mutability IMMUTABLE, or take the "
+    "repository of the Cluster (imageRepository)"
+)
 _REFUSALS = (
     (
         r"immutable|tag.?invalid|PUT request to \S+/manifests/: 4(00|05|09)",
@@ -49,7 +53,7 @@ _REFUSALS = (
         FAILED,
     ),
 )
-"""Signs in an answer that no second try changes: from a registry, from Python's TLS, or from the engine."""
+"""For answers that no second try changes, of a registry, Python's TLS or the engine: signs, cause, fix, exit code."""
 _NAMES = re.compile(r"(?<=://)[^\s/\"]+|(?<=/manifests/)[^\s:\"]+|[0-9a-f]{12,}")
 
 
@@ -60,7 +64,8 @@ def refusal(path: str, value: str, answer: str, reference: Reference, who: str =
     """
     words = without_names(answer, reference)
     host, repository = reference.registry, reference.repository
-    make = ecr.missing(host, repository) if ecr.region_of(host) else "make it"
+    region = ecr.region_of(host)
+    make = _MAKE_IN_ECR.format(region=region, repository=repository) if region else "make it"
     for signs, why, fix, code in _REFUSALS:
         if re.search(signs, words, re.IGNORECASE):
             fix = fix.format(host=host, repository=repository, make=make)
@@ -69,12 +74,12 @@ def refusal(path: str, value: str, answer: str, reference: Reference, who: str =
 
 
 def without_names(answer: str, reference: Reference) -> str:
-    """Return an answer without names of hosts, repositories and tags and without digests: they can look like a refusal."""
+    """Return an answer without names of hosts, repositories and tags, and without digests: they can look like a refusal."""
     for name, short in ((str(reference), ""), (reference.name, ""), (f"/v2/{reference.repository}/", "/v2/")):
         answer = answer.replace(name, short)
     return _NAMES.sub("", answer)
 
 
 def without_queries(text: str) -> str:
-    """Return a text without what follows ? in its addresses: signed ones are as good as a password."""
+    """Return a text without the queries of its addresses: a signed address is as good as a password."""
     return re.sub(r"(https?://[^\s\"'?]+)\?[^\s\"']*", r"\1?…", text)

@@ -20,7 +20,8 @@ import pytest
 
 from images.build import engine as engine_module
 from images.build.bake import Bake
-from images.build.builder import build, connect, no_room
+from images.build.builder import build, check_room
+from images.build.engine import facts
 from images.build.progress import Live
 from images.model import Built, Context, Output, Plan, Step, Watch
 from lustrain.problem import FAILED, UserError
@@ -75,7 +76,7 @@ def old_engine(path: Path, number: str, headers: dict[str, str], **version: Any)
 
 def refused(environment: dict[str, str]) -> tuple[str, int]:
     with pytest.raises(UserError) as caught:
-        connect(environment)
+        facts(environment)
     (line,) = caught.value.problems
     assert "\n" not in line
     return line, caught.value.exit_code
@@ -99,8 +100,7 @@ def test_an_engine_that_cannot_build_this_is_one_line(
 
 def test_an_engine_with_buildkit_is_taken(tmp_path: Path) -> None:
     with old_engine(tmp_path / "s", "29.0.1", {"Builder-Version": "2"}) as environment:
-        assert engine_module.facts(environment).version == "29.0.1"
-        connect(environment)
+        assert facts(environment).version == "29.0.1"
 
 
 def test_an_engine_that_does_not_answer_is_one_line_with_its_address(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_socket_that_is_not_ours_to_use_names_the_group(tmp_path: Path) -> Non
             os.setresgid(65534, 65534, 65534)
             os.setresuid(65534, 65534, 65534)
             try:
-                connect({"DOCKER_HOST": f"unix://{path}"})
+                facts({"DOCKER_HOST": f"unix://{path}"})
                 said = "it came in"
             except UserError as error:
                 said = str(error)
@@ -150,12 +150,13 @@ def test_without_the_docker_command_there_is_one_line(tmp_path: Path) -> None:
 class Noting(Bake):
     """Builds nothing: it notes what it is asked."""
 
-    def __init__(self) -> None:
-        super().__init__({})
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.environment)
         self.asked: list[tuple[str, Output, bool]] = []
 
-    def cannot(self, plan: Plan, output: Output) -> str | None:
-        return "no; fix: do not" if plan.attestations else None
+    def check(self, plan: Plan, output: Output) -> None:
+        if plan.attestations:
+            raise UserError("no; fix: do not")
 
     def build(self, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
         self.asked.append((target, output, plan.no_cache))
@@ -171,9 +172,9 @@ class Noting(Bake):
 
 
 def test_the_check_goes_first_and_nothing_is_made_twice(tmp_path: Path, engine: Engine) -> None:
-    noting, env = Noting(), engine.environment
+    noting = Noting(engine)
     staged = Context(tmp_path, {})
-    built = build(plan("a:1", no_cache=True), staged, noting, output=Output.PUSH, watch=Remembering(), environment=env)
+    built = build(plan("a:1", no_cache=True), staged, noting, output=Output.PUSH, watch=Remembering())
     assert noting.asked == [("small-verify", Output.CHECK, True), ("small", Output.PUSH, False)]
     assert [(step.name, step.cached) for step in built.steps] == [
         ("[x 1/1] RUN a", False),
@@ -182,7 +183,7 @@ def test_the_check_goes_first_and_nothing_is_made_twice(tmp_path: Path, engine: 
     ]
     assert (built.seconds, built.digest) == (4.0, "sha256:1")
     noting.asked.clear()
-    build(plan("a:1"), staged, noting, output=Output.LOAD, verify=False, watch=Remembering(), environment=env)
+    build(plan("a:1"), staged, noting, output=Output.LOAD, verify=False, watch=Remembering())
     assert noting.asked == [("small", Output.LOAD, False)]
 
 
@@ -191,8 +192,8 @@ class Losing(Noting):
 
     lost = 'step exporting to image failed: failed to prepare extraction snapshot "x": parent snapshot y does not exist'
 
-    def __init__(self, times: int, why: str = lost) -> None:
-        super().__init__()
+    def __init__(self, engine: Engine, times: int, why: str = lost) -> None:
+        super().__init__(engine)
         self.times, self.why = times, why
 
     def build(self, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
@@ -205,19 +206,19 @@ class Losing(Noting):
 
 def test_a_snapshot_that_the_engine_lost_is_no_reason_to_fail(tmp_path: Path, engine: Engine) -> None:
     def made(losing: Losing) -> tuple[Built, str]:
-        staged, said, env = Context(tmp_path, {}), io.StringIO(), engine.environment
+        staged, said = Context(tmp_path, {}), io.StringIO()
         with Live("x", stream=said) as watch:
             wanted = plan("a:1", no_cache=True)
-            built = build(wanted, staged, losing, output=Output.LOAD, verify=False, watch=watch, environment=env)
+            built = build(wanted, staged, losing, output=Output.LOAD, verify=False, watch=watch)
         return built, said.getvalue()
 
-    losing = Losing(2)
+    losing = Losing(engine, 2)
     built, said = made(losing)
     # Each try is told, and runs every step again where that was asked for.
     assert losing.asked == [("small", Output.LOAD, True)] * 3
     assert said.count("lost a snapshot that it was unpacking on; building again") == 2
     assert [step.name for step in built.steps if step.error] == []
-    for final in (Losing(3), Losing(1, "no space left on device")):
+    for final in (Losing(engine, 3), Losing(engine, 1, "no space left on device")):
         with pytest.raises(UserError):
             made(final)
     assert len(final.asked) == 1
@@ -232,10 +233,8 @@ def test_what_the_tries_before_did_is_in_the_answer(tmp_path: Path, engine: Engi
             watch.ended(Step("[x 1/1] RUN a", 3.0 * first, not first))
             return super().build(plan, context, target, output, watch)
 
-    staged, env = Context(tmp_path, {}), engine.environment
-    built = build(
-        plan("a:1"), staged, Cached(1), output=Output.LOAD, verify=False, watch=Remembering(), environment=env
-    )
+    staged = Context(tmp_path, {})
+    built = build(plan("a:1"), staged, Cached(engine, 1), output=Output.LOAD, verify=False, watch=Remembering())
     assert [(step.name, step.cached) for step in built.steps] == [
         ("[x 1/1] RUN a", False),
         ("exporting to image", False),
@@ -243,7 +242,7 @@ def test_what_the_tries_before_did_is_in_the_answer(tmp_path: Path, engine: Engi
 
 
 def test_what_buildx_cannot_do_is_refused_before_anything_is_built(tmp_path: Path, engine: Engine) -> None:
-    noting = Noting()
+    noting = Noting(engine)
     with pytest.raises(UserError) as caught:
         build(plan("a:1", attestations=True), Context(tmp_path, {}), noting, output=Output.PUSH, watch=Remembering())
     assert caught.value.problems == ["no; fix: do not"]
@@ -267,7 +266,6 @@ RUN grep -q good /a || {{ echo "a is not good"; exit 1; }}
             one,
             output=Output.LOAD,
             watch=Remembering(),
-            environment=engine.environment,
         )
     assert engine.docker("image", "inspect", tag, check=False).returncode != 0
     built = build(
@@ -276,7 +274,6 @@ RUN grep -q good /a || {{ echo "a is not good"; exit 1; }}
         one,
         output=Output.LOAD,
         watch=Remembering(),
-        environment=engine.environment,
     )
     assert engine.docker("image", "inspect", "--format", "{{.Id}}", tag).stdout.strip() == built.image_id
     assert not named(built.steps, "grep -q").cached
@@ -291,21 +288,21 @@ def test_a_full_disk_is_told_before_the_build_and_a_cache_counts(
     gib = 1 << 30
     monkeypatch.setattr(engine_module.Engine, "free_bytes", lambda self: 2 * gib)
     monkeypatch.setattr(engine_module, "cached_bytes", lambda environment=None: 0)
-    said = no_room("cuda", found)
-    assert said is not None
-    assert "2.0 GiB free, and building cuda takes about" in said
-    assert no_room("unbudgeted", found) is None
+    with pytest.raises(UserError, match=r"2\.15 GB free, and building cuda takes about"):
+        check_room("cuda", found)
+    check_room("unbudgeted", found)
     monkeypatch.setattr(engine_module, "cached_bytes", lambda environment=None: 16 * gib)
-    assert no_room("cuda", found) is None
+    check_room("cuda", found)
     monkeypatch.setattr(engine_module.Engine, "free_bytes", lambda self: gib // 2)
-    assert no_room("cuda", found) is not None
+    with pytest.raises(UserError, match="free"):
+        check_room("cuda", found)
     monkeypatch.setattr(engine_module.Engine, "free_bytes", lambda self: None)
-    assert no_room("cuda", found) is None
+    check_room("cuda", found)
 
 
 @pytest.mark.slow
 def test_free_space_is_that_of_the_engines_own_disk(engine: Engine) -> None:
-    found = engine_module.facts(engine.environment)
+    found = facts(engine.environment)
     assert found.local
     assert found.root.is_relative_to(engine.subnet.folder)
     free = found.free_bytes()
@@ -340,9 +337,8 @@ def test_a_disk_that_fills_during_the_build_is_told_as_such(tmp_path: Path, engi
             )
         assert "build small: the engine's disk is full in [2/2] RUN head -c 1G" in caught.value.problems[0]
         assert "fix: free space there" in caught.value.problems[0]
-        said = no_room("cpu", engine_module.facts(small.environment), small.environment)
-        assert said is not None
-        assert "GiB free" in said
+        with pytest.raises(UserError, match="B free"):
+            check_room("cpu", facts(small.environment), small.environment)
 
 
 class SmallEngine(Engine):

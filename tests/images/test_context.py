@@ -105,7 +105,7 @@ def test_exactly_what_the_dockerfile_copies_or_mounts_is_staged(root: Path, targ
         if any(path == source or path.startswith(f"{source}/") for source in sources - {context.SITE})
         and not re.search(r"__pycache__|^trainer/launch/(?!__init__\.py$|local\.py$)", path)
     }
-    told = {dockerfile.PATHS[target], "images/docker-bake.hcl"}
+    told = {dockerfile.PATHS[target]}
     assert "trainer/loop.py" in there
     assert files(staged(root, target=target).folder) == there | told
 
@@ -126,7 +126,7 @@ def test_a_person_who_builds_from_the_checkout_sends_the_same_files(root: Path, 
     ignore = (ROOT / f"{dockerfile.PATHS[target]}.dockerignore").read_text().split()
     assert ignore[0] == "*"
     allowed = tuple(line[1:] for line in ignore if line.startswith("!"))
-    told = {dockerfile.PATHS[target], "images/docker-bake.hcl"}
+    told = {dockerfile.PATHS[target]}
     missing = {path for path in files(staged(root, target=target).folder) - told if not path.startswith(allowed)}
     assert not missing
 

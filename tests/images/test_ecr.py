@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from images.plan.references import parse
 from images.registry import ecr
 from images.registry.credentials import for_registry
+from images.registry.refusals import refusal
 from infra.local.aws import LocalAws
 from lustrain.problem import UserError
 from rehearsal.lab.base import ROOT
@@ -114,9 +116,9 @@ def test_an_answer_without_a_token_is_one_line(monkeypatch: pytest.MonkeyPatch, 
             for_registry(HOST)
 
 
-@pytest.mark.slow
 def test_a_missing_repository_is_told_with_the_command_that_makes_it() -> None:
-    assert "aws ecr create-repository --region us-east-1 --repository-name team/a" in ecr.missing(HOST, "team/a")
+    error = refusal("push", "x", "404 NAME_UNKNOWN", parse(f"{HOST}/team/a:1"))
+    assert "aws ecr create-repository --region us-east-1 --repository-name team/a" in str(error)
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def push(engine: Engine, folder: Path, ref: str, *sizes: int, watch: Watched | N
     environment = {**engine.environment, **more}
     bake, made = Bake(environment), context(folder, "\n".join(lines))
     output, watch = Output.PUSH, watch or Watched()
-    return builder.build(plan(ref), made, bake, output=output, verify=False, watch=watch, environment=environment)
+    return builder.build(plan(ref), made, bake, output=output, verify=False, watch=watch)
 
 
 def uploads(registry: lab.Registry) -> list[str]:
@@ -262,7 +262,7 @@ def test_an_engine_that_dies_mid_push_is_one_line(registry: lab.Registry, tmp_pa
         watched = Watched(registry, mortal.kill)
         with pytest.raises(UserError) as caught:
             push(mortal, tmp_path / "image", f"{registry.host}/a:1", BIG, watch=watched)
-        assert line_of(caught).startswith("build small: ")
+        assert line_of(caught).startswith("no engine answers: ")
         assert watched.acted.is_set()
 
 

@@ -87,9 +87,6 @@ def test_a_tag_that_is_not_there_has_no_digest_and_no_manifest(registry: lab.Reg
     with pytest.raises(UserError) as caught:
         there.manifest(f"{registry.host}/team/a:2")
     assert "see the spelling" in line_of(caught)
-    with pytest.raises(UserError, match="belongs to a different registry") as caught:
-        there.manifest("ghcr.io/team/a:1")
-    assert caught.value.exit_code == 2
 
 
 @pytest.mark.slow
@@ -227,7 +224,7 @@ def test_a_manifest_is_what_was_asked_for_or_is_refused() -> None:
     lies = {"Content-Type": DOCKER_MANIFEST, "Docker-Content-Digest": other}
     with scripted(lambda asked: Said(200, MANIFEST, lies)) as fake:
         for ref in (f"{fake.host}/a:1", f"{fake.host}/a@{other}"):
-            with pytest.raises(UserError, match="not the one that was asked for"):
+            with pytest.raises(UserError, match="does not have the digest that was asked for"):
                 client(fake).manifest(ref)
         with pytest.raises(UserError, match="stored the manifest under a different digest"):
             client(fake).put_manifest(f"{fake.host}/a:1", MANIFEST, DOCKER_MANIFEST)
