@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from infra.components.lookup import FoundImage
 from infra.plan.nodes.capacity import PLATFORM, ReservationPlan
 from infra.plan.nodes.gang import (
     GONE_WITHIN,
@@ -19,9 +19,39 @@ from infra.plan.nodes.gang import (
     SUSPENDED,
     TAGGED,
     GangPlan,
+    Image,
     Interface,
 )
 from infra.plan.nodes.user_data import encoded
+from lustrain.problem import UserError, problem, without_page
+
+LONGEST_WORD_OF_AWS = 300
+"""The provider's own account of a failure fills a screen, its cause comes first."""
+
+
+@dataclass(frozen=True)
+class FoundImage:
+    """An AMI, and the device name of its root volume."""
+
+    id: str
+    root_device: str
+
+
+def look_up(group: str, image: Image) -> FoundImage:
+    """Return the image of a group, asked for where the plan leaves it open; UserError where AWS does not tell."""
+    try:
+        found = image.id or aws.ssm.get_parameter(name=str(image.parameter)).value
+        only = aws.ec2.GetAmiFilterArgs(name="image-id", values=[found])
+        return FoundImage(found, image.root_device or aws.ec2.get_ami(filters=[only]).root_device_name)
+    except Exception as error:  # noqa: BLE001 - the SDK raises nothing narrower when the provider cannot ask
+        why = f"this image cannot be looked up: {refusal(error)}"
+        fix = "name an image of the region that this account may use; fab preflight --online asks for it too"
+        raise UserError(problem(f"image_id of group {group}", image.id or image.parameter, why, fix=fix)) from None
+
+
+def refusal(error: Exception) -> str:
+    """Return what the provider said, on one line and as long as a person reads."""
+    return without_page(" ".join(str(error).split()))[:LONGEST_WORD_OF_AWS]
 
 
 class Reservation(pulumi.ComponentResource):

@@ -12,9 +12,8 @@ import pulumi_aws as aws
 from infra.clock import now
 from infra.components.eks import EksCluster, NodeAddons
 from infra.components.foundation import Foundation
-from infra.components.gang import Gang, Reservation
+from infra.components.gang import FoundImage, Gang, Reservation, look_up, refusal
 from infra.components.hyperpod import HyperPod
-from infra.components.lookup import FoundImage, look_up, refusal
 from infra.components.observability import Budget, Observability
 from infra.components.tagging import tag_everything
 from infra.config import ClusterSpec, Group, parse

@@ -160,19 +160,6 @@ class Node:
         if self.running:
             self.reboot()
 
-    def use_python(self, interpreter: Path | str) -> None:
-        """Make this the node's `python3`, for everybody but the programs that stand in for hardware."""
-        shown = self.exec("test", "-x", str(interpreter), check=False).returncode == 0
-        if not shown:
-            raise RuntimeError(f"{self.name} does not see {interpreter}; fix: hand its folder to Lab(folders=…)")
-        self.exec("ln", "-sfn", str(interpreter), "/usr/local/bin/python3")
-
-    def read_only_etc(self, read_only: bool = True) -> None:
-        """Until the next boot, as where an image mounts it so or its file system went read-only after an error."""
-        if self.exec("mountpoint", "-q", "/etc", check=False).returncode:
-            self.exec("/usr/bin/mount", "--bind", "/etc", "/etc")
-        self.exec("/usr/bin/mount", "-o", f"remount,bind,{'ro' if read_only else 'rw'}", "/etc")
-
     def fill_disk(self) -> None:
         """No byte is free any more: the disk becomes just as large as what is on it."""
         used = os.statvfs(self._disk)
@@ -202,21 +189,6 @@ class Node:
         script = f"#!/bin/sh\ntouch /run/simulated/hangs.{program}\nexec sleep infinity\n"
         self.write(f"/usr/local/sbin/{program}", script, 0o755)
 
-    def wait_until_hung(self, program: str, seconds: float = 60.0) -> None:
-        """Wait until a program that hangs has been called. TimeoutError."""
-        end = time.monotonic() + seconds
-        while not self.exists(f"/run/simulated/hangs.{program}"):
-            if time.monotonic() > end:
-                raise TimeoutError(f"{self.name}: nobody called {program} within {seconds:g} s")
-            time.sleep(0.05)
-
-    def unhang(self, program: str) -> None:
-        self.exec("rm", "-f", f"/usr/local/sbin/{program}")
-
-    def freeze(self, frozen: bool = True) -> None:
-        """Stop sshd and all its sessions where they are: connections are taken by the kernel and never answered."""
-        self.exec("pkill", f"-{'STOP' if frozen else 'CONT'}", "-x", "sshd", check=False)
-
     def metadata(self) -> LocalMetadata:
         """Serve the node's own instance metadata at 169.254.169.254; without it, that address refuses connections."""
         if self._metadata is None:
@@ -228,15 +200,6 @@ class Node:
             }
             self._metadata = NodeMetadata(self.pid, identity)
         return self._metadata.server
-
-    def run_job(self, job: int) -> subprocess.Popen[bytes]:
-        """Start a process titled as the batch step of a Slurm job; only its name is Slurm's."""
-        self.exec("cp", "--update", "/usr/bin/sleep", "/run/simulated/slurmstepd")
-        title = f"slurmstepd: [{job}.batch]"
-        return self.start("bash", "-c", f"exec -a '{title}' /run/simulated/slurmstepd infinity")
-
-    def end_job(self, job: int) -> None:
-        self.exec("pkill", "-KILL", "-f", f"^slurmstepd: .{job}.batch")
 
     @property
     def _disk(self) -> Path:

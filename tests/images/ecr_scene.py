@@ -20,8 +20,8 @@ from images.registry import ecr, http
 from images.registry.client import connect
 from infra.local.aws import LocalAws
 from lustrain.problem import UserError
-from rehearsal.lab import registry as lab
-from rehearsal.lab.engine import Engine
+from rehearsal.lab.containers import registry as lab
+from rehearsal.lab.containers.engine import Engine
 from tests.images.builds import Silent, context, plan
 from tests.images.certificates import certify
 

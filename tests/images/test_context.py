@@ -19,7 +19,7 @@ from images.plan import context, dockerfile, versions
 from images.plan.plan import arguments_of
 from images.wish import BuildWish
 from lustrain.problem import UserError
-from rehearsal.lab.engine import Engine
+from rehearsal.lab.containers.engine import Engine
 from tests.images import checkouts
 from tests.images.checkouts import ROOT, checkout
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from images.plan import dockerfile
-from rehearsal.lab.engine import Engine
+from rehearsal.lab.containers.engine import Engine
 from tests.conftest import require
 from tests.images.checkouts import staged
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from images.registry.client import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, connect
 from images.registry.merge import joined, merge
 from lustrain.problem import UserError
-from rehearsal.lab import registry as lab
+from rehearsal.lab.containers import registry as lab
 from tests.images.seeds import put_image
 
 ARM = {"os": "linux", "architecture": "arm64", "variant": "v8"}

@@ -19,8 +19,7 @@ import yaml
 from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks
 from pulumi.runtime.mocks import MockMonitor
 
-from infra.components.gang import Gang, Reservation
-from infra.components.lookup import look_up
+from infra.components.gang import Gang, Reservation, look_up
 from infra.components.stack import build as build_cluster
 from infra.components.stack import current_place
 from infra.config import KEY, ClusterSpec, parse

@@ -18,6 +18,7 @@ from rehearsal.lab.hardware import STOCK_SYSCTLS
 from rehearsal.lab.network import Subnet
 from rehearsal.lab.nodes import Lab, Node
 from tests.conftest import LeakedConnectionError
+from tests.lab.faults import end_job, freeze, read_only_etc, run_job, unhang, use_python
 from tests.lab.nodes import StartLab
 from tests.node_setup.agents import interpreter
 from tests.processes import children_of, wait_until
@@ -255,7 +256,7 @@ def test_a_link_that_no_lock_of_ours_tells_of_is_left_alone(tmp_path: Path, monk
 def test_a_lab_that_is_down_leaves_no_process_that_nobody_waits_for(lab: StartLab) -> None:
     others = set(children_of(os.getpid()))
     running = lab(2)
-    running.nodes[0].run_job(1)
+    run_job(running.nodes[0], 1)
     started = set(children_of(os.getpid())) - others
     assert len(started) >= 4, "the lab, its nodes and the job"
     running.down()
@@ -280,9 +281,9 @@ def test_only_networks_of_running_labs_are_reached_besides_loopback(lab: StartLa
 
 def test_a_read_only_etc_refuses_writes_until_it_is_made_writable(lab: StartLab) -> None:
     node = lab(1).nodes[0]
-    node.read_only_etc()
+    read_only_etc(node)
     assert "Read-only file system" in node.exec("touch", "/etc/x", check=False).stderr
-    node.read_only_etc(False)
+    read_only_etc(node, False)
     node.exec("touch", "/etc/x")
 
 
@@ -324,7 +325,7 @@ def test_a_node_runs_the_python_that_it_is_given(lab: StartLab, version: str) ->
         pytest.skip(f"no Python {version} on this machine")
     path = Path(str(found)).resolve()
     running = lab(1, folders=[path.parents[1]])
-    running.nodes[0].use_python(path)
+    use_python(running.nodes[0], path)
     assert ssh(running, running.nodes[0], "python3 --version").stdout.startswith(f"Python {version}.")
     assert running.nodes[0].exec("systemctl", "is-active", "chrony").stdout == "active\n"
 
@@ -333,29 +334,29 @@ def test_a_program_that_hangs_does_so_for_its_callers_only(lab: StartLab) -> Non
     node = lab(1).nodes[0]
     node.hang("chronyc")
     assert node.exec("timeout", "0.3", "chronyc", "tracking", check=False).returncode == 124
-    node.unhang("chronyc")
+    unhang(node, "chronyc")
     assert node.exec("chronyc", "-c", "tracking").stdout.endswith("Normal\n")
     assert node.calls("chronyc") == ["chronyc -c tracking"]
 
 
 def test_a_frozen_sshd_takes_connections_and_says_nothing(lab: StartLab) -> None:
     node = lab(1).nodes[0]
-    node.freeze()
+    freeze(node)
     with socket.create_connection((node.address, 22), 2) as connection:
         connection.settimeout(0.3)
         with pytest.raises(TimeoutError):
             connection.recv(4)
-    node.freeze(False)
+    freeze(node, False)
     with socket.create_connection((node.address, 22), 2) as connection:
         assert connection.recv(4) == b"SSH-"
 
 
 def test_a_job_of_slurm_is_seen_by_its_title(lab: StartLab) -> None:
     node = lab(1).nodes[0]
-    job = node.run_job(123)
+    job = run_job(node, 123)
     wait_until(lambda: "slurmstepd: [123.batch]" in node.exec("ps", "-eo", "args").stdout)
     assert node.exec("pgrep", "-x", "slurmstepd").stdout.strip()
-    node.end_job(123)
+    end_job(node, 123)
     assert job.wait(5) != 0
 
 

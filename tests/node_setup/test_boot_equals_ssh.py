@@ -23,6 +23,7 @@ from rehearsal.lab.hardware import KINDS
 from rehearsal.lab.node import Node
 from rehearsal.lab.nodes import Lab
 from tests.conftest import require
+from tests.lab.faults import use_python
 from tests.lab.nodes import StartLab
 from tests.node_setup.agents import VERSIONS, interpreter
 from tests.node_setup.lab_fleet import Operator
@@ -207,7 +208,7 @@ def test_the_same_bundle_ends_in_the_same_state_under_every_python(lab: StartLab
     tuned, *others = fleet.nodes
     assert fleet.tune(tuned) == 0
     for node, python in zip(others, pythons, strict=True):
-        node.use_python(python)
+        use_python(node, python)
         done = fleet.boot(node)
         assert done.returncode == 0, done.stdout + done.stderr
         assert json.loads(node.read(owned.REPORT))["python"] in str(python)

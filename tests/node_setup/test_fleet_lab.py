@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.lab.nodes import Lab
+from tests.lab.faults import end_job, read_only_etc, run_job, unhang, use_python, wait_until_hung
 from tests.lab.nodes import StartLab
 from tests.node_setup.agents import oldest
 from tests.node_setup.lab_fleet import Operator, Said
@@ -75,7 +76,7 @@ def test_a_node_with_a_notice_or_a_job_is_left_alone_unless_forced(lab: StartLab
     running = lab(3, metadata=True)
     noticed, busy, free = running.nodes
     noticed.metadata().spot_notice()
-    busy.run_job(77)
+    run_job(busy, 77)
     operator = Operator(running, tmp_path)
     said = operator.fab("node-tune")
     assert said.status == 1
@@ -86,7 +87,7 @@ def test_a_node_with_a_notice_or_a_job_is_left_alone_unless_forced(lab: StartLab
         assert node.read("/proc/sys/vm/max_map_count").strip() == "65530"
         assert not node.exists("/etc/sysctl.d/90-lustrain.conf")
     noticed.metadata().clear()
-    busy.end_job(77)
+    end_job(busy, 77)
     assert operator.fab("node-tune").status == 0
 
 
@@ -112,12 +113,12 @@ def test_each_broken_node_is_reported_rightly_and_costs_the_others_nothing(lab: 
     away, hanging, sealed, asking, rebooted, full, old, well = running.nodes
     away.link(False)
     hanging.hang("apt-mark")
-    sealed.read_only_etc()
+    read_only_etc(sealed)
     asking.add_user("ann", "password")
     rebooted.hang("apt-mark")
     full.exec("mkdir", "-p", "/var/lib/lustrain")
     full.fill_disk()
-    old.use_python(path)
+    use_python(old, path)
 
     hosts = tmp_path / "hosts"
     lines = [f"{'ann@' if node is asking else ''}{node.address} train" for node in running.nodes]
@@ -125,7 +126,7 @@ def test_each_broken_node_is_reported_rightly_and_costs_the_others_nothing(lab: 
     operator = Operator(running, tmp_path)
     begun = time.monotonic()
     task = operator.start("node-tune", "--hosts-file", str(hosts), "--timeout", str(NODE_SECONDS))
-    rebooted.wait_until_hung("apt-mark")
+    wait_until_hung(rebooted, "apt-mark")
     rebooted.crash()
     rebooted.boot()
     said = operator.said(task, begun)
@@ -164,9 +165,9 @@ def _mended(running: Lab, tmp_path: Path, operator: Operator) -> None:
     """Once each node's trouble is over, the same command brings all of them to the same state."""
     away, hanging, sealed, asking, rebooted, full, _, _ = running.nodes
     away.link(True)
-    hanging.unhang("apt-mark")
-    rebooted.unhang("apt-mark")
-    sealed.read_only_etc(False)
+    unhang(hanging, "apt-mark")
+    unhang(rebooted, "apt-mark")
+    read_only_etc(sealed, False)
     full.free_disk()
     asking.write("/etc/sudoers.d/ann", "ann ALL=(ALL) NOPASSWD: ALL\n", 0o440)
     said = operator.fab("node-tune", "--hosts-file", str(tmp_path / "hosts"))
