@@ -174,6 +174,9 @@ class CheckpointConfig(Section):
     keep_best: bool = True
     vote_timeout_s: Seconds = 600.0
     """How long rank 0 waits for every rank's part before it abandons an attempt."""
+    longest_failing_s: Seconds = 3600.0
+    """How long saves may fail one after the other before the job stops with exit code 1: all it trains meanwhile is lost if
+    they never succeed."""
     lease_poll_s: Seconds = 10.0
     """Between two looks at who owns the run; a job that lost it wastes at most this long, for six small reads a minute."""
     copy_threads: Annotated[int, Field(gt=0, le=256)] = 2

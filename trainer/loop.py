@@ -194,7 +194,7 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
 
 def notice_to(training: Training) -> Notice | None:
     """Why this rank wants the job to save and stop; data found damaged count as a notice, and `leave` says the rest."""
-    notice = training.watch.notice()
+    notice = training.watch.notice() or training.saving.overdue()
     if notice is None:
         try:
             training.task.check()

@@ -210,7 +210,14 @@ def make_saving(
         },
     )
     saving = Saving(
-        checkpointer, votes, interval, state, rank=world.rank, fence=fence, committed_step=training.progress.step
+        checkpointer,
+        votes,
+        interval,
+        state,
+        rank=world.rank,
+        fence=fence,
+        committed_step=training.progress.step,
+        longest_failing_s=rules.longest_failing_s,
     )
     leaving.callback(saving.close)
     return saving

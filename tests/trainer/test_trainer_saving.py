@@ -31,7 +31,7 @@ from trainer.checkpoint.save.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes
 from trainer.errors import LostRunError
 from trainer.interrupt import Notice
-from trainer.run.saving import NotSavedError, Saving, State, plan_for_notice
+from trainer.run.saving import FINAL_TRIES, NotSavedError, Saving, State, plan_for_notice
 from trainer.storage import StorageError, open_store
 from trainer.storage.local import LocalStore
 
@@ -134,7 +134,13 @@ class ScriptedCheckpointer:
 
 
 def saving_with(
-    saver: Any, *, votes: StoreVotes | None = None, rank: int = 0, committed: int = 0, interval: Interval | None = None
+    saver: Any,
+    *,
+    votes: StoreVotes | None = None,
+    rank: int = 0,
+    committed: int = 0,
+    interval: Interval | None = None,
+    **more: float,
 ) -> Saving:
     state = State(sample_tensors(rows=3), lambda: own_tensors(rank), dict, dict)
     return Saving(
@@ -145,7 +151,13 @@ def saving_with(
         rank=rank,
         fence=None,
         committed_step=committed,
+        **more,
     )
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.run.saving.FIRST_PAUSE_S", 0.0)
 
 
 def notice(left_s: float | None) -> Notice:
@@ -323,6 +335,24 @@ def test_saves_are_measured_from_call_to_commit_and_the_next_one_waits_for_it(sa
         saving.note_step(1.0)
     saving.finish(100)
     assert next(step for step in range(101, 150) if saving.due(step)) == 100 + wait
+
+
+def test_a_run_whose_saves_fail_for_too_long_ends_and_one_that_saves_again_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    saving = saving_with(ScriptedCheckpointer(commits=[False] * FINAL_TRIES), committed=4, longest_failing_s=600.0)
+    with pytest.raises(NotSavedError):
+        saving.finish(8)
+    now[0] = 690.0
+    assert saving.overdue() is None
+    now[0] = 700.0
+    notice = saving.overdue()
+    assert notice is not None
+    assert notice.summary == "every save has failed for 10 minutes"
+    saving.finish(16)
+    assert saving.overdue() is None
 
 
 def test_only_rank_0_asks_for_saves_and_none_while_one_is_in_flight() -> None:

@@ -17,7 +17,7 @@ class Notice:
     """Why the run should save and stop."""
 
     source: str
-    """`signal`, `spot`, `rebalance`, `autoscaling`, `deadline`, `stop-file` or `data`."""
+    """`signal`, `spot`, `rebalance`, `autoscaling`, `deadline`, `stop-file`, `saves` or `data`."""
     detail: str
     deadline: float | None
     """`time.monotonic()` seconds at which the capacity ends; None when that is unknown."""
@@ -25,7 +25,7 @@ class Notice:
     @property
     def summary(self) -> str:
         """What stops the run, for people: `SIGINT`, `spot notice (terminate at …)`, `stop file (/x exists)`."""
-        if self.source in ("signal", "data"):
+        if self.source in ("signal", "saves", "data"):
             return self.detail
         name = self.source.replace("-", " ")
         return f"{name} notice ({self.detail})" if name in _FROM_AWS else f"{name} ({self.detail})"

@@ -5,6 +5,7 @@ Every decision is taken alike on all ranks: from the step's exchange, or from vo
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lustrain.backoff import pause_s
 from lustrain.problem import UserError
 from trainer.checkpoint.lineage.fence import Fence
 from trainer.checkpoint.save.interval import Interval, finish_or_restart
@@ -23,7 +25,8 @@ from trainer.interrupt import Notice
 from trainer.parallel.agree import Json, decide, together
 
 FINAL_TRIES = 3
-"""The last state of a run is worth more than one try: nothing comes after it."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 20.0, 60.0
+"""The last state of a run is worth more than one try, and a store that is away for a moment gets one: nothing comes after."""
 NOTICE_VOTE_S = 60.0
 """Ranks reach the same step boundary within one step of each other; a rank that is silent for longer is gone."""
 
@@ -61,9 +64,12 @@ class Saving:
         rank: int,
         fence: Fence | None,
         committed_step: int,
+        longest_failing_s: float = math.inf,
     ) -> None:
         self._checkpointer, self._votes, self._interval, self._state = checkpointer, votes, interval, state
         self._rank, self._fence = rank, fence
+        self._longest_failing_s = longest_failing_s
+        self._failing_since: float | None = None
         self.committed_step = committed_step
         """The newest step of this run that is known to be in the store; 0 before the first commit."""
         self.noticed: Notice | None = None
@@ -76,6 +82,13 @@ class Saving:
         """Whether rank 0 wants a save after this step; the other ranks learn it in the step's exchange."""
         self._note_outcomes(None)
         return self._rank == 0 and not self._checkpointer.busy and self._interval.due(step)
+
+    def overdue(self) -> Notice | None:
+        """Return a notice where saves have failed for too long: the run then tries once more, and ends."""
+        if self._failing_since is None or time.monotonic() - self._failing_since < self._longest_failing_s:
+            return None
+        minutes = self._longest_failing_s / 60
+        return Notice("saves", f"every save has failed for {minutes:.0f} minutes", None)
 
     def note_step(self, seconds: float) -> None:
         """Note how long a step took, without saves; a derived interval follows it."""
@@ -141,10 +154,12 @@ class Saving:
 
     def finish(self, step: int) -> None:
         """Wait until the state after `step` is committed; NotSavedError if it cannot be, LostRunError if it must not be."""
-        for _ in range(FINAL_TRIES):
+        for tried in range(FINAL_TRIES):
             self._settle()
             if self.committed_step == step:
                 return
+            if tried:
+                time.sleep(pause_s(tried, FIRST_PAUSE_S, LONGEST_PAUSE_S))
             self.save(step, urgent=True)
         self._settle()
         if self.committed_step != step:
@@ -176,9 +191,11 @@ class Saving:
         for outcome in outcomes:
             if outcome.committed:
                 self.committed_step = max(self.committed_step, outcome.step)
+                self._failing_since = None
                 self._interval.measured_save(outcome.seconds)
             else:
                 self._failures[outcome.step] += 1
+                self._failing_since = self._failing_since or time.monotonic()
 
     def _not_saved(self, step: int, when: str) -> str:
         return (
