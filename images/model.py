@@ -152,24 +152,3 @@ class Watch(Protocol):
 
     def moved(self, name: str, done: int, total: int) -> None:
         """Bytes of a layer went up or down; `total` 0 where it is not known."""
-
-
-class Noting:
-    """Passes everything on to another watch, and keeps the steps that ended."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-        self.ended_steps: list[Step] = []
-
-    def started(self, name: str) -> None:
-        self._watch.started(name)
-
-    def ended(self, step: Step) -> None:
-        self.ended_steps.append(step)
-        self._watch.ended(step)
-
-    def log(self, name: str, text: str) -> None:
-        self._watch.log(name, text)
-
-    def moved(self, name: str, done: int, total: int) -> None:
-        self._watch.moved(name, done, total)

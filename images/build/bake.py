@@ -239,18 +239,16 @@ def _csv(fields: list[str]) -> str:
 
 def documents(lines: Iterable[str]) -> Iterator[dict[str, Any] | str]:
     """Yield objects of JSON, on one line or on many, and the lines between them."""
-    pending: list[str] = []
+    pending = ""
     for line in lines:
-        if not pending and not line.startswith("{"):
-            if line.strip():
-                yield plain(line.rstrip())
-            continue
-        pending.append(line)
-        # Indented output closes an object with a brace in the first column.
-        if len(pending) > 1 and not line.startswith("}"):
-            continue
-        with suppress(ValueError):
-            document = json.loads("".join(pending))
-            pending.clear()
-            yield document
-    yield from (plain(line.rstrip()) for line in pending)
+        if pending or line.startswith("{"):
+            pending += line
+            # Indented output closes an object with a brace in the first column.
+            if line.startswith(("{", "}")):
+                with suppress(ValueError):
+                    document = json.loads(pending)
+                    pending = ""
+                    yield document
+        elif line.strip():
+            yield plain(line.rstrip())
+    yield from (plain(line.rstrip()) for line in pending.splitlines())

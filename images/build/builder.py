@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from images.build import engine
 from images.build.bake import Bake
-from images.build.failure import passing
-from images.model import Built, Context, Noting, Output, Plan, Step, Watch
+from images.build.failure import BuildError
+from images.model import Built, Context, Output, Plan, Step, Watch
 from images.plan import versions
 from lustrain.backoff import pause_s
 from lustrain.problem import FAILED, UserError
@@ -19,7 +19,6 @@ LEAST_FREE = 1 << 30
 """Bytes that even a build with everything cached may take."""
 _COPIES = 3
 """A layer lies in its build stage, in the image, and compressed beside that."""
-_LOST = ("parent snapshot", "does not exist")
 _TRIES = 3
 _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 15.0
 
@@ -56,31 +55,21 @@ def check_room(target: str, facts: engine.Engine, environment: Mapping[str, str]
 def _built(bake: Bake, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
     """Build one target; the answer has the steps of every try.
 
-    Build it again where a push broke off: what the registry has got is not sent twice. Also where the engine lost a snapshot
-    while it unpacked the image, a race in engines with containerd's store: https://github.com/moby/buildkit/issues/6521.
+    Build it again where that may help, as after a push that broke off: what the registry has got is not sent twice.
     """
     began, before, tried = time.monotonic(), list[Step](), 0
     while True:
         tried += 1
-        noting = Noting(watch)
         try:
-            built = bake.build(plan, context, target, output, noting)
+            built = bake.build(plan, context, target, output, watch)
             break
-        except UserError as error:
-            why = error.problems[0]
-            lost = all(sign in why for sign in _LOST)
-            if tried == _TRIES or not (lost or passing(error)):
+        except BuildError as error:
+            if tried == _TRIES or not error.again:
                 raise
-            before += [step for step in noting.ended_steps if not step.error]
-            again = (
-                "the engine lost a snapshot that it was unpacking on; building"
-                if lost
-                else "the push broke off; pushing"
-            )
-            name = f"{target}: {again} again ({tried} of {_TRIES - 1})"
-            watch.ended(Step(name, time.monotonic() - began, False, why))
-            if not lost:
-                time.sleep(pause_s(tried, _PAUSE_S, _LONGEST_PAUSE_S))
+            before += [step for step in error.steps if not step.error]
+            name = f"{target}: {error.again} again ({tried} of {_TRIES - 1})"
+            watch.ended(Step(name, time.monotonic() - began, False, error.problems[0]))
+            time.sleep(pause_s(tried, _PAUSE_S, _LONGEST_PAUSE_S))
     if tried == 1:
         return built
     return replace(built, steps=_joined(before, built.steps), seconds=round(time.monotonic() - began, 3))

@@ -12,7 +12,7 @@ from typing import Any
 
 from images.plan.plan import DIRTY, INPUTS, TARGET, VERSIONS
 from images.registry.client import Registry
-from images.registry.read import INDEXES, Found, find
+from images.registry.read import INDEXES, RegistryImage, find
 from lustrain.image_file import Record
 from lustrain.leaks import secrets_of
 from lustrain.problem import UserError, plain
@@ -90,7 +90,7 @@ def verify(
     return Report(ref, digest, tuple(rows))
 
 
-def _rows(found: Found, record: Record | None, limits: Limits, now: datetime) -> list[Row]:
+def _rows(found: RegistryImage, record: Record | None, limits: Limits, now: datetime) -> list[Row]:
     config = found.image.config.get("config")
     settings: Mapping[str, Any] = config if isinstance(config, dict) else {}
     labels: Mapping[str, str] = settings.get("Labels") or {}
@@ -141,7 +141,7 @@ def _platforms(present: Sequence[str], record: Record | None, platform: str | No
     return Row("platforms", OK, ", ".join(present))
 
 
-def _readable_by_enroot(found: Found) -> Row:
+def _readable_by_enroot(found: RegistryImage) -> Row:
     """Check the media types.
 
     Sources: https://github.com/NVIDIA/pyxis/issues/180 (zstd), https://github.com/NVIDIA/JAX-Toolbox/issues/310 (OCI index).

@@ -139,5 +139,5 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _unreadable(path: Path) -> UserError:
     # Not what the parser says: that may quote a password.
-    fix = "mend it, or move it away and `docker login` again"
+    fix = "correct it, or move it away and `docker login` again"
     return UserError(problem("docker config", str(path), "cannot be read as docker's config.json", fix=fix))

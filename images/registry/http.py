@@ -42,7 +42,8 @@ NAME_TRIES = 3
 """For a host name that does not exist. When the name service fails, there are as many tries as for anything else."""
 HOPS = 5
 AGAIN = (429, 500, 502, 503, 504)
-LONGEST_ERROR = 64 << 10
+LONGEST = 16 << 20
+"""Bytes of an answer; manifests and configurations are far smaller."""
 _HUB_HOST = "registry-1.docker.io"
 _CERTIFICATES = Path("/etc/docker/certs.d")
 
@@ -79,17 +80,13 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         good: tuple[int, ...] = (200,),
-        longest: int = LONGEST_ERROR,
     ) -> Answer:
-        """Return the answer to a request for a `path` in the reference's repository, with one of the `good` statuses.
-
-        UserError where its body is longer than `longest` bytes.
-        """
+        """Return the answer to a request for a `path` in the reference's repository, with one of the `good` statuses."""
         path, tried, tries = f"/v2/{reference.repository}/{path}", 0, TRIES
         while tried < tries:
             tried, pause = tried + 1, None
             try:
-                answer = self._try(method, reference, path, dict(headers or {}), body, longest)
+                answer = self._try(method, reference, path, dict(headers or {}), body)
             except (requests.RequestException, HTTPError, OSError) as error:
                 cause = _root(error)
                 why = self._broken(error, cause, reference)
@@ -106,18 +103,16 @@ class Transport:
                 self._wait(tried, pause, why)
         raise self._error(f"no usable answer to {method} {path} in {tried} tries: {why}", GO_ON)
 
-    def _try(
-        self, method: str, reference: Reference, path: str, headers: dict[str, str], body: bytes | None, longest: int
-    ) -> Answer:
+    def _try(self, method: str, reference: Reference, path: str, headers: dict[str, str], body: bytes | None) -> Answer:
         try:
             with self._authorized(method, path, f"{reference.repository} {method}", headers, body) as response:
-                content = response.raw.read(longest + 1, decode_content=True)
+                content = response.raw.read(LONGEST + 1, decode_content=True)
         except requests.TooManyRedirects:
             raise self._error(f"more than {HOPS} redirects in a row") from None
         except requests.exceptions.InvalidURL:
             raise UserError(problem("registry", self.host, "not an address")) from None
-        if len(content) > longest:
-            raise self._error(f"{path} is longer than {longest} bytes")
+        if len(content) > LONGEST:
+            raise self._error(f"{path} is longer than {LONGEST} bytes")
         return Answer(response.status_code, response.headers, content)
 
     def _broken(self, error: Exception, cause: BaseException, reference: Reference) -> str:
@@ -202,7 +197,7 @@ class Transport:
             # Without TLS first: servers with TLS say so at once, while some without it wait for the rest of a handshake.
             try:
                 with self._session.send_to("GET", f"http://{self.host}/v2/") as answer:
-                    tls = answer.status_code == 400 and b"HTTPS" in answer.raw.read(LONGEST_ERROR)
+                    tls = answer.status_code == 400 and b"HTTPS" in answer.raw.read(LONGEST)
                     self._scheme = "https" if tls else "http"
             except requests.ConnectionError:
                 # TLS, or nothing answers.

@@ -84,15 +84,16 @@ def joined(entries: Sequence[Mapping[str, Any]]) -> tuple[bytes, str]:
 
 def _put(registry: Registry, reference: Reference, body: bytes, media_type: str) -> str:
     digest = digest_like(body)
-    if registry.digest_of(reference) is None:
-        try:
-            registry.put_manifest(reference, body, media_type)
-        except UserError:
-            # An ECR with immutable tags refuses a second PUT of the same manifest, as when its first answer was lost.
-            if registry.digest_of(reference) != digest:
-                raise
-    # An image whose layers another builder compressed differently has the same configuration.
-    return _confirmed(registry, reference, digest, _config(reference, body))
+    if registry.digest_of(reference) is not None:
+        # An image whose layers another builder compressed differently has the same configuration.
+        return _confirmed(registry, reference, digest, _config(reference, body))
+    try:
+        registry.put_manifest(reference, body, media_type)
+    except UserError:
+        # An ECR with immutable tags refuses a second PUT of the same manifest, as when its first answer was lost.
+        if registry.digest_of(reference) != digest:
+            raise
+    return _confirmed(registry, reference, digest)
 
 
 def _confirmed(registry: Registry, reference: Reference, *accepted: str | None) -> str:

@@ -34,7 +34,7 @@ class Index:
 
 
 @dataclass(frozen=True)
-class Found:
+class RegistryImage:
     """An image, and how its registry describes it."""
 
     image: Image
@@ -55,7 +55,7 @@ def image(registry: Registry, ref: str, platform: str | None = None) -> Image:
     return images[0].image
 
 
-def find(registry: Registry, ref: str, platform: str | None = None) -> tuple[Found, ...]:
+def find(registry: Registry, ref: str, platform: str | None = None) -> tuple[RegistryImage, ...]:
     """Return the images behind a reference, one for each platform, or only that of `platform`; attestations are left out.
 
     UserError like `image`.
@@ -92,7 +92,7 @@ def _manifest(registry: Registry, ref: Reference) -> tuple[Manifest, Mapping[str
 
 def _described(
     registry: Registry, ref: Reference, manifest: Manifest, document: Mapping[str, Any], index: Index | None
-) -> Found:
+) -> RegistryImage:
     described = _descriptor(ref, document.get("config"))
     kind = document.get("artifactType") or described.get("mediaType")
     if kind not in _CONFIGS:
@@ -112,7 +112,7 @@ def _described(
     steps = [str(step.get("created_by") or step.get("comment") or "") for step in history]
     # A history is optional, and of no use where it does not have one step for each layer.
     steps = steps if len(steps) == len(layers) else [""] * len(layers)
-    return Found(
+    return RegistryImage(
         image=Image(
             ref=str(ref),
             digest=manifest.digest,

@@ -44,7 +44,8 @@ class Hand:
         """Put it as it is; returns its digest. A manifest without a tag goes under its digest."""
         body = json.dumps(document).encode()
         ref = f"{self.name}:{tag}" if tag else f"{self.name}@{sha256(body)}"
-        return self.client.put_manifest(ref, body, media_type)
+        self.client.put_manifest(ref, body, media_type)
+        return sha256(body)
 
     def document(
         self,

@@ -18,13 +18,16 @@ from typing import Any
 
 import pytest
 
+from images.build import builder
 from images.build import engine as engine_module
 from images.build.bake import Bake
 from images.build.builder import build, check_room
 from images.build.engine import facts
+from images.build.failure import BuildError, failure
 from images.build.progress import Live
+from images.build.steps import Steps
 from images.model import Built, Context, Output, Plan, Step, Watch
-from lustrain.problem import FAILED, UserError
+from lustrain.problem import UserError
 from rehearsal.lab.containers.base import base_tar
 from rehearsal.lab.containers.engine import Engine
 from tests.conftest import require
@@ -147,6 +150,11 @@ def test_without_the_docker_command_there_is_one_line(tmp_path: Path) -> None:
     assert "not on PATH; fix: install docker-buildx" in line
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder, "pause_s", lambda *_: 0)
+
+
 class Noting(Bake):
     """Builds nothing: it notes what it is asked."""
 
@@ -200,11 +208,11 @@ class Losing(Noting):
         built = super().build(plan, context, target, output, watch)
         self.times -= 1
         if self.times >= 0:
-            raise UserError(f"build {target}: {self.why}", FAILED)
+            raise failure(target, Steps(watch), [f"ERROR: {self.why}"])
         return built
 
 
-def test_a_snapshot_that_the_engine_lost_is_no_reason_to_fail(tmp_path: Path, engine: Engine) -> None:
+def test_a_snapshot_that_the_engine_lost_is_no_reason_to_fail(tmp_path: Path, engine: Engine, quick: None) -> None:
     def made(losing: Losing) -> tuple[Built, str]:
         staged, said = Context(tmp_path, {}), io.StringIO()
         with Live("x", stream=said) as watch:
@@ -224,14 +232,16 @@ def test_a_snapshot_that_the_engine_lost_is_no_reason_to_fail(tmp_path: Path, en
     assert len(final.asked) == 1
 
 
-def test_what_the_tries_before_did_is_in_the_answer(tmp_path: Path, engine: Engine) -> None:
+def test_what_the_tries_before_did_is_in_the_answer(tmp_path: Path, engine: Engine, quick: None) -> None:
     class Cached(Losing):
         """Its second try finds what the first one made."""
 
         def build(self, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
-            first = self.times > 0
-            watch.ended(Step("[x 1/1] RUN a", 3.0 * first, not first))
-            return super().build(plan, context, target, output, watch)
+            try:
+                return super().build(plan, context, target, output, watch)
+            except BuildError as error:
+                error.steps = [Step("[x 1/1] RUN a", 3.0, False)]
+                raise
 
     staged = Context(tmp_path, {})
     built = build(plan("a:1"), staged, Cached(engine, 1), output=Output.LOAD, verify=False, watch=Remembering())

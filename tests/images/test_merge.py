@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from images.registry.client import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, connect
-from images.registry.merge import joined, merge
+from images.registry.merge import joined, merge, tag
 from lustrain.problem import UserError
 from rehearsal.lab.containers import registry as lab
-from tests.images.seeds import put_image
+from tests.images.scripted import Asked, Said, scripted
+from tests.images.seeds import digest_of, put_image
 
 ARM = {"os": "linux", "architecture": "arm64", "variant": "v8"}
 _PLATFORMS = ("amd64", "arm64", "riscv64", "s390x")
@@ -79,6 +80,23 @@ def test_what_does_not_fit_is_refused_before_anything_is_put(registry: lab.Regis
         assert len(caught.value.problems) == 1
         assert caught.value.exit_code == 2
     assert connect(f"{registry.host}/a:1").digest_of(f"{registry.host}/a:1") is None
+
+
+def test_a_list_that_the_registry_changed_is_refused() -> None:
+    manifest = json.dumps({"config": {"digest": digest_of(b"{}")}}).encode()
+    stored: list[bytes] = []
+
+    def changing(asked: Asked) -> Said:
+        if asked.method == "PUT":
+            stored.append(asked.body + b" ")
+            return Said(201)
+        body = stored[0] if stored else manifest
+        return (
+            Said(404) if asked.path.endswith("/1") and not stored else Said(200, body, {"Content-Type": OCI_MANIFEST})
+        )
+
+    with scripted(changing) as fake, pytest.raises(UserError, match="already names a different image"):
+        tag(f"{fake.host}/a:1", digest_of(manifest))
 
 
 @given(st.sets(st.sampled_from(_PLATFORMS), min_size=1))

@@ -63,7 +63,7 @@ def line_of(caught: pytest.ExceptionInfo[UserError]) -> str:
 
 
 @pytest.mark.slow
-def test_what_is_in_a_real_registry_is_read_back(registry: lab.Registry) -> None:
+def test_what_is_in_a_real_registry_is_read_back(registry: lab.Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = b"x" * 3_000_000
     digest = put_image(registry, "team/a", "1", layer, {"Labels": {"a": "b"}})
     there, ref = client(registry), f"{registry.host}/team/a:1"
@@ -74,8 +74,9 @@ def test_what_is_in_a_real_registry_is_read_back(registry: lab.Registry) -> None
     config = json.loads(manifest.body)["config"]["digest"]
     assert json.loads(there.blob(ref, config))["Labels"] == {"a": "b"}
     assert there.blob(ref, digest_of(layer)) == layer
+    monkeypatch.setattr(http, "LONGEST", len(layer) - 1)
     with pytest.raises(UserError, match="longer than 2999999 bytes"):
-        there.blob(ref, digest_of(layer), len(layer) - 1)
+        there.blob(ref, digest_of(layer))
 
 
 @pytest.mark.slow
@@ -94,7 +95,7 @@ def test_a_manifest_is_put_under_a_tag_and_confirmed(registry: lab.Registry) -> 
     digest = put_image(registry, "team/a")
     there, ref = client(registry), f"{registry.host}/team/a:1"
     manifest = there.manifest(ref)
-    assert there.put_manifest(f"{registry.host}/team/a:again", manifest.body, manifest.media_type) == digest
+    there.put_manifest(f"{registry.host}/team/a:again", manifest.body, manifest.media_type)
     assert there.digest_of(f"{registry.host}/team/a:again") == digest
 
 
@@ -226,8 +227,6 @@ def test_a_manifest_is_what_was_asked_for_or_is_refused() -> None:
         for ref in (f"{fake.host}/a:1", f"{fake.host}/a@{other}"):
             with pytest.raises(UserError, match="does not have the digest that was asked for"):
                 client(fake).manifest(ref)
-        with pytest.raises(UserError, match="stored the manifest under a different digest"):
-            client(fake).put_manifest(f"{fake.host}/a:1", MANIFEST, DOCKER_MANIFEST)
     with scripted(lambda asked: Said(200, MANIFEST, {"Content-Type": DOCKER_MANIFEST})) as fake:
         assert client(fake).digest_of(f"{fake.host}/a:1") == digest_of(MANIFEST)
 
