@@ -127,11 +127,12 @@ class Scan:
 def image_scan(flags: Scan) -> Answer:
     """Wait for ECR's scan of an image and weigh what it found. Exit code: 1 not passed, also where nobody scanned."""
     from images.check import scan
+    from images.registry import ecr
     from lustrain import image_file
 
     allowed = scan.read_allowed(Path(flags.allow) if flags.allow else scan.ALLOWED)
     place = scan.Place.of(flags.ref or image_file.read(Path(flags.image_file)).deployable)
-    verdict = scan.gate(place, scan.client_for(place), allowed, threshold=flags.threshold, say=_aside)
+    verdict = scan.gate(place, ecr.client(place.region), allowed, threshold=flags.threshold, say=_aside)
     return Answer(scan.lines(verdict), scan.as_json(verdict), verdict.exit_code)
 
 

@@ -16,8 +16,6 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -190,15 +188,6 @@ def _rank(severity: str) -> int:
     return _RATED.index(severity) if severity in _RATED else 0
 
 
-def client_for(place: Place) -> Any:
-    """boto3's client for ECR in the place's region, with bounded time-outs and retries."""
-    settings = Config(connect_timeout=10, read_timeout=60, retries={"mode": "standard", "total_max_attempts": 5})
-    try:
-        return boto3.client("ecr", region_name=place.region, config=settings)
-    except BotoCoreError as error:
-        raise UserError(plain(f"scan: no client for ECR in {place.region}: {error}")) from None
-
-
 def gate(
     place: Place,
     client: Any,
@@ -210,7 +199,7 @@ def gate(
 ) -> Verdict:
     """Wait for ECR's scan of the image and weigh it. No scan, or one without a result, does not pass.
 
-    `client` is `client_for(place)`; `say` receives a line now and then during the wait. UserError where ECR or
+    `client` is `ecr.client(place.region)`; `say` receives a line now and then during the wait. UserError where ECR or
     the image cannot be reached.
     """
     today = today or datetime.now(UTC).date()

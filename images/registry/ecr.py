@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import base64
 import re
+from typing import TYPE_CHECKING
 
 from lustrain.problem import FAILED, UserError, problem
+
+if TYPE_CHECKING:
+    from mypy_boto3_ecr import ECRClient
 
 _HOST = re.compile(
     r"(?P<account>[0-9]{12})\.dkr"
@@ -39,39 +43,46 @@ def region_of(host: str) -> str | None:
     return (match["region"] or match["dual"]) if match else None
 
 
+def client(region: str) -> ECRClient:
+    """Return boto3's client with bounded time-outs and retries; UserError where it cannot be made, as for a missing profile."""
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
+    limits = Config(
+        connect_timeout=_SECONDS, read_timeout=_SECONDS, retries={"mode": "standard", "total_max_attempts": _TRIES}
+    )
+    try:
+        return boto3.session.Session().client("ecr", region_name=region, config=limits)
+    except BotoCoreError as error:
+        raise _refused(f"ECR in {region}", error) from None
+
+
 def token(host: str) -> tuple[str, str]:
     """Return a user name and a new password for the registry `host`, from AWS in the region of its name.
 
     It is good for 12 hours. UserError in one line where AWS gives none.
     https://docs.aws.amazon.com/AmazonECR/latest/APIReference/API_GetAuthorizationToken.html
     """
-    import boto3
-    from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    region = str(region_of(host))
-    config = Config(
-        connect_timeout=_SECONDS,
-        read_timeout=_SECONDS,
-        retries={"mode": "standard", "total_max_attempts": _TRIES},
-    )
     try:
-        answer = boto3.session.Session().client("ecr", region_name=region, config=config).get_authorization_token()
+        answer = client(str(region_of(host))).get_authorization_token()
         pair = base64.b64decode(answer["authorizationData"][0]["authorizationToken"]).decode()
     except (ClientError, BotoCoreError) as error:
-        raise _refused(host, region, error) from None
+        raise _refused(host, error) from None
     except (LookupError, ValueError):
-        why = f"ECR in {region} answered with no token"
+        why = "AWS answered with no token"
         raise UserError(problem("registry", host, why, fix="see what AWS_ENDPOINT_URL points to"), FAILED) from None
     username, _, password = pair.partition(":")
     return username, password
 
 
-def _refused(host: str, region: str, error: Exception) -> UserError:
+def _refused(host: str, error: Exception) -> UserError:
     answer = getattr(error, "response", {}).get("Error", {})
     code = str(answer.get("Code") or type(error).__name__)
     for codes, why, fix in _REFUSALS:
         if re.search(codes, code):
             return UserError(problem("registry", host, f"{why} ({code})", fix=fix), FAILED)
     fix = "" if answer else "see the network"
-    return UserError(problem("registry", host, f"ECR in {region} gave no token: {error}", fix=fix), FAILED)
+    return UserError(problem("registry", host, f"AWS gave no token: {error}", fix=fix), FAILED)

@@ -24,6 +24,7 @@ from moto import mock_aws
 
 from images.check import scan
 from images.check.scan import SEVERITIES, Allowed, Finding, Place, Verdict
+from images.registry import ecr
 from lustrain.problem import UserError
 
 TODAY = date(2026, 11, 21)
@@ -79,7 +80,7 @@ def page(status: str, findings: dict[str, Any] | None = None, token: str | None 
 
 @pytest.fixture
 def stub() -> Iterator[Stubber]:
-    with Stubber(scan.client_for(PLACE)) as stubber:
+    with Stubber(ecr.client(PLACE.region)) as stubber:
         yield stubber
         stubber.assert_no_pending_responses()
 
@@ -117,7 +118,7 @@ def test_a_severe_finding_of_a_real_answer_stops_the_image_and_an_entry_lets_it_
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     with mock_aws():
-        client = scan.client_for(PLACE)
+        client = ecr.client(PLACE.region)
         client.create_repository(repositoryName=PLACE.repository)
         place = pushed(client)
         client.start_image_scan(repositoryName=place.repository, imageId={"imageDigest": place.digest})
@@ -206,7 +207,7 @@ def test_the_scan_is_waited_for_and_the_wait_is_told_now_and_then(stub: Stubber,
 
 
 def test_nothing_is_waited_for_for_ever(clock: Clock) -> None:
-    with Stubber(scan.client_for(PLACE)) as stub:
+    with Stubber(ecr.client(PLACE.region)) as stub:
         answer(stub, *[page("IN_PROGRESS")] * 300)
         verdict = ask(stub)
     assert 900 <= clock.now < 901
@@ -308,7 +309,7 @@ def test_the_day_of_an_entry_is_that_of_utc(monkeypatch: pytest.MonkeyPatch) -> 
             return cls(2026, 11, 21, 23, 59, 59, tzinfo=tz)
 
     monkeypatch.setattr(scan, "datetime", Late)
-    with Stubber(scan.client_for(PLACE)) as stub:
+    with Stubber(ecr.client(PLACE.region)) as stub:
         for _ in range(2):
             answer(stub, page("COMPLETE", {"findings": [basic()]}))
         assert scan.gate(PLACE, stub.client, [until(TODAY)]).passed
