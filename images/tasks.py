@@ -82,10 +82,9 @@ def image_verify(flags: Verify) -> Answer:
 
     days = flags.days
     record = image_file.read(Path(flags.image_file)) if flags.ref is None else None
-    limits = inspection.Limits(days, versions.load().budgets)
     # By its tag, so that one that stands for another image by now is noticed.
     ref = record.ref if record else str(flags.ref)
-    found = inspection.verify(connect(ref), ref, record=record, limits=limits)
+    found = inspection.verify(connect(ref), ref, record=record, oldest_days=days, budgets=versions.load().budgets)
     return Answer(inspection.lines(found), inspection.as_json(found), found.exit_code)
 
 

@@ -6,18 +6,19 @@ What needs the files themselves is not seen here: `verify.py` looked at them whe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from images.plan.plan import DIRTY, INPUTS, TARGET, VERSIONS
 from images.registry.client import Registry
-from images.registry.read import INDEXES, RegistryImage, find
+from images.registry.read import RegistryImage, find
 from lustrain.image_file import Record
 from lustrain.leaks import secrets_of
-from lustrain.problem import UserError, plain
+from lustrain.problem import UserError
 from lustrain.progress import BYTES, amount_text
 from lustrain.status import Status
+from lustrain.tables import table
 
 OK, WARNING, FAILED = Status.OK, Status.WARNING, Status.FAILED
 VERSION = 2
@@ -25,16 +26,6 @@ REBUILD = "build and push it again: fab image-build --push"
 _REVISION = "org.opencontainers.image.revision"
 _MOST_LAYERS = 127
 """overlay2 mounts 128 lower folders and no more: https://docs.docker.com/engine/storage/drivers/overlayfs-driver/"""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The oldest and the largest image that passes."""
-
-    oldest_days: int = 90
-    """Debian's security updates come weekly; a quarter-old image lacks a dozen of them."""
-    budget_mb: Mapping[str, int] = field(default_factory=dict)
-    """By target, MiB to pull. A budget for the unpacked size is a bound for it too."""
 
 
 @dataclass(frozen=True)
@@ -66,60 +57,53 @@ def verify(
     registry: Registry,
     ref: str,
     *,
-    platform: str | None = None,
     record: Record | None = None,
-    limits: Limits | None = None,
+    oldest_days: int = 90,
+    budgets: Mapping[str, int] | None = None,
     now: datetime | None = None,
 ) -> Report:
     """Check all that the registry knows of `ref`, against image.json where it is given.
 
-    An image that cannot be read has failed like others; only a mistyped reference or platform raises (exit code 2).
+    `oldest_days`: Debian's security updates come weekly, and a quarter-old image lacks a dozen of them. `budgets` are MiB to
+    pull, by target. An image that cannot be read has failed like others; only a mistyped reference raises (exit code 2).
     """
     try:
-        found = find(registry, ref, platform)
+        images = find(registry, ref)
     except UserError as error:
         if error.exit_code == 2:
             raise
         return Report(ref, "", tuple(Row("manifest", FAILED, line) for line in error.problems))
-    index = found[0].index
-    digest = index.digest if index else found[0].image.digest
-    rows = [_digest(digest, record), _platforms([each.image.platform for each in found], record, platform)]
-    for each in found:
-        checks = _rows(each, record, limits or Limits(), now or datetime.now(UTC))
+    digest = images[0].index.digest if images[0].index else images[0].image.digest
+    rows = [_digest(digest, record), _platforms([each.image.platform for each in images], record)]
+    for each in images:
+        inner = each.image.config.get("config")
+        settings: Mapping[str, Any] = inner if isinstance(inner, dict) else {}
+        labels: Mapping[str, str] = settings.get("Labels") or {}
+        checks = [
+            _readable_by_enroot(each),
+            _revision(labels, record.git.commit if record else None),
+            _versions(labels, record.versions if record else {}),
+            _inputs(labels, record.inputs if record else ()),
+            _age(each.created, oldest_days, now or datetime.now(UTC)),
+            _layers(len(each.image.layers)),
+            _size(each.image.size, labels.get(TARGET), budgets or {}),
+            _user(str(settings.get("User") or "")),
+            _entrypoint(settings.get("Entrypoint") or []),
+            _healthcheck((settings.get("Healthcheck") or {}).get("Test") or []),
+            *_secrets(each.image.config),
+        ]
         rows += [replace(row, platform=each.image.platform) for row in checks]
     return Report(ref, digest, tuple(rows))
-
-
-def _rows(found: RegistryImage, record: Record | None, limits: Limits, now: datetime) -> list[Row]:
-    config = found.image.config.get("config")
-    settings: Mapping[str, Any] = config if isinstance(config, dict) else {}
-    labels: Mapping[str, str] = settings.get("Labels") or {}
-    return [
-        _readable_by_enroot(found),
-        _revision(labels, record.git.commit if record else None),
-        _versions(labels, record.versions if record else {}),
-        _inputs(labels, record.inputs if record else ()),
-        _age(found.created, limits.oldest_days, now),
-        _layers(len(found.image.layers)),
-        _size(found.image.size, labels.get(TARGET), limits.budget_mb),
-        _user(str(settings.get("User") or "")),
-        _entrypoint(settings.get("Entrypoint") or []),
-        _healthcheck((settings.get("Healthcheck") or {}).get("Test") or []),
-        *_secrets(found.image.config),
-    ]
 
 
 def lines(report: Report) -> list[str]:
     """Return one line a finding, with its fix."""
     several = len({row.platform for row in report.rows if row.platform}) > 1
-    width = max(len(row.check) for row in report.rows)
-    return [
-        plain(
-            f"{row.status:<7}  {row.check:<{width}}  {f'{row.platform}: ' if several and row.platform else ''}"
-            f"{row.what}{f'; fix: {row.fix}' if row.fix else ''}"
-        )
-        for row in report.rows
-    ]
+    rows = []
+    for row in report.rows:
+        where, fix = f"{row.platform}: " if several and row.platform else "", f"; fix: {row.fix}" if row.fix else ""
+        rows.append((str(row.status), row.check, f"{where}{row.what}{fix}"))
+    return table(("", "", ""), rows)[1:]
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -134,9 +118,8 @@ def _digest(digest: str, record: Record | None) -> Row:
     return Row("digest", OK, digest + (", as in image.json" if record else ""))
 
 
-def _platforms(present: Sequence[str], record: Record | None, platform: str | None) -> Row:
-    wanted = [name for name in (record.platforms if record else ()) if platform in (None, name)]
-    if missing := [name for name in wanted if name not in present]:
+def _platforms(present: Sequence[str], record: Record | None) -> Row:
+    if missing := [name for name in (record.platforms if record else ()) if name not in present]:
         return Row("platforms", FAILED, f"{', '.join(present)}; {', '.join(missing)} of image.json missing", REBUILD)
     return Row("platforms", OK, ", ".join(present))
 
@@ -157,7 +140,7 @@ def _readable_by_enroot(found: RegistryImage) -> Row:
             "media types", WARNING, "layers that are not compressed: nodes pull several times the bytes", REBUILD
         )
     kind = "docker" if "docker" in found.media_type else "OCI"
-    listed = " in an index" if found.index and found.index.media_type in INDEXES else ""
+    listed = " in an index" if found.index else ""
     return Row("media types", OK, f"{kind} manifest{listed}, gzip")
 
 

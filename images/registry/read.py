@@ -28,7 +28,6 @@ class Index:
     """The list that an image is in."""
 
     digest: str
-    media_type: str
     attestations: int
     """How many of its entries are provenance or SBOM and no image."""
 
@@ -69,7 +68,7 @@ def find(registry: Registry, ref: str, platform: str | None = None) -> tuple[Reg
         return (single,)
     entries = [_descriptor(ref, entry) for entry in document.get("manifests") or ()]
     images = [(entry["digest"], platform_of(entry.get("platform") or {})) for entry in entries if not _attests(entry)]
-    index = Index(manifest.digest, manifest.media_type, sum(map(_attests, entries)))
+    index = Index(manifest.digest, sum(map(_attests, entries)))
     chosen = [reference.at(digest) for digest, name in images if platform in (None, name)]
     if not chosen:
         raise _no_platform(ref, platform, [name for _, name in images])
