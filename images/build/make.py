@@ -71,11 +71,8 @@ def planned(wish: Wish, *, root: Path = ROOT, pushing: bool = False) -> Iterator
     wish = placed(wish)
     if pushing and wish.repository is None:
         raise UserError(NOWHERE)
-    build = (
-        wish
-        if isinstance(wish, BuildWish)
-        else BuildWish(**{one.name: getattr(wish, one.name) for one in fields(Wish)})
-    )
+    shared = {field.name: getattr(wish, field.name) for field in fields(Wish)}
+    build = wish if isinstance(wish, BuildWish) else BuildWish(**shared)
     plan.check(build)
     known = versions.load(root / context.VERSIONS)
     last = image_file.read(wish.file) if wish.file.exists() else None
@@ -96,23 +93,12 @@ def build(wish: BuildWish, watch: Watch, environment: Mapping[str, str] | None =
     tag and record are left to `joined`. `environment` (else this process's) names the engine; registry credentials are read
     from this process's."""
     output = Output.PUSH_BY_DIGEST if wish.by_digest else Output.PUSH if wish.push else Output.LOAD
-    pushing, where = output is not Output.LOAD, wish.file.parent
-    wish = replace(wish, repository=placed(wish).repository)
-    if pushing and wish.repository is None:
-        raise UserError(NOWHERE)
-    if pushing and not where.is_dir():
-        raise UserError(
-            problem("--image-file", str(wish.file), "there is no such folder", fix="make it, or name another")
-        )
+    pushing, verify = output is not Output.LOAD, not wish.no_verify
+    if pushing and not wish.file.parent.is_dir():
+        fix = "make it, or name another"
+        raise UserError(problem("--image-file", str(wish.file), "there is no such folder", fix=fix))
     with planned(wish, root=root, pushing=pushing) as one:
-        built = builder.build(
-            one.plan,
-            one.context,
-            Bake(environment),
-            output=output,
-            verify=not wish.no_verify,
-            watch=watch,
-        )
+        built = builder.build(one.plan, one.context, Bake(environment), output=output, verify=verify, watch=watch)
         if output is not Output.PUSH or built.digest is None:
             return Made(one, built)
         return Made(one, built, _recorded(one, built.digest, (one.plan.platform,), wish.file))
@@ -137,8 +123,7 @@ def _made_from(one: Planned, image: Image) -> None:
 
 
 def _recorded(one: Planned, digest: str, platforms: Sequence[str], file: Path) -> Record:
-    source = connect(one.ref)
-    image = read.image(source, f"{one.plan.repository}@{digest}", one.plan.platform)
+    image = read.image(connect(one.ref), f"{one.plan.repository}@{digest}", one.plan.platform)
     _made_from(one, image)
     record = Record(
         ref=one.ref,

@@ -14,14 +14,8 @@ from lustrain.problem import FAILED, UserError, plain, problem
 TIMEOUT_S = 60.0
 _KEPT = ("GIT_CONFIG_", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_EXEC_PATH")
 """Of the variables named GIT_*: they say how git reads, not which repository a process around us is at work on."""
-_NOTHING_OF_ITS_OWN = (
-    "-c",
-    "core.fsmonitor=false",
-    "-c",
-    "core.hooksPath=/dev/null",
-    "--no-pager",
-    "--literal-pathspecs",
-)
+_ALONE = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-pager", "--literal-pathspecs")
+"""So that asking runs no program of the repository."""
 
 
 def read(root: Path, paths: Sequence[str], enters: Callable[[str], bool] = lambda path: True) -> GitState:
@@ -71,7 +65,7 @@ def _git(root: Path, *arguments: str, **variables: str) -> str | None:
     outside.pop("GIT_CONFIG_PARAMETERS", None)
     # Without optional locks the index is not refreshed on disk, so that no hook is called for it and a read-only clone will do.
     environment = outside | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"} | variables
-    command = ["git", "-C", str(root), *_NOTHING_OF_ITS_OWN, *arguments]
+    command = ["git", "-C", str(root), *_ALONE, *arguments]
     try:
         answer = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S
