@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
@@ -14,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from rich.console import Console
-from rich.table import Table
 
 from lustrain.problem import UserError, problem
 from lustrain.progress import BYTES, Progress, amount_text
 from lustrain.schema import problems_of
+from lustrain.tables import table
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.audit import audit
 from trainer.checkpoint.lineage.history import History, choose, read_history
@@ -127,18 +125,20 @@ def _list(store: ObjectStore, args: argparse.Namespace) -> int:
             {"run": store.uri, "generation": history.lease.generation, "checkpoints": [asdict(r) for r in rows]}
         )
         return EXIT_DONE
-    table = Table("step", "generation", "state", "saved", "size", "ranks", "eval loss", title=store.uri)
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             str(row.step),
             str(row.generation),
             row.state,
-            row.created or "",
-            "" if row.bytes is None else amount_text(row.bytes, BYTES),
-            "" if row.ranks is None else str(row.ranks),
-            "" if row.eval_loss is None else f"{row.eval_loss:.4f}",
+            row.created or "-",
+            "-" if row.bytes is None else amount_text(row.bytes, BYTES),
+            "-" if row.ranks is None else str(row.ranks),
+            "-" if row.eval_loss is None else f"{row.eval_loss:.4f}",
         )
-    _print_table(table)
+        for row in rows
+    ]
+    heads = ("step", "generation", "state", "saved", "size", "ranks", "eval loss")
+    print("\n".join([store.uri, *table(heads, cells, right=("size", "eval loss"))]))
     for row in rows:
         if row.problem:
             print(row.problem)
@@ -236,9 +236,9 @@ def task_names(store: ObjectStore) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the exported parameter names and `config.json` of the run's Task; UserError when it cannot be opened."""
     if read_stored(store) is None:
         raise UserError(problem("RUN_URI", store.uri, f"has no {KEY} that names its Task", fix="--names own"))
-    table = tomllib.loads(store.read(KEY)[0].decode())
+    config_file = tomllib.loads(store.read(KEY)[0].decode())
     try:
-        task = make_task(TaskConfig.model_validate(table["task"]), seed=table["run"]["seed"])
+        task = make_task(TaskConfig.model_validate(config_file["task"]), seed=config_file["run"]["seed"])
         with tempfile.TemporaryDirectory(prefix="lustrain-export-") as folder:
             task.open(Path(folder))
             model = task.build_model()
@@ -260,8 +260,3 @@ def _size(store: ObjectStore, manifest_id: ManifestId) -> int:
 
 def _print_json(content: Any) -> None:
     print(json.dumps(content, indent=2))
-
-
-def _print_table(table: Table) -> None:
-    """Print a table; a pipe has no width, so there the lines must not be folded."""
-    Console(width=None if sys.stdout.isatty() else 200).print(table)

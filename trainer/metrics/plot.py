@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import atexit
+import logging
 import math
-import os
-import shutil
 import statistics
-import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,7 +86,8 @@ def summary(story: Timeline) -> str:
 
 def draw(story: Timeline, *, title: str) -> Figure:
     """Draw the figure: loss above, throughput below, by step, with attempts shaded and interruptions marked."""
-    _find_matplotlib_a_folder()
+    # Where it may not keep its list of fonts it makes a folder for this time, and would warn of that and of each missing font.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -127,10 +125,12 @@ def draw_loss(axes: Axes, story: Timeline) -> None:
 
 
 def draw_speed(axes: Axes, story: Timeline) -> None:
+    from matplotlib.ticker import EngFormatter
+
     draw_series(axes, story.steps, story.tokens_per_second, SPEED)
     axes.set_ylabel("tokens / s", color=INK)
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(lambda value, position: _thousands(value))
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def draw_series(axes: Axes, steps: list[int], values: list[float], colour: str, *, label: str = "") -> None:
@@ -200,30 +200,5 @@ def running_median(values: Sequence[float], window: int) -> list[float]:
     return [statistics.median(near) if near else math.nan for near in finite]
 
 
-def _find_matplotlib_a_folder() -> None:
-    """Give matplotlib a temporary folder for its list of fonts where it has none; it would warn about each missing font."""
-    if "MPLCONFIGDIR" in os.environ:
-        return
-    home = Path(os.path.expanduser("~"))  # pathlib raises where there is no home at all
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
-    if not all(_may_write(folder / "matplotlib") for folder in (config, cache)):
-        folder = tempfile.mkdtemp(prefix="lustrain-plot-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        os.environ["MPLCONFIGDIR"] = folder
-
-
-def _may_write(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK | os.X_OK)
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _thousands(value: float) -> str:
-    return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k" if abs(value) >= 1e3 else f"{value:g}"
