@@ -22,7 +22,7 @@ $(SETUP): pyproject.toml .ci/constraints.txt .ci/set-up
 	@touch $@
 
 rehearse: setup
-	@$(BIN)/python -m rehearsal
+	@$(BIN)/fab rehearse
 
 # Lint runs beside the tests, and is printed after them.
 test: setup

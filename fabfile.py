@@ -4,6 +4,7 @@ from invoke.collection import Collection
 
 from images import tasks as image_tasks
 from infra import tasks as infra_tasks
+from lustrain.task import refuse_mistyped_flags
 from node_setup import tasks as node_tasks
 from node_setup.fleet.options import DEFAULTS
 from rehearsal import tasks as rehearsal_tasks
@@ -12,3 +13,4 @@ namespace = Collection()
 for one in (*infra_tasks.TASKS, *image_tasks.TASKS, *node_tasks.TASKS, *rehearsal_tasks.TASKS):
     namespace.add_task(one)
 namespace.configure(dict(DEFAULTS))
+refuse_mistyped_flags()

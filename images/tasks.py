@@ -11,7 +11,7 @@ from pathlib import Path
 
 from images.wish import IMAGE_FILE, JSON, BuildWish, MergeWish, Wish
 from lustrain.flags import flag
-from lustrain.problem import FAILED, UserError, problem
+from lustrain.problem import DIFFERS, UserError, problem
 from lustrain.task import Answer, task
 
 
@@ -137,7 +137,7 @@ def image_scan(flags: Scan) -> Answer:
 
 @dataclass(frozen=True)
 class Lock:
-    check: bool = flag(False, "change nothing; say which lock is stale and why, exit code 1")
+    check: bool = flag(False, "change nothing; say which lock is stale and why, exit code 4")
     upgrade: bool = flag(False, "take the newest versions that the constraints allow")
     links: str | None = flag(
         None, "page or folder with the CPU build of torch, in place of the one in images/versions.toml"
@@ -152,7 +152,7 @@ def image_lock(flags: Lock) -> Answer:
 
     if flags.check:
         stale = lock.check()
-        return Answer(stale or ["every lock is in order"], {"stale": stale}, FAILED if stale else 0)
+        return Answer(stale or ["every lock is in order"], {"stale": stale}, DIFFERS if stale else 0)
     changed = lock.write_all(links=flags.links, upgrade=flags.upgrade, say=_aside)
     return Answer([f"written: {', '.join(changed)}" if changed else "nothing changed"], {"changed": changed})
 

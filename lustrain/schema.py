@@ -132,10 +132,10 @@ def _meant(model: type[BaseModel], location: Sequence[int | str]) -> str:
 def _fields(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
     found: type[BaseModel] | None = model
     for key in location:
-        if isinstance(key, int) or found is None:
+        # Of a list or a table of tables the location has the index or the name as well.
+        if found is None or key not in found.model_fields:
             continue
-        field = found.model_fields.get(key)
-        found = _model_in(field.annotation) if field else None
+        found = _model_in(found.model_fields[str(key)].annotation)
     return list(found.model_fields) if found else []
 
 

@@ -18,16 +18,19 @@ import dataclasses
 import functools
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
 from invoke.context import Context
-from invoke.exceptions import Exit
+from invoke.exceptions import Exit, ParseError
+from invoke.program import Program
 from invoke.tasks import task as invoke_task
 
-from lustrain.problem import DONE, FAILED, Problem, UserError
+from lustrain.problem import DONE, FAILED, USAGE, Problem, UserError, did_you_mean
 from lustrain.process import drop_output
 
 
@@ -96,13 +99,6 @@ def perform(work: Callable[[], Answer], *, as_json: bool = False) -> None:
     """
     try:
         answer = work()
-    except UserError as error:
-        _refuse(error.problems, error.exit_code, as_json)
-    except OSError as error:
-        _refuse([Problem(f"{error.filename or 'this machine'}: {error.strerror or error}")], FAILED, as_json)
-    except KeyboardInterrupt:
-        _refuse([Problem("stopped by Ctrl-C")], FAILED, as_json)
-    else:
         if answer.lines and not as_json:
             _print("\n".join(answer.lines))
         if answer.problems:
@@ -111,11 +107,39 @@ def perform(work: Callable[[], Answer], *, as_json: bool = False) -> None:
             _print(json.dumps(answer.data, indent=1))
         if answer.code:
             raise Exit(code=answer.code)
+    except UserError as error:
+        _refuse(error.problems, error.exit_code, as_json)
+    except OSError as error:
+        _refuse([Problem(f"{error.filename or 'this machine'}: {error.strerror or error}")], FAILED, as_json)
+    except KeyboardInterrupt:
+        _refuse([Problem("stopped by Ctrl-C")], FAILED, as_json)
 
 
-def _refuse(lines: Sequence[str], code: int, as_json: bool) -> None:
+def refuse_mistyped_flags() -> None:
+    """Make an unknown task or flag, or a missing value, a mistake like others: one line, exit code 2, JSON where asked for.
+
+    Invoke reads the command line before any code of a task, and would end with 1.
+    """
+    read = Program.parse_tasks
+
+    def parse_tasks(program: Program) -> None:
+        try:
+            read(program)
+        except ParseError as error:
+            why = re.sub(r"Flag <Argument: (\S+).*> needed", r"Flag --\1 needed", str(error)).rstrip("!")
+            word = re.match("No idea what '([^']+)'", why)
+            names = list(program.collection.task_names) if word and program.collection else []
+            fix = (did_you_mean(word[1], names) if word else "") or "fab --list, or fab --help TASK"
+            _refuse([Problem(f"command line: {why}; fix: {fix}")], USAGE, "--json" in program.argv)
+
+    Program.parse_tasks = parse_tasks  # type: ignore[method-assign]
+
+
+def _refuse(lines: Sequence[str], code: int, as_json: bool) -> NoReturn:
     if as_json:
-        _print(json.dumps({"error": list(lines), "exit_code": code}, indent=1))
+        # A standard output that takes nothing, as on a full disk, may be what is refused here.
+        with suppress(OSError):
+            _print(json.dumps({"error": list(lines), "exit_code": code}, indent=1))
     raise Exit("\n".join(lines), code)
 
 

@@ -74,6 +74,7 @@ class Journey:
     provisioned: Provisioned | None = None
     stages: list[Stage] = field(default_factory=list)
     promises: list[Promise] = field(default_factory=list)
+    jobs: list[LocalJob] = field(default_factory=list)
 
     @property
     def cluster(self) -> Cluster:
@@ -113,7 +114,15 @@ class Journey:
 
     def train(self, name: str, ranks: int) -> LocalJob:
         words = [word for key, value in self.sets(name).items() for word in ("--set", f"{key}={value}")]
-        return LocalJob(["train", str(CONFIG), *words], ranks, self.environment)
+        job = LocalJob(["train", str(CONFIG), *words], ranks, self.environment)
+        self.jobs.append(job)
+        return job
+
+    def end_jobs(self) -> None:
+        """Kill what still trains, before its store goes away: the rehearsal was stopped, or a stage has failed."""
+        for job in self.jobs:
+            job.send(signal.SIGKILL)
+            job.wait()
 
 
 def travel(steps: int, seed: int, picture: Path) -> Journey:
@@ -129,19 +138,22 @@ def travel(steps: int, seed: int, picture: Path) -> Journey:
         environment: dict[str, str] = {**os.environ, **endpoints, **threads, "LUSTRAIN_CACHE": f"{name}/cache"}
         os.environ.update(endpoints)
         journey = Journey(steps, random.Random(seed), Path(name), environment, aws, metadata)
-        bring_up(journey)
-        set_up_nodes(journey)
-        tokenize(journey)
-        reference(journey)
-        in_a_container(journey)
-        notice_at = interrupted_by_notice(journey)
-        killed(journey, notice_at)
-        copy_run(journey, "interrupted", "other-world")
-        resumed(journey)
-        resumed_elsewhere(journey)
-        prove(journey)
-        draw(journey, picture)
-        take_down(journey)
+        try:
+            bring_up(journey)
+            set_up_nodes(journey)
+            tokenize(journey)
+            reference(journey)
+            in_a_container(journey)
+            notice_at = interrupted_by_notice(journey)
+            killed(journey, notice_at)
+            copy_run(journey, "interrupted", "other-world")
+            resumed(journey)
+            resumed_elsewhere(journey)
+            prove(journey)
+            draw(journey, picture)
+            take_down(journey)
+        finally:
+            journey.end_jobs()
         return journey
 
 

@@ -59,6 +59,39 @@ def test_a_mistake_is_one_line_and_exit_code_2(
         assert printed == {"error": err.splitlines(), "exit_code": 2}
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("prefligt",), "No idea what 'prefligt' is; fix: did you mean preflight?"),
+        (("preflight", "--stak", "x"), "No idea what '--stak' is; fix: fab --list, or fab --help TASK"),
+        (("preflight", "--stack"), "Flag --stack needed value"),
+        (("image-diff", "a"), "did not receive required positional arguments: 'b'"),
+    ],
+)
+def test_a_mistyped_command_line_is_one_line_and_exit_code_2(
+    words: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(HOUSE)
+    for json_too in ((), ("--json",)) if words != ("preflight", "--stack") else ((),):
+        with pytest.raises(SystemExit) as ended:
+            program.run(["fab", *words, *json_too])
+        out, err = capsys.readouterr()
+        assert ended.value.code == 2
+        assert why in err
+        assert len(err.splitlines()) == 1
+        assert bool(out) == bool(json_too)
+
+
+def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(HOUSE)
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as ended:
+            program.run(["fab", "preflight", "--list"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.splitlines() == ["this machine: No space left on device"]
+
+
 @pytest.mark.slow
 def test_a_reader_that_has_read_enough_is_no_failure() -> None:
     fab = Path(sys.executable).with_name("fab")

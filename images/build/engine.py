@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lustrain.problem import FAILED, UserError, plain, problem
+from lustrain.problem import FAILED, UNREACHABLE, UserError, plain, problem
 
 OLDEST = 23
 """The first whose own Dockerfile frontend knows `COPY --link`; 20.10 needs one from Docker Hub for it:
@@ -60,7 +60,7 @@ def docker(environment: Mapping[str, str] | None, *words: str) -> tuple[int, str
         raise UserError("docker with the buildx plugin is not on PATH; fix: install docker-buildx", FAILED) from None
     except subprocess.TimeoutExpired:
         why = f"docker {words[0]} did not answer in {ANSWER_S:.0f} s"
-        raise UserError(f"{why}; fix: see whether the engine hangs", FAILED) from None
+        raise UserError(f"{why}; fix: see whether the engine hangs", UNREACHABLE) from None
     return done.returncode, done.stdout, done.stderr
 
 
@@ -94,7 +94,7 @@ def _asked(environment: Mapping[str, str] | None, host: str, what: str) -> dict[
     if code or not isinstance(answer, dict):
         why = plain(" ".join(errors.split()))[:300] or f"exit code {code}"
         fix = "install Docker Engine and start it (sudo systemctl start docker), or set DOCKER_HOST to one that runs"
-        raise UserError(f"no engine answers: {why}; fix: {fix}", FAILED)
+        raise UserError(f"no engine answers: {why}; fix: {fix}", UNREACHABLE)
     return answer
 
 

@@ -15,7 +15,7 @@ from images.registry.client import Registry
 from images.registry.read import RegistryImage, find
 from lustrain.image_file import Record
 from lustrain.leaks import secrets_of
-from lustrain.problem import UserError
+from lustrain.problem import UNREACHABLE, USAGE, UserError
 from lustrain.progress import BYTES, amount_text
 from lustrain.status import Status
 from lustrain.tables import table
@@ -65,12 +65,13 @@ def verify(
     """Check all that the registry knows of `ref`, against image.json where it is given.
 
     `oldest_days`: Debian's security updates come weekly, and a quarter-old image lacks a dozen of them. `budgets` are MiB to
-    pull, by target. An image that cannot be read has failed like others; only a mistyped reference raises (exit code 2).
+    pull, by target. An image that cannot be read has failed like others; a mistyped reference
+    raises (exit code 2), and so does a registry that does not answer (3).
     """
     try:
         images = find(registry, ref)
     except UserError as error:
-        if error.exit_code == 2:
+        if error.exit_code in (USAGE, UNREACHABLE):
             raise
         return Report(ref, "", tuple(Row("manifest", FAILED, line) for line in error.problems))
     digest = images[0].index.digest if images[0].index else images[0].image.digest

@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from images.plan import versions as all_versions
 from images.plan.versions import Versions
 from lustrain.files import write_whole
-from lustrain.problem import FAILED, UserError, plain, problem
+from lustrain.problem import FAILED, UNREACHABLE, UserError, plain, problem
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path("images/locks")
@@ -233,7 +233,7 @@ def _compile(name: str, options: Sequence[str]) -> None:
         raise UserError(f"{path}: uv is not installed; fix: pip install -e '.[dev]'", FAILED) from None
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"{path}: the package index did not answer within {PATIENCE_S:.0f} s; fix: try again", FAILED
+            f"{path}: the package index did not answer within {PATIENCE_S:.0f} s; fix: try again", UNREACHABLE
         ) from None
     if done.returncode:
         why = " ".join(done.stderr.split())

@@ -29,7 +29,7 @@ from images.registry import ecr
 from images.registry.credentials import Credentials, for_registry
 from images.registry.refusals import GO_ON, refusal, without_queries
 from lustrain.backoff import pause_s
-from lustrain.problem import FAILED, UserError, problem
+from lustrain.problem import FAILED, UNREACHABLE, UserError, problem
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Transport:
                     raise self._refusal(reference, text) or self._error(text)
             if tried < tries:
                 self._wait(tried, pause, why)
-        raise self._error(f"no usable answer to {method} {path} in {tried} tries: {why}", GO_ON)
+        raise self._error(f"no usable answer to {method} {path} in {tried} tries: {why}", GO_ON, UNREACHABLE)
 
     def _try(self, method: str, reference: Reference, path: str, headers: dict[str, str], body: bytes | None) -> Answer:
         try:
@@ -124,8 +124,8 @@ class Transport:
         why = without_queries(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__)
         return f"the proxy refuses: {why}" if isinstance(error, requests.exceptions.ProxyError) else why
 
-    def _error(self, why: str, fix: str = "") -> UserError:
-        return UserError(problem("registry", self.host, why, fix=fix), FAILED)
+    def _error(self, why: str, fix: str = "", code: int = FAILED) -> UserError:
+        return UserError(problem("registry", self.host, why, fix=fix), code)
 
     def _wait(self, tried: int, retry_after: float | None, why: str) -> None:
         """Pause before the next try; the reason is logged once."""

@@ -6,6 +6,7 @@ import getpass
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -163,7 +164,7 @@ class LocalSession:
 
     @property
     def to_be_root(self) -> str:
-        return "run all of it as root: sudo fab …"
+        return f"run all of it as root: sudo {Path(sys.argv[0]).absolute()} …"
 
     @property
     def user(self) -> str:

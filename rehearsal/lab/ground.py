@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from rehearsal.lab.hardware import KINDS, STOCK_SYSCTLS, lay_out
@@ -98,7 +99,9 @@ class Ground:
     def clear(self) -> None:
         """End every process of the lab, and take away what it left on this machine."""
         if self._process.poll() is None:
-            os.kill(self._pid or self._process.pid, signal.SIGKILL)
+            # A Ctrl-C on the terminal may have ended its first process already.
+            with suppress(ProcessLookupError):
+                os.kill(self._pid or self._process.pid, signal.SIGKILL)
         self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()

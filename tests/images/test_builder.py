@@ -112,7 +112,7 @@ def test_an_engine_that_does_not_answer_is_one_line_with_its_address(tmp_path: P
         assert line.startswith("no engine answers: ")
         assert host.partition("/x")[0] in line
         assert "fix: install Docker Engine and start it" in line
-        assert code == 1
+        assert code == 3
 
 
 def test_a_socket_that_is_not_ours_to_use_names_the_group(tmp_path: Path) -> None:

@@ -21,9 +21,10 @@ from infra.plan.nodes.eks import helm_commands
 from infra.plan.place import Place
 from lustrain.cluster import Cluster, parse
 from tests.conftest import require
+from tests.infra.edits import STACKS
 
 ACCOUNT = "123456789012"
-EXAMPLES = sorted(path.name.split(".")[1] for path in PROGRAM.glob("Pulumi.*.yaml"))
+EXAMPLES = list(STACKS)
 PACK = PROGRAM / "policy"
 AT_ONCE = 3
 """Each holds an engine and a provider of some 300 MB, and most of the time waits for FSx."""

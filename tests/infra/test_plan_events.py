@@ -16,9 +16,10 @@ from infra.config import ClusterSpec, parse
 from infra.plan.place import Place
 from infra.plan.watch import interruptions as events
 from infra.plan.watch.interruptions import channel, patterns
+from tests.infra import edits
 
 PLACE = Place("us-east-1", "123456789012")
-STACKS = sorted(Path("infra").glob("Pulumi.*.yaml"))
+STACKS = [Path(f"infra/Pulumi.{name}.yaml") for name in edits.STACKS]
 NODE = "i-1234567890abcdef0"
 BLOCK = "cr-0123456789abcdef0"
 

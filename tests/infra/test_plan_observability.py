@@ -17,9 +17,10 @@ from infra.plan.node_policy import METRIC_NAMESPACES
 from infra.plan.place import Place
 from infra.plan.storage.lustre import efa_wanted, lustre
 from infra.plan.watch.observability import GIB, LOG_DAYS, Alarm, dashboard, log_days, observability
+from tests.infra import edits
 
 PLACE = Place("us-east-1", "123456789012")
-STACKS = sorted(Path("infra").glob("Pulumi.*.yaml"))
+STACKS = [Path(f"infra/Pulumi.{name}.yaml") for name in edits.STACKS]
 ALL_IDS = {"cluster": "llm", "lustre": "fs-1", "nat": "nat-1", "queue": "llm-interruptions", "group:train": "llm-train"}
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -152,7 +153,7 @@ def test_an_agent_of_root_behind_sudo_is_said_to_run_on(here: LocalSession, monk
 
 
 def test_whoever_may_not_sudo_here_is_told_to_call_fab_by_it(here: LocalSession, tmp_path: Path) -> None:
-    assert here.to_be_root == "run all of it as root: sudo fab …"
+    assert here.to_be_root == f"run all of it as root: sudo {Path(sys.argv[0]).absolute()} …"
     assert fault_of(Completed(1, b"", b"sudo: a password is required"), tmp_path, root=False).fix == "become root"
 
 

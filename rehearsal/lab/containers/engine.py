@@ -154,7 +154,9 @@ class Engine:
         if self._process is None:
             return
         if self._process.poll() is None:
-            os.kill(self._pid or self._process.pid, signal.SIGKILL)
+            # A Ctrl-C on the terminal may have ended its first process already.
+            with suppress(ProcessLookupError):
+                os.kill(self._pid or self._process.pid, signal.SIGKILL)
         self._process.wait()
         assert self._process.stdin is not None
         with suppress(OSError):
