@@ -26,7 +26,7 @@ def image_plan(flags: Wish) -> Answer:
 
 @task("image-build")
 def image_build(flags: BuildWish) -> Answer:
-    """Build the trainer's image, check it, and leave it in the engine or in a registry. Exit code: 2 a mistake, 1 a failure."""
+    """Build the trainer's image, check it, and leave it in the engine or in a registry. Exit code: 1 where it failed."""
     from images.build import answers, make
     from images.build.progress import Live
 
@@ -98,7 +98,7 @@ class Diff:
 
 @task("image-diff")
 def image_diff(flags: Diff) -> Answer:
-    """Tell which layers a node that has A pulls to run B."""
+    """List the layers that a node with image A pulls to run image B."""
     from images.check import diff
     from images.plan.references import parse
     from images.registry import read

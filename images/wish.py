@@ -25,7 +25,7 @@ class Wish:
         None, "take the Cluster from the output of the Pulumi stack of this name, like org/project/prod"
     )
     base: str | None = flag(None, "image by digest to run on, in place of the one in images/versions.toml")
-    tools: str | None = flag(None, "image by digest to build in, likewise")
+    tools: str | None = flag(None, "image by digest to build in, in place of the one in images/versions.toml")
     arg: tuple[str, ...] = flag(
         (), "NAME=VALUE for the Dockerfile, like EFA_VERSION= to leave EFA out; may be given again"
     )

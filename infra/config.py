@@ -317,7 +317,7 @@ class ClusterSpec(Section):
 def parse(value: object) -> ClusterSpec:
     """Return the spec in `value` (what `pulumi config` holds); UserError lists every problem, each with its path."""
     if not isinstance(value, Mapping):
-        raise UserError(f"{KEY} is missing or no table; fix: copy one of infra/Pulumi.*.yaml and edit it")
+        raise UserError(f"{KEY} is missing, or not a table of keys; fix: copy one of infra/Pulumi.*.yaml and edit it")
     try:
         return ClusterSpec.model_validate(dict(value))
     except ValidationError as error:

@@ -40,7 +40,8 @@ def preflight(flags: Preflight) -> Answer:
         planned, then = ((), ()) if report.exit_code(findings) else (summary(spec), first_up(spec))
         lines += [*([] if flags.stack else [f"{name}:"]), *planned, *report.lines(findings), *then]
     every = [finding for _, findings in found.values() for finding in findings]
-    return Answer(lines, report.as_data(every), USAGE if wrong else report.exit_code(every), wrong)
+    data = [{"stack": name} | row for name, (_, findings) in found.items() for row in report.as_data(findings)]
+    return Answer(lines, data, USAGE if wrong else report.exit_code(every), wrong)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class DeployerPolicy:
 
 @task("deployer-policy")
 def deployer_policy(flags: DeployerPolicy) -> Answer:
-    """Print what whoever runs `pulumi up` for a stack needs, as IAM policies small enough to attach."""
+    """Print the IAM policies that a person needs to run `pulumi up` for a stack, each small enough to attach."""
     from infra.preflight import commands
 
     return Answer(json.dumps(commands.policies(flags.stack, flags.account), indent=2).splitlines())

@@ -122,7 +122,7 @@ class Fleet:
         left = second.total(Status.CHANGED)
         untouched = self.trees() == tuned
         amount = "–".join(map(str, sorted({min(changed), max(changed)})))
-        files = "no file is another" if untouched else "files are others"
+        files = "no file has changed" if untouched else "files have changed"
         return f"{amount} settings changed on each of {len(changed)} nodes; in the second pass {left}", [
             Promise(
                 "node-tune brings every node to its wanted state", not first.status and min(changed) > 0, str(first)

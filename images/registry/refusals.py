@@ -9,7 +9,7 @@ from images.registry import ecr
 from lustrain.problem import FAILED, USAGE, UserError, problem
 
 NEW_TAG = "commit, which makes a new tag, or --suffix r2"
-GO_ON = "see that the registry runs, has its data and can be reached from here; a push goes on where it ended"
+GO_ON = "see that the registry runs, has its data and can be reached, then try again: a push goes on where it broke off"
 _MAKE_IN_ECR = (
     "aws ecr create-repository --region {region} --repository-name {repository} --image-tag-mutability IMMUTABLE, or take the "
     "repository of the Cluster (imageRepository)"

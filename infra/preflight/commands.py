@@ -84,7 +84,7 @@ def _as_deployed(spec: Any) -> Any:
 
 
 def policies(stack: str, account: str) -> list[Any]:
-    """Return what whoever runs `pulumi up` for a stack needs, as IAM policies small enough to attach."""
+    """Return the IAM policies that a person needs to run `pulumi up` for a stack, each small enough to attach."""
     read = stackfile.read(stack)
     if not read.region:
         raise UserError(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack}.yaml, or set AWS_REGION")

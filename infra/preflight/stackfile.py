@@ -95,7 +95,7 @@ def _mapping(path: Path) -> dict[str, Any]:
         where = plain(" ".join(str(error).split()))
         raise UserError(f"{path.name} is not YAML: {where}; fix: correct that line") from None
     if not isinstance(found, dict):
-        raise UserError(f"{path.name} is not a table; fix: copy one of infra/Pulumi.*.yaml and edit it")
+        raise UserError(f"{path.name} holds no keys; fix: copy one of infra/Pulumi.*.yaml and edit it")
     return found
 
 

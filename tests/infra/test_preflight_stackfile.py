@@ -52,7 +52,7 @@ def test_the_environment_names_the_region_where_the_file_does_not(
     ("text", "word"),
     [
         ("config: [", "is not YAML"),
-        ("- a", "is not a table"),
+        ("- a", "holds no keys"),
         ("other: 1", "config is missing"),
         ("config: {}", "lustrain:cluster is missing"),
         ("config: " + "[" * 3000, "nested too deep"),

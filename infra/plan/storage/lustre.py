@@ -173,7 +173,7 @@ def _binding(wish: Lustre, efa: bool, capacity_gib: int, per_tib: int) -> str:
     if capacity_gib > smallest(gib, 0, efa)[0]:
         return f"{mb_s / 1000:g} GB/s take {capacity_gib} GiB even at {PER_TIB_MB_S[-1]} MB/s/TiB, the highest rate"
     if efa:
-        return f"EFA at {per_tib} MB/s/TiB comes in steps of {EFA_STEP_GIB[per_tib]} GiB, and the wish is {gib:g} GiB"
+        return f"EFA at {per_tib} MB/s/TiB comes in steps of {EFA_STEP_GIB[per_tib]} GiB; {gib:g} GiB are asked for"
     if capacity_gib > SMALLEST_GIB:
-        return f"capacity comes in steps of {STEP_GIB} GiB, and the wish is {gib:g} GiB"
+        return f"capacity comes in steps of {STEP_GIB} GiB; {gib:g} GiB are asked for"
     return f"{SMALLEST_GIB} GiB is the smallest file system there is"

@@ -40,7 +40,11 @@ def zone_of_list(spec: ClusterSpec, context: Context) -> Problems:
         wrong = _AVAILABILITY_ZONE.fullmatch(zone) and not elsewhere(zone, context.region) and zone not in zones
         if zones and wrong:
             message = f"{context.region} has no zone {zone} by AWS's list of {ZONES_DATE}"
-            yield finding(path, message, f"choose one of {listed(zones)}, or suppress this where it is newer")
+            yield finding(
+                path,
+                message,
+                f"choose one of {listed(zones)}, or suppress this rule if the zone is newer than this list",
+            )
 
 
 @RULES.add(

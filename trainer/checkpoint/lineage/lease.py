@@ -199,7 +199,7 @@ class Lease:
             f"{now.owner} owns this run since {now.taken} (generation {now.generation}); "
             f"this job (generation {generation}) stops and commits nothing more"
         )
-        fix = "nothing is lost; if the newer job is not the one to keep, stop it and start this job again"
+        fix = "let the newer job go on from the last checkpoint; if it is not the one to keep, stop it and start this job again"
         return LostRunError(problem("run.uri", self._store.uri, why, fix=fix))
 
 
