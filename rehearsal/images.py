@@ -26,10 +26,10 @@ from images.wish import BuildWish
 from lustrain.problem import UserError
 from lustrain.progress import BYTES, amount_text
 from rehearsal.clock import clock
-from rehearsal.lab.base import checkout, push_base
-from rehearsal.lab.container import Container, docker
-from rehearsal.lab.engine import Engine, reachable, why_not
-from rehearsal.lab.registry import Registry
+from rehearsal.lab.containers.base import checkout, push_base
+from rehearsal.lab.containers.container import Container, docker
+from rehearsal.lab.containers.engine import Engine, reachable, why_not
+from rehearsal.lab.containers.registry import Registry
 from rehearsal.nodes import Scene
 from rehearsal.proof import Promise, Records
 from trainer.checkpoint.lineage.lease import committed

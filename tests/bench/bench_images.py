@@ -1,9 +1,9 @@
 """Images of the trainer against the orders of the seed guide and the textbook: the same packages, base, engine and commands.
 
-Every variant is built by `docker buildx build` in an engine of our own (`rehearsal.lab.engine`), so that empty means empty: no
-image, no cached step, no cache mount. Only the Dockerfile differs (`image_peers/` against `images/trainer.Dockerfile`). In the
-network are Debian's and PyPI's packages, fetched by whoever needs them; torch's wheel comes to all from one folder over the
-engine's bridge, and the registry is on the loopback.
+Every variant is built by `docker buildx build` in an engine of our own (`rehearsal.lab.containers.engine`), so that empty means
+empty: no image, no cached step, no cache mount. Only the Dockerfile differs (`image_peers/` against
+`images/trainer.Dockerfile`). In the network are Debian's and PyPI's packages, fetched by whoever needs them; torch's wheel
+comes to all from one folder over the engine's bridge, and the registry is on the loopback.
 
 Needs root, Debian's engine and 15 GB of disk. A cold build is done three times, each in an engine and to a repository of its
 own, and what takes the peers a minute and more `repetitions // 4` times, at least once: five repetitions take some twenty
@@ -25,10 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rehearsal.lab import base
-from rehearsal.lab.buildkit import BuildKit
-from rehearsal.lab.engine import why_not
-from rehearsal.lab.registry import Registry
+from rehearsal.lab.containers import base
+from rehearsal.lab.containers.buildkit import BuildKit
+from rehearsal.lab.containers.engine import why_not
+from rehearsal.lab.containers.registry import Registry
 from tests.bench.harness import Row, interleaved, median, run_bench, timed
 from tests.bench.image_shop import BUMPS, EDITED, VERIFY, Bench, Pushed, say
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from images.plan import context, versions
-from rehearsal.lab import base
-from rehearsal.lab.buildkit import BuildKit
-from rehearsal.lab.engine import Engine
-from rehearsal.lab.registry import Registry
+from rehearsal.lab.containers import base
+from rehearsal.lab.containers.buildkit import BuildKit
+from rehearsal.lab.containers.engine import Engine
+from rehearsal.lab.containers.registry import Registry
 from tests.bench.harness import timed
 
 PEERS = Path(__file__).with_name("image_peers")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rehearsal.lab.engine import Engine
-from rehearsal.lab.registry import Registry
+from rehearsal.lab.containers.engine import Engine
+from rehearsal.lab.containers.registry import Registry
 from tests.images.workshop import Made, Workshop
 
 

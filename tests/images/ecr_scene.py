@@ -21,8 +21,8 @@ from images.registry.client import Registry
 from images.registry.retry import Patience
 from infra.local.aws import LocalAws
 from lustrain.problem import UserError
-from rehearsal.lab import registry as lab
-from rehearsal.lab.engine import Engine
+from rehearsal.lab.containers import registry as lab
+from rehearsal.lab.containers.engine import Engine
 from tests.images.builds import Silent, context, plan
 from tests.images.certificates import certify
 

@@ -12,7 +12,7 @@ import requests
 from images.plan.references import parse
 from images.registry.client import DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 from images.registry.client import Registry as Client
-from rehearsal.lab.registry import Registry
+from rehearsal.lab.containers.registry import Registry
 from tests.images.tars import config_of, sha256
 
 DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"

@@ -10,7 +10,7 @@ from urllib.parse import urljoin
 import requests
 
 from images.registry.client import DOCKER_MANIFEST
-from rehearsal.lab.registry import Registry
+from rehearsal.lab.containers.registry import Registry
 
 CONFIG_TYPE = "application/vnd.docker.container.image.v1+json"
 LAYER_TYPE = "application/vnd.docker.image.rootfs.diff.tar.gzip"

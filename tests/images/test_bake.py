@@ -19,8 +19,8 @@ from images.build.bake import Bake, override
 from images.model import Output, Plan
 from images.registry import merge
 from lustrain.problem import UserError
-from rehearsal.lab.engine import Engine
-from rehearsal.lab.registry import Registry
+from rehearsal.lab.containers.engine import Engine
+from rehearsal.lab.containers.registry import Registry
 from tests.images.builds import Remembering, context, named, plan
 from tests.processes import alive, wait_until
 

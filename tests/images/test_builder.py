@@ -24,8 +24,8 @@ from images.build.builder import build, connect, no_room
 from images.build.progress import Live
 from images.model import Built, Context, Output, Plan, Step, Watch
 from lustrain.problem import FAILED, UserError
-from rehearsal.lab.base import base_tar
-from rehearsal.lab.engine import Engine
+from rehearsal.lab.containers.base import base_tar
+from rehearsal.lab.containers.engine import Engine
 from tests.conftest import require
 from tests.images.builds import Remembering, context, named, plan
 

@@ -18,7 +18,7 @@ from images.model import Context
 from images.plan import context, dockerfile, versions
 from images.plan.plan import arguments_of
 from lustrain.problem import UserError
-from rehearsal.lab.engine import Engine
+from rehearsal.lab.containers.engine import Engine
 from tests.images.checkouts import ROOT, checkout
 
 VERSIONS = versions.load()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from images.plan import context, dockerfile, versions
-from rehearsal.lab.engine import Engine
+from rehearsal.lab.containers.engine import Engine
 from tests.conftest import require
 
 IMAGES = Path(__file__).parents[2] / "images"

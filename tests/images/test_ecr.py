@@ -16,8 +16,8 @@ from images.registry import ecr
 from images.registry.credentials import for_registry
 from infra.local.aws import LocalAws
 from lustrain.problem import UserError
-from rehearsal.lab.base import ROOT
-from rehearsal.lab.engine import why_not
+from rehearsal.lab.containers.base import ROOT
+from rehearsal.lab.containers.engine import why_not
 from tests.conftest import require
 from tests.images.ecr_scene import HOST
 from tests.images.scripted import Said, scripted

@@ -16,7 +16,7 @@ from images.check.inspection import FAIL, OK, WARN, Limits, Report, as_json, lin
 from images.registry.client import OCI_MANIFEST
 from lustrain.image_file import GitState, Record
 from lustrain.problem import UserError
-from rehearsal.lab.registry import Registry
+from rehearsal.lab.containers.registry import Registry
 from tests.images.hand import OCI_TAR, Hand, attestation, entry
 from tests.images.tars import config_of, layer, sha256
 

@@ -13,7 +13,7 @@ from images.registry.client import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_
 from images.registry.merge import Child, joined, merge
 from images.registry.retry import Patience
 from lustrain.problem import UserError
-from rehearsal.lab import registry as lab
+from rehearsal.lab.containers import registry as lab
 from tests.images.seeds import put_image
 
 ARM = {"os": "linux", "architecture": "arm64", "variant": "v8"}

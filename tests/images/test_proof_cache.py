@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.lab.buildkit import BuildKit
-from rehearsal.lab.engine import Engine
+from rehearsal.lab.containers.buildkit import BuildKit
+from rehearsal.lab.containers.engine import Engine
 from tests.images.workshop import TORCH, Made, Workshop, change_code
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.lab.engine import Engine
+from rehearsal.lab.containers.engine import Engine
 from tests.images.workshop import TORCH, Made, Workshop, change_code, change_pin
 
 pytestmark = pytest.mark.slow

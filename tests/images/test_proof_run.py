@@ -12,9 +12,9 @@ import pytest
 from infra.local.aws import LocalAws
 from rehearsal.corpus import standard_library_sources
 from rehearsal.journey import CONFIG
-from rehearsal.lab.container import Container
-from rehearsal.lab.engine import Engine
-from rehearsal.lab.registry import Registry
+from rehearsal.lab.containers.container import Container
+from rehearsal.lab.containers.engine import Engine
+from rehearsal.lab.containers.registry import Registry
 from tests.images.workshop import Made
 from tests.processes import wait_until
 from trainer.checkpoint.lineage.lease import committed, read_lease

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from images.check.content import content_of
-from rehearsal.lab.buildkit import BuildKit
-from rehearsal.lab.engine import Engine
+from rehearsal.lab.containers.buildkit import BuildKit
+from rehearsal.lab.containers.engine import Engine
 from tests.images.workshop import Made, Workshop, change_code
 
 pytestmark = pytest.mark.slow

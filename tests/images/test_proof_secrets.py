@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from images.registry.client import connect
-from rehearsal.lab.base import ROOT
-from rehearsal.lab.engine import Engine
+from rehearsal.lab.containers.base import ROOT
+from rehearsal.lab.containers.engine import Engine
 from tests.images.workshop import CANARY, Made, Workshop, change_code
 
 pytestmark = pytest.mark.slow

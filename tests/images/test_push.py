@@ -21,8 +21,8 @@ from images.model import Built, Output, Step
 from images.registry import merge
 from images.registry.client import connect
 from lustrain.problem import UserError
-from rehearsal.lab import registry as lab
-from rehearsal.lab.engine import Engine, why_not
+from rehearsal.lab.containers import registry as lab
+from rehearsal.lab.containers.engine import Engine, why_not
 from tests.conftest import require
 from tests.images.builds import Silent, context, plan
 from tests.images.certificates import certify

@@ -13,7 +13,7 @@ from images.plan.references import Reference
 from images.registry.client import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 from images.registry.read import find, image
 from lustrain.problem import UserError
-from rehearsal.lab.registry import Registry
+from rehearsal.lab.containers.registry import Registry
 from tests.images.hand import OCI_TAR, Hand, attestation, entry
 from tests.images.tars import config_of, layer, sha256
 

@@ -14,8 +14,8 @@ from images.check.inspection import FAIL, WARN, verify
 from images.model import Image
 from images.registry.client import Registry as Client
 from images.registry.read import find, image
-from rehearsal.lab.engine import Engine
-from rehearsal.lab.registry import Registry
+from rehearsal.lab.containers.engine import Engine
+from rehearsal.lab.containers.registry import Registry
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from images.registry.client import DOCKER_MANIFEST, Registry
 from images.registry.credentials import Credentials
 from images.registry.retry import Patience, asked
 from lustrain.problem import UserError
-from rehearsal.lab import registry as lab
-from rehearsal.lab.engine import why_not
+from rehearsal.lab.containers import registry as lab
+from rehearsal.lab.containers.engine import why_not
 from tests.conftest import require
 from tests.images.scripted import Asked, Said, Scripted, scripted
 from tests.images.seeds import digest_of, put_blob, put_image

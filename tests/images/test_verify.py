@@ -15,7 +15,7 @@ import pytest
 
 from images import verify
 from images.verify import CHECKS, Image
-from rehearsal.lab.engine import Engine
+from rehearsal.lab.containers.engine import Engine
 from tests.conftest import require
 from tests.images.workshop import Made
 

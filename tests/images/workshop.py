@@ -19,9 +19,9 @@ from images.model import Built, Image, Layer
 from images.registry import read
 from images.registry.client import connect
 from images.wish import BuildWish
-from rehearsal.lab.base import checkout
-from rehearsal.lab.engine import Engine
-from rehearsal.lab.registry import Registry
+from rehearsal.lab.containers.base import checkout
+from rehearsal.lab.containers.engine import Engine
+from rehearsal.lab.containers.registry import Registry
 from tests.images.builds import Silent
 
 TARGET = "cpu"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.lab.base import push_base
-from rehearsal.lab.engine import Engine, why_not
-from rehearsal.lab.registry import Registry
+from rehearsal.lab.containers.base import push_base
+from rehearsal.lab.containers.engine import Engine, why_not
+from rehearsal.lab.containers.registry import Registry
 
 
 @pytest.fixture(scope="session")

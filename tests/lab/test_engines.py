@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.lab import base, network
-from rehearsal.lab import engine as engine_module
-from rehearsal.lab.engine import Engine, why_not
-from rehearsal.lab.registry import Registry
+from rehearsal.lab import network
+from rehearsal.lab.containers import base
+from rehearsal.lab.containers import engine as engine_module
+from rehearsal.lab.containers.engine import Engine, why_not
+from rehearsal.lab.containers.registry import Registry
 from tests.conftest import require
 from tests.processes import alive, wait_until
 
@@ -64,7 +65,7 @@ def test_an_engine_ends_with_everything_it_started(tmp_path: Path) -> None:
 
 def test_an_engine_dies_with_its_starter_and_the_next_one_sweeps_up(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from rehearsal.lab.engine import Engine\n"
+        "import sys; from pathlib import Path; from rehearsal.lab.containers.engine import Engine\n"
         "e = Engine(Path(sys.argv[1])).start(); print(e.subnet.link, e.subnet.folder, flush=True); sys.stdin.read()"
     )
     starter = subprocess.Popen(

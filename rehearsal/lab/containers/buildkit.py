@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from rehearsal.lab.engine import Engine
+from rehearsal.lab.containers.engine import Engine
 
 NAME = "lustrain-lab"
 _ASK = b"POST /grpc HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"

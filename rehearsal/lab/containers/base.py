@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from rehearsal.lab.container import docker
+from rehearsal.lab.containers.container import docker
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CACHE = ROOT / ".build"
 SUITE = "bookworm"
 DAY_S = 24 * 3600

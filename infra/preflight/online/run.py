@@ -15,7 +15,7 @@ from infra.finding import finding
 from infra.plan.place import Place
 from infra.preflight.offline import OFFLINE, SUPPRESSIONS, check_offline, settle
 from infra.preflight.online import access, capacity, instances, leftovers, network, storage
-from infra.preflight.online.asking import WHOLE, Aws, NotAwsError, ask, code_of, unknown
+from infra.preflight.online.client import WHOLE, Aws, NotAwsError, ask, code_of, unknown
 from infra.preflight.report import UNREACHED
 from infra.preflight.rule import Context, Rule
 from lustrain.problem import Problem, UserError
