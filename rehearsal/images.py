@@ -31,7 +31,7 @@ from rehearsal.lab.containers.container import Container, docker
 from rehearsal.lab.containers.engine import Engine, reachable, why_not
 from rehearsal.lab.containers.registry import Registry
 from rehearsal.nodes import Scene
-from rehearsal.proof import Promise, Records
+from rehearsal.proof import Promise, Records, close_losses
 from trainer.checkpoint.lineage.lease import committed
 from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.errors import EXIT_REQUEUE
@@ -139,27 +139,17 @@ def train(yard: Yard, run: Run) -> tuple[str, list[Promise]]:
     finally:
         container.remove()
     seen, saved = read_steps(run.store), committed(run.store)
+    trained = {record["step"] for record in seen}
+    reference = [record for record in run.reference if record["step"] in trained]
     whole = bool(saved) and verify_checkpoint(run.store, saved[-1]).ok
     figure = f"exit {code} after {took:.1f} of {run.notice_s:.0f} s, {len(saved)} checkpoints"
     stopped = "docker stop ends in a committed checkpoint and exit 85, in time"
     kept = code == EXIT_REQUEUE and whole and took < run.notice_s
     at = f"step {saved[-1].step} committed" if saved else "nothing committed"
     return f"exit {code} {took:.1f} s after docker stop at step {len(seen)}, {at}", [
-        same_losses(claim, run.reference, seen, run.tolerance),
+        close_losses(claim, reference, seen, run.tolerance),
         Promise(stopped, kept, figure),
     ]
-
-
-def same_losses(claim: str, reference: Records, seen: Records, tolerance: float) -> Promise:
-    """Compare the losses of the steps trained in the container with those of the same steps outside."""
-    expected = {record["step"]: float(record["loss"]) for record in reference}
-    pairs = [(float(record["loss"]), expected.get(record["step"], float("nan"))) for record in seen]
-    largest = max((abs(one / other - 1) for one, other in pairs), default=float("inf"))
-    equal = sum(one == other for one, other in pairs)
-    # A loss that the reference lacks is NaN, which fails every comparison.
-    kept = bool(pairs) and all(abs(one / other - 1) <= tolerance for one, other in pairs)
-    figure = f"{equal} of {len(pairs)} steps bit-identical, largest relative difference {largest:.1e}"
-    return Promise(claim, kept, figure)
 
 
 def show_plan(folder: Path, reason: str) -> tuple[str, list[Promise]]:

@@ -122,7 +122,7 @@ class Fleet:
         left = second.total(Status.CHANGED)
         untouched = self.trees() == tuned
         amount = "–".join(map(str, sorted({min(changed), max(changed)})))
-        files = "no file has changed" if untouched else "files have changed"
+        files = "no file changed" if untouched else "files changed"
         return f"{amount} settings changed on each of {len(changed)} nodes; in the second pass {left}", [
             Promise(
                 "node-tune brings every node to its wanted state", not first.status and min(changed) > 0, str(first)
@@ -150,7 +150,7 @@ class Fleet:
         ended = f"its first boot ends with {booted.returncode}"
         return f"{node.name}: {ended}; after a reboot {check.total(Status.CHANGE)} settings are to change", [
             Promise(
-                "a replaced node ends byte-identical to a tuned one, with nobody at a keyboard",
+                "a replaced node ends byte-identical to a tuned one, without manual steps",
                 not booted.returncode and not differ and not had and owned.AGENT in own,
                 f"differ: {', '.join(differ)}" if differ else f"{len(own)} files, links and folders",
             ),

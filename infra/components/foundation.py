@@ -33,8 +33,8 @@ class Foundation:
     @property
     def ready(self) -> list[pulumi.Resource]:
         """What a node needs from its first minute: a rule or a route that comes later would make its boot fail."""
-        found = [self.security, self.endpoints, self.roles, self.bundle, self.network]
-        return [*found, *(part for part in (self.lustre, self.home) if part is not None)]
+        resources = [self.security, self.endpoints, self.roles, self.bundle, self.network]
+        return [*resources, *(part for part in (self.lustre, self.home) if part is not None)]
 
     def _lustre(self, plan: Plan) -> LustreSystem | None:
         if plan.lustre is None:

@@ -38,11 +38,11 @@ class FoundImage:
 
 
 def look_up(group: str, image: Image) -> FoundImage:
-    """Return the image of a group, asked for where the plan leaves it open; UserError where AWS does not tell."""
+    """Return the image of a group, looked up in AWS where the plan leaves it open; UserError where the lookup fails."""
     try:
-        found = image.id or aws.ssm.get_parameter(name=str(image.parameter)).value
-        only = aws.ec2.GetAmiFilterArgs(name="image-id", values=[found])
-        return FoundImage(found, image.root_device or aws.ec2.get_ami(filters=[only]).root_device_name)
+        image_id = image.id or aws.ssm.get_parameter(name=str(image.parameter)).value
+        only = aws.ec2.GetAmiFilterArgs(name="image-id", values=[image_id])
+        return FoundImage(image_id, image.root_device or aws.ec2.get_ami(filters=[only]).root_device_name)
     except Exception as error:  # noqa: BLE001 - the SDK raises nothing narrower when the provider cannot ask
         why = f"this image cannot be looked up: {refusal(error)}"
         fix = "name an image of the region that this account may use; fab preflight --online asks for it too"
@@ -50,7 +50,7 @@ def look_up(group: str, image: Image) -> FoundImage:
 
 
 def refusal(error: Exception) -> str:
-    """Return what the provider said, on one line and as long as a person reads."""
+    """Return the provider's error message on one line, cut to a readable length."""
     return without_page(" ".join(str(error).split()))[:LONGEST_WORD_OF_AWS]
 
 

@@ -54,6 +54,6 @@ class HyperPod(pulumi.ComponentResource):
         # change, and with it all that is built on it would be.
         self.arn = cluster.id
         self.id = self.arn.apply(lambda arn: arn.rpartition("/")[2])
-        self.name = pulumi.Output.all(cluster.id, desired_state["ClusterName"]).apply(lambda found: str(found[1]))
+        self.name = pulumi.Output.all(cluster.id, desired_state["ClusterName"]).apply(lambda values: str(values[1]))
         self.ready = [cluster]
         self.register_outputs({"name": self.name, "arn": self.arn, "id": self.id})

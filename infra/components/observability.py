@@ -35,7 +35,7 @@ class Observability(pulumi.ComponentResource):
         subjects = {"lustre": file_system_id, "home": home_id, "nat": nat_gateway_id}
         subjects |= {subject: pulumi.Output.from_input(value) for subject, value in known.items()}
         subjects |= dict(zip(plan.groups, auto_scaling_groups, strict=True))
-        ids = {subject: found for subject, found in subjects.items() if found is not None}
+        ids = {subject: id_ for subject, id_ in subjects.items() if id_ is not None}
         logs = aws.cloudwatch.LogGroup(
             f"{name}-train", name=plan.log_group, retention_in_days=plan.log_days, opts=self._ours
         )

@@ -75,7 +75,7 @@ class Engine:
         self("config", "set", "aws:maxRetries", "2")
 
     def __call__(self, *words: str) -> str:
-        """Return what the command printed; EngineError when it failed or took too long."""
+        """Return the command's output; EngineError when it failed or took too long."""
         done = self._run(*words)
         return done.stdout + done.stderr
 
@@ -100,12 +100,12 @@ class Engine:
         return self("up", "--yes", "--skip-preview", "--suppress-outputs", *more)
 
     def steps(self) -> dict[str, str]:
-        """Return what an update would do, without doing it: the operation for each resource's name, those that stay left
+        """Preview an update: return the operation for each resource's name, those that stay left
         out."""
         return _changes(json.loads(self._run("preview", "--json").stdout)["steps"])
 
     def up_steps(self) -> dict[str, str]:
-        """Return what an update did: the operation for each resource's name, those that stayed left out."""
+        """Update the stack: return the operation for each resource's name, those that stayed left out."""
         events = map(json.loads, self._run("up", "--yes", "--skip-preview", "--json").stdout.splitlines())
         return _changes(event["resourcePreEvent"]["metadata"] for event in events if "resourcePreEvent" in event)
 
@@ -118,7 +118,7 @@ class Engine:
         return found["deployment"].get("resources", [])  # type: ignore[no-any-return]
 
     def resources(self) -> list[dict[str, Any]]:
-        """Return what of the state is in AWS."""
+        """Return the resources of the state that are in AWS."""
         return [one for one in self.state() if one.get("custom") and not one["type"].startswith("pulumi:")]
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:

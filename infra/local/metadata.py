@@ -58,7 +58,7 @@ class LocalMetadata:
 
     @property
     def endpoint(self) -> str:
-        """What AWS_EC2_METADATA_SERVICE_ENDPOINT should say."""
+        """The value for AWS_EC2_METADATA_SERVICE_ENDPOINT."""
         return _address(self._servers[0])
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 from pulumi.runtime import MockCallArgs, MockResourceArgs, Mocks
 
 ACCOUNT = "123456789012"
-"""What the embedded AWS calls its account, too."""
+"""Account number, which the embedded AWS uses as well."""
 
 
 class Recorder(Mocks):

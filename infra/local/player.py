@@ -129,7 +129,7 @@ def node_replacement(cluster: str, instance: str, region: str) -> dict[str, Any]
 
 
 def state() -> dict[str, Any]:
-    """Return what `Events.state` shows."""
+    """Return the state that `Events.state` shows."""
     groups = {
         group.name: {state.instance.id: state.lifecycle_state for state in group.instance_states}
         for backend in list(autoscaling_backends[ACCOUNT].values())

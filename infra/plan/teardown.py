@@ -49,7 +49,7 @@ EXPORTS = (
 
 
 def _before(spec: ClusterSpec) -> list[str]:
-    """Return what to wait for, since a destroy does not."""
+    """Return the steps that a destroy does not wait for."""
     lines = ["Stop the jobs and let them save: a destroy does not wait for them"]
     lustre = spec.storage.lustre
     if lustre and not lustre.existing:
@@ -78,7 +78,7 @@ def unprotect(spec: ClusterSpec) -> str:
 
 
 def _again(plan: Plan) -> list[str]:
-    """Return what to add to the description so that another `pulumi up` uses what was kept."""
+    """Return the lines to add to the description, so that a later `pulumi up` uses the kept resources."""
     made = [f"{bucket.key}: {bucket.name}" for bucket in plan.buckets if not bucket.existing]
     lines = [f"  buckets: {{{', '.join(made)}}}"] if made else []
     if not plan.repository.existing:

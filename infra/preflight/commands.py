@@ -25,7 +25,7 @@ from lustrain.problem import Problem, UserError, problem
 
 def rules() -> list[str]:
     """Return a line for every rule, offline and online."""
-    from infra.preflight.online.running import ONLINE
+    from infra.preflight.online.run import ONLINE
 
     return list(rule_lines([*OFFLINE.values(), *SUPPRESSIONS.values(), *ONLINE.values()]))
 
@@ -54,7 +54,7 @@ def _alone(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
 
 
 def _asked(stack: stackfile.Stack, moment: datetime) -> list[Problem]:
-    from infra.preflight.online.running import connect, run_all
+    from infra.preflight.online.run import connect, run_all
 
     if stack.region is None:
         raise UserError(f"{stackfile.REGION} is missing; fix: add it to Pulumi.{stack.name}.yaml, or set AWS_REGION")

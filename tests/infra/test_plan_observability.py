@@ -239,6 +239,7 @@ def test_every_example_stack_has_alarms_that_aws_accepts(stack: Path) -> None:
         assert one.name.startswith(f"{cluster.name}-"), "the topic's policy goes by the prefix"
         assert len(one.name) <= shapes["AlarmName"]["max"]
         assert len(one.description) <= shapes["AlarmDescription"]["max"]
+        assert ". First: " in one.description, "who is paged reads what to do"
         assert len(one.expression) <= shapes["MetricExpression"]["max"]
         # CloudWatch looks at one day at most.
         assert one.periods * max(metric.period for metric in one.metrics) <= 86400

@@ -20,9 +20,9 @@ from infra.catalog.instances import instance
 from infra.local.aws import LocalAws
 from infra.plan.place import Place, dns_suffix, partition_of
 from infra.preflight.offline import LAST_OFFLINE
-from infra.preflight.online.asking import Aws, ask
+from infra.preflight.online.client import Aws, ask
 from infra.preflight.online.instances import quota_of
-from infra.preflight.online.running import ONLINE, ask_all, run_all, whoami
+from infra.preflight.online.run import ONLINE, ask_all, run_all, whoami
 from infra.preflight.rule import Context
 from lustrain.problem import UserError
 from tests.infra.answers import BUCKETS, CONTROL, EKS, IMAGE, LUSTRE, NOW, SLURM, SPOT, Answer

@@ -21,9 +21,9 @@ from infra.finding import finding
 from infra.plan.nodes.bundle import bundle
 from infra.preflight import report, stackfile
 from infra.preflight.offline import OFFLINE
-from infra.preflight.online import running
-from infra.preflight.online.asking import Aws
-from infra.preflight.online.running import ONLINE
+from infra.preflight.online import run as online_run
+from infra.preflight.online.client import Aws
+from infra.preflight.online.run import ONLINE
 from lustrain import deployed as deployment
 from tests.infra.edits import STACKS, config, spec_of
 
@@ -226,7 +226,7 @@ def test_without_an_endpoint_all_questions_are_one_line_and_the_exit_code_says_s
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     down = EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
-    monkeypatch.setattr(running, "connect", lambda region: Aws(region, lambda service: Unreachable(down)))
+    monkeypatch.setattr(online_run, "connect", lambda region: Aws(region, lambda service: Unreachable(down)))
     with pytest.raises(Exit) as ended:
         tasks.preflight(Invocation(), stack="rehearsal", online=True)
     assert ended.value.code == 3

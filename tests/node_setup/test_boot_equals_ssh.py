@@ -1,4 +1,4 @@
-"""A node that boots from the lifecycle bundle, with nobody at a keyboard, ends as one that `fab node-tune` tuned.
+"""A node that boots from the lifecycle bundle, without manual steps, ends as one that `fab node-tune` tuned.
 
 The bundle's own scripts run on nodes of a lab. What the service or the image does before them is a unit here, with a name
 that ours wait for: it mounts Lustre. Unproven: what HyperPod and cloud-init do around the scripts.

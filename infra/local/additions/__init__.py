@@ -38,7 +38,7 @@ MODULES = (
 )
 """Each has an `install()`."""
 BESIDE = ("serving", "lookups", "hyperpod.resource_types", "hyperpod.events")
-"""What several of them use; nothing to install."""
+"""Modules that several additions use; they install nothing themselves."""
 
 
 def install() -> None:
@@ -48,7 +48,7 @@ def install() -> None:
 
 
 def left_out() -> tuple[str, ...]:
-    """Return what the additions do not emulate, a line for each."""
+    """Return the limits of the additions, one line for each."""
     return tuple(str(module.LEFT_OUT) for module in _modules((*MODULES, *BESIDE)))
 
 

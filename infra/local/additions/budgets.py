@@ -60,7 +60,7 @@ def _budget(call: Call, name: str | None = None) -> Any:
 
 
 def _same(details: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what tells a notification from every other."""
+    """Return the fields that identify a notification."""
     threshold = float(details["Threshold"])
     kind = details.get("ThresholdType") or "PERCENTAGE"
     return details["NotificationType"], details["ComparisonOperator"], threshold, kind

@@ -73,7 +73,7 @@ def put_service_event(
 
 
 def undelivered(account: str, region: str) -> list[dict[str, str]]:
-    """Return what rules matched and targets did not get, with the reason."""
+    """Return the events that matched a rule and were not delivered, with the reason."""
     found: list[dict[str, str]] = kept_by(events_backends[account][region], "lustrain_undelivered", list)
     return found
 

@@ -67,7 +67,7 @@ class Bundle:
 
 
 def bundle(spec: ClusterSpec, folder: Path = FOLDER) -> Bundle:
-    """Return what nodes of this cluster boot with: the scripts in `folder`, the packed agent, the node document."""
+    """Return the files that nodes of this cluster boot with: the scripts in `folder`, the packed agent, the node document."""
     document = json.dumps(node_document(spec), sort_keys=True, indent=1) + "\n"
     return gathered(folder, generated={AGENT: archive(), DOCUMENT: document.encode("ascii")})
 

@@ -114,7 +114,7 @@ def market(group: Group) -> Market:
 
 
 def reservations(spec: ClusterSpec) -> tuple[ReservationPlan, ...]:
-    """Return what the deployment reserves (`create`); nothing with HyperPod, which uses no reservation of EC2."""
+    """Return the reservations that the deployment makes (`create`); none with HyperPod, which uses no reservation of EC2."""
     if spec.hyperpod:
         return ()
     return tuple(

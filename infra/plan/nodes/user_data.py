@@ -27,7 +27,7 @@ MAX_BYTES = 16 * 1024
 def facts(
     spec: ClusterSpec, place: Place, group: Group, *, queue_url: str = "", lustre: bool, home: bool
 ) -> dict[str, Any]:
-    """Return what a node may want to know of itself and its cluster, as it lies in /etc/lustrain/node.json."""
+    """Return the description of a node and its cluster that is written to /etc/lustrain/node.json."""
     kind = instance(group.ec2_type)
     wish = spec.storage.lustre
     return {

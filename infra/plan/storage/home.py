@@ -37,7 +37,7 @@ def home(wish: Home) -> HomePlan:
 
 
 def violations(storage: Storage) -> tuple[Problem, ...]:
-    """Return what AWS would refuse of the home file system, and mounts that would hide something."""
+    """Return the settings of the home file system that AWS refuses, and mounts that would hide something."""
     if storage.home is None:
         return ()
     return (*_throughput(storage.home), *_mount(storage.home), *_beside(storage))

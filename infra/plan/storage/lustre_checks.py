@@ -28,7 +28,7 @@ _SIZES = {"capacity_gib": "FSX-001", "capacity_tib": "FSX-001", "per_tib_mb_s": 
 
 
 def violations(wish: Lustre, efa: bool) -> tuple[Problem, ...]:
-    """Return what AWS would refuse, or what cannot be meant; empty for a good wish. `efa` is what `efa_wanted` says."""
+    """Return the faults that AWS refuses or that cannot be meant; empty for a good wish. `efa` is what `efa_wanted` says."""
     if wish.existing is not None:
         return (*_mount(wish), *_with_existing(wish))
     by_type = _tiered_violations(wish) if wish.type == "intelligent-tiering" else _ssd_violations(wish, efa)

@@ -151,7 +151,11 @@ def _lustre_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
         Alarm(
             name=f"{spec.name}-lustre-full",
             subject="lustre",
-            description=f"The fullest storage target has less than {percent:g} % left; writes to it fail when it is full",
+            description=(
+                f"The fullest storage target of the Lustre file system {{id}} has less than {percent:g} % free. Once it is "
+                "full, writes to it fail, and a run that writes there ends. First: `lfs df -h` on a node shows each target; "
+                "delete old files, or increase the file system's capacity"
+            ),
             metrics=(
                 Metric("free", "AWS/FSx", "FreeDataStorageCapacity", "Minimum", "FileSystemId"),
                 Metric("targets", "AWS/FSx", "FreeDataStorageCapacity", "SampleCount", "FileSystemId"),
@@ -216,13 +220,15 @@ def _gang_alarm(spec: ClusterSpec, group: Group) -> Alarm:
     """
     block = group.capacity.mode == "capacity-block"
     silent = " (silent while there is none at all: the capacity block may not have begun)" if block else ""
+    reason = "aws autoscaling describe-scaling-activities --auto-scaling-group-name {id}"
     zero = "aws autoscaling update-auto-scaling-group --auto-scaling-group-name {id} --min-size 0 --desired-capacity 0"
     return Alarm(
         name=f"{spec.name}-{group.name}-incomplete",
         subject=f"group:{group.name}",
         description=(
             f"Group {group.name} has had fewer nodes in service than it wants for {GANG_MINUTES} minutes{silent}. "
-            f"It goes on trying, and what it has is billed. To give that back: {zero}"
+            "A run that needs all of them cannot start or go on. The group keeps trying, and the nodes that it has are "
+            f"billed. First: {reason} gives the reason. To stop paying meanwhile: {zero}"
         ),
         metrics=(
             Metric("wanted", "AWS/AutoScaling", "GroupDesiredCapacity", "Maximum", "AutoScalingGroupName"),
@@ -244,8 +250,9 @@ def _boot_alarm(spec: ClusterSpec) -> Alarm:
         name=f"{spec.name}-boot-failed",
         subject="cluster",
         description=(
-            "A node could not mount or set up what it needs and takes no part; it is billed. `fab node-verify` says which "
-            "one. On the node: /var/lib/lustrain/boot names the step, /var/log/lustrain-boot.log says why"
+            "A node failed to boot: it could not mount or set up what it needs. It takes no part in the run and is billed. "
+            "First: `fab node-verify` says which node it is. On that node, /var/lib/lustrain/boot names the step that failed, "
+            "and /var/log/lustrain-boot.log says why"
         ),
         metrics=(Metric("failed", BOOT_NAMESPACE, BOOT_FAILED, "Sum", "Cluster"),),
         expression="1 * failed",
@@ -269,8 +276,9 @@ def _nat_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
             name=f"{spec.name}-nat-traffic",
             subject="nat",
             description=(
-                f"More than {limit:g} GB an hour go through the NAT gateway, and each GB is billed. S3 in this region does not "
-                "count: look for a bucket in another region, images from a public registry, or a missing gateway endpoint"
+                f"More than {limit:g} GB an hour go through the NAT gateway, and each is billed. The run itself is "
+                "not affected. S3 in this region does not count. First: look for a bucket in another region, images from a "
+                "public registry, or a missing gateway endpoint"
             ),
             metrics=(
                 Metric("sent", "AWS/NATGateway", "BytesOutToDestination", "Sum", "NatGatewayId", HOUR),
@@ -300,22 +308,26 @@ def _queue_alarm(spec: ClusterSpec, groups: tuple[str, ...]) -> Alarm:
             "GroupInServiceInstances",
             "Minimum",
             "AutoScalingGroupName",
-            subject=one,
+            subject=subject,
         )
-        for index, one in enumerate(counted)
+        for index, subject in enumerate(counted)
     )
-    there = " + ".join(f"FILL({one.id}, 0)" for one in nodes)
+    in_service = " + ".join(f"FILL({metric.id}, 0)" for metric in nodes)
     foreign = (
-        "" if spec.hyperpod else ". It may concern an instance of somebody else: EC2's notices are those of the account"
+        ""
+        if spec.hyperpod
+        else ". The notice may concern an instance outside this cluster: EC2's notices are account-wide"
     )
     return Alarm(
         name=f"{spec.name}-notices-unread",
         subject="queue",
         description=(
-            f"A notice has lain in the interruption queue for {UNREAD_MINUTES} minutes: its reader has stopped{foreign}"
+            f"A notice has waited in the interruption queue for {UNREAD_MINUTES} minutes, so its reader has stopped. Until it "
+            "runs again, nothing acts on what the queue announces, such as the end of a spot node. First: look at the "
+            f"reader's log and start it again{foreign}"
         ),
         metrics=(Metric("age", "AWS/SQS", "ApproximateAgeOfOldestMessage", "Maximum", "QueueName"), *nodes),
-        expression=f"IF({there} > 0, age / 60, 0)" if nodes else "age / 60",
+        expression=f"IF({in_service} > 0, age / 60, 0)" if nodes else "age / 60",
         label="minutes that the oldest notice has lain",
         comparison="GreaterThanThreshold",
         threshold=UNREAD_MINUTES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.preflight.online.asking import Aws, answered
+from infra.preflight.online.client import Aws, answered
 from infra.preflight.rule import Context, Family, Problems
 
 RULES = Family()

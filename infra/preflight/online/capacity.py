@@ -10,7 +10,7 @@ from typing import Any
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.capacity import BLOCK_MARGIN
-from infra.preflight.online.asking import Aws, answered
+from infra.preflight.online.client import Aws, answered
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
 
 RESERVATION = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CapacityReservation.html"

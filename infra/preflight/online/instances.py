@@ -14,7 +14,7 @@ from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.capacity import market
 from infra.plan.nodes.gang import CANONICAL, image
-from infra.preflight.online.asking import DENIED, Aws, answered, code_of, unknown
+from infra.preflight.online.client import DENIED, Aws, answered, code_of, unknown
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups
 from lustrain.problem import without_page
 

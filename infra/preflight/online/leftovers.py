@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.watch.interruptions import queue_name
-from infra.preflight.online.asking import Aws, answered
+from infra.preflight.online.client import Aws, answered
 from infra.preflight.rule import Context, Family, Problems
 from infra.preflight.rules.buckets import KEYS
 

@@ -7,7 +7,7 @@ from typing import Any
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.network.vpc import addresses_needed
-from infra.preflight.online.asking import Aws, answered
+from infra.preflight.online.client import Aws, answered
 from infra.preflight.rule import Context, Family, Problems, known_groups, listed
 from infra.preflight.rules.network import named_zones
 

@@ -10,7 +10,7 @@ from infra.catalog.fsx import LUSTRE_GUIDE, LUSTRE_PORTS
 from infra.config import ClusterSpec, ExistingLustre
 from infra.finding import finding
 from infra.plan.place import host
-from infra.preflight.online.asking import Aws, answered, unknown
+from infra.preflight.online.client import Aws, answered, unknown
 from infra.preflight.online.network import subnet
 from infra.preflight.rule import Context, Family, Problems
 from infra.preflight.rules.buckets import KEYS, existing_buckets

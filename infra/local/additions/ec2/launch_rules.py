@@ -34,7 +34,7 @@ class Flaw:
 
 
 def flaws(backend: Any, data: Mapping[str, Any], subnet_id: str | None = None) -> list[Flaw]:
-    """Return what EC2 would refuse in `data` (members as in RequestLaunchTemplateData) when launching into `subnet_id`."""
+    """Return the faults EC2 refuses in `data` (members as in RequestLaunchTemplateData) when launching into `subnet_id`."""
     found: list[Flaw] = []
     facts = instance(data.get("InstanceType") or "")
     if facts is None and data.get("InstanceType"):

@@ -64,7 +64,7 @@ def install() -> None:
 
 
 def template_data(backend: Any, launch_template: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what the version of the template says that a launch names; empty when it names none."""
+    """Return the data of the launch template version that a launch names; empty when it names none."""
     if not launch_template:
         return {}
     data = backend._get_template_from_args(launch_template).data
@@ -127,7 +127,7 @@ def _launch(
 
 
 def _asked(image_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the request itself says, in the members of a template; it goes before what the template says."""
+    """Return the request's own settings as members of a template; they override the template's."""
     asked = {
         "ImageId": image_id,
         "InstanceType": None if kwargs.get("is_instance_type_default") else kwargs.get("instance_type"),

@@ -134,7 +134,7 @@ def _once(call: Call, operation: str, act: Callable[[Call, Any], str]) -> Mappin
 
 
 class _Failed(Exception):
-    """What the service behind Cloud Control said no to."""
+    """A refusal by the service behind Cloud Control."""
 
     def __init__(self, refusal: ServiceException) -> None:
         super().__init__(refusal.message)

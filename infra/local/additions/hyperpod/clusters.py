@@ -176,7 +176,7 @@ def scale(found: Cluster) -> None:
 
 
 def described(found: Cluster) -> dict[str, Any]:
-    """Return what DescribeCluster shows."""
+    """Return the answer of DescribeCluster."""
     shown: dict[str, Any] = {
         "ClusterArn": found.arn,
         "ClusterName": found.name,

@@ -32,7 +32,7 @@ def schema(type_name: str) -> dict[str, Any] | None:
 
 
 def violations(type_name: str, model: Mapping[str, Any]) -> list[str]:
-    """Return what breaks the type's schema, in CloudFormation's words."""
+    """Return the violations of the type's schema, in CloudFormation's words."""
     return [_message(error) for error in _validator(type_name).iter_errors(model)]
 
 

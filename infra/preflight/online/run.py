@@ -15,7 +15,7 @@ from infra.finding import finding
 from infra.plan.place import Place
 from infra.preflight.offline import OFFLINE, SUPPRESSIONS, check_offline, settle
 from infra.preflight.online import access, capacity, instances, leftovers, network, storage
-from infra.preflight.online.asking import WHOLE, Aws, NotAwsError, ask, code_of, unknown
+from infra.preflight.online.client import WHOLE, Aws, NotAwsError, ask, code_of, unknown
 from infra.preflight.report import UNREACHED
 from infra.preflight.rule import Context, Rule
 from lustrain.problem import Problem, UserError
@@ -33,7 +33,7 @@ NO_ONE = frozenset({"InvalidClientTokenId", "UnrecognizedClientException", "Sign
 
 
 def connect(region: str) -> Aws:
-    """Return clients of the region; UserError when the profile that is asked for does not exist or is broken."""
+    """Return clients of the region; UserError when the named profile does not exist or is broken."""
     try:
         return Aws(region)
     except BotoCoreError as error:
@@ -68,24 +68,26 @@ def run_all(spec: ClusterSpec, aws: Aws, now: datetime | None = None) -> list[Pr
     place = whoami(aws)
     now = now or clock.now()
     context = Context.at(spec, place, now) if place else Context.of_region(spec, aws.region, now)
-    found = check_offline(context)
+    problems = check_offline(context)
     if place is None:
         nothing = finding(WHOLE, UNREACHED, "look at network, proxy and AWS_ENDPOINT_URL", level="unknown")
-        found += [rule.own(nothing) for rule in ONLINE.values()]
+        problems += [rule.own(nothing) for rule in ONLINE.values()]
     else:
-        found += ask_all(context, aws)
-    return settle(spec, found, {**OFFLINE, **SUPPRESSIONS, **ONLINE})
+        problems += ask_all(context, aws)
+    return settle(spec, problems, {**OFFLINE, **SUPPRESSIONS, **ONLINE})
 
 
 def ask_all(context: Context, aws: Aws, patience_s: float = PATIENCE_S) -> list[Problem]:
     """Return what the online rules find, several at a time; one without an answer in time is unknown."""
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="preflight")
-    asked: dict[Future[list[Problem]], Rule] = {pool.submit(ask, rule, context, aws): rule for rule in ONLINE.values()}
-    done, late = wait(asked, timeout=patience_s)
+    pending: dict[Future[list[Problem]], Rule] = {
+        pool.submit(ask, rule, context, aws): rule for rule in ONLINE.values()
+    }
+    done, late = wait(pending, timeout=patience_s)
     pool.shutdown(wait=False, cancel_futures=True)
-    found = [finding for future in asked if future in done for finding in future.result()]
+    problems = [problem for future in pending if future in done for problem in future.result()]
     nothing = unknown(WHOLE, f"no answer within {patience_s:g} s", "try again later")
-    return found + [asked[future].own(nothing) for future in asked if future in late]
+    return problems + [pending[future].own(nothing) for future in pending if future in late]
 
 
 def _refused(error: ClientError) -> str:

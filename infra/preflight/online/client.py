@@ -64,7 +64,7 @@ def _client_of(service: str) -> Any:
 
 
 class Aws:
-    """Clients of one region, made when first asked for; rules in many threads share them.
+    """Clients of one region, made at their first use; rules in many threads share them.
 
     `make` gives a client by its service's name, boto3's own by default.
     """
@@ -91,7 +91,7 @@ class Aws:
         self._answers: dict[tuple[str, ...], Any] = {}
 
     def once(self, key: tuple[str, ...], ask: Callable[[], Any]) -> Any:
-        """Return the answer to a question of several rules, asked once; after an error it is asked again."""
+        """Return the answer to a request that several rules share. It is sent once, and again after an error."""
         with self._lock:
             if key not in self._answers:
                 self._answers[key] = ask()
