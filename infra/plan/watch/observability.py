@@ -177,7 +177,7 @@ def _home_alarm(spec: ClusterSpec) -> Alarm:
         subject="home",
         description=(
             f"Home folders fill more than {HOME_FULL_PERCENT} % of their file system. When it is full, jobs and logins fail "
-            "on every node at once. Delete what is not needed, or raise storage.home.capacity_gib and run pulumi up"
+            "on every node at once. First: delete what is not needed, or raise storage.home.capacity_gib and run pulumi up"
         ),
         metrics=(
             Metric("used", "AWS/FSx", "UsedStorageCapacity", "Maximum", "FileSystemId"),
@@ -197,8 +197,8 @@ def _dead_letters_alarm(spec: ClusterSpec) -> Alarm:
         name=f"{spec.name}-notices-lost",
         subject="dead letters",
         description=(
-            "A notice could not be delivered to its queue or to the mail topic, or was taken many times and never deleted. "
-            "Read it with: aws sqs receive-message --queue-url $(aws sqs get-queue-url --queue-name {id} --query QueueUrl "
+            "A notice could not be delivered to its queue or to the mail topic, or was taken many times and never deleted. A "
+            "node may have gone without a save. First: read it with aws sqs receive-message --queue-url $(aws sqs get-queue-url --queue-name {id} --query QueueUrl "
             "--output text)"
         ),
         metrics=(Metric("lost", "AWS/SQS", "ApproximateNumberOfMessagesVisible", "Maximum", "QueueName"),),
