@@ -213,19 +213,26 @@ def parse(value: object, source: str = "cluster") -> Cluster:
         raise UserError(problems_of(error, Cluster, source)) from None
 
 
-def read(path: Path, source: str = "cluster file") -> Cluster:
-    """Return the Cluster in a JSON file; `source` is the flag or variable that names the file, for messages. UserError."""
+def read(path: Path) -> Cluster:
+    """Return the Cluster in a JSON file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(problem(source, str(path), error.strerror or "cannot be read")) from None
+        raise UserError(problem("cluster file", str(path), error.strerror or "cannot be read")) from None
     except UnicodeDecodeError:
-        raise UserError(problem(source, str(path), "is not UTF-8 text")) from None
+        raise UserError(problem("cluster file", str(path), "is not UTF-8 text")) from None
+    return decoded(text, str(path))
+
+
+def decoded(text: str, path: str) -> Cluster:
+    """Return the Cluster in the JSON text of the file `path`."""
+    try:
+        found = json.loads(text)
     except ValueError as error:
-        raise UserError(problem("cluster file", str(path), f"is not JSON: {error}")) from None
+        raise UserError(problem("cluster file", path, f"is not JSON: {error}")) from None
     except RecursionError:
-        raise UserError(problem("cluster file", str(path), "is not a Cluster: it has too many levels")) from None
-    return parse(value, path.name)
+        raise UserError(problem("cluster file", path, "is not a Cluster: it has too many levels")) from None
+    return parse(found, Path(path).name)
 
 
 def to_json(cluster: Cluster) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from lustrain import cluster as contract
 from lustrain.cluster import Cluster
-from lustrain.problem import UserError
+from lustrain.problem import UserError, problem
 
 PROGRAM = Path(__file__).parents[1] / "infra"
 """Where the Pulumi program lies."""
@@ -94,4 +94,14 @@ def cluster(path: str | None, stack: str | None) -> Cluster | None:
     if stack:
         return contract.parse(outputs(stack, "cluster", "--cluster FILE")["cluster"])
     where, file = ("--cluster", path) if path else (VARIABLE, os.environ.get(VARIABLE))
-    return contract.read(Path(file), where) if file else None
+    return contract.decoded(text_of(file, where), file) if file else None
+
+
+def text_of(path: str, flag: str) -> str:
+    """Return the text of a file that a flag names. UserError."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(problem(flag, path, error.strerror or "cannot be read")) from None
+    except UnicodeDecodeError:
+        raise UserError(problem(flag, path, "is not UTF-8 text")) from None
