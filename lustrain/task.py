@@ -132,7 +132,7 @@ def refuse_mistyped_flags() -> None:
             fix = (did_you_mean(word[1], names) if word else "") or "fab --list, or fab --help TASK"
             _refuse([Problem(f"command line: {why}; fix: {fix}")], USAGE, "--json" in program.argv)
 
-    Program.parse_tasks = parse_tasks  # type: ignore[method-assign]
+    Program.parse_tasks = parse_tasks  # type: ignore[method-assign, assignment]
 
 
 def _refuse(lines: Sequence[str], code: int, as_json: bool) -> NoReturn:

@@ -198,8 +198,8 @@ def _dead_letters_alarm(spec: ClusterSpec) -> Alarm:
         subject="dead letters",
         description=(
             "A notice could not be delivered to its queue or to the mail topic, or was taken many times and never deleted. A "
-            "node may have gone without a save. First: read it with aws sqs receive-message --queue-url $(aws sqs get-queue-url --queue-name {id} --query QueueUrl "
-            "--output text)"
+            "node may have gone without a save. First: read it with aws sqs receive-message --queue-url "
+            "$(aws sqs get-queue-url --queue-name {id} --query QueueUrl --output text)"
         ),
         metrics=(Metric("lost", "AWS/SQS", "ApproximateNumberOfMessagesVisible", "Maximum", "QueueName"),),
         expression="1 * lost",
