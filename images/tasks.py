@@ -129,6 +129,7 @@ def image_scan(flags: Scan) -> Answer:
     from images.registry import ecr
     from lustrain import image_file
 
+    scan.check_threshold(flags.threshold)
     allowed = scan.read_allowed(Path(flags.allow) if flags.allow else scan.ALLOWED)
     place = scan.Place.of(flags.ref or image_file.read(Path(flags.image_file)).deployable)
     verdict = scan.gate(place, ecr.client(place.region), allowed, threshold=flags.threshold, say=_aside)

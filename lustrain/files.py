@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 UNFINISHED = ".lustrain"
@@ -24,7 +25,9 @@ def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
             os.fsync(descriptor)
         os.replace(unfinished, path)
     except BaseException:
-        os.unlink(unfinished)
+        # An interrupt may come after the replacement, when nothing is left to remove.
+        with suppress(FileNotFoundError):
+            os.unlink(unfinished)
         raise
     sync_folder(path.parent)
 

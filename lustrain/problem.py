@@ -60,11 +60,6 @@ class Problem(str):
         self.code, self.source, self.level = code, source, level
         return self
 
-    def parts(self) -> dict[str, str]:
-        """Return the parts that are known, for `--json`."""
-        names = ("code", "level", "path", "why", "allowed", "fix", "source")
-        return {name: getattr(self, name) for name in names if getattr(self, name)}
-
 
 def problem(
     path: str, value: object, why: str, allowed: str = "", fix: str = "", *, code: str = "", level: str = "error"

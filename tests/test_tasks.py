@@ -25,8 +25,12 @@ MISTAKES = {
     "image-verify": ("--max-age", "old"),
     "image-diff": ("a image", "b"),
     "image-scan": ("--threshold", "LOUD"),
+    "node-facts": ("--cluster", "nowhere.json"),
+    "node-tune": ("--set", "x"),
+    "node-verify": ("--tier", "x"),
+    "node-reboot": ("--cluster", "nowhere.json"),
 }
-WITHOUT_MISTAKES = {"aws-local", "image-lock", "node-facts", "node-tune", "node-verify", "node-reboot"}
+WITHOUT_MISTAKES = {"aws-local", "image-lock"}
 TASKS = fabfile.namespace.tasks
 # Invoke forgets a flag's help once it was asked for it.
 ARGUMENTS = {name: task.get_arguments() for name, task in TASKS.items()}
@@ -52,6 +56,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(
         program.run(["fab", name, *MISTAKES[name]])
     out, err = capsys.readouterr()
     assert (ended.value.code, out, len(err.splitlines())) == (2, "", 1)
+    assert err.startswith(
+        (MISTAKES[name][0], MISTAKES[name][0].lstrip("-").replace("-", "_"), "image = 'a image'", "stack")
+    ), err
     if "json" in (argument.name for argument in ARGUMENTS[name]):
         with pytest.raises(SystemExit):
             program.run(["fab", name, *MISTAKES[name], "--json"])

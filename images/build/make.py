@@ -22,10 +22,6 @@ from lustrain.image_file import GitState, Record
 from lustrain.problem import UserError, problem
 
 ROOT = Path(__file__).parents[2]
-NOWHERE = (
-    "there is nowhere to push to; fix: give --repository registry/name, or --cluster FILE or --stack NAME of a cluster that "
-    "has an image repository"
-)
 
 
 @dataclass(frozen=True)
@@ -69,11 +65,14 @@ def placed(wish: Wish) -> Wish:
 def planned(wish: Wish, *, root: Path = ROOT, pushing: bool = False) -> Iterator[Planned]:
     """Yield the plan of a wish for the checkout at `root`; its staged context lives as long as the block."""
     wish = placed(wish)
-    if pushing and wish.repository is None:
-        raise UserError(NOWHERE)
     shared = {field.name: getattr(wish, field.name) for field in fields(Wish)}
     build = wish if isinstance(wish, BuildWish) else BuildWish(**shared)
     plan.check(build)
+    if pushing and wish.repository is None:
+        where = (
+            "--repository registry/name, or --cluster FILE or --stack NAME of a cluster that has an image repository"
+        )
+        raise UserError(f"there is nowhere to push to; fix: give {where}")
     known = versions.load(root / context.VERSIONS)
     last = image_file.read(wish.file) if wish.file.exists() else None
     if pushing and last and last.target != wish.target:

@@ -164,12 +164,16 @@ def read_allowed(path: Path = ALLOWED, today: date | None = None) -> tuple[Allow
     return tuple(entries)
 
 
+def check_threshold(threshold: str) -> None:
+    """Check that it is a severity that findings have. UserError."""
+    if threshold not in _RATED:
+        raise UserError(problem("--threshold", threshold, "unknown", allowed=", ".join(_RATED)))
+
+
 def judge(
     image: str, findings: Sequence[Finding], allowed: Sequence[Allowed], *, today: date, threshold: str = "HIGH"
 ) -> Verdict:
     """Weigh findings against the allow-list. An unknown severity counts as the worst."""
-    if threshold not in _RATED:
-        raise UserError(problem("--threshold", threshold, "unknown", allowed=", ".join(_RATED)))
     findings = sorted(dict.fromkeys(findings), key=lambda each: (_rank(each.severity), each.id, each.package))
     severe = [each for each in findings if _rank(each.severity) <= _rank(threshold)]
     in_force = {entry.id for entry in allowed if today <= entry.review_by}

@@ -32,7 +32,7 @@ class Rebuild:
 def reasons(old: Record | None, inputs: Mapping[str, Mapping[str, str]]) -> list[Rebuild]:
     """Layers to be made again, in the Dockerfile's order; empty where nothing changed, all without an `old` image."""
     rebuilds = []
-    for layer in _ordered(inputs):
+    for layer in sorted(inputs, key=lambda layer: (LAYERS.index(layer) if layer in LAYERS else len(LAYERS), layer)):
         pulled = layer not in NEVER_PULLED
         if old is None:
             rebuilds.append(Rebuild(layer, ("no image was built before",), pulled))
@@ -64,10 +64,6 @@ def _pulled(rebuilds: Sequence[Rebuild]) -> tuple[list[str], list[str]]:
     """Return the layers that a node pulls, and those that it pulls only if they come out different."""
     pulled = [rebuild for rebuild in rebuilds if rebuild.pulled]
     return [one.layer for one in pulled if not one.if_different], [one.layer for one in pulled if one.if_different]
-
-
-def _ordered(layers: Mapping[str, object]) -> list[str]:
-    return sorted(layers, key=lambda layer: (LAYERS.index(layer) if layer in LAYERS else len(LAYERS), layer))
 
 
 def _changes(old: Mapping[str, str] | None, new: Mapping[str, str]) -> tuple[str, ...]:

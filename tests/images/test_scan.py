@@ -370,7 +370,7 @@ def test_every_severity_and_status_that_botocore_knows_is_known() -> None:
 
 def test_an_unknown_threshold_is_told() -> None:
     with pytest.raises(UserError, match=r"--threshold = 'high': unknown; allowed: CRITICAL, HIGH, ") as caught:
-        scan.judge("x", [], [], today=TODAY, threshold="high")
+        scan.check_threshold("high")
     assert caught.value.exit_code == 2
 
 

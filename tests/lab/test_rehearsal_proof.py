@@ -1,0 +1,83 @@
+"""What decides whether a promise of the rehearsal held: one step that is other, missing, not a number or too many breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from rehearsal import journey as journeys
+from rehearsal import tasks
+from rehearsal.proof import Promise, close_losses, lost_at_most, same_batches, same_losses, same_weights_at_load
+
+Rows = list[dict[str, Any]]
+
+
+def rows(steps: int = 4) -> Rows:
+    return [{"step": step, "loss": 5.0 - step, "grad_norm": 1.0, "batch_digest": step} for step in range(1, steps + 1)]
+
+
+def close(reference: Rows, other: Rows) -> Promise:
+    return close_losses("close", reference, other, 1e-4)
+
+
+def batches(reference: Rows, other: Rows) -> Promise:
+    return same_batches(reference, other, "batches")
+
+
+CHECKS: dict[Callable[[Rows, Rows], Promise], str] = {same_losses: "loss", close: "loss", batches: "batch_digest"}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_equal_histories_keep_a_promise_and_every_other_one_breaks_it(check: Callable[[Rows, Rows], Promise]) -> None:
+    assert check(rows(), rows()).kept
+    assert not check([], []).kept
+    assert not check(rows(), rows(3)).kept
+    assert not check(rows(), rows(5)).kept
+    for at in range(4):
+        for value in (9, float("nan")):
+            other = rows()
+            other[at][CHECKS[check]] = value
+            assert not check(rows(), other).kept, (at, value)
+            assert not check(other, rows()).kept, (at, value)
+
+
+def test_a_difference_within_the_tolerance_is_close_and_one_beyond_it_is_not() -> None:
+    for factor, kept in ((1 + 0.9e-4, True), (1 + 1.1e-4, False), (1 - 1.1e-4, False)):
+        other = rows()
+        other[2]["loss"] *= factor
+        assert close(rows(), other).kept is kept
+        assert not same_losses(rows(), other).kept
+
+
+def test_a_kill_costs_two_intervals_at_most() -> None:
+    assert [lost_at_most(16, 100, at).kept for at in (101, 100, 68, 67)] == [False, True, True, False]
+
+
+def resumed(step: int = 8, weights: str = "ab", world: int = 2) -> Sequence[dict[str, Any]]:
+    return [{"event": "resumed", "step": step, "weights_crc64nvme": weights, "world_size": world}]
+
+
+def test_two_worlds_must_begin_from_the_same_weights() -> None:
+    assert same_weights_at_load(resumed(), resumed(world=1)).kept
+    for other in (resumed(), resumed(step=9, world=1), resumed(weights="cd", world=1), []):
+        assert not same_weights_at_load(resumed(), other).kept
+
+
+@pytest.mark.parametrize(("kept", "code"), [(True, 0), (False, 1)])
+def test_a_broken_promise_is_exit_code_1(
+    kept: bool, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def travel(steps: int, seed: int, picture: Any) -> journeys.Journey:
+        journey = object.__new__(journeys.Journey)
+        journey.stages, journey.promises = [], [Promise("one", True, ""), Promise("two", kept, "")]
+        return journey
+
+    monkeypatch.setattr(journeys, "travel", travel)
+    monkeypatch.setattr(journeys, "as_dict", lambda journey: {})
+    monkeypatch.setattr(tasks, "REPORT", tmp_path / "report.md")
+    answer = tasks.rehearse.body.__wrapped__(tasks.Rehearse())
+    assert (answer.code, bool(answer.lines)) == (code, not kept)
+    assert ("BROKEN" in (tmp_path / "report.md").read_text()) is not kept
+    assert ("BROKEN" in capsys.readouterr().out) is not kept

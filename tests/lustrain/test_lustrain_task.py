@@ -1,0 +1,65 @@
+"""How every task ends: its lines or its JSON on standard output, a mistake on standard error, and the exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+from invoke.exceptions import Exit
+
+from lustrain.problem import DIFFERS, FAILED, UNREACHABLE, UserError
+from lustrain.task import Answer, perform
+
+
+def refused() -> NoReturn:
+    raise UserError(["one", "two", "three"], UNREACHABLE)
+
+
+def no_file() -> NoReturn:
+    raise FileNotFoundError(2, "No such file or directory", "/nowhere")
+
+
+def no_room() -> NoReturn:
+    raise OSError(28, "No space left on device")
+
+
+def stopped() -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("work", "out", "data", "message", "code"),
+    [
+        (lambda: Answer(["a", "b"], {"n": 1}), "a\nb\n", {"n": 1}, None, 0),
+        (lambda: Answer(["a"], [1], DIFFERS), "a\n", [1], None, DIFFERS),
+        (lambda: Answer(["a"], [1], FAILED, ["bad", "worse"]), "a\n", None, "bad\nworse", FAILED),
+        (refused, "", None, "one\ntwo\nthree", UNREACHABLE),
+        (no_file, "", None, "/nowhere: No such file or directory", FAILED),
+        (no_room, "", None, "this machine: No space left on device", FAILED),
+        (stopped, "", None, "stopped by Ctrl-C", FAILED),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_task_ends_with_its_answer_or_with_all_its_problems(
+    work: Callable[[], Answer],
+    out: str,
+    data: object,
+    message: str | None,
+    code: int,
+    as_json: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended, printed = 0, None
+    try:
+        perform(work, as_json=as_json)
+    except Exit as error:
+        ended, printed = error.code, error.message
+    found = capsys.readouterr().out
+    assert (ended, printed or None) == (code, message)
+    if as_json:
+        wanted = data if message is None else {"error": message.splitlines(), "exit_code": code}
+        assert json.loads(found) == wanted
+    else:
+        assert found == out
