@@ -33,10 +33,9 @@ def tree(tmp_path: Path) -> Path:
             _install(root, layer, name, version)
     _write(root, "opt/lustrain/torch/torch/__init__.py", "")
     code = "opt/lustrain/code/trainer"
-    _write(root, f"{code}/__init__.py", "")
+    for module in ("__init__.py", "launch/__init__.py", "launch/local.py"):
+        _write(root, f"{code}/{module}", "")
     _write(root, f"{code}/loop.py", "import torch\n")
-    _write(root, f"{code}/launch/__init__.py", "")
-    _write(root, f"{code}/launch/local.py", "")
     _write(root, "etc/passwd", f"root:x:0:0::/root:/bin/sh\nlustrain:*:{_uid()}:{_uid()}::/home/lustrain:/bin/sh\n")
     _write(root, "usr/bin/passwd", "").chmod(0o4755)
     (root / "tmp").mkdir()
