@@ -65,10 +65,10 @@ class Alarm:
     metrics: tuple[Metric, ...]
     expression: str
     label: str
-    comparison: Comparison
-    threshold: float
-    periods: int
-    missing: Missing
+    comparison: Comparison = "GreaterThanThreshold"
+    threshold: float = 0
+    periods: int = 1
+    missing: Missing = "notBreaching"
     mails_end: bool = True
 
     @property
@@ -185,7 +185,6 @@ def _home_alarm(spec: ClusterSpec) -> Alarm:
         ),
         expression="100 * used / capacity",
         label="used of the home file system, percent",
-        comparison="GreaterThanThreshold",
         threshold=HOME_FULL_PERCENT,
         periods=5,
         missing="missing",
@@ -204,10 +203,6 @@ def _dead_letters_alarm(spec: ClusterSpec) -> Alarm:
         metrics=(Metric("lost", "AWS/SQS", "ApproximateNumberOfMessagesVisible", "Maximum", "QueueName"),),
         expression="1 * lost",
         label="notices that were not delivered",
-        comparison="GreaterThanThreshold",
-        threshold=0,
-        periods=1,
-        missing="notBreaching",
     )
 
 
@@ -236,8 +231,6 @@ def _gang_alarm(spec: ClusterSpec, group: Group) -> Alarm:
         ),
         expression="IF(there > 0, wanted - there, 0)" if block else "wanted - there",
         label="nodes missing",
-        comparison="GreaterThanThreshold",
-        threshold=0,
         periods=GANG_MINUTES,
         missing="breaching",
     )
@@ -257,10 +250,6 @@ def _boot_alarm(spec: ClusterSpec) -> Alarm:
         metrics=(Metric("failed", BOOT_NAMESPACE, BOOT_FAILED, "Sum", "Cluster"),),
         expression="1 * failed",
         label="boots that failed",
-        comparison="GreaterThanThreshold",
-        threshold=0,
-        periods=1,
-        missing="notBreaching",
         mails_end=False,
     )
 
@@ -286,10 +275,7 @@ def _nat_alarms(spec: ClusterSpec) -> tuple[Alarm, ...]:
             ),
             expression="(sent + got) / 1000000000",
             label="GB an hour through NAT",
-            comparison="GreaterThanThreshold",
             threshold=limit,
-            periods=1,
-            missing="notBreaching",
         ),
     )
 
@@ -329,10 +315,8 @@ def _queue_alarm(spec: ClusterSpec, groups: tuple[str, ...]) -> Alarm:
         metrics=(Metric("age", "AWS/SQS", "ApproximateAgeOfOldestMessage", "Maximum", "QueueName"), *nodes),
         expression=f"IF({in_service} > 0, age / 60, 0)" if nodes else "age / 60",
         label="minutes that the oldest notice has lain",
-        comparison="GreaterThanThreshold",
         threshold=UNREAD_MINUTES,
         periods=2,
-        missing="notBreaching",
     )
 
 
