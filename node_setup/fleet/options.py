@@ -3,105 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
-from lustrain.problem import UserError, did_you_mean, problem
+from pydantic import Field, ValidationError
+
+from lustrain.problem import Problem, UserError
+from lustrain.schema import Section, problems_of
 from node_setup.fleet.known_hosts import DEFAULT
 
 SECTION = "node_setup"
 OVER_SSM = 10
 """Nodes at once over SSM by default: AWS does not publish how many sessions may begin in a second."""
 
+Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1)]
 
-@dataclass(frozen=True)
-class Options:
+
+class Options(Section):
     """`max_parallel` nodes at once (0: 32, over SSM 10); `*_s` are seconds; `timeout_s` is for one node, `total_s` for all."""
 
-    max_parallel: int = 0
-    connect_s: float = 10
-    login_s: float = 15
-    channel_s: float = 15
-    timeout_s: float = 300
-    total_s: float = 3600
-    retries: int = 2
-    python: str = "python3"
-    known_hosts: str = DEFAULT
+    max_parallel: Annotated[int, Field(ge=0, le=1000)] = 0
+    connect_s: Seconds = 10
+    login_s: Seconds = 15
+    channel_s: Seconds = 15
+    timeout_s: Seconds = 300
+    total_s: Seconds = 3600
+    retries: Annotated[int, Field(ge=0, le=20)] = 2
+    python: Text = "python3"
+    known_hosts: Text = DEFAULT
     strict_host_keys: bool = False
 
     def parallel(self, *, ssm: bool) -> int:
         return self.max_parallel or (OVER_SSM if ssm else 32)
 
 
-DEFAULTS: Mapping[str, Any] = {SECTION: {field.name: None for field in fields(Options)}}
+DEFAULTS: Mapping[str, Any] = {SECTION: dict.fromkeys(Options.model_fields)}
 """For `Collection.configure`: Fabric reads only variables of the environment whose keys are there, and casts what has a
 type by itself, with a traceback where it cannot; None leaves both to us."""
 
 
 def options(configured: Mapping[str, Any], flags: Mapping[str, Any]) -> Options:
     """Return flags that were given, else what is configured, else the defaults. UserError lists every wrong value."""
-    problems, values = [], {}
-    known = {field.name: field for field in fields(Options)}
-    for name in configured:
-        if name not in known:
-            fix = did_you_mean(str(name), known) or f"remove it; known here: {', '.join(known)}"
-            problems.append(problem(f"{SECTION}.{name}", configured[name], "unknown key", fix=fix))
-    for name in known:
-        given = flags.get(name)
-        path, value = (f"--{name.removesuffix('_s').replace('_', '-')}", given)
-        if given is None:
-            path, value = f"{SECTION}.{name}", configured.get(name)
-        if value is None:
-            continue
-        read, allowed = _KINDS[name]
-        try:
-            values[name] = read(value)
-        except (TypeError, ValueError):
-            problems.append(problem(path, value, "wrong value", allowed=allowed))
+    written, given = (
+        {name: value for name, value in values.items() if value is not None} for values in (configured, flags)
+    )
+    problems = _problems(written, f"{SECTION}.{{}}".format)
+    problems += _problems(given, lambda name: f"--{name.removesuffix('_s').replace('_', '-')}")
     if problems:
         raise UserError(problems)
-    return Options(**values)
+    return Options(**{**written, **given})
 
 
-def whole(least: int, most: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not least <= int(str(value)) <= most:
-            raise ValueError
-        return int(str(value))
-
-    return read
-
-
-def _seconds(value: Any) -> float:
-    seconds = float(str(value))
-    if not 0 < seconds <= 86400:
-        raise ValueError
-    return seconds
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError
-    return value
-
-
-def _switch(value: Any) -> bool:
-    word = str(value).lower()
-    if word not in ("true", "yes", "1", "false", "no", "0", ""):
-        raise ValueError
-    return word in ("true", "yes", "1")
-
-
-_SECONDS = (_seconds, "seconds, more than 0, at most 86400")
-_KINDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
-    "max_parallel": (whole(0, 1000), "0..1000; 0 is 32, or 10 over SSM"),
-    "connect_s": _SECONDS,
-    "login_s": _SECONDS,
-    "channel_s": _SECONDS,
-    "timeout_s": _SECONDS,
-    "total_s": _SECONDS,
-    "retries": (whole(0, 20), "0..20"),
-    "python": (_text, "a program's name or path"),
-    "known_hosts": (_text, "a file's path"),
-    "strict_host_keys": (_switch, "true, false"),
-}
+def _problems(values: Mapping[str, Any], path: Callable[[str], str]) -> list[Problem]:
+    try:
+        Options(**values)
+    except ValidationError as error:
+        return [Problem(line.replace(line.path, path(line.path), 1)) for line in problems_of(error, Options)]
+    return []
