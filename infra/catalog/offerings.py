@@ -1,6 +1,6 @@
 """In which zones AWS offers the types with EFA or accelerators, from a snapshot of DescribeInstanceTypeOfferings.
 
-`offerings.jsonl` is written by `infra.catalog.refresh_offerings`; its first line names source, date, and the zones that were
+`offerings.jsonl` is written by `infra.catalog.refresh`; its first line names source, date, and the zones that were
 asked. What is offered only grows: a type that is missing in a zone may be there since. A zone or type that the snapshot
 does not hold is unknown.
 """

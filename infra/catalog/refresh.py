@@ -1,7 +1,8 @@
-"""Write the snapshot of instance types anew: `python -m infra.catalog.refresh types.json --source TEXT --date DAY`.
+"""Write a snapshot anew: `python -m infra.catalog.refresh FILE… --source TEXT --date DAY`.
 
-`types.json` is what `aws ec2 describe-instance-types --output json` prints. Types differ by region: take one that has
-the types you train on, or join the answers of several.
+Each file is what `aws ec2 describe-instance-types --output json` prints, for the instance types; types differ by region: take one
+that has the types you train on. Or what `aws ec2 describe-instance-type-offerings --location-type availability-zone-id
+--region …` prints, for the offerings. Ask every region that you use: one without a file is unknown afterwards.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from infra.catalog import refresh_offerings
 from infra.catalog.instances import SNAPSHOT
+from infra.catalog.offerings import OFFERINGS
 
 WITHOUT_LIST = ("interface",)
 """Cards of records that name no interface types take ordinary interfaces; EFA is then what EfaInfo allows on top."""
@@ -69,13 +72,18 @@ def render(records: Iterable[dict[str, Any]], source: str, date: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.catalog.refresh", description=__doc__)
-    parser.add_argument("file", type=Path, help="answer of aws ec2 describe-instance-types")
-    parser.add_argument("--source", required=True, help="where the answer came from, for the first line")
+    parser.add_argument("files", type=Path, nargs="+", help="answers of AWS, all of one kind")
+    parser.add_argument("--source", required=True, help="where the answers came from, for the first line")
     parser.add_argument("--date", required=True, help="when, as YYYY-MM-DD")
     args = parser.parse_args(argv)
-    records = json.loads(args.file.read_text(encoding="utf-8"))["InstanceTypes"]
-    SNAPSHOT.write_text(render(records, args.source, args.date), encoding="utf-8")
-    print(f"{SNAPSHOT}: {len(records)} types")
+    answers = [json.loads(file.read_text(encoding="utf-8")) for file in args.files]
+    offerings = "InstanceTypeOfferings" in answers[0]
+    records = [
+        record for answer in answers for record in answer["InstanceTypeOfferings" if offerings else "InstanceTypes"]
+    ]
+    snapshot, write = (OFFERINGS, refresh_offerings.render) if offerings else (SNAPSHOT, render)
+    snapshot.write_text(write(records, args.source, args.date), encoding="utf-8")
+    print(f"{snapshot}: {len(records)} records of {len(answers)} files")
     return 0
 
 

@@ -100,14 +100,8 @@ class Engine:
         return self("up", "--yes", "--skip-preview", "--suppress-outputs", *more)
 
     def steps(self) -> dict[str, str]:
-        """Preview an update: return the operation for each resource's name, those that stay left
-        out."""
-        return _changes(json.loads(self._run("preview", "--json").stdout)["steps"])
-
-    def up_steps(self) -> dict[str, str]:
-        """Update the stack: return the operation for each resource's name, those that stayed left out."""
-        events = map(json.loads, self._run("up", "--yes", "--skip-preview", "--json").stdout.splitlines())
-        return _changes(event["resourcePreEvent"]["metadata"] for event in events if "resourcePreEvent" in event)
+        """Preview an update: return the operation for each resource's name, those that stay left out."""
+        return changes(json.loads(self._run("preview", "--json").stdout)["steps"])
 
     def outputs(self) -> dict[str, Any]:
         return json.loads(self._run("stack", "output", "--json").stdout)  # type: ignore[no-any-return]
@@ -147,7 +141,7 @@ class Engine:
         return yaml.safe_load(self.config_file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
-def _changes(steps: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def changes(steps: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return {one["urn"].rpartition("::")[2]: one["op"] for one in steps if one["op"] != "same"}
 
 

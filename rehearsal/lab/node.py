@@ -148,11 +148,6 @@ class Node:
         parts = (row.split(" ", 2) for row in rows)
         return {path: (mode, content) for mode, content, path in parts}
 
-    def calls(self, program: str) -> list[str]:
-        """Return the command lines with which a stand-in program was called since the node booted."""
-        text = self.exec("cat", f"/run/simulated/calls/{program}", check=False).stdout
-        return text.splitlines()
-
     def set_hardware(self, kind: str) -> None:
         """Make the node of something else. It boots again if it is on; files that its image brought stay as they are."""
         self._ground.lay_out(kind)
@@ -182,12 +177,6 @@ class Node:
         """Return the public key of the node's sshd; None before its first boot."""
         public = self._disk / "upper/etc/ssh/lab_host_key.pub"
         return public.read_text().strip() if public.exists() else None
-
-    def hang(self, program: str) -> None:
-        """From now on the program never returns, whatever it is asked."""
-        self.exec("rm", "-f", f"/usr/local/sbin/{program}")
-        script = f"#!/bin/sh\ntouch /run/simulated/hangs.{program}\nexec sleep infinity\n"
-        self.write(f"/usr/local/sbin/{program}", script, 0o755)
 
     def metadata(self) -> LocalMetadata:
         """Serve the node's own instance metadata at 169.254.169.254; without it, that address refuses connections."""

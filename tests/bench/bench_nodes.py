@@ -29,6 +29,7 @@ from rehearsal.lab.nodes import Lab, why_not
 from tests.bench.harness import Row, interleaved, median, run_bench, timed
 from tests.bench.peers import Ansible, PeerError, Pyinfra, Target, installed
 from tests.bench.same_settings import SETTINGS, SWITCHED_ON, Wanted, derived
+from tests.lab.faults import calls
 
 ROOT = Path(__file__).parents[2]
 WORK = Path(__file__).with_name(".work")
@@ -165,7 +166,7 @@ def renew(lab: Lab) -> None:
 def called(nodes: Iterable[Node]) -> dict[str, int]:
     """How often stand-ins were called on all nodes since they booted."""
     nodes = list(nodes)
-    return {program: sum(len(node.calls(program)) for node in nodes) for program in CALLED}
+    return {program: sum(len(calls(node, program)) for node in nodes) for program in CALLED}
 
 
 def bare_ssh(lab: Lab) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import moto.ec2
 import pytest
 
-from infra.catalog import refresh_offerings
+from infra.catalog import refresh
 from infra.catalog.botocore_data import regions
 from infra.catalog.instances import snapshot
 from infra.catalog.kubernetes import NEWEST, VERSIONS
@@ -44,8 +44,8 @@ def test_the_refresh_takes_what_the_command_line_of_aws_prints(
     files = [tmp_path / f"{region}.json" for region in ("us-west-1", "us-west-2")]
     for file in files:
         file.write_text(json.dumps({"InstanceTypeOfferings": answers[file.stem]}))
-    monkeypatch.setattr(refresh_offerings, "OFFERINGS", tmp_path / "new.jsonl")
-    assert refresh_offerings.main([*map(str, files), "--source", "me", "--date", "2027-01-01"]) == 0
+    monkeypatch.setattr(refresh, "OFFERINGS", tmp_path / "new.jsonl")
+    assert refresh.main([*map(str, files), "--source", "me", "--date", "2027-01-01"]) == 0
     head, *rows = map(json.loads, (tmp_path / "new.jsonl").read_text().splitlines())
     assert (head["source"], head["date"]) == ("me", "2027-01-01")
     assert head["asked"] == [f"usw1-az{n}" for n in (1, 3)] + [f"usw2-az{n}" for n in (1, 2, 3, 4)]

@@ -5,6 +5,7 @@ These tests end the stacks that test_stacks.py looks at, and come after it.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from infra.config import parse as parse_spec
-from infra.local.engine import PROGRAM, Engine, EngineError
+from infra.local.engine import PROGRAM, Engine, EngineError, changes
 from infra.plan.nodes.bundle import bundle
 from infra.preflight.change import Effect
 from infra.preflight.explain import explain, explain_bundle
@@ -81,12 +82,20 @@ def regrouped(spec: Spec) -> Spec:
     return {**spec, "storage": {**storage, "lustre": {**storage["lustre"], "efa": efa}}}
 
 
+def up_steps(engine: Engine) -> dict[str, str]:
+    """What an update did: the operation for each resource's name, those that stayed left out."""
+    events = (
+        json.loads(line) for line in engine("up", "--yes", "--skip-preview", "--json").splitlines() if line[:1] == "{"
+    )
+    return changes(event["resourcePreEvent"]["metadata"] for event in events if "resourcePreEvent" in event)
+
+
 def run_course(live: Live, folder: Path) -> Course:
     engine = live.engine
     live.retired = True
     spec = changed(engine.spec)
     engine.change(spec)
-    small, grown = engine.up_steps(), as_aws_says(live)
+    small, grown = up_steps(engine), as_aws_says(live)
 
     edited, edited_bundle, moved, other_group = dict[str, str](), "", "", ""
     if live.stack in ONE_EACH:

@@ -23,6 +23,18 @@ def read_only_etc(node: Node, read_only: bool = True) -> None:
     node.exec("/usr/bin/mount", "-o", f"remount,bind,{'ro' if read_only else 'rw'}", "/etc")
 
 
+def calls(node: Node, program: str) -> list[str]:
+    """Return the command lines with which a stand-in program was called since the node booted."""
+    return node.exec("cat", f"/run/simulated/calls/{program}", check=False).stdout.splitlines()
+
+
+def hang(node: Node, program: str) -> None:
+    """From now on the program never returns, whatever it is asked."""
+    node.exec("rm", "-f", f"/usr/local/sbin/{program}")
+    script = f"#!/bin/sh\ntouch /run/simulated/hangs.{program}\nexec sleep infinity\n"
+    node.write(f"/usr/local/sbin/{program}", script, 0o755)
+
+
 def wait_until_hung(node: Node, program: str, seconds: float = 60.0) -> None:
     """Wait until a program that hangs has been called. TimeoutError."""
     end = time.monotonic() + seconds

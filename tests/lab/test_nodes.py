@@ -18,7 +18,7 @@ from rehearsal.lab.hardware import STOCK_SYSCTLS
 from rehearsal.lab.network import Subnet
 from rehearsal.lab.nodes import Lab, Node
 from tests.conftest import LeakedConnectionError
-from tests.lab.faults import end_job, freeze, read_only_etc, run_job, unhang, use_python
+from tests.lab.faults import calls, end_job, freeze, hang, read_only_etc, run_job, unhang, use_python
 from tests.lab.nodes import StartLab
 from tests.node_setup.agents import interpreter
 from tests.processes import children_of, wait_until
@@ -332,11 +332,11 @@ def test_a_node_runs_the_python_that_it_is_given(lab: StartLab, version: str) ->
 
 def test_a_program_that_hangs_does_so_for_its_callers_only(lab: StartLab) -> None:
     node = lab(1).nodes[0]
-    node.hang("chronyc")
+    hang(node, "chronyc")
     assert node.exec("timeout", "0.3", "chronyc", "tracking", check=False).returncode == 124
     unhang(node, "chronyc")
     assert node.exec("chronyc", "-c", "tracking").stdout.endswith("Normal\n")
-    assert node.calls("chronyc") == ["chronyc -c tracking"]
+    assert calls(node, "chronyc") == ["chronyc -c tracking"]
 
 
 def test_a_frozen_sshd_takes_connections_and_says_nothing(lab: StartLab) -> None:

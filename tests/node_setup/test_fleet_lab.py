@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.lab.nodes import Lab
-from tests.lab.faults import end_job, read_only_etc, run_job, unhang, use_python, wait_until_hung
+from tests.lab.faults import end_job, hang, read_only_etc, run_job, unhang, use_python, wait_until_hung
 from tests.lab.nodes import StartLab
 from tests.node_setup.agents import oldest
 from tests.node_setup.lab_fleet import Operator, Said
@@ -112,10 +112,10 @@ def test_each_broken_node_is_reported_rightly_and_costs_the_others_nothing(lab: 
     running = lab(8, folders=[path.parents[1]])
     away, hanging, sealed, asking, rebooted, full, old, well = running.nodes
     away.link(False)
-    hanging.hang("apt-mark")
+    hang(hanging, "apt-mark")
     read_only_etc(sealed)
     asking.add_user("ann", "password")
-    rebooted.hang("apt-mark")
+    hang(rebooted, "apt-mark")
     full.exec("mkdir", "-p", "/var/lib/lustrain")
     full.fill_disk()
     use_python(old, path)

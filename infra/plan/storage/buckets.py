@@ -44,11 +44,6 @@ class Rule:
     noncurrent_days: int | None = None
     expired_markers: bool = False
 
-    @property
-    def on_objects(self) -> bool:
-        """Whether it removes or moves objects that are there to be read."""
-        return self.expire_days is not None or self.storage_class is not None
-
 
 @dataclass(frozen=True)
 class BucketPlan:
