@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from images.wish import IMAGE_FILE, JSON, BuildWish, MergeWish, Wish
-from lustrain.flags import flag
-from lustrain.problem import DIFFERS, UserError, problem
+from lustrain.flags import flag, number
+from lustrain.problem import DIFFERS
 from lustrain.task import Answer, task
 
 
@@ -65,12 +65,6 @@ class Verify:
     image_file: str = flag("image.json", IMAGE_FILE)
     json: bool = flag(False, JSON)
 
-    @property
-    def days(self) -> int:
-        if not (self.max_age.isascii() and self.max_age.isdigit() and len(self.max_age) < 6):
-            raise UserError(problem("--max-age", self.max_age, "must be a number of days", allowed="0 to 99999"))
-        return int(self.max_age)
-
 
 @task("image-verify")
 def image_verify(flags: Verify) -> Answer:
@@ -80,7 +74,7 @@ def image_verify(flags: Verify) -> Answer:
     from images.registry.client import connect
     from lustrain import image_file
 
-    days = flags.days
+    days = int(number("--max-age", flags.max_age, 0, 99_999))
     record = image_file.read(Path(flags.image_file)) if flags.ref is None else None
     # By its tag, so that one that stands for another image by now is noticed.
     ref = record.ref if record else str(flags.ref)

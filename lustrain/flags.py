@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import MISSING
 from typing import Any
+
+from lustrain.problem import UserError, problem
 
 
 def flag(default: Any = MISSING, help: str = "") -> Any:
     """Declare a field of a task's flags. Without a default it may be given by place; with `()` it may be repeated."""
     return dataclasses.field(default=default, metadata={"help": help})
+
+
+def number(path: str, text: str, least: float, most: float, *, whole: bool = True) -> float:
+    """Read the number that a flag gives as text. UserError."""
+    try:
+        value = int(text) if whole else float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        why = "must be a whole number" if whole else "must be a number"
+        raise UserError(problem(path, text, why, allowed=f"{least:g} to {most:.15g}"))
+    return value

@@ -7,12 +7,12 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lustrain.flags import number
 from lustrain.problem import UserError
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC
 from node_setup.answers import Answer
 from node_setup.fleet.agent_call import LEAST_S
 from node_setup.fleet.faults import HOST_KEY, STOPPED, TIMEOUT, Fault
-from node_setup.fleet.flags import number
 from node_setup.fleet.hosts import Node
 from node_setup.fleet.pool import Outcome
 from node_setup.fleet.protocol import Traffic

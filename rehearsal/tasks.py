@@ -7,8 +7,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from lustrain.flags import flag
-from lustrain.problem import FAILED, UserError, problem
+from lustrain.flags import flag, number
+from lustrain.problem import FAILED
 from lustrain.task import Answer, task
 
 REPORT = Path(__file__).with_name("report.md")
@@ -29,8 +29,8 @@ def rehearse(flags: Rehearse) -> Answer:
     from rehearsal.journey import as_dict, travel
     from rehearsal.report import markdown, show
 
-    steps = _whole("--steps", flags.steps, FEWEST_STEPS)
-    seed = secrets.randbelow(10**6) if flags.seed is None else _whole("--seed", flags.seed, 0)
+    steps = int(number("--steps", flags.steps, FEWEST_STEPS, 10**6))
+    seed = secrets.randbelow(10**6) if flags.seed is None else int(number("--seed", flags.seed, 0, 10**9))
     # What ends this program in another way than Ctrl-C takes the job, the nodes and the engine down too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"rehearsal with seed {seed}: four to ten minutes on two cores", flush=True)
@@ -42,12 +42,6 @@ def rehearse(flags: Rehearse) -> Answer:
     broken = not all(promise.kept for promise in journey.promises)
     lines = ["a promise was broken, see rehearsal/report.md"] if broken else []
     return Answer(lines, as_dict(journey), FAILED if broken else 0)
-
-
-def _whole(path: str, text: str, least: int) -> int:
-    if not (text.isascii() and text.isdigit() and least <= int(text) < 2**31):
-        raise UserError(problem(path, text, "must be a whole number", allowed=f"{least} to {2**31 - 1}"))
-    return int(text)
 
 
 TASKS = (rehearse,)

@@ -1,8 +1,8 @@
 """Write a snapshot anew: `python -m infra.catalog.refresh FILE… --source TEXT --date DAY`.
 
-Each file is what `aws ec2 describe-instance-types --output json` prints, for the instance types; types differ by region: take one
-that has the types you train on. Or what `aws ec2 describe-instance-type-offerings --location-type availability-zone-id
---region …` prints, for the offerings. Ask every region that you use: one without a file is unknown afterwards.
+Each file is what `aws ec2 describe-instance-types --output json` prints, for the types: they differ by region, so take one that
+has those you train on. Or, for the offerings, what `aws ec2 describe-instance-type-offerings --location-type
+availability-zone-id --region …` prints: ask every region that you use, one without a file is unknown afterwards.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from fabric import Connection
 from invoke.tasks import task
 
-from lustrain.flags import flag
+from lustrain.flags import flag, number
 from lustrain.problem import UserError, problem
 from lustrain.task import Answer, declared, filled, flags_of, perform
 from node_setup.fleet.hosts import Route
@@ -66,10 +65,12 @@ class Flags:
 
     def amounts(self) -> tuple[int, int, float | None]:
         """`limit` and `serial`, 0 where not given, and `fail_percent`. UserError."""
-        limit = number("--limit", self.limit, 1, 100_000)
-        serial = number("--serial", self.serial, 1, 100_000)
-        percent = number("--fail-percent", self.fail_percent, 0, 100)
-        return int(limit or 0), int(serial or 0), percent
+        limit = number("--limit", self.limit, 1, 100_000) if self.limit is not None else 0
+        serial = number("--serial", self.serial, 1, 100_000) if self.serial is not None else 0
+        percent = (
+            None if self.fail_percent is None else number("--fail-percent", self.fail_percent, 0, 100, whole=False)
+        )
+        return int(limit), int(serial), percent
 
     def _refuse_empty(self) -> None:
         # What a shell makes of a variable that is not set must not mean "all of them".
@@ -78,19 +79,6 @@ class Flags:
         if empty:
             fix = "name something, or leave the flag out"
             raise UserError(problem(f"--{name.replace('_', '-')}", text, "is empty", fix=fix) for name, text in empty)
-
-
-def number(name: str, text: str | None, least: float, most: float) -> float | None:
-    """Read the number that a flag gives; None where the flag was not given. UserError."""
-    if text is None:
-        return None
-    try:
-        value = float(text) if name == "--fail-percent" else int(text)
-    except ValueError:
-        value = math.nan
-    if not least <= value <= most:
-        raise UserError(problem(name, text, f"must be a number in {least:g}..{most:g}"))
-    return value
 
 
 Hosts = tuple[Connection, ...]

@@ -50,7 +50,7 @@ def test_the_refresh_takes_what_the_command_line_of_aws_prints(
     assert (head["source"], head["date"]) == ("me", "2027-01-01")
     assert head["asked"] == [f"usw1-az{n}" for n in (1, 3)] + [f"usw2-az{n}" for n in (1, 2, 3, 4)]
     assert {"types": ["p6-b300.48xlarge"], "zones": ["usw2-az1", "usw2-az2"]} in rows
-    assert "2 regions" in capsys.readouterr().out
+    assert "2 files" in capsys.readouterr().out
 
 
 def test_each_type_with_efa_is_somewhere_and_all_zones_that_were_asked_are_known() -> None:

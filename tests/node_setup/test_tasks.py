@@ -92,7 +92,11 @@ NOBODY = "127.0.0.1:1"
             USAGE,
             "--set = 'gpu.persistence=on': contradicts gpu.persistence=off",
         ),
-        (["node-tune", "--nodes", NOBODY, "--limit", "0"], USAGE, "--limit = '0': must be a number in 1..100000"),
+        (
+            ["node-tune", "--nodes", NOBODY, "--limit", "0"],
+            USAGE,
+            "--limit = '0': must be a whole number; allowed: 1 to 100000",
+        ),
         (["node-tune", "--nodes", NOBODY, "--fail-percent", "101"], USAGE, "--fail-percent = '101'"),
         (
             ["node-tune", "--nodes", NOBODY, "--timeout", "soon"],
