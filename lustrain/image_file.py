@@ -8,28 +8,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from lustrain.files import write_whole
 from lustrain.problem import FAILED, UserError, plain, problem
-from lustrain.schema import like, problems_of
+from lustrain.schema import UNPRINTABLE, Section, like, problems_of
 
 VERSION = 1
 MAKE = "fab image-build --push"
 _DIGEST = "sha256:[0-9a-f]{64}"
 
 
-def _has_no_digest(ref: str) -> str:
-    if "@" in ref:
-        raise ValueError(
-            "is not a reference with a tag; allowed: like registry/repository:tag, the digest has a key of its own"
-        )
-    return ref
-
+# The grammar is https://github.com/distribution/reference/blob/main/reference.go, with a tag and no digest.
+_HOST = r"(\[[a-fA-F0-9:]+\]|[a-zA-Z0-9][a-zA-Z0-9.-]*)(:[0-9]{1,5})?"
+_PATH = r"(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)+"
+_TAG = r":[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}"
 
 Digest = Annotated[str, like(_DIGEST, "a digest", "sha256:… with 64 hexadecimal digits")]
-Text = Annotated[str, like(r"\S(.*\S)?", "text", "cpu")]
-Ref = Annotated[str, like(r"\S+", "a reference", "registry/repository:tag"), AfterValidator(_has_no_digest)]
+Ref = Annotated[str, like(_HOST + _PATH + _TAG, "a reference with a tag and no digest", "registry/repository:tag")]
+Platform = Annotated[str, like("[a-z0-9]+/[a-z0-9_]+(/[a-z0-9]+)?", "a platform", "linux/amd64")]
+Printable = Annotated[str, like(rf"[^{UNPRINTABLE.pattern[1:]}*", "printable text", "trainer/loop.py")]
 Commit = Annotated[str, like("[0-9a-f]{40}([0-9a-f]{24})?", "a commit", "40 hexadecimal digits")]
 
 
@@ -69,28 +67,26 @@ class Record:
         return f"{name}@{self.digest}"
 
 
-class _Strict(BaseModel):
-    """Base of both tables: unknown keys and values of other types are errors."""
+class _Git(Section):
+    model_config = ConfigDict(strict=True)
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class _Git(_Strict):
     commit: Commit | None
     dirty: bool
-    changed: list[str] = []
+    changed: list[Printable] = Field(default_factory=list)
 
 
-class _File(_Strict):
+class _File(Section):
+    model_config = ConfigDict(strict=True)
+
     version: Literal[1]
     ref: Ref
     digest: Digest
-    target: Text
-    platforms: Annotated[list[Text], Field(min_length=1)]
-    versions: dict[str, str]
+    target: Literal["cpu", "cuda", "gaudi"]
+    platforms: Annotated[list[Platform], Field(min_length=1)]
+    versions: dict[Printable, Printable]
     git: _Git
     content: Annotated[str, like("(sha256:)?[0-9a-f]{64}", "a content hash", "sha256:… with 64 hexadecimal digits")]
-    inputs: dict[str, dict[str, str]]
+    inputs: dict[Printable, dict[Printable, Printable]]
 
 
 def read(path: Path) -> Record:

@@ -30,14 +30,15 @@ RECORD = Record(
 )
 
 hexadecimal = st.text("0123456789abcdef", min_size=64, max_size=64)
-any_text = st.text(st.characters(exclude_categories=["Cs"]))
-name = st.from_regex(r"[a-z][a-z0-9./-]{0,20}[a-z0-9]", fullmatch=True)
+any_text = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]))
 records = st.builds(
     Record,
-    ref=st.from_regex(r"[a-z.]+(:[0-9]+)?/[a-z/]+[a-z]:[\w.-]{1,128}", fullmatch=True),
+    ref=st.from_regex(r"[a-z][a-z.]*(:[0-9]{1,5})?(/[a-z]+){1,3}:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", fullmatch=True),
     digest=hexadecimal.map("sha256:{}".format),
-    target=name,
-    platforms=st.lists(name, min_size=1, max_size=3).map(tuple),
+    target=st.sampled_from(["cpu", "cuda", "gaudi"]),
+    platforms=st.lists(st.sampled_from(["linux/amd64", "linux/arm64", "linux/arm64/v8"]), min_size=1, max_size=3).map(
+        tuple
+    ),
     versions=st.dictionaries(any_text, any_text, max_size=4),
     git=st.builds(
         GitState,
@@ -97,14 +98,14 @@ def test_the_file_says_its_version_and_others_may_read_it(tmp_path: Path) -> Non
         ({"digst": "x"}, "image.json: digst = 'x': unknown key; fix: did you mean digest?"),
         ({"digest": "sha256:abc"}, "image.json: digest = 'sha256:abc': is not a digest"),
         ({"digest": DIGEST.upper()}, "is not a digest"),
-        ({"digest": f"{DIGEST}\n"}, "is not a digest"),
+        ({"digest": f"{DIGEST}\n"}, "is not printable"),
         ({"digest": None}, "image.json: digest = None: wrong type"),
         ({"content": "abc"}, "image.json: content = 'abc': is not a content hash"),
         ({"git": {"commit": None, "dirty": 1}}, "image.json: git.dirty = 1: wrong type"),
         ({"git": {"commit": None, "dirty": "yes"}}, "image.json: git.dirty = 'yes': wrong type"),
         ({"platforms": []}, "image.json: platforms = []"),
         ({"platforms": "linux/amd64"}, "image.json: platforms = 'linux/amd64': wrong type"),
-        ({"ref": f"registry/name@{DIGEST}"}, "the digest has a key of its own"),
+        ({"ref": f"registry/name@{DIGEST}"}, "is not a reference with a tag and no digest"),
         ({"ref": ""}, "image.json: ref = '': is not a reference"),
         ({"versions": {"torch": 2.13}}, "image.json: versions.torch = 2.13: wrong type"),
         ({"git": {"commit": "HEAD", "dirty": False}}, "image.json: git.commit = 'HEAD': is not a commit"),
@@ -114,6 +115,38 @@ def test_the_file_says_its_version_and_others_may_read_it(tmp_path: Path) -> Non
 )
 def test_what_is_not_as_written_is_refused_in_one_line(tmp_path: Path, edit: dict[str, Any], told: str) -> None:
     assert told in refusal(written(tmp_path, edit))
+
+
+HOSTILE = ("--help", "$(reboot)", "a:b/../..:t", "x", "127.0.0.1:5000/team/trainer", "\x1b[2J", "a\x00", "tpu", "")
+LEAVES = {
+    "ref": {"ref": ...},
+    "digest": {"digest": ...},
+    "target": {"target": ...},
+    "platform": {"platforms": [...]},
+    "commit": {"git": {"commit": ..., "dirty": False}},
+    "content": {"content": ...},
+}
+SHOWN = {
+    "version": {"versions": {"torch": ...}},
+    "name of a version": {"versions": {...: "1"}},
+    "changed": {"git": {"commit": None, "dirty": True, "changed": [...]}},
+    "layer": {"inputs": {...: {}}},
+    "input": {"inputs": {"code": {...: "1"}}},
+}
+
+
+def put(value: str, into: Any) -> Any:
+    """The same with the value in place of the dots."""
+    if isinstance(into, dict):
+        return {put(value, key): put(value, inner) for key, inner in into.items()}
+    return [put(value, inner) for inner in into] if isinstance(into, list) else value if into is ... else into
+
+
+@pytest.mark.parametrize("leaf", [*LEAVES, *SHOWN])
+def test_no_text_that_is_hostile_is_taken(leaf: str, tmp_path: Path) -> None:
+    """What a cluster runs has a form; what is only shown moves no cursor."""
+    for value in HOSTILE if leaf in LEAVES else [value for value in HOSTILE if not value.isprintable()]:
+        refusal(written(tmp_path, put(value, LEAVES.get(leaf) or SHOWN[leaf])))
 
 
 @pytest.mark.parametrize("key", ["ref", "digest", "target", "platforms", "versions", "git", "content", "inputs"])
