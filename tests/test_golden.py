@@ -21,6 +21,7 @@ from images.wish import Wish
 from infra.config import parse
 from infra.preflight.commands import rules
 from infra.preflight.offline import run_offline
+from infra.preflight.report import as_data
 from lustrain.problem import UserError
 from node_setup.agent.model import Request
 from node_setup.agent.run.plan import plan, rows
@@ -61,7 +62,7 @@ def test_the_rules() -> None:
 @pytest.mark.parametrize("stack", STACKS)
 def test_what_preflight_says_of_an_example(stack: str) -> None:
     found = run_offline(spec_of(stack, {}), place(stack), NOW)
-    same(f"preflight-{stack}.txt", found)
+    same(f"preflight-{stack}.txt", [*found, *as_lines(as_data(found))])
 
 
 @pytest.mark.slow
@@ -70,7 +71,7 @@ def test_what_preflight_says_of_every_planted_mistake() -> None:
     for mistake in MISTAKES:
         where = mistake.place or place(mistake.stack)
         found = run_offline(spec_of(mistake.stack, mistake.edits), where, NOW)
-        lines += [f"# {mistake} in {mistake.stack}", *found]
+        lines += [f"# {mistake} in {mistake.stack}", *found, *(json.dumps(row) for row in as_data(found))]
     for name, stack, edits, _ in FORM:
         try:
             parse(edited(stack, edits))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -163,6 +164,10 @@ def test_layers_and_bytes_over_the_limits_are_found(hand: Hand) -> None:
     assert faults(unknown) == []
     assert next(row.what for row in unknown.rows if row.check == "size").endswith(" to pull, no budget for target cpu")
     assert faults(checked(hand, oldest_days=0, budgets={"cpu": 1})) == [("age", WARNING)]
+    large = [layer({"opt/data": os.urandom(3 << 19)})]
+    hand.image(large, {**config, "rootfs": config_of(large)["rootfs"]}, tag="large")
+    sizes = [verify(hand.client, hand.ref("large"), now=NOW, budgets={"cpu": most}) for most in (1, 2)]
+    assert [("size", FAILED) in faults(report) for report in sizes] == [True, False], "1.5 MiB"
     many = [TARS[0]] * 128
     hand.image(many, {**sound(), "rootfs": config_of(many)["rootfs"]})
     assert faults(checked(hand)) == [("layers", FAILED)]

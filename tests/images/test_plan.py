@@ -279,6 +279,11 @@ def test_what_was_asked_for_is_in_the_plan() -> None:
     assert made("gaudi", **GAUDI).dockerfile == "images/gaudi.Dockerfile"
 
 
+def test_an_image_was_made_when_its_commit_was() -> None:
+    plan = made(git=GitState(COMMIT, dirty=False, time=1_700_000_000))
+    assert (plan.epoch, plan.build_arguments["SOURCE_DATE_EPOCH"]) == (1_700_000_000, "1700000000")
+
+
 def test_the_same_commit_can_be_built_anew_under_a_tag_of_its_own() -> None:
     assert made(suffix="r2").tags[0] == f"{made().tags[0]}-r2"
     for bad in ("-r2", "a b", "x" * 31, "r/2"):

@@ -78,6 +78,22 @@ def test_a_config_that_only_names_what_was_removed_still_loads(tmp_path: Path) -
     assert load(tmp_path, GOOD, named) == load(tmp_path, GOOD)
 
 
+@pytest.mark.parametrize(("key", "asks"), [(key, asks) for key, (asks, _) in configuration.REMOVED.items() if asks])
+def test_a_config_that_asks_for_what_was_removed_is_one_line_with_why(
+    tmp_path: Path, key: tuple[str, str], asks: str
+) -> None:
+    (line,) = problems(tmp_path, GOOD, [f"{'.'.join(key)}={asks}"])
+    assert line.startswith(f"{'.'.join(key)} = '{asks}': was removed")
+    assert line.endswith("fix: remove the key")
+
+
+@pytest.mark.parametrize(("key", "value"), [("train.steps", '"20"'), ("optimizer.lr", '"1e-3"'), ("run.uri", "7")])
+def test_no_value_is_taken_for_one_of_another_type(tmp_path: Path, key: str, value: str) -> None:
+    (line,) = problems(tmp_path, GOOD, [f"{key}={value}"])
+    assert line.startswith(f"{key} = ")
+    assert "wrong type" in line
+
+
 def test_a_text_of_a_task_may_have_lines() -> None:
     class Options(Section):
         separator: str
