@@ -53,6 +53,14 @@ MountWord = Annotated[
     str, like(r"[A-Za-z0-9._:-]*", "a name that can be mounted", "fs-0123.fsx.us-east-1.amazonaws.com")
 ]
 """Empty in a plan, where the file system is not made yet."""
+Name = Annotated[str, like(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a plain name", "train")]
+User = Annotated[str, like(r"[A-Za-z_][A-Za-z0-9._-]*", "a user's name", "ubuntu")]
+Jump = Annotated[str, like(r"([A-Za-z_][\w.-]*@)?[A-Za-z0-9\[][\w.:\]-]*", "a host to go through", "ubuntu@bastion")]
+Bucket = Annotated[str, like(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "a bucket's name", "team-checkpoints")]
+Place = Annotated[str, like(r"[^\s-]\S*", "an address or a folder", "s3://team-checkpoints/runs/")]
+Repository = Annotated[
+    str, like(r"[\w.:\[\]-]+(/[a-z0-9]+([._-]+[a-z0-9]+)*)+", "a repository", "registry.example.com/team/trainer")
+]
 
 
 class Nodes(Section):
@@ -81,10 +89,10 @@ class Reach(Section):
     """How to log in."""
 
     via: Literal["ssh", "ssm"]
-    user: str = "ubuntu"
+    user: User = "ubuntu"
     key: str | None = None
     """SSH: path of the private key on the operator's machine; never the key itself."""
-    jump: str | None = None
+    jump: Jump | None = None
     """SSH: `user@host` to go through."""
     ssm_target: Annotated[str, AfterValidator(_ssm_target)] | None = None
     """Format of the SSM target: `{instance_id}`, for HyperPod `sagemaker-cluster:<id>_{group}-{instance_id}`."""
@@ -141,9 +149,9 @@ class HomeSystem(Section):
 
 
 class BucketNames(Section):
-    data: str | None = None
-    checkpoints: str | None = None
-    lifecycle: str | None = None
+    data: Bucket | None = None
+    checkpoints: Bucket | None = None
+    lifecycle: Bucket | None = None
 
 
 class Paid(Section):
@@ -173,7 +181,7 @@ class Tuning(Section):
 
 class Cluster(Section):
     version: Literal[1] = 1
-    name: str
+    name: Name
     backend: Backend
     region: str | None = None
     zone_id: str | None = None
@@ -184,10 +192,10 @@ class Cluster(Section):
     lustre: FileSystem | None = None
     home: HomeSystem | None = None
     buckets: BucketNames = BucketNames()
-    runs_uri: str
+    runs_uri: Place
     """`s3://bucket/prefix/` or a folder that every node sees."""
     capacity: Paid
-    image_repository: str | None = None
+    image_repository: Repository | None = None
     role_arn: str | None = None
     """The role that nodes have."""
     interruption_queue: str | None = None

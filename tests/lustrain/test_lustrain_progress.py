@@ -124,3 +124,12 @@ def test_names_are_no_markup_on_a_terminal() -> None:
     with Progress("node tune", 2, "nodes", waiting=["[b]"], stream=stream, terminal=True, interval_s=0) as progress:
         progress.beat()
     assert "waiting for [b]" in stream.getvalue()
+
+
+def test_progress_leaves_standard_output_to_results(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("x", 1, terminal=False) as progress:
+        progress.advance()
+        progress.say("aside")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "x: aside" in printed.err
