@@ -60,7 +60,7 @@ def explain_change(flags: ExplainChange) -> Answer:
     changes = commands.changes(flags.stack, flags.old)
     forbidden = refused(changes)
     lines = list(report.change_lines(changes, forbidden))
-    return Answer(lines, [asdict(one) for one in changes], FAILED if forbidden else 0)
+    return Answer(lines, [asdict(change) for change in changes], FAILED if forbidden else 0)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ LONGEST_VALUE = 120
 
 def plain(text: str) -> str:
     """One line that every terminal takes: control characters, line ends and lone surrogates are escaped."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(item if item.isprintable() else item.encode("unicode_escape").decode() for item in text)
 
 
 class Problem(str):

@@ -326,7 +326,7 @@ def prove(journey: Journey) -> None:
         expected_weights, weights = (final_weights(journey, name) for name in ("reference", "interrupted"))
         size = f"{len(weights)} tensors, {sum(map(len, weights.values())):,} bytes compared"
         journey.promise("interrupted twice: the same final weights to the last bit", weights == expected_weights, size)
-        checked = [verify_checkpoint(store, one) for store in stores.values() for one in committed(store)]
+        checked = [verify_checkpoint(store, item) for store in stores.values() for item in committed(store)]
         whole = sum(report.ok for report in checked)
         journey.promise(
             "every checkpoint in S3 verifies", whole == len(checked) > 0, f"{whole} of {len(checked)} whole"

@@ -71,7 +71,7 @@ class Said:
 
     def verdicts(self, node: str) -> dict[str, str]:
         """Status by check."""
-        return {one["check"]: one["status"] for one in self.nodes[node].get("results", ())}
+        return {result["check"]: result["status"] for result in self.nodes[node].get("results", ())}
 
     @property
     def ready(self) -> list[str]:
@@ -79,7 +79,7 @@ class Said:
 
     def __str__(self) -> str:
         silent = [f"{name}: {result['why']}" for name, result in self.nodes.items() if "why" in result]
-        failed = [f"{name}: {one}" for name in self.nodes for one in sorted(self.settings(name, Status.FAILED))]
+        failed = [f"{name}: {setting}" for name in self.nodes for setting in sorted(self.settings(name, Status.FAILED))]
         return "; ".join([f"exit {self.status} after {self.seconds:.1f} s", *silent, *failed])
 
 
@@ -189,7 +189,7 @@ class Fleet:
         began = time.monotonic()
         status, report = fab(self.folder, task, *way, *flags)
         names = {node.address: node.name for node in self.lab.nodes}
-        nodes = {names[one["address"]]: one["result"] or {"why": one["why"]} for one in report["nodes"]}
+        nodes = {names[item["address"]]: item["result"] or {"why": item["why"]} for item in report["nodes"]}
         return Said(status, time.monotonic() - began, nodes)
 
     def trees(self) -> list[Tree]:

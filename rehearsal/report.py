@@ -17,11 +17,11 @@ PROMISE_COLUMNS = ("", "promise", "figure")
 
 
 def stage_rows(stages: Sequence[Stage]) -> list[tuple[str, ...]]:
-    return [(one.name, one.real, one.emulated, f"{one.seconds:.0f}", one.outcome) for one in stages]
+    return [(stage.name, stage.real, stage.emulated, f"{stage.seconds:.0f}", stage.outcome) for stage in stages]
 
 
 def promise_rows(promises: Sequence[Promise]) -> list[tuple[str, ...]]:
-    return [("kept" if one.kept else "BROKEN", one.claim, one.figure) for one in promises]
+    return [("kept" if promise.kept else "BROKEN", promise.claim, promise.figure) for promise in promises]
 
 
 def show(stages: Sequence[Stage], promises: Sequence[Promise]) -> None:

@@ -89,13 +89,13 @@ def read(name: str, root: Path = ROOT) -> Lock:
 def inputs(name: str, versions: Versions, root: Path = ROOT, platform: str = AMD64) -> tuple[str, ...]:
     """Return what the lock `name` is made from today."""
     depends = sorted(_dependencies(root))
-    numpy = [one for one in depends if _name(one) == "numpy"]
+    numpy = [depend for depend in depends if _name(depend) == "numpy"]
     wanted = {
         "tools": (f"uv=={versions.uv}",),
         # torch uses numpy where it is there, and it changes as rarely: in this layer it costs no one a pull.
         "torch-cpu": (f"torch=={versions.torch}+cpu", *numpy),
         "torch-cuda": (f"torch=={versions.torch}", *numpy),
-        "app": tuple(one for one in depends if _name(one) != "torch"),
+        "app": tuple(item for item in depends if _name(item) != "torch"),
     }
     if name not in wanted:
         raise UserError(problem("lock", name, "unknown", allowed=", ".join(NAMES)))
@@ -207,7 +207,7 @@ def write_all(
     locks: dict[str, Lock] = {}
     for name in NAMES:
         say(f"{name}: asking the package index")
-        torch = [locks[one] for one in TORCH] if name == "app" else []
+        torch = [locks[item] for item in TORCH] if name == "app" else []
         locks[name] = resolve(name, versions, root, agree_with=torch, links=links, upgrade=upgrade)
     if wrong := [*_disagreeing(locks), *_not_as_written(locks["torch-cuda"], versions)]:
         raise UserError(wrong, FAILED)

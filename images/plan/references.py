@@ -104,7 +104,7 @@ def is_loopback(host: str) -> bool:
 
 def _split(name: str) -> tuple[str, str]:
     first, slash, rest = name.partition("/")
-    named = slash and (any(one in first for one in ".:") or first == "localhost" or first.lower() != first)
+    named = slash and (any(item in first for item in ".:") or first == "localhost" or first.lower() != first)
     if not named:
         first, rest = DOCKER_HUB, name
     if first == f"index.{DOCKER_HUB}":

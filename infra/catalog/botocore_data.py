@@ -24,14 +24,14 @@ class Partition(NamedTuple):
 def partitions() -> Mapping[str, Partition]:
     """AWS's partitions by id (https://github.com/boto/botocore/blob/develop/botocore/data/partitions.json)."""
     found = json.loads((_data() / "partitions.json").read_bytes())["partitions"]
-    return {one["id"]: Partition(re.compile(one["regionRegex"]), one["outputs"]["dnsSuffix"]) for one in found}
+    return {item["id"]: Partition(re.compile(item["regionRegex"]), item["outputs"]["dnsSuffix"]) for item in found}
 
 
 @cache
 def regions() -> frozenset[str]:
     """Every region of AWS (https://github.com/boto/botocore/blob/develop/botocore/data/endpoints.json)."""
     found = json.loads((_data() / "endpoints.json").read_bytes())["partitions"]
-    return frozenset(region for one in found for region in one["regions"])
+    return frozenset(region for item in found for region in item["regions"])
 
 
 @cache

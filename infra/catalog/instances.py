@@ -89,7 +89,7 @@ def _instance(line: dict[str, Any]) -> Instance:
         vcpus=line["vcpus"],
         threads_per_core=line["threads"],
         memory_mib=line["mib"],
-        accelerators=tuple(Accelerator(*one) for one in line["accelerators"]),
+        accelerators=tuple(Accelerator(*accelerator) for accelerator in line["accelerators"]),
         nvme_count=nvme_count,
         nvme_gb=nvme_gb,
         usage=frozenset(line["usage"]),

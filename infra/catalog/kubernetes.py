@@ -36,8 +36,8 @@ class Version:
 
 
 VERSIONS = {
-    one.name: one
-    for one in (
+    entry.name: entry
+    for entry in (
         Version("1.28", date(2024, 11, 26), date(2025, 11, 26), hyperpod=False),
         Version("1.29", date(2025, 3, 23), date(2026, 3, 23), hyperpod=False),
         Version("1.30", date(2025, 7, 23), date(2026, 7, 23)),
@@ -50,12 +50,12 @@ VERSIONS = {
     )
 }
 """Oldest first."""
-NEWEST = [one.name for one in VERSIONS.values() if one.hyperpod][-1]
+NEWEST = [item.name for item in VERSIONS.values() if item.hyperpod][-1]
 """The newest that both EKS and HyperPod are known to take."""
 
 
 def newer_than(name: str, today: date) -> str | None:
     """Return the newest known after `name` that HyperPod takes, and that is in standard support on `today`."""
     later = list(VERSIONS)[list(VERSIONS).index(name) + 1 :]
-    found = [one for one in later if VERSIONS[one].hyperpod and today < VERSIONS[one].standard_ends]
+    found = [item for item in later if VERSIONS[item].hyperpod and today < VERSIONS[item].standard_ends]
     return found[-1] if found else None

@@ -14,11 +14,11 @@ def render(offered: Iterable[Mapping[str, str]], source: str, date: str) -> str:
     accelerators are left out: where they are is no question."""
     asked: set[str] = set()
     zones: dict[str, set[str]] = defaultdict(set)
-    for one in offered:
-        asked.add(one["Location"])
-        kind = snapshot().types.get(one["InstanceType"])
+    for item in offered:
+        asked.add(item["Location"])
+        kind = snapshot().types.get(item["InstanceType"])
         if kind and (kind.efa or kind.accelerators):
-            zones[kind.name].add(one["Location"])
+            zones[kind.name].add(item["Location"])
     lines: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for name in sorted(zones):
         lines[name.partition(".")[0], *sorted(zones[name])].append(name)

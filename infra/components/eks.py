@@ -60,14 +60,14 @@ class EksCluster(pulumi.ComponentResource):
         access = self._admit(name, plan)
         identities = [
             aws.eks.PodIdentityAssociation(
-                f"{name}-{one.role}",
+                f"{name}-{identity.role}",
                 cluster_name=self.name,
-                namespace=one.namespace,
-                service_account=one.service_account,
-                role_arn=role_arns[one.role],
+                namespace=identity.namespace,
+                service_account=identity.service_account,
+                role_arn=role_arns[identity.role],
                 opts=pulumi.ResourceOptions(parent=self),
             )
-            for one in plan.pod_identities
+            for identity in plan.pod_identities
         ]
         made = _make(self, name, plan.addons_before_nodes, self.name, ())
         self.ready = [self.cluster, *access, *identities, *made]
@@ -75,18 +75,18 @@ class EksCluster(pulumi.ComponentResource):
 
     def _admit(self, name: str, plan: EksPlan) -> list[pulumi.Resource]:
         made: list[pulumi.Resource] = []
-        for one in plan.access:
+        for item in plan.access:
             entry = aws.eks.AccessEntry(
-                f"{name}-{one.key}",
+                f"{name}-{item.key}",
                 cluster_name=self.name,
-                principal_arn=one.principal_arn,
+                principal_arn=item.principal_arn,
                 opts=pulumi.ResourceOptions(parent=self),
             )
             policy = aws.eks.AccessPolicyAssociation(
-                f"{name}-{one.key}-policy",
+                f"{name}-{item.key}-policy",
                 cluster_name=self.name,
-                principal_arn=one.principal_arn,
-                policy_arn=one.policy_arn,
+                principal_arn=item.principal_arn,
+                policy_arn=item.policy_arn,
                 access_scope=aws.eks.AccessPolicyAssociationAccessScopeArgs(type="cluster"),
                 opts=pulumi.ResourceOptions(parent=self, depends_on=[entry]),
             )

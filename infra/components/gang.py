@@ -110,7 +110,7 @@ class Gang(pulumi.ComponentResource):
             instance_type=plan.instance_type,
             key_name=plan.key_name,
             iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(arn=instance_profile_arn),
-            network_interfaces=[_interface(one, security_group_id) for one in plan.interfaces],
+            network_interfaces=[_interface(interface, security_group_id) for interface in plan.interfaces],
             metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
                 http_endpoint="enabled",
                 http_tokens="required",

@@ -120,7 +120,7 @@ def build(plan: Plan) -> dict[str, Any]:
 
 def _gangs(plan: Plan, base: Foundation, images: Mapping[str, FoundImage]) -> Nodes:
     spec = plan.spec
-    reserved = {one.group: Reservation(f"{spec.name}-{one.group}", one) for one in plan.reservations}
+    reserved = {entry.group: Reservation(f"{spec.name}-{entry.group}", entry) for entry in plan.reservations}
     later = {
         "lustre_dns": base.lustre.dns_name if base.lustre else "",
         "lustre_mount_name": base.lustre.mount_name if base.lustre else "",
@@ -147,7 +147,7 @@ def _gangs(plan: Plan, base: Foundation, images: Mapping[str, FoundImage]) -> No
             depends_on=base.ready,
         )
         made.append(gang.auto_scaling_group)
-    return Nodes(auto_scaling_groups=made, reservations=[one.reservation_id for one in reserved.values()])
+    return Nodes(auto_scaling_groups=made, reservations=[item.reservation_id for item in reserved.values()])
 
 
 def _hyperpod(plan: Plan, base: Foundation) -> Nodes:

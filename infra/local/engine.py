@@ -113,7 +113,7 @@ class Engine:
 
     def resources(self) -> list[dict[str, Any]]:
         """Return the resources of the state that are in AWS."""
-        return [one for one in self.state() if one.get("custom") and not one["type"].startswith("pulumi:")]
+        return [item for item in self.state() if item.get("custom") and not item["type"].startswith("pulumi:")]
 
     def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = ["pulumi", *words, "--cwd", str(self.folder), "--non-interactive", "--color", "never"]
@@ -142,7 +142,7 @@ class Engine:
 
 
 def changes(steps: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    return {one["urn"].rpartition("::")[2]: one["op"] for one in steps if one["op"] != "same"}
+    return {step["urn"].rpartition("::")[2]: step["op"] for step in steps if step["op"] != "same"}
 
 
 def _stop(engine: subprocess.Popen[str]) -> None:

@@ -136,7 +136,7 @@ def state() -> dict[str, Any]:
         for group in backend.autoscaling_groups.values()
     }
     regions = list(events_backends[ACCOUNT])
-    return {"groups": groups, "undelivered": [one for region in regions for one in undelivered(ACCOUNT, region)]}
+    return {"groups": groups, "undelivered": [item for region in regions for item in undelivered(ACCOUNT, region)]}
 
 
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {

@@ -262,7 +262,7 @@ def _gang(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     yield allow("Gangs", _named_actions("autoscaling", group), groups)
     images = place.arn("ssm", "parameter/aws/service/*", account="")
     yield allow("ImageIds", ["ssm:GetParameter", "ssm:GetParameters"], images)
-    if any(one.capacity.create for one in spec.groups):
+    if any(item.capacity.create for item in spec.groups):
         reserve = "CreateCapacityReservation ModifyCapacityReservation CancelCapacityReservation"
         yield allow("CapacityReserve", _named_actions("ec2", reserve), place.arn("ec2", "capacity-reservation/*"))
 
@@ -274,10 +274,10 @@ def _hyperpod(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     yield allow("CloudControl", _named_actions("cloudformation", control), "*")
     clusters = """CreateCluster UpdateCluster DeleteCluster DescribeCluster ListClusterNodes DescribeClusterNode
         BatchDeleteClusterNodes UpdateClusterSoftware AddTags DeleteTags ListTags"""
-    plans = {one.capacity.training_plan for one in spec.groups if one.capacity.training_plan}
+    plans = {item.capacity.training_plan for item in spec.groups if item.capacity.training_plan}
     arns = [place.arn("sagemaker", "cluster/*"), *plans]
     yield allow("Clusters", _named_actions("sagemaker", clusters), arns)
-    if any(one.image_id for one in spec.groups):
+    if any(group.image_id for group in spec.groups):
         # HyperPod shares an image of the user's with the account that its machines are in
         # (https://docs.aws.amazon.com/sagemaker/latest/dg/hyperpod-custom-ami-cluster-management.html).
         yield allow("ImagesLook", ["ec2:DescribeImages", "ec2:DescribeSnapshots"], "*")

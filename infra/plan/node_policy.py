@@ -40,13 +40,13 @@ def _s3(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     yield allow("DataList", ["s3:ListBucket"], place.bucket_arn(names.data))
     yield allow("DataRead", READ, place.bucket_arn(names.data, "*"))
     places = written(spec, place)
-    for number, bucket in enumerate(dict.fromkeys(one.bucket for one in places)):
-        prefixes = [one.prefix for one in places if one.bucket == bucket]
+    for number, bucket in enumerate(dict.fromkeys(item.bucket for item in places)):
+        prefixes = [entry.prefix for entry in places if entry.bucket == bucket]
         # The prefix itself too: a listing without a trailing star asks for exactly it.
         under = sorted(text for prefix in prefixes for text in (prefix, f"{prefix}*"))
         condition = {"StringLike": {"s3:prefix": under}}
         yield allow(f"RunsList{number}", ["s3:ListBucket"], place.bucket_arn(bucket), condition)
-    objects = [place.bucket_arn(one.bucket, f"{one.prefix}*") for one in places]
+    objects = [place.bucket_arn(each.bucket, f"{each.prefix}*") for each in places]
     yield allow("RunsReadWrite", (*READ, *WRITE), objects)
     if further := spec.network.s3_buckets:
         yield allow("NamedList", ["s3:ListBucket"], [place.bucket_arn(bucket) for bucket in further])

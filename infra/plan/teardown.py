@@ -21,7 +21,7 @@ def first_steps(plan: Plan) -> tuple[str, ...]:
     spec, lines = plan.spec, []
     if spec.budget:
         lines.append(f"Let the budget see the cluster's tag, once per payer account: {ACTIVATE}")
-        hand = [one.name for one in spec.groups if one.capacity.reservation or one.capacity.training_plan]
+        hand = [group.name for group in spec.groups if group.capacity.reservation or group.capacity.training_plan]
         if hand:
             lines.append(
                 f"The budget does not see what was bought by hand for {', '.join(hand)}: it does not carry the cluster's tag"

@@ -36,7 +36,7 @@ def _resource_policy(rule: Rule[OfResource]) -> Policy:
 
 def _stack_policy(rule: Rule[OfStack]) -> Policy:
     def validate(args: StackValidationArgs, report: ReportViolation) -> None:
-        for resource, violation in rule.check([_resource(one) for one in args.resources]):
+        for resource, violation in rule.check([_resource(item) for item in args.resources]):
             report(rule.line(violation), resource.urn)
 
     return StackValidationPolicy(rule.code, rule.says, validate, url=rule.source, remediation_steps=rule.fix)
@@ -51,7 +51,7 @@ def _resource(args: ResourceValidationArgs | PolicyResource) -> Resource:
         urn=args.urn,
         protect=args.opts.protect,
         ignore_changes=tuple(args.opts.ignore_changes),
-        uses={prop: frozenset(one.urn for one in used) for prop, used in uses.items()},
+        uses={prop: frozenset(item.urn for item in used) for prop, used in uses.items()},
     )
 
 

@@ -86,9 +86,9 @@ def allowed(document: Any) -> list[Mapping[str, Any]]:
     """Return the Allow statements of a policy document in JSON."""
     statements = parsed(document).get("Statement")
     listed = statements if isinstance(statements, list) else [statements]
-    return [one for one in tables(listed) if one.get("Effect") == "Allow"]
+    return [table for table in tables(listed) if table.get("Effect") == "Allow"]
 
 
 def any_resource(statement: Mapping[str, Any]) -> bool:
     """Whether a statement is about all resources, or all buckets."""
-    return any(one == "*" or one.endswith(":::*") for one in texts(statement.get("Resource")))
+    return any(text == "*" or text.endswith(":::*") for text in texts(statement.get("Resource")))

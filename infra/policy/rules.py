@@ -188,6 +188,6 @@ def violations(resources: Sequence[Resource]) -> list[str]:
     def line(rule: Rule[Any], resource: Resource, violation: str) -> str:
         return f"{rule.code}: {resource.type} {resource.name} {rule.line(violation)}"
 
-    alone = [line(rule, one, text) for rule in RESOURCE_RULES for one in resources for text in rule.check(one)]
+    alone = [line(rule, item, text) for rule in RESOURCE_RULES for item in resources for text in rule.check(item)]
     together = [line(rule, one, text) for rule in STACK_RULES for one, text in rule.check(resources)]
     return alone + together

@@ -26,7 +26,7 @@ REFUSED = (Effect.REPLACES_FILE_SYSTEM, Effect.IMPOSSIBLE)
 def explain(old: ClusterSpec, new: ClusterSpec) -> list[Change]:
     """Return everything that differs, the worst first; empty for equal specs."""
     found = [change for look in _LOOKS for change in look(old, new)]
-    if old.hyperpod and hyperpod.protected(old) and any(one.effect is Effect.REPLACES_CLUSTER for one in found):
+    if old.hyperpod and hyperpod.protected(old) and any(item.effect is Effect.REPLACES_CLUSTER for item in found):
         found.append(protected("groups", "a cluster on a training plan"))
     ranks = list(Effect)
     return sorted(dict.fromkeys(found), key=lambda change: -ranks.index(change.effect))
@@ -91,7 +91,7 @@ def _place(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
 
 def _zone_subnets(spec: ClusterSpec) -> Mapping[str, object]:
     """Return the subnet that is made in each zone that only groups name; empty where AWS would refuse the ranges."""
-    if spec.network.existing or any(one.level == "error" for one in cidr_problems(spec)):
+    if spec.network.existing or any(problem.level == "error" for problem in cidr_problems(spec)):
         return {}
     cidrs = layout(spec, IPv4Network(spec.network.cidr), spec.network.compute_prefix) or {}
     return {zone: cidrs[in_zone(zone)] for zone in spec.other_zones}
@@ -174,8 +174,8 @@ def _same_but(before: Group, after: Group, *keys: str) -> bool:
 
 def _end(spec: ClusterSpec, path: str, before: Group, after: Group) -> Change:
     """EC2's nodes learn the end at their first boot; a gang on a block is emptied by a schedule that follows at once."""
-    ends = (one.capacity.ends_at for one in (before, after))
-    was, will_be = (one.isoformat() if one else "no known end" for one in ends)
+    ends = (item.capacity.ends_at for item in (before, after))
+    was, will_be = (end.isoformat() if end else "no known end" for end in ends)
     message = f"{was} becomes {will_be}"
     if after.capacity.mode == "capacity-block":
         message += "; the schedule that empties the group follows in place"

@@ -81,8 +81,8 @@ def _lustre_updated(before: LustrePlan, after: LustrePlan) -> Iterator[Change]:
 
 
 def associations(old: ClusterSpec, new: ClusterSpec) -> Iterator[Change]:
-    before = {one.path: one for one in _associations(old)}
-    after = {one.path: one for one in _associations(new)}
+    before = {association.path: association for association in _associations(old)}
+    after = {item.path: item for item in _associations(new)}
     for path, one in before.items():
         here = f"storage.lustre.associations ({path})"
         other = after.get(path)

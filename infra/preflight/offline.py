@@ -91,7 +91,7 @@ def settle(spec: ClusterSpec, found: Problems, asked: Mapping[str, Rule]) -> lis
     """
     findings = list(dict.fromkeys(found))
     codes = {finding.code: finding for finding in reversed(findings)}
-    silenced = {one.code for one in spec.suppress if one.code in asked and not asked[one.code].essential}
+    silenced = {item.code for item in spec.suppress if item.code in asked and not asked[item.code].essential}
     kept = [finding for finding in findings if finding.code not in silenced]
     for index, one in enumerate(spec.suppress):
         kept += _about(f"suppress.{index}", one.code, codes, asked)

@@ -18,9 +18,9 @@ LEVELS = ("error", "unknown", "warning")
 def lines(findings: Sequence[Problem]) -> Iterator[str]:
     """Yield all findings, errors first and questions with one and the same answer in one line, then the counts by level."""
     alike: dict[tuple[str, ...], list[Problem]] = defaultdict(list)
-    for one in sorted(findings, key=lambda finding: LEVELS.index(finding.level)):
-        mine = () if one.level == "unknown" else (one.code,)
-        alike[(one.level, one.path, one.why, one.fix, *mine)].append(one)
+    for item in sorted(findings, key=lambda finding: LEVELS.index(finding.level)):
+        mine = () if item.level == "unknown" else (item.code,)
+        alike[(item.level, item.path, item.why, item.fix, *mine)].append(item)
     yield from (_folded(same) for same in alike.values())
     yield ", ".join(f"{_counted(sum(one.level == level for one in findings), level)}" for level in LEVELS)
 
@@ -43,14 +43,14 @@ def as_data(findings: Iterable[Problem]) -> list[dict[str, str]]:
     """Return the findings for `--json`."""
     return [
         {
-            "code": one.code,
-            "level": one.level,
-            "path": one.path,
-            "message": one.why,
-            "fix": one.fix,
-            "source": one.source,
+            "code": item.code,
+            "level": item.level,
+            "path": item.path,
+            "message": item.why,
+            "fix": item.fix,
+            "source": item.source,
         }
-        for one in findings
+        for item in findings
     ]
 
 

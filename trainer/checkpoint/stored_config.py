@@ -117,7 +117,7 @@ def _refusal(path: str, stored: Mapping[str, Any], wanted: Mapping[str, Any]) ->
     key, name = path, path.removeprefix("fingerprint.")
     if name != path:
         keys = (f"task.{name}", f"task.{name.removeprefix('model.')}")
-        key = next((one for one in keys if one in wanted or one in stored), f"[task] {name}")
+        key = next((item for item in keys if item in wanted or item in stored), f"[task] {name}")
         if wanted.get(key, value) != value:
             # The setting is a place, and the fingerprint says what lies there.
             value, why = wanted[key], f"holds {value!r}, {why}"

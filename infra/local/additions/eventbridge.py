@@ -56,12 +56,12 @@ def install() -> None:
     @around(EventsHandler, "put_events")
     def _put(original: Any, self: Any) -> str:
         entries = self._get_param("Entries")
-        refused = [str(one.get("Source") or "").startswith("aws.") for one in entries]
+        refused = [str(entry.get("Source") or "").startswith("aws.") for entry in entries]
         allowed = [one for one, no in zip(entries, refused, strict=True) if not no]
         answers = iter(self.events_backend.put_events(allowed))
         no_source = {"ErrorCode": "NotAuthorizedForSourceException", "ErrorMessage": "Not authorized for the source."}
         shown = [no_source if no else next(answers) for no in refused]
-        return json.dumps({"FailedEntryCount": sum("ErrorCode" in one for one in shown), "Entries": shown})
+        return json.dumps({"FailedEntryCount": sum("ErrorCode" in item for item in shown), "Entries": shown})
 
 
 def put_service_event(

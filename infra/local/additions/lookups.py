@@ -76,7 +76,7 @@ def vpc_of(
 ) -> tuple[str, list[Any]]:
     """Return the one VPC of these subnets and security groups, and moto's subnets; `wrong` refuses with a message and the
     id."""
-    found = {one: subnet(call, one) for one in subnet_ids}
+    found = {item: subnet(call, item) for item in subnet_ids}
     for one, there in found.items():
         if there is None:
             wrong(f"The subnet ID '{one}' does not exist", InvalidSubnetId=one)
@@ -85,10 +85,10 @@ def vpc_of(
     if len(vpcs) != 1:
         wrong("Subnets specified must belong to the same VPC")
     (vpc,) = vpcs
-    for one in group_ids:
-        known = group(call, one)
+    for entry in group_ids:
+        known = group(call, entry)
         if known is None or known.vpc != vpc:
-            wrong(f"The security group ID '{one}' does not exist in VPC '{vpc}'", InvalidSecurityGroupId=one)
+            wrong(f"The security group ID '{entry}' does not exist in VPC '{vpc}'", InvalidSecurityGroupId=entry)
     return vpc, subnets
 
 

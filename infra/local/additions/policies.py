@@ -28,14 +28,14 @@ def allows(
 ) -> bool:
     """Whether the policy lets `service` (events.amazonaws.com) do `action` on `resource`: allowed and not denied."""
     statements = [
-        one
-        for one in _many((policy or {}).get("Statement"))
-        if _principal(one.get("Principal"), service)
-        and any(fnmatchcase(action.lower(), str(wanted).lower()) for wanted in _many(one.get("Action")))
-        and any(fnmatchcase(resource, str(wanted)) for wanted in _many(one.get("Resource", "*")))
-        and met(one, context)
+        item
+        for item in _many((policy or {}).get("Statement"))
+        if _principal(item.get("Principal"), service)
+        and any(fnmatchcase(action.lower(), str(wanted).lower()) for wanted in _many(item.get("Action")))
+        and any(fnmatchcase(resource, str(wanted)) for wanted in _many(item.get("Resource", "*")))
+        and met(item, context)
     ]
-    effects = {one.get("Effect") for one in statements}
+    effects = {statement.get("Effect") for statement in statements}
     return "Allow" in effects and "Deny" not in effects
 
 
@@ -46,7 +46,7 @@ def met(statement: Mapping[str, Any], context: Mapping[str, str]) -> bool:
         compare = _OPERATORS.get(_NEGATED.get(operator, operator))
         for key, wanted in tests.items():
             value = known.get(key.lower())
-            fits = compare and value is not None and any(compare(value, str(one)) for one in _many(wanted))
+            fits = compare and value is not None and any(compare(value, str(item)) for item in _many(wanted))
             if compare is None or bool(fits) == (operator in _NEGATED):
                 return False
     return True

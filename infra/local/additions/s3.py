@@ -38,9 +38,9 @@ def install() -> None:
         context = {**_CONTEXT, "aws:PrincipalAccount": str(self.account_id)}
         # moto takes every condition for met by a denial.
         policy["Statement"] = [
-            {name: value for name, value in one.items() if name != "Condition"}
-            for one in statements
-            if met(one, context)
+            {name: value for name, value in statement.items() if name != "Condition"}
+            for statement in statements
+            if met(statement, context)
         ]
         return IAMPolicy(json.dumps(policy)).is_action_permitted(action, resource)
 

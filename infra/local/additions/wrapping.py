@@ -40,5 +40,5 @@ def filtered(shown: list[dict[str, Any]], filters: list[dict[str, Any]], keys: d
             return {tag["Key"]: tag["Value"] for tag in one["Tags"]}.get(name[4:])
         return one.get(keys.get(name, ""))
 
-    wanted = {one["Name"]: one.get("Values", []) for one in filters}
-    return [one for one in shown if all(value(one, name) in values for name, values in wanted.items())]
+    wanted = {item["Name"]: item.get("Values", []) for item in filters}
+    return [entry for entry in shown if all(value(entry, name) in values for name, values in wanted.items())]

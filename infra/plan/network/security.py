@@ -79,7 +79,7 @@ def _way_out(spec: ClusterSpec) -> tuple[Rule, ...]:
         return (Rule("cluster", "egress", "-1", None, Peer("cidr", EVERYWHERE), "S3, images, packages, SSM"),)
     inside = PRIVATE_RANGES if spec.network.existing else (spec.network.cidr,)
     return (
-        *(Rule("cluster", "egress", "-1", None, Peer("cidr", one), "inside of the closed network") for one in inside),
+        *(Rule("cluster", "egress", "-1", None, Peer("cidr", item), "inside of the closed network") for item in inside),
         Rule("cluster", "egress", "tcp", (443, 443), Peer("prefix-list", "s3"), "S3 through the gateway endpoint"),
     )
 

@@ -190,7 +190,7 @@ def _within(vpc: IPv4Network, prefix: int, share: int) -> int:
 
 
 def _subnets(spec: ClusterSpec) -> tuple[SubnetPlan, ...]:
-    vpc, refused = _block(spec.network.cidr), [one for one in cidr_problems(spec) if one.level == "error"]
+    vpc, refused = _block(spec.network.cidr), [item for item in cidr_problems(spec) if item.level == "error"]
     cidrs = layout(spec, vpc, spec.network.compute_prefix) if vpc and not refused else None
     if cidrs is None:
         raise UserError(refused)
@@ -255,8 +255,8 @@ def cidr_problems(spec: ClusterSpec) -> Iterator[Problem]:
     prefix = spec.network.compute_prefix
     if layout(spec, block, prefix) is None:
         why = f"a compute subnet of /{prefix} and the small subnets beside it do not fit into {block}"
-        smaller = (one for one in range(prefix + 1, LONGEST_PREFIX + 1) if layout(spec, block, one))
-        fits = next((f"raise compute_prefix to {one} or " for one in smaller), "")
+        smaller = (entry for entry in range(prefix + 1, LONGEST_PREFIX + 1) if layout(spec, block, entry))
+        fits = next((f"raise compute_prefix to {item} or " for item in smaller), "")
         fix = f"{fits}take a larger network.cidr"
         yield finding("network.compute_prefix", why, fix, code="NET-004", source=VPC_BLOCKS)
 

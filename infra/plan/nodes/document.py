@@ -28,7 +28,7 @@ def node_group(spec: ClusterSpec, group: Group) -> NodeGroup:
         type=group.ec2_type,
         count=group.count,
         role=group.role,
-        gpus=sum(one.count for one in accelerators if one.kind == "gpu"),
+        gpus=sum(accelerator.count for accelerator in accelerators if accelerator.kind == "gpu"),
         accelerator=accelerators[0].name if accelerators else None,
         efa=kind.efa if kind else 0,
         nvme=kind.nvme_count if kind else 0,

@@ -205,5 +205,5 @@ def cpu(group: Group, kind: Instance) -> Cpu | None:
 def _family(kind: Instance) -> str:
     if NEURON.match(kind.name):
         return "neuron"
-    nvidia = any(one.name.startswith("NVIDIA") for one in kind.accelerators)
+    nvidia = any(accelerator.name.startswith("NVIDIA") for accelerator in kind.accelerators)
     return "nvidia" if nvidia else "ubuntu"

@@ -38,7 +38,7 @@ def facts(
         "group": group.name,
         "instance_type": group.ec2_type,
         "efa": kind.efa if kind else 0,
-        "accelerators": sum(one.count for one in kind.accelerators) if kind else 0,
+        "accelerators": sum(accelerator.count for accelerator in kind.accelerators) if kind else 0,
         "capacity": group.capacity.mode,
         "ends_at": spec.ends_at.isoformat() if spec.ends_at else None,
         "runs_uri": runs_uri(spec, place),

@@ -20,7 +20,7 @@ def version(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if spec.backend != "hyperpod-eks":
         return
     answer = aws.eks.describe_cluster_versions(includeAll=True)
-    found = {one.get("clusterVersion"): one for one in answer["clusterVersions"]}
+    found = {item.get("clusterVersion"): item for item in answer["clusterVersions"]}
     there = found.get(spec.eks.version)
     status = there.get("versionStatus") if there else None
     if there is None or status == "UNSUPPORTED":

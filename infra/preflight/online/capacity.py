@@ -85,8 +85,8 @@ def reservation_size(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for path, group, there in _reservations(spec, aws):
         if there is None:
             continue
-        sharing = [one for one in spec.groups if one.capacity.reservation == group.capacity.reservation]
-        wanted, total = sum(one.count for one in sharing), there.get("TotalInstanceCount", 0)
+        sharing = [entry for entry in spec.groups if entry.capacity.reservation == group.capacity.reservation]
+        wanted, total = sum(item.count for item in sharing), there.get("TotalInstanceCount", 0)
         free = there.get("AvailableInstanceCount", total)
         if wanted > total:
             message = f"holds {total}, {listed(one.name for one in sharing)} want {wanted}"
@@ -139,15 +139,15 @@ def _compare(path: str, spec: ClusterSpec, group: Group, plan: dict[str, Any]) -
     if plan.get("TargetResources") and "hyperpod-cluster" not in plan["TargetResources"]:
         yield finding(here, f"is for {listed(plan['TargetResources'])}", "use a plan for hyperpod-cluster")
     parts = plan.get("ReservedCapacitySummaries", [])
-    zones = {one["AvailabilityZoneId"] for one in parts if one.get("AvailabilityZoneId")}
+    zones = {entry["AvailabilityZoneId"] for entry in parts if entry.get("AvailabilityZoneId")}
     if zones and spec.zone_of(group) not in zones:
         yield finding(here, f"lies in {listed(sorted(zones))}", f"set zone_id: {sorted(zones)[0]}")
-    types = {one["InstanceType"] for one in parts if one.get("InstanceType")}
+    types = {part["InstanceType"] for part in parts if part.get("InstanceType")}
     if types and group.hyperpod_type not in types:
         yield finding(here, f"is for {listed(sorted(types))}, not {group.hyperpod_type}", "make them equal")
     total = plan.get("TotalInstanceCount")
-    sharing = [one for one in spec.groups if one.capacity.training_plan == group.capacity.training_plan]
-    if total is not None and sum(one.count for one in sharing) > total:
+    sharing = [each for each in spec.groups if each.capacity.training_plan == group.capacity.training_plan]
+    if total is not None and sum(item.count for item in sharing) > total:
         message = f"holds {total}, {listed(one.name for one in sharing)} want {sum(one.count for one in sharing)}"
         yield finding(here, message, "lower count")
     if plan.get("EndTime"):
@@ -174,8 +174,8 @@ def spot_prices(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
             AvailabilityZoneId=zone,
             StartTime=datetime.now(UTC) - timedelta(days=DAYS),
         )
-        for one in (one for page in pages for one in page["SpotPriceHistory"]):
-            prices[zone, one["InstanceType"]].append(float(one["SpotPrice"]))
+        for entry in (item for page in pages for item in page["SpotPriceHistory"]):
+            prices[zone, entry["InstanceType"]].append(float(entry["SpotPrice"]))
     for path, group in spot:
         zone = spec.zone_of(group)
         found = prices[zone, group.ec2_type]
@@ -204,7 +204,7 @@ def spot_score(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
             SingleAvailabilityZone=True,
             RegionNames=[aws.region],
         )
-        scores = {one["AvailabilityZoneId"]: one["Score"] for one in answer["SpotPlacementScores"]}
+        scores = {item["AvailabilityZoneId"]: item["Score"] for item in answer["SpotPlacementScores"]}
         zone = spec.zone_of(group)
         score = scores.get(zone, 0)
         if score <= POOR_SCORE:

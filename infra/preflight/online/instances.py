@@ -37,8 +37,8 @@ def offered(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         LocationType="availability-zone-id", Filters=[{"Name": "instance-type", "Values": types}]
     )
     for page in pages if types else ():
-        for one in page["InstanceTypeOfferings"]:
-            zones[one["InstanceType"]].add(one["Location"])
+        for offering in page["InstanceTypeOfferings"]:
+            zones[offering["InstanceType"]].add(offering["Location"])
     for path, group, _ in known_groups(spec):
         found = zones[group.ec2_type]
         if (zone := spec.zone_of(group)) not in found:
@@ -63,7 +63,7 @@ def vcpu_quota(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
             wanted[re.split(r"[.-]", group.ec2_type)[0], spot] += group.count * facts.vcpus
     if not wanted:
         return
-    quotas = {one["QuotaName"]: one["Value"] for one in _quotas(aws, "ec2")}
+    quotas = {quota["QuotaName"]: quota["Value"] for quota in _quotas(aws, "ec2")}
     by_quota: dict[str, int] = defaultdict(int)
     for (family, spot), vcpus in wanted.items():
         name = quota_of(family, spot, list(quotas))
@@ -89,7 +89,7 @@ def cluster_quota(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     for _, group in groups(spec):
         if spec.hyperpod and group.capacity.mode == "on-demand":
             wanted[group.hyperpod_type] += group.count
-    quotas = {one["QuotaName"]: one["Value"] for one in _quotas(aws, "sagemaker")} if wanted else {}
+    quotas = {quota["QuotaName"]: quota["Value"] for quota in _quotas(aws, "sagemaker")} if wanted else {}
     for kind, count in wanted.items():
         name = f"{kind} for cluster usage"
         if name not in quotas:
@@ -171,9 +171,9 @@ def image_rule(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
 
 
 def _for_hyperpod(path: str, group: Group, there: Any, context: Context) -> Problems:
-    volumes = [one["Ebs"] for one in there.get("BlockDeviceMappings", []) if "Ebs" in one]
+    volumes = [mapping["Ebs"] for mapping in there.get("BlockDeviceMappings", []) if "Ebs" in mapping]
     wrong = {
-        "is encrypted": any(one.get("Encrypted") for one in volumes),
+        "is encrypted": any(volume.get("Encrypted") for volume in volumes),
         f"has {len(volumes)} volumes": len(volumes) > 1,
         f"is of account {there.get('OwnerId')}": not there.get("Public")
         and context.account is not None
@@ -290,7 +290,7 @@ def quota_of(family: str, spot: bool, names: list[str]) -> str | None:
     for wanted in filter(None, [generation[0] if generation else "", letter, STORAGE.get(letter)]):
         for name in names:
             found = re.fullmatch(pattern, name)
-            if found and wanted in {one.lower() for one in re.findall(r"[A-Za-z0-9]+", found[1])}:
+            if found and wanted in {item.lower() for item in re.findall(r"[A-Za-z0-9]+", found[1])}:
                 return name
     return None
 
@@ -298,5 +298,5 @@ def quota_of(family: str, spot: bool, names: list[str]) -> str | None:
 def _quotas(aws: Aws, service: str) -> list[Any]:
     pages = aws.quotas.get_paginator("list_service_quotas")
     return aws.once(  # type: ignore[no-any-return]
-        ("quotas", service), lambda: [one for page in pages.paginate(ServiceCode=service) for one in page["Quotas"]]
+        ("quotas", service), lambda: [quota for page in pages.paginate(ServiceCode=service) for quota in page["Quotas"]]
     )

@@ -25,7 +25,7 @@ RULES = Family()
 )
 def zones(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     zones = aws.ec2.describe_availability_zones(AllAvailabilityZones=True)["AvailabilityZones"]
-    known = {str(one.get("ZoneId")): one for one in zones}
+    known = {str(item.get("ZoneId")): item for item in zones}
     for path, zone in named_zones(spec):
         there = known.get(zone)
         if there is None:
@@ -51,11 +51,11 @@ def subnets(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if existing is None:
         return
     compute = subnet(aws, existing.compute_subnet_id)
-    control = {one: subnet(aws, one) for one in existing.control_subnet_ids}
+    control = {entry: subnet(aws, entry) for entry in existing.control_subnet_ids}
     zonal = {zone: subnet(aws, one) for zone, one in existing.zone_subnet_ids.items()}
     for path, named, there in [
         (COMPUTE, existing.compute_subnet_id, compute),
-        *((CONTROL, *one) for one in control.items()),
+        *((CONTROL, *item) for item in control.items()),
         *((f"{ZONAL}.{zone}", existing.zone_subnet_ids[zone], there) for zone, there in zonal.items()),
     ]:
         if there is None:
@@ -135,8 +135,8 @@ def way_out(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if existing is None:
         return
     tables = aws.ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [existing.vpc_id]}])["RouteTables"]
-    own = [one for one in tables if _serves(one, existing.compute_subnet_id)]
-    chosen = own or [one for one in tables if any(link.get("Main") for link in one.get("Associations", []))]
+    own = [item for item in tables if _serves(item, existing.compute_subnet_id)]
+    chosen = own or [entry for entry in tables if any(link.get("Main") for link in entry.get("Associations", []))]
     routes = [route for table in chosen for route in table.get("Routes", [])]
     default = [route for route in routes if route.get("DestinationCidrBlock") == "0.0.0.0/0"]
     if not default and not spec.network.closed:

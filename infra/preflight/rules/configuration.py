@@ -72,10 +72,10 @@ def workers(spec: ClusterSpec, context: Context) -> Problems:
 def empty_group(spec: ClusterSpec, context: Context) -> Problems:
     workers = sum(group.count for group in spec.workers)
     chips = sum(
-        group.count * one.count
+        group.count * accelerator.count
         for _, group, facts in known_groups(spec)
         if group.role == "worker"
-        for one in facts.accelerators
+        for accelerator in facts.accelerators
     )
     for path, group in groups(spec):
         if group.count == 0 and not spec.eks.karpenter:
@@ -179,7 +179,7 @@ def _wrong_with_tag(key: str, value: str) -> Iterator[str]:
     if key.lower().startswith("aws:"):
         yield "the prefix aws: is AWS's own"
     for what, text in (("key", key), ("value", value)):
-        odd = sorted({one for one in text if not (one.isalnum() or one in " _.:/=+-@")})
+        odd = sorted({item for item in text if not (item.isalnum() or item in " _.:/=+-@")})
         if odd:
             yield f"{' '.join(map(repr, odd))} in the {what}; allowed: letters, digits, spaces and _ . : / = + - @"
 

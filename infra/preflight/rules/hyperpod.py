@@ -150,7 +150,7 @@ def elsewhere(spec: ClusterSpec, context: Context) -> Problems:
 def mixed_partition(spec: ClusterSpec, context: Context) -> Problems:
     if spec.backend != "hyperpod-slurm":
         return
-    workers = [one for one in known_groups(spec) if one[1].role == "worker"]
+    workers = [item for item in known_groups(spec) if item[1].role == "worker"]
     equipped = {group.partition or group.name: group for _, group, facts in workers if facts.accelerators}
     for path, group, facts in workers:
         partition = group.partition or group.name

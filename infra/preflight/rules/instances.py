@@ -68,7 +68,7 @@ def mixed_interfaces(spec: ClusterSpec, context: Context) -> Problems:
 )
 def mixed_accelerators(spec: ClusterSpec, context: Context) -> Problems:
     workers = [facts for _, group, facts in known_groups(spec) if group.role == "worker"]
-    kinds = {f"{one.count} {one.name}" for facts in workers for one in facts.accelerators}
+    kinds = {f"{accelerator.count} {accelerator.name}" for facts in workers for accelerator in facts.accelerators}
     if len(kinds) > 1:
         message = f"workers have {listed(sorted(kinds))}: one job cannot use them evenly"
         yield finding("groups", message, "keep jobs inside one group, or give all workers one instance type")
@@ -139,7 +139,7 @@ def root_volume(spec: ClusterSpec, context: Context) -> Problems:
     for path, group, facts in known_groups(spec):
         if group.role != "worker" or facts.nvme_count or spec.storage.lustre:
             continue
-        held = sum(one.count * one.memory_mib for one in facts.accelerators) // 1024
+        held = sum(accelerator.count * accelerator.memory_mib for accelerator in facts.accelerators) // 1024
         if group.root_volume_gib < 2 * held:
             message = f"{group.root_volume_gib} GiB for a node with {held} GiB of accelerator memory and no other disk"
             yield finding(f"{path}.root_volume_gib", message, f"set {2 * held} or more")

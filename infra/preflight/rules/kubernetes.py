@@ -79,7 +79,7 @@ def other_zone(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add("EKS-003", "HyperPod supports the Kubernetes version.", HYPERPOD)
 def version(spec: ClusterSpec, context: Context) -> Problems:
-    taken = [one.name for one in VERSIONS.values() if one.hyperpod]
+    taken = [item.name for item in VERSIONS.values() if item.hyperpod]
     if spec.backend == "hyperpod-eks" and spec.eks.version not in taken:
         message = f"HyperPod's page of {DATE[:4]} names {taken[0]} to {taken[-1]}, not {spec.eks.version}"
         older = int(spec.eks.version[2:]) < int(taken[0][2:])
@@ -228,7 +228,7 @@ def _wrong(key: str, value: str) -> Iterator[str]:
         yield f"{key!r} is not a key that Kubernetes takes"
     if value and not _NAME.fullmatch(value):
         yield f"{value!r} is not a value that Kubernetes takes: up to 63 letters, digits, and - _ . inside"
-    if any(prefix == one or prefix.endswith(f".{one}") for one in RESERVED):
+    if any(prefix == item or prefix.endswith(f".{item}") for item in RESERVED):
         yield f"the prefix {prefix}/ belongs to Kubernetes or AWS"
 
 
@@ -270,7 +270,7 @@ def world(spec: ClusterSpec, context: Context) -> Problems:
 )
 def example(spec: ClusterSpec, context: Context) -> Problems:
     for path, text in _public_ranges(spec):
-        if (block := _block(text)) and any(block.subnet_of(one) for one in DOCUMENTATION):
+        if (block := _block(text)) and any(block.subnet_of(item) for item in DOCUMENTATION):
             yield finding(path, f"{text} is an example's range: helm and kubectl would get no answer", MINE)
 
 

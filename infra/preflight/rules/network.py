@@ -207,7 +207,7 @@ def _most_addresses(spec: ClusterSpec) -> int:
 
 def _compute_range(spec: ClusterSpec) -> tuple[str, str | None]:
     """Return the key of the compute subnet's size, and a block of that size; None where it is not known or illegal."""
-    if any(one.level == "error" for one in cidr_problems(spec)):
+    if any(problem.level == "error" for problem in cidr_problems(spec)):
         return "", None
     if spec.network.existing:
         return "network.existing.compute_cidr", spec.network.existing.compute_cidr

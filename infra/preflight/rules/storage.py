@@ -94,7 +94,7 @@ def home_folders(spec: ClusterSpec, context: Context) -> Problems:
 def efa_without_nodes(spec: ClusterSpec, context: Context) -> Problems:
     wish = spec.storage.lustre
     types = [instance(group.ec2_type) for group in spec.workers]
-    if wish and (wish.efa or (wish.existing and wish.existing.efa)) and not any(one and one.efa for one in types):
+    if wish and (wish.efa or (wish.existing and wish.existing.efa)) and not any(item and item.efa for item in types):
         key = "storage.lustre.existing.efa" if wish.existing else "storage.lustre.efa"
         yield finding(key, "no worker's type has EFA", "set efa: false, or take a type with EFA")
 

@@ -75,7 +75,7 @@ class Registry:
         """Return the same with the bytes of each answer."""
         text = self._log.read_text(errors="replace") if self._log.exists() else ""
         found = _ACCESS.finditer(text)
-        return [(one["method"], one["path"], int(one["status"]), int(one["size"])) for one in found]
+        return [(item["method"], item["path"], int(item["status"]), int(item["size"])) for item in found]
 
     def start(self) -> Registry:
         """Wait until it answers; also again after `stop` or `kill`, with what it held. RuntimeError with its log."""

@@ -13,7 +13,7 @@ _FALLBACK = "198.51.100.7"
 def main(arguments: Sequence[str]) -> int:
     if peek("systemd").get("units", {}).get("chrony.service", {}).get("active") != "active":
         refuse("506 Cannot talk to daemon")
-    words = [one for one in arguments if not one.startswith("-")]
+    words = [argument for argument in arguments if not argument.startswith("-")]
     if words[:2] == ["reload", "sources"]:
         with change("chrony") as state:
             state["source"] = _preferred() or _FALLBACK

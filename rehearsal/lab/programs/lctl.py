@@ -40,8 +40,8 @@ _DEFAULTS: dict[str, dict[str, _Bound]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    words = [one for one in arguments if not one.startswith("-")]
-    options = [one for one in arguments if one.startswith("-")]
+    words = [item for item in arguments if not item.startswith("-")]
+    options = [argument for argument in arguments if argument.startswith("-")]
     if "--version" in options:
         print(f"lctl {VERSION}")
         return 0

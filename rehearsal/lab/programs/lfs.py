@@ -71,7 +71,7 @@ def _setstripe(arguments: list[str]) -> int:
     if not os.path.isdir(real):
         refuse(f"lfs setstripe: cannot create composite file '{path}': File exists", 17)
     components = components or [{**current, "end": -1}]
-    if any(one.get("size", _STRIPE) % 65536 for one in components):
+    if any(component.get("size", _STRIPE) % 65536 for component in components):
         refuse("lfs setstripe: invalid stripe size: must be a multiple of 64KiB: Invalid argument", 22)
     os.setxattr(real, _ATTRIBUTE, json.dumps(components).encode())
     return 0
@@ -97,7 +97,7 @@ def _layout(path: str) -> list[dict[str, Any]]:
 
 
 def _getstripe(arguments: list[str]) -> int:
-    for path in (one for one in arguments if not one.startswith("-")):
+    for path in (argument for argument in arguments if not argument.startswith("-")):
         real = _on_lustre(path)
         if not os.path.exists(real):
             print(f"lfs getstripe: error: getstripe failed for {path}: No such file or directory", file=sys.stderr)
@@ -118,19 +118,19 @@ def _plain(one: dict[str, int], tab: str = " ") -> str:
 def _composite(layout: list[dict[str, int]]) -> str:
     lines = [f"  lcm_layout_gen:    0\n  lcm_mirror_count:  1\n  lcm_entry_count:   {len(layout)}"]
     start = 0
-    for one in layout:
-        end = "EOF" if one["end"] == -1 else str(one["end"])
+    for item in layout:
+        end = "EOF" if item["end"] == -1 else str(item["end"])
         ids = "    lcme_id:             N/A\n    lcme_mirror_id:      N/A\n    lcme_flags:          0\n"
         extent = f"    lcme_extent.e_start: {start}\n    lcme_extent.e_end:   {end}\n"
-        lines.append(f"{ids}{extent}      {_plain(one, '       ')}\n")
-        start = one["end"]
+        lines.append(f"{ids}{extent}      {_plain(item, '       ')}\n")
+        start = item["end"]
     return "\n".join(lines)
 
 
 def _df(arguments: list[str]) -> int:
-    path = next((one for one in arguments if not one.startswith("-")), "")
+    path = next((argument for argument in arguments if not argument.startswith("-")), "")
     _on_lustre(path)
-    target = next(one for one in peek("mounts") if path == one or path.startswith(f"{one}/"))
+    target = next(item for item in peek("mounts") if path == item or path.startswith(f"{item}/"))
     name = mounted()
     print("UUID                   1K-blocks        Used   Available Use% Mounted on")
     for kind, count, size in (("MDT", MDTS, 34_000_000), ("OST", OSTS, 1_170_000_000)):

@@ -19,7 +19,7 @@ _SERVER = {"tcp": "198.51.100.8@tcp", "efa": "100.8.71.0@efa"}
 
 
 def main(arguments: Sequence[str]) -> int:
-    words = tuple(one for one in arguments[:2] if not one.startswith("-"))
+    words = tuple(argument for argument in arguments[:2] if not argument.startswith("-"))
     options = dict(itertools.pairwise(arguments))
     if not Path("/sys/module/lnet").exists():
         refuse(_DOWN)

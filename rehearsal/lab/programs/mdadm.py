@@ -10,8 +10,8 @@ from .state import LASTING, peek, refuse
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = {one.partition("=")[0]: one.partition("=")[2] for one in arguments if one.startswith("-")}
-    words = [one for one in arguments if not one.startswith("-")]
+    options = {item.partition("=")[0]: item.partition("=")[2] for item in arguments if item.startswith("-")}
+    words = [argument for argument in arguments if not argument.startswith("-")]
     if "--create" in options:
         return _create(words[0], options, words[1:])
     if "--assemble" not in options:

@@ -37,7 +37,7 @@ _LUSTRE = ("libcfs", "lnet", "ksocklnd", "kefalnd", "ptlrpc", "lustre")
 
 
 def main(arguments: Sequence[str]) -> int:
-    names = [one for one in arguments if not one.startswith("-")]
+    names = [argument for argument in arguments if not argument.startswith("-")]
     if "-r" in arguments or "--remove" in arguments:
         for name in names:
             _folder(name).rename(f"/run/simulated/removed.{_name(name)}")

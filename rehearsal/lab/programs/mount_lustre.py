@@ -49,11 +49,11 @@ def attach(source: str, target: str, options: str) -> None:
         )
     modprobe.insert("lustre")
     subprocess.run(["/usr/bin/mount", "--bind", "/run/simulated/fsx", target], check=True)
-    kept = [one for one in options.split(",") if one and one not in _OF_MOUNT and not one.startswith("x-")]
+    kept = [entry for entry in options.split(",") if entry and entry not in _OF_MOUNT and not entry.startswith("x-")]
     mode = ["ro"] if "ro" in kept else ["rw"]
     shown = (
         mode
-        + [one for one in kept if one not in ("rw", "ro")]
+        + [item for item in kept if item not in ("rw", "ro")]
         + ["checksum", "nouser_xattr", "lruresize", "lazystatfs"]
     )
     lnetctl.mounted()

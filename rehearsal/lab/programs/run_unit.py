@@ -175,7 +175,7 @@ def _show_limits(unit: Unit, pid: int) -> None:
     text = shown = path.read_text()
     for key, pair in _wanted(unit).items():
         title = _LIMITS[key][1]
-        values = ["unlimited" if one == resource.RLIM_INFINITY else str(one) for one in pair]
+        values = ["unlimited" if item == resource.RLIM_INFINITY else str(item) for item in pair]
         row = f"{title:<26}{values[0]:<21}{values[1]:<21}"
         shown = re.sub(rf"^{title} .{{{68 - len(title) - 1}}}", row, shown, flags=re.MULTILINE)
     if shown != text:

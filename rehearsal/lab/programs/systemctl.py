@@ -217,7 +217,7 @@ def _is_system_running(units: list[str], options: list[str], properties: list[st
 
 
 def _show(units: list[str], options: list[str], properties: list[str]) -> int:
-    asked = {name for one in properties for name in one.split(",")}
+    asked = {name for item in properties for name in item.split(",")}
     bare = "--value" in options
     blocks = []
     for name in units:

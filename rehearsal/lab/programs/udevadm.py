@@ -16,7 +16,7 @@ _PART = re.compile(r'\s*([A-Z]+)(?:\{([^}]*)\})?\s*(==|!=|=|\+=)\s*"([^"]*)"\s*,
 
 
 def main(arguments: Sequence[str]) -> int:
-    verb = next((one for one in arguments if not one.startswith("-")), "")
+    verb = next((argument for argument in arguments if not argument.startswith("-")), "")
     if verb == "trigger":
         apply_rules()
     elif verb not in ("control", "settle"):
@@ -46,7 +46,7 @@ def _holds(device: Path, part: tuple[str, str, str, str]) -> bool:
         inner = device / "device" / attribute
         path = inner if key == "ATTRS" and inner.exists() else device / attribute
         found = path.read_text().strip() if path.exists() else ""
-    return any(fnmatch.fnmatchcase(found, one) for one in value.split("|")) == (operator == "==")
+    return any(fnmatch.fnmatchcase(found, item) for item in value.split("|")) == (operator == "==")
 
 
 def _assign(device: Path, parts: list[tuple[str, str, str, str]]) -> None:
@@ -59,5 +59,5 @@ def choose(path: Path, value: str) -> None:
     """As the kernel shows a choice afterwards: all of them, the chosen one in brackets."""
     choices = path.read_text().replace("[", "").replace("]", "").split()
     if len(choices) > 1 and value in choices:
-        value = " ".join(f"[{one}]" if one == value else one for one in choices)
+        value = " ".join(f"[{choice}]" if choice == value else choice for choice in choices)
     path.write_text(f"{value}\n")

@@ -12,7 +12,7 @@ from .state import VOLATILE, change, peek
 def main(arguments: Sequence[str]) -> int:
     status = subprocess.run(["/usr/bin/umount", *arguments], check=False).returncode
     if status == 0:
-        targets = [one.rstrip("/") for one in arguments if not one.startswith("-")]
+        targets = [argument.rstrip("/") for argument in arguments if not argument.startswith("-")]
         with change("mounts") as state:
             gone = [target for target, entry in state.items() if target in targets or entry["source"] in targets]
             for target in gone:

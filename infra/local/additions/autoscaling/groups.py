@@ -72,7 +72,7 @@ def install() -> None:
 
 def hooks(backend: Any, group: str, transition: str = _TERMINATING) -> list[Any]:
     """Return the hooks of a group for one transition."""
-    return [one for one in backend.describe_lifecycle_hooks(group) if one.lifecycle_transition == transition]
+    return [hook for hook in backend.describe_lifecycle_hooks(group) if hook.lifecycle_transition == transition]
 
 
 def fill(group: Any, count: int) -> None:
@@ -155,7 +155,7 @@ def _put_lifecycle_hook(original: Any, self: Any) -> Any:
 def _describe_activities(original: Any, self: Any) -> Any:
     name = self.params.get("AutoScalingGroupName")
     groups = self.autoscaling_backend.autoscaling_groups.values()
-    found = [one for group in groups if name in (None, group.name) for one in _activities(group)]
+    found = [activity for group in groups if name in (None, group.name) for activity in _activities(group)]
     return ActionResult({"Activities": list(reversed(found))})
 
 
@@ -223,7 +223,7 @@ def _check_launch(backend: Any, params: Mapping[str, Any], zones: str | None) ->
     for subnet in zones.split(",") if zones else [None]:
         for flaw in flaws(ec2, data, subnet):
             raise ValidationError(f"You must use a valid fully-formed launch template. {flaw.message}")
-    if zones and any(one.get("SubnetId") for one in data.get("NetworkInterfaces") or []):
+    if zones and any(interface.get("SubnetId") for interface in data.get("NetworkInterfaces") or []):
         raise ValidationError("A subnet of a network interface cannot be named together with those of the group.")
 
 
@@ -314,5 +314,5 @@ def _heartbeat(call: Call) -> Mapping[str, Any]:
 def _disable_metrics(call: Call) -> Mapping[str, Any]:
     group = _group(autoscaling_backends[call.account][call.region], call.get("AutoScalingGroupName"))
     off = call.get("Metrics") or METRICS
-    group.metrics = [one for one in group.metrics if one not in off]
+    group.metrics = [metric for metric in group.metrics if metric not in off]
     return {}

@@ -67,7 +67,7 @@ def install() -> None:
                         kept.add(state.instance.id)
                         if "HealthCheck" not in group._suspended_processes:
                             state.health_status = "Unhealthy"
-        original(self, [one for one in instance_ids if one not in kept])
+        original(self, [item for item in instance_ids if item not in kept])
 
     @around(FakeAutoScalingGroup, "set_desired_capacity")
     def _resized(original: Any, self: Any, new_capacity: int | None) -> None:
@@ -86,7 +86,7 @@ def state_of(instance: Any) -> Any | None:
     """Return the instance's place in its Auto Scaling group, None when it is in none."""
     group = getattr(instance, "autoscaling_group", None)
     found = group.instance_states if group is not None else []
-    return next((one for one in found if one.instance is instance), None)
+    return next((item for item in found if item.instance is instance), None)
 
 
 def rebalance(state: Any) -> bool:
@@ -157,7 +157,7 @@ def _end(state: Any) -> None:
             _put_state_event(instance, "shutting-down")
             ec2_backends[group.account_id][group.region].terminate_instances([instance.id])
             _put_state_event(instance, "terminated")
-        group.instance_states = [one for one in group.instance_states if one is not state]
+        group.instance_states = [item for item in group.instance_states if item is not state]
     detail = {
         "StatusCode": "InProgress",
         "AutoScalingGroupName": group.name,

@@ -70,16 +70,16 @@ def reservations(backend: Any) -> dict[str, Reservation]:
     """Return the reservations beside this EC2 backend of moto, by id, in the state that the clock gives them."""
     found: dict[str, Reservation] = kept_by(backend, "lustrain_reservations", dict)
     now = datetime.now(UTC)
-    for one in found.values():
-        if one.state == "active" and one.end and one.end <= now:
-            one.state = "expired"
+    for item in found.values():
+        if item.state == "active" and item.end and item.end <= now:
+            item.state = "expired"
     return found
 
 
 def zone_of(backend: Any, name: str | None, zone_id: str | None) -> Any:
     """Return the region's zone of this name or id; InvalidParameterValue when there is none."""
     zones = backend.describe_availability_zones()
-    found = next((one for one in zones if name == one.name or (name is None and zone_id == one.zone_id)), None)
+    found = next((zone for zone in zones if name == zone.name or (name is None and zone_id == zone.zone_id)), None)
     if found is None:
         refuse("InvalidParameterValue", f"Invalid availability zone: [{name or zone_id}]")
     return found
@@ -87,8 +87,8 @@ def zone_of(backend: Any, name: str | None, zone_id: str | None) -> Any:
 
 def release(backend: Any, instance_id: str) -> None:
     """Note that the instance is gone; its place in a reservation is free again."""
-    for one in reservations(backend).values():
-        one.used_by.discard(instance_id)
+    for reservation in reservations(backend).values():
+        reservation.used_by.discard(instance_id)
 
 
 def deliver_block(backend: Any, block: str, instance_type: str, count: int, zone_id: str, end: datetime) -> Reservation:
@@ -120,7 +120,7 @@ def _create(call: Call) -> Mapping[str, Any]:
         refuse("InvalidParameterValue", f"Value ({count}) for parameter instanceCount is invalid.")
     zone = zone_of(backend, call.get("AvailabilityZone"), call.get("AvailabilityZoneId"))
     end = _end(call.get("EndDateType", "unlimited"), call.get("EndDate"))
-    if group_arn and all(one.arn != group_arn for one in placement_groups(backend).values()):
+    if group_arn and all(group.arn != group_arn for group in placement_groups(backend).values()):
         refuse("InvalidPlacementGroup.Unknown", f"The Placement Group '{group_arn}' is unknown.")
     no_dry_run(call)
     new = new_id("cr")
@@ -146,8 +146,8 @@ def _create(call: Call) -> Mapping[str, Any]:
 
 def _describe(call: Call) -> Mapping[str, Any]:
     backend = ec2_backends[call.account][call.region]
-    wanted = [_known(call, one) for one in call.get("CapacityReservationIds", [])]
-    shown = [_shown(backend, one) for one in wanted or reservations(backend).values()]
+    wanted = [_known(call, item) for item in call.get("CapacityReservationIds", [])]
+    shown = [_shown(backend, entry) for entry in wanted or reservations(backend).values()]
     keys = {
         "instance-type": "InstanceType",
         "state": "State",

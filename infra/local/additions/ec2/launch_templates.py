@@ -82,4 +82,4 @@ def _data(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _warning(backend: Any, data: Mapping[str, Any]) -> dict[str, Any]:
     found = flaws(backend, data)
-    return {"Warning": {"Errors": [{"Code": one.code, "Message": one.message} for one in found]}} if found else {}
+    return {"Warning": {"Errors": [{"Code": item.code, "Message": item.message} for item in found]}} if found else {}

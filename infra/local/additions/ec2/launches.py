@@ -105,7 +105,7 @@ def _launch(
     for flaw in flaws(self, data, subnet_id):
         raise EC2ClientError(flaw.code, flaw.message)
     reservation = targeted(self, data, count)
-    interfaces = [dict(one) for one in data.get("NetworkInterfaces") or [{"DeviceIndex": 0}]]
+    interfaces = [dict(interface) for interface in data.get("NetworkInterfaces") or [{"DeviceIndex": 0}]]
     interfaces.sort(key=lambda one: (int(one.get("NetworkCardIndex") or 0), int(one.get("DeviceIndex") or 0)))
     primary = {**interfaces[0], "DeviceIndex": 0}
     primary.setdefault("DeleteOnTermination", True)
@@ -116,13 +116,13 @@ def _launch(
     kwargs["instance_type"] = data.get("InstanceType") or kwargs.get("instance_type")
     kwargs["is_instance_type_default"] = not data.get("InstanceType")
     if data.get("BlockDeviceMappings") and "block_device_mappings" not in kwargs:
-        kwargs["block_device_mappings"] = [one for one in data["BlockDeviceMappings"] if "Ebs" in one]
+        kwargs["block_device_mappings"] = [mapping for mapping in data["BlockDeviceMappings"] if "Ebs" in mapping]
     made = original(self, image, count, user_data, security_group_names, **{**kwargs, "nics": [primary]})
-    for one in made.instances:
-        _complete(self, one, data, interfaces)
+    for instance in made.instances:
+        _complete(self, instance, data, interfaces)
         if reservation:
-            reservation.used_by.add(one.id)
-            one.capacity_reservation_id = reservation.id
+            reservation.used_by.add(instance.id)
+            instance.capacity_reservation_id = reservation.id
     return made
 
 
@@ -132,7 +132,7 @@ def _asked(image_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         "ImageId": image_id,
         "InstanceType": None if kwargs.get("is_instance_type_default") else kwargs.get("instance_type"),
         "NetworkInterfaces": kwargs.get("nics"),
-        "SecurityGroupIds": [one for one in kwargs.get("security_group_ids") or [] if isinstance(one, str)],
+        "SecurityGroupIds": [item for item in kwargs.get("security_group_ids") or [] if isinstance(item, str)],
     }
     return {name: value for name, value in asked.items() if value}
 
@@ -141,7 +141,7 @@ def _enough_addresses(backend: Any, subnet_id: str | None, interfaces: list[dict
     if subnet_id is None:
         return
     subnet = backend.get_subnet(subnet_id)
-    needed = count * sum(one.get("InterfaceType") != "efa-only" for one in interfaces)
+    needed = count * sum(interface.get("InterfaceType") != "efa-only" for interface in interfaces)
     if needed > subnet.available_ip_address_count:
         raise EC2ClientError(
             "InsufficientFreeAddressesInSubnet",

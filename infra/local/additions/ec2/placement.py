@@ -100,8 +100,8 @@ def _delete(call: Call) -> Mapping[str, Any]:
     backend, name = ec2_backends[call.account][call.region], call.get("GroupName")
     if name not in placement_groups(backend):
         refuse("InvalidPlacementGroup.Unknown", f"The Placement Group '{name}' is unknown.")
-    alive = (one for one in backend.all_instances() if one.state not in ("terminated", "shutting-down"))
-    if any(one.placement.group_name == name for one in alive):
+    alive = (instance for instance in backend.all_instances() if instance.state not in ("terminated", "shutting-down"))
+    if any(item.placement.group_name == name for item in alive):
         refuse("InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use and may not be deleted.")
     no_dry_run(call)
     del placement_groups(backend)[name]

@@ -114,8 +114,8 @@ def _check_values(call: Call) -> None:
 def _identities(call: Call, found: ControlPlane) -> list[str]:
     asked = call.get("podIdentityAssociations", [])
     return [
-        str(add_identity(call, found, "kube-system", one["serviceAccount"], one["roleArn"])["associationArn"])
-        for one in asked
+        str(add_identity(call, found, "kube-system", item["serviceAccount"], item["roleArn"])["associationArn"])
+        for item in asked
     ]
 
 
@@ -136,8 +136,8 @@ def _shown(call: Call, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nodes(call: Call, found: ControlPlane) -> int:
-    pods = [one for one in hyperpod.clusters(call).values() if _orchestrated_by(one, found.arn)]
-    return len(found.nodegroups) + len(found.fargate_profiles) + sum(len(one.nodes) for one in pods)
+    pods = [cluster for cluster in hyperpod.clusters(call).values() if _orchestrated_by(cluster, found.arn)]
+    return len(found.nodegroups) + len(found.fargate_profiles) + sum(len(pod.nodes) for pod in pods)
 
 
 def _orchestrated_by(cluster: hyperpod.Cluster, eks_arn: str) -> bool:

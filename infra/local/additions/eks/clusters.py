@@ -231,7 +231,7 @@ def _public(text: str) -> bool:
         block = IPv4Network(text)
     except ValueError:
         return False
-    return "/" in text and not any(block.overlaps(one) for one in RESERVED)
+    return "/" in text and not any(block.overlaps(item) for item in RESERVED)
 
 
 def _endpoints(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,11 +250,11 @@ def _log_types(now: tuple[str, ...], asked: Mapping[str, Any]) -> tuple[str, ...
     for change in asked.get("clusterLogging") or []:
         types = set(change.get("types") or [])
         wanted = wanted | types if change.get("enabled") else wanted - types
-    return tuple(one for one in LOG_TYPES if one in wanted)
+    return tuple(item for item in LOG_TYPES if item in wanted)
 
 
 def _shown(found: ControlPlane) -> dict[str, Any]:
-    others = [one for one in LOG_TYPES if one not in found.log_types]
+    others = [item for item in LOG_TYPES if item not in found.log_types]
     logging = [
         {"types": list(types), "enabled": on} for types, on in ((found.log_types, True), (others, False)) if types
     ]

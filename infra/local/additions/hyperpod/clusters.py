@@ -86,7 +86,7 @@ class Cluster:
         yield from self.spec.get("InstanceGroups") or []
 
     def group(self, name: str) -> dict[str, Any]:
-        found = next((one for one in self.groups() if one["InstanceGroupName"] == name), None)
+        found = next((group for group in self.groups() if group["InstanceGroupName"] == name), None)
         if found is None:
             refuse("ValidationException", f"Instance group {name} does not exist in cluster {self.name}.")
         return found
@@ -117,7 +117,7 @@ def clusters(call: Call) -> dict[str, Cluster]:
 
 
 def find(call: Call, name_or_arn: str) -> Cluster | None:
-    return next((one for one in clusters(call).values() if name_or_arn in (one.name, one.arn)), None)
+    return next((cluster for cluster in clusters(call).values() if name_or_arn in (cluster.name, cluster.arn)), None)
 
 
 def named(call: Call, name_or_arn: str) -> Cluster:
@@ -243,12 +243,12 @@ def _list(call: Call) -> Mapping[str, Any]:
         found.sort(key=lambda one: one.name, reverse=call.get("SortOrder") == "Descending")
     summaries = [
         {
-            "ClusterArn": one.arn,
-            "ClusterName": one.name,
-            "CreationTime": one.created,
-            "ClusterStatus": one.status,
+            "ClusterArn": item.arn,
+            "ClusterName": item.name,
+            "CreationTime": item.created,
+            "ClusterStatus": item.status,
         }
-        for one in found
-        if call.get("NameContains", "") in one.name
+        for item in found
+        if call.get("NameContains", "") in item.name
     ]
     return {"ClusterSummaries": summaries}

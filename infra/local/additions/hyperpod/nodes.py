@@ -74,7 +74,7 @@ def replace_node(account: str, region: str, cluster: str, instance_id: str) -> s
 
 def _of(account: str, region: str, cluster: str, instance_id: str) -> tuple[Cluster, Node]:
     found = named(Call(account, region, get_partition(region), {}), cluster)
-    node = next((one for one in found.nodes if instance_id in (one.id, one.logical_id)), None)
+    node = next((item for item in found.nodes if instance_id in (item.id, item.logical_id)), None)
     if node is None:
         refuse("ValidationException", f"Node {instance_id} does not exist in cluster {found.name}.")
     return found, node
@@ -161,7 +161,7 @@ def _batch_delete(call: Call) -> Mapping[str, Any]:
     done: list[Node] = []
     answers: dict[str, list[Any]] = {"Successful": [], "Failed": []}
     for instance_id in call.get("NodeIds", []):
-        node = next((one for one in found.nodes if one.id == instance_id), None)
+        node = next((item for item in found.nodes if item.id == instance_id), None)
         if node is None:
             answers["Failed"].append(_failure("NodeIdNotFound", "No such node.", instance_id, "Code"))
         elif found.controls(node):
@@ -184,7 +184,7 @@ def _batch(
     found = named(call, call.params["ClusterName"])
     answers: dict[str, list[Any]] = {"Successful": [], "Failed": []}
     for instance_id in call.get("NodeIds", []):
-        node = next((one for one in found.nodes if one.id == instance_id), None)
+        node = next((item for item in found.nodes if item.id == instance_id), None)
         problem = obstacle(found, node) if node else ""
         if node is None:
             answers["Failed"].append(_failure("InstanceIdNotFound", "No such node.", instance_id, "ErrorCode"))
