@@ -36,10 +36,10 @@ def _ssm_target(form: str) -> str:
     """Check that a format gives each node its own target, and holds nothing but text and the allowed names."""
     allowed = "allowed: text with {instance_id} and, for HyperPod, {group}"
     try:
-        found = [(name, form_of or "", conversion) for _, name, form_of, conversion in Formatter().parse(form)]
+        parts = [(name, form_of or "", conversion) for _, name, form_of, conversion in Formatter().parse(form)]
     except ValueError as error:
         raise ValueError(f"is not a format: {error}; {allowed}") from None
-    fields = {field for field in found if field[0] is not None}
+    fields = {field for field in parts if field[0] is not None}
     if odd := sorted(f"{{{field[0]}}}" for field in fields - {("instance_id", "", None), ("group", "", None)}):
         raise ValueError(f"holds {', '.join(odd)}, which is not known here; {allowed}")
     if ("instance_id", "", None) not in fields:
@@ -76,9 +76,9 @@ class Nodes(Section):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         ways = ("auto_scaling_groups", "hyperpod_cluster", "addresses")
-        found = [way for way in ways if getattr(self, way)]
-        if len(found) != 1:
-            said = f"has {' and '.join(found)}" if found else "names no nodes"
+        named = [way for way in ways if getattr(self, way)]
+        if len(named) != 1:
+            said = f"has {' and '.join(named)}" if named else "names no nodes"
             raise ValueError(f"{said}; allowed: exactly one of {', '.join(ways)}")
         if self.kubernetes_label and not self.hyperpod_cluster:
             raise ValueError("has kubernetes_label without hyperpod_cluster, beside which alone it has a meaning")

@@ -135,11 +135,11 @@ def _argument(line: str) -> tuple[str, str]:
 
 
 def _flags(rest: str) -> tuple[list[str], str]:
-    found = []
+    flags = []
     while match := re.match(r"\s*(--\S+)\s*", rest):
-        found.append(match[1])
+        flags.append(match[1])
         rest = rest[match.end() :]
-    return found, rest
+    return flags, rest
 
 
 def _mounted(flags: list[str]) -> Iterator[tuple[str, str, bool]]:

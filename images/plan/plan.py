@@ -87,38 +87,38 @@ def make(wish: BuildWish, versions: Versions, git: GitState, inputs: Mapping[str
 def arguments_of(wish: BuildWish, versions: Versions) -> dict[str, str]:
     """Return the build arguments of a wish: those of its target, and its own. UserError where its base is not known."""
     target = wish.target
-    found = {"BASE_IMAGE": wish.base or (versions.gaudi.pinned if target == "gaudi" else versions.base)}
-    found["TOOLS_IMAGE"] = wish.tools or versions.tools
+    given = {"BASE_IMAGE": wish.base or (versions.gaudi.pinned if target == "gaudi" else versions.base)}
+    given["TOOLS_IMAGE"] = wish.tools or versions.tools
     if target == "cpu":
-        found["TORCH_CPU_LINKS"] = versions.torch_cpu_links
+        given["TORCH_CPU_LINKS"] = versions.torch_cpu_links
     if target == "cuda":
-        found |= {"EFA_VERSION": versions.efa.version, "EFA_URL": versions.efa.url, "EFA_SHA256": versions.efa.sha256}
+        given |= {"EFA_VERSION": versions.efa.version, "EFA_URL": versions.efa.url, "EFA_SHA256": versions.efa.sha256}
     if target in versions.budgets:
-        found["BUDGET_MB"] = str(versions.budgets[target])
-    return found | wish.arguments
+        given["BUDGET_MB"] = str(versions.budgets[target])
+    return given | wish.arguments
 
 
 def versions_of(target: str, versions: Versions, arguments: Mapping[str, str]) -> dict[str, str]:
     """Return what is in the image: with another EFA installer, or none, nothing is claimed of what ours would have brought."""
-    found = versions.of(target)
+    content = versions.of(target)
     efa = arguments.get("EFA_VERSION", versions.efa.version)
-    if "efa" in found and efa != versions.efa.version:
-        found = {name: value for name, value in found.items() if name not in _BROUGHT_BY_EFA} | (
+    if "efa" in content and efa != versions.efa.version:
+        content = {name: value for name, value in content.items() if name not in _BROUGHT_BY_EFA} | (
             {"efa": efa} if efa else {}
         )
-    return found
+    return content
 
 
 def tag_of(
-    target: str, found: Mapping[str, str], git: GitState, inputs: Mapping[str, Mapping[str, str]], suffix: str = ""
+    target: str, content: Mapping[str, str], git: GitState, inputs: Mapping[str, Mapping[str, str]], suffix: str = ""
 ) -> str:
     """`cuda-torch<v>-cu<v>-efa<v>-py<v>-g<commit>`; what no commit tells apart is told by a sum over the inputs, and by the
     `suffix` of whoever builds a commit anew, with this week's packages of the system."""
     parts = [target]
     for name, short in (("gaudi", "synapse"), ("torch", "torch"), ("cuda", "cu"), ("efa", "efa"), ("python", "py")):
-        if name in found:
+        if name in content:
             # cu130 and py311 are what torch's wheels and pip call them.
-            value = found[name].replace(".", "") if short in ("cu", "py") else found[name]
+            value = content[name].replace(".", "") if short in ("cu", "py") else content[name]
             parts.append(f"{short}{value.partition('+')[0]}")
     if git.commit:
         parts.append(f"g{git.commit[:12]}")

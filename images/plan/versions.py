@@ -118,11 +118,11 @@ class Versions(Section):
         """Return what is in an image of `target`, for its labels and `image.json`."""
         if target == "gaudi":
             return {"python": self.gaudi.python, "torch": self.gaudi.torch, "gaudi": self.gaudi.release}
-        found = {"python": self.python, "torch": self.torch}
+        held = {"python": self.python, "torch": self.torch}
         if target == "cuda":
-            found |= {"cuda": self.cuda, "nccl": self.nccl, "efa": self.efa.version}
-            found |= {"libfabric": self.efa.libfabric, "rdma-core": self.efa.rdma_core, "aws-ofi-nccl": self.efa.plugin}
-        return found
+            held |= {"cuda": self.cuda, "nccl": self.nccl, "efa": self.efa.version}
+            held |= {"libfabric": self.efa.libfabric, "rdma-core": self.efa.rdma_core, "aws-ofi-nccl": self.efa.plugin}
+        return held
 
 
 def load(path: Path = PATH) -> Versions:

@@ -57,5 +57,5 @@ NEWEST = [item.name for item in VERSIONS.values() if item.hyperpod][-1]
 def newer_than(name: str, today: date) -> str | None:
     """Return the newest known after `name` that HyperPod takes, and that is in standard support on `today`."""
     later = list(VERSIONS)[list(VERSIONS).index(name) + 1 :]
-    found = [item for item in later if VERSIONS[item].hyperpod and today < VERSIONS[item].standard_ends]
-    return found[-1] if found else None
+    newer = [item for item in later if VERSIONS[item].hyperpod and today < VERSIONS[item].standard_ends]
+    return newer[-1] if newer else None

@@ -59,23 +59,23 @@ def deployer_policy(spec: ClusterSpec, place: Place) -> Document:
 
     It is longer than one managed policy may be: `managed_policies` splits it.
     """
-    found = [*_look(spec), *_ec2(spec, place), *_iam(spec, place), *_s3(spec, place), *_fsx(spec, place)]
-    found += [*_signals(spec, place), *_named(spec, place), *_keys(spec, place)]
+    statements = [*_look(spec), *_ec2(spec, place), *_iam(spec, place), *_s3(spec, place), *_fsx(spec, place)]
+    statements += [*_signals(spec, place), *_named(spec, place), *_keys(spec, place)]
     if spec.backend == "ec2":
-        found += _gang(spec, place)
+        statements += _gang(spec, place)
     else:
-        found += _hyperpod(spec, place)
-    return document([*found, *_eks(spec, place)] if spec.backend == "hyperpod-eks" else found)
+        statements += _hyperpod(spec, place)
+    return document([*statements, *_eks(spec, place)] if spec.backend == "hyperpod-eks" else statements)
 
 
 def managed_policies(policy: Document, limit: int = MANAGED_POLICY_CHARACTERS) -> tuple[Document, ...]:
     """`policy` in as many documents as IAM needs to hold it, statements in their order."""
-    found: list[list[Statement]] = [[]]
+    documents: list[list[Statement]] = [[]]
     for statement in policy["Statement"]:
-        if found[-1] and _characters([*found[-1], statement]) > limit:
-            found.append([])
-        found[-1].append(statement)
-    return tuple(document(statements) for statements in found)
+        if documents[-1] and _characters([*documents[-1], statement]) > limit:
+            documents.append([])
+        documents[-1].append(statement)
+    return tuple(document(statements) for statements in documents)
 
 
 def _characters(statements: list[Statement]) -> int:

@@ -23,8 +23,8 @@ def allow(
     """One statement that allows; `more` holds `Principal` in the policy of a resource. Lists are sorted, so that a
     document changes only when its meaning does."""
     named = [resources] if isinstance(resources, str) else sorted(set(resources))
-    found: Statement = {"Sid": sid, "Effect": "Allow", "Action": sorted(set(actions)), "Resource": named, **more}
-    return found | ({"Condition": {key: dict(value) for key, value in condition.items()}} if condition else {})
+    statement: Statement = {"Sid": sid, "Effect": "Allow", "Action": sorted(set(actions)), "Resource": named, **more}
+    return statement | ({"Condition": {key: dict(value) for key, value in condition.items()}} if condition else {})
 
 
 def document(statements: Sequence[Statement]) -> Document:
@@ -73,14 +73,14 @@ def trust(
     https://github.com/terraform-aws-modules/terraform-aws-ecs/issues/124), and the CDK has used the one form everywhere
     since `@aws-cdk/aws-iam:standardizedServicePrincipals`.
     """
-    found: Statement = {
+    statement: Statement = {
         "Sid": "Trust",
         "Effect": "Allow",
         "Principal": {"Service": f"{service}.amazonaws.com"},
         "Action": sorted(actions),
     }
     return document(
-        [found | ({"Condition": {key: dict(value) for key, value in condition.items()}} if condition else {})]
+        [statement | ({"Condition": {key: dict(value) for key, value in condition.items()}} if condition else {})]
     )
 
 

@@ -19,11 +19,11 @@ METRIC_NAMESPACES = ("CWAgent", "Lustrain")
 
 def node_statements(spec: ClusterSpec, place: Place) -> list[Statement]:
     """Return the statements of a node's own policy, on top of the managed one that its backend has."""
-    found = [*_s3(spec, place), *_kms(spec, place), *_common(spec, place)]
+    statements = [*_s3(spec, place), *_kms(spec, place), *_common(spec, place)]
     if spec.backend == "ec2":
-        return [*found, *_ec2(spec, place)]
-    found += [*_hyperpod(place), *_volume_keys(spec), *_accounting(spec)]
-    return [*found, *_hyperpod_eks(spec, place)] if spec.backend == "hyperpod-eks" else found
+        return [*statements, *_ec2(spec, place)]
+    statements += [*_hyperpod(place), *_volume_keys(spec), *_accounting(spec)]
+    return [*statements, *_hyperpod_eks(spec, place)] if spec.backend == "hyperpod-eks" else statements
 
 
 def written(spec: ClusterSpec, place: Place) -> tuple[Location, ...]:

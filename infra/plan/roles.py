@@ -47,14 +47,14 @@ def roles(spec: ClusterSpec, place: Place) -> tuple[RolePlan, ...]:
         return (_ec2_node(spec, place),)
     if spec.backend == "hyperpod-slurm":
         return (_hyperpod_node(spec, place),)
-    found = [_hyperpod_node(spec, place), _eks_cluster(spec, place)]
+    plans = [_hyperpod_node(spec, place), _eks_cluster(spec, place)]
     if spec.storage.lustre:
-        found.append(_fsx_csi(spec, place))
+        plans.append(_fsx_csi(spec, place))
     if spec.eks.training_operator:
-        found.append(_train_operator(spec, place))
+        plans.append(_train_operator(spec, place))
     if spec.eks.karpenter:
-        found.append(_karpenter(spec, place))
-    return tuple(found)
+        plans.append(_karpenter(spec, place))
+    return tuple(plans)
 
 
 def role_path(spec: ClusterSpec) -> str:

@@ -38,15 +38,15 @@ def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSp
     if not names:
         raise UserError(f"there is no Pulumi.<stack>.yaml in {stackfile.PROGRAM}; fix: write one, see docs/cluster.md")
     look, moment = _asked if online else _alone, now()
-    found: dict[str, tuple[ClusterSpec, list[Problem]]] = {}
+    by_stack: dict[str, tuple[ClusterSpec, list[Problem]]] = {}
     wrong: list[str] = []
     for name in names:
         try:
             read = stackfile.read(name)
-            found[name] = read.spec, look(read, moment)
+            by_stack[name] = read.spec, look(read, moment)
         except UserError as error:
             wrong += error.problems if stack is not None else [f"{name}: {line}" for line in error.problems]
-    return found, wrong
+    return by_stack, wrong
 
 
 def _alone(stack: stackfile.Stack, moment: datetime) -> list[Problem]:

@@ -25,11 +25,11 @@ REFUSED = (Effect.REPLACES_FILE_SYSTEM, Effect.IMPOSSIBLE)
 
 def explain(old: ClusterSpec, new: ClusterSpec) -> list[Change]:
     """Return everything that differs, the worst first; empty for equal specs."""
-    found = [change for look in _LOOKS for change in look(old, new)]
-    if old.hyperpod and hyperpod.protected(old) and any(item.effect is Effect.REPLACES_CLUSTER for item in found):
-        found.append(protected("groups", "a cluster on a training plan"))
+    changes = [change for look in _LOOKS for change in look(old, new)]
+    if old.hyperpod and hyperpod.protected(old) and any(item.effect is Effect.REPLACES_CLUSTER for item in changes):
+        changes.append(protected("groups", "a cluster on a training plan"))
     ranks = list(Effect)
-    return sorted(dict.fromkeys(found), key=lambda change: -ranks.index(change.effect))
+    return sorted(dict.fromkeys(changes), key=lambda change: -ranks.index(change.effect))
 
 
 def explain_bundle(old: str, new: str) -> list[Change]:

@@ -71,14 +71,14 @@ def s3_policy(spec: ClusterSpec, place: Place) -> Document:
     own = [place.bucket_arn(bucket, key) for bucket in buckets for key in ("", "*")]
     public = [*aws_buckets(place.region), *(kubernetes_buckets(place.region) if spec.backend == "hyperpod-eks" else ())]
     foreign = [place.bucket_arn(bucket, "*") for bucket in public]
-    found = [
+    statements = [
         allow("ClusterBuckets", ["s3:*"], own, Principal="*"),
         allow("BucketsOfAws", ["s3:GetObject"], foreign, Principal="*"),
     ]
     if further := spec.network.s3_buckets:
         named = [place.bucket_arn(bucket, key) for bucket in further for key in ("", "*")]
-        found.append(allow("NamedBuckets", ["s3:ListBucket", "s3:GetObject"], named, Principal="*"))
-    return document(found)
+        statements.append(allow("NamedBuckets", ["s3:ListBucket", "s3:GetObject"], named, Principal="*"))
+    return document(statements)
 
 
 def aws_buckets(region: str) -> tuple[str, ...]:

@@ -107,11 +107,11 @@ def gathered(
 
 
 def _members(folder: Path) -> list[Path]:
-    found = [path for path in folder.rglob("*") if not _left_out(path.relative_to(folder))]
-    if links := sorted(path.relative_to(folder).as_posix() for path in found if path.is_symlink()):
+    paths = [path for path in folder.rglob("*") if not _left_out(path.relative_to(folder))]
+    if links := sorted(path.relative_to(folder).as_posix() for path in paths if path.is_symlink()):
         fix = "put the file itself there"
         raise UserError([problem(f"lifecycle/{name}", "link", "S3 holds no links", fix=fix) for name in links])
-    return [path for path in found if path.is_file()]
+    return [path for path in paths if path.is_file()]
 
 
 def _left_out(path: Path) -> bool:

@@ -128,15 +128,15 @@ def addons(spec: ClusterSpec) -> tuple[Addon, ...]:
     """In the order in which they are made. Until CoreDNS comes as an add-on, the copy that EKS brings with it answers."""
     first = (Addon("vpc-cni"), Addon("kube-proxy"), Addon("eks-pod-identity-agent"))
     network = tuple(addon.name for addon in first)
-    found = [*first, Addon("coredns", after=network, before_nodes=False)]
+    addons = [*first, Addon("coredns", after=network, before_nodes=False)]
     if spec.storage.lustre:
-        found.append(Addon("aws-fsx-csi-driver", after=network, before_nodes=False))
+        addons.append(Addon("aws-fsx-csi-driver", after=network, before_nodes=False))
     if spec.eks.task_governance:
-        found.append(Addon(GOVERNANCE, after=("coredns",), before_nodes=False))
+        addons.append(Addon(GOVERNANCE, after=("coredns",), before_nodes=False))
     if spec.eks.training_operator:
-        found.append(Addon("cert-manager", after=("coredns",), before_nodes=False))
-        found.append(Addon(OPERATOR, after=("cert-manager",), before_nodes=False))
-    return tuple(found)
+        addons.append(Addon("cert-manager", after=("coredns",), before_nodes=False))
+        addons.append(Addon(OPERATOR, after=("cert-manager",), before_nodes=False))
+    return tuple(addons)
 
 
 def pod_identities(spec: ClusterSpec) -> tuple[PodIdentity, ...]:

@@ -129,7 +129,7 @@ class GangPlan:
 def gangs(spec: ClusterSpec, place: Place) -> tuple[GangPlan, ...]:
     """One plan for each worker group; UserError for a type that the snapshot does not know or that runs no Linux."""
     problems: list[str] = []
-    found: list[GangPlan] = []
+    gangs: list[GangPlan] = []
     for index, group in enumerate(spec.groups):
         if group.role != "worker":
             continue
@@ -139,10 +139,10 @@ def gangs(spec: ClusterSpec, place: Place) -> tuple[GangPlan, ...]:
         elif kind.architecture not in CANONICAL:
             problems.append(problem(path, group.instance_type, f"is {kind.architecture}", allowed=", ".join(CANONICAL)))
         else:
-            found.append(_gang(spec, place, group, kind))
+            gangs.append(_gang(spec, place, group, kind))
     if problems:
         raise UserError(problems)
-    return tuple(found)
+    return tuple(gangs)
 
 
 def untaggable(tags: Mapping[str, str]) -> tuple[str, ...]:

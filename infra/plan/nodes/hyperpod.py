@@ -160,10 +160,10 @@ def entry(spec: ClusterSpec) -> str:
 
 def slurm(group: Group) -> dict[str, Any]:
     """Return the Slurm settings of a group: it is in one partition at most, and only workers are in one."""
-    found: dict[str, Any] = {"NodeType": NODE_TYPES[group.role]}
+    slurm: dict[str, Any] = {"NodeType": NODE_TYPES[group.role]}
     if group.role == "worker":
-        found["PartitionNames"] = [group.partition or group.name]
-    return found
+        slurm["PartitionNames"] = [group.partition or group.name]
+    return slurm
 
 
 def kubernetes(group: Group) -> dict[str, Any] | None:
@@ -182,20 +182,20 @@ def storage(spec: ClusterSpec, group: Group, refs: Refs) -> list[dict[str, Any]]
     """Return the group's EBS volume (on /opt/sagemaker) and, with Slurm, the file systems, which the service mounts before our
     script runs; pods on EKS get theirs from the CSI driver. The root disk is spoken of only to give it a key."""
     key = group.volume_kms_key
-    found: list[dict[str, Any]] = [
+    requests: list[dict[str, Any]] = [
         {"EbsVolumeConfig": _present({"VolumeSizeInGB": group.root_volume_gib, "VolumeKmsKeyId": key})}
     ]
     if key:
-        found.insert(0, {"EbsVolumeConfig": {"RootVolume": True, "VolumeKmsKeyId": key}})
+        requests.insert(0, {"EbsVolumeConfig": {"RootVolume": True, "VolumeKmsKeyId": key}})
     if spec.backend == "hyperpod-eks":
-        return found
+        return requests
     if refs.lustre:
         lustre = refs.lustre
         mount = {"DnsName": lustre.dns_name, "MountName": lustre.mount_name, "MountPath": lustre.path}
-        found.append({"FsxLustreConfig": mount})
+        requests.append({"FsxLustreConfig": mount})
     if refs.home:
-        found.append({"FsxOpenZfsConfig": {"DnsName": refs.home.dns_name, "MountPath": refs.home.path}})
-    return found
+        requests.append({"FsxOpenZfsConfig": {"DnsName": refs.home.dns_name, "MountPath": refs.home.path}})
+    return requests
 
 
 def create_only(state: Mapping[str, Any]) -> dict[str, Any]:

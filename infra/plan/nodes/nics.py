@@ -39,13 +39,13 @@ def nics(instance: Instance, policy: Policy = "addresses") -> tuple[Nic, ...]:
     `addresses` spends one IP address a node; `bandwidth` adds plain interfaces for more TCP throughput outside EFA.
     """
     left = instance.efa
-    found: list[Nic] = []
+    nics: list[Nic] = []
     for card in sorted(instance.cards, key=lambda card: card.index != instance.primary_card):
         primary = card.index == instance.primary_card
         here = _primary(card, left) if primary else _secondary(card, left, policy)
         left -= sum(nic.kind != "interface" for nic in here)
-        found += here
-    return tuple(found)
+        nics += here
+    return tuple(nics)
 
 
 def addresses(layout: tuple[Nic, ...]) -> int:

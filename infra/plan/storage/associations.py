@@ -89,13 +89,13 @@ def nested(one: str, other: str) -> bool:
 
 def overlaps(plans: Sequence[AssociationPlan]) -> tuple[Overlap, ...]:
     """Every pair that FSx would refuse, with the side it clashes on; a pair that clashes on both is named twice."""
-    found: list[Overlap] = []
+    overlaps: list[Overlap] = []
     for (first, one), (second, other) in combinations(enumerate(plans), 2):
         if nested(one.path, other.path):
-            found.append(Overlap(first, second, "path"))
+            overlaps.append(Overlap(first, second, "path"))
         if nested(one.uri, other.uri):
-            found.append(Overlap(first, second, "prefix"))
-    return tuple(found)
+            overlaps.append(Overlap(first, second, "prefix"))
+    return tuple(overlaps)
 
 
 def exports_over(spec: ClusterSpec, place: Place, uri: str) -> tuple[AssociationPlan, ...]:

@@ -126,7 +126,7 @@ def _form(wish: Lustre) -> list[Problem]:
     missing = [key for key, value in exact.items() if value is None]
     if len(missing) == 2:
         return []
-    found = [
+    problems = [
         finding(
             f"storage.lustre.{key}",
             "is a wish, beside an exact size: only one of them can hold",
@@ -140,7 +140,7 @@ def _form(wish: Lustre) -> list[Problem]:
     if missing:
         other = next(key for key in exact if key not in missing)
         message = f"is missing: {other} needs it, throughput is the product of the two"
-        found.append(
+        problems.append(
             finding(
                 f"storage.lustre.{missing[0]}",
                 message,
@@ -149,7 +149,7 @@ def _form(wish: Lustre) -> list[Problem]:
                 source=source,
             )
         )
-    return found
+    return problems
 
 
 def _capacity(capacity_gib: int, per_tib: int | None, efa: bool) -> list[Problem]:
@@ -169,7 +169,7 @@ def _capacity(capacity_gib: int, per_tib: int | None, efa: bool) -> list[Problem
 
 def _tiered_violations(wish: Lustre) -> list[Problem]:
     source = f"{LUSTRE_GUIDE}/using-fsx-lustre.html"
-    found = [
+    problems = [
         finding(
             f"storage.lustre.{key}",
             "has no meaning on Intelligent-Tiering, which grows and shrinks with what is in it",
@@ -186,7 +186,7 @@ def _tiered_violations(wish: Lustre) -> list[Problem]:
             "is missing: Intelligent-Tiering" if not wanted else f"{wanted:g} MB/s is too much: Intelligent-Tiering"
         )
         message += f" is sized by its throughput alone; allowed: steps of 4 GB/s up to {TIERED_LARGEST_MB_S // 1000}"
-        found.append(
+        problems.append(
             finding(
                 "storage.lustre.throughput_gb_s",
                 message,
@@ -200,7 +200,7 @@ def _tiered_violations(wish: Lustre) -> list[Problem]:
             f"{wish.metadata_iops} is not one of {_listed(TIERED_METADATA_IOPS)}, which Intelligent-Tiering can have"
         )
         fix = f"set {_at_least(TIERED_METADATA_IOPS, wish.metadata_iops)}"
-        found.append(
+        problems.append(
             finding(
                 "storage.lustre.metadata_iops",
                 message,
@@ -209,7 +209,7 @@ def _tiered_violations(wish: Lustre) -> list[Problem]:
                 source=f"{API}/API_CreateFileSystemLustreMetadataConfiguration.html",
             )
         )
-    return found + _cache(wish) + _tiered_associations(wish)
+    return problems + _cache(wish) + _tiered_associations(wish)
 
 
 def _cache(wish: Lustre) -> list[Problem]:

@@ -157,7 +157,7 @@ def channel(spec: ClusterSpec, place: Place) -> ChannelPlan:
 
 def _ec2(spec: ClusterSpec) -> tuple[Signal, ...]:
     modes: set[CapacityMode] = {group.capacity.mode for group in spec.groups}
-    found = [
+    signals = [
         Signal(
             "terminate",
             "Auto Scaling is about to terminate a node of this cluster and waits for its lifecycle hook",
@@ -170,14 +170,14 @@ def _ec2(spec: ClusterSpec) -> tuple[Signal, ...]:
         _health("EC2"),
     ]
     if "spot" in modes:
-        found += [
+        signals += [
             Signal("spot", "EC2 takes back a spot instance in two minutes", _from_ec2(SPOT)),
             Signal(
                 "rebalance", "A spot instance is at a higher risk than others to be taken back", _from_ec2(REBALANCE)
             ),
         ]
     if modes & {"reservation", "capacity-block"}:
-        found.append(
+        signals.append(
             Signal(
                 "reservation",
                 "EC2 terminates an instance because its reservation or block ends or is called back",
@@ -185,7 +185,7 @@ def _ec2(spec: ClusterSpec) -> tuple[Signal, ...]:
             )
         )
     if "capacity-block" in modes:
-        found.append(
+        signals.append(
             Signal(
                 "block-end",
                 "A capacity block ends in 40 minutes; its instances begin to terminate 10 minutes from now",
@@ -193,7 +193,7 @@ def _ec2(spec: ClusterSpec) -> tuple[Signal, ...]:
                 mailed=True,
             )
         )
-    return tuple(found)
+    return tuple(signals)
 
 
 def _hyperpod(spec: ClusterSpec) -> tuple[Signal, ...]:

@@ -20,11 +20,11 @@ def version(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if spec.backend != "hyperpod-eks":
         return
     answer = aws.eks.describe_cluster_versions(includeAll=True)
-    found = {item.get("clusterVersion"): item for item in answer["clusterVersions"]}
-    there = found.get(spec.eks.version)
+    versions = {item.get("clusterVersion"): item for item in answer["clusterVersions"]}
+    there = versions.get(spec.eks.version)
     status = there.get("versionStatus") if there else None
     if there is None or status == "UNSUPPORTED":
-        known = sorted(str(one) for one, about in found.items() if about.get("versionStatus") == "STANDARD_SUPPORT")
+        known = sorted(str(one) for one, about in versions.items() if about.get("versionStatus") == "STANDARD_SUPPORT")
         yield finding("eks.version", f"EKS has no {spec.eks.version}", f"choose one of {', '.join(known)}")
     elif status == "EXTENDED_SUPPORT":
         message = f"{spec.eks.version} is in extended support, at six times the price of a control plane"

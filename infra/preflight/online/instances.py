@@ -256,21 +256,21 @@ def launch(spec: ClusterSpec, group: Group) -> dict[str, Any]:
     assert facts is not None, "asked for known types only"
     wanted = market(group)
     picture = image(group, facts)
-    found: dict[str, Any] = {
+    request: dict[str, Any] = {
         "InstanceType": group.ec2_type,
         "MinCount": group.count,
         "MaxCount": group.count,
         "ImageId": picture.id or f"resolve:ssm:{picture.parameter}",
     }
     if existing := spec.network.existing:
-        found["SubnetId"] = existing.zone_subnet_ids.get(spec.zone_of(group), existing.compute_subnet_id)
+        request["SubnetId"] = existing.zone_subnet_ids.get(spec.zone_of(group), existing.compute_subnet_id)
     if wanted.type:
-        found["InstanceMarketOptions"] = {"MarketType": wanted.type}
+        request["InstanceMarketOptions"] = {"MarketType": wanted.type}
     if wanted.reservation:
-        found["CapacityReservationSpecification"] = {
+        request["CapacityReservationSpecification"] = {
             "CapacityReservationTarget": {"CapacityReservationId": wanted.reservation}
         }
-    return found
+    return request
 
 
 STORAGE = {"im": "i", "is": "i"}

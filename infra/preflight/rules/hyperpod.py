@@ -27,13 +27,13 @@ RULES = Family()
 def controller(spec: ClusterSpec, context: Context) -> Problems:
     if spec.backend != "hyperpod-slurm":
         return
-    found = [(path, group) for path, group in groups(spec) if group.role == "controller"]
-    if not found:
+    controllers = [(path, group) for path, group in groups(spec) if group.role == "controller"]
+    if not controllers:
         fix = "add one: {name: controller, role: controller, instance_type: c5.2xlarge, count: 1}"
         yield finding("groups", "no group has the role controller, which runs slurmctld", fix)
-    for path, group in found[1:]:
+    for path, group in controllers[1:]:
         yield finding(f"{path}.role", f"group {group.name} is a second controller", "keep one")
-    for path, group in found:
+    for path, group in controllers:
         if group.count != 1:
             yield finding(f"{path}.count", f"{group.count} controllers; HyperPod takes 1", "set count: 1")
 

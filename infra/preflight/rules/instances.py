@@ -43,8 +43,8 @@ def without_efa(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add("EC2-003", "Workers with accelerators have EFA all or none.", EFA, level="warning")
 def mixed_efa(spec: ClusterSpec, context: Context) -> Problems:
-    found = [(path, group, facts) for path, group, facts in known_groups(spec) if facts.accelerators]
-    workers = [(path, group, facts) for path, group, facts in found if group.role == "worker"]
+    accelerated = [(path, group, facts) for path, group, facts in known_groups(spec) if facts.accelerators]
+    workers = [(path, group, facts) for path, group, facts in accelerated if group.role == "worker"]
     if any(facts.efa for *_, facts in workers):
         for path, group, facts in workers:
             if not facts.efa:

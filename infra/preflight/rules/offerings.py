@@ -101,5 +101,5 @@ def _prefix(zone_id: str) -> str:
 
 def _regions(zones: Iterable[str]) -> str:
     prefixes = {_prefix(zone) for zone in zones}
-    found = [region for region, there in ZONES.items() if _prefix(there[0]) in prefixes]
-    return listed(found[:FEW])
+    regions = [region for region, there in ZONES.items() if _prefix(there[0]) in prefixes]
+    return listed(regions[:FEW])

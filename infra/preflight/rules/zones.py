@@ -32,9 +32,9 @@ def subnet_of_zone(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add("NET-016", "Workers with EFA that can get one job lie in one zone: EFA does not leave it.", EFA)
 def gang_of_one_zone(spec: ClusterSpec, context: Context) -> Problems:
-    found = [(path, group) for path, group, facts in known_groups(spec) if facts.efa and group.role == "worker"]
-    for index, (path, group) in enumerate(found):
-        for _, other in found[:index]:
+    workers = [(path, group) for path, group, facts in known_groups(spec) if facts.efa and group.role == "worker"]
+    for index, (path, group) in enumerate(workers):
+        for _, other in workers[:index]:
             if spec.zone_of(group) != spec.zone_of(other) and _one_job(spec, group, other):
                 message = f"{group.name} lies in {spec.zone_of(group)}, {other.name} in {spec.zone_of(other)}"
                 slurm = spec.backend == "hyperpod-slurm"
