@@ -20,7 +20,8 @@ Name = Annotated[
     Field(max_length=40),
     like(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", "a name", "llm-p5 (small letters, digits, single dashes inside)"),
 ]
-"""Fits HyperPod's `[a-zA-Z0-9](-*[a-zA-Z0-9])*`, at most 63, and a bucket's rules with what we add before and after it."""
+"""Fits HyperPod's `[a-zA-Z0-9](-*[a-zA-Z0-9])*`, at most 63. Buckets that the stack names after a name longer than 28 may be
+too long for S3: rule S3-001 says so."""
 ZoneId = Annotated[
     str,
     like(

@@ -43,10 +43,11 @@ type by itself, with a traceback where it cannot; None leaves both to us."""
 
 
 def options(configured: Mapping[str, Any], flags: Mapping[str, Any]) -> Options:
-    """Return flags that were given, else what is configured, else the defaults. UserError lists every wrong value."""
+    """Return flags that were given, else what is configured, else the defaults. UserError lists every wrong value that counts."""
     written, given = (
         {name: value for name, value in values.items() if value is not None} for values in (configured, flags)
     )
+    written = {name: value for name, value in written.items() if name not in given}
     problems = _problems(written, f"{SECTION}.{{}}".format)
     problems += _problems(given, lambda name: f"--{name.removesuffix('_s').replace('_', '-')}")
     if problems:

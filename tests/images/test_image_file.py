@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ def test_any_record_comes_back_as_it_was(record: Record, tmp_path_factory: pytes
 def test_what_is_deployed_is_the_digest(tmp_path: Path) -> None:
     image_file.write(tmp_path / "image.json", RECORD)
     assert image_file.read(tmp_path / "image.json").deployable == f"127.0.0.1:5000/team/trainer@{DIGEST}"
+    assert replace(RECORD, ref="127.0.0.1:5000/team/trainer").deployable == f"127.0.0.1:5000/team/trainer@{DIGEST}"
 
 
 def test_the_file_says_its_version_and_others_may_read_it(tmp_path: Path) -> None:

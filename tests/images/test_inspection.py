@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import pytest
 
+from images.check import inspection
 from images.check.inspection import FAILED, OK, WARNING, Report, as_json, lines, verify
 from images.registry.client import OCI_MANIFEST
 from lustrain.image_file import GitState, Record
@@ -171,6 +172,11 @@ def test_layers_and_bytes_over_the_limits_are_found(hand: Hand) -> None:
     many = [TARS[0]] * 128
     hand.image(many, {**sound(), "rootfs": config_of(many)["rootfs"]})
     assert faults(checked(hand)) == [("layers", FAILED)]
+
+
+def test_the_budget_itself_may_be_filled_and_not_a_byte_more() -> None:
+    sizes = [inspection._size(size, "cpu", {"cpu": 1}).status for size in (1 << 20, (1 << 20) + 1)]
+    assert sizes == [OK, FAILED]
 
 
 @pytest.mark.parametrize(

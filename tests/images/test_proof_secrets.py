@@ -8,8 +8,9 @@ import zlib
 from pathlib import Path
 
 import pytest
+import requests
 
-from images.registry.client import connect
+from images.plan import references
 from rehearsal.lab.containers.base import ROOT
 from rehearsal.lab.containers.engine import Engine
 from tests.images.workshop import CANARY, Made, Workshop, change_code
@@ -25,17 +26,21 @@ NOT_SHIPPED = ("infra", "images", "node_setup", "rehearsal", "pulumi", "moto", "
 def contains(made: Made, *texts: str, beyond: Made | None = None) -> set[tuple[str, str]]:
     """Which texts are in which layers: over the whole tar, so names and file contents alike. Layers that are those of an
     image made before the text was anywhere are not read."""
-    source, found = connect(made.ref), set()
+    found: set[tuple[str, str]] = set()
+    reference = references.parse(made.ref)
     before_it = {layer.digest for layer in beyond.image.layers} if beyond else set()
     for layer in made.image.layers:
         if layer.digest in before_it:
             continue
         unpack, before = zlib.decompressobj(wbits=31), b""
-        packed = memoryview(source.blob(made.ref, layer.digest, layer.size))
-        for chunk in (packed[at : at + CHUNK] for at in range(0, len(packed), CHUNK)):
-            data = before + unpack.decompress(chunk)
-            found |= {(layer.created_by, text) for text in texts if text.encode() in data}
-            before = data[-200:]
+        with requests.get(
+            f"http://{reference.registry}/v2/{reference.repository}/blobs/{layer.digest}", stream=True, timeout=60
+        ) as packed:
+            packed.raise_for_status()
+            for chunk in packed.iter_content(CHUNK):
+                data = before + unpack.decompress(chunk)
+                found |= {(layer.created_by, text) for text in texts if text.encode() in data}
+                before = data[-200:]
         # Read to the end: a second gzip member would have gone unseen.
         assert unpack.eof
         assert not unpack.unused_data

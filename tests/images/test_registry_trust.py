@@ -83,7 +83,16 @@ def test_a_token_is_for_one_repository_and_one_kind_of_request() -> None:
             for name in ("a", "b", "a"):
                 assert there.manifest(f"{fake.host}/{name}:1").body == OURS
             there.put_manifest(f"{fake.host}/a:2", OURS, "x")
+            assert there.manifest(f"{fake.host}/a:1").body == OURS
     assert [asked.path.partition("scope=")[2] for asked in tokens.asked] == ["a-GET", "b-GET", "a-PUT"]
+
+
+def test_a_tag_that_names_the_same_image_compressed_otherwise_stays() -> None:
+    config = {"digest": sha256(b"{}")}
+    ours, theirs = (json.dumps({"config": config, "layers": [name]}).encode() for name in ("gzip -6", "gzip -9"))
+    with scripted(lambda asked: Said(200, ours if sha256(ours) in asked.path else theirs), greets=True) as fake:
+        assert merge.tag(f"{fake.host}/a:1", sha256(ours)) == sha256(theirs)
+    assert {asked.method for asked in fake.asked} == {"GET"}
 
 
 def test_docker_hub_is_asked_at_its_registry() -> None:

@@ -48,7 +48,9 @@ def test_a_stack_without_a_cluster_is_told_where_to_begin(engine_aws: LocalAws, 
     engine.config_file.write_text("config:\n  aws:region: us-east-1\n", encoding="utf-8")
     with pytest.raises(EngineError) as refused:
         engine.up()
-    assert "lustrain:cluster is missing or no table; fix: copy one of infra/Pulumi.*.yaml" in str(refused.value)
+    assert "lustrain:cluster is missing, or not a table of keys; fix: copy one of infra/Pulumi.*.yaml" in str(
+        refused.value
+    )
     assert "Traceback" not in str(refused.value)
 
 

@@ -221,7 +221,7 @@ def test_a_wrong_value_in_the_environment_is_one_line_and_a_flag_goes_before_it(
     status, _, err = fab(environment, "node-facts", "--nodes", NOBODY)
     assert (status, err.strip()) == (
         USAGE,
-        "node_setup.max_parallel = 'many': wrong value; allowed: 0..1000; 0 is 32, or 10 over SSM",
+        "node_setup.max_parallel = 'many': wrong type; allowed: a whole number",
     )
     environment["FABRIC_NODE_SETUP_RETRIES"] = "0"
     assert fab(environment, "node-facts", "--nodes", NOBODY, "--max-parallel", "2")[0] == 3
