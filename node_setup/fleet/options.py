@@ -43,7 +43,8 @@ type by itself, with a traceback where it cannot; None leaves both to us."""
 
 
 def options(configured: Mapping[str, Any], flags: Mapping[str, Any]) -> Options:
-    """Return flags that were given, else what is configured, else the defaults. UserError lists every wrong value that counts."""
+    """Return flags that were given, else what is configured, else the defaults. UserError lists all
+    that are wrong; a configured value under a flag is not looked at."""
     written, given = (
         {name: value for name, value in values.items() if value is not None} for values in (configured, flags)
     )
