@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from infra.section import Name, Positive, Time, ZoneId, id_of
+from lustrain.cluster import Taint
 from lustrain.schema import Section, like
 
 CapacityMode = Literal["on-demand", "spot", "reservation", "capacity-block", "training-plan"]
@@ -44,12 +45,6 @@ class Capacity(Section):
     ends_at: Time | None = None
     """When the reservation, block or plan ends (ISO 8601 with zone, in quotes); set the trainer's `interrupt.deadline` to it,
     nothing hands it over. With `create` the reservation is made to end then."""
-
-
-class Taint(Section):
-    key: str
-    value: str = ""
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
 
 
 class Group(Section):

@@ -57,6 +57,10 @@ Name = Annotated[str, like(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a plain name", "train
 User = Annotated[str, like(r"[A-Za-z_][A-Za-z0-9._-]*", "a user's name", "ubuntu")]
 Jump = Annotated[str, like(r"([A-Za-z_][\w.-]*@)?[A-Za-z0-9\[][\w.:\]-]*", "a host to go through", "ubuntu@bastion")]
 Bucket = Annotated[str, like(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "a bucket's name", "team-checkpoints")]
+SlurmName = Annotated[str, like(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", "a name of Slurm", "research")]
+"""Of an account or a QoS."""
+KubernetesName = Annotated[str, like(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name of Kubernetes", "research")]
+"""A DNS label: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-label-names"""
 Place = Annotated[str, like(r"[^\s-]\S*", "an address or a folder", "s3://team-checkpoints/runs/")]
 Repository = Annotated[
     str, like(r"[\w.:\[\]-]+(/[a-z0-9]+([._-]+[a-z0-9]+)*)+", "a repository", "registry.example.com/team/trainer")
@@ -98,6 +102,21 @@ class Reach(Section):
     """Format of the SSM target: `{instance_id}`, for HyperPod `sagemaker-cluster:<id>_{group}-{instance_id}`."""
 
 
+class Paid(Section):
+    """How nodes are paid for, and when that ends."""
+
+    mode: Literal["on-demand", "spot", "reservation", "capacity-block", "training-plan", "mixed", "owned"]
+    ends_at: AwareDatetime | None = None
+
+
+class Taint(Section):
+    """A taint of Kubernetes: pods that do not tolerate it stay away from the node."""
+
+    key: str
+    value: str = ""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+
+
 class NodeGroup(Section):
     """`gpus`, `efa` and `nvme` count devices of one node."""
 
@@ -110,6 +129,13 @@ class NodeGroup(Section):
     nvme: Annotated[int, Field(ge=0)] = 0
     lustre_efa: Annotated[int, Field(ge=0)] = 0
     """EFA interfaces of a node that LNet gets; 0 is Lustre over TCP."""
+    partition: Name | None = None
+    """Slurm partition of the group's nodes."""
+    labels: Mapping[str, str] = {}
+    taints: tuple[Taint, ...] = ()
+    """Of the group's nodes in Kubernetes."""
+    capacity: Paid | None = None
+    """None: as the whole cluster."""
 
 
 class Stripe(Section):
@@ -154,11 +180,26 @@ class BucketNames(Section):
     lifecycle: Bucket | None = None
 
 
-class Paid(Section):
-    """How the workers are paid for, and when that ends."""
+class Slurm(Section):
+    """The Slurm that jobs are given to."""
 
-    mode: Literal["on-demand", "spot", "reservation", "capacity-block", "training-plan", "mixed", "owned"]
-    ends_at: AwareDatetime | None = None
+    controller_group: Name | None = None
+    """The group whose nodes have `sbatch`."""
+    account: SlurmName | None = None
+    qos: SlurmName | None = None
+
+
+class Kubernetes(Section):
+    """The Kubernetes that jobs are given to, and what they find there."""
+
+    context: (
+        Annotated[str, like(r"[^\s-]\S*", "a context", "arn:aws:eks:us-east-1:123456789012:cluster/llm")] | None
+    ) = None
+    """In the user's kubeconfig; `kubectl config get-contexts` lists them."""
+    namespace: KubernetesName = "default"
+    service_account: KubernetesName | None = None
+    claims: Mapping[AbsolutePath, KubernetesName] = {}
+    """Persistent volume claims by the path at which pods get them."""
 
 
 def _as_text(value: object) -> object:
@@ -195,6 +236,9 @@ class Cluster(Section):
     runs_uri: Place
     """`s3://bucket/prefix/` or a folder that every node sees."""
     capacity: Paid
+    """Of the workers."""
+    slurm: Slurm | None = None
+    kubernetes: Kubernetes | None = None
     image_repository: Repository | None = None
     role_arn: str | None = None
     """The role that nodes have."""
@@ -203,6 +247,19 @@ class Cluster(Section):
     log_group: str | None = None
     kubernetes_cluster: str | None = None
     """Name of the EKS cluster."""
+
+    @model_validator(mode="after")
+    def _launchers(self) -> Self:
+        if self.slurm and self.backend not in ("hyperpod-slurm", "machines"):
+            raise ValueError(f"has slurm with backend {self.backend}; allowed: hyperpod-slurm, machines")
+        if self.kubernetes and self.backend not in ("hyperpod-eks", "machines"):
+            raise ValueError(f"has kubernetes with backend {self.backend}; allowed: hyperpod-eks, machines")
+        controller = self.slurm.controller_group if self.slurm else None
+        if controller is not None and controller not in self.groups:
+            raise ValueError(
+                f"has no group {controller}, which slurm.controller_group names; allowed: {', '.join(self.groups)}"
+            )
+        return self
 
 
 def parse(value: object, source: str = "cluster") -> Cluster:

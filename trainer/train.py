@@ -26,11 +26,13 @@ from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import Config
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError
 from trainer.interrupt import Watch
+from trainer.launch.attempt import launch_attempt
 from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, TensorBoardSink, TerminalSink
-from trainer.metrics.relay import Relay, WarningsOnly
+from trainer.metrics.relay import Relay, WarningsOnly, rank_name
 from trainer.parallel import World
 from trainer.parallel.agree import Json, together
+from trainer.parallel.heartbeat import Heartbeat
 from trainer.parallel.peers import rank_0_last, report_lost_ranks
 from trainer.run.footprint import report_lack_of_memory
 from trainer.run.saving import Saving, State
@@ -62,21 +64,24 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     config = configuration.load(args.config, args.sets, also=problems_in)
     task = make_task(config.task, seed=config.run.seed)
-    with report_lack_of_memory(), ExitStack() as leaving:
-        training = prepare(config, task, leaving)
+    with report_lack_of_memory(), ExitStack() as leaving, ExitStack() as together_still:
+        training = prepare(config, task, leaving, together_still)
         # Before this there was nothing to save, and a rank left alone could still have claimed the run from the next job.
         save_when_alone(config.interrupt.signal_grace_s)
         return leave(training, train(training))
 
 
-def prepare(config: Config, task: Task, leaving: ExitStack) -> Training:
-    """Join the ranks, claim the run, build the model and load the newest checkpoint; `leaving` undoes it in order."""
+def prepare(config: Config, task: Task, leaving: ExitStack, together_still: ExitStack) -> Training:
+    """Join the ranks, claim the run, build the model and load the newest checkpoint; `leaving` undoes it in order.
+
+    `together_still` ends before it: from then on ranks leave one by one.
+    """
     leaving.enter_context(precision.deterministic(config.train.deterministic))
     leaving.enter_context(precision.matmul_policy(config.precision))
     world = parallel.join(config.parallel)
     leaving.callback(world.close)
     leaving.enter_context(report_lost_ranks(world))
-    relay = Relay(world.rank)
+    relay = Relay(rank_name(world.rank, launch_attempt()))
     leaving.callback(relay.close)
     stores: list[ObjectStore] = []
     watch = Watch(
@@ -87,6 +92,7 @@ def prepare(config: Config, task: Task, leaving: ExitStack) -> Training:
         wall_clock=lambda: stores[0].now() if stores else None,
     )
     leaving.enter_context(watch)
+    together_still.enter_context(Heartbeat(world, lambda: watch.notice() is not None))
     votes = StoreVotes(world.store, world.world_size)
     leaving.enter_context(rank_0_last(world, votes))
 
@@ -106,7 +112,7 @@ def prepare(config: Config, task: Task, leaving: ExitStack) -> Training:
     training = build(config, task, world, watch, relay, claim)
     log = None
     if world.rank == 0:
-        log = RunLog(store, claim.generation, config.metrics.flush_s)
+        log = RunLog(store, claim.generation, config.metrics.flush_s, launch_attempt=launch_attempt())
         leaving.callback(log.close)
     training.saving = resume(training, store, votes, claim, log, leaving)
     relay.attach(*sinks_of(training, log))
@@ -281,7 +287,7 @@ def sinks_of(training: Training, log: RunLog | None) -> list[Sink]:
     """Show and store every record on rank 0, which has the run's log; the others only print what goes wrong on them."""
     config = training.config
     if log is None:
-        return [WarningsOnly(training.world.rank)]
+        return [WarningsOnly(rank_name(training.world.rank, launch_attempt()))]
     sinks: list[Sink] = [TerminalSink(config.train.steps), log]
     if config.metrics.tensorboard:
         sinks.append(TensorBoardSink(config.metrics.tensorboard, first_step=training.progress.step + 1))

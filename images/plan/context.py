@@ -36,8 +36,7 @@ _MAY_ENTER = (
     ),
     *("images/*.Dockerfile", VERSIONS),
 )
-_STAYS_OUT = ("trainer/launch/*", "*/__pycache__/*", "*.pyc", "*/.git", "*/.git/*")
-_ENTERS_ALL_THE_SAME = ("trainer/launch/__init__.py", "trainer/launch/local.py")
+_STAYS_OUT = ("*/__pycache__/*", "*.pyc", "*/.git", "*/.git/*")
 
 # https://docs.docker.com/reference/dockerfile/#predefined-args
 _PREDEFINED = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY", "SOURCE_DATE_EPOCH")
@@ -103,8 +102,6 @@ def sources(root: Path, target: str) -> tuple[str, ...]:
 
 def enters(path: str) -> bool:
     """Whether a file at `path` of the repository may enter an image or its build at all."""
-    if path in _ENTERS_ALL_THE_SAME:
-        return True
     return _any(path, _MAY_ENTER) and not _any(path, _STAYS_OUT)
 
 

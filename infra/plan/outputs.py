@@ -9,7 +9,7 @@ from infra.config import ClusterSpec
 from infra.plan.nodes.document import file_system, node_group
 from infra.plan.nodes.hyperpod import ssm_target
 from infra.plan.stack import Plan
-from lustrain.cluster import BucketNames, Cluster, HomeSystem, Nodes, Paid, Reach
+from lustrain.cluster import BucketNames, Cluster, HomeSystem, Kubernetes, Nodes, Paid, Reach, Slurm
 
 HYPERPOD_NODES = "sagemaker.amazonaws.com/compute-type=hyperpod"
 """Label on every HyperPod node in Kubernetes
@@ -60,12 +60,28 @@ def cluster(plan: Plan, made: Made) -> Cluster:
         buckets=BucketNames(**(made.buckets or {})),
         runs_uri=plan.runs_uri,
         capacity=_paid(spec),
+        slurm=_slurm(spec),
+        kubernetes=_kubernetes(plan, made),
         image_repository=made.repository,
         role_arn=made.role_arn,
         interruption_queue=made.queue_url,
         log_group=made.log_group,
         kubernetes_cluster=made.eks_name,
     )
+
+
+def _slurm(spec: ClusterSpec) -> Slurm | None:
+    if spec.backend != "hyperpod-slurm":
+        return None
+    return Slurm(controller_group=next((group.name for group in spec.groups if group.role == "controller"), None))
+
+
+def _kubernetes(plan: Plan, made: Made) -> Kubernetes | None:
+    """Name the context that `aws eks update-kubeconfig` makes.
+
+    https://docs.aws.amazon.com/cli/latest/reference/eks/update-kubeconfig.html
+    """
+    return Kubernetes(context=plan.place.arn("eks", f"cluster/{made.eks_name}")) if made.eks_name else None
 
 
 def _paid(spec: ClusterSpec) -> Paid:

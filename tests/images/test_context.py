@@ -103,7 +103,7 @@ def test_exactly_what_the_dockerfile_copies_or_mounts_is_staged(root: Path, targ
         path
         for path in files(root)
         if any(path == source or path.startswith(f"{source}/") for source in sources - {context.SITE})
-        and not re.search(r"__pycache__|^trainer/launch/(?!__init__\.py$|local\.py$)", path)
+        and not re.search(r"__pycache__", path)
     }
     told = {dockerfile.PATHS[target]}
     assert "trainer/loop.py" in there
@@ -189,7 +189,7 @@ def test_an_edit_of_the_check_is_in_the_image_and_checks_again(root: Path) -> No
 
 @pytest.mark.parametrize(
     "path",
-    ["trainer/launch/ssh.py", "images/locks/torch-cuda.lock", "images/scripts/install_efa.sh", "infra/config.py"],
+    ["launch/ssh.py", "images/locks/torch-cuda.lock", "images/scripts/install_efa.sh", "infra/config.py"],
 )
 def test_what_does_not_enter_changes_nothing(root: Path, path: str) -> None:
     before = staged(root, "before").inputs
@@ -271,20 +271,17 @@ def test_an_edit_that_keeps_the_size_does_not_keep_the_time_stamp(root: Path) ->
     assert after.stat().st_mtime != before.stat().st_mtime
 
 
-def test_nothing_compiled_and_no_launcher_of_other_machines_enters(root: Path) -> None:
+def test_nothing_compiled_and_no_launcher_of_the_operators_side_enters(root: Path) -> None:
     for path in (
         "trainer/__pycache__/loop.cpython-311.pyc",
         "trainer/old.pyc",
-        "trainer/launch/ssh.py",
+        "launch/ssh.py",
         "trainer/.git",
     ):
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text("x")
     found = files(staged(root).folder)
-    assert {path for path in found if path.startswith("trainer/launch/")} == {
-        "trainer/launch/__init__.py",
-        "trainer/launch/local.py",
-    }
+    assert not [path for path in found if path.startswith("launch/")]
     assert not [path for path in found if "pyc" in path or ".git" in path]
 
 

@@ -20,7 +20,19 @@ pytestmark = pytest.mark.slow
 BESIDE = "canary-that-lay-beside-8341"
 CHUNK = 1 << 20
 ALLOWED = ("trainer",)
-NOT_SHIPPED = ("infra", "images", "node_setup", "rehearsal", "pulumi", "moto", "fabric", "invoke", "docker", "pytest")
+NOT_SHIPPED = (
+    "infra",
+    "images",
+    "node_setup",
+    "launch",
+    "rehearsal",
+    "pulumi",
+    "moto",
+    "fabric",
+    "invoke",
+    "docker",
+    "pytest",
+)
 
 
 def contains(made: Made, *texts: str, beyond: Made | None = None) -> set[tuple[str, str]]:
@@ -55,7 +67,7 @@ def planted(workshop: Workshop) -> Made:
         "secret.txt",
         "images/secret.txt",
         "images/site/secret.txt",
-        "trainer/launch/slurm.py",
+        "launch/slurm.py",
         "infra/keys.py",
     ):
         (root / path).parent.mkdir(exist_ok=True)
@@ -86,16 +98,15 @@ def test_a_layer_that_does_hold_it_is_found(workshop: Workshop, cpu_image: Made)
 
 def test_only_the_trainer_is_in_the_image(engine: Engine, cpu_image: Made) -> None:
     script = (
-        "import importlib.util, json, os, pkgutil, trainer, trainer.launch\n"
+        "import importlib.util, json, os, pkgutil, trainer\n"
         "names = {one.name for one in pkgutil.walk_packages(trainer.__path__, 'trainer.')}\n"
         f"there = [one for one in {NOT_SHIPPED!r} if importlib.util.find_spec(one)]\n"
-        "launch = sorted(one.name for one in pkgutil.iter_modules(trainer.launch.__path__))\n"
         "torch = importlib.util.find_spec('torch').submodule_search_locations[0]\n"
         "unread = sorted({'include', 'test'} & set(os.listdir(torch)))\n"
-        "print(json.dumps([sorted(names), there, launch, unread]))"
+        "print(json.dumps([sorted(names), there, unread]))"
     )
     said = engine.docker("run", "--rm", "--network", "none", "--read-only", cpu_image.ref, "python3", "-c", script)
-    names, there, launch, unread = json.loads(said.stdout)
+    names, there, unread = json.loads(said.stdout)
     here = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in Path(ROOT / "trainer").rglob("*.py")
@@ -103,10 +114,7 @@ def test_only_the_trainer_is_in_the_image(engine: Engine, cpu_image: Made) -> No
     assert not there
     # C++ headers, for which this target has no compiler, and torch's own tests.
     assert not unread
-    assert launch == ["local"]
-    assert set(names) == {one for one in here if one != "trainer" and not one.startswith("trainer.launch.")} | {
-        "trainer.launch.local"
-    }
+    assert set(names) == here - {"trainer"}
 
 
 def test_every_module_of_the_trainer_can_be_imported_there(engine: Engine, cpu_image: Made) -> None:

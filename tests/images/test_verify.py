@@ -89,7 +89,7 @@ def _infra_elsewhere(root: Path) -> None:
 
 
 def _operator(root: Path) -> None:
-    _write(root, "opt/lustrain/code/trainer/launch/slurm.py", "")
+    _write(root, "opt/lustrain/code/launch/__init__.py", "")
 
 
 def _private_key(root: Path) -> None:
@@ -159,7 +159,7 @@ def _nobody(root: Path) -> None:
         (_killing_module, "imports", "exit code 0"),
         (_infra, "only-trainer", "/opt/lustrain/code/infra: not for"),
         (_infra_elsewhere, "only-trainer", "infra can be imported"),
-        (_operator, "only-trainer", "launch/slurm.py"),
+        (_operator, "only-trainer", "/opt/lustrain/code/launch: not for"),
         (_private_key, "secrets", "/home/lustrain/key: holds a private key"),
         (_aws_key, "secrets", "notes.txt: holds an AWS access key"),
         (_netrc, "secrets", "/root/.netrc: holds passwords of hosts"),

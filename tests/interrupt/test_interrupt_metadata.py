@@ -312,7 +312,9 @@ def test_the_watch_sees_a_notice_within_a_poll_or_two(imds: LocalMetadata) -> No
     with Watch(config, environ=imds.environment, on_event=lambda kind, fields: events.append(kind)) as watch:
         assert watch.notice() is None
         imds.spot_notice(in_s=60)
-        assert 57 < left(wait_for(watch)) <= 60
+        assert 57 < left(notice := wait_for(watch)) <= 60
+    assert notice is not None
+    assert notice.instance_id == "i-0123456789abcdef0"
     assert "warning" not in events
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -73,8 +74,33 @@ def test_rank_0_tells_of_a_notice_once_as_soon_as_it_is_there(tmp_path: Path, ra
     with Watch(config, rank=rank, on_event=on_event) as watch:
         stop.touch()
         wait_until(lambda: seen or rank)
-        watch.announce(Notice("spot", "terminate", None))
-    assert seen == [("notice", {"detail": f"stop file ({stop} exists): saving after this step"})][rank:]
+        watch.announce(Notice("signal", "SIGTERM", None).fields())
+    assert [(kind, fields["source"], fields["detail"]) for kind, fields in seen] == [
+        ("notice", "stop-file", f"stop file ({stop} exists): saving after this step")
+    ][rank:]
+
+
+def test_a_notice_names_the_node_and_when_it_ends() -> None:
+    ends = datetime.fromtimestamp(time.time() + 100, UTC)
+    fields = Notice("spot", "terminate", time.monotonic() + 100, "i-0123").fields()
+    assert (fields["source"], fields["host"], fields["instance_id"]) == ("spot", socket.gethostname(), "i-0123")
+    assert abs(datetime.fromisoformat(fields["deadline"]) - ends) <= timedelta(seconds=1)
+    assert Notice("signal", "SIGTERM", None).fields()["deadline"] is None
+
+
+def test_each_node_that_aws_takes_away_is_announced_once_and_other_notices_once_in_all() -> None:
+    seen, on_event = events()
+    watch = Watch(InterruptConfig(), on_event=on_event)
+    spot = Notice("spot", "terminate", None, "i-0").fields()
+    known = [Notice("signal", "SIGTERM", None).fields(), Notice("signal", "SIGUSR1", None).fields()]
+    for notice in [*known, {**spot, "host": "a"}, {**spot, "host": "b"}, {**spot, "host": "a"}]:
+        watch.announce(notice)
+    assert [(fields["detail"].partition(":")[0], fields["host"]) for _, fields in seen] == [
+        ("SIGTERM", socket.gethostname()),
+        ("spot notice (terminate) on a", "a"),
+        ("spot notice (terminate) on b", "b"),
+    ]
+    watch.close()
 
 
 @given(

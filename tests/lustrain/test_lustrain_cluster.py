@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lustrain.cluster import parse
+from lustrain.cluster import parse, to_json
 from lustrain.problem import UserError
 
 CLUSTER: dict[str, Any] = {
@@ -19,9 +19,12 @@ CLUSTER: dict[str, Any] = {
     "buckets": {"data": "team-data", "checkpoints": "team.checkpoints", "lifecycle": "sagemaker-team"},
     "runs_uri": "s3://team.checkpoints/runs/",
     "capacity": {"mode": "owned"},
+    "slurm": {"controller_group": "train", "account": "research", "qos": "high"},
+    "kubernetes": {"context": "kind-lab", "namespace": "research", "service_account": "trainer"},
     "image_repository": "123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer",
 }
 LEAVES = ("name", "reach.user", "reach.jump", "buckets.data", "buckets.checkpoints", "runs_uri", "image_repository")
+LEAVES += ("slurm.account", "slurm.qos", "kubernetes.context", "kubernetes.namespace", "kubernetes.service_account")
 
 
 def edited(path: str, value: str) -> dict[str, Any]:
@@ -45,12 +48,13 @@ def test_names_addresses_and_repositories_are_taken() -> None:
 
 HOSTILE = ("", "-oProxyCommand=x", "a b", "\x1b[2J", "a\nb")
 FOR_A_SHELL = ("$(reboot)", "a;b", "`x`")
-"""A folder of runs may be called so: it is never a word of a shell."""
+ANYTHING = ("runs_uri", "kubernetes.context")
+"""A folder of runs and a context may be called so: they are never words of a shell."""
 
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [(path, value) for path in LEAVES for value in (*HOSTILE, *(() if path == "runs_uri" else FOR_A_SHELL))],
+    [(path, value) for path in LEAVES for value in (*HOSTILE, *(() if path in ANYTHING else FOR_A_SHELL))],
 )
 def test_no_text_that_a_command_could_take_for_more_than_a_word(path: str, value: str) -> None:
     with pytest.raises(UserError) as caught:
@@ -58,3 +62,31 @@ def test_no_text_that_a_command_could_take_for_more_than_a_word(path: str, value
     (line,) = caught.value.problems
     assert line.startswith(f"cluster.{path} = ")
     assert line.isprintable()
+
+
+def test_an_output_of_an_older_cluster_is_still_read() -> None:
+    """Without what launchers were given later, and written back without it."""
+    older = {key: value for key, value in CLUSTER.items() if key not in ("slurm", "kubernetes")}
+    cluster = parse(older)
+    assert (cluster.slurm, cluster.kubernetes, cluster.groups["train"].capacity) == (None, None, None)
+    assert parse(to_json(cluster)) == cluster
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"backend": "ec2", "kubernetes": None}, "has slurm with backend ec2; allowed: hyperpod-slurm, machines"),
+        ({"backend": "ec2", "slurm": None}, "has kubernetes with backend ec2; allowed: hyperpod-eks, machines"),
+        (
+            {"slurm": {"controller_group": "head"}},
+            "has no group head, which slurm.controller_group names; allowed: train",
+        ),
+        ({"kubernetes": {"claims": {"fsx": "team"}}}, "fsx"),
+        ({"kubernetes": {"claims": {"/fsx": "Team_Data"}}}, "Team_Data"),
+    ],
+)
+def test_a_place_for_jobs_that_cannot_be_is_one_line(change: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse({**CLUSTER, **change})
+    (problem,) = caught.value.problems
+    assert line in problem

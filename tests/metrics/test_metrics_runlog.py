@@ -108,6 +108,14 @@ def test_what_was_logged_is_read_back_in_order(tmp_path: Path) -> None:
     assert (tmp_path / "metrics" / "000003-00000.jsonl").exists()
 
 
+def test_events_carry_the_launchers_number_where_there_is_one(tmp_path: Path) -> None:
+    for generation, number in ((1, None), (2, 7)):
+        log = RunLog(LocalStore(str(tmp_path)), generation, flush_s=60.0, launch_attempt=number)
+        log.event("started", {})
+        log.close()
+    assert [event.get("launch_attempt") for event in read_events(LocalStore(str(tmp_path)))] == [None, 7]
+
+
 def test_records_become_durable_on_their_own_within_the_flush_time(tmp_path: Path) -> None:
     log = RunLog(LocalStore(str(tmp_path)), 1, flush_s=0.05)
     log.step(record(1))

@@ -116,7 +116,7 @@ sink = TerminalSink(100)
 for step in range(1, 101):
     sink.step(record(step))
     if step == 50:
-        sink.event("notice", {"source": "spot [2 min]"})
+        sink.event("notice", {"source": "spot", "detail": "spot [2 min]"})
         sys.stdin.readline()
 sink.close()
 """
@@ -149,7 +149,7 @@ def test_on_a_terminal_there_is_one_bar_with_the_events_above_it() -> None:
     os.close(leader)
     assert child.wait(10) == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    assert "notice: source spot [2 min]" in plain
+    assert "notice: spot [2 min]" in plain
     assert "step 100/100" in plain
     assert "loss 4.0000" in plain
     assert plain.count("\n") < 10
@@ -158,7 +158,7 @@ def test_on_a_terminal_there_is_one_bar_with_the_events_above_it() -> None:
 @pytest.mark.slow
 def test_tensorboard_gets_the_scalars(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    sinks = Relay(0)
+    sinks = Relay("rank 0")
     sinks.attach(TensorBoardSink(str(tmp_path), first_step=1))
     for step in range(1, 6):
         sinks.step(record(step))

@@ -14,6 +14,7 @@ from tests.fork_server import ForkServer
 from tests.trainer.ranks import rank_environment, run_ranks
 from trainer import parallel
 from trainer.config import ParallelConfig
+from trainer.errors import EXIT_FAILURE, EXIT_PEERS
 
 CPU = ParallelConfig(device="cpu")
 
@@ -54,9 +55,25 @@ def test_a_missing_partner_is_one_line_after_the_timeout(
         environment = rank_environment(1, 2, probe.getsockname()[1])
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=r"^MASTER_ADDR:MASTER_PORT = '127\.0\.0\.1:\d+': rank 1 of 2 did not meet"):
+    with pytest.raises(
+        UserError, match=r"^MASTER_ADDR:MASTER_PORT = '127\.0\.0\.1:\d+': rank 1 of 2 did not meet"
+    ) as caught:
         parallel.join(ParallelConfig(device="cpu", timeout_s=1), environment)
+    assert caught.value.exit_code == EXIT_PEERS, "a launcher must not take it for the user's mistake"
     assert capfd.readouterr().err == "", "the error says it; torch adds a page of C++ frames"
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_this_ranks_failure_and_not_a_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        environment = rank_environment(0, 2, taken.getsockname()[1])
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UserError) as caught:
+            parallel.join(ParallelConfig(device="cpu", timeout_s=1), environment)
+    assert caught.value.exit_code == EXIT_FAILURE
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU where there is none")

@@ -11,7 +11,8 @@ import pytest
 from lustrain.problem import UserError
 from tests.processes import alive, children_of, wait_until
 from trainer.checkpoint.lineage.lease import committed, read_lease
-from trainer.errors import EXIT_REQUEUE
+from trainer.errors import EXIT_PEERS, EXIT_REQUEUE
+from trainer.launch import local
 from trainer.launch.local import job_exit_code, main, rank_environment
 from trainer.metrics.reader import read_events
 from trainer.storage import open_store
@@ -30,6 +31,12 @@ from trainer.storage import open_store
         ([-9, 85], 1),
         ([1, -15], 1),
         ([3, 85], 3),
+        ([0, 75], 75),
+        ([85, 75], 75),
+        ([75, 3], 3),
+        ([75, -9], 1),
+        ([75, 2], 2),
+        ([75, 86], 86),
     ],
 )
 def test_the_job_ends_with_the_most_telling_code(codes: list[int], job: int) -> None:
@@ -41,6 +48,14 @@ def test_ranks_meet_on_loopback_and_the_users_thread_count_wins() -> None:
     assert environment["MASTER_ADDR"] == "127.0.0.1"
     assert (environment["RANK"], environment["WORLD_SIZE"]) == ("1", "2")
     assert environment["OMP_NUM_THREADS"] == "7"
+
+
+@pytest.mark.slow
+def test_a_rank_that_the_launcher_kills_is_not_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "GRACE_S", 0.1)
+    job = local.LocalJob.__new__(local.LocalJob)
+    job.ranks = [subprocess.Popen(["sh", "-c", line]) for line in ("exit 75", "sleep 600")]
+    assert job.wait() == EXIT_PEERS
 
 
 def test_no_ranks_is_a_mistake_in_one_line() -> None:

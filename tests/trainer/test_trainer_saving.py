@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,10 @@ word = st.fixed_dictionaries(
     {"left": st.none() | seconds, "flight": st.none() | seconds, "new": seconds, "committed": st.integers(0, 9)}
 )
 words = st.lists(word, min_size=1, max_size=5)
+
+
+def announced(notice: Mapping[str, Any]) -> None:
+    """Where a test does not look at what the ranks announce."""
 
 
 def said(*ranks: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -182,7 +186,7 @@ def test_a_notice_ends_with_the_newest_state_that_time_allows(
 ) -> None:
     scripted = ScriptedCheckpointer(**flight)
     saving = saving_with(scripted, committed=4)
-    saving.save_on_notice(9, notice(left_s))
+    saving.save_on_notice(9, notice(left_s), announced)
     assert scripted.saved == saved
     assert saving.committed_step == committed
 
@@ -192,7 +196,7 @@ def test_a_notice_after_which_nothing_commits_is_a_failure_that_says_what_is_saf
     saving = saving_with(ScriptedCheckpointer([False, False], in_flight=in_flight), committed=4)
     said = r"step 9 could not be saved after spot notice \(terminate\) .* step 4 is committed"
     with pytest.raises(NotSavedError, match=said) as failed:
-        saving.save_on_notice(9, notice(None))
+        saving.save_on_notice(9, notice(None), announced)
     assert failed.value.exit_code == 1
 
 
@@ -202,20 +206,20 @@ def test_every_rank_names_the_notice_that_only_one_has_and_before_the_save() -> 
     savings = [saving_with(scripted[rank], votes=StoreVotes(shared, 2), rank=rank) for rank in range(2)]
 
     def stop(rank: int) -> None:
-        def tell(named: Notice) -> None:
-            told.append((rank, named.summary, list(scripted[rank].saved)))
+        def tell(named: Mapping[str, Any]) -> None:
+            told.append((rank, named["source"], named["detail"], list(scripted[rank].saved)))
 
         savings[rank].save_on_notice(9, notice(100.0) if rank else None, tell)
 
     run_threads(2, stop)
-    assert sorted(told) == [(rank, "spot notice (terminate)", []) for rank in range(2)]
+    assert sorted(told) == [(rank, "spot", "terminate", []) for rank in range(2)]
     assert savings[0].noticed == savings[1].noticed
 
 
 def test_a_notice_to_a_job_that_has_lost_its_run_saves_nothing() -> None:
     saving = saving_with(ScriptedCheckpointer(lost=True))
     with pytest.raises(LostRunError):
-        saving.save_on_notice(9, notice(None))
+        saving.save_on_notice(9, notice(None), announced)
 
 
 class LateVotes(StoreVotes):
@@ -258,7 +262,7 @@ def test_ranks_act_alike_on_a_notice_though_only_one_has_heard_of_the_newest_com
         run_threads(2, lambda rank: savings[rank].due(5))
         assert [saving.committed_step for saving in savings] == [4, 0]
         assert second.busy
-        ends = run_threads(2, lambda rank: savings[rank].save_on_notice(5, None if rank else notice(left_s)))
+        ends = run_threads(2, lambda rank: savings[rank].save_on_notice(5, None if rank else notice(left_s), announced))
         assert ends == [None, None]
         newest = 5 if left_s is None else 4
         assert [saving.committed_step for saving in savings] == [newest, newest]

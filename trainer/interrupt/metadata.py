@@ -9,6 +9,8 @@ Sources:
   https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/rebalance-recommendations.html
 - `autoscaling/target-lifecycle-state`, `Terminated` before the instance goes:
   https://docs.aws.amazon.com/autoscaling/ec2/userguide/retrieving-target-lifecycle-state-through-imds.html
+- `instance-id`:
+  https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-categories.html
 - the environment variables and the default endpoints:
   https://docs.aws.amazon.com/sdkref/latest/guide/feature-imds-credentials.html
 """
@@ -19,7 +21,7 @@ import email.utils
 import http.client
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from lustrain.problem import problem
@@ -35,6 +37,7 @@ DEFAULT_ENDPOINTS = {"ipv4": "http://169.254.169.254", "ipv6": "http://[fd00:ec2
 TOKEN_PATH = "/latest/api/token"
 SPOT_PATH = "/latest/meta-data/spot/instance-action"
 REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
+INSTANCE_PATH = "/latest/meta-data/instance-id"
 LIFECYCLE_PATH = "/latest/meta-data/autoscaling/target-lifecycle-state"
 
 TOKEN_TTL_S = 21600
@@ -125,6 +128,7 @@ class Metadata:
         self._spot_seen: tuple[str, Notice] | None = None
         self._old_recommendation: str | None = None
         self._recommended = Outage("metadata", on_event)
+        self._instance_id: str | None = None
 
     def poll(self) -> Notice | None:
         if self._disabled:
@@ -137,7 +141,17 @@ class Metadata:
             self._outage.failed(str(error))
             return self._spot_seen[1] if self._spot_seen else None
         self._outage.worked()
-        return notice
+        return None if notice is None else replace(notice, instance_id=self._instance())
+
+    def _instance(self) -> str | None:
+        """Return this instance's id, None where the service does not tell: the notice matters more."""
+        if self._instance_id is None:
+            try:
+                answer = self._get(INSTANCE_PATH)
+            except MetadataSilentError:
+                return None
+            self._instance_id = answer.body.strip()[:64] if answer else None
+        return self._instance_id
 
     def _spot(self) -> Notice | None:
         answer = self._get(SPOT_PATH)

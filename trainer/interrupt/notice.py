@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -21,6 +24,8 @@ class Notice:
     detail: str
     deadline: float | None
     """`time.monotonic()` seconds at which the capacity ends; None when that is unknown."""
+    instance_id: str | None = None
+    """Of the EC2 instance that ends; None where the source names none."""
 
     @property
     def summary(self) -> str:
@@ -29,6 +34,18 @@ class Notice:
             return self.detail
         name = self.source.replace("-", " ")
         return f"{name} notice ({self.detail})" if name in _FROM_AWS else f"{name} ({self.detail})"
+
+    def fields(self) -> dict[str, Any]:
+        """Return it as the fields of the event `notice`, plain JSON, on the node that it came to."""
+        left = self.remaining(time.monotonic())
+        ends = None if left is None else datetime.fromtimestamp(time.time() + left, UTC)
+        return {
+            "source": self.source,
+            "detail": self.detail,
+            "deadline": ends and ends.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "host": socket.gethostname(),
+            "instance_id": self.instance_id,
+        }
 
     @property
     def advice(self) -> str:
@@ -44,6 +61,18 @@ class Poller(Protocol):
     """A source that is polled every few seconds; it reports its own failures and never raises for them."""
 
     def poll(self) -> Notice | None: ...
+
+
+def to_announce(known: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Choose, of the ranks' `fields` in their order, the one that stops the job and one for each node that AWS takes away.
+
+    A launcher that starts the job again leaves these nodes out.
+    """
+    nodes: dict[object, Mapping[str, Any]] = {}
+    for notice in known:
+        if notice is known[0] or notice["source"] in _FROM_AWS:
+            nodes.setdefault((notice["source"], notice["host"]), notice)
+    return list(nodes.values())
 
 
 def nearer(current: Notice | None, new: Notice | None) -> Notice | None:

@@ -14,7 +14,7 @@ from lustrain.problem import UserError
 from trainer.config import InterruptConfig
 from trainer.interrupt.deadline import Deadline
 from trainer.interrupt.metadata import Metadata, endpoint_problems
-from trainer.interrupt.notice import Notice, OnEvent, Poller, nearer
+from trainer.interrupt.notice import Notice, OnEvent, Poller, nearer, to_announce
 from trainer.interrupt.signals import SignalFlag
 from trainer.interrupt.stopfile import StopFile, stop_uri_problems
 
@@ -36,7 +36,7 @@ class Watch:
 
     Signals are watched on every rank, the metadata service by local rank 0 of each node (notices concern a node), the
     stop file and the deadline by rank 0; at a step boundary the ranks agree on the notices of all of them. The first notice
-    stays, unless a later one leaves less time; rank 0 reports it once, with `on_event("notice", {"detail"})`. `wall_clock`
+    stays, unless a later one leaves less time; rank 0 reports it once, with `on_event("notice", Notice.fields())`. `wall_clock`
     returns Unix seconds for the deadline, None while it cannot; the polling thread calls it until it returns a time, once:
     `ObjectStore.now` fits. `on_event("warning", {"source", "detail"})` reports sources that do not answer.
     Raises UserError for an impossible config.
@@ -79,7 +79,8 @@ class Watch:
         if config.stop_uri is not None and rank == 0:
             self._pollers.append(StopFile(config.stop_uri, on_event))
         self._polled: Notice | None = None
-        self._announced = rank != 0
+        self._rank = rank
+        self._announced: list[Mapping[str, Any]] = []
         self._announcing = threading.Lock()
         self._closing = threading.Event()
         self._thread = BackgroundThread(self._run, "interrupt-watch")
@@ -94,13 +95,19 @@ class Watch:
         self._thread.check()
         return nearer(self._signals.notice, self._polled)
 
-    def announce(self, notice: Notice) -> None:
-        """Report once, on rank 0, what stops the job: from this thread at once, from the loop for other ranks' notices."""
+    def announce(self, notice: Mapping[str, Any]) -> None:
+        """Report on rank 0, once each, what stops the job (`Notice.fields`) and what else AWS takes away.
+
+        The watching thread reports this rank's notice at once, the loop those of other ranks.
+        """
         with self._announcing:
-            if self._announced:
+            known = [*self._announced, {**notice}]
+            if self._rank != 0 or len(to_announce(known)) == len(self._announced):
                 return
-            self._announced = True
-        self._on_event("notice", {"detail": f"{notice.summary}: saving after this step"})
+            self._announced = known
+        summary = Notice(notice["source"], notice["detail"], None).summary
+        where = f" on {notice['host']}" if notice["instance_id"] else ""
+        self._on_event("notice", {**notice, "detail": f"{summary}{where}: saving after this step"})
 
     def close(self) -> None:
         """Stop polling and put the previous signal handlers back: call it after the last commit, not before."""
@@ -130,7 +137,7 @@ class Watch:
     def _announce_any(self) -> None:
         notice = nearer(self._signals.notice, self._polled)
         if notice is not None:
-            self.announce(notice)
+            self.announce(notice.fields())
 
 
 def _log_event(kind: str, fields: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from types import FrameType
 
 from lustrain.problem import UserError, problem
 from lustrain.process import LAUNCHER
-from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE
+from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
 
 GRACE_S = 20.0
 """How long the other ranks may go on once one of them has failed: they notice a lost peer within a collective."""
@@ -43,7 +43,10 @@ def rank_environment(rank: int, nproc: int, port: int, base: Mapping[str, str]) 
 
 
 def job_exit_code(codes: Sequence[int]) -> int:
-    """Return the job's exit code: what all ranks agree on, else the one that says most; death by a signal counts as 1."""
+    """Return the job's exit code: what all ranks agree on, else the one that says most; death by a signal counts as 1.
+
+    A rank that ends with EXIT_PEERS names no cause, so any other failure goes before it.
+    """
     if set(codes) <= {EXIT_DONE}:
         return EXIT_DONE
     if set(codes) <= {EXIT_DONE, EXIT_REQUEUE}:
@@ -51,7 +54,10 @@ def job_exit_code(codes: Sequence[int]) -> int:
     for code in (EXIT_LOST_RUN, EXIT_CONFIG):
         if code in codes:
             return code
-    return next((code for code in codes if code > 0 and code != EXIT_REQUEUE), 1)
+    causes = [code for code in codes if code not in (EXIT_DONE, EXIT_REQUEUE, EXIT_PEERS)]
+    if not causes:
+        return EXIT_PEERS
+    return next((code for code in causes if code > 0), EXIT_FAILURE)
 
 
 class LocalJob:
@@ -83,14 +89,16 @@ class LocalJob:
     def wait(self) -> int:
         """Wait for all ranks and return the job's exit code; after one failed, the rest get `GRACE_S` and are then killed."""
         kill_at: float | None = None
+        killed: list[subprocess.Popen[bytes]] = []
         while self.running():
             failed = any(rank.returncode not in (None, EXIT_DONE, EXIT_REQUEUE) for rank in self.ranks)
             if failed and kill_at is None:
                 kill_at = time.monotonic() + GRACE_S
             if kill_at is not None and time.monotonic() > kill_at:
+                killed += [rank for rank in self.ranks if rank.poll() is None]
                 self.send(signal.SIGKILL)
             time.sleep(0.05)
-        return job_exit_code([rank.returncode for rank in self.ranks])
+        return job_exit_code([rank.returncode for rank in self.ranks if rank not in killed])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

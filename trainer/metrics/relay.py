@@ -19,8 +19,9 @@ class Relay:
     What was never attached (a start that failed) is printed to standard error at `close`, so that no warning is lost.
     """
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, who: str) -> None:
+        """`who` begins each line that is printed: `rank_name`."""
+        self._who = who
         self._lock = threading.Lock()
         self._held: list[tuple[str, dict[str, Any]]] = []
         self._sinks: tuple[Sink, ...] = ()
@@ -51,10 +52,15 @@ class Relay:
     def close(self) -> None:
         with self._lock:
             for kind, fields in self._held:
-                print(f"rank {self._rank}: {event_line(kind, fields)}", file=sys.stderr)
+                print(f"{self._who}: {event_line(kind, fields)}", file=sys.stderr)
             self._held.clear()
             for sink in self._sinks:
                 sink.close()
+
+
+def rank_name(rank: int, launch_attempt: int | None) -> str:
+    """Return how lines of a rank begin: several attempts of a launcher may share a log."""
+    return f"rank {rank}" if launch_attempt is None else f"attempt {launch_attempt}, rank {rank}"
 
 
 class WarningsOnly:
@@ -71,15 +77,15 @@ class WarningsOnly:
         }
     )
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, who: str) -> None:
+        self._who = who
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Rank 0 logs the step for all."""
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
         if kind not in self.QUIET:
-            print(f"rank {self._rank}: {event_line(kind, fields)}", file=sys.stderr, flush=True)
+            print(f"{self._who}: {event_line(kind, fields)}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Nothing is held."""

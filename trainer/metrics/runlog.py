@@ -65,12 +65,15 @@ class RunLog:
         generation: int,
         flush_s: float,
         *,
+        launch_attempt: int | None = None,
         memory_bytes: int = MEMORY_BYTES,
         part_bytes: int = PART_BYTES,
         on_trouble: Callable[[str], None] = log.warning,
     ) -> None:
+        """`launch_attempt` is the launcher's number for this start (`trainer.launch.attempt`); every event then has it."""
         self._store = store
         self._generation = generation
+        self._started_as = {} if launch_attempt is None else {"launch_attempt": launch_attempt}
         self._flush_s = flush_s
         self._on_trouble = on_trouble
         self._backlog = Backlog(memory_bytes, part_bytes)
@@ -97,8 +100,8 @@ class RunLog:
                 self._changed.notify_all()
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Log an event; `time`, `event` and `attempt` are this log's own fields and win over equal names in `fields`."""
-        own = {"time": utc_now(), "event": kind, "attempt": self._generation}
+        """Log an event; the times, names and numbers of attempts are this log's own and win over equal names in `fields`."""
+        own = {"time": utc_now(), "event": kind, "attempt": self._generation, **self._started_as}
         self._append(EVENTS, encode({**own, **fields, **own}), ask=True)
 
     def flush(self, timeout: float | None = CLOSE_TIMEOUT_S) -> bool:

@@ -133,6 +133,8 @@ def event_line(kind: str, fields: Mapping[str, Any]) -> str:
     if kind == "checkpoint_committed":
         size = amount_text(fields["bytes"], "B")
         return f"checkpoint committed: step {fields['step']}, {size} in {fields['seconds']:.2f} s"
+    if kind == "notice":
+        return f"notice: {fields['detail']}"
     if kind == "config_changed":
         pairs = (f"{path} {_short(old)} → {_short(new)}" for path, (old, new) in fields["changes"].items())
         return f"config changed: {', '.join(pairs)}"

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from lustrain.problem import UserError
 from trainer.checkpoint.votes import VoteBox, VoteError
+from trainer.errors import EXIT_PEERS
 from trainer.parallel import World
 
 FAREWELL_S = 30.0
@@ -24,7 +25,7 @@ _SOURCE = re.compile(r"^\[\S*/gloo/\S*\] ")
 class LostRankError(UserError):
     """Another rank ended or does not answer any more; what was committed is intact."""
 
-    exit_code = 1
+    exit_code = EXIT_PEERS
     everywhere = True
 
 

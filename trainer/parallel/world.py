@@ -18,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from lustrain.problem import UserError, problem
 from trainer.config import ParallelConfig
+from trainer.errors import EXIT_FAILURE, EXIT_PEERS
 
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
@@ -43,7 +44,10 @@ class World:
 
 
 def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> World:
-    """Join the job that torchrun's variables describe, or be alone without them; UserError when they or the device are bad."""
+    """Join the job that torchrun's variables describe, or be alone without them.
+
+    UserError where they or the device are wrong; with EXIT_PEERS where other ranks did not come.
+    """
     given = [name for name in _NUMBERS if name in environ]
     if not given:
         _refuse_one_of_many(environ)
@@ -69,7 +73,10 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
         why = f"rank {rank} of {world_size} did not meet the others within {config.timeout_s:g} s ({reason})"
         fix = "start all ranks, open the port between the nodes, or raise parallel.timeout_s"
-        raise UserError(problem("MASTER_ADDR:MASTER_PORT", address, why, fix=fix)) from error
+        # Only the others' absence is theirs: a port that is taken or a broken NCCL fails here whoever comes.
+        ours = isinstance(error, dist.DistBackendError) or "EADDRINUSE" in str(error)
+        code = EXIT_FAILURE if ours else EXIT_PEERS
+        raise UserError(problem("MASTER_ADDR:MASTER_PORT", address, why, fix=fix), code) from error
     return World(rank, world_size, local_rank, device, PrefixStore("lustrain", store))
 
 

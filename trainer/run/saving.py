@@ -21,7 +21,7 @@ from trainer.checkpoint.save.interval import Interval, finish_or_restart
 from trainer.checkpoint.save.saver import Checkpointer
 from trainer.checkpoint.votes import VoteBox
 from trainer.errors import LostRunError
-from trainer.interrupt import Notice
+from trainer.interrupt.notice import Notice, to_announce
 from trainer.parallel.agree import Json, decide, together
 
 FINAL_TRIES = 3
@@ -112,19 +112,17 @@ class Saving:
         self._interval.measured_stall(blocked)
         return blocked
 
-    def save_on_notice(
-        self, step: int, notice: Notice | None, announce: Callable[[Notice], object] | None = None
-    ) -> None:
+    def save_on_notice(self, step: int, notice: Notice | None, announce: Callable[[Mapping[str, Any]], object]) -> None:
         """Have a checkpoint committed before the capacity is gone: the one in flight, or a new one of `step`.
 
-        `notice` is what this rank knows; before the save, `announce` gets what the ranks agreed to name.
+        `notice` is what this rank knows; before the save, `announce` gets what the ranks agreed to name (`Notice.fields`).
         Raises NotSavedError when neither commits, LostRunError when a newer job owns the run.
         """
         plan = self._plan(f"notice/{step}", notice)
-        source, detail = plan["notice"]
-        self.noticed = Notice(source, detail, None)
-        if announce is not None:
-            announce(self.noticed)
+        first = plan["notices"][0]
+        self.noticed = Notice(first["source"], first["detail"], None)
+        for known in plan["notices"]:
+            announce(known)
         before = plan["committed"]
         if plan["do"] == "finish":
             self._settle()
@@ -140,15 +138,17 @@ class Saving:
         """Agree on what all ranks do about a notice, and on the reason they name: the lowest rank's that knows it."""
 
         def judge(answers: Mapping[int, Json]) -> Json:
-            known = (answer["notice"] for _, answer in sorted(answers.items()) if answer["notice"])
-            return plan_for_notice(answers) | {"notice": next(known, ["signal", "a notice"])}
+            known = [answer["notice"] for _, answer in sorted(answers.items()) if answer["notice"]]
+            return plan_for_notice(answers) | {
+                "notices": to_announce(known) or [Notice("signal", "a notice", None).fields()]
+            }
 
         mine = {
             "left": None if notice is None else notice.remaining(time.monotonic()),
             "flight": self._checkpointer.remaining_s,
             "new": self._checkpointer.estimate_s,
             "committed": self.committed_step,
-            "notice": None if notice is None else [notice.source, notice.detail],
+            "notice": notice and notice.fields(),
         }
         return decide(self._votes, self._rank, topic, mine, judge, NOTICE_VOTE_S)
 

@@ -25,6 +25,7 @@ from trainer.data.verified import Ranks
 from trainer.errors import EXIT_FAILURE
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
+from trainer.launch.attempt import ATTEMPT
 from trainer.parallel import World
 from trainer.parallel.agree import Json, together
 from trainer.run.footprint import check_memory, ranks_here
@@ -190,7 +191,9 @@ def load_claimed(
 
 def owner() -> str:
     """Who this job is, for people who read the lease: host, scheduler's job id where there is one, process."""
-    jobs = [f"{name}={os.environ[name]}" for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID") if name in os.environ]
+    jobs = [
+        f"{name}={os.environ[name]}" for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", ATTEMPT) if name in os.environ
+    ]
     return " ".join([socket.gethostname(), *jobs, f"pid={os.getpid()}"])
 
 

@@ -9,7 +9,7 @@ from infra.catalog.instances import instance
 from infra.config import ClusterSpec, Group
 from infra.plan.nodes.clients import lustre_interfaces, stripes
 from infra.plan.storage.lustre import lustre_plan
-from lustrain.cluster import FileSystem, NodeGroup, described
+from lustrain.cluster import FileSystem, NodeGroup, Paid, described
 
 NOT_YET = {"id": "", "dns_name": "", "mount_name": ""}
 """Names of a file system that is not made yet."""
@@ -33,6 +33,12 @@ def node_group(spec: ClusterSpec, group: Group) -> NodeGroup:
         efa=kind.efa if kind else 0,
         nvme=kind.nvme_count if kind else 0,
         lustre_efa=lustre_interfaces(spec, group),
+        partition=(group.partition or group.name)
+        if spec.backend == "hyperpod-slurm" and group.role == "worker"
+        else None,
+        labels=group.labels,
+        taints=group.taints,
+        capacity=Paid(mode=group.capacity.mode, ends_at=group.capacity.ends_at),
     )
 
 

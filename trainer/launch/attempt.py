@@ -1,0 +1,21 @@
+"""The number that a launcher gives each start of a job; the lease counts only the starts that got as far as the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from lustrain.problem import UserError, problem
+
+ATTEMPT = "LUSTRAIN_ATTEMPT"
+
+
+def launch_attempt(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return the launcher's number, from 1; None where no launcher gives one. UserError for what is not a number."""
+    value = environ.get(ATTEMPT, "")
+    if not value:
+        return None
+    if not (value.isascii() and value.isdecimal() and 1 <= len(value) <= 9 and int(value)):
+        fix = f"unset {ATTEMPT}: the launcher sets it"
+        raise UserError(problem(ATTEMPT, value, "is not the number of an attempt", allowed="1 .. 999999999", fix=fix))
+    return int(value)
