@@ -13,7 +13,8 @@ from tests.processes import alive, children_of, wait_until
 from trainer.checkpoint.lineage.lease import committed, read_lease
 from trainer.errors import EXIT_PEERS, EXIT_REQUEUE
 from trainer.launch import local
-from trainer.launch.local import job_exit_code, main, rank_environment
+from trainer.launch.local import main, rank_environment
+from trainer.launch.ranks import job_exit_code
 from trainer.metrics.reader import read_events
 from trainer.storage import open_store
 
@@ -53,7 +54,8 @@ def test_ranks_meet_on_loopback_and_the_users_thread_count_wins() -> None:
 @pytest.mark.slow
 def test_a_rank_that_the_launcher_kills_is_not_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "GRACE_S", 0.1)
-    job = local.LocalJob.__new__(local.LocalJob)
+    job = local.LocalJob(["--version"], 1)
+    job.ranks[0].wait()
     job.ranks = [subprocess.Popen(["sh", "-c", line]) for line in ("exit 75", "sleep 600")]
     assert job.wait() == EXIT_PEERS
 

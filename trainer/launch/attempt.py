@@ -1,4 +1,4 @@
-"""The number that a launcher gives each start of a job; the lease counts only the starts that got as far as the run."""
+"""Which start of a job this is, as its launcher counts; the lease counts only the starts that got as far as the run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from lustrain.problem import UserError, problem
 
 ATTEMPT = "LUSTRAIN_ATTEMPT"
+ROSTER = "LUSTRAIN_ROSTER"
+"""Variable with any text that names the nodes of the attempt: the same on all of its ranks."""
 
 
 def launch_attempt(environ: Mapping[str, str] = os.environ) -> int | None:
@@ -19,3 +21,8 @@ def launch_attempt(environ: Mapping[str, str] = os.environ) -> int | None:
         fix = f"unset {ATTEMPT}: the launcher sets it"
         raise UserError(problem(ATTEMPT, value, "is not the number of an attempt", allowed="1 .. 999999999", fix=fix))
     return int(value)
+
+
+def meeting(environ: Mapping[str, str] = os.environ) -> str:
+    """Return a prefix for what ranks put into their store, so that ranks of two attempts never meet."""
+    return f"{environ.get(ATTEMPT, '')}/{environ.get(ROSTER, '')}"

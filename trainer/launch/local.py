@@ -11,20 +11,16 @@ import argparse
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from lustrain.problem import UserError, problem
-from lustrain.process import LAUNCHER
-from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
+from trainer.launch.ranks import FORWARDED, Ranks
 
 GRACE_S = 20.0
 """How long the other ranks may go on once one of them has failed: they notice a lost peer within a collective."""
-
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def rank_environment(rank: int, nproc: int, port: int, base: Mapping[str, str]) -> dict[str, str]:
@@ -42,63 +38,24 @@ def rank_environment(rank: int, nproc: int, port: int, base: Mapping[str, str]) 
     }
 
 
-def job_exit_code(codes: Sequence[int]) -> int:
-    """Return the job's exit code: what all ranks agree on, else the one that says most; death by a signal counts as 1.
-
-    A rank that ends with EXIT_PEERS names no cause, so any other failure goes before it.
-    """
-    if set(codes) <= {EXIT_DONE}:
-        return EXIT_DONE
-    if set(codes) <= {EXIT_DONE, EXIT_REQUEUE}:
-        return EXIT_REQUEUE
-    for code in (EXIT_LOST_RUN, EXIT_CONFIG):
-        if code in codes:
-            return code
-    causes = [code for code in codes if code not in (EXIT_DONE, EXIT_REQUEUE, EXIT_PEERS)]
-    if not causes:
-        return EXIT_PEERS
-    return next((code for code in causes if code > 0), EXIT_FAILURE)
-
-
-class LocalJob:
-    """Ranks as child processes of this one; they end with the thread that makes it (`lustrain.process`)."""
+class LocalJob(Ranks):
+    """All ranks of a job, on this machine."""
 
     def __init__(self, arguments: Sequence[str], nproc: int, environment: Mapping[str, str] | None = None) -> None:
         base = os.environ if environment is None else environment
         port = _free_port()
-        self.ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "trainer", *arguments],
-                env={**rank_environment(rank, nproc, port, base), LAUNCHER: str(os.getpid())},
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # a terminal's Ctrl-C then reaches the ranks once, through us
-            )
-            for rank in range(nproc)
-        ]
-
-    def send(self, number: int) -> None:
-        """Pass a signal to every rank that still runs."""
-        for rank in self.ranks:
-            if rank.poll() is None:
-                rank.send_signal(number)
-
-    def running(self) -> bool:
-        """Whether any rank still runs."""
-        return any(rank.poll() is None for rank in self.ranks)
+        super().__init__(arguments, [rank_environment(rank, nproc, port, base) for rank in range(nproc)])
 
     def wait(self) -> int:
         """Wait for all ranks and return the job's exit code; after one failed, the rest get `GRACE_S` and are then killed."""
         kill_at: float | None = None
-        killed: list[subprocess.Popen[bytes]] = []
         while self.running():
-            failed = any(rank.returncode not in (None, EXIT_DONE, EXIT_REQUEUE) for rank in self.ranks)
-            if failed and kill_at is None:
+            if self.failed() and kill_at is None:
                 kill_at = time.monotonic() + GRACE_S
             if kill_at is not None and time.monotonic() > kill_at:
-                killed += [rank for rank in self.ranks if rank.poll() is None]
-                self.send(signal.SIGKILL)
+                self.kill()
             time.sleep(0.05)
-        return job_exit_code([rank.returncode for rank in self.ranks if rank not in killed])
+        return self.exit_code()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

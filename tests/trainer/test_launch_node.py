@@ -1,0 +1,248 @@
+"""One launcher a node: it starts ranks once all nodes are there, and none waits long for a node that is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lustrain.problem import UserError
+from tests.processes import alive, children_of, wait_until
+from tests.trainer.test_trainer_launch import descendants, end, endless
+from trainer.checkpoint.lineage.lease import committed
+from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
+from trainer.launch.beats import Beats, Hub, Member
+from trainer.launch.node import devices, main
+from trainer.metrics.reader import read_events
+from trainer.storage import open_store
+
+BEAT_S, SILENT_S = 0.02, 0.3
+
+
+def free_port() -> int:
+    """One whose successor is free too."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+@pytest.fixture
+def beating() -> Iterator[Callable[..., list[Beats]]]:
+    """Beats of all nodes of a job in this process, by node; `jobs` names the job that each believes to be part of."""
+    made: list[Beats] = []
+
+    def start(nodes: int, jobs: dict[int, str] | None = None) -> list[Beats]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = listener.getsockname()
+        times = {"beat_s": BEAT_S, "silent_s": SILENT_S}
+        made.append(Hub("1/", nodes, listener, **times))
+        made.extend(Member((jobs or {}).get(node, "1/"), node, nodes, address, **times) for node in range(1, nodes))
+        for beats in made:
+            beats.start()
+        return made
+
+    yield start
+    for beats in made:
+        beats.close()
+
+
+def test_all_nodes_hear_of_all_and_of_the_jobs_end(beating: Callable[..., list[Beats]]) -> None:
+    nodes = beating(4)
+    wait_until(lambda: all(beats.check().all_here for beats in nodes), 10)
+    for beats in nodes[1:]:
+        beats.ended(EXIT_DONE)
+    time.sleep(SILENT_S)
+    assert [beats.check().code for beats in nodes] == [None] * 4, "node 0 still runs"
+    nodes[0].ended(EXIT_REQUEUE)
+    wait_until(lambda: all(beats.check().code == EXIT_REQUEUE for beats in nodes), 10)
+    assert {beats.check().silent for beats in nodes} == {""}
+
+
+def test_the_first_failure_is_heard_by_all_and_its_code_is_the_jobs(beating: Callable[..., list[Beats]]) -> None:
+    nodes = beating(3)
+    wait_until(lambda: all(beats.check().all_here for beats in nodes), 10)
+    nodes[2].ended(EXIT_LOST_RUN)
+    wait_until(lambda: all(beats.check().failed for beats in nodes), 10)
+    nodes[0].ended(EXIT_PEERS)
+    nodes[1].ended(EXIT_PEERS)
+    wait_until(lambda: all(beats.check().code == EXIT_LOST_RUN for beats in nodes), 10)
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+def test_a_node_that_falls_silent_is_named_to_all_others(beating: Callable[..., list[Beats]], gone: int) -> None:
+    nodes = beating(3)
+    wait_until(lambda: all(beats.check().all_here for beats in nodes), 10)
+    nodes[gone].close()
+    others = [beats for beats in nodes if beats.node != gone]
+    wait_until(lambda: all(beats.check().silent == f"node {gone}" for beats in others), 10)
+
+
+def test_a_node_of_another_attempt_is_not_heard(beating: Callable[..., list[Beats]]) -> None:
+    nodes = beating(3, {2: "2/"})
+    time.sleep(2 * SILENT_S)
+    assert [beats.check().all_here for beats in nodes] == [False] * 3
+
+
+@pytest.mark.parametrize(
+    "junk", [b"\x00" * 10_000, b"[]\n", b"nonsense\n", b'{"job": "1/", "node": 99}\n', b"[" * 4000 + b"\n"]
+)
+def test_what_is_no_beat_ends_its_connection_and_nothing_else(beating: Callable[..., list[Beats]], junk: bytes) -> None:
+    nodes = beating(2)
+    hub = nodes[0]
+    assert isinstance(hub, Hub)
+    with socket.create_connection(hub.address, timeout=10) as stranger:
+        stranger.sendall(junk)
+        ends = time.monotonic() + 10
+        while time.monotonic() < ends:
+            try:
+                if not stranger.recv(4096):
+                    break
+            except ConnectionError:
+                break
+        else:
+            pytest.fail("still connected")
+    wait_until(lambda: all(beats.check().all_here for beats in nodes), 10)
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--nnodes", "0"], "--nnodes = 0: "),
+        (["--nnodes", "2", "--node-rank", "2"], "--node-rank = 2: is not below --nnodes 2; allowed: 0 .. 1"),
+        (["--nproc", "0"], "--nproc = 0: "),
+        (["--master", "there"], "--master = 'there': is not an address with a port"),
+        (["--master", "there:65535"], "--master = 'there:65535': "),
+        (["--wait-s", "nan"], "--wait-s = nan: "),
+    ],
+)
+def test_a_wrong_flag_is_one_line(flags: list[str], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        main(["--nnodes", "1", "--node-rank", "0", "--master", "localhost:29500", *flags, "--", "train", "x.toml"])
+    assert caught.value.problems[0].startswith(line)
+
+
+def test_a_port_that_is_taken_is_one_line_and_a_failure() -> None:
+    with socket.create_server(("", 0)) as taken:
+        master = f"localhost:{taken.getsockname()[1] - 1}"
+        with pytest.raises(UserError, match=r"cannot listen on port \d+: Address already in use; fix: ") as caught:
+            main(["--nnodes", "1", "--node-rank", "0", "--master", master, "--", "train", "x.toml"])
+    assert caught.value.exit_code == EXIT_FAILURE
+
+
+def test_a_node_has_a_rank_for_each_gpu(tmp_path: Path) -> None:
+    assert devices({}, tmp_path) == 1
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert devices({}, tmp_path) == 2
+    assert devices({"CUDA_VISIBLE_DEVICES": "3"}, tmp_path) == 1
+
+
+class Nodes:
+    """Launchers of all nodes of a job, each a process, on this machine."""
+
+    def __init__(self, folder: Path, count: int, *sets: str, environment: dict[str, str] | None = None) -> None:
+        words = [word for one in sets for word in ("--set", one)]
+        train = ["--", "train", str(endless(folder)), *words]
+        master = f"127.0.0.1:{free_port()}"
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(environment or {})}
+        same = ["--nnodes", str(count), "--master", master, "--nproc", "1"]
+        self.commands = [
+            [sys.executable, "-m", "trainer.launch.node", "--node-rank", str(node), *same, *train]
+            for node in range(count)
+        ]
+        self.jobs: dict[int, subprocess.Popen[str]] = {}
+
+    def start(self, *nodes: int) -> None:
+        for node in nodes:
+            self.jobs[node] = subprocess.Popen(
+                self.commands[node], env=self.environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+            )
+
+    def lose(self, node: int) -> None:
+        """As a machine that is cut off: everything on it stands still, and no connection ends."""
+        for pid in (self.jobs[node].pid, *descendants(self.jobs[node].pid)):
+            os.kill(pid, signal.SIGSTOP)
+
+    def close(self) -> None:
+        for job in self.jobs.values():
+            end([*descendants(job.pid), job.pid])
+            job.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_the_ranks_of_a_lost_nodes_peers_are_ended_within_7_seconds_and_the_next_attempt_goes_on(
+    tmp_path: Path, lost: int
+) -> None:
+    store = open_store(f"{tmp_path}/run")
+    sets = ("checkpoint.every_steps=20", "parallel.timeout_s=600")
+    nodes = Nodes(tmp_path, 2, *sets, environment={"LUSTRAIN_ATTEMPT": "1"})
+    again = Nodes(tmp_path, 2, *sets, environment={"LUSTRAIN_ATTEMPT": "2"})
+    try:
+        nodes.start(1)
+        time.sleep(1)
+        assert not children_of(nodes.jobs[1].pid), "no rank before all nodes are there"
+        nodes.start(0)
+        wait_until(lambda: committed(store))
+        survivor = nodes.jobs[1 - lost]
+        ranks = children_of(survivor.pid)
+        nodes.lose(lost)
+        began = time.monotonic()
+        assert survivor.wait(timeout=30) == EXIT_PEERS
+        took = time.monotonic() - began
+        wait_until(lambda: not any(map(alive, ranks)))
+        assert survivor.stderr is not None
+        assert f"node {lost} has been silent for 5 s: its ranks are lost" in survivor.stderr.read()
+        assert took < 8
+        again.start(0, 1)
+        wait_until(lambda: any(event["event"] == "resumed" for event in read_events(store)))
+        for job in again.jobs.values():
+            job.send_signal(signal.SIGTERM)
+        assert [job.wait(timeout=60) for job in again.jobs.values()] == [EXIT_REQUEUE] * 2
+    finally:
+        nodes.close()
+        again.close()
+    events = read_events(store)
+    assert {event["attempt"]: event["launch_attempt"] for event in events} == {1: 1, 2: 2}
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_the_jobs_failure_on_every_node(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, "checkpoint.every_steps=20")
+    try:
+        nodes.start(0, 1)
+        wait_until(lambda: committed(open_store(f"{tmp_path}/run")))
+        (rank,) = children_of(nodes.jobs[1].pid)
+        os.kill(rank, signal.SIGKILL)
+        assert [nodes.jobs[node].wait(timeout=40) for node in (0, 1)] == [EXIT_FAILURE] * 2
+    finally:
+        nodes.close()
+
+
+@pytest.mark.slow
+def test_a_node_that_does_not_come_is_75_and_no_rank_was_started(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2)
+    nodes.commands[0][nodes.commands[0].index("--nproc") : nodes.commands[0].index("--nproc")] = ["--wait-s", "1"]
+    try:
+        nodes.start(0)
+        said = nodes.jobs[0].communicate(timeout=30)[1]
+        assert (nodes.jobs[0].returncode, said) == (
+            EXIT_PEERS,
+            "node 0 of 2: not all nodes came within 1 s; no rank was started\n",
+        )
+    finally:
+        nodes.close()
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,251 @@
+"""Launchers of a job's nodes tell node 0's every second that they live, and it answers: lines of JSON over TCP.
+
+What a lost machine leaves behind is silence, on which a collective waits for minutes. Here it is noticed within `SILENT_S`, on
+every node: by node 0 that a node is silent, by the others that node 0 is. No torch, so that it is up before ranks load it.
+The network is trusted as that of torch's own store is: whoever reaches its port can end the job.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from lustrain.background import BackgroundThread
+from trainer.errors import EXIT_DONE, EXIT_REQUEUE
+from trainer.launch.ranks import job_exit_code
+
+BEAT_S = 1.0
+SILENT_S = 5.0
+LONGEST_LINE = 4096
+_CHUNK = 4096
+
+
+@dataclass
+class News:
+    """What the launcher of a node knows of the others; the thread that hears them replaces it whole."""
+
+    all_here: bool = False
+    """Every node has come."""
+    silent: str = ""
+    """Who was silent for too long; empty while all are heard."""
+    failed: bool = False
+    """The ranks of some node have ended, and not with what a whole job ends with."""
+    code: int | None = None
+    """The job's exit code, once the ranks of all nodes have ended."""
+
+
+@dataclass
+class Line:
+    """A connection that carries lines, and what of the next one has come."""
+
+    connection: socket.socket
+    held: bytes = b""
+    node: int | None = None
+    """Which node speaks, once it has said so."""
+
+    def read(self) -> list[dict[str, Any]] | None:
+        """Return the objects that came; None where the other side is gone or speaks something else."""
+        try:
+            data = self.connection.recv(_CHUNK)
+        except (BlockingIOError, TimeoutError):
+            return []
+        except OSError:
+            return None
+        *whole, self.held = (self.held + data).split(b"\n")
+        if not data or len(self.held) > LONGEST_LINE:
+            return None
+        try:
+            read = [json.loads(line) for line in whole]
+        except (ValueError, RecursionError):
+            return None
+        return read if all(isinstance(one, dict) for one in read) else None
+
+    def write(self, message: dict[str, Any]) -> bool:
+        """Send an object; False where the other side is gone or takes nothing more."""
+        try:
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+
+class Beats:
+    """One node among `nodes`; `job` names the attempt and its nodes, and beats of another job are not heard."""
+
+    def __init__(self, job: str, node: int, nodes: int, *, beat_s: float = BEAT_S, silent_s: float = SILENT_S) -> None:
+        self.job, self.node, self.nodes = job, node, nodes
+        self.beat_s, self.silent_s = beat_s, silent_s
+        self.news = News(all_here=nodes == 1)
+        self.mine: int | None = None
+        """Exit code of this node's ranks, once they have ended."""
+        self._closing = threading.Event()
+        self._thread = BackgroundThread(self._run, "beats")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(self.silent_s)
+
+    def check(self) -> News:
+        """Return what is known of the others; raises what ended the thread, if anything did."""
+        self._thread.check()
+        return self.news
+
+    def ended(self, code: int) -> None:
+        """Let the others know how this node's ranks ended."""
+        self.mine = code
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class _Node:
+    heard: float
+    code: int | None = None
+
+
+class Hub(Beats):
+    """Node 0's: hears all others."""
+
+    def __init__(self, job: str, nodes: int, listener: socket.socket, **intervals: float) -> None:
+        super().__init__(job, 0, nodes, **intervals)
+        self._listener = listener
+        self.address: tuple[str, int] = listener.getsockname()[:2]
+        self._known: dict[int, _Node] = {}
+        self._lines: list[Line] = []
+
+    def _run(self) -> None:
+        self._listener.setblocking(False)
+        next_beat = time.monotonic()
+        with selectors.DefaultSelector() as selector, self._listener:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while not self._closing.is_set():
+                for key, _ in selector.select(self.beat_s / 4):
+                    if key.data is None:
+                        self._accept(selector)
+                    elif not self._hear(key.data):
+                        self._drop(selector, key.data)
+                self.news = self._judge(time.monotonic())
+                if time.monotonic() >= next_beat or self.news.code is not None:
+                    next_beat = time.monotonic() + self.beat_s
+                    for line in [line for line in self._lines if not line.write(self._said())]:
+                        self._drop(selector, line)
+            # The others may still have to hear how the job ended.
+            for line in self._lines:
+                line.write(self._said())
+                line.connection.close()
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        self._lines.append(Line(connection))
+        selector.register(connection, selectors.EVENT_READ, self._lines[-1])
+
+    def _drop(self, selector: selectors.BaseSelector, line: Line) -> None:
+        """Forget a connection; its node may connect again within `silent_s`."""
+        selector.unregister(line.connection)
+        line.connection.close()
+        self._lines.remove(line)
+
+    def _hear(self, line: Line) -> bool:
+        said = line.read()
+        for message in said or []:
+            node, code = message.get("node"), message.get("code")
+            if message.get("job") != self.job or not isinstance(node, int) or not 0 < node < self.nodes:
+                return False
+            known = self._known.setdefault(node, _Node(0.0))
+            known.heard, line.node = time.monotonic(), node
+            if isinstance(code, int):
+                known.code = code
+        return said is not None
+
+    def _judge(self, now: float) -> News:
+        codes = [self.mine, *(known.code for known in self._known.values())]
+        silent = [
+            node for node, known in self._known.items() if known.code is None and now - known.heard > self.silent_s
+        ]
+        all_here = len(self._known) == self.nodes - 1
+        ended = [code for code in codes if code is not None]
+        return News(
+            all_here=all_here,
+            silent=self.news.silent or (f"node {silent[0]}" if silent else ""),
+            failed=any(code not in (EXIT_DONE, EXIT_REQUEUE) for code in ended),
+            code=job_exit_code(ended) if all_here and len(ended) == self.nodes else None,
+        )
+
+    def _said(self) -> dict[str, Any]:
+        return {"job": self.job, **vars(self.news)}
+
+
+class Member(Beats):
+    """Any other node's: hears node 0."""
+
+    def __init__(self, job: str, node: int, nodes: int, hub: tuple[str, int], **intervals: float) -> None:
+        super().__init__(job, node, nodes, **intervals)
+        self._hub = hub
+        self._heard: float | None = None
+        """When node 0 spoke last; None before it has come."""
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                connection = socket.create_connection(self._hub, timeout=self.beat_s)
+            except OSError:
+                self._note_silence()
+                self._closing.wait(self.beat_s / 4)
+                continue
+            with connection:
+                self._talk(Line(connection))
+            self._note_silence()
+
+    def _talk(self, line: Line) -> None:
+        next_beat = time.monotonic()
+        told = self.mine
+        line.connection.settimeout(self.beat_s / 4)
+        while not self._closing.is_set():
+            if time.monotonic() >= next_beat or told != self.mine:
+                next_beat, told = time.monotonic() + self.beat_s, self.mine
+                if not line.write({"job": self.job, "node": self.node, "code": told}):
+                    return
+            said = self._read(line)
+            if said is None:
+                self._closing.wait(self.beat_s / 4)
+                return
+            for message in said:
+                self._heard = time.monotonic()
+                self.news = _news(message)
+            if self._note_silence():
+                return
+
+    def _read(self, line: Line) -> list[dict[str, Any]] | None:
+        said = line.read()
+        if said is None or any(message.get("job") != self.job for message in said):
+            return None
+        return said
+
+    def _note_silence(self) -> bool:
+        silent = self._heard is not None and time.monotonic() - self._heard > self.silent_s
+        if silent and self.news.code is None:
+            self.news = News(self.news.all_here, "node 0", self.news.failed)
+        return silent
+
+
+def _news(message: dict[str, Any]) -> News:
+    code = message.get("code")
+    return News(
+        all_here=message.get("all_here") is True,
+        silent=str(message.get("silent", ""))[:80],
+        failed=message.get("failed") is True,
+        code=code if isinstance(code, int) else None,
+    )

@@ -1,0 +1,177 @@
+"""Start the ranks of one node of a job: `python -m trainer.launch.node --nnodes 2 --node-rank 0 --master HOST:PORT -- train …`.
+
+Every node runs one. They wait for each other before a rank starts, so that slow nodes cost no time-out of the ranks. While the
+ranks run, the launchers beat (`trainer.launch.beats`): when a node is silent for five seconds, all others kill their ranks,
+which would wait for it until a collective's time-out, and end with 75. All nodes end with the job's exit code, not their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from lustrain.problem import UserError, problem
+from trainer.errors import EXIT_FAILURE, EXIT_PEERS
+from trainer.launch.attempt import ROSTER, launch_attempt
+from trainer.launch.beats import Beats, Hub, Member
+from trainer.launch.ranks import FORWARDED, Ranks
+
+GRACE_S = 20.0
+"""How long the other ranks may go on once one of them has failed: they notice a lost peer within a collective."""
+LINGER_S = 60.0
+"""How long a launcher whose ranks have ended waits for those of other nodes, which may still write their parts."""
+POLL_S = 0.05
+
+
+def rank_environments(
+    args: argparse.Namespace, master: tuple[str, int], nproc: int, base: Mapping[str, str]
+) -> list[dict[str, str]]:
+    """Return what `torch.distributed` reads, for each of this node's ranks."""
+    numbers = {
+        "WORLD_SIZE": args.nnodes * nproc,
+        "LOCAL_WORLD_SIZE": nproc,
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": master[1],
+    }
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc))}
+    common = {**threads, **base, **{name: str(value) for name, value in numbers.items()}, ROSTER: args.roster}
+    return [{**common, "RANK": str(args.node_rank * nproc + local), "LOCAL_RANK": str(local)} for local in range(nproc)]
+
+
+def devices(environ: Mapping[str, str] = os.environ, folder: Path = Path("/dev")) -> int:
+    """Count the GPUs that ranks of this node may use; 1 where there is none: a rank on the CPU."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return max(1, len([name for name in visible.split(",") if name.strip()]))
+    return max(1, sum(1 for path in folder.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)))
+
+
+def supervise(ranks: Ranks, beats: Beats, say: str) -> int:
+    """Wait until the ranks have ended, here and on the other nodes, and return the job's exit code."""
+    kill_at: float | None = None
+    while ranks.running():
+        news = beats.check()
+        if news.silent:
+            print(f"{say}: {news.silent} has been silent for {beats.silent_s:g} s: its ranks are lost", file=sys.stderr)
+            ranks.kill()
+        elif (ranks.failed() or news.failed) and kill_at is None:
+            kill_at = time.monotonic() + GRACE_S
+        if kill_at is not None and time.monotonic() > kill_at:
+            ranks.kill()
+        time.sleep(POLL_S)
+    code = ranks.exit_code()
+    beats.ended(code)
+    until = time.monotonic() + LINGER_S
+    while (news := beats.check()).code is None and not news.silent and time.monotonic() < until:
+        time.sleep(POLL_S)
+    return code if news.code is None else news.code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainer.launch.node", description=__doc__)
+    parser.add_argument("--nnodes", type=int, required=True, help="nodes of the job")
+    parser.add_argument("--node-rank", type=int, required=True, help="which of them this is, from 0")
+    parser.add_argument(
+        "--master", required=True, metavar="HOST:PORT", help="where node 0 listens; PORT + 1 is used too"
+    )
+    parser.add_argument(
+        "--nproc", type=int, default=devices(), help="ranks of a node; default: one for each GPU, else 1"
+    )
+    parser.add_argument("--roster", default="", help="names the nodes of this attempt; the same text on all of them")
+    parser.add_argument("--wait-s", type=float, default=600.0, help="how long to wait for the other nodes")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="--, then the arguments of `python -m trainer`")
+    args = parser.parse_args(argv)
+    arguments = [word for word in args.arguments if word != "--"]
+    if not arguments:
+        parser.error("the arguments of `python -m trainer` are missing after --, e.g. -- train CONFIG.toml")
+    master = _checked(args)
+    stopping: list[int] = []
+    started: list[Ranks] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        stopping.append(number)
+        for ranks in started:
+            ranks.send(number)
+
+    beats = _beats(args, master)
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    beats.start()
+    name = f"node {args.node_rank} of {args.nnodes}"
+    try:
+        if lacking := _wait_for_all(beats, args.wait_s, stopping):
+            print(f"{name}: {lacking}", file=sys.stderr)
+            return EXIT_PEERS
+        # A signal waits until there is someone to pass it on to; ranks begin with it held, and let go once they listen.
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        try:
+            started.append(Ranks(arguments, rank_environments(args, master, args.nproc, os.environ)))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        return supervise(started[0], beats, name)
+    finally:
+        beats.close()
+
+
+def _checked(args: argparse.Namespace) -> tuple[str, int]:
+    """Return where node 0 listens; UserError with everything that is wrong with the flags."""
+    lines = []
+    if args.nnodes < 1:
+        lines.append(problem("--nnodes", args.nnodes, "a job needs at least one node", allowed=">= 1"))
+    elif not 0 <= args.node_rank < args.nnodes:
+        allowed = f"0 .. {args.nnodes - 1}"
+        lines.append(problem("--node-rank", args.node_rank, f"is not below --nnodes {args.nnodes}", allowed=allowed))
+    if args.nproc < 1:
+        lines.append(problem("--nproc", args.nproc, "a node needs at least one rank", allowed=">= 1"))
+    if not 0 < args.wait_s < float("inf"):
+        lines.append(problem("--wait-s", args.wait_s, "is not a time to wait", allowed="seconds above 0"))
+    host, _, port = args.master.rpartition(":")
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65_535:
+        allowed = "HOST:PORT with a port in 1 .. 65534"
+        lines.append(problem("--master", args.master, "is not an address with a port", allowed=allowed))
+    if lines:
+        raise UserError(lines)
+    return host.strip("[]"), int(port)
+
+
+def _beats(args: argparse.Namespace, master: tuple[str, int]) -> Beats:
+    job = f"{launch_attempt() or 0}/{args.roster}"
+    address = (master[0], master[1] + 1)
+    if args.node_rank:
+        return Member(job, args.node_rank, args.nnodes, address)
+    try:
+        listener = socket.create_server(("", address[1]), backlog=args.nnodes)
+    except OSError as error:
+        why = f"cannot listen on port {address[1]}: {error.strerror}"
+        raise UserError(problem("--master", args.master, why, fix="choose another port"), EXIT_FAILURE) from None
+    return Hub(job, args.nnodes, listener)
+
+
+def _wait_for_all(beats: Beats, wait_s: float, stopping: Sequence[int]) -> str:
+    """Wait for the other nodes; return why they are not all there, else nothing."""
+    until = time.monotonic() + wait_s
+    while not (news := beats.check()).all_here:
+        if stopping:
+            return f"{signal.Signals(stopping[0]).name} before all nodes were there; no rank was started"
+        if news.silent:
+            return f"{news.silent} came and has been silent for {beats.silent_s:g} s; no rank was started"
+        if time.monotonic() > until:
+            return f"not all nodes came within {wait_s:g} s; no rank was started"
+        time.sleep(POLL_S)
+    return ""
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
