@@ -30,7 +30,8 @@ BEAT_S = 0.02
 HOST = """
 import time
 from torch.distributed import TCPStore
-print(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port, flush=True)
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
 time.sleep(600)
 """
 

@@ -21,7 +21,7 @@ import email.utils
 import http.client
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from lustrain.problem import problem
@@ -141,7 +141,7 @@ class Metadata:
             self._outage.failed(str(error))
             return self._spot_seen[1] if self._spot_seen else None
         self._outage.worked()
-        return None if notice is None else replace(notice, instance_id=self._instance())
+        return notice
 
     def _instance(self) -> str | None:
         """Return this instance's id, None where the service does not tell: the notice matters more."""
@@ -166,7 +166,7 @@ class Metadata:
             self._garbled.failed(f"{SPOT_PATH} answers {answer.body[:80]!r}, which is not an instance action")
             return None
         deadline = spot_deadline(when, answer, self._wall_clock())
-        notice = Notice("spot", f"{action} at {when}", deadline)
+        notice = Notice("spot", f"{action} at {when}", deadline, self._instance())
         self._spot_seen = (answer.body, notice)
         return notice
 
@@ -179,15 +179,15 @@ class Metadata:
             self._old_recommendation = body
             if body:
                 self._recommended.failed(f"rebalance was recommended before this start, which goes on: {body[:80]}")
-        return (
-            None if body in ("", self._old_recommendation) else Notice("rebalance", f"recommended: {body[:80]}", None)
-        )
+        if body in ("", self._old_recommendation):
+            return None
+        return Notice("rebalance", f"recommended: {body[:80]}", None, self._instance())
 
     def _lifecycle(self) -> Notice | None:
         answer = self._get(LIFECYCLE_PATH)
         if answer is None or answer.body.strip() != "Terminated":
             return None
-        return Notice("autoscaling", "target lifecycle state is Terminated", None)
+        return Notice("autoscaling", "target lifecycle state is Terminated", None, self._instance())
 
     def _get(self, path: str) -> Answer | None:
         """Request an item; None where it does not exist. A token that the service no longer accepts is renewed once."""

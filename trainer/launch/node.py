@@ -75,7 +75,7 @@ def supervise(ranks: Ranks, beats: Beats, say: str) -> int:
     return code if news.code is None else news.code
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer.launch.node", description=__doc__)
     parser.add_argument("--nnodes", type=int, required=True, help="nodes of the job")
     parser.add_argument("--node-rank", type=int, required=True, help="which of them this is, from 0")
@@ -88,6 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--roster", default="", help="names the nodes of this attempt; the same text on all of them")
     parser.add_argument("--wait-s", type=float, default=600.0, help="how long to wait for the other nodes")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="--, then the arguments of `python -m trainer`")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = flags()
     args = parser.parse_args(argv)
     arguments = [word for word in args.arguments if word != "--"]
     if not arguments:
@@ -150,7 +155,7 @@ def _beats(args: argparse.Namespace, master: tuple[str, int]) -> Beats:
     try:
         listener = socket.create_server(("", address[1]), backlog=args.nnodes)
     except OSError as error:
-        why = f"cannot listen on port {address[1]}: {error.strerror}"
+        why = f"cannot listen on port {address[1]}: {os.strerror(error.errno or 0)}"
         raise UserError(problem("--master", args.master, why, fix="choose another port"), EXIT_FAILURE) from None
     return Hub(job, args.nnodes, listener)
 

@@ -57,7 +57,7 @@ class Heartbeat:
 
     def _start(self) -> None:
         # Calls of other threads may hold the connection of the ranks' own store.
-        self._store = self._world.store.clone()
+        self._store = self._world.store.clone()  # type: ignore[attr-defined]  # torch's stubs lack it
         self._keys = [f"beats/{rank}" for rank in range(self._world.world_size)]
         self._beat(0)
         for work, name in ((self._beat_on, "heartbeat"), (self._listen, "heartbeat-listener")):
