@@ -9,19 +9,20 @@ import pytest
 
 from tests.torture.conftest import REFERENCE_STEPS, Bench
 from tests.torture.small_run import assert_same_training, newest_step
+from trainer.errors import EXIT_PEERS
 from trainer.storage import open_store
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_the_death_of_a_rank_is_one_line_and_exit_1_on_the_others(bench: Bench, tmp_path: Path, victim: int) -> None:
+def test_the_death_of_a_rank_is_one_line_and_exit_75_on_the_others(bench: Bench, tmp_path: Path, victim: int) -> None:
     job = bench.start(f"{tmp_path}/run", {"train.steps": 1_000_000}, ranks=2)
     job.wait_for("checkpoint committed: step 5,")
     job.send(signal.SIGKILL, [victim])
     codes = job.wait(10.0)
     survivor = 1 - victim
-    assert codes[survivor] == 1, job.said()
+    assert codes[survivor] == EXIT_PEERS, job.said()
     told = [line for line in job.ranks[survivor].said().splitlines() if "another rank is gone" in line]
     assert len(told) == 1, job.said()
     assert told[0].startswith(f"rank {survivor} of 2: ")
@@ -30,7 +31,7 @@ def test_the_death_of_a_rank_is_one_line_and_exit_1_on_the_others(bench: Bench, 
 
 
 def test_every_rank_hears_how_the_last_save_ended_before_rank_0_is_gone(bench: Bench, tmp_path: Path) -> None:
-    """Rank 0 hosts the ranks' store; a rank that still asks it would end with 1 where the job is done."""
+    """Rank 0 hosts the ranks' store; a rank that still asks it would end with 75 where the job is done."""
     for attempt in range(1, 5):
         job = bench.start(f"{tmp_path}/run", {"train.steps": 6 * attempt}, ranks=3)
         assert job.wait() == [0, 0, 0], job.said()
