@@ -22,6 +22,7 @@ from trainer import parallel
 from trainer.config import Config
 from trainer.data import order
 from trainer.interrupt import Notice, Watch
+from trainer.launch.clock import StepClock
 from trainer.metrics import Sink
 from trainer.run.saving import Saving
 from trainer.step import optim, precision, schedule
@@ -81,6 +82,7 @@ class Training:
     sink: Sink
     generation: int
     progress: Progress = field(default_factory=Progress)
+    clock: StepClock = field(default_factory=StepClock.of)
     saving: Saving = field(init=False)
     """Set once the checkpoint to resume from, if any, is loaded."""
 
@@ -110,10 +112,12 @@ def train(training: Training) -> Ending:
     config, progress, saving = training.config, training.progress, training.saving
     while progress.step < config.train.steps and not out_of_patience(training):
         began = time.perf_counter()
+        training.clock.begins()
         record, agreed = train_step(training, progress.step + 1)
         if agreed.lost:
             return Ending.LOST
         step_seconds = time.perf_counter() - began
+        training.clock.ended(step_seconds)
         saving.note_step(step_seconds)
         if config.eval.every and progress.step % config.eval.every == 0:
             record |= note_evaluation(training)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import sys
 from contextlib import ExitStack
@@ -27,6 +28,7 @@ from trainer.config import Config
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError
 from trainer.interrupt import Watch
 from trainer.launch.attempt import launch_attempt
+from trainer.launch.ranks import STACKS
 from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, TensorBoardSink, TerminalSink
 from trainer.metrics.relay import Relay, WarningsOnly, rank_name
@@ -62,6 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train until done, notice or loss of the run; the exit codes are those of `trainer.errors`."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    # A launcher asks for the stacks of ranks that hang; Python's own handlers may not run then.
+    faulthandler.register(STACKS, file=2, all_threads=True)
     config = configuration.load(args.config, args.sets, also=problems_in)
     task = make_task(config.task, seed=config.run.seed)
     with report_lack_of_memory(), ExitStack() as leaving, ExitStack() as together_still:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -230,6 +231,25 @@ def test_a_rank_that_is_killed_is_the_jobs_failure_on_every_node(tmp_path: Path)
         assert [nodes.jobs[node].wait(timeout=40) for node in (0, 1)] == [EXIT_FAILURE] * 2
     finally:
         nodes.close()
+
+
+@pytest.mark.slow
+def test_ranks_that_hang_show_their_stacks_and_end_as_a_failure(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, "checkpoint.every_steps=20", "parallel.timeout_s=600")
+    for command in nodes.commands:
+        command[command.index("--nproc") : command.index("--nproc")] = ["--hung-s", "3"]
+    try:
+        nodes.start(0, 1)
+        wait_until(lambda: committed(open_store(f"{tmp_path}/run")))
+        (rank,) = children_of(nodes.jobs[1].pid)
+        os.kill(rank, signal.SIGSTOP)
+        said = [nodes.jobs[node].communicate(timeout=60)[1] for node in (0, 1)]
+        assert [nodes.jobs[node].returncode for node in (0, 1)] == [EXIT_FAILURE] * 2
+        assert not alive(rank)
+    finally:
+        nodes.close()
+    assert re.search(r"no step has ended for \d+ s: the ranks hang, and are killed; fix: ", said[0])
+    assert "all_reduce_stats" in said[0] or "backward" in said[0], "what the rank that can speak waits in"
 
 
 @pytest.mark.slow

@@ -54,6 +54,7 @@ class LocalJob(Ranks):
                 kill_at = time.monotonic() + GRACE_S
             if kill_at is not None and time.monotonic() > kill_at:
                 self.kill()
+            self.end_if_hung()
             time.sleep(0.05)
         return self.exit_code()
 

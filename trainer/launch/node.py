@@ -22,6 +22,7 @@ from lustrain.problem import UserError, problem
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
 from trainer.launch.attempt import ROSTER, launch_attempt
 from trainer.launch.beats import Beats, Hub, Member
+from trainer.launch.clock import LEAST_S
 from trainer.launch.ranks import FORWARDED, Ranks
 
 GRACE_S = 20.0
@@ -32,9 +33,10 @@ POLL_S = 0.05
 
 
 def rank_environments(
-    args: argparse.Namespace, master: tuple[str, int], nproc: int, base: Mapping[str, str]
+    args: argparse.Namespace, master: tuple[str, int], base: Mapping[str, str]
 ) -> list[dict[str, str]]:
     """Return what `torch.distributed` reads, for each of this node's ranks."""
+    nproc = args.nproc
     numbers = {
         "WORLD_SIZE": args.nnodes * nproc,
         "LOCAL_WORLD_SIZE": nproc,
@@ -66,6 +68,7 @@ def supervise(ranks: Ranks, beats: Beats, say: str) -> int:
             kill_at = time.monotonic() + GRACE_S
         if kill_at is not None and time.monotonic() > kill_at:
             ranks.kill()
+        ranks.end_if_hung()
         time.sleep(POLL_S)
     code = ranks.exit_code()
     beats.ended(code)
@@ -86,6 +89,9 @@ def flags() -> argparse.ArgumentParser:
         "--nproc", type=int, default=devices(), help="ranks of a node; default: one for each GPU, else 1"
     )
     parser.add_argument("--roster", default="", help="names the nodes of this attempt; the same text on all of them")
+    parser.add_argument(
+        "--hung-s", type=float, default=LEAST_S, help="a step of more seconds, and ten times the usual, hangs"
+    )
     parser.add_argument("--wait-s", type=float, default=600.0, help="how long to wait for the other nodes")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="--, then the arguments of `python -m trainer`")
     return parser
@@ -118,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A signal waits until there is someone to pass it on to; ranks begin with it held, and let go once they listen.
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         try:
-            started.append(Ranks(arguments, rank_environments(args, master, args.nproc, os.environ)))
+            started.append(Ranks(arguments, rank_environments(args, master, os.environ), hung_s=args.hung_s))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         return supervise(started[0], beats, name)
@@ -136,8 +142,9 @@ def _checked(args: argparse.Namespace) -> tuple[str, int]:
         lines.append(problem("--node-rank", args.node_rank, f"is not below --nnodes {args.nnodes}", allowed=allowed))
     if args.nproc < 1:
         lines.append(problem("--nproc", args.nproc, "a node needs at least one rank", allowed=">= 1"))
-    if not 0 < args.wait_s < float("inf"):
-        lines.append(problem("--wait-s", args.wait_s, "is not a time to wait", allowed="seconds above 0"))
+    for flag, seconds in (("--wait-s", args.wait_s), ("--hung-s", args.hung_s)):
+        if not 0 < seconds < float("inf"):
+            lines.append(problem(flag, seconds, "is not a time to wait", allowed="seconds above 0"))
     host, _, port = args.master.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65_535:
         allowed = "HOST:PORT with a port in 1 .. 65534"

@@ -6,11 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from lustrain.process import LAUNCHER
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
+from trainer.launch.clock import CLOCK, LEAST_S, hangs_for
 
+STACKS = signal.SIGUSR2
+"""On which a rank prints the stacks of its threads (`trainer.train.run`)."""
+STACKS_S = 1.0
+"""What the ranks of a node need for that."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Signals that a launcher passes on to its ranks."""
 
@@ -36,15 +44,21 @@ def job_exit_code(codes: Sequence[int]) -> int:
 class Ranks:
     """One process for each environment; they end with the thread that makes this object (`lustrain.process`)."""
 
-    def __init__(self, arguments: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], environments: Sequence[Mapping[str, str]], *, hung_s: float = LEAST_S
+    ) -> None:
+        """`hung_s`: a step that takes so long, and ten times the usual, is taken for one that hangs."""
+        self._hung_s, self._hung = hung_s, False
+        self._folder = tempfile.TemporaryDirectory(prefix="lustrain-ranks-")
+        self._clocks = [Path(self._folder.name, str(number)) for number in range(len(environments))]
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", "trainer", *arguments],
-                env={**environment, LAUNCHER: str(os.getpid())},
+                env={**environment, LAUNCHER: str(os.getpid()), CLOCK: str(clock)},
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # a terminal's Ctrl-C then reaches the ranks once, through us
             )
-            for environment in environments
+            for environment, clock in zip(environments, self._clocks, strict=True)
         ]
         self._killed: set[int] = set()
 
@@ -67,7 +81,24 @@ class Ranks:
         self._killed |= {rank.pid for rank in self.ranks if rank.poll() is None}
         self.send(signal.SIGKILL)
 
+    def end_if_hung(self) -> bool:
+        """Kill the ranks if the step of one hangs, after each has printed what its threads do; whether that was so."""
+        now = time.monotonic()
+        hangs = [hangs_for(clock, now, self._hung_s) for clock in self._clocks]
+        seconds = max((one for one in hangs if one is not None), default=None)
+        if seconds is None or self._hung:
+            return self._hung
+        self._hung = True
+        fix = "look where each rank waits; its stack is above"
+        self.send(STACKS)
+        time.sleep(STACKS_S)
+        print(f"no step has ended for {seconds:.0f} s: the ranks hang, and are killed; fix: {fix}", file=sys.stderr)
+        self.kill()
+        return True
+
     def exit_code(self) -> int:
-        """Return the code of the ranks that ended by themselves; EXIT_PEERS where none did."""
+        """Return the code of the ranks that ended by themselves; EXIT_PEERS where none did, EXIT_FAILURE if they hung."""
+        if self._hung:
+            return EXIT_FAILURE
         codes = [rank.returncode for rank in self.ranks if rank.pid not in self._killed]
         return job_exit_code(codes) if codes else EXIT_PEERS

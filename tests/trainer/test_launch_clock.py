@@ -1,0 +1,57 @@
+"""A step that hangs is told from one that is slow, and from the time between steps."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.launch.clock import CLOCK, FEWEST, LEAST_S, TIMES_MEDIAN, StepClock, hangs_for
+
+
+def clock_at(path: Path, seconds: list[float], stepping: bool) -> float:
+    """Write the clock of a rank after steps of these seconds; returns when the step under way began."""
+    clock = StepClock.of({CLOCK: str(path)})
+    for one in seconds:
+        clock.begins()
+        clock.ended(one)
+    if stepping:
+        clock.begins()
+    return time.monotonic()
+
+
+@pytest.mark.parametrize(("usual", "limit"), [(0.5, LEAST_S), (60.0, TIMES_MEDIAN * 60.0)])
+def test_a_step_hangs_beyond_two_minutes_and_ten_times_the_usual(tmp_path: Path, usual: float, limit: float) -> None:
+    began = clock_at(tmp_path / "0", [usual] * FEWEST, stepping=True)
+    assert hangs_for(tmp_path / "0", began + limit - 1) is None
+    assert hangs_for(tmp_path / "0", began + limit + 1) == pytest.approx(limit + 1, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("steps", "stepping"), [(FEWEST - 1, True), (100, False), (0, False)], ids=["compiling", "saving", "starting"]
+)
+def test_what_is_no_measured_step_may_take_as_long_as_it_needs(tmp_path: Path, steps: int, stepping: bool) -> None:
+    began = clock_at(tmp_path / "0", [1.0] * steps, stepping=stepping)
+    assert hangs_for(tmp_path / "0", began + 1e6) is None
+
+
+def test_one_slow_step_does_not_move_the_limit(tmp_path: Path) -> None:
+    began = clock_at(tmp_path / "0", [1.0, 1.0, 900.0], stepping=True)
+    assert hangs_for(tmp_path / "0", began + LEAST_S + 1) is not None
+
+
+def test_a_rank_without_a_launcher_writes_no_clock_and_a_missing_one_is_no_hang(tmp_path: Path) -> None:
+    clock = StepClock.of({})
+    clock.begins()
+    clock.ended(1.0)
+    assert hangs_for(tmp_path / "none", 1e9) is None
+
+
+@given(st.binary(max_size=40).filter(lambda data: len(data) != 16))
+def test_a_clock_that_is_half_written_is_no_hang(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("clock") / "0"
+    path.write_bytes(data)
+    assert hangs_for(path, 1e9) is None
