@@ -28,6 +28,7 @@ BENCHES = {
     "bench_preview": "Previewing a cluster under the engine",
     "bench_nodes": "Tuning nodes",
     "bench_images": "Building images",
+    "bench_silence": "Losing a node",
 }
 HEAD = """# Results
 

@@ -20,7 +20,7 @@ from infra.plan.stack import Plan
 from infra.plan.teardown import empty, first_steps, teardown
 from infra.preflight.offline import run_in
 from infra.preflight.rule import Context
-from lustrain.cluster import Cluster, node_document, parse, to_json
+from lustrain.cluster import Cluster, Kubernetes, Paid, Slurm, Taint, node_document, parse, to_json
 from lustrain.problem import UserError
 from tests.infra.edits import spec_of
 from tests.infra.stacks import EXAMPLES, example
@@ -45,6 +45,35 @@ def test_the_contract_survives_json(stack: str) -> None:
     assert set(told.groups) == {group.name for group in spec.groups}
     assert (told.lustre is None) == (spec.storage.lustre is None)
     assert told.capacity.ends_at == spec.ends_at
+
+
+def told(stack: str) -> Cluster:
+    spec = example(stack)
+    return cluster(Plan(spec, PLACE), Made(lustre=LUSTRE, home=HOME, **NODES[spec.backend]))
+
+
+def test_launchers_hear_of_slurm_and_kubernetes_what_the_spec_knows() -> None:
+    slurm, eks, ec2 = told("hyperpod-slurm-p5"), told("hyperpod-eks-g6e-spot"), told("ec2-spot-g6e")
+    assert (slurm.slurm, slurm.kubernetes) == (Slurm(controller_group="controller"), None)
+    assert {name: group.partition for name, group in slurm.groups.items() if group.role == "worker"} == {
+        "train": "train"
+    }
+    assert {group.partition for group in slurm.groups.values() if group.role != "worker"} == {None}
+    assert eks.kubernetes == Kubernetes(context="arn:aws:eks:us-west-2:123456789012:cluster/llm")
+    workers = eks.groups["spot"]
+    assert (workers.labels, workers.taints) == (
+        {"lustrain.dev/role": "worker"},
+        (Taint(key="lustrain.dev/spot", value="true"),),
+    )
+    assert workers.capacity == Paid(mode="spot")
+    assert (ec2.slurm, ec2.kubernetes) == (None, None)
+
+
+@pytest.mark.parametrize("stack", EXAMPLES)
+def test_each_group_says_how_it_is_paid_for_and_until_when(stack: str) -> None:
+    assert {name: group.capacity for name, group in told(stack).groups.items()} == {
+        group.name: Paid(mode=group.capacity.mode, ends_at=group.capacity.ends_at) for group in example(stack).groups
+    }
 
 
 def through_pulumi(stack: str, **edits: Any) -> Cluster:

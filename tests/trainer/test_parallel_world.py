@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -61,6 +64,29 @@ def test_a_missing_partner_is_one_line_after_the_timeout(
         parallel.join(ParallelConfig(device="cpu", timeout_s=1), environment)
     assert caught.value.exit_code == EXIT_PEERS, "a launcher must not take it for the user's mistake"
     assert capfd.readouterr().err == "", "the error says it; torch adds a page of C++ frames"
+
+
+def meet(rank: int, port: int, attempt: str) -> subprocess.Popen[str]:
+    script = (
+        "from trainer import parallel\n"
+        "from trainer.config import ParallelConfig\n"
+        "try:\n"
+        "    parallel.join(ParallelConfig(device='cpu', timeout_s=3))\n"
+        "except Exception as error:\n"
+        "    raise SystemExit(error.exit_code)\n"
+    )
+    environment = {**os.environ, **rank_environment(rank, 2, port), "LUSTRAIN_ATTEMPT": attempt}
+    return subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("attempts", "code"), [("11", 0), ("12", EXIT_PEERS)], ids=["one attempt", "two attempts"])
+def test_ranks_of_two_attempts_never_meet(attempts: str, code: int) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [meet(rank, port, attempt) for rank, attempt in enumerate(attempts)]
+    assert [rank.wait(timeout=60) for rank in ranks] == [code, code]
 
 
 @pytest.mark.slow
