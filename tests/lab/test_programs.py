@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rehearsal.lab import hardware
 from rehearsal.lab.nodes import Lab, Node, why_not
 from tests.conftest import require
 from tests.lab.nodes import StartLab
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -249,3 +251,70 @@ def test_packages_are_held_by_the_real_apt_mark(node: Node) -> None:
     node.exec("apt-mark", "hold", "linux-aws")
     assert "linux-aws" in node.exec("apt-mark", "showhold").stdout.split()
     assert "linux-aws" not in Path("/var/lib/dpkg/status").read_text()
+
+
+SERVICE = """[Unit]
+StartLimitBurst=4
+[Service]
+ExecStart=/bin/sh -c 'echo began >> /run/{name}; {command}'
+Restart={restart}
+RestartSec=50ms
+TimeoutStopSec=1
+"""
+
+
+def service(node: Node, name: str, command: str, restart: str) -> None:
+    """Start a service of this test; it is called by a name of its own, so that none is met twice."""
+    node.write(f"/etc/systemd/system/{name}.service", SERVICE.format(name=name, command=command, restart=restart))
+    node.exec("systemctl", "daemon-reload")
+    node.exec("systemctl", "start", name)
+
+
+def shown(node: Node, name: str, *properties: str) -> list[str]:
+    lines = node.exec("systemctl", "show", f"--property={','.join(properties)}", name).stdout.splitlines()
+    values = dict(line.split("=", 1) for line in lines)
+    return [values[key] for key in properties]
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "restart", "state"),
+    [
+        ("ends-well", "exit 0", "on-failure", ["inactive", "success", "0", "0"]),
+        ("fails", "exit 3", "no", ["failed", "exit-code", "3", "0"]),
+        ("dies", "kill -KILL $$", "no", ["failed", "signal", "9", "0"]),
+        ("ends-by-term", "kill -TERM $$", "on-failure", ["inactive", "success", "0", "0"]),
+        ("fails-for-ever", "exit 3", "on-failure", ["failed", "start-limit-hit", "3", "3"]),
+        ("ends-for-ever", "exit 0", "always", ["failed", "start-limit-hit", "0", "3"]),
+    ],
+)
+def test_a_service_that_ends_is_seen_and_started_again_as_its_unit_says(
+    node: Node, name: str, command: str, restart: str, state: list[str]
+) -> None:
+    service(node, name, command, restart)
+    wait_until(lambda: shown(node, name, "ActiveState", "Result", "ExecMainStatus", "NRestarts") == state, 10)
+    assert node.read(f"/run/{name}").count("began") == 1 + int(state[-1])
+    assert node.exec("systemctl", "is-active", name, check=False).returncode == 3
+
+
+def test_a_service_that_is_killed_is_started_again_and_one_that_is_stopped_is_not(node: Node) -> None:
+    service(node, "worker", "sleep 613 & wait", "always")
+    (first,) = shown(node, "worker", "MainPID")
+    node.exec("systemctl", "kill", "--signal=KILL", "worker")
+    wait_until(lambda: shown(node, "worker", "ActiveState", "NRestarts") == ["active", "1"], 10)
+    (second,) = shown(node, "worker", "MainPID")
+    assert first != second
+    node.exec("systemctl", "stop", "worker")
+    assert shown(node, "worker", "ActiveState", "MainPID") == ["inactive", "0"]
+    assert node.exec("pgrep", "-f", "sleep 613", check=False).stdout == "", "what it started ends with it"
+    assert node.read("/run/worker").count("began") == 2
+
+
+def test_a_service_that_does_not_listen_is_killed_after_its_time_and_a_signal_goes_where_it_is_sent(node: Node) -> None:
+    service(node, "deaf", 'trap "" TERM; trap "echo heard >> /run/deaf" USR1; while true; do sleep 0.05; done', "no")
+    node.exec("systemctl", "kill", "-s", "USR1", "--kill-whom=main", "deaf")
+    wait_until(lambda: "heard" in node.read("/run/deaf"), 10)
+    began = time.monotonic()
+    node.exec("systemctl", "stop", "deaf")
+    assert 1 <= time.monotonic() - began < 10
+    assert shown(node, "deaf", "ActiveState") == ["inactive"]
+    assert node.exec("systemctl", "kill", "deaf", check=False).returncode != 0

@@ -9,9 +9,11 @@ import shlex
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from . import supervise
 from .unit import Unit
 
 State = dict[str, Any]
@@ -23,7 +25,8 @@ _LIMITS = {
     "LimitSTACK": (resource.RLIMIT_STACK, "Max stack size"),
     "LimitNPROC": (resource.RLIMIT_NPROC, "Max processes"),
 }
-_START_SECONDS = 90.0
+_START_SECONDS = _STOP_SECONDS = 90.0
+"""Defaults of systemd-system.conf(5)."""
 _NO_EXEC, _TIMED_OUT = 203, 124
 
 
@@ -52,18 +55,33 @@ def stop(unit: Unit, state: State) -> None:
     for command in unit.all("Service.ExecStop"):
         _run(unit, command)
     if state["pid"]:
-        _end(int(state["pid"]))
+        _end(unit, int(state["pid"]))
 
 
-def _end(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGTERM)
-        for _ in range(200):
-            os.kill(pid, 0)
-            time.sleep(0.005)
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+def send(unit: Unit, pid: int, number: int, whom: str) -> None:
+    """Signal a service's main process, or all that it has started."""
+    for one in [pid] if whom == "main" else supervise.members(pid):
+        with suppress(ProcessLookupError):
+            os.kill(one, number)
+
+
+def _end(unit: Unit, pid: int) -> None:
+    """SIGTERM, and SIGKILL to what is left after the unit's time (systemd.kill(5))."""
+    mode = unit.one("Service.KillMode", "control-group")
+    number = signal.Signals[unit.one("Service.KillSignal", "SIGTERM")]
+    send(unit, pid, number, "all" if mode == "control-group" else "main")
+    limit = supervise.seconds(unit.one("Service.TimeoutStopSec"), _STOP_SECONDS)
+    ends = None if limit is None else time.monotonic() + limit
+    while left := _left(pid, mode):
+        if ends is not None and time.monotonic() > ends:
+            break
+        time.sleep(0.005)
+    if left:
+        send(unit, pid, signal.SIGKILL, "main" if mode == "process" else "all")
+
+
+def _left(pid: int, mode: str) -> list[int]:
+    return [one for one in supervise.members(pid) if one == pid or mode != "process"]
 
 
 def _state(active: str, sub: str, result: str = "success", pid: int = 0, status: int = 0) -> State:
@@ -94,7 +112,7 @@ def _oneshot(unit: Unit) -> State:
 
 
 def _run(unit: Unit, command: str) -> int:
-    seconds = _seconds(unit.one("Service.TimeoutStartSec"))
+    seconds = supervise.seconds(unit.one("Service.TimeoutStartSec"), _START_SECONDS) or None
     with open(_LOG, "ab") as log:
         try:
             done = subprocess.run(
@@ -114,16 +132,9 @@ def _run(unit: Unit, command: str) -> int:
     return done.returncode
 
 
-def _seconds(text: str) -> float | None:
-    if text in ("infinity", "0"):
-        return None
-    match = re.fullmatch(r"(\d+)(s|min)?", text)
-    return int(match[1]) * (60 if match[2] == "min" else 1) if match else _START_SECONDS
-
-
 def _daemon(unit: Unit) -> State:
-    with open(_LOG, "ab") as log:
-        try:
+    def spawn() -> subprocess.Popen[bytes]:
+        with open(_LOG, "ab") as log:
             process = subprocess.Popen(
                 shlex.split(unit.one("Service.ExecStart").lstrip("-@:+!")),
                 env=_environment(unit),
@@ -133,10 +144,13 @@ def _daemon(unit: Unit) -> State:
                 start_new_session=True,
                 preexec_fn=lambda: _set_limits(unit),
             )
-        except OSError:
-            return _state("failed", "failed", "exit-code", status=_NO_EXEC)
-    _show_limits(unit, process.pid)
-    return _state("active", "running", pid=process.pid)
+        _show_limits(unit, process.pid)
+        return process
+
+    try:
+        return _state("active", "running", pid=supervise.beside(unit, spawn))
+    except OSError:
+        return _state("failed", "failed", "exit-code", status=_NO_EXEC)
 
 
 def _environment(unit: Unit) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """Not systemd: a stand-in for systemctl that reads unit files, keeps which are active, and runs what they say at once.
 
-Left out: jobs and transactions beyond Requires/Wants/After, timers, sockets, automounts on demand, supervision and restarts,
-cgroups, sandboxing, D-Bus, the journal, fstab's units. A service's own process runs unsupervised; limits that the machine
-may not grant are shown in /proc/PID/limits and not in force.
+Left out: jobs and transactions beyond Requires/Wants/After, timers, sockets, automounts on demand, watchdogs, sandboxing,
+D-Bus, the journal, fstab's units. Of Restart= it knows no, always, on-success and on-failure. A service is the session of its
+main process in place of a control group, so that what leaves the session outlives a stop; limits that the machine may not
+grant are shown in /proc/PID/limits and not in force.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         one = rest.pop(0)
         if one in ("-p", "--property"):
             properties.append(rest.pop(0))
+        elif one in ("-s", "--signal", "--kill-whom"):
+            options.append(f"--{one.lstrip('-')}={rest.pop(0)}")
         elif one.startswith(("--property=", "-p")):
             properties.append(one.partition("=")[2] if "=" in one else one[2:])
         elif one.startswith("-"):
@@ -70,6 +73,8 @@ def stop_unit(name: str) -> None:
     if state["active"] == "active":
         from . import run_unit
 
+        # Else its supervisor would start it again.
+        _set(unit, {**state, "active": "deactivating"})
         run_unit.stop(unit, state)
     _set(unit, dict(INACTIVE))
 
@@ -198,6 +203,30 @@ def _is_enabled(units: list[str], options: list[str], properties: list[str]) -> 
     return 0 if good else 1
 
 
+def _kill(units: list[str], options: list[str], properties: list[str]) -> int:
+    from . import run_unit
+
+    wanted = dict(option.lstrip("-").partition("=")[::2] for option in options)
+    number, whom = _signal(wanted.get("signal") or wanted.get("s") or "SIGTERM"), wanted.get("kill-whom", "all")
+    for name in units:
+        unit = _loaded(name)
+        state = peek("systemd").get("units", {}).get(unit.name, INACTIVE)
+        if not state["pid"]:
+            refuse(f"Failed to kill unit {name}: Unit {name} not loaded or without a process.")
+        run_unit.send(unit, int(state["pid"]), number, whom)
+    return 0
+
+
+def _signal(name: str) -> int:
+    import signal
+
+    known = {one.name: one.value for one in signal.Signals}
+    wanted = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
+    if not name.isdecimal() and wanted not in known:
+        refuse(f"Failed to parse signal string {name}.")
+    return int(name) if name.isdecimal() else known[wanted]
+
+
 def _reset_failed(units: list[str], options: list[str], properties: list[str]) -> int:
     with change("systemd") as systemd:
         known = systemd.get("units", {})
@@ -237,6 +266,7 @@ def _properties(name: str) -> dict[str, str]:
         "Result": state["result"],
         "MainPID": str(state["pid"]),
         "ExecMainStatus": str(state["status"]),
+        "NRestarts": str(state.get("restarts", 0)),
         **limits,
         "Id": unit.name,
         "Description": unit.one("Unit.Description", unit.name),
@@ -271,6 +301,7 @@ _VERBS: dict[str, Callable[[list[str], list[str], list[str]], int]] = {
     "mask": _mask,
     "unmask": _unmask,
     "is-active": _is_active,
+    "kill": _kill,
     "is-failed": _is_failed,
     "is-enabled": _is_enabled,
     "is-system-running": _is_system_running,

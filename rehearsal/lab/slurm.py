@@ -1,0 +1,152 @@
+"""A real Slurm on the nodes of a lab: munge, slurmctld and slurmd as units of the nodes, and /fsx shared by all of them.
+
+What differs from a cluster of AWS: the daemons run as root, jobs are not held by cgroups (a node has no tree of its own), there
+is no accounting database, and a node counts as lost after seconds in place of minutes. Needs Debian's slurm-wlm and munge.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+
+from rehearsal.lab.ground import PATH
+from rehearsal.lab.node import Node
+from rehearsal.lab.nodes import Lab
+
+PROGRAMS = ("munged", "sbatch", "slurmctld", "slurmd")
+QUICK: Mapping[str, str] = {
+    "AuthInfo": "cred_expire=5",
+    "SlurmdTimeout": "2",
+    "MessageTimeout": "2",
+    "TCPTimeout": "1",
+    "ReturnToService": "2",
+    "UnkillableStepTimeout": "60",
+    "KillWait": "30",
+    "SchedulerType": "sched/backfill",
+    "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1",
+}
+"""Of slurm.conf (https://slurm.schedmd.com/slurm.conf.html): a node that is lost is DOWN about ten seconds later, by default
+after five minutes; a job begins at once."""
+CPUS, MEMORY_MB = 4, 2000
+"""Of a node, as Slurm is told: the machine's own cores are shared by all nodes."""
+SHARED = "/fsx"
+_POLL_S = 0.1
+
+_MOUNT = f"""[Unit]
+Description=A folder that all nodes of the lab share
+[Mount]
+What=/run/simulated/fsx
+Where={SHARED}
+Options=bind
+[Install]
+WantedBy=multi-user.target
+"""
+_UNIT = """[Unit]
+Description={name}
+After={after}
+Requires={after}
+[Service]
+Type=exec
+ExecStart=/bin/sh -c '{command}'
+[Install]
+WantedBy=multi-user.target
+"""
+_MUNGE = (
+    "install -d -m 755 -o munge -g munge /run/munge && install -d -m 700 -o munge -g munge /var/log/munge /var/lib/munge && "
+    "exec setpriv --reuid=munge --regid=munge --init-groups munged --foreground"
+)
+_CONTROLLER = "install -d /var/spool/slurmctld /var/log/slurm && exec slurmctld -D -s"
+_COMPUTE = "install -d /var/spool/slurmd /var/log/slurm && exec slurmd -D -s -b"
+_CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
+
+
+def why_not() -> str | None:
+    """One line on what keeps this machine from running a Slurm; None where nothing does."""
+    missing = [program for program in PROGRAMS if not shutil.which(program, path=PATH)]
+    fix = "apt-get install --no-install-recommends slurm-wlm munge"
+    return f"a Slurm of the lab needs {', '.join(missing)}; fix: {fix}" if missing else None
+
+
+class Slurm:
+    """The first node of `lab` is the controller, where `sbatch` is called; the others run jobs, in the partition `train`."""
+
+    def __init__(self, lab: Lab, timing: Mapping[str, str] = QUICK) -> None:
+        self.controller, *self.workers = lab.nodes
+        self._timing = timing
+
+    def start(self) -> Slurm:
+        """Bring it up on nodes that run; returns once all workers are idle. RuntimeError where they are not in time."""
+        key = secrets.token_hex(512)
+        for node in (self.controller, *self.workers):
+            self._install(node, key)
+        self.wait({node.name: "idle" for node in self.workers})
+        return self
+
+    def states(self) -> dict[str, str]:
+        """Return the state of each worker as `sinfo` has it, `*` for one that does not answer; empty while none says it."""
+        done = self.call("sinfo", "--noheader", "--Node", "--format=%N %T", check=False)
+        return dict(line.split() for line in done.stdout.splitlines())
+
+    def wait(self, states: Mapping[str, str], seconds: float = 30.0) -> None:
+        """Wait until the states of the named workers begin so. RuntimeError with the last ones."""
+        ends = time.monotonic() + seconds
+        while not all((seen := self.states()).get(name, "").startswith(state) for name, state in states.items()):
+            if time.monotonic() > ends:
+                raise RuntimeError(f"Slurm's nodes are {seen} after {seconds:g} s, not {dict(states)}")
+            time.sleep(_POLL_S)
+
+    def call(self, *command: str, check: bool = True, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a program of Slurm on the controller, as root. RuntimeError where it fails and `check` is set."""
+        return self.controller.exec(*command, check=check, stdin=stdin)
+
+    def submit(self, script: str, *options: str) -> int:
+        """Give a batch script to Slurm, with /fsx as its folder; returns the number of the job."""
+        done = self.call("sbatch", "--parsable", f"--chdir={SHARED}", *options, stdin=script)
+        return int(done.stdout.strip().partition(";")[0])
+
+    def job(self, number: int) -> dict[str, str]:
+        """Return what `scontrol show job` says of a job, by key: JobState, NodeList, Restarts and more."""
+        shown = self.call("scontrol", "--oneliner", "show", "job", str(number)).stdout
+        return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+
+    def _install(self, node: Node, key: str) -> None:
+        daemon = "slurmctld" if node is self.controller else "slurmd"
+        command = _CONTROLLER if node is self.controller else _COMPUTE
+        node.write("/etc/munge/munge.key", key, 0o400)
+        node.exec("chown", "munge:munge", "/etc/munge/munge.key")
+        node.write("/etc/slurm/slurm.conf", self._configuration())
+        node.write("/etc/slurm/cgroup.conf", _CGROUP)
+        units = {
+            "fsx.mount": _MOUNT,
+            "munge.service": _UNIT.format(name="munge", after="", command=_MUNGE),
+            f"{daemon}.service": _UNIT.format(name=daemon, after="munge.service fsx.mount", command=command),
+        }
+        for name, text in units.items():
+            node.write(f"/etc/systemd/system/{name}", text)
+        node.exec("systemctl", "daemon-reload")
+        # Started already, a stand-in for slurmd would count as active.
+        node.exec("systemctl", "stop", "slurmd.service", check=False)
+        node.exec("systemctl", "enable", "--now", *units)
+
+    def _configuration(self) -> str:
+        keys = {
+            "ClusterName": "lab",
+            "SlurmctldHost": self.controller.name,
+            "SlurmUser": "root",
+            "SlurmdParameters": "config_overrides",
+            "StateSaveLocation": "/var/spool/slurmctld",
+            "SlurmdSpoolDir": "/var/spool/slurmd",
+            "ProctrackType": "proctrack/linuxproc",
+            "TaskPlugin": "task/none",
+            "JobAcctGatherType": "jobacct_gather/none",
+            "MpiDefault": "none",
+            **self._timing,
+        }
+        names = ",".join(node.name for node in self.workers)
+        lines = [f"{key}={value}" for key, value in keys.items()]
+        lines.append(f"NodeName={names} CPUs={CPUS} RealMemory={MEMORY_MB}")
+        lines.append(f"PartitionName=train Nodes={names} Default=YES MaxTime=INFINITE State=UP")
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,63 @@
+"""A real Slurm on the nodes of a lab: jobs run, and one whose node is lost runs again on the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rehearsal.lab import slurm as lab_slurm
+from rehearsal.lab.nodes import Lab, why_not
+from rehearsal.lab.slurm import Slurm
+from tests.conftest import require
+from tests.processes import wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[tuple[Lab, Slurm]]:
+    """One controller and three workers, which the tests of this file share."""
+    require(why_not() is None, str(why_not()))
+    require(lab_slurm.why_not() is None, str(lab_slurm.why_not()))
+    with Lab(4, "cpu") as lab:
+        yield lab, Slurm(lab).start()
+
+
+def state(slurm: Slurm, job: int) -> str:
+    return slurm.job(job)["JobState"]
+
+
+def test_a_job_runs_on_the_nodes_that_it_asked_for_and_its_output_is_on_the_shared_folder(
+    slurm: tuple[Lab, Slurm],
+) -> None:
+    lab, there = slurm
+    job = there.submit("#!/bin/sh\nsrun hostname\n", "--nodes=3", "--ntasks-per-node=1", "--output=names.%j")
+    wait_until(lambda: state(there, job) == "COMPLETED")
+    outputs = {node.read(f"/fsx/names.{job}") for node in lab.nodes}
+    assert [sorted(output.split()) for output in outputs] == [["node2", "node3", "node4"]]
+
+
+def test_a_script_that_slurm_refuses_is_an_error_with_slurms_words(slurm: tuple[Lab, Slurm]) -> None:
+    with pytest.raises(RuntimeError, match="invalid partition specified: nowhere"):
+        slurm[1].submit("#!/bin/sh\ntrue\n", "--partition=nowhere")
+
+
+def test_a_job_whose_node_is_lost_runs_again_and_the_node_that_is_back_takes_work_by_itself(
+    slurm: tuple[Lab, Slurm],
+) -> None:
+    lab, there = slurm
+    script = '#!/bin/sh\necho "$SLURM_JOB_NODELIST" >> nodes.$SLURM_JOB_ID\nsrun sleep 600\n'
+    job = there.submit(script, "--requeue", "--nodes=2", "--ntasks-per-node=1", "--open-mode=append")
+    log = f"/fsx/nodes.{job}"
+    wait_until(lambda: lab["node1"].exists(log))
+    victim = lab[there.call("scontrol", "show", "hostnames", lab["node1"].read(log).strip()).stdout.split()[-1]]
+    victim.crash()
+    there.wait({victim.name: "down"})
+    wait_until(lambda: len(lab["node1"].read(log).splitlines()) == 2)
+    again = there.call("scontrol", "show", "hostnames", lab["node1"].read(log).splitlines()[1]).stdout.split()
+    assert (victim.name in again, there.job(job)["Restarts"]) == (False, "1")
+    there.call("scancel", str(job))
+    victim.boot()
+    there.wait({node.name: "idle" for node in lab.nodes[1:]}, 60)
+    assert victim.exec("systemctl", "is-active", "slurmd", "munge", "fsx.mount").stdout.split() == ["active"] * 3
