@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+JITTER = random.SystemRandom().random
+"""Not the process's own stream: a Task's numbers may come from there, and a retry must not change them."""
 
-def pause_s(tried: int, first_s: float, longest_s: float, draw: Callable[[], float] = random.random) -> float:
+
+def pause_s(tried: int, first_s: float, longest_s: float, draw: Callable[[], float] = JITTER) -> float:
     """Seconds to wait after `tried` tries: exponential with full jitter, so that many that failed together spread out.
 
     Source: M. Brooker, "Exponential Backoff And Jitter",

@@ -207,7 +207,7 @@ def test_every_configuration_loads(tmp_path: Path) -> None:
             case "python":
                 ast.parse(text)
             case _:
-                assert kind in ("sh", "text", "mermaid"), file.name
+                assert kind in ("sh", "bash", "text", "mermaid"), file.name
 
 
 def test_the_machines_by_hand_are_of_a_type_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,7 @@ def build(config: Config, task: Task, world: World, watch: Watch, sink: Sink, cl
         sink=sink,
         generation=claim.generation,
     )
+    precision.seed_streams(config.run.seed, 0, world.rank)
     warm_up(training)
     return training
 
@@ -251,6 +252,8 @@ def restore(training: Training, tensors: dict[str, torch.Tensor], loaded: Loaded
     precision.load_scaler(training.scaler, state["scaler"])
     if loaded.manifest.world_size == training.world.world_size:
         precision.restore_rng(loaded.tensors, training.world.rank)
+    else:
+        precision.seed_streams(training.config.run.seed, training.progress.step, training.world.rank)
 
 
 def announce(training: Training, claim: Claim, loaded: Loaded | None, weights: str) -> None:

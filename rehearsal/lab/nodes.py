@@ -87,6 +87,11 @@ class Lab:
         return self._ground.key
 
     @property
+    def shared(self) -> Path:
+        """The folder on this machine that every node has at /run/simulated/fsx."""
+        return self._ground.path / "fsx"
+
+    @property
     def known_hosts(self) -> str:
         """A file with the key of every node that has booted, by address and by name."""
         file = self._ground.path / "known_hosts"

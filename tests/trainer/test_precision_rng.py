@@ -42,6 +42,17 @@ def test_restored_streams_continue_with_the_same_numbers(seed: int, drawn: int, 
     assert [draw(), draw()] == expected
 
 
+def test_a_run_begins_with_the_same_numbers_each_time_and_each_rank_and_step_with_its_own() -> None:
+    def drawn(*place: int) -> tuple[float, float]:
+        precision.seed_streams(*place)
+        return random.random(), float(np.random.rand())
+
+    places = [(1, 0, 0), (1, 0, 1), (1, 40, 0), (2, 0, 0), (2**63 - 1, 0, 0)]
+    first = [drawn(*place) for place in places]
+    assert first == [drawn(*place) for place in places]
+    assert len({number for pair in first for number in pair}) == 2 * len(places)
+
+
 def test_streams_of_a_rank_that_was_not_there_are_left_alone() -> None:
     saved = precision.rng_tensors(0)
     torch.manual_seed(5)

@@ -78,10 +78,20 @@ def supervise(ranks: Ranks, beats: Beats, say: str) -> int:
     return code if news.code is None else news.code
 
 
+def _given(*names: str) -> int | None:
+    """Return the number that a scheduler has put into the environment; None without one."""
+    return next((int(value) for name in names if (value := os.environ.get(name, "")).isdecimal()), None)
+
+
 def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer.launch.node", description=__doc__)
-    parser.add_argument("--nnodes", type=int, required=True, help="nodes of the job")
-    parser.add_argument("--node-rank", type=int, required=True, help="which of them this is, from 0")
+    nodes, rank = (_given(*names) for names in (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_NODEID",)))
+    parser.add_argument(
+        "--nnodes", type=int, default=nodes, required=nodes is None, help="nodes of the job; default: Slurm's"
+    )
+    parser.add_argument(
+        "--node-rank", type=int, default=rank, required=rank is None, help="which it is, from 0; default: Slurm's"
+    )
     parser.add_argument(
         "--master", required=True, metavar="HOST:PORT", help="where node 0 listens; PORT + 1 is used too"
     )

@@ -110,6 +110,17 @@ def reseed(seed: int, step: int, micro: int) -> None:
         torch.cuda.manual_seed(value)
 
 
+def seed_streams(seed: int, step: int, rank: int) -> None:
+    """Seed this process's streams of Python and NumPy, which a Task may use: a run begins alike each time.
+
+    They go on from there, each rank's own, and a resume on as many ranks puts them back (`restore_rng`); on another number of
+    ranks they begin anew at the step that it goes on from.
+    """
+    value = stream_seed(seed, step, rank)
+    random.seed(value)
+    np.random.seed(value % 2**32)
+
+
 def rng_tensors(rank: int) -> dict[str, Tensor]:
     """Return this process's random states as uint8 tensors named own/<rank>/rng/{python,numpy,torch,cuda}."""
     prefix = f"own/{rank}/rng/"

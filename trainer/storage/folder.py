@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import random
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lustrain import files
+from lustrain.backoff import JITTER
 from lustrain.problem import problem
 from trainer.storage import StorageError
 from trainer.storage.keys import PRIVATE
@@ -61,7 +61,7 @@ class Folder:
                     why = f"another process has held its lock for {LOCK_SECONDS:.0f} s"
                     fix = "look for a stopped process that uses this folder"
                     raise StorageError(problem("folder", str(self.root), why, fix=fix))
-                time.sleep(random.uniform(0.001, 0.02))
+                time.sleep(0.001 + 0.019 * JITTER())
             yield
         finally:
             os.close(fd)
