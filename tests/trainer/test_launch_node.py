@@ -206,7 +206,7 @@ def test_the_ranks_of_a_lost_nodes_peers_are_ended_within_7_seconds_and_the_next
         took = time.monotonic() - began
         wait_until(lambda: not any(map(alive, ranks)))
         assert survivor.stderr is not None
-        assert f"node {lost} has been silent for 5 s: its ranks are lost" in survivor.stderr.read()
+        assert survivor.stderr.read().count(f"node {lost} was silent for 5 s: its ranks are lost") == 1
         assert took < 8
         again.start(0, 1)
         wait_until(lambda: any(event["event"] == "resumed" for event in read_events(store)))

@@ -193,7 +193,7 @@ class Member(Beats):
 
     def __init__(self, job: str, node: int, nodes: int, hub: tuple[str, int], **intervals: float) -> None:
         super().__init__(job, node, nodes, **intervals)
-        self._hub = hub
+        self._hub: tuple[str, int] = hub
         self._heard: float | None = None
         """When node 0 spoke last; None before it has come."""
 
@@ -201,6 +201,8 @@ class Member(Beats):
         while not self._closing.is_set():
             try:
                 connection = socket.create_connection(self._hub, timeout=self.beat_s)
+                # A name service that fails later must not look like a node 0 that is silent.
+                self._hub = connection.getpeername()[:2]
             except OSError:
                 self._note_silence()
                 self._closing.wait(self.beat_s / 4)

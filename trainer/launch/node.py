@@ -59,10 +59,13 @@ def devices(environ: Mapping[str, str] = os.environ, folder: Path = Path("/dev")
 def supervise(ranks: Ranks, beats: Beats, say: str) -> int:
     """Wait until the ranks have ended, here and on the other nodes, and return the job's exit code."""
     kill_at: float | None = None
+    lost = False
     while ranks.running():
         news = beats.check()
         if news.silent:
-            print(f"{say}: {news.silent} has been silent for {beats.silent_s:g} s: its ranks are lost", file=sys.stderr)
+            if not lost:
+                print(f"{say}: {news.silent} was silent for {beats.silent_s:g} s: its ranks are lost", file=sys.stderr)
+            lost = True
             ranks.kill()
         elif (ranks.failed() or news.failed) and kill_at is None:
             kill_at = time.monotonic() + GRACE_S
@@ -170,7 +173,9 @@ def _beats(args: argparse.Namespace, master: tuple[str, int]) -> Beats:
     if args.node_rank:
         return Member(job, args.node_rank, args.nnodes, address)
     try:
-        listener = socket.create_server(("", address[1]), backlog=args.nnodes)
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        listener = socket.create_server(("", address[1]), family=family, backlog=args.nnodes, dualstack_ipv6=both)
     except OSError as error:
         why = f"cannot listen on port {address[1]}: {os.strerror(error.errno or 0)}"
         raise UserError(problem("--master", args.master, why, fix="choose another port"), EXIT_FAILURE) from None
@@ -184,7 +189,7 @@ def _wait_for_all(beats: Beats, wait_s: float, stopping: Sequence[int]) -> str:
         if stopping:
             return f"{signal.Signals(stopping[0]).name} before all nodes were there; no rank was started"
         if news.silent:
-            return f"{news.silent} came and has been silent for {beats.silent_s:g} s; no rank was started"
+            return f"{news.silent} came and was silent for {beats.silent_s:g} s; no rank was started"
         if time.monotonic() > until:
             return f"not all nodes came within {wait_s:g} s; no rank was started"
         time.sleep(POLL_S)
