@@ -91,6 +91,37 @@ def test_a_node_that_falls_silent_is_named_to_all_others(beating: Callable[..., 
     wait_until(lambda: all(beats.check().silent == f"node {gone}" for beats in others), 10)
 
 
+def test_a_launcher_that_takes_a_nodes_place_while_ranks_run_ends_the_attempt(
+    beating: Callable[..., list[Beats]],
+) -> None:
+    """Kubernetes replaces a pod at once; the ranks of the others still wait for the rank that is gone."""
+    nodes = beating(3)
+    wait_until(lambda: all(beats.check().all_here for beats in nodes), 10)
+    hub = nodes[0]
+    assert isinstance(hub, Hub)
+    nodes[1].close()
+    successor = Member("1/", 1, 3, hub.address, beat_s=BEAT_S, silent_s=SILENT_S)
+    successor.start()
+    wait_until(lambda: nodes[2].check().silent == hub.check().silent == "node 1", 10)
+    successor.close()
+
+
+def test_a_node_that_comes_anew_before_all_are_there_is_welcome(beating: Callable[..., list[Beats]]) -> None:
+    (hub, *_) = beating(3, {1: "another job", 2: "another job"})
+    assert isinstance(hub, Hub)
+    times = {"beat_s": BEAT_S, "silent_s": SILENT_S}
+    first, *others = [Member("1/", node, 3, hub.address, **times) for node in (1, 1, 2)]
+    first.start()
+    wait_until(lambda: first.heard, 10)
+    first.close()
+    for beats in others:
+        beats.start()
+    wait_until(lambda: all(beats.check().all_here for beats in (hub, *others)), 10)
+    assert hub.check().silent == ""
+    for beats in others:
+        beats.close()
+
+
 def test_a_node_of_another_attempt_is_not_heard(beating: Callable[..., list[Beats]]) -> None:
     nodes = beating(3, {2: "2/"})
     time.sleep(2 * SILENT_S)

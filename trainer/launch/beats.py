@@ -8,6 +8,7 @@ The network is trusted as that of torch's own store is: whoever reaches its port
 from __future__ import annotations
 
 import json
+import secrets
 import selectors
 import socket
 import threading
@@ -83,6 +84,8 @@ class Beats:
         self.news = News(all_here=nodes == 1)
         self.mine: int | None = None
         """Exit code of this node's ranks, once they have ended."""
+        self._life = secrets.token_hex(8)
+        """Tells this launcher from one that takes its node's place: its ranks know nothing of this one's."""
         self._closing = threading.Event()
         self._thread = BackgroundThread(self._run, "beats")
 
@@ -108,6 +111,7 @@ class Beats:
 
 @dataclass
 class _Node:
+    life: str
     heard: float
     code: int | None = None
 
@@ -121,6 +125,8 @@ class Hub(Beats):
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._known: dict[int, _Node] = {}
         self._lines: list[Line] = []
+        self._replaced = ""
+        """A node whose launcher another one has replaced while the ranks ran."""
 
     def _run(self) -> None:
         self._listener.setblocking(False)
@@ -164,7 +170,13 @@ class Hub(Beats):
             node, code = message.get("node"), message.get("code")
             if message.get("job") != self.job or not isinstance(node, int) or not 0 < node < self.nodes:
                 return False
-            known = self._known.setdefault(node, _Node(0.0))
+            life = str(message.get("life"))
+            known = self._known.get(node)
+            if known is None or known.life != life:
+                if known is not None and self.news.all_here:
+                    self._replaced = self._replaced or f"node {node}"
+                    return False
+                known = self._known[node] = _Node(life, 0.0)
             known.heard, line.node = time.monotonic(), node
             if isinstance(code, int):
                 known.code = code
@@ -179,13 +191,13 @@ class Hub(Beats):
         ended = [code for code in codes if code is not None]
         return News(
             all_here=all_here,
-            silent=self.news.silent or (f"node {silent[0]}" if silent else ""),
+            silent=self.news.silent or self._replaced or (f"node {silent[0]}" if silent else ""),
             failed=any(code not in (EXIT_DONE, EXIT_REQUEUE) for code in ended),
             code=job_exit_code(ended) if all_here and len(ended) == self.nodes else None,
         )
 
     def _said(self) -> dict[str, Any]:
-        return {"job": self.job, **vars(self.news)}
+        return {"job": self.job, "life": self._life, **vars(self.news)}
 
 
 class Member(Beats):
@@ -194,7 +206,8 @@ class Member(Beats):
     def __init__(self, job: str, node: int, nodes: int, hub: tuple[str, int], **intervals: float) -> None:
         super().__init__(job, node, nodes, **intervals)
         self._hub: tuple[str, int] = hub
-        self._heard: float | None = None
+        self._hub_life = ""
+        self.heard: float | None = None
         """When node 0 spoke last; None before it has come."""
 
     def _run(self) -> None:
@@ -218,14 +231,19 @@ class Member(Beats):
         while not self._closing.is_set():
             if time.monotonic() >= next_beat or told != self.mine:
                 next_beat, told = time.monotonic() + self.beat_s, self.mine
-                if not line.write({"job": self.job, "node": self.node, "code": told}):
+                if not line.write({"job": self.job, "life": self._life, "node": self.node, "code": told}):
                     return
             said = self._read(line)
             if said is None:
                 self._closing.wait(self.beat_s / 4)
                 return
             for message in said:
-                self._heard = time.monotonic()
+                life = str(message.get("life"))
+                self._hub_life = self._hub_life or life
+                if life != self._hub_life:
+                    self.news = News(self.news.all_here, "node 0", self.news.failed)
+                    return
+                self.heard = time.monotonic()
                 self.news = _news(message)
             if self._note_silence():
                 return
@@ -237,7 +255,7 @@ class Member(Beats):
         return said
 
     def _note_silence(self) -> bool:
-        silent = self._heard is not None and time.monotonic() - self._heard > self.silent_s
+        silent = self.heard is not None and time.monotonic() - self.heard > self.silent_s
         if silent and self.news.code is None:
             self.news = News(self.news.all_here, "node 0", self.news.failed)
         return silent

@@ -88,12 +88,18 @@ def _given(*names: str) -> int | None:
 
 def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer.launch.node", description=__doc__)
-    nodes, rank = (_given(*names) for names in (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_NODEID",)))
+    nodes, rank = (
+        _given(*names) for names in (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_NODEID", "JOB_COMPLETION_INDEX"))
+    )
     parser.add_argument(
         "--nnodes", type=int, default=nodes, required=nodes is None, help="nodes of the job; default: Slurm's"
     )
     parser.add_argument(
-        "--node-rank", type=int, default=rank, required=rank is None, help="which it is, from 0; default: Slurm's"
+        "--node-rank",
+        type=int,
+        default=rank,
+        required=rank is None,
+        help="which it is, from 0; default: Slurm's, Kubernetes'",
     )
     parser.add_argument(
         "--master", required=True, metavar="HOST:PORT", help="where node 0 listens; PORT + 1 is used too"
