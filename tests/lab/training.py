@@ -1,0 +1,54 @@
+"""A run of the tiny task on several nodes, and the one without an interruption that it has to equal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trainer.launch.local import LocalJob
+from trainer.metrics.reader import read_events, read_steps
+from trainer.storage import open_store
+
+ROOT = Path(__file__).parents[2]
+STEPS = 1500
+VARIABLES = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+"""What every node's launcher gets beside the path of the interpreter."""
+
+
+def config(uri: str, **train: object) -> str:
+    settings = {"steps": STEPS, "global_batch": 4, "micro_batch": 2} | train
+    lines = "\n".join(f"{key} = {value}" for key, value in settings.items())
+    return f"""
+[run]
+uri = "{uri}"
+[task]
+name = "tests.trainer.tiny_task:Tiny"
+[train]
+{lines}
+[optimizer]
+lr = 0.01
+[checkpoint]
+every_steps = 20
+[parallel]
+device = "cpu"
+"""
+
+
+def losses(run: Path) -> dict[int, float]:
+    return {record["step"]: record["loss"] for record in read_steps(open_store(str(run)))}
+
+
+def attempts(run: Path) -> list[str]:
+    """How each attempt began."""
+    began = ("started", "resumed")
+    return [event["event"] for event in read_events(open_store(str(run))) if event["event"] in began]
+
+
+def assert_equals_an_undisturbed_run(run: Path, folder: Path) -> None:
+    """Train the same on two ranks of this machine, and compare every loss to the last bit."""
+    (folder / "config.toml").write_text(config(f"{folder}/reference"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    assert LocalJob(["train", f"{folder}/config.toml"], 2, environment).wait() == 0
+    expected = losses(folder / "reference")
+    assert len(expected) == STEPS
+    assert losses(run) == expected
