@@ -40,7 +40,7 @@ OF_OTHER_PROGRAMS = {
     *("--exclude", "--exclude-dependents", "--exclude-protected", "--local", "--policy-pack"),  # pulumi
     *("--driver", "--link", "--shm-size", "--ulimit"),  # docker
     *("--dry", "--help", "--list"),  # fab
-    *("--kill-on-bad-exit", "--shutdown-timeout", "--strict"),  # srun, torchrun, mypy
+    *("--from-file", "--kill-on-bad-exit", "--shutdown-timeout", "--strict"),  # kubectl, srun, torchrun, mypy
     *("--kind", "--nodes", "--nproc", "--only"),  # our own modules
 }
 
