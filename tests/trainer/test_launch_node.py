@@ -24,7 +24,7 @@ from trainer.launch.node import devices, main
 from trainer.metrics.reader import read_events
 from trainer.storage import open_store
 
-BEAT_S, SILENT_S = 0.02, 0.3
+BEAT_S, SILENT_S = 0.05, 1.0
 
 
 def free_port() -> int:
@@ -60,6 +60,7 @@ def beating() -> Iterator[Callable[..., list[Beats]]]:
         beats.close()
 
 
+@pytest.mark.slow
 def test_all_nodes_hear_of_all_and_of_the_jobs_end(beating: Callable[..., list[Beats]]) -> None:
     nodes = beating(4)
     wait_until(lambda: all(beats.check().all_here for beats in nodes), 10)
@@ -72,6 +73,7 @@ def test_all_nodes_hear_of_all_and_of_the_jobs_end(beating: Callable[..., list[B
     assert {beats.check().silent for beats in nodes} == {""}
 
 
+@pytest.mark.slow
 def test_the_first_failure_is_heard_by_all_and_its_code_is_the_jobs(beating: Callable[..., list[Beats]]) -> None:
     nodes = beating(3)
     wait_until(lambda: all(beats.check().all_here for beats in nodes), 10)
@@ -82,6 +84,7 @@ def test_the_first_failure_is_heard_by_all_and_its_code_is_the_jobs(beating: Cal
     wait_until(lambda: all(beats.check().code == EXIT_LOST_RUN for beats in nodes), 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", [0, 2])
 def test_a_node_that_falls_silent_is_named_to_all_others(beating: Callable[..., list[Beats]], gone: int) -> None:
     nodes = beating(3)
@@ -91,6 +94,7 @@ def test_a_node_that_falls_silent_is_named_to_all_others(beating: Callable[..., 
     wait_until(lambda: all(beats.check().silent == f"node {gone}" for beats in others), 10)
 
 
+@pytest.mark.slow
 def test_a_launcher_that_takes_a_nodes_place_while_ranks_run_ends_the_attempt(
     beating: Callable[..., list[Beats]],
 ) -> None:
@@ -106,6 +110,7 @@ def test_a_launcher_that_takes_a_nodes_place_while_ranks_run_ends_the_attempt(
     successor.close()
 
 
+@pytest.mark.slow
 def test_a_node_that_comes_anew_before_all_are_there_is_welcome(beating: Callable[..., list[Beats]]) -> None:
     (hub, *_) = beating(3, {1: "another job", 2: "another job"})
     assert isinstance(hub, Hub)
@@ -114,6 +119,7 @@ def test_a_node_that_comes_anew_before_all_are_there_is_welcome(beating: Callabl
     first.start()
     wait_until(lambda: first.heard, 10)
     first.close()
+    time.sleep(2 * SILENT_S)
     for beats in others:
         beats.start()
     wait_until(lambda: all(beats.check().all_here for beats in (hub, *others)), 10)
@@ -122,12 +128,14 @@ def test_a_node_that_comes_anew_before_all_are_there_is_welcome(beating: Callabl
         beats.close()
 
 
+@pytest.mark.slow
 def test_a_node_of_another_attempt_is_not_heard(beating: Callable[..., list[Beats]]) -> None:
     nodes = beating(3, {2: "2/"})
     time.sleep(2 * SILENT_S)
     assert [beats.check().all_here for beats in nodes] == [False] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "junk", [b"\x00" * 10_000, b"[]\n", b"nonsense\n", b'{"job": "1/", "node": 99}\n', b"[" * 4000 + b"\n"]
 )

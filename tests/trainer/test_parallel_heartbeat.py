@@ -26,7 +26,9 @@ from trainer.parallel.heartbeat import Heartbeat
 from trainer.parallel.world import World
 from trainer.storage import open_store
 
-BEAT_S = 0.02
+pytestmark = pytest.mark.slow
+
+BEAT_S = 0.1
 HOST = """
 import time
 from torch.distributed import TCPStore
@@ -91,11 +93,10 @@ def test_a_peer_that_is_gone_ends_the_others_once_they_are_told_to_stop(
     ranks.close()
     assert ranks.codes == {0: EXIT_PEERS, 2: EXIT_PEERS}
     lines = capfd.readouterr().err.splitlines()
-    assert all("told to stop, but rank 1 has been silent for 0.16 s" in line for line in lines)
+    assert all("told to stop, but rank 1 has been silent for 0.8 s" in line for line in lines)
     assert len(lines) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL], ids=["no answer", "no connection"])
 def test_a_store_that_is_gone_is_a_rank_0_that_is_gone(end: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
     host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
@@ -113,7 +114,6 @@ def test_a_store_that_is_gone_is_a_rank_0_that_is_gone(end: signal.Signals, capf
     assert "rank 1 of 2: told to stop, but rank 0 has been silent" in capfd.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("told", [0, 1])
 def test_sigterm_with_a_peer_gone_ends_in_5_seconds_with_75_and_the_next_start_goes_on(
     fork_server: ForkServer, tmp_path: Path, told: int

@@ -261,6 +261,7 @@ def test_a_last_state_that_the_store_does_not_take_is_a_failure(
 ) -> None:
     store = AwayStore(str(tmp_path / "run"), "put", ManifestId(1, 8).key)
     monkeypatch.setattr("trainer.train.open_store", lambda uri, **options: store)
+    monkeypatch.setattr("trainer.run.saving.LONGEST_PAUSE_S", 0.01)
     assert train(config) == 1
     assert "step 8 could not be saved in 3 tries" in capsys.readouterr().err
     failed = events(tmp_path / "run", "checkpoint_failed")

@@ -183,11 +183,14 @@ class Hub(Beats):
         return said is not None
 
     def _judge(self, now: float) -> News:
-        codes = [self.mine, *(known.code for known in self._known.values())]
         silent = [
             node for node, known in self._known.items() if known.code is None and now - known.heard > self.silent_s
         ]
-        all_here = len(self._known) == self.nodes - 1
+        all_here = self.news.all_here or len(self._known) - len(silent) == self.nodes - 1
+        while silent and not all_here:
+            # It has no ranks yet, and may come again.
+            del self._known[silent.pop()]
+        codes = [self.mine, *(known.code for known in self._known.values())]
         ended = [code for code in codes if code is not None]
         return News(
             all_here=all_here,
@@ -206,6 +209,8 @@ class Member(Beats):
     def __init__(self, job: str, node: int, nodes: int, hub: tuple[str, int], **intervals: float) -> None:
         super().__init__(job, node, nodes, **intervals)
         self._hub: tuple[str, int] = hub
+        self._reached: tuple[str, int] = hub
+        """Its address, found once: a name service that fails later must not look like a node 0 that is silent."""
         self._hub_life = ""
         self.heard: float | None = None
         """When node 0 spoke last; None before it has come."""
@@ -213,9 +218,9 @@ class Member(Beats):
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                connection = socket.create_connection(self._hub, timeout=self.beat_s)
-                # A name service that fails later must not look like a node 0 that is silent.
-                self._hub = connection.getpeername()[:2]
+                address = self._reached if self.news.all_here else self._hub
+                connection = socket.create_connection(address, timeout=self.beat_s)
+                self._reached = connection.getpeername()[:2]
             except OSError:
                 self._note_silence()
                 self._closing.wait(self.beat_s / 4)
@@ -239,10 +244,10 @@ class Member(Beats):
                 return
             for message in said:
                 life = str(message.get("life"))
-                self._hub_life = self._hub_life or life
-                if life != self._hub_life:
-                    self.news = News(self.news.all_here, "node 0", self.news.failed)
+                if self.news.all_here and life != self._hub_life:
+                    self.news = News(True, "node 0", self.news.failed)
                     return
+                self._hub_life = life
                 self.heard = time.monotonic()
                 self.news = _news(message)
             if self._note_silence():
@@ -255,9 +260,10 @@ class Member(Beats):
         return said
 
     def _note_silence(self) -> bool:
-        silent = self.heard is not None and time.monotonic() - self.heard > self.silent_s
+        """Whether node 0 has been silent for too long since all were there; before, it may take its time and come anew."""
+        silent = self.news.all_here and self.heard is not None and time.monotonic() - self.heard > self.silent_s
         if silent and self.news.code is None:
-            self.news = News(self.news.all_here, "node 0", self.news.failed)
+            self.news = News(True, "node 0", self.news.failed)
         return silent
 
 

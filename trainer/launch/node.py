@@ -191,11 +191,9 @@ def _beats(args: argparse.Namespace, master: tuple[str, int]) -> Beats:
 def _wait_for_all(beats: Beats, wait_s: float, stopping: Sequence[int]) -> str:
     """Wait for the other nodes; return why they are not all there, else nothing."""
     until = time.monotonic() + wait_s
-    while not (news := beats.check()).all_here:
+    while not beats.check().all_here:
         if stopping:
             return f"{signal.Signals(stopping[0]).name} before all nodes were there; no rank was started"
-        if news.silent:
-            return f"{news.silent} came and was silent for {beats.silent_s:g} s; no rank was started"
         if time.monotonic() > until:
             return f"not all nodes came within {wait_s:g} s; no rank was started"
         time.sleep(POLL_S)
