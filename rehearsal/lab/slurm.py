@@ -50,6 +50,7 @@ After={after}
 Requires={after}
 [Service]
 Type=exec
+Restart=on-failure
 ExecStart=/bin/sh -c '{command}'
 [Install]
 WantedBy=multi-user.target

@@ -16,6 +16,7 @@ from tests.conftest import require
 from tests.lab.training import ROOT, VARIABLES, assert_equals_an_undisturbed_run, attempts, config
 from tests.processes import wait_until
 from trainer.checkpoint.lineage.lease import committed
+from trainer.errors import EXIT_DONE, EXIT_REQUEUE
 from trainer.metrics.reader import read_events
 from trainer.storage import open_store
 
@@ -42,23 +43,42 @@ def nodes_of(slurm: Slurm, job: int) -> list[str]:
     return slurm.call("scontrol", "show", "hostnames", slurm.job(job)["NodeList"]).stdout.split()
 
 
+def submit(slurm: Slurm) -> int:
+    variables = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", **VARIABLES}
+    export = ",".join(f"{name}={value}" for name, value in variables.items())
+    return slurm.submit(script(), f"--export={export}", "--output=log")
+
+
+def wait_for_end(lab: Lab, slurm: Slurm, job: int) -> None:
+    """Until the job has ended; AssertionError with its log where it has failed."""
+    wait_until(lambda: slurm.job(job)["JobState"] in ("COMPLETED", "FAILED"), 180)
+    assert slurm.job(job)["JobState"] == "COMPLETED", (lab.shared / "log").read_text()
+    assert attempts(lab.shared / "run") == ["started", "resumed"]
+    events = read_events(open_store(f"{lab.shared}/run"))
+    assert events[0]["launch_attempt"] < events[-1]["launch_attempt"]
+
+
 @pytest.mark.parametrize("lost", [0, 1], ids=["the batch host", "another node"])
 def test_a_job_that_loses_a_node_goes_on_by_itself_and_ends_as_if_nothing_had_been(
     slurm: tuple[Lab, Slurm], tmp_path: Path, lost: int
 ) -> None:
     lab, there = slurm
-    variables = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", **VARIABLES}
-    export = ",".join(f"{name}={value}" for name, value in variables.items())
-    job = there.submit(script(), f"--export={export}", "--output=log")
-    store = open_store(f"{lab.shared}/run")
-    wait_until(lambda: committed(store))
+    job = submit(there)
+    wait_until(lambda: committed(open_store(f"{lab.shared}/run")))
     victim = nodes_of(there, job)[lost]
     lab[victim].crash()
-    wait_until(lambda: there.job(job)["JobState"] in ("COMPLETED", "FAILED"), 180)
-    log = (lab.shared / "log").read_text()
-    assert there.job(job)["JobState"] == "COMPLETED", log
+    wait_for_end(lab, there, job)
     assert victim not in nodes_of(there, job)
-    assert attempts(lab.shared / "run") == ["started", "resumed"]
-    events = read_events(store)
-    assert events[0]["launch_attempt"] < events[-1]["launch_attempt"]
+    assert_equals_an_undisturbed_run(lab.shared / "run", tmp_path)
+
+
+def test_a_job_that_gets_a_notice_saves_and_goes_on_by_itself(slurm: tuple[Lab, Slurm], tmp_path: Path) -> None:
+    lab, there = slurm
+    job = submit(there)
+    store = open_store(f"{lab.shared}/run")
+    wait_until(lambda: committed(store))
+    there.call("scancel", "--signal=USR1", f"{job}.0")
+    wait_for_end(lab, there, job)
+    stopped = [event["exit_code"] for event in read_events(store) if event["event"] == "stopped"]
+    assert stopped == [EXIT_REQUEUE, EXIT_DONE]
     assert_equals_an_undisturbed_run(lab.shared / "run", tmp_path)

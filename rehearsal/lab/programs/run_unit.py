@@ -72,16 +72,17 @@ def _end(unit: Unit, pid: int) -> None:
     send(unit, pid, number, "all" if mode == "control-group" else "main")
     limit = supervise.seconds(unit.one("Service.TimeoutStopSec"), _STOP_SECONDS)
     ends = None if limit is None else time.monotonic() + limit
-    while left := _left(pid, mode):
-        if ends is not None and time.monotonic() > ends:
-            break
+    # Of a mixed or single kill the main process decides; what it leaves behind then gets SIGKILL, or is left alone.
+    waits_for_all = mode == "control-group"
+    while _left(pid, waits_for_all) and (ends is None or time.monotonic() < ends):
         time.sleep(0.005)
-    if left:
-        send(unit, pid, signal.SIGKILL, "main" if mode == "process" else "all")
+    send(unit, pid, signal.SIGKILL, "main" if mode == "process" else "all")
+    while _left(pid, mode != "process"):
+        time.sleep(0.005)
 
 
-def _left(pid: int, mode: str) -> list[int]:
-    return [one for one in supervise.members(pid) if one == pid or mode != "process"]
+def _left(pid: int, whole: bool) -> list[int]:
+    return [one for one in supervise.members(pid) if whole or one == pid]
 
 
 def _state(active: str, sub: str, result: str = "success", pid: int = 0, status: int = 0) -> State:
