@@ -9,10 +9,15 @@ from pathlib import Path
 
 def alive(pid: int) -> bool:
     """Runs; a process that has ended and is not waited for yet runs no more."""
+    return state(pid) not in ("Z", "")
+
+
+def state(pid: int) -> str:
+    """The letter that proc_pid_stat(5) has for a process, as "T" where it is stopped; "" once it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""
 
 
 def children_of(pid: int) -> list[int]:

@@ -89,7 +89,8 @@ simulate() {
 
 network() {
     ip link set lo up
-    while [ ! -e /sys/class/net/eth0 ]; do sleep .005; done
+    # Not /sys/class/net/eth0: once an overlay has looked for a name in vain, it never looks below again.
+    until grep -q 'eth0:' /proc/net/dev; do sleep .005; done
     ip -batch - <<END
 addr add 169.254.169.254/32 dev lo
 addr add $address/24 dev eth0

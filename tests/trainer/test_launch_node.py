@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lustrain.problem import UserError
-from tests.processes import alive, children_of, wait_until
+from tests.processes import alive, children_of, state, wait_until
 from tests.trainer.test_trainer_launch import descendants, end, endless
 from trainer.checkpoint.lineage.lease import committed
 from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
@@ -23,6 +23,7 @@ from trainer.launch.beats import Beats, Hub, Member
 from trainer.launch.node import devices, main
 from trainer.metrics.reader import read_events
 from trainer.storage import open_store
+from trainer.storage.folder import Folder
 
 BEAT_S, SILENT_S = 0.05, 1.0
 
@@ -203,6 +204,7 @@ class Nodes:
             [sys.executable, "-m", "trainer.launch.node", "--node-rank", str(node), *same, *train]
             for node in range(count)
         ]
+        self.run = folder / "run"
         self.jobs: dict[int, subprocess.Popen[str]] = {}
 
     def start(self, *nodes: int) -> None:
@@ -212,9 +214,12 @@ class Nodes:
             )
 
     def lose(self, node: int) -> None:
-        """As a machine that is cut off: everything on it stands still, and no connection ends."""
-        for pid in (self.jobs[node].pid, *descendants(self.jobs[node].pid)):
-            os.kill(pid, signal.SIGSTOP)
+        """As a machine that is cut off: everything on it stands still, no connection ends, and it locks no file."""
+        pids = [self.jobs[node].pid, *descendants(self.jobs[node].pid)]
+        with Folder(self.run).locked():
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            wait_until(lambda: {state(pid) for pid in pids} == {"T"})
 
     def close(self) -> None:
         for job in self.jobs.values():
@@ -248,7 +253,7 @@ def test_the_ranks_of_a_lost_nodes_peers_are_ended_within_7_seconds_and_the_next
         assert survivor.stderr.read().count(f"node {lost} was silent for 5 s: its ranks are lost") == 1
         assert took < 8
         again.start(0, 1)
-        wait_until(lambda: any(event["event"] == "resumed" for event in read_events(store)))
+        wait_until(lambda: any(event["event"] == "resumed" for event in read_events(store)), 180)
         for job in again.jobs.values():
             job.send_signal(signal.SIGTERM)
         assert [job.wait(timeout=60) for job in again.jobs.values()] == [EXIT_REQUEUE] * 2
