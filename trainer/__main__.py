@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from types import TracebackType
 
 from lustrain.problem import UserError
 from lustrain.process import end_with_launcher, outlive_readers
 from trainer import __version__
 from trainer.errors import EXIT_FAILURE
+from trainer.launch.attempt import leave_word
 
 COMMANDS = {
     "train": ("trainer.train", "train a model, or go on where the run stopped"),
@@ -49,9 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print_error(error: UserError) -> int:
     """Print it, where all ranks know it alike on one rank of a node; the exit code."""
+    leave_word(error.problems[0])
     if error.everywhere or os.environ.get("LOCAL_RANK", "0") == "0":
         print(error, file=sys.stderr)
     return error.exit_code
+
+
+def leave_word_of(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Python's own traceback, and its last line for the launcher."""
+    leave_word(f"{kind.__name__}: {error}".partition("\n")[0])
+    sys.__excepthook__(kind, error, trace)
 
 
 def hold_notices(words: Sequence[str]) -> None:
@@ -70,5 +79,6 @@ if __name__ == "__main__":
             sys.exit(EXIT_FAILURE)
     except UserError as mistake:
         sys.exit(_print_error(mistake))
+    sys.excepthook = leave_word_of
     hold_notices(sys.argv[1:])
     sys.exit(main())

@@ -8,7 +8,6 @@ import logging
 import sys
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +35,7 @@ from trainer.parallel import World
 from trainer.parallel.agree import Json, together
 from trainer.parallel.heartbeat import Heartbeat
 from trainer.parallel.peers import rank_0_last, report_lost_ranks
+from trainer.run.config_file import config_file
 from trainer.run.footprint import report_lack_of_memory
 from trainer.run.saving import Saving, State
 from trainer.run.start import (
@@ -55,7 +55,7 @@ LOG_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG.toml", type=Path)
+    parser.add_argument("config", metavar="CONFIG.toml", help="a file, or an object like s3://bucket/config.toml")
     parser.add_argument(
         "--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help="override a setting"
     )
@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     # A launcher asks for the stacks of ranks that hang; Python's own handlers may not run then.
     faulthandler.register(STACKS, file=2, all_threads=True)
-    config = configuration.load(args.config, args.sets, also=problems_in)
+    with config_file(args.config) as path:
+        config = configuration.load(path, args.sets, also=problems_in)
     task = make_task(config.task, seed=config.run.seed)
     with report_lack_of_memory(), ExitStack() as leaving, ExitStack() as together_still:
         training = prepare(config, task, leaving, together_still)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from lustrain.problem import UserError, problem
+from trainer.launch.ending import Ending, leave_end
 from trainer.launch.ranks import FORWARDED, Ranks
 
 GRACE_S = 20.0
@@ -62,6 +63,7 @@ class LocalJob(Ranks):
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.launch.local", description=__doc__)
     parser.add_argument("--nproc", type=int, required=True, help="ranks to start on this machine")
+    parser.add_argument("--run", default="", metavar="URI", help="where to record why an attempt failed")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="--, then the arguments of `python -m trainer`")
     args = parser.parse_args(argv)
     if args.nproc < 1:
@@ -83,7 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         jobs.append(LocalJob(arguments, args.nproc))
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-    return jobs[0].wait()
+    code = jobs[0].wait()
+    leave_end(args.run, 0, Ending(code, code, said=jobs[0].last_word()))
+    return code
 
 
 def _free_port() -> int:

@@ -23,6 +23,7 @@ from trainer.errors import EXIT_FAILURE, EXIT_PEERS
 from trainer.launch.attempt import ROSTER, launch_attempt
 from trainer.launch.beats import Beats, Hub, Member
 from trainer.launch.clock import LEAST_S
+from trainer.launch.ending import Ending, leave_end
 from trainer.launch.ranks import FORWARDED, Ranks
 
 GRACE_S = 20.0
@@ -56,8 +57,8 @@ def devices(environ: Mapping[str, str] = os.environ, folder: Path = Path("/dev")
     return max(1, sum(1 for path in folder.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)))
 
 
-def supervise(ranks: Ranks, beats: Beats, say: str) -> int:
-    """Wait until the ranks have ended, here and on the other nodes, and return the job's exit code."""
+def supervise(ranks: Ranks, beats: Beats, say: str) -> Ending:
+    """Wait until the ranks have ended, here and on the other nodes."""
     kill_at: float | None = None
     lost = False
     while ranks.running():
@@ -78,7 +79,7 @@ def supervise(ranks: Ranks, beats: Beats, say: str) -> int:
     until = time.monotonic() + LINGER_S
     while (news := beats.check()).code is None and not news.silent and time.monotonic() < until:
         time.sleep(POLL_S)
-    return code if news.code is None else news.code
+    return Ending(code if news.code is None else news.code, code, news.silent, ranks.last_word())
 
 
 def _given(*names: str) -> int | None:
@@ -107,6 +108,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument(
         "--nproc", type=int, default=devices(), help="ranks of a node; default: one for each GPU, else 1"
     )
+    parser.add_argument("--run", default="", metavar="URI", help="where to record why an attempt failed")
     parser.add_argument("--roster", default="", help="names the nodes of this attempt; the same text on all of them")
     parser.add_argument(
         "--hung-s", type=float, default=LEAST_S, help="a step of more seconds, and ten times the usual, hangs"
@@ -146,7 +148,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             started.append(Ranks(arguments, rank_environments(args, master, os.environ), hung_s=args.hung_s))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        return supervise(started[0], beats, name)
+        end = supervise(started[0], beats, name)
+        leave_end(args.run, args.node_rank, end)
+        return end.code
     finally:
         beats.close()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lustrain.process import LAUNCHER
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
+from trainer.launch.attempt import LAST_WORD
 from trainer.launch.clock import CLOCK, LEAST_S, hangs_for
 
 STACKS = signal.SIGUSR2
@@ -51,14 +52,15 @@ class Ranks:
         self._hung_s, self._hung = hung_s, False
         self._folder = tempfile.TemporaryDirectory(prefix="lustrain-ranks-")
         self._clocks = [Path(self._folder.name, str(number)) for number in range(len(environments))]
+        self._words = [Path(self._folder.name, f"{number}.word") for number in range(len(environments))]
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", "trainer", *arguments],
-                env={**environment, LAUNCHER: str(os.getpid()), CLOCK: str(clock)},
+                env={**environment, LAUNCHER: str(os.getpid()), CLOCK: str(clock), LAST_WORD: str(word)},
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # a terminal's Ctrl-C then reaches the ranks once, through us
             )
-            for environment, clock in zip(environments, self._clocks, strict=True)
+            for environment, clock, word in zip(environments, self._clocks, self._words, strict=True)
         ]
         self._killed: set[int] = set()
 
@@ -102,3 +104,16 @@ class Ranks:
             return EXIT_FAILURE
         codes = [rank.returncode for rank in self.ranks if rank.pid not in self._killed]
         return job_exit_code(codes) if codes else EXIT_PEERS
+
+    def last_word(self) -> str:
+        """Return the line with which a rank failed: of one that is itself the cause, if there is any."""
+        if self._hung:
+            return "the ranks hang"
+        pairs = zip(self.ranks, self._words, strict=True)
+        ended = [(rank.returncode, word) for rank, word in pairs if rank.pid not in self._killed]
+        innocent = (None, EXIT_DONE, EXIT_REQUEUE, EXIT_PEERS)
+        said = [(code in innocent, word.read_text(errors="replace")) for code, word in ended if word.exists()]
+        killed = next((-code for code, _ in ended if code is not None and code < 0), 0)
+        if killed and all(not_it for not_it, _ in said):
+            return f"a rank was killed by {signal.Signals(killed).name}"
+        return min(said, default=(True, ""))[1]

@@ -39,6 +39,15 @@ def read_steps(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> li
     return read_history(store, on_problem=on_problem)[0]
 
 
+def last_steps(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> list[dict[str, Any]]:
+    """Read the newest attempt's last step records alone, at most one part of its log; empty where none is durable yet."""
+    parts = parts_of(store, STEPS)
+    for generation in sorted(parts, reverse=True):
+        if records := read_part(store, parts[generation][-1], on_problem):
+            return records
+    return []
+
+
 def read_history(
     store: ObjectStore, *, on_problem: OnProblem = log.warning
 ) -> tuple[list[dict[str, Any]], list[Attempt]]:
@@ -84,23 +93,32 @@ def parse_part(key: str, body: bytes, on_problem: OnProblem) -> list[dict[str, A
     return records
 
 
-def _by_generation(store: ObjectStore, prefix: str, on_problem: OnProblem) -> dict[int, list[dict[str, Any]]]:
+def parts_of(store: ObjectStore, prefix: str) -> dict[int, list[str]]:
+    """List the keys of a log's parts (`STEPS` or `EVENTS`) by generation, in the order in which they were written."""
     named = ((PartName.of_key(info.key), info.key) for info in store.list(prefix))
-    parts = sorted((name, key) for name, key in named if name is not None)
-    by_generation: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        bodies = pool.map(lambda part: _body(store, part[1], on_problem), parts)
-        for (name, key), body in zip(parts, bodies, strict=True):
-            by_generation[name.generation] += parse_part(key, body, on_problem)
-    return {generation: records for generation, records in by_generation.items() if records}
+    parts: dict[int, list[str]] = defaultdict(list)
+    for name, key in sorted((name, key) for name, key in named if name is not None):
+        parts[name.generation].append(key)
+    return parts
 
 
-def _body(store: ObjectStore, key: str, on_problem: OnProblem) -> bytes:
+def read_part(store: ObjectStore, key: str, on_problem: OnProblem = log.warning) -> list[dict[str, Any]]:
+    """Read the records of one part; none where it is gone."""
     try:
-        return store.read(key)[0]
+        return parse_part(key, store.read(key)[0], on_problem)
     except ObjectMissingError:
         on_problem(f"{key}: listed, but gone when it was read")
-        return b""
+        return []
+
+
+def _by_generation(store: ObjectStore, prefix: str, on_problem: OnProblem) -> dict[int, list[dict[str, Any]]]:
+    parts = [(generation, key) for generation, keys in parts_of(store, prefix).items() for key in keys]
+    by_generation: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        read = pool.map(lambda part: read_part(store, part[1], on_problem), parts)
+        for (generation, _), records in zip(parts, read, strict=True):
+            by_generation[generation] += records
+    return {generation: records for generation, records in by_generation.items() if records}
 
 
 def _attempt(generation: int, records: list[dict[str, Any]]) -> Attempt:

@@ -1,0 +1,96 @@
+"""How a run is, read from the run alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launch.records import SUBMITTED, recorded
+from trainer.checkpoint.format.layout import MANIFESTS, ManifestId
+from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE
+from trainer.launch import journal
+from trainer.metrics.reader import last_steps
+from trainer.storage import ObjectStore
+
+WORDS: Mapping[int, str] = {
+    EXIT_DONE: "done",
+    EXIT_CONFIG: "refused: a person has to mend its settings",
+    EXIT_REQUEUE: "interrupted, with a checkpoint",
+    EXIT_LOST_RUN: "taken over by a newer job",
+}
+SILENT_S = 120.0
+"""Without a record of a step for so long (`metrics.flush_s` is 30), nobody can say that it trains."""
+
+
+def read(store: ObjectStore) -> dict[str, Any]:
+    """Return what is known, as plain JSON data; times are Unix seconds by the store's clock, ages seconds."""
+    asked, attempts = recorded(store, journal.ASKED), journal.read(store)
+    steps = last_steps(store)
+    last = steps[-1] if steps else {}
+    now = store.now()
+    commits = [
+        (manifest, now - info.modified)
+        for info in store.list(MANIFESTS)
+        if (manifest := ManifestId.of_key(info.key)) is not None
+    ]
+    newest = max(commits, default=None)
+    age = time.time() - journal.unix(last["time"]) if last else None
+    return {
+        "run": store.uri,
+        "on": asked and asked["on"],
+        "state": _state(attempts, journal.stopped(store), age),
+        "step": last.get("step"),
+        "loss": last.get("loss"),
+        "tokens_per_second": last.get("tokens_per_second"),
+        "world_size": last.get("world_size"),
+        "last_step_age_s": age,
+        "committed_step": newest and newest[0].step,
+        "last_commit_age_s": newest and newest[1],
+        "job": (recorded(store, SUBMITTED) or {}).get("job"),
+        "attempts": attempts,
+    }
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """Return it for people."""
+    shown = [f"{found['run']}: {found['state']}"]
+    if found["step"] is not None:
+        speed, loss = found["tokens_per_second"], found["loss"]
+        shown.append(f"step {found['step']}, loss {loss:.4f}, {speed:,.0f} tokens/s, {found['world_size']} ranks")
+    if found["committed_step"] is not None:
+        shown.append(f"checkpoint of step {found['committed_step']}, {_ago(found['last_commit_age_s'])} ago")
+    if found["job"]:
+        shown.append(f"job {found['job']} of Slurm")
+    return shown + [_attempt(record) for record in found["attempts"]]
+
+
+def _state(attempts: Sequence[Mapping[str, Any]], stopped: bool, age: float | None) -> str:
+    if not attempts:
+        return "asked for, not started by fab train yet" if age is None else "started by hand"
+    last = attempts[-1]
+    if "ended" not in last:
+        quiet = time.time() - last["started"] if age is None else min(age, time.time() - last["started"])
+        state = "running" if quiet < SILENT_S else f"running, but silent for {_ago(quiet)}"
+        return f"{state}; asked to stop" if stopped else state
+    code = last["code"]
+    if stopped and code == EXIT_REQUEUE:
+        return "stopped"
+    return WORDS.get(code, "its launcher is gone" if code is None else f"the last attempt ended with {code}")
+
+
+def _attempt(record: Mapping[str, Any]) -> str:
+    where = f"attempt {record['attempt']} on {', '.join(record['nodes'])}"
+    if "ended" not in record:
+        return f"{where}: since {_ago(time.time() - record['started'])}"
+    parts = [f"code {record['code']}", f"{record.get('gained', 0)} steps committed"]
+    parts += [f"{why} {', '.join(record[why])}" for why in ("blamed", "noticed") if record.get(why)]
+    parts += [record["said"]] if record.get("said") else []
+    return f"{where}: {'; '.join(parts)}"
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

@@ -1,0 +1,137 @@
+"""Inside an allocation of Slurm: start the ranks on its living nodes, again and again, and give the job back where they are too
+few. Standard library and Python 3.9 only: this file is the end of the batch script that `fab train --on slurm` submits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from launch.supervise.decision import PEERS, REQUEUE, Attempt, Requeue, Rules, attempt
+from launch.supervise.loop import JournalError, supervise
+
+UNUSABLE = ("down", "drain", "fail", "unk", "boot", "power", "maint", "*")
+"""In the state of a node that takes no new step: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
+LATE_S = 60
+"""After the first launcher has ended, Slurm ends the others: one on a node that does not answer would be waited for until
+Slurm takes the node for lost, five minutes by default."""
+
+
+class CommandJournal:
+    """The run's journal, by a command of the trainer's own environment: this script has no more than the standard library."""
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        self._command = [plan["python"], "-m", "trainer.launch.journal"]
+        self._run = plan["run"]
+        self._by = f"job {os.environ['SLURM_JOB_ID']} of Slurm on {socket.gethostname()}"
+
+    def read(self) -> tuple[list[Attempt], str]:
+        answer = self._call("read", {})
+        ended = [attempt(record) for record in answer["attempts"] if "ended" in record]
+        return ended, "fab stop asked for its end" if answer["stop"] else ""
+
+    def begin(self, nodes: Sequence[str]) -> int:
+        return int(self._call("begin", {"nodes": list(nodes), "by": self._by})["attempt"])
+
+    def finish(self, number: int, code: int) -> None:
+        self._call("finish", {"attempt": number, "code": code})
+
+    def _call(self, do: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        command = [*self._command, do, self._run]
+        done = subprocess.run(command, input=json.dumps(given), stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise JournalError(f"{do} ended with {done.returncode}, see the line above")
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+
+class Allocation:
+    """The nodes that Slurm has given to this job."""
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        self._plan = plan
+        self._step: subprocess.Popen[bytes] | None = None
+        self._signal = 0
+        self._heard = threading.Event()
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, self._hear)
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether Slurm ends this job soon for its time limit, as `--signal=B:USR1@…` has it tell."""
+        return self._signal == signal.SIGUSR1
+
+    def living(self) -> list[str]:
+        nodes = _output("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
+        rows = _output("sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format=%N %T").splitlines()
+        usable = {name for name, state in map(str.split, rows) if not any(word in state for word in UNUSABLE)}
+        return [node for node in nodes if node in usable]
+
+    def run(self, number: int, nodes: Sequence[str]) -> int:
+        plan, count = self._plan, str(len(nodes))
+        step = ["--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "--nodelist", ",".join(nodes)]
+        # The launcher of a node has all of its cores; how ranks are bound to them is theirs.
+        ends = ["--kill-on-bad-exit=0", f"--wait={LATE_S}", "--cpu-bind=none", "--export=ALL"]
+        meet = ["--master", f"{nodes[0]}:{plan['port']}", "--roster", ",".join(nodes), "--nproc", str(plan["ranks"])]
+        launcher = [plan["python"], "-m", "trainer.launch.node", *meet, "--run", plan["run"]]
+        environment = {**os.environ, "LUSTRAIN_ATTEMPT": str(number)}
+        self._step = subprocess.Popen(
+            ["srun", *step, *ends, *launcher, "--", "train", plan["config"]], env=environment, stdin=subprocess.DEVNULL
+        )
+        code = self._step.wait()
+        return code if code >= 0 else 1
+
+    def rest(self, seconds: float) -> None:
+        self._heard.wait(seconds)
+
+    def told(self) -> str:
+        if not self._signal:
+            return ""
+        return "its time is over" if self.out_of_time else "Slurm ends the job"
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        self._signal = self._signal or number
+        self._heard.set()
+        # On SIGTERM Slurm has told the ranks itself.
+        if number == signal.SIGUSR1 and self._step is not None and self._step.poll() is None:
+            self._step.send_signal(number)
+
+
+def give_back(without: Sequence[str]) -> int:
+    """Requeue this job, to be started without some nodes; returns the exit code of the script, which has to end at once."""
+    job = os.environ["SLURM_JOB_ID"]
+    done = subprocess.run(["scontrol", "requeue", job], check=False)
+    if done.returncode:
+        say("Slurm does not requeue the job; fix: start it again with `fab train --resume`")
+        return PEERS
+    if without:
+        subprocess.run(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(without)}"], check=False)
+    return 0
+
+
+def say(line: str) -> None:
+    print(f"lustrain: {line}", flush=True)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+
+
+def main(plan: Mapping[str, Any]) -> int:
+    """Supervise the run that the plan describes; returns the exit code of the batch script."""
+    os.environ.update(plan["environment"])
+    allocation = Allocation(plan)
+    rules = Rules(**plan["rules"])
+    move = supervise(allocation, CommandJournal(plan), rules, say, give_up_s=plan["give_up_s"])
+    say(move.why)
+    if isinstance(move, Requeue):
+        return give_back(move.without)
+    if move.code == REQUEUE and allocation.out_of_time:
+        return give_back(())
+    return move.code

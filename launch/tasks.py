@@ -1,0 +1,112 @@
+"""`fab train`, `status`, `stop`.
+
+Imports of what a task does stand in it: every `fab` loads this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launch.wish import StatusWish, StopWish, TrainWish
+from lustrain.task import Answer, task
+
+if TYPE_CHECKING:
+    from launch.asked import Asked
+
+
+@task("train")
+def train(flags: TrainWish, context: Any) -> Answer:
+    """Start a run, and start it again after every interruption until it is done. Exit code: the trainer's (docs/launch.md)."""
+    from launch import asked as asking
+    from lustrain import deployed
+    from trainer import config
+    from trainer.launch.node import devices
+
+    cluster = deployed.cluster(flags.cluster, flags.stack)
+    settings = config.load(Path(flags.config), flags.set)
+    asked = asking.ask(flags, settings, cluster, devices(), Path.cwd())
+    dry = flags.dry or bool(context.config.run.dry)
+    return _on_slurm(asked, flags, dry=dry) if asked.on == "slurm" else _here(asked, flags, dry=dry)
+
+
+def _here(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
+    from launch import here, records
+    from launch.supervise.decision import Stop
+    from launch.supervise.loop import supervise
+
+    if dry:
+        command = here.command(asked)
+        lines = [f"{asked.config_uri}:", asked.config, "command:", shlex.join(command)]
+        return Answer(lines, {"files": {asked.config_uri: asked.config}, "commands": [command]})
+    store = records.claim(asked, resume=flags.resume, plan={})
+    end = supervise(here.Here(asked), here.RunJournal(store), asked.rules, _say, give_up_s=asked.give_up_s)
+    assert isinstance(end, Stop), "this machine has no queue"
+    return Answer([f"{asked.run}: {end.why}"], {"run": asked.run, "exit_code": end.code, "why": end.why}, end.code)
+
+
+def _on_slurm(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
+    from launch import records, slurm
+
+    folder = Path.cwd()
+    log = f"{folder}/lustrain-{asked.name}.log" if "://" in asked.run else f"{asked.run}/launch/log"
+    text = slurm.script(asked, log, slurm.ranks_environment(os.environ))
+    if dry:
+        script = f"{asked.run}/{slurm.SCRIPT}"
+        command = ["sbatch", "--parsable", f"--chdir={folder}"]
+        lines = [f"{asked.config_uri}:", asked.config, f"{script}:", text, "command:", shlex.join(command)]
+        files = {asked.config_uri: asked.config, script: text}
+        return Answer(lines, {"files": files, "commands": [command]})
+    plan = {slurm.SCRIPT: text}
+    store = records.claim(asked, resume=flags.resume, plan=plan)
+    try:
+        job = slurm.submit(text, folder)
+    except BaseException:
+        records.release(store, plan)
+        raise
+    records.submitted(store, job, log)
+    lines = [f"{asked.run}: job {job} of Slurm", f"log: {log}", f"next: fab status {asked.run}"]
+    return Answer(lines, {"run": asked.run, "job": job, "log": log})
+
+
+@task("status")
+def status(flags: StatusWish) -> Answer:
+    """Tell how a run is: its state, step, loss, speed, checkpoints and attempts. Reads the run alone, not the cluster."""
+    from launch import status as telling
+
+    found = telling.read(_store(flags))
+    return Answer(telling.lines(found), found)
+
+
+@task("stop")
+def stop(flags: StopWish) -> Answer:
+    """Have a run commit and end; it is not started again until `fab train --resume`."""
+    from launch import records, slurm
+    from trainer.launch.journal import STOP
+
+    store = _store(flags)
+    store.put(STOP, json.dumps({"by": os.environ.get("USER", "")}).encode())
+    job = (records.recorded(store, records.SUBMITTED) or {}).get("job")
+    if flags.now and job:
+        slurm.cancel(job)
+    lines = [f"{store.uri}: asked to commit and end", f"next: fab status {store.uri}"]
+    return Answer(lines, {"run": store.uri, "cancelled": job if flags.now else None})
+
+
+def _store(flags: StatusWish | StopWish) -> Any:
+    from launch.asked import uri_of
+    from launch.records import look
+    from lustrain import deployed
+
+    return look(uri_of(flags.run, deployed.cluster(flags.cluster, flags.stack), Path.cwd()))
+
+
+def _say(line: str) -> None:
+    print(f"lustrain: {line}", file=sys.stderr, flush=True)
+
+
+TASKS = (train, status, stop)

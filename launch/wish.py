@@ -1,0 +1,50 @@
+"""The flags of launchers' tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lustrain.flags import flag
+
+RUN = "the run: a folder, s3://bucket/prefix, or with a Cluster its name"
+JSON = "print one JSON object"
+
+
+@dataclass(frozen=True)
+class TrainWish:
+    config: str = flag(help="the run's settings, a TOML file")
+    on: str | None = flag(None, "local or slurm; else what the Cluster has, without one local")
+    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
+    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    name: str | None = flag(None, "name of the run: its place under the Cluster's runs_uri, else beside run.uri")
+    nodes: str = flag("1", "N nodes, or N-M: at least N, up to M while they live (1)")
+    spare: str = flag("0", "nodes beside these that take the place of lost ones (0)")
+    nproc: str | None = flag(None, "ranks of a node; else one for each GPU, without GPUs 1")
+    set: tuple[str, ...] = flag((), "KEY=VALUE: another value for one setting; may be given again")
+    resume: bool = flag(False, "go on with a run that was stopped or has failed")
+    keep_nodes: bool = flag(False, "use nodes again that were to blame twice")
+    give_up: str = flag("6", "hours to wait for nodes or for the run's store (6)")
+    python: str | None = flag(None, "interpreter with the trainer on the nodes; else this one")
+    partition: str | None = flag(None, "Slurm: partition; else that of the Cluster's only group of workers")
+    account: str | None = flag(None, "Slurm: account; else the Cluster's")
+    qos: str | None = flag(None, "Slurm: quality of service; else the Cluster's")
+    time: str | None = flag(None, "Slurm: longest time of one stay in the queue's nodes, like 1-12:00:00")
+    dry: bool = flag(False, "print what would be run and written, and do nothing")
+    json: bool = flag(False, JSON)
+
+
+@dataclass(frozen=True)
+class StatusWish:
+    run: str = flag(help=RUN)
+    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
+    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    json: bool = flag(False, JSON)
+
+
+@dataclass(frozen=True)
+class StopWish:
+    run: str = flag(help=RUN)
+    now: bool = flag(False, "also cancel its job of Slurm; steps since the last checkpoint may be lost")
+    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
+    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    json: bool = flag(False, JSON)

@@ -1,0 +1,34 @@
+"""How an attempt ended, as the launcher of one node saw it, and the record of that in the run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from lustrain.problem import UserError
+from trainer.errors import EXIT_DONE, EXIT_REQUEUE
+from trainer.launch.attempt import launch_attempt
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The job's exit code, that of this node's ranks, which node was silent, and the line with which a rank failed."""
+
+    code: int
+    own: int
+    silent: str = ""
+    said: str = ""
+
+
+def leave_end(uri: str, node: int, end: Ending) -> None:
+    """Put into the run at `uri` why the attempt failed, for whoever decides what is next; nothing where it did not fail."""
+    attempt = launch_attempt()
+    if not uri or attempt is None or end.code in (EXIT_DONE, EXIT_REQUEUE):
+        return
+    # Loads what speaks to S3, which an attempt that ends well does not need.
+    from trainer.launch.journal import put_end
+
+    try:
+        put_end(uri, attempt, node, end.code, end.own, end.silent, end.said)
+    except UserError as error:
+        print(f"the reason of the end is not recorded in the run: {error}", file=sys.stderr)
