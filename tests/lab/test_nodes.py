@@ -21,7 +21,7 @@ from tests.conftest import LeakedConnectionError
 from tests.lab.faults import calls, end_job, freeze, hang, read_only_etc, run_job, unhang, use_python
 from tests.lab.nodes import StartLab
 from tests.node_setup.agents import interpreter
-from tests.processes import children_of, command_line, wait_until
+from tests.processes import children_of, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -56,17 +56,6 @@ def test_each_node_answers_ssh_by_its_own_name_with_its_own_key(lab: StartLab) -
     assert [done.stdout.strip() for done in said] == ["node1", "node2", "node3"]
     keys = [line.split()[-1] for line in Path(running.known_hosts).read_text().splitlines()]
     assert len(set(keys)) == 3
-
-
-def test_a_node_whose_link_comes_late_boots_and_sees_it(lab: StartLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(node: Node) -> None:
-        """Until the node is at the wait for its link."""
-        wait_until(lambda: "sleep .005" in map(command_line, children_of(node.pid)))
-        connect(node)
-
-    connect = Node._connect
-    monkeypatch.setattr(Node, "_connect", late)
-    assert lab(1).nodes[0].exists("/sys/class/net/eth0")
 
 
 def test_files_of_a_node_are_its_own_and_outlive_a_reboot_where_a_disk_would_keep_them(lab: StartLab) -> None:
