@@ -13,7 +13,7 @@ from types import FrameType
 
 from launch.asked import Asked
 from launch.supervise.decision import Attempt, attempt
-from launch.supervise.loop import JournalError
+from launch.supervise.loop import NotNow
 from trainer.launch import journal
 from trainer.launch.attempt import ATTEMPT
 from trainer.launch.ranks import FORWARDED
@@ -41,20 +41,20 @@ class RunJournal:
             records = journal.read(self._store)
             stop = "fab stop asked for its end" if journal.stopped(self._store) else ""
         except StorageError as error:
-            raise JournalError(str(error)) from None
+            raise NotNow(str(error)) from None
         return [attempt(record) for record in records if "ended" in record], stop
 
     def begin(self, nodes: Sequence[str]) -> int:
         try:
             return journal.begin(self._store, nodes, self._by)
         except StorageError as error:
-            raise JournalError(str(error)) from None
+            raise NotNow(str(error)) from None
 
     def finish(self, number: int, code: int) -> None:
         try:
             journal.finish(self._store, number, code)
         except StorageError as error:
-            raise JournalError(str(error)) from None
+            raise NotNow(str(error)) from None
 
 
 class Here:

@@ -12,6 +12,8 @@ from typing import Any, Union
 
 DONE, USAGE, PEERS, REQUEUE, LOST_RUN = 0, 2, 75, 85, 86
 """Exit codes of a job; a test compares them with `trainer.errors`."""
+INTERRUPTED = (None, PEERS, REQUEUE)
+"""Something outside of the run ended it."""
 FINAL = {USAGE: "the configuration is refused", LOST_RUN: "a newer job owns the run"}
 
 MOST_WORTHLESS = 3
@@ -53,8 +55,7 @@ class Attempt:
     @property
     def counts(self) -> bool:
         """Whether it speaks against the run: an interruption does not, as long as a node is known to be its reason."""
-        interrupted = self.code in (None, PEERS, REQUEUE)
-        return self.worthless and not (interrupted and (self.blamed or self.noticed))
+        return self.worthless and not (self.code in INTERRUPTED and (self.blamed or self.noticed))
 
 
 @dataclass(frozen=True)
@@ -171,17 +172,21 @@ def _end(history: Sequence[Attempt], last: Attempt) -> Stop | None:
         said = f"; the last one said: {last.said}" if last.said else ""
         why = f"{against} attempts in a row committed no more than their own start cost"
         # A code that asks to be started again would have the scheduler do just that.
-        code = 1 if last.code in (None, PEERS, REQUEUE) else int(last.code or 1)
+        code = 1 if last.code in INTERRUPTED else int(last.code or 1)
         return Stop(code, f"{why}{said}; fix: look at the log of attempt {last.number}")
     return None
 
 
 def _pause(history: Sequence[Attempt], draw: float) -> float:
-    """5, 10, 20 … 300 s, halved by chance; an interruption after progress costs none."""
-    if not history or (history[-1].code in (None, PEERS, REQUEUE) and not history[-1].worthless):
+    """5, 10, 20 … 300 s, halved by chance; an interruption costs none, if it is not one of several without progress."""
+    if not history:
         return 0.0
-    tried = max(1, without_progress(history))
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tried - 1, 30)) * (0.5 + draw / 2)
+    tried = without_progress(history)
+    if history[-1].counts or history[-1].code not in INTERRUPTED:
+        tried = max(1, tried)
+    else:
+        tried -= 1
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tried - 1, 30)) * (0.5 + draw / 2) if tried > 0 else 0.0
 
 
 def _asked(last: Attempt | None) -> str:

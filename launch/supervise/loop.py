@@ -15,12 +15,12 @@ GIVE_UP_S = 6 * 3600.0
 DRAW = random.SystemRandom().random
 
 
-class JournalError(Exception):
-    """The run's journal cannot be read or written just now; the text says why."""
+class NotNow(Exception):
+    """The run's journal or the scheduler does not answer just now; the text says why."""
 
 
 class Journal(Protocol):
-    """The attempts at a run, as the run keeps them. All raise JournalError."""
+    """The attempts at a run, as the run keeps them. Every method raises NotNow."""
 
     def read(self) -> tuple[list[Attempt], str]:
         """Return all attempts that have ended, and why no further one is wanted (empty: one is)."""
@@ -39,7 +39,7 @@ class Backend(Protocol):
     """What starts ranks on nodes."""
 
     def living(self) -> list[str]:
-        """Return the nodes that can be used, the first ones first."""
+        """Return the nodes that can be used, the first ones first. NotNow."""
         ...
 
     def run(self, number: int, nodes: Sequence[str]) -> int:
@@ -70,8 +70,8 @@ def supervise(
     while True:
         try:
             move = _next(backend, journal, rules, clock(), draw())
-        except JournalError as error:
-            move = Wait(f"the run's journal: {error}")
+        except NotNow as error:
+            move = Wait(str(error))
         if isinstance(move, (Stop, Requeue)):
             return move
         if isinstance(move, Wait):
@@ -103,13 +103,13 @@ def _attempt(backend: Backend, journal: Journal, move: Start, say: Callable[[str
             return
     try:
         number = journal.begin(move.nodes)
-    except JournalError as error:
-        say(f"the run's journal: {error}")
+    except NotNow as error:
+        say(str(error))
         backend.rest(POLL_S)
         return
     code = backend.run(number, move.nodes)
     try:
         journal.finish(number, code)
-    except JournalError as error:
+    except NotNow as error:
         # Its successor finds no end of it, and takes it for one whose launcher is gone.
-        say(f"the run's journal: the end of attempt {number} is not recorded: {error}")
+        say(f"the end of attempt {number} is not recorded: {error}")

@@ -14,13 +14,19 @@ from types import FrameType
 from typing import Any
 
 from launch.supervise.decision import PEERS, REQUEUE, Attempt, Requeue, Rules, attempt
-from launch.supervise.loop import JournalError, supervise
+from launch.supervise.loop import NotNow, supervise
 
 UNUSABLE = ("down", "drain", "fail", "unk", "boot", "power", "maint", "*")
 """In the state of a node that takes no new step: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
 LATE_S = 60
 """After the first launcher has ended, Slurm ends the others: one on a node that does not answer would be waited for until
 Slurm takes the node for lost, five minutes by default."""
+WATCHERS = 3
+WATCH = """while sleep 10; do
+    case $(sinfo --noheader --nodes="$1" --format=%T) in
+        *down* | *drained*) exec scontrol requeue "$2" ;;
+    esac
+done"""
 
 
 class CommandJournal:
@@ -46,7 +52,7 @@ class CommandJournal:
         command = [*self._command, do, self._run]
         done = subprocess.run(command, input=json.dumps(given), stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
-            raise JournalError(f"{do} ended with {done.returncode}, see the line above")
+            raise NotNow(f"the run's journal: {do} ended with {done.returncode}, see the line above")
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
@@ -59,6 +65,7 @@ class Allocation:
         self._step: subprocess.Popen[bytes] | None = None
         self._signal = 0
         self._heard = threading.Event()
+        self._watch: subprocess.Popen[bytes] | None = None
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, self._hear)
 
@@ -68,16 +75,20 @@ class Allocation:
         return self._signal == signal.SIGUSR1
 
     def living(self) -> list[str]:
-        nodes = _output("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
+        # Not SLURM_JOB_NODELIST: nodes that Slurm has taken out of the job since then may be idle, and another's.
+        held = _output("squeue", "--noheader", f"--jobs={os.environ['SLURM_JOB_ID']}", "--format=%N").strip()
+        nodes = _output("scontrol", "show", "hostnames", held).split()
         rows = _output("sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format=%N %T").splitlines()
         usable = {name for name, state in map(str.split, rows) if not any(word in state for word in UNUSABLE)}
         return [node for node in nodes if node in usable]
 
     def run(self, number: int, nodes: Sequence[str]) -> int:
+        self._watch_over_this_host()
         plan, count = self._plan, str(len(nodes))
         step = ["--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "--nodelist", ",".join(nodes)]
-        # The launcher of a node has all of its cores; how ranks are bound to them is theirs.
-        ends = ["--kill-on-bad-exit=0", f"--wait={LATE_S}", "--cpu-bind=none", "--export=ALL"]
+        # The launcher of a node has all of its cores; how ranks are bound to them is theirs. A step that lost a node holds
+        # its resources until Slurm has heard of that node again: the next one would wait for them for ever.
+        ends = ["--kill-on-bad-exit=0", f"--wait={LATE_S}", "--cpu-bind=none", "--overlap", "--export=ALL"]
         meet = ["--master", f"{nodes[0]}:{plan['port']}", "--roster", ",".join(nodes), "--nproc", str(plan["ranks"])]
         launcher = [plan["python"], "-m", "trainer.launch.node", *meet, "--run", plan["run"]]
         environment = {**os.environ, "LUSTRAIN_ATTEMPT": str(number)}
@@ -86,6 +97,20 @@ class Allocation:
         )
         code = self._step.wait()
         return code if code >= 0 else 1
+
+    def _watch_over_this_host(self) -> None:
+        """Have other nodes requeue the job when this one is lost: under --no-kill Slurm would let it stand for ever, without
+        this script."""
+        host = os.environ["SLURMD_NODENAME"]
+        others = [node for node in self.living() if node != host][:WATCHERS]
+        if not others or (self._watch is not None and self._watch.poll() is None):
+            return
+        count = str(len(others))
+        step = ["--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "--nodelist", ",".join(others)]
+        command = ["/bin/sh", "-c", WATCH, "lustrain-watch", host, os.environ["SLURM_JOB_ID"]]
+        self._watch = subprocess.Popen(
+            ["srun", *step, "--overlap", "--kill-on-bad-exit=0", "--export=ALL", *command], stdin=subprocess.DEVNULL
+        )
 
     def rest(self, seconds: float) -> None:
         self._heard.wait(seconds)
@@ -120,7 +145,10 @@ def say(line: str) -> None:
 
 
 def _output(*command: str) -> str:
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise NotNow(f"{command[0]} ended with {done.returncode}: Slurm does not answer")
+    return done.stdout
 
 
 def main(plan: Mapping[str, Any]) -> int:

@@ -1,0 +1,125 @@
+"""`fab train --on slurm` on a real Slurm: a lost node costs time, and nothing else; nobody is at the keyboard."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rehearsal.lab import slurm as lab_slurm
+from rehearsal.lab.nodes import Lab, why_not
+from rehearsal.lab.slurm import SHARED, Slurm
+from tests.conftest import require
+from tests.lab.training import ROOT, VARIABLES, assert_equals_an_undisturbed_run, config
+from tests.processes import wait_until
+from trainer.checkpoint.lineage.lease import committed
+from trainer.errors import EXIT_CONFIG, EXIT_REQUEUE
+from trainer.launch import journal
+from trainer.storage import open_store
+
+pytestmark = pytest.mark.slow
+BATCH_GONE = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
+
+
+class Place:
+    """A Slurm with a controller and three workers, and `fab` on its controller."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab, self.slurm = lab, Slurm(lab).start()
+        self.run = lab.shared / "run"
+
+    def write(self, **train: object) -> None:
+        (self.lab.shared / "config.toml").write_text(config("run", **train))
+
+    def fab(self, *words: str, check: bool = True) -> Any:
+        """What fab prints as JSON, called in the shared folder."""
+        variables = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "HOME": "/root", **VARIABLES}
+        given = " ".join(f"{name}={value}" for name, value in variables.items())
+        line = f"cd {SHARED} && exec env -i {given} fab -r {ROOT} {shlex.join(words)} --json"
+        done = self.slurm.controller.exec("sh", "-c", line, check=False)
+        answer = json.loads(done.stdout) if done.stdout else None
+        assert not check or done.returncode == 0, (answer, done.stderr)
+        return answer
+
+    def train(self, *words: str) -> int:
+        return int(self.fab("train", "config.toml", "--on", "slurm", "--nproc", "1", *words)["job"])
+
+    def records(self) -> list[dict[str, Any]]:
+        return journal.read(open_store(str(self.run))) if self.run.exists() else []
+
+    def log(self) -> str:
+        log = self.run / "launch/log"
+        return log.read_text() if log.exists() else "no log"
+
+    def committed(self) -> None:
+        wait_until(lambda: self.run.exists() and committed(open_store(str(self.run))), 120)
+
+    def ended(self, job: int) -> str:
+        wait_until(lambda: self.slurm.job(job)["JobState"] in BATCH_GONE, 240)
+        return self.slurm.job(job)["JobState"]
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    require(why_not() is None, str(why_not()))
+    require(lab_slurm.why_not() is None, str(lab_slurm.why_not()))
+    with Lab(4, "cpu", folders=[ROOT, sys.prefix, sys.base_prefix]) as lab:
+        place = Place(lab)
+        place.write()
+        yield place
+
+
+def test_a_lost_node_is_replaced_by_a_spare_one_within_the_allocation(place: Place, tmp_path: Path) -> None:
+    job = place.train("--nodes", "2", "--spare", "1")
+    place.committed()
+    victim = place.records()[0]["nodes"][1]
+    place.lab[victim].crash()
+    assert place.ended(job) == "COMPLETED", place.log()
+    first, second = place.records()
+    assert (first["code"], first["blamed"], second["code"]) == (75, [victim], 0)
+    assert victim not in second["nodes"]
+    assert place.slurm.job(job)["Restarts"] == "0"
+    assert_equals_an_undisturbed_run(place.run, tmp_path)
+
+
+def test_a_job_that_loses_its_batch_host_is_requeued_and_goes_on(place: Place, tmp_path: Path) -> None:
+    job = place.train("--nodes", "2")
+    place.committed()
+    victim = place.slurm.job(job)["BatchHost"]
+    place.lab[victim].crash()
+    assert place.ended(job) == "COMPLETED", place.log()
+    first, second = place.records()
+    assert (first["code"], first["blamed"], second["code"]) == (75, [victim], 0)
+    assert victim not in second["nodes"]
+    assert_equals_an_undisturbed_run(place.run, tmp_path)
+
+
+def test_a_job_that_is_stopped_commits_ends_and_goes_on_when_it_is_asked_to(place: Place) -> None:
+    job = place.train("--nodes", "2", "--set", "train.steps=1000000")
+    place.committed()
+    assert place.fab("status", "run")["state"] == "running"
+    place.fab("stop", "run")
+    assert place.ended(job) == "FAILED"
+    stopped = place.fab("status", "run")
+    assert (stopped["state"], stopped["step"]) == ("stopped", stopped["committed_step"])
+    (record,) = place.records()
+    assert record["code"] == EXIT_REQUEUE
+    refused = place.fab("train", "config.toml", "--on", "slurm", "--nproc", "1", "--nodes", "2", check=False)
+    assert "there is a run of this name already" in refused["error"][0]
+    steps = stopped["step"] + 10
+    assert place.ended(place.train("--nodes", "2", "--resume", "--set", f"train.steps={steps}")) == "COMPLETED"
+    assert place.fab("status", "run")["step"] == steps
+
+
+def test_a_wrong_setting_is_one_attempt_and_its_line(place: Place) -> None:
+    job = place.train("--nodes", "2", "--set", "task.nothing=1")
+    assert place.ended(job) == "FAILED"
+    (record,) = place.records()
+    assert record["code"] == EXIT_CONFIG
+    assert "task.nothing" in record["said"]
+    assert record["said"] in place.log()
