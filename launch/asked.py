@@ -84,8 +84,10 @@ def ask(wish: TrainWish, config: Config, cluster: Cluster | None, devices: int, 
     """
     problems: list[Problem] = []
     on = _backend(wish, cluster, problems)
-    least, most = _nodes(wish, on, problems)
+    least, most = _nodes(wish, problems)
     spare = _number("--spare", wish.spare, 0, MOST_NODES, problems)
+    if on == "local" and most + spare > 1:
+        problems.append(problem("--nodes", wish.nodes, "is more than this machine", fix="--nproc sets its ranks"))
     group = _group(wish, cluster, problems) if on == "slurm" and cluster else None
     gpus = group.gpus if group else 0
     ranks = _number("--nproc", wish.nproc, 1, 1024, problems) if wish.nproc is not None else 0
@@ -140,15 +142,13 @@ def _backend(wish: TrainWish, cluster: Cluster | None, problems: list[Problem]) 
     return on
 
 
-def _nodes(wish: TrainWish, on: str, problems: list[Problem]) -> tuple[int, int]:
+def _nodes(wish: TrainWish, problems: list[Problem]) -> tuple[int, int]:
     match = _RANGE.fullmatch(wish.nodes)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most <= MOST_NODES:
         allowed = f"N or N-M with N from 1 and M up to {MOST_NODES}"
         problems.append(problem("--nodes", wish.nodes, "is not a number of nodes", allowed=allowed))
         return 1, 1
-    if on == "local" and (most > 1 or wish.spare != "0"):
-        problems.append(problem("--nodes", wish.nodes, "is more than this machine", fix="--nproc sets its ranks"))
     return least, most
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
+from typing import IO, Any
 
 from launch.asked import Asked
 from launch.supervise.decision import Attempt, attempt
@@ -60,7 +61,9 @@ class RunJournal:
 class Here:
     """Starts all ranks on this machine; signals for this process are for them, and for what would follow."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Asked, output: IO[Any] | None = None) -> None:
+        """`output`: what the ranks print goes there; None for standard output."""
+        self._output = output
         self._command = command(asked)
         self._job: subprocess.Popen[bytes] | None = None
         self._told = threading.Event()
@@ -76,7 +79,7 @@ class Here:
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         try:
             # A terminal's Ctrl-C reaches the ranks once, through us.
-            self._job = subprocess.Popen(self._command, env=environment, process_group=0)
+            self._job = subprocess.Popen(self._command, env=environment, stdout=self._output, process_group=0)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         code = self._job.wait()

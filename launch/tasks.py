@@ -44,7 +44,9 @@ def _here(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
         lines = [f"{asked.config_uri}:", asked.config, "command:", shlex.join(command)]
         return Answer(lines, {"files": {asked.config_uri: asked.config}, "commands": [command]})
     store = records.claim(asked, resume=flags.resume, plan={})
-    end = supervise(here.Here(asked), here.RunJournal(store), asked.rules, _say, give_up_s=asked.give_up_s)
+    # Standard output is one JSON value where that is asked for.
+    place = here.Here(asked, sys.stderr if flags.json else None)
+    end = supervise(place, here.RunJournal(store), asked.rules, _say, give_up_s=asked.give_up_s)
     assert isinstance(end, Stop), "this machine has no queue"
     return Answer([f"{asked.run}: {end.why}"], {"run": asked.run, "exit_code": end.code, "why": end.why}, end.code)
 

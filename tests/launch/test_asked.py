@@ -1,0 +1,155 @@
+"""What the flags of `fab train` ask for, and every mistake as one line, before anything is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import slurm
+from launch.asked import Asked, ask, uri_of
+from launch.wish import TrainWish
+from lustrain import cluster as contract
+from lustrain.cluster import Cluster
+from lustrain.problem import UserError
+from tests.lab.training import config as settings
+from trainer.config import Config, load
+
+HERE = Path("/home/me")
+
+
+def cluster(**more: Any) -> Cluster:
+    worker = {"type": "p5.48xlarge", "count": 4, "gpus": 8, "partition": "train"}
+    whole = {
+        "name": "lab",
+        "backend": "hyperpod-slurm",
+        "nodes": {"hyperpod_cluster": "lab"},
+        "reach": {"via": "ssm"},
+        "groups": {"train": worker, "login": {"type": "m5.large", "count": 1, "role": "login"}},
+        "runs_uri": "s3://team-checkpoints/runs/",
+        "capacity": {"mode": "on-demand"},
+        "slurm": {"account": "research", "qos": "high"},
+    }
+    return contract.parse({**whole, **more})
+
+
+def config(tmp_path: Path, **train: object) -> Config:
+    (tmp_path / "config.toml").write_text(settings("runs/first", **train))
+    return load(tmp_path / "config.toml")
+
+
+def asked(tmp_path: Path, on: Cluster | None = None, train: dict[str, object] | None = None, **flags: object) -> Asked:
+    wish = dataclasses.replace(TrainWish("config.toml"), **flags)  # type: ignore[arg-type]
+    return ask(wish, config(tmp_path, **(train or {})), on, 2, HERE)
+
+
+def test_without_a_cluster_it_is_this_machine_with_all_its_devices(tmp_path: Path) -> None:
+    here = asked(tmp_path)
+    assert (here.on, here.run, here.rules.ranks, here.nodes) == ("local", "/home/me/runs/first", 2, 1)
+    assert 'stop_uri = "/home/me/runs/first/launch/stop"' in here.config
+    assert 'uri = "/home/me/runs/first"' in here.config
+
+
+def test_a_cluster_says_where_the_run_lies_how_many_ranks_a_node_has_and_who_pays(tmp_path: Path) -> None:
+    on = cluster(capacity={"mode": "capacity-block", "ends_at": "2027-03-01T11:30:00Z"})
+    there = asked(tmp_path, on, {"global_batch": 64}, name="second", nodes="2-3", spare="1")
+    assert (there.on, there.run, there.nodes) == ("slurm", "s3://team-checkpoints/runs/second", 4)
+    assert (there.rules.least, there.rules.most, there.rules.ranks, there.rules.others) == (2, 3, 8, True)
+    assert (there.slurm.partition, there.slurm.account, there.slurm.qos, there.slurm.gpus) == (
+        "train",
+        "research",
+        "high",
+        8,
+    )
+    assert "metadata = true" in there.config
+    assert 'deadline = "2027-03-01T11:00:00+00:00"' in there.config
+
+
+def test_what_the_settings_say_stays(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        settings("s3://mine/run", global_batch=64) + '[interrupt]\nmetadata = false\nstop_uri = "/stop"\n'
+    )
+    there = ask(TrainWish("config.toml"), load(tmp_path / "config.toml"), cluster(), 2, HERE)
+    assert there.run == "s3://mine/run"
+    assert "metadata = false" in there.config
+    assert 'stop_uri = "/stop"' in there.config
+
+
+def test_a_run_is_named_by_its_place_or_under_the_clusters_runs(tmp_path: Path) -> None:
+    assert uri_of("runs/a/", None, HERE) == "/home/me/runs/a"
+    assert uri_of("s3://b/c/", None, HERE) == "s3://b/c"
+    assert uri_of("a", cluster(), HERE) == "s3://team-checkpoints/runs/a"
+    assert asked(tmp_path, name="second").run == "/home/me/runs/second"
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ({"on": "mars"}, "--on = 'mars': is not a place to train at; allowed: local, slurm"),
+        ({"nodes": "0"}, "--nodes = '0': is not a number of nodes"),
+        ({"nodes": "3-2"}, "--nodes = '3-2': is not a number of nodes"),
+        ({"nodes": "2"}, "--nodes = '2': is more than this machine; fix: --nproc sets its ranks"),
+        ({"spare": "x"}, "--spare = 'x': must be a whole number"),
+        (
+            {"nproc": "3"},
+            "--nodes = '1': no number of nodes with 3 ranks each divides 4 samples into micro-batches of 2",
+        ),
+        ({"nproc": "0"}, "--nproc = '0': must be a whole number"),
+        ({"name": "../up"}, "--name = '../up': is not a plain name"),
+        ({"time": "soon"}, "--time = 'soon': is not a time of Slurm"),
+        ({"give_up": "-1"}, "--give-up = '-1': must be a number"),
+        ({"account": "a b"}, "--account = 'a b': is not a name of Slurm"),
+        ({"on": "slurm", "set_uri": "s3://b/a b"}, "run.uri = 's3://b/a b': holds ' '"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(tmp_path: Path, flags: dict[str, str], line: str) -> None:
+    given = dict(flags)
+    (tmp_path / "config.toml").write_text(settings(given.pop("set_uri", "runs/first")))
+    wish = dataclasses.replace(TrainWish("config.toml"), **given)  # type: ignore[arg-type]
+    with pytest.raises(UserError) as caught:
+        ask(wish, load(tmp_path / "config.toml"), None, 2, HERE)
+    (only,) = caught.value.problems
+    assert only.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("more", "flags", "line"),
+    [
+        ({}, {"nodes": "5"}, "--nodes = '5': the group has 4 nodes of type p5.48xlarge; allowed: 1 to 4"),
+        ({}, {"partition": "test"}, "--partition = 'test': is of no group of workers; allowed: train"),
+        (
+            {"backend": "ec2", "slurm": None, "nodes": {"auto_scaling_groups": ["a"]}},
+            {},
+            "--on = None: the Cluster's backend ec2 has no launcher yet",
+        ),
+    ],
+)
+def test_what_the_cluster_does_not_have_is_one_line(
+    tmp_path: Path, more: dict[str, object], flags: dict[str, object], line: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        asked(tmp_path, cluster(**more), {"global_batch": 64}, **flags)
+    assert caught.value.problems[0].startswith(line)
+
+
+def test_the_batch_script_is_one_readable_file_with_the_standard_library_alone(tmp_path: Path) -> None:
+    there = asked(tmp_path, cluster(), {"global_batch": 64}, nodes="2", spare="1", time="1-12:00:00")
+    secret = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "no", "AWS_REGION": "us-east-1"}
+    text = slurm.script(there, "/logs/a", slurm.ranks_environment(secret))
+    options = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert "--nodes=2-3" in options
+    assert {"--gpus-per-node=8", "--partition=train", "--account=research", "--qos=high", "--time=1-12:00:00"} <= {
+        *options
+    }
+    assert "--signal=B:USR1@120" in options
+    assert "AWS_SECRET" not in text
+    assert "from launch" not in text
+    assert "from lustrain" not in text
+    compile(text, "batch", "exec")
+
+
+def test_the_record_of_a_wish_is_plain_data(tmp_path: Path) -> None:
+    assert json.loads(json.dumps(asked(tmp_path).record()))["nodes"] == {"least": 1, "most": 1, "asked": 1}

@@ -1,0 +1,206 @@
+"""What follows when an attempt has ended: every row of docs/launch.md's table, and that no history goes on for ever."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.supervise import decision
+from launch.supervise.decision import (
+    LEAVING_S,
+    MOST_WORTHLESS,
+    Attempt,
+    Move,
+    Requeue,
+    Rules,
+    Start,
+    Stop,
+    Wait,
+    attempt,
+    decide,
+)
+from trainer import errors
+
+NODES = ("n1", "n2", "n3")
+GOOD = Attempt(1, ("n1", "n2"), code=1, ended=0.0, gained=100, start_s=10.0, step_s=1.0)
+POOR = dataclasses.replace(GOOD, gained=5)
+TWO = Rules(least=2, most=2, shares=4, others=True)
+
+
+def after(*history: Attempt, rules: Rules = TWO, living: tuple[str, ...] = NODES, now: float = 1.0) -> Move:
+    return decide(rules, history, living, now)
+
+
+def start(move: Move) -> Start:
+    assert isinstance(move, Start)
+    return move
+
+
+def changed(one: Attempt, **fields: object) -> Attempt:
+    return dataclasses.replace(one, **fields)  # type: ignore[arg-type]
+
+
+def test_its_exit_codes_are_the_trainers() -> None:
+    assert (decision.DONE, decision.USAGE, decision.PEERS, decision.REQUEUE, decision.LOST_RUN) == (
+        errors.EXIT_DONE,
+        errors.EXIT_CONFIG,
+        errors.EXIT_PEERS,
+        errors.EXIT_REQUEUE,
+        errors.EXIT_LOST_RUN,
+    )
+
+
+def test_a_run_begins_at_once_on_as_many_nodes_as_are_asked_for() -> None:
+    assert after() == Start(("n1", "n2"))
+    assert after(rules=changed_rules(most=3, shares=12)) == Start(NODES)
+
+
+def changed_rules(**fields: object) -> Rules:
+    return dataclasses.replace(TWO, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [(0, "all steps are done"), (2, "the configuration is refused: lr"), (86, "a newer job owns the run: lr")],
+)
+def test_what_no_further_attempt_can_mend_is_the_end(code: int, why: str) -> None:
+    assert after(changed(GOOD, code=code, said="lr")) == Stop(code, why)
+
+
+def test_a_notice_costs_no_pause_and_its_node_is_left_out_until_it_is_another() -> None:
+    noticed = changed(POOR, code=85, noticed=("n1",))
+    assert after(noticed) == Start(("n2", "n3"), 0.0, "AWS takes n1 away")
+    assert after(noticed, now=LEAVING_S) == Start(("n1", "n2"), 0.0, "AWS takes n1 away")
+
+
+def test_a_lost_node_is_not_used_next_and_costs_no_pause() -> None:
+    assert after(changed(POOR, code=75, blamed=("n2",))) == Start(("n1", "n3"), 0.0, "n2 was lost")
+
+
+def test_too_few_nodes_give_the_job_back_without_those_that_go_away() -> None:
+    noticed = changed(GOOD, code=85, noticed=("n1",))
+    assert after(noticed, living=("n1", "n2")) == Requeue(("n1",), "1 of 2 nodes are there; left out: n1")
+    lost = changed(GOOD, code=75, blamed=("n1",))
+    assert after(lost, living=("n2",)) == Requeue((), "1 of 2 nodes are there")
+
+
+def test_without_a_scheduler_too_few_nodes_are_waited_for_and_a_lost_one_that_is_back_is_used() -> None:
+    alone = changed_rules(others=False)
+    assert after(changed(GOOD, code=75, blamed=("n1",)), rules=alone) == Start(("n1", "n2"), 0.0, "n1 was lost")
+    assert after(rules=alone, living=("n2",)) == Wait("1 of 2 nodes are there")
+
+
+def test_a_node_that_was_to_blame_twice_is_left_out_unless_nodes_are_kept() -> None:
+    twice = [changed(GOOD, blamed=("n1",)), GOOD, changed(GOOD, blamed=("n1",)), GOOD]
+    assert start(after(*twice)).nodes == ("n2", "n3")
+    assert start(after(*twice, rules=changed_rules(keep_nodes=True))).nodes == ("n1", "n2")
+
+
+def test_failures_are_tried_again_after_5_10_20_to_300_seconds() -> None:
+    pauses = [start(after(GOOD, *[POOR] * count)).after_s for count in range(3)]
+    assert pauses == [5.0, 5.0, 10.0]
+    lost = [changed(POOR, code=75, blamed=(f"m{number}",)) for number in range(12)]
+    waited = [start(after(*lost[:count])).after_s for count in range(1, 13)]
+    assert waited == [0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0, 300.0, 300.0]
+
+
+@pytest.mark.parametrize("code", [1, 75, 85, None])
+def test_three_worthless_attempts_in_a_row_stop_the_run_and_say_so(code: int | None) -> None:
+    poor = changed(POOR, code=code, said="CUDA error")
+    assert isinstance(after(GOOD, poor, poor), Start)
+    stop = after(GOOD, poor, poor, poor)
+    assert isinstance(stop, Stop)
+    assert stop.code == 1
+    assert stop.why.startswith(
+        "3 attempts in a row committed no more than their own start cost; the last one said: CUDA"
+    )
+    assert isinstance(after(poor, poor, GOOD, poor), Start)
+
+
+@pytest.mark.parametrize(
+    ("gained", "start_s", "step_s", "worthless"),
+    [(10, 10.0, 1.0, True), (11, 10.0, 1.0, False), (0, None, None, True), (5, 0.0, None, True)],
+)
+def test_an_attempt_is_worth_something_if_it_committed_more_than_its_start_cost(
+    gained: int, start_s: float | None, step_s: float | None, worthless: bool
+) -> None:
+    assert Attempt(1, NODES, 1, gained=gained, start_s=start_s, step_s=step_s).worthless is worthless
+
+
+def test_who_asks_for_its_end_gets_it() -> None:
+    assert decide(TWO, [changed(GOOD, code=85)], NODES, 1.0, stop="fab stop") == Stop(85, "fab stop")
+    assert decide(TWO, [changed(GOOD, code=0)], NODES, 1.0, stop="fab stop") == Stop(0, "all steps are done")
+
+
+@pytest.mark.parametrize(("there", "size"), [(8, 8), (7, 6), (5, 4), (3, 3), (2, 0)])
+def test_a_world_that_does_not_divide_the_batch_is_not_used(there: int, size: int) -> None:
+    assert Rules(least=3, most=8, ranks=2, shares=48).size(there) == size
+
+
+def test_a_record_is_read_with_and_without_what_it_may_lack() -> None:
+    bare = {"attempt": 3, "nodes": ["n1"], "code": None}
+    assert attempt(bare) == Attempt(3, ("n1",))
+    whole = bare | {"code": 75, "ended": 5.0, "gained": 2, "start_s": 1.5, "step_s": 0.5, "blamed": ["n1"], "said": "x"}
+    assert attempt(whole) == Attempt(3, ("n1",), 75, 5.0, 2, 1.5, 0.5, ("n1",), (), "x")
+
+
+ENDS = st.builds(
+    dict,
+    code=st.sampled_from([None, 1, 2, 75, 85, 86, 137]),
+    gained=st.integers(0, 3),
+    start_s=st.none() | st.floats(0, 100),
+    step_s=st.none() | st.floats(0.1, 10),
+    blamed=st.sets(st.sampled_from(NODES), max_size=2).map(tuple),
+    noticed=st.sets(st.sampled_from(NODES), max_size=1).map(tuple),
+)
+RULES = st.builds(
+    Rules,
+    least=st.integers(1, 2),
+    most=st.integers(2, 3),
+    shares=st.sampled_from([6, 12]),
+    keep_nodes=st.booleans(),
+    others=st.booleans(),
+)
+
+
+@given(
+    rules=RULES,
+    ends=st.lists(ENDS, max_size=12),
+    living=st.sets(st.sampled_from(NODES)).map(sorted),
+    draw=st.floats(0, 1),
+)
+def test_every_move_is_one_that_can_be_made(
+    rules: Rules, ends: list[dict[str, object]], living: list[str], draw: float
+) -> None:
+    """Nodes that live and are not left out, a world that divides the batch, a bounded pause, a reason."""
+    history = [Attempt(number, NODES, ended=float(number), **end) for number, end in enumerate(ends)]  # type: ignore[arg-type]
+    now = len(ends) + 1.0
+    move = decide(rules, history, living, now, draw=draw)
+    if isinstance(move, Start):
+        assert set(move.nodes) <= set(living) - decision.left_out(rules, history, now)
+        assert rules.least <= len(move.nodes) <= rules.most
+        assert rules.shares % (len(move.nodes) * rules.ranks) == 0
+        assert 0 <= move.after_s <= 300
+        assert bool(move.why) == bool(history)
+    else:
+        assert move.why
+        assert isinstance(move, Requeue) == (rules.others and not isinstance(move, Stop))
+
+
+@given(rules=RULES, ends=st.lists(ENDS.map(lambda end: end | {"gained": 0}), min_size=40, max_size=40))
+def test_a_run_that_makes_no_progress_ends(rules: Rules, ends: list[dict[str, object]]) -> None:
+    """Whoever is to blame: without a commit, attempts on the same nodes come to an end, or pauses are long."""
+    history: list[Attempt] = []
+    counted, now = 0, 0.0
+    for number, end in enumerate(ends):
+        move = decide(rules, history, NODES, now)
+        if not isinstance(move, Start):
+            return
+        counted += history[-1].counts if history else 0
+        assert counted < MOST_WORTHLESS
+        now += move.after_s + 1
+        history.append(Attempt(number, move.nodes, ended=now, **end))  # type: ignore[arg-type]
+    assert now > 1800

@@ -1,0 +1,153 @@
+"""`fab train` on this machine: supervised, recorded in the run, and bit-identical to a run that nothing happened to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.training import ROOT, assert_equals_an_undisturbed_run, config
+from tests.processes import children_of, wait_until
+from tests.trainer.test_trainer_launch import descendants, end
+from trainer.checkpoint.lineage.lease import committed
+from trainer.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_REQUEUE
+from trainer.launch import journal
+from trainer.storage import open_store
+
+FAB = [f"{sys.prefix}/bin/fab", "-r", str(ROOT)]
+
+
+def environment() -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "LUSTRAIN_CLUSTER"}
+    return {**inherited, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def fab(folder: Path, *words: str, code: int = 0) -> Any:
+    """What fab prints as JSON."""
+    command = [*FAB, *words, "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return json.loads(done.stdout)
+
+
+def train(folder: Path, *words: str) -> subprocess.Popen[str]:
+    (folder / "config.toml").write_text(config("run"))
+    command = [*FAB, "train", "config.toml", "--nproc", "2", *words]
+    return subprocess.Popen(command, cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True)
+
+
+def ranks_of(job: subprocess.Popen[str]) -> list[int]:
+    return [rank for launcher in children_of(job.pid) for rank in children_of(launcher)]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_costs_a_new_attempt_and_nothing_else(tmp_path: Path) -> None:
+    job = train(tmp_path)
+    store = open_store(f"{tmp_path}/run")
+    try:
+        wait_until(lambda: committed(store))
+        os.kill(ranks_of(job)[1], signal.SIGKILL)
+        said = job.communicate(timeout=180)[1]
+    finally:
+        end([*descendants(job.pid), job.pid])
+    assert job.returncode == 0, said
+    assert "lustrain: the last attempt ended with 1: starting again in" in said
+    first, second = journal.read(store)
+    assert (first["code"], first["said"], first["blamed"]) == (1, "a rank was killed by SIGKILL", ["localhost"])
+    assert (second["code"], second["from_step"]) == (0, first["gained"])
+    assert fab(tmp_path, "status", "run")["state"] == "done"
+    assert_equals_an_undisturbed_run(tmp_path / "run", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["fab stop", "SIGINT"])
+def test_a_run_that_is_stopped_commits_and_stays_stopped_until_it_is_resumed(tmp_path: Path, how: str) -> None:
+    job = train(tmp_path, "--set", "train.steps=1000000")
+    store = open_store(f"{tmp_path}/run")
+    try:
+        wait_until(lambda: committed(store))
+        if how == "SIGINT":
+            job.send_signal(signal.SIGINT)
+        else:
+            fab(tmp_path, "stop", "run")
+        assert job.wait(timeout=120) == EXIT_REQUEUE
+    finally:
+        end([*descendants(job.pid), job.pid])
+        job.communicate()
+    found = fab(tmp_path, "status", "run")
+    assert found["state"] == ("stopped" if how == "fab stop" else "interrupted, with a checkpoint")
+    assert found["step"] == found["committed_step"]
+    taken = fab(tmp_path, "train", "config.toml", code=2)
+    assert taken["error"][0].endswith("or go on with this run: --resume")
+    steps = found["step"] + 10
+    more = ["train", "config.toml", "--nproc", "2", "--resume", "--set", f"train.steps={steps}"]
+    assert fab(tmp_path, *more)["why"] == "all steps are done"
+    assert [record["code"] for record in journal.read(store)] == [EXIT_REQUEUE, 0]
+
+
+@pytest.mark.slow
+def test_a_wrong_setting_is_one_attempt(tmp_path: Path) -> None:
+    job = train(tmp_path, "--set", "task.nothing=1")
+    said = job.communicate(timeout=120)[1]
+    assert job.returncode == EXIT_CONFIG, said
+    (record,) = journal.read(open_store(f"{tmp_path}/run"))
+    assert record["said"].startswith("task.nothing = 1: unknown")
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_at_once_is_tried_three_times(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no such device')\n")
+    (tmp_path / "config.toml").write_text(config("run"))
+    command = [*FAB, "train", "config.toml", "--set", "task.name=broken:Task", "--nproc", "1"]
+    variables = {**environment(), "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=variables, timeout=180, check=False
+    )
+    records = journal.read(open_store(f"{tmp_path}/run"))
+    assert done.returncode == records[-1]["code"] == EXIT_FAILURE, done.stderr
+    assert len(records) == 3
+    assert "3 attempts in a row committed no more than their own start cost; the last one said: " in done.stdout
+    assert "no such device" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_dry_run_shows_what_would_be_done_and_does_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(config("run"))
+    shown = fab(tmp_path, "train", "config.toml", "--dry", "--nproc", "2")
+    assert shown["commands"][0][1:4] == ["-m", "trainer.launch.local", "--nproc"]
+    assert list(shown["files"]) == [f"{tmp_path}/run/launch/config.toml"]
+    slurm = fab(tmp_path, "train", "config.toml", "--dry", "--on", "slurm", "--nproc", "2")
+    assert slurm["commands"] == [["sbatch", "--parsable", f"--chdir={tmp_path}"]]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["train", "none.toml"], "CONFIG = 'none.toml': No such file or directory"),
+        (["train", "config.toml", "--resume"], "--resume = '"),
+        (["train", "config.toml", "--on", "slurm"], "--on = 'slurm': there is no sbatch on this machine"),
+        (["status", "nothing"], "RUN = '"),
+        (["stop", "nothing"], "RUN = '"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, words: list[str], line: str) -> None:
+    (tmp_path / "config.toml").write_text(config("run"))
+    variables = {**environment(), "PATH": f"{sys.prefix}/bin"}
+    command = [*FAB, *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=variables, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (only,) = done.stderr.splitlines()
+    assert only.startswith(line)
+    assert not [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.name != "config.toml" and ".lock" not in path.name
+    ]

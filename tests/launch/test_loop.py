@@ -1,0 +1,109 @@
+"""The loop around the decisions, on a clock of its own: one attempt at a time, patience with an end, no attempt unrecorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from launch.supervise.decision import Attempt, Requeue, Rules, Stop
+from launch.supervise.loop import NotNow, supervise
+
+
+@dataclass
+class World:
+    """Nodes, a journal in memory and a clock. Left out: everything that takes time or can fail by itself."""
+
+    codes: list[int]
+    nodes: list[list[str]] = field(default_factory=lambda: [["n1", "n2"]])
+    """At each look; the last ones stay."""
+    silent_until: float = 0.0
+    """The journal does not answer before this time."""
+    told_at: float = float("inf")
+    now: float = 0.0
+    alive: int = 0
+    attempts: list[Attempt] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def read(self) -> tuple[list[Attempt], str]:
+        if self.now < self.silent_until:
+            raise NotNow("the store is away")
+        return [one for one in self.attempts if one.ended], ""
+
+    def begin(self, nodes: Sequence[str]) -> int:
+        self.attempts.append(Attempt(len(self.attempts) + 1, tuple(nodes)))
+        return len(self.attempts)
+
+    def finish(self, number: int, code: int) -> None:
+        worth = {"gained": 100, "start_s": 10.0, "step_s": 1.0}
+        self.attempts[number - 1] = replace(self.attempts[number - 1], code=code, ended=self.now, **worth)  # type: ignore[arg-type]
+
+    def living(self) -> list[str]:
+        return self.nodes.pop(0) if len(self.nodes) > 1 else self.nodes[0]
+
+    def run(self, number: int, nodes: Sequence[str]) -> int:
+        assert not self.alive, "one attempt at a time"
+        self.alive += 1
+        self.now += 100
+        self.alive -= 1
+        return self.codes.pop(0)
+
+    def rest(self, seconds: float) -> None:
+        self.now += seconds
+
+    def told(self) -> str:
+        return "told to end" if self.now >= self.told_at else ""
+
+    def supervise(self, rules: Rules, give_up_s: float = 3600.0) -> Stop | Requeue:
+        return supervise(
+            self, self, rules, self.said.append, give_up_s=give_up_s, clock=lambda: self.now, draw=lambda: 1.0
+        )
+
+
+TWO = Rules(least=2, most=2, shares=2)
+
+
+def test_it_starts_again_until_the_run_is_done_and_says_why() -> None:
+    world = World([1, 85, 0])
+    assert world.supervise(TWO) == Stop(0, "all steps are done")
+    assert [(one.number, one.code) for one in world.attempts] == [(1, 1), (2, 85), (3, 0)]
+    assert world.said == [
+        "the last attempt ended with 1: starting again in 5 s on n1, n2",
+        "the last attempt ended with 85: starting again on n1, n2",
+    ]
+
+
+def test_missing_nodes_are_waited_for_told_of_once_and_given_up_in_the_end() -> None:
+    world = World([0], nodes=[["n1"]])
+    assert world.supervise(TWO) == Stop(75, "1 of 2 nodes are there, for 1 hours")
+    assert world.said == ["1 of 2 nodes are there; waiting for at most 1 hours"]
+    assert 3600 < world.now < 3620
+    assert not world.attempts
+    back = World([0], nodes=[["n1"], ["n1"], ["n1", "n2"]])
+    assert back.supervise(TWO).why == "all steps are done"
+
+
+def test_a_journal_that_does_not_answer_is_waited_for() -> None:
+    world = World([0], silent_until=60.0)
+    assert world.supervise(TWO) == Stop(0, "all steps are done")
+    assert world.said == ["the store is away; waiting for at most 1 hours"]
+
+
+def test_whoever_is_told_to_end_while_it_waits_ends_at_once() -> None:
+    assert World([0], nodes=[["n1"]], told_at=20.0).supervise(TWO) == Stop(85, "told to end")
+    assert World([0], silent_until=60.0, told_at=20.0).supervise(TWO) == Stop(75, "told to end")
+    assert World([85, 0], told_at=50.0).supervise(TWO) == Stop(85, "told to end")
+    paused = World([1, 0], told_at=103.0)
+    assert paused.supervise(TWO) == Stop(85, "told to end")
+    assert len(paused.attempts) == 1
+
+
+def test_an_end_that_cannot_be_recorded_is_said_and_not_the_end_of_the_run() -> None:
+    class Forgetful(World):
+        def finish(self, number: int, code: int) -> None:
+            if number == 1:
+                raise NotNow("the store is away")
+            super().finish(number, code)
+
+    world = Forgetful([85, 0])
+    assert world.supervise(TWO) == Stop(0, "all steps are done")
+    assert world.said == ["the end of attempt 1 is not recorded: the store is away"]
