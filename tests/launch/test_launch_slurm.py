@@ -64,14 +64,24 @@ class Place:
         return self.slurm.job(job)["JobState"]
 
 
-@pytest.fixture
-def place() -> Iterator[Place]:
+def places(metadata: bool) -> Iterator[Place]:
     require(why_not() is None, str(why_not()))
     require(lab_slurm.why_not() is None, str(lab_slurm.why_not()))
-    with Lab(4, "cpu", folders=[ROOT, sys.prefix, sys.base_prefix]) as lab:
+    with Lab(4, "cpu", folders=[ROOT, sys.prefix, sys.base_prefix], metadata=metadata) as lab:
         place = Place(lab)
         place.write()
         yield place
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    yield from places(metadata=False)
+
+
+@pytest.fixture
+def metadata_place() -> Iterator[Place]:
+    """Where each node has instance metadata of its own."""
+    yield from places(metadata=True)
 
 
 def test_a_lost_node_is_replaced_by_a_spare_one_within_the_allocation(place: Place, tmp_path: Path) -> None:
@@ -123,3 +133,36 @@ def test_a_wrong_setting_is_one_attempt_and_its_line(place: Place) -> None:
     assert record["code"] == EXIT_CONFIG
     assert "task.nothing" in record["said"]
     assert record["said"] in place.log()
+
+
+def test_after_a_spot_notice_the_job_comes_back_without_the_doomed_node(metadata_place: Place, tmp_path: Path) -> None:
+    place = metadata_place
+    job = place.train("--nodes", "2", "--set", "interrupt.metadata=true")
+    place.committed()
+    doomed = place.records()[0]["nodes"][0]
+    place.lab[doomed].metadata().spot_notice()
+    assert place.ended(job) == "COMPLETED", place.log()
+    first, second = place.records()
+    assert (first["code"], first["noticed"], second["code"]) == (EXIT_REQUEUE, [doomed], 0)
+    assert doomed not in second["nodes"]
+    assert_equals_an_undisturbed_run(place.run, tmp_path)
+
+
+def test_a_smaller_world_goes_on_where_that_was_asked_for_and_outlives_slurms_controller(place: Place) -> None:
+    job = place.train("--nodes", "1-2")
+    place.committed()
+    first = place.records()[0]["nodes"]
+    place.lab[first[1]].crash()
+    place.slurm.controller.exec("systemctl", "restart", "slurmctld.service")
+    assert place.ended(job) == "COMPLETED", place.log()
+    assert [(record["code"], record["nodes"]) for record in place.records()] == [(75, first), (0, first[:1])]
+    assert place.fab("status", "run")["world_size"] == 1
+
+
+def test_a_job_that_slurm_requeues_by_itself_goes_on(place: Place, tmp_path: Path) -> None:
+    job = place.train("--nodes", "2")
+    place.committed()
+    place.slurm.call("scontrol", "requeue", str(job))
+    assert place.ended(job) == "COMPLETED", place.log()
+    assert [record["code"] for record in place.records()] == [EXIT_REQUEUE, 0], place.log()
+    assert_equals_an_undisturbed_run(place.run, tmp_path)
