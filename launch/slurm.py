@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.asked import Asked
-from lustrain.problem import FAILED, UNREACHABLE, UserError, problem
+from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError, problem
 
 SCRIPT = "launch/batch.py"
 SOURCES = ("decision", "loop", "slurm")
@@ -91,23 +91,31 @@ def ranks_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in kept if name in environ}
 
 
-def submit(text: str, folder: Path) -> int:
-    """Give the script to sbatch; returns the job's number. UserError with what Slurm says."""
+def check(text: str, folder: Path) -> None:
+    """Ask Slurm whether it would take the script. UserError with what it says."""
     if shutil.which("sbatch") is None:
         fix = "run fab where Slurm's programs are: on the controller or a login node"
         raise UserError(problem("--on", "slurm", "there is no sbatch on this machine", fix=fix))
+    _sbatch(text, folder, "--test-only")
+
+
+def submit(text: str, folder: Path) -> int:
+    """Give the script to Slurm; returns the job's number. UserError with what it says."""
+    return int(_sbatch(text, folder, "--parsable").strip().partition(";")[0])
+
+
+def _sbatch(text: str, folder: Path, flag: str) -> str:
+    command = ["sbatch", flag, f"--chdir={folder}"]
     try:
-        done = subprocess.run(
-            ["sbatch", "--parsable", f"--chdir={folder}"],
-            input=text, capture_output=True, text=True, timeout=SBATCH_S, check=False,
-        )  # fmt: skip
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SBATCH_S, check=False)
     except subprocess.TimeoutExpired:
         raise UserError(f"sbatch did not answer within {SBATCH_S} s; fix: scontrol ping", UNREACHABLE) from None
     if done.returncode:
-        said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ") or f"exit code {done.returncode}"
-        lost = re.search("Unable to contact slurm controller|Connection refused", said)
-        raise UserError(f"sbatch: {said}; fix: {_fix(said)}", UNREACHABLE if lost else FAILED)
-    return int(done.stdout.strip().partition(";")[0])
+        said = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
+        said = re.sub("^(sbatch: |allocation failure: |error: |fatal: )+", "", said)
+        lost = re.search("Unable to contact|Connection refused|Socket timed out", said)
+        raise UserError(f"sbatch: {said}; fix: {_fix(said)}", UNREACHABLE if lost else USAGE)
+    return done.stdout
 
 
 def cancel(job: int) -> None:
@@ -123,7 +131,8 @@ def _fix(said: str) -> str:
         "account": "sacctmgr show associations user=$USER lists your accounts",
         "qos": "sacctmgr show qos lists them",
         "node configuration": "ask for fewer nodes, or another partition",
-        "contact slurm": "scontrol ping; is slurmctld up?",
+        "contact": "scontrol ping; is slurmctld up?",
+        "timed out": "scontrol ping; is slurmctld up?",
     }
     return next((fix for word, fix in known.items() if word in said.lower()), "scontrol show partition")
 

@@ -63,6 +63,7 @@ def _on_slurm(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
         lines = [f"{asked.config_uri}:", asked.config, f"{script}:", text, "command:", shlex.join(command)]
         files = {asked.config_uri: asked.config, script: text}
         return Answer(lines, {"files": files, "commands": [command]})
+    slurm.check(text, folder)
     plan = {slurm.SCRIPT: text}
     store = records.claim(asked, resume=flags.resume, plan=plan)
     try:

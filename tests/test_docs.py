@@ -32,7 +32,7 @@ from trainer.tasks import SHIPPED, make_task
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-ROOMS = ("lustrain", "infra", "images", "node_setup", "trainer", "rehearsal")
+ROOMS = ("lustrain", "infra", "images", "node_setup", "trainer", "launch", "rehearsal")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`([^`\n]+)`")
 LONGEST_README = 150
@@ -40,7 +40,13 @@ OF_OTHER_PROGRAMS = {
     *("--exclude", "--exclude-dependents", "--exclude-protected", "--local", "--policy-pack"),  # pulumi
     *("--driver", "--link", "--shm-size", "--ulimit"),  # docker
     *("--dry", "--help", "--list"),  # fab
-    *("--from-file", "--kill-on-bad-exit", "--shutdown-timeout", "--strict"),  # kubectl, srun, torchrun, mypy
+    *(
+        "--from-file",
+        "--kill-on-bad-exit",
+        "--no-kill",
+        "--shutdown-timeout",
+        "--strict",
+    ),  # kubectl, srun, torchrun, mypy
     *("--kind", "--nodes", "--nproc", "--only"),  # our own modules
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HOUSE = Path(__file__).parents[1]
-ROOMS = ("lustrain", "infra", "images", "node_setup", "trainer", "rehearsal")
+ROOMS = ("lustrain", "infra", "images", "node_setup", "trainer", "launch", "rehearsal")
 LONGEST_FILE, MOST_BOXES, LARGEST_IMAGES = 400, 15, 5000
 ONE_FILE_A_PROGRAM = "rehearsal/lab/programs"
 """Its files are the programs of a simulated node, each under its own name."""

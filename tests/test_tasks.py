@@ -29,6 +29,9 @@ MISTAKES = {
     "node-tune": ("--set", "x"),
     "node-verify": ("--tier", "x"),
     "node-reboot": ("--cluster", "nowhere.json"),
+    "train": ("--cluster", "nowhere.json", "config.toml"),
+    "status": ("--cluster", "nowhere.json", "run"),
+    "stop": ("--cluster", "nowhere.json", "run"),
 }
 WITHOUT_MISTAKES = {"aws-local", "image-lock"}
 TASKS = fabfile.namespace.tasks

@@ -166,3 +166,20 @@ def test_a_job_that_slurm_requeues_by_itself_goes_on(place: Place, tmp_path: Pat
     assert place.ended(job) == "COMPLETED", place.log()
     assert [record["code"] for record in place.records()] == [EXIT_REQUEUE, 0], place.log()
     assert_equals_an_undisturbed_run(place.run, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--partition", "nope"], "sbatch: invalid partition specified: nope; fix: sinfo lists the partitions"),
+        (
+            ["--nodes", "4", "--set", "train.global_batch=8"],
+            "sbatch: Requested node configuration is not available; fix: ",
+        ),
+    ],
+)
+def test_what_slurm_does_not_have_is_one_line_and_leaves_nothing(place: Place, flags: list[str], line: str) -> None:
+    refused = place.fab("train", "config.toml", "--on", "slurm", "--nproc", "1", *flags, check=False)
+    assert refused["exit_code"] == EXIT_CONFIG
+    assert refused["error"][0].startswith(line)
+    assert not place.run.exists()
