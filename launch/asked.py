@@ -91,6 +91,9 @@ def ask(wish: TrainWish, config: Config, cluster: Cluster | None, devices: int, 
     group = _group(wish, cluster, problems) if on == "slurm" and cluster else None
     gpus = group.gpus if group else 0
     ranks = _number("--nproc", wish.nproc, 1, 1024, problems) if wish.nproc is not None else 0
+    if on == "slurm" and cluster is None and wish.nproc is None:
+        why = "without a Cluster the GPUs of a node are not known"
+        problems.append(problem("--nproc", None, why, fix="give the ranks of a node, or --cluster"))
     ranks = ranks or (devices if on == "local" else gpus or 1)
     shares, odd = divmod(config.train.global_batch, config.train.micro_batch)
     rules = Rules(least, most, ranks, 0 if odd else shares, wish.keep_nodes or on == "local", others=on == "slurm")

@@ -35,7 +35,7 @@ class RunJournal:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._by = f"fab train on {platform.node()}"
+        self.by = f"fab train on {platform.node()}"
 
     def read(self) -> tuple[list[Attempt], str]:
         try:
@@ -47,7 +47,7 @@ class RunJournal:
 
     def begin(self, nodes: Sequence[str]) -> int:
         try:
-            return journal.begin(self._store, nodes, self._by)
+            return journal.begin(self._store, nodes, self.by)
         except StorageError as error:
             raise NotNow(str(error)) from None
 

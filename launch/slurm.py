@@ -71,10 +71,15 @@ def script(asked: Asked, log: str, environment: dict[str, str]) -> str:
         *(f"#SBATCH {option}" for option in options(asked, log)),
         f'"""Starts the run {asked.name} on the nodes of this job. Made by `fab train`; see docs/launch.md."""',
         "from __future__ import annotations",
+        "",
+        "import sys",
+        "",
+        "if sys.version_info < (3, 9):",
+        '    sys.exit("lustrain: Python of this host is %d.%d; allowed: 3.9 or newer" % sys.version_info[:2])',
     ]
     body = [_standalone(Path(__file__).with_name("supervise") / f"{name}.py") for name in SOURCES]
     said = pprint.pformat(plan(asked, environment), width=100, sort_dicts=False)
-    return "\n".join([*head, "import sys", "", f"PLAN = {said}", "", *body, "", "sys.exit(main(PLAN))", ""])
+    return "\n".join([*head, "", f"PLAN = {said}", "", *body, "", "sys.exit(main(PLAN))", ""])
 
 
 def ranks_environment(environ: Mapping[str, str]) -> dict[str, str]:

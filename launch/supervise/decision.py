@@ -44,6 +44,8 @@ class Attempt:
     """Nodes that AWS takes away."""
     said: str = ""
     """The line with which the first rank that failed ended."""
+    by: str = ""
+    """Who started it: the same text for all attempts in one allocation of nodes."""
 
     @property
     def worthless(self) -> bool:
@@ -114,20 +116,29 @@ Move = Union[Start, Wait, Requeue, Stop]
 
 
 def decide(
-    rules: Rules, history: Sequence[Attempt], living: Sequence[str], now: float, *, draw: float = 1.0, stop: str = ""
+    rules: Rules,
+    history: Sequence[Attempt],
+    living: Sequence[str],
+    now: float,
+    *,
+    by: str = "",
+    draw: float = 1.0,
+    stop: str = "",
 ) -> Move:
     """Return what to do next with a run of which no attempt is alive.
 
     `history` is all attempts so far, oldest first; `living` are the nodes at hand, the first ones first; `draw`, 0 to 1,
-    spreads the pauses of runs that failed together. `stop` says why no further attempt is wanted.
+    spreads the pauses of runs that failed together. `by` is who asks; `stop` says why no further attempt is wanted.
     """
     last = history[-1] if history else None
-    if last is not None and (end := _end(history, last)):
+    end = _end(history, last) if last is not None else None
+    if end is not None:
         return end
     if stop:
         return Stop(REQUEUE, stop)
     out = left_out(rules, history, now)
-    silent = set(last.blamed) if last and rules.others and not rules.keep_nodes else set()
+    # A scheduler may need minutes to see that a node is lost; one that it gives to a new allocation is well again.
+    silent = set(last.blamed) if last and last.by == by and rules.others and not rules.keep_nodes else set()
     at_hand = [node for node in living if node not in out and node not in silent]
     size = rules.size(len(at_hand))
     if size:
@@ -203,7 +214,7 @@ def _asked(last: Attempt | None) -> str:
 
 def attempt(record: Mapping[str, Any]) -> Attempt:
     """Return the attempt that a record of the run's journal describes."""
-    names = ("code", "gained", "start_s", "step_s", "said")
+    names = ("code", "gained", "start_s", "step_s", "said", "by")
     known = {name: record[name] for name in names if record.get(name) is not None}
     return Attempt(
         number=record["attempt"],

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from launch.supervise.decision import PEERS, Attempt, Requeue, Rules, Start, Stop, Wait, decide
+from launch.supervise.decision import FINAL, LOST_RUN, PEERS, Attempt, Requeue, Rules, Start, Stop, Wait, decide
 
 POLL_S = 5.0
 """Between two looks at what is missing: nodes, or the run's store."""
@@ -21,6 +21,9 @@ class NotNow(Exception):
 
 class Journal(Protocol):
     """The attempts at a run, as the run keeps them. Every method raises NotNow."""
+
+    by: str
+    """Who starts attempts here, as it is recorded."""
 
     def read(self) -> tuple[list[Attempt], str]:
         """Return all attempts that have ended, and why no further one is wanted (empty: one is)."""
@@ -85,31 +88,35 @@ def supervise(
             backend.rest(POLL_S)
             continue
         lacking, since = "", 0.0
-        _attempt(backend, journal, move, say)
+        if _attempt(backend, journal, move, say) == LOST_RUN:
+            # Whoever took the run over has ended this attempt's record, and begun one of its own.
+            return Stop(LOST_RUN, FINAL[LOST_RUN])
 
 
 def _next(backend: Backend, journal: Journal, rules: Rules, now: float, draw: float) -> Start | Wait | Requeue | Stop:
     history, stop = journal.read()
-    return decide(rules, history, backend.living(), now, draw=draw, stop=stop or backend.told())
+    return decide(rules, history, backend.living(), now, by=journal.by, draw=draw, stop=stop or backend.told())
 
 
-def _attempt(backend: Backend, journal: Journal, move: Start, say: Callable[[str], None]) -> None:
+def _attempt(backend: Backend, journal: Journal, move: Start, say: Callable[[str], None]) -> int | None:
+    """Make an attempt, recorded before and after; returns its exit code, None where it was not made."""
     pause = f" in {move.after_s:.0f} s" if move.after_s else ""
     if move.why:
         say(f"{move.why}: starting again{pause} on {', '.join(move.nodes)}")
     if move.after_s:
         backend.rest(move.after_s)
         if backend.told():
-            return
+            return None
     try:
         number = journal.begin(move.nodes)
     except NotNow as error:
         say(str(error))
         backend.rest(POLL_S)
-        return
+        return None
     code = backend.run(number, move.nodes)
     try:
         journal.finish(number, code)
     except NotNow as error:
         # Its successor finds no end of it, and takes it for one whose launcher is gone.
         say(f"the end of attempt {number} is not recorded: {error}")
+    return code

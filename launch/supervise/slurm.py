@@ -35,7 +35,8 @@ class CommandJournal:
     def __init__(self, plan: Mapping[str, Any]) -> None:
         self._command = [plan["python"], "-m", "trainer.launch.journal"]
         self._run = plan["run"]
-        self._by = f"job {os.environ['SLURM_JOB_ID']} of Slurm on {socket.gethostname()}"
+        start = int(os.environ.get("SLURM_RESTART_COUNT", "0")) + 1
+        self.by = f"job {os.environ['SLURM_JOB_ID']} of Slurm, start {start}, on {socket.gethostname()}"
 
     def read(self) -> tuple[list[Attempt], str]:
         answer = self._call("read", {})
@@ -43,7 +44,7 @@ class CommandJournal:
         return ended, "fab stop asked for its end" if answer["stop"] else ""
 
     def begin(self, nodes: Sequence[str]) -> int:
-        return int(self._call("begin", {"nodes": list(nodes), "by": self._by})["attempt"])
+        return int(self._call("begin", {"nodes": list(nodes), "by": self.by})["attempt"])
 
     def finish(self, number: int, code: int) -> None:
         self._call("finish", {"attempt": number, "code": code})
@@ -109,7 +110,8 @@ class Allocation:
         step = ["--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "--nodelist", ",".join(others)]
         command = ["/bin/sh", "-c", WATCH, "lustrain-watch", host, os.environ["SLURM_JOB_ID"]]
         self._watch = subprocess.Popen(
-            ["srun", *step, "--overlap", "--kill-on-bad-exit=0", "--export=ALL", *command], stdin=subprocess.DEVNULL
+            ["srun", *step, "--overlap", "--gres=none", "--kill-on-bad-exit=0", "--export=ALL", *command],
+            stdin=subprocess.DEVNULL,
         )
 
     def rest(self, seconds: float) -> None:
@@ -135,8 +137,8 @@ def give_back(without: Sequence[str]) -> int:
     if done.returncode:
         say("Slurm does not requeue the job; fix: start it again with `fab train --resume`")
         return PEERS
-    if without:
-        subprocess.run(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(without)}"], check=False)
+    # Also where it is empty: a node of an earlier list may be another one by now.
+    subprocess.run(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(without)}"], check=False)
     return 0
 
 

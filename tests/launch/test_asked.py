@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from launch.wish import TrainWish
 from lustrain import cluster as contract
 from lustrain.cluster import Cluster
 from lustrain.problem import UserError
+from tests.conftest import require
 from tests.lab.training import config as settings
+from tests.node_setup.agents import interpreter
 from trainer.config import Config, load
 
 HERE = Path("/home/me")
@@ -102,7 +105,8 @@ def test_a_run_is_named_by_its_place_or_under_the_clusters_runs(tmp_path: Path) 
         ({"time": "soon"}, "--time = 'soon': is not a time of Slurm"),
         ({"give_up": "-1"}, "--give-up = '-1': must be a number"),
         ({"account": "a b"}, "--account = 'a b': is not a name of Slurm"),
-        ({"on": "slurm", "set_uri": "s3://b/a b"}, "run.uri = 's3://b/a b': holds ' '"),
+        ({"on": "slurm"}, "--nproc = None: without a Cluster the GPUs of a node are not known; fix: give the ranks"),
+        ({"on": "slurm", "nproc": "1", "set_uri": "s3://b/a b"}, "run.uri = 's3://b/a b': holds ' '"),
     ],
 )
 def test_a_wrong_flag_is_one_line(tmp_path: Path, flags: dict[str, str], line: str) -> None:
@@ -148,7 +152,12 @@ def test_the_batch_script_is_one_readable_file_with_the_standard_library_alone(t
     assert "AWS_SECRET" not in text
     assert "from launch" not in text
     assert "from lustrain" not in text
-    compile(text, "batch", "exec")
+    definitions = text.rpartition("sys.exit(main(PLAN))")[0]
+    oldest = interpreter("3.9")
+    require(oldest, "needs a Python 3.9")
+    assert oldest is not None
+    done = subprocess.run([oldest, "-I", "-"], input=definitions, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_record_of_a_wish_is_plain_data(tmp_path: Path) -> None:

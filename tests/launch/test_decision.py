@@ -80,6 +80,12 @@ def test_a_lost_node_is_not_used_next_and_costs_no_pause() -> None:
     assert after(changed(POOR, code=75, blamed=("n2",))) == Start(("n1", "n3"), 0.0, "n2 was lost")
 
 
+def test_a_lost_node_that_the_scheduler_gives_to_a_new_allocation_is_used() -> None:
+    lost = changed(POOR, code=75, blamed=("n2",), by="start 1")
+    assert decide(TWO, [lost], ("n1", "n2"), 1.0, by="start 1") == Requeue((), "1 of 2 nodes are there")
+    assert decide(TWO, [lost], ("n1", "n2"), 1.0, by="start 2") == Start(("n1", "n2"), 0.0, "n2 was lost")
+
+
 def test_too_few_nodes_give_the_job_back_without_those_that_go_away() -> None:
     noticed = changed(GOOD, code=85, noticed=("n1",))
     assert after(noticed, living=("n1", "n2")) == Requeue(("n1",), "1 of 2 nodes are there; left out: n1")

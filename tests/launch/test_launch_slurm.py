@@ -126,6 +126,19 @@ def test_a_job_that_is_stopped_commits_ends_and_goes_on_when_it_is_asked_to(plac
     assert place.fab("status", "run")["step"] == steps
 
 
+def test_a_job_whose_time_is_over_commits_and_queues_again_and_stop_now_cancels_it(place: Place) -> None:
+    endless = ["--set", "train.steps=1000000", "--set", "interrupt.signal_grace_s=20"]
+    job = place.train("--nodes", "2", "--time", "1", *endless)
+    wait_until(lambda: len(place.records()) == 2 and "ended" not in place.records()[1], 120)
+    assert place.records()[0]["code"] == EXIT_REQUEUE
+    assert place.slurm.job(job)["Restarts"] == "1"
+    wait_until(lambda: committed(open_store(str(place.run)))[-1].generation == 2, 60)
+    place.fab("stop", "run", "--now")
+    assert place.ended(job) in ("CANCELLED", "FAILED")
+    found = place.fab("status", "run")
+    assert (found["state"], found["step"]) == ("stopped", found["committed_step"]), (found, place.log()[-2000:])
+
+
 def test_a_wrong_setting_is_one_attempt_and_its_line(place: Place) -> None:
     job = place.train("--nodes", "2", "--set", "task.nothing=1")
     assert place.ended(job) == "FAILED"

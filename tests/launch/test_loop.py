@@ -20,6 +20,7 @@ class World:
     """The journal does not answer before this time."""
     told_at: float = float("inf")
     now: float = 0.0
+    by: str = "the test"
     alive: int = 0
     attempts: list[Attempt] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
@@ -95,6 +96,14 @@ def test_whoever_is_told_to_end_while_it_waits_ends_at_once() -> None:
     paused = World([1, 0], told_at=103.0)
     assert paused.supervise(TWO) == Stop(85, "told to end")
     assert len(paused.attempts) == 1
+
+
+def test_a_run_that_another_launcher_took_over_is_left_to_it() -> None:
+    class Overtaken(World):
+        def finish(self, number: int, code: int) -> None:
+            super().finish(number, -1)
+
+    assert Overtaken([86, 0]).supervise(TWO) == Stop(86, "a newer job owns the run")
 
 
 def test_an_end_that_cannot_be_recorded_is_said_and_not_the_end_of_the_run() -> None:

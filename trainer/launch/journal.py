@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +21,7 @@ from lustrain.problem import UserError, problem
 from trainer.checkpoint.lineage.lease import committed
 from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE
 from trainer.launch.ranks import job_exit_code
-from trainer.metrics.reader import parts_of, read_part
+from trainer.metrics.reader import READ_THREADS, parts_of, read_part
 from trainer.metrics.records import EVENTS, STEPS
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, open_store
 
@@ -43,7 +44,8 @@ def end_key(number: int, node: int) -> str:
 def read(store: ObjectStore) -> list[dict[str, Any]]:
     """Return the record of every attempt, oldest first; one without `ended` is alive, or its launcher is gone."""
     numbers = sorted(int(match[1]) for info in store.list(FOLDER) if (match := _ATTEMPT.fullmatch(info.key)))
-    return [_record(store, attempt_key(number))[0] for number in numbers]
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        return list(pool.map(lambda number: _record(store, attempt_key(number))[0], numbers))
 
 
 def stopped(store: ObjectStore) -> bool:
