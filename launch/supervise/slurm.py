@@ -106,13 +106,15 @@ class Allocation:
         others = [node for node in self.living() if node != host][:WATCHERS]
         if not others or (self._watch is not None and self._watch.poll() is None):
             return
+        if self._watch is not None:
+            _, said = self._watch.communicate()
+            say(f"nobody watched over {host} for a while: {' '.join(said.decode(errors='replace').split()[:40])}")
         count = str(len(others))
         step = ["--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "--nodelist", ",".join(others)]
         command = ["/bin/sh", "-c", WATCH, "lustrain-watch", host, os.environ["SLURM_JOB_ID"]]
-        self._watch = subprocess.Popen(
-            ["srun", *step, "--overlap", "--gres=none", "--kill-on-bad-exit=0", "--export=ALL", *command],
-            stdin=subprocess.DEVNULL,
-        )
+        watch = ["srun", *step, "--overlap", "--gres=none", "--kill-on-bad-exit=0", "--export=ALL", *command]
+        # Its end with the job is no error, though Slurm prints it as one.
+        self._watch = subprocess.Popen(watch, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
     def rest(self, seconds: float) -> None:
         self._heard.wait(seconds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -60,7 +59,7 @@ def wait_for_end(lab: Lab, slurm: Slurm, job: int) -> None:
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["the batch host", "another node"])
 def test_a_job_that_loses_a_node_goes_on_by_itself_and_ends_as_if_nothing_had_been(
-    slurm: tuple[Lab, Slurm], tmp_path: Path, lost: int
+    slurm: tuple[Lab, Slurm], lost: int
 ) -> None:
     lab, there = slurm
     job = submit(there)
@@ -69,10 +68,10 @@ def test_a_job_that_loses_a_node_goes_on_by_itself_and_ends_as_if_nothing_had_be
     lab[victim].crash()
     wait_for_end(lab, there, job)
     assert victim not in nodes_of(there, job)
-    assert_equals_an_undisturbed_run(lab.shared / "run", tmp_path)
+    assert_equals_an_undisturbed_run(lab.shared / "run")
 
 
-def test_a_job_that_gets_a_notice_saves_and_goes_on_by_itself(slurm: tuple[Lab, Slurm], tmp_path: Path) -> None:
+def test_a_job_that_gets_a_notice_saves_and_goes_on_by_itself(slurm: tuple[Lab, Slurm]) -> None:
     lab, there = slurm
     job = submit(there)
     store = open_store(f"{lab.shared}/run")
@@ -81,4 +80,4 @@ def test_a_job_that_gets_a_notice_saves_and_goes_on_by_itself(slurm: tuple[Lab, 
     wait_for_end(lab, there, job)
     stopped = [event["exit_code"] for event in read_events(store) if event["event"] == "stopped"]
     assert stopped == [EXIT_REQUEUE, EXIT_DONE]
-    assert_equals_an_undisturbed_run(lab.shared / "run", tmp_path)
+    assert_equals_an_undisturbed_run(lab.shared / "run")

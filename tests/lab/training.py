@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import tempfile
 from pathlib import Path
 
 from trainer.launch.local import LocalJob
@@ -44,11 +46,17 @@ def attempts(run: Path) -> list[str]:
     return [event["event"] for event in read_events(open_store(str(run))) if event["event"] in began]
 
 
-def assert_equals_an_undisturbed_run(run: Path, folder: Path) -> None:
-    """Train the same on two ranks of this machine, and compare every loss to the last bit."""
-    (folder / "config.toml").write_text(config(f"{folder}/reference"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    assert LocalJob(["train", f"{folder}/config.toml"], 2, environment).wait() == 0
-    expected = losses(folder / "reference")
-    assert len(expected) == STEPS
-    assert losses(run) == expected
+def assert_equals_an_undisturbed_run(run: Path) -> None:
+    """Compare every loss, to the last bit, with those of two ranks of this machine that nothing happened to."""
+    assert len(undisturbed()) == STEPS
+    assert losses(run) == undisturbed()
+
+
+@functools.cache
+def undisturbed() -> dict[int, float]:
+    with tempfile.TemporaryDirectory(prefix="lustrain-reference-") as folder:
+        file = Path(folder, "config.toml")
+        file.write_text(config(f"{folder}/reference"))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        assert LocalJob(["train", str(file)], 2, environment).wait() == 0
+        return losses(Path(folder, "reference"))

@@ -62,7 +62,7 @@ def test_a_killed_rank_costs_a_new_attempt_and_nothing_else(tmp_path: Path) -> N
     assert (first["code"], first["said"], first["blamed"]) == (1, "a rank was killed by SIGKILL", ["localhost"])
     assert (second["code"], second["from_step"]) == (0, first["gained"])
     assert fab(tmp_path, "status", "run")["state"] == "done"
-    assert_equals_an_undisturbed_run(tmp_path / "run", tmp_path)
+    assert_equals_an_undisturbed_run(tmp_path / "run")
 
 
 @pytest.mark.slow
