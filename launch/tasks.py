@@ -1,4 +1,4 @@
-"""`fab train`, `status`, `stop`.
+"""`fab train`, `status`, `report`, `stop`.
 
 Imports of what a task does stand in it: every `fab` loads this file.
 """
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.wish import StatusWish, StopWish, TrainWish
+from launch.wish import ReportWish, StatusWish, StopWish, TrainWish
 from lustrain.task import Answer, task
 
 if TYPE_CHECKING:
@@ -85,6 +85,15 @@ def status(flags: StatusWish) -> Answer:
     return Answer(telling.lines(found), found)
 
 
+@task("report")
+def report(flags: ReportWish) -> Answer:
+    """Write one page about a run: its state, its attempts, where its time went, and a plot."""
+    from launch import report as reporting
+
+    lines, found = reporting.make(_store(flags), Path(flags.output))
+    return Answer([*lines, "", f"written: {flags.output}"], found)
+
+
 @task("stop")
 def stop(flags: StopWish) -> Answer:
     """Have a run commit and end; it is not started again until `fab train --resume`."""
@@ -100,7 +109,7 @@ def stop(flags: StopWish) -> Answer:
     return Answer(lines, {"run": store.uri, "cancelled": job if flags.now else None})
 
 
-def _store(flags: StatusWish | StopWish) -> Any:
+def _store(flags: StatusWish | ReportWish | StopWish) -> Any:
     from launch.asked import uri_of
     from launch.records import look
     from lustrain import deployed
@@ -112,4 +121,4 @@ def _say(line: str) -> None:
     print(f"lustrain: {line}", file=sys.stderr, flush=True)
 
 
-TASKS = (train, status, stop)
+TASKS = (train, status, report, stop)

@@ -42,6 +42,15 @@ class StatusWish:
 
 
 @dataclass(frozen=True)
+class ReportWish:
+    run: str = flag(help=RUN)
+    output: str = flag("report.md", "the page to write; its plot gets the same name (report.md)")
+    cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
+    stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
+    json: bool = flag(False, JSON)
+
+
+@dataclass(frozen=True)
 class StopWish:
     run: str = flag(help=RUN)
     now: bool = flag(False, "also cancel its job of Slurm; steps since the last checkpoint may be lost")

@@ -31,6 +31,7 @@ MISTAKES = {
     "node-reboot": ("--cluster", "nowhere.json"),
     "train": ("--cluster", "nowhere.json", "config.toml"),
     "status": ("--cluster", "nowhere.json", "run"),
+    "report": ("--cluster", "nowhere.json", "run"),
     "stop": ("--cluster", "nowhere.json", "run"),
 }
 WITHOUT_MISTAKES = {"aws-local", "image-lock"}

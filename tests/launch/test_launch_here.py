@@ -62,6 +62,14 @@ def test_a_killed_rank_costs_a_new_attempt_and_nothing_else(tmp_path: Path) -> N
     assert (first["code"], first["said"], first["blamed"]) == (1, "a rank was killed by SIGKILL", ["localhost"])
     assert (second["code"], second["from_step"]) == (0, first["gained"])
     assert fab(tmp_path, "status", "run")["state"] == "done"
+    seconds = fab(tmp_path, "report", "run")["seconds"]
+    assert sum(seconds.values()) == pytest.approx(second["ended"] - first["started"], abs=0.01)
+    assert seconds["progress"] > 0
+    assert seconds["between attempts, after a failure"] == pytest.approx(second["started"] - first["ended"])
+    page = (tmp_path / "report.md").read_text()
+    assert "| progress | " in page
+    assert "(report.png)" in page
+    assert (tmp_path / "report.png").stat().st_size > 10_000
     assert_equals_an_undisturbed_run(tmp_path / "run")
 
 
@@ -136,6 +144,7 @@ def test_a_dry_run_shows_what_would_be_done_and_does_nothing(tmp_path: Path) -> 
         (["train", "config.toml", "--on", "slurm"], "--on = 'slurm': there is no sbatch on this machine"),
         (["status", "nothing"], "RUN = '"),
         (["stop", "nothing"], "RUN = '"),
+        (["report", "nothing"], "RUN = '"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, words: list[str], line: str) -> None:

@@ -52,9 +52,14 @@ def read_history(
     store: ObjectStore, *, on_problem: OnProblem = log.warning
 ) -> tuple[list[dict[str, Any]], list[Attempt]]:
     """Read the step records as `read_steps` does, and every attempt that logged a step, oldest first."""
-    by_generation = _by_generation(store, STEPS, on_problem)
+    by_generation = read_generations(store, on_problem=on_problem)
     attempts = [_attempt(generation, by_generation[generation]) for generation in sorted(by_generation)]
     return merge_steps(by_generation), attempts
+
+
+def read_generations(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> dict[int, list[dict[str, Any]]]:
+    """Read all step records, by the lease generation that computed them, also those that were done over."""
+    return _by_generation(store, STEPS, on_problem)
 
 
 def read_events(store: ObjectStore, *, on_problem: OnProblem = log.warning) -> list[dict[str, Any]]:

@@ -1,0 +1,99 @@
+"""One page about a run: how it is, its attempts, and where its time went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch import status
+from lustrain.files import write_whole
+from lustrain.problem import UserError, problem
+from trainer.metrics.reader import merge_steps, read_generations
+from trainer.storage import ObjectStore
+
+CAUSES: Mapping[int | None, str] = {75: "a lost node", 85: "a notice or a stop", None: "a lost launcher"}
+"""Of the time between two attempts, by the exit code of the one before."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Seconds of the run's whole time that went into one thing."""
+
+    name: str
+    seconds: float
+
+
+def account(
+    attempts: Sequence[Mapping[str, Any]], generations: Mapping[int, Sequence[Mapping[str, Any]]]
+) -> list[Part]:
+    """Divide the time from the first attempt's start to the last one's end; the parts add up to all of it.
+
+    `generations` are the step records of each lease generation. What training a step took counts as progress where the run's
+    history holds that record, and as repeated where a later attempt did the step over.
+    """
+    kept = {(record["step"], record["attempt"]) for record in merge_steps(generations)}
+    parts: dict[str, float] = dict.fromkeys(("progress", "repeated steps", "saves", "starts", "ends of attempts"), 0.0)
+    for before, one in zip((None, *attempts), attempts, strict=False):
+        records = generations.get(one.get("generation") or 0, ())
+        steps = {True: 0.0, False: 0.0}
+        for record in records:
+            steps[(record["step"], record["attempt"]) in kept] += record["step_seconds"] + record.get(
+                "eval_seconds", 0.0
+            )
+        saves = sum(record["blocked_seconds"] for record in records)
+        whole = one["ended"] - one["started"]
+        first = records[0]["step_seconds"] if records else 0.0
+        start = max(0.0, min(one["start_s"] - first, whole)) if one.get("start_s") else whole
+        rest = whole - steps[True] - steps[False] - saves - start
+        parts["progress"] += steps[True]
+        parts["repeated steps"] += steps[False]
+        parts["saves"] += saves
+        parts["starts"] += start
+        parts["ends of attempts"] += rest
+        if before is not None:
+            why = f"between attempts, after {CAUSES.get(before['code'], 'a failure')}"
+            parts[why] = parts.get(why, 0.0) + one["started"] - before["ended"]
+    return [Part(name, seconds) for name, seconds in parts.items()]
+
+
+def make(store: ObjectStore, output: Path) -> tuple[list[str], dict[str, Any]]:
+    """Write the page to `output` and the plot beside it; return the page's lines and its data. UserError."""
+    if output.suffix != ".md":
+        raise UserError(problem("--output", str(output), "is not a page", allowed="a name that ends with .md"))
+    found = status.read(store)
+    generations = read_generations(store)
+    if not generations:
+        raise UserError(problem("RUN", store.uri, "holds no step records yet", fix="wait for its first steps"))
+    now = time.time()
+    attempts = [one if "ended" in one else {**one, "ended": now, "code": None} for one in found["attempts"]]
+    parts = account(attempts, generations)
+    whole = sum(part.seconds for part in parts)
+    rows = [(part.name, part.seconds, part.seconds / whole) for part in parts if part.seconds >= 0.05]
+    picture = _picture(store, output.with_suffix(".png"))
+    lines = [
+        f"# {store.uri.rpartition('/')[2]}",
+        "",
+        *(f"- {line}" for line in status.lines(found)),
+        "",
+        "| where the time went | seconds | share |",
+        "|---|---|---|",
+        *(f"| {name} | {seconds:,.1f} | {share:.1%} |" for name, seconds, share in rows),
+        f"| all | {whole:,.1f} | |",
+        "",
+        picture,
+    ]
+    write_whole(output, "\n".join(lines).encode() + b"\n")
+    return lines, found | {"seconds": {part.name: part.seconds for part in parts}, "page": str(output)}
+
+
+def _picture(store: ObjectStore, path: Path) -> str:
+    """Draw the run; return the line that shows it, or says why there is none."""
+    from trainer.metrics.plot import draw_run, output_problems
+
+    if problems := output_problems(path):
+        return f"No plot: {problems[0]}"
+    draw_run(store, path)
+    return f"![loss and throughput over the steps]({path.name})"

@@ -1,0 +1,60 @@
+"""Where a run's time went: every second is counted once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.report import account
+
+
+def record(step: int, attempt: int, seconds: float = 1.0, blocked: float = 0.0) -> dict[str, Any]:
+    return {"step": step, "attempt": attempt, "step_seconds": seconds, "blocked_seconds": blocked}
+
+
+def attempt(
+    started: float, ended: float, code: int | None, generation: int | None, start_s: float | None
+) -> dict[str, Any]:
+    return {"started": started, "ended": ended, "code": code, "generation": generation, "start_s": start_s}
+
+
+def test_each_second_has_its_cause() -> None:
+    """Ten seconds of start, six steps of which two were done over, a save, a lost node, and a second attempt."""
+    first = [record(step, 1, blocked=0.5 if step == 4 else 0.0) for step in range(1, 7)]
+    second = [record(step, 2) for step in range(5, 9)]
+    attempts = [attempt(0.0, 22.5, 75, 1, 11.0), attempt(30.0, 44.5, 0, 2, 11.0)]
+    found = {part.name: part.seconds for part in account(attempts, {1: first, 2: second})}
+    assert found == {
+        "progress": 8.0,
+        "repeated steps": 2.0,
+        "saves": 0.5,
+        "starts": 20.0,
+        "ends of attempts": pytest.approx(6.5),
+        "between attempts, after a lost node": 7.5,
+    }
+
+
+def test_an_attempt_that_made_no_step_was_all_start() -> None:
+    found = {part.name: part.seconds for part in account([attempt(0.0, 9.0, 1, None, None)], {})}
+    assert (found["starts"], sum(found.values())) == (9.0, 9.0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 100), st.integers(0, 5), st.floats(0, 50), st.sampled_from([0, 1, 75, 85, None])),
+        min_size=1,
+    )
+)
+def test_the_parts_add_up_to_all_of_it(story: list[tuple[float, int, float, int | None]]) -> None:
+    attempts, generations, now = [], {}, 0.0
+    for number, (start, steps, gap, code) in enumerate(story, 1):
+        generations[number] = [record(step, number) for step in range(1, steps + 1)]
+        ended = now + start + steps + 1.0
+        attempts.append(attempt(now, ended, code, number, start + 1.0 if steps else None))
+        now = ended + gap
+    parts = account(attempts, generations)
+    assert sum(part.seconds for part in parts) == pytest.approx(attempts[-1]["ended"], abs=1e-6)
+    assert all(part.seconds >= -1e-9 for part in parts)
