@@ -9,35 +9,23 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from launch import places
+from launch.places import KubernetesWish, SlurmWish
 from launch.supervise.decision import Rules
 from launch.wish import TrainWish
-from lustrain.cluster import Cluster, NodeGroup
+from lustrain.cluster import Cluster
 from lustrain.flags import number
 from lustrain.problem import Problem, UserError, problem
 from trainer.config import Config, to_toml
 from trainer.launch.journal import CONFIG, STOP
 
-BACKENDS = ("local", "slurm")
+BACKENDS = ("local", "slurm", "kubernetes")
 MOST_NODES = 10_000
 LEAVE = timedelta(minutes=30)
 """Instances of a capacity block are ended so long before its end:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-using.html"""
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
-_TIME = re.compile(r"[0-9]+|[0-9]+:[0-9]+(:[0-9]+)?|[0-9]+-[0-9]+(:[0-9]+){0,2}")
-"""Of sbatch: https://slurm.schedmd.com/sbatch.html#OPT_time"""
-
-
-@dataclass(frozen=True)
-class SlurmWish:
-    """What is asked of Slurm; None and 0 ask for nothing."""
-
-    partition: str | None
-    account: str | None
-    qos: str | None
-    time: str | None
-    gpus: int
-    """Of a node."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +43,8 @@ class Asked:
     grace_s: float
     """What the trainer may need to save after a signal."""
     python: str | None
-    slurm: SlurmWish
+    slurm: SlurmWish | None
+    kubernetes: KubernetesWish | None
 
     @property
     def config_uri(self) -> str:
@@ -77,51 +66,55 @@ class Asked:
         }
 
 
-def ask(wish: TrainWish, config: Config, cluster: Cluster | None, devices: int, here: Path) -> Asked:
+def ask(
+    wish: TrainWish,
+    config: Config,
+    cluster: Cluster | None,
+    devices: int,
+    here: Path,
+    image: tuple[str, str] = ("", ""),
+) -> Asked:
     """Return what the flags ask for; UserError with everything that is wrong with them.
 
     `devices` of this machine count for `--on local`; a folder that is not absolute begins at `here`.
+    `image` is its reference by digest and what it is built for.
     """
     problems: list[Problem] = []
     on = _backend(wish, cluster, problems)
+    for flag, place in places.FLAGS.items():
+        if on in BACKENDS and on != place and getattr(wish, flag) is not None:
+            problems.append(problem(f"--{flag}", getattr(wish, flag), f"means something with --on {place} only"))
     least, most = _nodes(wish, problems)
-    spare = _number("--spare", wish.spare, 0, MOST_NODES, problems)
+    spare = int(_number("--spare", wish.spare, 0, MOST_NODES, problems))
     if on == "local" and most + spare > 1:
         problems.append(problem("--nodes", wish.nodes, "is more than this machine", fix="--nproc sets its ranks"))
-    group = _group(wish, cluster, problems) if on == "slurm" and cluster else None
-    gpus = group.gpus if group else 0
-    ranks = _number("--nproc", wish.nproc, 1, 1024, problems) if wish.nproc is not None else 0
-    if on == "slurm" and cluster is None and wish.nproc is None:
-        why = "without a Cluster the GPUs of a node are not known"
-        problems.append(problem("--nproc", None, why, fix="give the ranks of a node, or --cluster"))
-    ranks = ranks or (devices if on == "local" else gpus or 1)
+    group = places.group_of(wish, cluster, problems) if on in ("slurm", "kubernetes") and cluster else None
+    ranks = _ranks(wish, cluster, devices if on == "local" else group.gpus if group else 0, on, problems)
+    if on == "kubernetes" and cluster is None:
+        problems.append(problem("--on", on, "needs a Cluster", fix="give --cluster or --stack"))
     shares, odd = divmod(config.train.global_batch, config.train.micro_batch)
     rules = Rules(least, most, ranks, 0 if odd else shares, wish.keep_nodes or on == "local", others=on == "slurm")
     if not problems and (odd or not rules.size(most)):
         problems.append(_no_world(wish, config, rules))
-    if wish.time is not None and not _TIME.fullmatch(wish.time):
-        problems.append(problem("--time", wish.time, "is not a time of Slurm", allowed="minutes, or like 1-12:00:00"))
-    slurm = cluster.slurm if cluster else None
-    named = SlurmWish(
-        wish.partition or (group.partition if group else None),
-        wish.account or (slurm.account if slurm else None),
-        wish.qos or (slurm.qos if slurm else None),
-        wish.time,
-        gpus,
-    )
-    for path, word in (("--partition", named.partition), ("--account", named.account), ("--qos", named.qos)):
-        if word is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.,-]*", word):
-            problems.append(problem(path, word, "is not a name of Slurm", allowed="letters, digits, _ . , -"))
     give_up = _number("--give-up", wish.give_up, 0, 8760, problems, whole=False)
     run = _run(wish, config, cluster, here, problems)
-    if on == "slurm" and (odd_sign := re.search(r"[^!-~]|[\"'#%\\]", run)):
-        problems.append(problem("run.uri", run, f"holds {odd_sign[0]!r}, which an option of sbatch cannot"))
+    slurm = places.slurm(wish, cluster, group, run, problems) if on == "slurm" else None
+    pods = places.kubernetes(wish, cluster, group, run, image, problems) if on == "kubernetes" else None
     if problems:
         raise UserError(problems)
     settings = to_toml(_filled(config, run, cluster))
-    return Asked(
-        run, on, settings, rules, most + int(spare), give_up * 3600, config.interrupt.signal_grace_s, wish.python, named
-    )
+    grace_s = config.interrupt.signal_grace_s
+    return Asked(run, on, settings, rules, most + spare, give_up * 3600, grace_s, wish.python, slurm, pods)
+
+
+def _ranks(wish: TrainWish, cluster: Cluster | None, devices: int, on: str, problems: list[Problem]) -> int:
+    """Return how many ranks a node has: as asked, else one for each GPU, without GPUs one."""
+    if wish.nproc is not None:
+        return int(_number("--nproc", wish.nproc, 1, 1024, problems)) or 1
+    if on == "slurm" and cluster is None:
+        why = "without a Cluster the GPUs of a node are not known"
+        problems.append(problem("--nproc", None, why, fix="give the ranks of a node, or --cluster"))
+    return devices or 1
 
 
 def uri_of(run: str, cluster: Cluster | None, here: Path) -> str:
@@ -132,8 +125,7 @@ def uri_of(run: str, cluster: Cluster | None, here: Path) -> str:
 
 
 def _backend(wish: TrainWish, cluster: Cluster | None, problems: list[Problem]) -> str:
-    slurm = cluster is not None and (cluster.backend == "hyperpod-slurm" or cluster.slurm is not None)
-    on = wish.on or ("slurm" if slurm else "local" if cluster is None else "")
+    on = wish.on or ("local" if cluster is None else places.of(cluster))
     if not on:
         assert cluster is not None
         why = f"the Cluster's backend {cluster.backend} has no launcher yet"
@@ -155,35 +147,12 @@ def _nodes(wish: TrainWish, problems: list[Problem]) -> tuple[int, int]:
     return least, most
 
 
-def _number(path: str, text: str, least: float, most: float, problems: list[Problem], *, whole: bool = True) -> int:
+def _number(path: str, text: str, least: float, most: float, problems: list[Problem], *, whole: bool = True) -> float:
     try:
-        return int(number(path, text, least, most)) if whole else number(path, text, least, most, whole=False)  # type: ignore[return-value]
+        return number(path, text, least, most, whole=whole)
     except UserError as error:
         problems += error.problems
         return 0
-
-
-def _group(wish: TrainWish, cluster: Cluster, problems: list[Problem]) -> NodeGroup | None:
-    """Return the group whose nodes train: the only one of workers, or that of the partition."""
-    workers = {name: group for name, group in cluster.groups.items() if group.role == "worker"}
-    fitting = {
-        name: group for name, group in workers.items() if wish.partition is None or group.partition == wish.partition
-    }
-    partitions = sorted({group.partition for group in workers.values() if group.partition})
-    if wish.partition is not None and partitions and not fitting:
-        allowed = ", ".join(partitions)
-        problems.append(problem("--partition", wish.partition, "is of no group of workers", allowed=allowed))
-        return None
-    if len(fitting) > 1 and wish.partition is None:
-        why = f"the Cluster has several groups of workers: {', '.join(fitting)}"
-        problems.append(problem("--partition", None, why, allowed=", ".join(partitions) or "a partition of Slurm"))
-        return None
-    group = next(iter(fitting.values()), None)
-    match = _RANGE.fullmatch(wish.nodes)
-    if group and match and int(match[1]) > group.count:
-        why = f"the group has {group.count} nodes of type {group.type}"
-        problems.append(problem("--nodes", wish.nodes, why, allowed=f"1 to {group.count}"))
-    return group
 
 
 def _no_world(wish: TrainWish, config: Config, rules: Rules) -> Problem:

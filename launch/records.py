@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 import platform
 import time
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from trainer.launch.journal import ASKED, CONFIG, STOP, VERSION, read
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, open_store
 
 SUBMITTED = "launch/submitted.json"
-"""What a scheduler made of it: the number of its job."""
+"""What a scheduler made of it: its job."""
 
 
 def claim(asked: Asked, *, resume: bool, plan: Mapping[str, str]) -> ObjectStore:
@@ -48,9 +47,9 @@ def release(store: ObjectStore, plan: Mapping[str, str]) -> None:
             store.delete(key)
 
 
-def submitted(store: ObjectStore, job: int, log: str) -> None:
-    """Record what Slurm made of it."""
-    body = {"version": VERSION, "job": job, "log": log, "host": os.uname().nodename}
+def submitted(store: ObjectStore, job: Mapping[str, Any]) -> None:
+    """Record what the scheduler made of it, under the scheduler's name."""
+    body = {"version": VERSION, "host": platform.node(), **job}
     store.put(SUBMITTED, json.dumps(body, indent=1).encode() + b"\n")
 
 

@@ -30,6 +30,7 @@ SBATCH_S = 60
 def options(asked: Asked, log: str) -> list[str]:
     """Return the options of sbatch, one a line of the script."""
     wish = asked.slurm
+    assert wish is not None
     named = {"partition": wish.partition, "account": wish.account, "qos": wish.qos, "time": wish.time}
     nodes = str(asked.rules.least) if asked.rules.least == asked.nodes else f"{asked.rules.least}-{asked.nodes}"
     return [
@@ -60,7 +61,8 @@ def plan(asked: Asked, environment: dict[str, str]) -> dict[str, Any]:
         "port": FIRST_PORT + sum(asked.run.encode()) % PORTS,
         "rules": asdict(asked.rules),
         "give_up_s": asked.give_up_s,
-        "environment": environment,
+        # The plugin by its name: without it NCCL would go over TCP, and say so in a line of its log at most.
+        "environment": environment | ({"NCCL_NET_PLUGIN": "ofi"} if asked.slurm and asked.slurm.efa else {}),
     }
 
 

@@ -10,7 +10,8 @@ from launch.records import SUBMITTED, recorded
 from trainer.checkpoint.format.layout import MANIFESTS, ManifestId
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE
 from trainer.launch import journal
-from trainer.metrics.reader import last_steps
+from trainer.metrics.reader import last_steps, parts_of, read_part
+from trainer.metrics.records import EVENTS
 from trainer.storage import ObjectStore
 
 WORDS: Mapping[int, str] = {
@@ -39,7 +40,7 @@ def read(store: ObjectStore) -> dict[str, Any]:
     return {
         "run": store.uri,
         "on": asked and asked["on"],
-        "state": _state(attempts, journal.stopped(store), age),
+        "state": _state(attempts, journal.stopped(store), age) if attempts else _by_events(store, age),
         "step": last.get("step"),
         "loss": last.get("loss"),
         "tokens_per_second": last.get("tokens_per_second"),
@@ -47,7 +48,7 @@ def read(store: ObjectStore) -> dict[str, Any]:
         "last_step_age_s": age,
         "committed_step": newest and newest[0].step,
         "last_commit_age_s": newest and newest[1],
-        "job": (recorded(store, SUBMITTED) or {}).get("job"),
+        "submitted": recorded(store, SUBMITTED) or {},
         "attempts": attempts,
     }
 
@@ -60,14 +61,14 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         shown.append(f"step {found['step']}, loss {loss:.4f}, {speed:,.0f} tokens/s, {found['world_size']} ranks")
     if found["committed_step"] is not None:
         shown.append(f"checkpoint of step {found['committed_step']}, {_ago(found['last_commit_age_s'])} ago")
-    if found["job"]:
-        shown.append(f"job {found['job']} of Slurm")
+    if slurm := found["submitted"].get("slurm"):
+        shown.append(f"job {slurm['job']} of Slurm")
+    if pods := found["submitted"].get("kubernetes"):
+        shown.append(f"job {pods['job']} in namespace {pods['namespace']} of Kubernetes")
     return shown + [_attempt(record) for record in found["attempts"]]
 
 
 def _state(attempts: Sequence[Mapping[str, Any]], stopped: bool, age: float | None) -> str:
-    if not attempts:
-        return "asked for, not started by fab train yet" if age is None else "started by hand"
     last = attempts[-1]
     if "ended" not in last:
         quiet = time.time() - last["started"] if age is None else min(age, time.time() - last["started"])
@@ -77,6 +78,18 @@ def _state(attempts: Sequence[Mapping[str, Any]], stopped: bool, age: float | No
     if stopped and code == EXIT_REQUEUE:
         return "stopped"
     return WORDS.get(code, "its launcher is gone" if code is None else f"the last attempt ended with {code}")
+
+
+def _by_events(store: ObjectStore, age: float | None) -> str:
+    """Return the state of a run that no supervisor of ours records: by hand, or under Kubernetes."""
+    parts = parts_of(store, EVENTS)
+    events = read_part(store, parts[max(parts)][-1]) if parts else []
+    ends = [one["exit_code"] for one in events if one["event"] == "stopped"]
+    if ends:
+        return WORDS.get(ends[-1], "ended")
+    if age is None:
+        return "starting" if events else "asked for, no rank has started yet"
+    return "running" if age < SILENT_S else f"silent for {_ago(age)}"
 
 
 def _attempt(record: Mapping[str, Any]) -> str:

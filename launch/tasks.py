@@ -29,9 +29,22 @@ def train(flags: TrainWish, context: Any) -> Answer:
 
     cluster = deployed.cluster(flags.cluster, flags.stack)
     settings = config.load(Path(flags.config), flags.set)
-    asked = asking.ask(flags, settings, cluster, devices(), Path.cwd())
+    asked = asking.ask(flags, settings, cluster, devices(), Path.cwd(), _image(flags.image))
     dry = flags.dry or bool(context.config.run.dry)
-    return _on_slurm(asked, flags, dry=dry) if asked.on == "slurm" else _here(asked, flags, dry=dry)
+    start = {"local": _here, "slurm": _on_slurm, "kubernetes": _on_kubernetes}[asked.on]
+    return start(asked, flags, dry=dry)
+
+
+def _image(named: str) -> tuple[str, str]:
+    """Return an image by digest and what it is built for; empty where there is none, which matters on Kubernetes alone."""
+    from lustrain import image_file
+
+    if "@" in named:
+        return named, ""
+    if not Path(named).exists():
+        return "", ""
+    record = image_file.read(Path(named))
+    return record.deployable, record.target
 
 
 def _here(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
@@ -71,9 +84,36 @@ def _on_slurm(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
     except BaseException:
         records.release(store, plan)
         raise
-    records.submitted(store, job, log)
+    records.submitted(store, {"slurm": {"job": job, "log": log}})
     lines = [f"{asked.run}: job {job} of Slurm", f"log: {log}", f"next: fab status {asked.run}"]
     return Answer(lines, {"run": asked.run, "job": job, "log": log})
+
+
+def _on_kubernetes(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
+    from launch import kubernetes, records
+
+    wish = asked.kubernetes
+    assert wish is not None
+    text = kubernetes.manifest(asked, wish)
+    if dry:
+        path = f"{asked.run}/{kubernetes.OBJECTS}"
+        command = ["kubectl", f"--namespace={wish.namespace}", "create", "--filename=-"]
+        lines = [f"{asked.config_uri}:", asked.config, f"{path}:", text, "command:", shlex.join(command)]
+        return Answer(lines, {"files": {asked.config_uri: asked.config, path: text}, "commands": [command]})
+    if flags.resume:
+        kubernetes.delete(asked.name, wish.namespace, wish.context)
+    kubernetes.check(text, wish)
+    plan = {kubernetes.OBJECTS: text}
+    store = records.claim(asked, resume=flags.resume, plan=plan)
+    try:
+        kubernetes.create(text, wish)
+    except BaseException:
+        records.release(store, plan)
+        raise
+    where = {"job": asked.name, "namespace": wish.namespace, "context": wish.context}
+    records.submitted(store, {"kubernetes": where})
+    lines = [f"{asked.run}: job {asked.name} in namespace {wish.namespace}", f"next: fab status {asked.run}"]
+    return Answer(lines, {"run": asked.run, "job": asked.name, "namespace": wish.namespace})
 
 
 @task("status")
@@ -97,16 +137,18 @@ def report(flags: ReportWish) -> Answer:
 @task("stop")
 def stop(flags: StopWish) -> Answer:
     """Have a run commit and end; it is not started again until `fab train --resume`."""
-    from launch import records, slurm
+    from launch import kubernetes, records, slurm
     from trainer.launch.journal import STOP
 
     store = _store(flags)
     store.put(STOP, json.dumps({"by": os.environ.get("USER", "")}).encode())
-    job = (records.recorded(store, records.SUBMITTED) or {}).get("job")
-    if flags.now and job:
-        slurm.cancel(job)
+    job = records.recorded(store, records.SUBMITTED) or {}
+    if flags.now and "slurm" in job:
+        slurm.cancel(job["slurm"]["job"])
+    if flags.now and "kubernetes" in job:
+        kubernetes.delete(job["kubernetes"]["job"], job["kubernetes"]["namespace"], job["kubernetes"]["context"])
     lines = [f"{store.uri}: asked to commit and end", f"next: fab status {store.uri}"]
-    return Answer(lines, {"run": store.uri, "cancelled": job if flags.now else None})
+    return Answer(lines, {"run": store.uri, "now": flags.now})
 
 
 def _store(flags: StatusWish | ReportWish | StopWish) -> Any:

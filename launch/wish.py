@@ -13,7 +13,7 @@ JSON = "print one JSON object"
 @dataclass(frozen=True)
 class TrainWish:
     config: str = flag(help="the run's settings, a TOML file")
-    on: str | None = flag(None, "local or slurm; else what the Cluster has, without one local")
+    on: str | None = flag(None, "local, slurm or kubernetes; else what the Cluster has, without one local")
     cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
     stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
     name: str | None = flag(None, "name of the run: its place under the Cluster's runs_uri, else beside run.uri")
@@ -21,6 +21,7 @@ class TrainWish:
     spare: str = flag("0", "nodes beside these that take the place of lost ones (0)")
     nproc: str | None = flag(None, "ranks of a node; else one for each GPU, without GPUs 1")
     set: tuple[str, ...] = flag((), "KEY=VALUE: another value for one setting; may be given again")
+    group: str | None = flag(None, "the Cluster's group of workers to train on; else its only one")
     resume: bool = flag(False, "go on with a run that was stopped or has failed")
     keep_nodes: bool = flag(False, "use nodes again that were to blame twice")
     give_up: str = flag("6", "hours to wait for nodes or for the run's store (6)")
@@ -29,6 +30,9 @@ class TrainWish:
     account: str | None = flag(None, "Slurm: account; else the Cluster's")
     qos: str | None = flag(None, "Slurm: quality of service; else the Cluster's")
     time: str | None = flag(None, "Slurm: longest time of one stay in the queue's nodes, like 1-12:00:00")
+    image: str = flag("image.json", "Kubernetes: image.json, or an image as registry/repository@sha256:… (image.json)")
+    queue: str | None = flag(None, "Kubernetes: queue of Kueue")
+    priority: str | None = flag(None, "Kubernetes: priority class")
     dry: bool = flag(False, "print what would be run and written, and do nothing")
     json: bool = flag(False, JSON)
 
@@ -53,7 +57,7 @@ class ReportWish:
 @dataclass(frozen=True)
 class StopWish:
     run: str = flag(help=RUN)
-    now: bool = flag(False, "also cancel its job of Slurm; steps since the last checkpoint may be lost")
+    now: bool = flag(False, "also take its job from the scheduler; steps since the last checkpoint may be lost")
     cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
     stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
     json: bool = flag(False, JSON)

@@ -69,12 +69,28 @@ class Kubernetes:
 
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
         """Return what kubectl prints; RuntimeError with its message where it fails."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "lustrain", "kube")
-        command = [str(cache / "kubectl"), f"--kubeconfig={self._folder / 'cluster' / 'kubeconfig'}", *arguments]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+        environment = {**os.environ, **self.environment()}
+        done = subprocess.run(
+            [f"{self.programs}/kubectl", *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=environment,
+            check=False,
+        )
         if done.returncode:
             raise RuntimeError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
+
+    @property
+    def programs(self) -> Path:
+        """The folder with kubectl."""
+        return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "lustrain", "kube")
+
+    def environment(self) -> dict[str, str]:
+        """Variables with which kubectl finds the cluster; its context is `lab`."""
+        return {"KUBECONFIG": str(self._folder / "cluster" / "kubeconfig")}
 
     def get(self, *what: str) -> dict[str, Any]:
         """Return an object, or a list of them, as `kubectl get` has it."""

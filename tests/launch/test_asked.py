@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launch import slurm
+from launch import kubernetes, slurm
 from launch.asked import Asked, ask, uri_of
 from launch.wish import TrainWish
 from lustrain import cluster as contract
@@ -102,9 +102,10 @@ def test_a_run_is_named_by_its_place_or_under_the_clusters_runs(tmp_path: Path) 
         ),
         ({"nproc": "0"}, "--nproc = '0': must be a whole number"),
         ({"name": "../up"}, "--name = '../up': is not a plain name"),
-        ({"time": "soon"}, "--time = 'soon': is not a time of Slurm"),
+        ({"time": "1"}, "--time = '1': means something with --on slurm only"),
+        ({"on": "slurm", "nproc": "1", "time": "soon"}, "--time = 'soon': is not a time of Slurm"),
         ({"give_up": "-1"}, "--give-up = '-1': must be a number"),
-        ({"account": "a b"}, "--account = 'a b': is not a name of Slurm"),
+        ({"on": "slurm", "nproc": "1", "account": "a b"}, "--account = 'a b': is not a name of Slurm"),
         ({"on": "slurm"}, "--nproc = None: without a Cluster the GPUs of a node are not known; fix: give the ranks"),
         ({"on": "slurm", "nproc": "1", "set_uri": "s3://b/a b"}, "run.uri = 's3://b/a b': holds ' '"),
     ],
@@ -123,6 +124,7 @@ def test_a_wrong_flag_is_one_line(tmp_path: Path, flags: dict[str, str], line: s
     ("more", "flags", "line"),
     [
         ({}, {"nodes": "5"}, "--nodes = '5': the group has 4 nodes of type p5.48xlarge; allowed: 1 to 4"),
+        ({}, {"group": "login"}, "--group = 'login': is no group of workers; allowed: train"),
         ({}, {"partition": "test"}, "--partition = 'test': is of no group of workers; allowed: train"),
         (
             {"backend": "ec2", "slurm": None, "nodes": {"auto_scaling_groups": ["a"]}},
@@ -137,6 +139,74 @@ def test_what_the_cluster_does_not_have_is_one_line(
     with pytest.raises(UserError) as caught:
         asked(tmp_path, cluster(**more), {"global_batch": 64}, **flags)
     assert caught.value.problems[0].startswith(line)
+
+
+EKS = {
+    "backend": "hyperpod-eks",
+    "region": "us-east-2",
+    "slurm": None,
+    "kubernetes": {"context": "llm", "namespace": "research", "service_account": "trainer", "claims": {"/fsx": "fsx"}},
+}
+IMAGE = ("example.com/trainer@sha256:" + "0" * 64, "cuda")
+
+
+def on_kubernetes(tmp_path: Path, image: tuple[str, str] = IMAGE, **flags: Any) -> Asked:
+    taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
+    worker = {"type": "p5.48xlarge", "count": 4, "gpus": 8, "efa": 32, "labels": {"group": "train"}, "taints": [taint]}
+    wish = dataclasses.replace(TrainWish("config.toml", name="second", nodes="2"), **flags)
+    on = cluster(**EKS, groups={"train": worker})
+    return ask(wish, config(tmp_path, global_batch=64), on, 2, HERE, image)
+
+
+def test_a_job_of_kubernetes_has_what_the_cluster_says_of_its_nodes(tmp_path: Path) -> None:
+    there = on_kubernetes(tmp_path, queue="team", priority="high")
+    assert there.kubernetes is not None
+    _, job = kubernetes.objects(there, there.kubernetes)
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert (pod["serviceAccountName"], pod["priorityClassName"], pod["nodeSelector"]) == (
+        "trainer",
+        "high",
+        {"group": "train"},
+    )
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+    assert pod["terminationGracePeriodSeconds"] == 120
+    assert container["resources"]["limits"] == {
+        "nvidia.com/gpu": 8,
+        "vpc.amazonaws.com/efa": 32,
+        "hugepages-2Mi": "5120Mi",
+    }
+    assert {"name": "claim-0", "mountPath": "/fsx"} in container["volumeMounts"]
+    assert {"name": "NCCL_NET_PLUGIN", "value": "ofi"} in container["env"]
+    assert container["args"][-1] == "s3://team-checkpoints/runs/second/launch/config.toml"
+    assert container["image"] == IMAGE[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ({"image": ("", "")}, "--image = 'image.json': names no image by its digest"),
+        ({"image": (IMAGE[0].partition("@")[0] + ":1", "")}, "--image = 'image.json': names no image by its digest"),
+        ({"image": (IMAGE[0], "cpu")}, "--image = 'image.json': is built for cpu, and the group has nodes with 8 GPUs"),
+        ({"nodes": "1-2"}, "--nodes = '1-2': a Job has a fixed number of pods"),
+        ({"name": "Big"}, "--name = 'Big': cannot be the name of a Job"),
+        ({"time": "1"}, "--time = '1': means something with --on slurm only"),
+    ],
+)
+def test_what_no_job_of_kubernetes_can_be_is_one_line(tmp_path: Path, flags: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        on_kubernetes(tmp_path, **flags)
+    (only,) = caught.value.problems
+    assert only.startswith(line)
+
+
+def test_pods_have_to_see_the_run(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(settings("/home/me/run", global_batch=64))
+    worker = {"type": "p5.48xlarge", "count": 4, "gpus": 8}
+    with pytest.raises(UserError) as caught:
+        ask(TrainWish("c"), load(tmp_path / "config.toml"), cluster(**EKS, groups={"train": worker}), 2, HERE, IMAGE)
+    assert caught.value.problems[0].startswith("run.uri = '/home/me/run': pods do not see it; allowed: s3://")
 
 
 def test_the_batch_script_is_one_readable_file_with_the_standard_library_alone(tmp_path: Path) -> None:

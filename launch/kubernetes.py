@@ -1,0 +1,192 @@
+"""A run as an Indexed Job of Kubernetes with a headless Service: one pod a node, started again by the Job's failure policy.
+
+No operator and no supervisor of ours: every pod's launcher ends with the job's exit code, and the policy reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from launch.asked import Asked
+from launch.places import KubernetesWish
+from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError, problem
+from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
+
+OBJECTS = "launch/kubernetes.json"
+PORT = 29_500
+"""torch's own default; a pod has an address of its own."""
+UNREACHABLE_S = 10
+"""Until a pod of a node that does not answer is given up; Kubernetes waits 300 s by itself:
+https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/#taint-based-evictions"""
+SPARE_S = 10
+"""Beside the trainer's own grace."""
+MOST_FAILURES = 6
+"""Of pods, before the Job is given up: Kubernetes's own default of backoffLimit."""
+HUGE_PAGES = "5120Mi"
+"""What EFA takes of them: https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"""
+USER = 1000
+"""The image's own (images/trainer.Dockerfile)."""
+KUBECTL_S = 60
+_JOB = "batch.kubernetes.io/job-name"
+
+
+def objects(asked: Asked, wish: KubernetesWish) -> list[dict[str, Any]]:
+    """Return the Service and the Job, as the API takes them."""
+    name, nodes = asked.name, asked.rules.most
+    labels = {"app.kubernetes.io/managed-by": "lustrain"} | (
+        {"kueue.x-k8s.io/queue-name": wish.queue} if wish.queue else {}
+    )
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": "lustrain"}},
+        # The ranks meet at the first pod's name, before it is ready.
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {_JOB: name}},
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": nodes,
+            "parallelism": nodes,
+            "backoffLimit": MOST_FAILURES,
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {"rules": _policy()},
+            "template": {"metadata": {"labels": labels}, "spec": _pod(asked, wish)},
+        },
+    }
+    return [service, job]
+
+
+def manifest(asked: Asked, wish: KubernetesWish) -> str:
+    """Return both objects as one JSON text for kubectl."""
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects(asked, wish)}, indent=1) + "\n"
+
+
+def _policy() -> list[dict[str, Any]]:
+    def on_codes(action: str, *codes: int) -> dict[str, Any]:
+        return {
+            "action": action,
+            "onExitCodes": {"containerName": "trainer", "operator": "In", "values": sorted(codes)},
+        }
+
+    return [
+        on_codes("FailJob", EXIT_CONFIG, EXIT_LOST_RUN),
+        on_codes("Ignore", EXIT_PEERS, EXIT_REQUEUE),
+        # Evicted, drained, or its node is gone.
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+
+
+def _pod(asked: Asked, wish: KubernetesWish) -> dict[str, Any]:
+    name = asked.name
+    gone = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+    tolerations: list[dict[str, Any]] = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": UNREACHABLE_S} for key in gone
+    ]
+    tolerations += [{"key": key, "operator": "Exists", "effect": effect} for key, effect in wish.tolerated]
+    claims = [{"name": f"claim-{number}", "mountPath": path} for number, (path, _) in enumerate(wish.claims)]
+    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {_JOB: name}}}
+    pod: dict[str, Any] = {
+        "subdomain": name,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": round(asked.grace_s) + SPARE_S,
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "fsGroup": USER},
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
+        "nodeSelector": dict(wish.labels),
+        "tolerations": tolerations,
+        "containers": [_container(asked, wish, claims)],
+        "volumes": [
+            # Workers of the data loader hand batches over in it; a container has 64 MiB by itself.
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            {"name": "tmp", "emptyDir": {}},
+            *(
+                {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
+                for number, (_, claim) in enumerate(wish.claims)
+            ),
+        ],
+    }
+    more = {"serviceAccountName": wish.service_account, "priorityClassName": wish.priority}
+    return pod | {key: value for key, value in more.items() if value}
+
+
+def _container(asked: Asked, wish: KubernetesWish, claims: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    meet = ["--nnodes", str(asked.rules.most), "--master", f"{asked.name}-0.{asked.name}:{PORT}"]
+    launcher = ["python3", "-m", "trainer.launch.node", *meet, "--nproc", str(asked.rules.ranks)]
+    devices = {"nvidia.com/gpu": wish.gpus, "vpc.amazonaws.com/efa": wish.efa}
+    limits: dict[str, Any] = {name: count for name, count in devices.items() if count}
+    limits |= {"hugepages-2Mi": HUGE_PAGES} if wish.efa else {}
+    # Huge pages are given only beside a request for memory.
+    requests = limits | ({"memory": "1Gi"} if wish.efa else {})
+    # The home of the image's user is read-only here.
+    variables = {"LUSTRAIN_CACHE": "/tmp/lustrain"} | ({"AWS_REGION": wish.region} if wish.region else {})
+    variables |= {"NCCL_NET_PLUGIN": "ofi"} if wish.efa else {"GLOO_SOCKET_IFNAME": "eth0"}
+    return {
+        "name": "trainer",
+        "image": wish.image,
+        # The image's entry point, tini, stays.
+        "args": [*launcher, "--", "train", asked.config_uri],
+        "env": [{"name": name, "value": value} for name, value in sorted(variables.items())],
+        "resources": {"limits": limits, "requests": requests},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "tmp", "mountPath": "/tmp"}, *claims],
+    }
+
+
+def check(text: str, wish: KubernetesWish) -> None:
+    """Have the API server judge the objects, without making them. UserError with what it says."""
+    if shutil.which("kubectl") is None:
+        fix = "install it (https://kubernetes.io/docs/tasks/tools), or run fab where it is"
+        raise UserError(problem("--on", "kubernetes", "there is no kubectl on this machine", fix=fix))
+    _kubectl(wish.namespace, wish.context, "create", "--dry-run=server", "--filename=-", text=text)
+
+
+def create(text: str, wish: KubernetesWish) -> None:
+    """Make the objects. UserError with what the API server says."""
+    _kubectl(wish.namespace, wish.context, "create", "--filename=-", text=text)
+
+
+def delete(name: str, namespace: str, context: str | None) -> None:
+    """Take the Job and the Service away, where they are; their pods get SIGTERM and save."""
+    _kubectl(namespace, context, "delete", "job,service", name, "--ignore-not-found")
+
+
+def _kubectl(namespace: str, context: str | None, *words: str, text: str = "") -> str:
+    command = ["kubectl", *([f"--context={context}"] if context else []), f"--namespace={namespace}", *words]
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=KUBECTL_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"kubectl did not answer within {KUBECTL_S} s; fix: kubectl cluster-info", UNREACHABLE
+        ) from None
+    if done.returncode:
+        said = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
+        said = re.sub(r"^(error: |Error from server( \(\w+\))?: |error when creating \"STDIN\": )+", "", said)
+        lost = re.search("connection refused|no such host|i/o timeout|Unable to connect|connection to the server", said)
+        refused = re.search("Forbidden|cannot create|Unauthorized", done.stderr)
+        code = UNREACHABLE if lost else FAILED if refused else USAGE
+        raise UserError(f"kubectl: {said}; fix: {_fix(done.stderr, namespace)}", code)
+    return done.stdout
+
+
+def _fix(said: str, namespace: str) -> str:
+    known = {
+        "AlreadyExists": "`--resume` to go on with the run, or another --name",
+        "namespaces": f"kubectl create namespace {namespace}, or another kubernetes.namespace in the Cluster",
+        "context": "kubectl config get-contexts lists them",
+        "Forbidden": "ask for the right to create jobs and services in this namespace",
+        "onnect": "is the cluster up? kubectl cluster-info",
+    }
+    return next((fix for word, fix in known.items() if word in said), "look at the object: fab train … --dry")
