@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.lab.servers import S3Place
 from tests.lab.training import ROOT, assert_equals_an_undisturbed_run, config
 from tests.processes import children_of, wait_until
 from tests.trainer.test_trainer_launch import descendants, end
@@ -141,7 +142,10 @@ def test_a_dry_run_shows_what_would_be_done_and_does_nothing(tmp_path: Path) -> 
     [
         (["train", "none.toml"], "CONFIG = 'none.toml': No such file or directory"),
         (["train", "config.toml", "--resume"], "--resume = '"),
-        (["train", "config.toml", "--on", "slurm"], "--on = 'slurm': there is no sbatch on this machine"),
+        (
+            ["train", "config.toml", "--on", "slurm", "--nproc", "1"],
+            "--on = 'slurm': there is no sbatch on this machine",
+        ),
         (["status", "nothing"], "RUN = '"),
         (["stop", "nothing"], "RUN = '"),
         (["report", "nothing"], "RUN = '"),
@@ -160,3 +164,14 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, words: list[st
         for path in tmp_path.rglob("*")
         if path.is_file() and path.name != "config.toml" and ".lock" not in path.name
     ]
+
+
+@pytest.mark.slow
+def test_a_run_in_s3_is_asked_for_trained_and_told_of_there(weed_s3: S3Place, tmp_path: Path) -> None:
+    uri = f"s3://{weed_s3.bucket}/runs/first"
+    (tmp_path / "config.toml").write_text(config(uri, steps=20))
+    answer = fab(tmp_path, "train", "config.toml", "--nproc", "1")
+    assert (answer["run"], answer["why"]) == (uri, "all steps are done")
+    found = fab(tmp_path, "status", uri)
+    assert (found["state"], found["step"], found["attempts"][0]["gained"]) == ("done", 20, 20)
+    assert fab(tmp_path, "train", "config.toml", code=2)["error"][0].startswith("run.uri = 's3://")

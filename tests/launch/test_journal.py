@@ -1,0 +1,110 @@
+"""The journal of a run's starts: one record an attempt, made by one launcher, and what the launchers of its nodes say."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lustrain.problem import UserError
+from trainer.launch import journal
+from trainer.storage import ObjectStore, open_store
+from trainer.storage.local import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path))
+
+
+def ends(store: ObjectStore, number: int, *said: dict[str, Any]) -> None:
+    for node, one in enumerate(said):
+        if one:
+            journal.put_end(store.uri, number, node, **({"silent": "", "said": ""} | one))
+
+
+def test_attempts_are_counted_and_one_whose_launcher_is_gone_ends_with_the_next(store: ObjectStore) -> None:
+    assert journal.begin(store, ["n1", "n2"], "me") == 1
+    (open_one,) = journal.read(store)
+    assert "ended" not in open_one
+    assert journal.begin(store, ["n1"], "another") == 2
+    first, second = journal.read(store)
+    assert (first["code"], first["by"], first["nodes"]) == (None, "me", ["n1", "n2"])
+    assert first["ended"] >= first["started"]
+    assert (second["attempt"], "ended" in second) == (2, False)
+
+
+def test_the_word_of_the_nodes_goes_before_the_schedulers_code(store: ObjectStore) -> None:
+    journal.begin(store, ["n1", "n2", "n3"], "me")
+    ends(store, 1, {"code": 75, "own": 75, "silent": "node 1"}, {}, {"code": 75, "own": 75, "silent": "node 1"})
+    record = journal.finish(store, 1, 137)
+    assert (record["code"], record["blamed"], record["said"]) == (75, ["n2"], "")
+
+
+def test_a_rank_that_failed_is_to_blame_before_a_node_that_fell_silent_after_it(store: ObjectStore) -> None:
+    journal.begin(store, ["n1", "n2"], "me")
+    ends(store, 1, {"code": 1, "own": 75, "silent": "node 1"}, {"code": 1, "own": 1, "said": "CUDA error"})
+    record = journal.finish(store, 1, 1)
+    assert (record["code"], record["blamed"], record["said"]) == (1, ["n2"], "CUDA error")
+
+
+def test_without_a_word_of_the_nodes_the_code_stands(store: ObjectStore) -> None:
+    journal.begin(store, ["n1"], "me")
+    record = journal.finish(store, 1, 0)
+    assert (record["code"], record["blamed"], record["noticed"]) == (0, [], [])
+
+
+def test_what_a_successor_has_recorded_stays(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes this launcher for dead between this one's look and its put."""
+    journal.begin(store, ["n1"], "me")
+    told = journal._told
+
+    def slow(store: ObjectStore, record: dict[str, Any]) -> dict[str, Any]:
+        monkeypatch.setattr(journal, "_told", told)
+        journal.begin(store, ["n2"], "successor")
+        return told(store, record)
+
+    monkeypatch.setattr(journal, "_told", slow)
+    assert journal.finish(store, 1, 0)["code"] is None
+    assert [record["by"] for record in journal.read(store)] == ["me", "successor"]
+
+
+def test_of_two_that_begin_at_the_same_moment_one_is_refused(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LocalStore.put
+
+    def put(self: LocalStore, key: str, body: bytes, **conditions: Any) -> str:
+        monkeypatch.setattr(LocalStore, "put", real)
+        journal.begin(self, ["n2"], "the other")
+        return self.put(key, body, **conditions)
+
+    monkeypatch.setattr(LocalStore, "put", put)
+    with pytest.raises(UserError, match="attempt = 1: another launcher has begun it at the same moment"):
+        journal.begin(store, ["n1"], "me")
+    assert [record["by"] for record in journal.read(store)] == ["the other"]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"version": 99}', b"\xff"])
+def test_a_record_that_is_none_is_one_line(store: ObjectStore, body: bytes) -> None:
+    store.put(journal.attempt_key(1), body)
+    with pytest.raises(UserError, match="is not a record of a launcher that this version knows"):
+        journal.read(store)
+
+
+def test_it_is_asked_for_by_commands_too(
+    store: ObjectStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(do: str, given: str) -> dict[str, Any]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(given))
+        assert journal.main([do, store.uri]) == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    assert call("begin", '{"nodes": ["n1"], "by": "a job"}') == {"attempt": 1}
+    assert call("finish", '{"attempt": 1, "code": 85}')["code"] == 85
+    assert [call("read", "")[key] for key in ("stop",)] == [False]
+    store.put(journal.STOP, b"")
+    assert call("read", "")["stop"] is True
