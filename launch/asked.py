@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from launch.wish import TrainWish
 from lustrain.cluster import Cluster
 from lustrain.flags import number
 from lustrain.problem import Problem, UserError, problem
-from trainer.config import Config, to_toml
+from trainer.config import Config, parse_time, to_toml
 from trainer.launch.journal import CONFIG, STOP
 
 BACKENDS = ("local", "slurm", "kubernetes")
@@ -40,6 +40,8 @@ class Asked:
     nodes: int
     """That are asked of a scheduler: `rules.most` and spare ones."""
     give_up_s: float
+    stop_uri: str
+    """The object that ends the run when it appears."""
     grace_s: float
     """What the trainer may need to save after a signal."""
     python: str | None
@@ -62,6 +64,7 @@ class Asked:
             "run": self.run,
             "nodes": {"least": rules.least, "most": rules.most, "asked": self.nodes},
             "ranks": rules.ranks,
+            "stop_uri": self.stop_uri,
             "give_up_s": self.give_up_s,
         }
 
@@ -102,9 +105,14 @@ def ask(
     pods = places.kubernetes(wish, cluster, group, run, image, problems) if on == "kubernetes" else None
     if problems:
         raise UserError(problems)
-    settings = to_toml(_filled(config, run, cluster))
-    grace_s = config.interrupt.signal_grace_s
-    return Asked(run, on, settings, rules, most + spare, give_up * 3600, grace_s, wish.python, slurm, pods)
+    filled = _filled(config, run, cluster)
+    interrupt = filled.interrupt
+    if interrupt.deadline:
+        rules = replace(rules, until=parse_time(interrupt.deadline) - interrupt.deadline_margin_s)
+    stop_uri, grace_s = str(interrupt.stop_uri), interrupt.signal_grace_s
+    return Asked(
+        run, on, to_toml(filled), rules, most + spare, give_up * 3600, stop_uri, grace_s, wish.python, slurm, pods
+    )
 
 
 def _ranks(wish: TrainWish, cluster: Cluster | None, devices: int, on: str, problems: list[Problem]) -> int:

@@ -14,7 +14,8 @@ from typing import IO, Any
 
 from launch.asked import Asked
 from launch.supervise.decision import Attempt, attempt
-from launch.supervise.loop import NotNow
+from launch.supervise.loop import NotNow, Overtaken
+from trainer.errors import LostRunError
 from trainer.launch import journal
 from trainer.launch.attempt import ATTEMPT
 from trainer.launch.ranks import FORWARDED
@@ -39,15 +40,17 @@ class RunJournal:
 
     def read(self) -> tuple[list[Attempt], str]:
         try:
-            records = journal.read(self._store)
+            records = journal.take(self._store)
             stop = "fab stop asked for its end" if journal.stopped(self._store) else ""
         except StorageError as error:
             raise NotNow(str(error)) from None
-        return [attempt(record) for record in records if "ended" in record], stop
+        return [attempt(record) for record in records], stop
 
     def begin(self, nodes: Sequence[str]) -> int:
         try:
             return journal.begin(self._store, nodes, self.by)
+        except LostRunError as error:
+            raise Overtaken(str(error)) from None
         except StorageError as error:
             raise NotNow(str(error)) from None
 
@@ -67,7 +70,7 @@ class Here:
         self._command = command(asked)
         self._job: subprocess.Popen[bytes] | None = None
         self._told = threading.Event()
-        self._signal = ""
+        self._number = 0
         for number in FORWARDED:
             signal.signal(number, self._hear)
 
@@ -82,6 +85,9 @@ class Here:
             self._job = subprocess.Popen(self._command, env=environment, stdout=self._output, process_group=0)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        if self._number:
+            # It came before there was anyone to pass it on to.
+            self._job.send_signal(self._number)
         code = self._job.wait()
         return code if code >= 0 else 1
 
@@ -89,10 +95,10 @@ class Here:
         self._told.wait(seconds)
 
     def told(self) -> str:
-        return f"{self._signal} asked for its end" if self._signal else ""
+        return f"{signal.Signals(self._number).name} asked for its end" if self._number else ""
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
-        self._signal = signal.Signals(number).name
+        self._number = number
         self._told.set()
         if self._job is not None and self._job.poll() is None:
             self._job.send_signal(number)

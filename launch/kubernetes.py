@@ -9,11 +9,11 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launch.asked import Asked
-from launch.places import KubernetesWish
+from launch.places import LABEL, KubernetesWish
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError, problem
 from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
 
@@ -26,12 +26,15 @@ https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/#ta
 SPARE_S = 10
 """Beside the trainer's own grace."""
 MOST_FAILURES = 6
-"""Of pods, before the Job is given up: Kubernetes's own default of backoffLimit."""
+"""Of the run, before its Job is given up. All of its pods end with its code, and Kubernetes counts pods."""
+RUN = "lustrain.dev/run"
+"""Annotation with the run's uri: a Job's name is only the last part of it."""
 HUGE_PAGES = "5120Mi"
 """What EFA takes of them: https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"""
 USER = 1000
 """The image's own (images/trainer.Dockerfile)."""
 KUBECTL_S = 60
+ENDED = ("Complete", "Failed")
 _JOB = "batch.kubernetes.io/job-name"
 
 
@@ -51,12 +54,12 @@ def objects(asked: Asked, wish: KubernetesWish) -> list[dict[str, Any]]:
     job = {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": name, "labels": labels},
+        "metadata": {"name": name, "labels": labels, "annotations": {RUN: asked.run}},
         "spec": {
             "completionMode": "Indexed",
             "completions": nodes,
             "parallelism": nodes,
-            "backoffLimit": MOST_FAILURES,
+            "backoffLimit": MOST_FAILURES * nodes,
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": _policy()},
             "template": {"metadata": {"labels": labels}, "spec": _pod(asked, wish)},
@@ -99,7 +102,12 @@ def _pod(asked: Asked, wish: KubernetesWish) -> dict[str, Any]:
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": round(asked.grace_s) + SPARE_S,
         "automountServiceAccountToken": False,
-        "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "fsGroup": USER},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+        },
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
         "nodeSelector": dict(wish.labels),
         "tolerations": tolerations,
@@ -145,12 +153,30 @@ def _container(asked: Asked, wish: KubernetesWish, claims: Sequence[dict[str, An
     }
 
 
-def check(text: str, wish: KubernetesWish) -> None:
-    """Have the API server judge the objects, without making them. UserError with what it says."""
+def ready(asked: Asked, wish: KubernetesWish, *, resume: bool) -> None:
+    """Have the API server judge the objects, without making them, and see to it that their names are free.
+
+    With `resume` an earlier Job of the same run that has ended is deleted. UserError.
+    """
     if shutil.which("kubectl") is None:
         fix = "install it (https://kubernetes.io/docs/tasks/tools), or run fab where it is"
         raise UserError(problem("--on", "kubernetes", "there is no kubectl on this machine", fix=fix))
+    found = _kubectl(wish.namespace, wish.context, "get", "job", asked.name, "--ignore-not-found", "--output=json")
+    there = json.loads(found) if found.strip() else None
+    if there and there["metadata"].get("annotations", {}).get(RUN) != asked.run:
+        raise UserError(
+            problem("--name", asked.name, "a Job of another run has this name", fix="choose another --name")
+        )
+    if there and not resume:
+        raise UserError(problem("--name", asked.name, "its Job is there already", fix="go on with the run: --resume"))
+    if there and not any(one["type"] in ENDED for one in there["status"].get("conditions", ())):
+        raise UserError(problem("--resume", asked.name, "its Job still runs", fix="`fab stop` it first"))
+    # Under another name: that of the Job to resume is still taken.
+    items = [{**item, "metadata": {**item["metadata"], "name": f"{asked.name}-check"}} for item in objects(asked, wish)]
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
     _kubectl(wish.namespace, wish.context, "create", "--dry-run=server", "--filename=-", text=text)
+    if there:
+        delete(asked.name, wish.namespace, wish.context)
 
 
 def create(text: str, wish: KubernetesWish) -> None:
@@ -160,7 +186,18 @@ def create(text: str, wish: KubernetesWish) -> None:
 
 def delete(name: str, namespace: str, context: str | None) -> None:
     """Take the Job and the Service away, where they are; their pods get SIGTERM and save."""
-    _kubectl(namespace, context, "delete", "job,service", name, "--ignore-not-found")
+    _kubectl(namespace, context, "delete", "job,service", name, "--ignore-not-found", "--cascade=foreground")
+
+
+def withdraw(run: str, where: Mapping[str, Any]) -> None:
+    """Delete the Job that was made for this run, where it is still this run's. UserError."""
+    job, namespace, context = where.get("job"), where.get("namespace"), where.get("context")
+    words = [word for word in (job, namespace) if isinstance(word, str) and re.fullmatch(LABEL, word)]
+    if len(words) != 2 or not (context is None or re.fullmatch(r"[^\s-]\S*", str(context))):
+        raise UserError(problem("RUN", run, "the record of its Job is not one that fab train wrote"))
+    found = _kubectl(words[1], context, "get", "job", words[0], "--ignore-not-found", "--output=json")
+    if found.strip() and json.loads(found)["metadata"].get("annotations", {}).get(RUN) == run:
+        delete(words[0], words[1], context)
 
 
 def _kubectl(namespace: str, context: str | None, *words: str, text: str = "") -> str:
@@ -183,7 +220,7 @@ def _kubectl(namespace: str, context: str | None, *words: str, text: str = "") -
 
 def _fix(said: str, namespace: str) -> str:
     known = {
-        "AlreadyExists": "`--resume` to go on with the run, or another --name",
+        "AlreadyExists": "kubectl get service shows whose it is; choose another --name",
         "namespaces": f"kubectl create namespace {namespace}, or another kubernetes.namespace in the Cluster",
         "context": "kubectl config get-contexts lists them",
         "Forbidden": "ask for the right to create jobs and services in this namespace",

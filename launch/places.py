@@ -12,7 +12,7 @@ from lustrain.problem import Problem, problem
 
 _TIME = re.compile(r"[0-9]+|[0-9]+:[0-9]+(:[0-9]+)?|[0-9]+-[0-9]+(:[0-9]+){0,2}")
 """Of sbatch: https://slurm.schedmd.com/sbatch.html#OPT_time"""
-_LABEL = r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?"
+LABEL = r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?"
 """Of a Job whose pods have an index behind its name in theirs, of 63 letters at most:
 https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode"""
 _DIGEST = r"[\w.:\[\]-]+(/[\w.-]+)+@sha256:[0-9a-f]{64}"
@@ -20,6 +20,8 @@ FLAGS = dict.fromkeys(("partition", "account", "qos", "time"), "slurm") | dict.f
     ("queue", "priority"), "kubernetes"
 )
 """Flags that only one place knows."""
+ODD_SIGN = re.compile(r"[^!-~]|[\"'#%\\]")
+"""In a word of sbatch's options: white space, quotes, and the patterns of file names."""
 MAKE_IMAGE = "fab image-build --push, or give REGISTRY/REPOSITORY@sha256:…"
 
 
@@ -109,7 +111,7 @@ def slurm(
     for path, word in (("--partition", asked.partition), ("--account", asked.account), ("--qos", asked.qos)):
         if word is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.,-]*", word):
             problems.append(problem(path, word, "is not a name of Slurm", allowed="letters, digits, _ . , -"))
-    if sign := re.search(r"[^!-~]|[\"'#%\\]", run):
+    if sign := ODD_SIGN.search(run):
         problems.append(problem("run.uri", run, f"holds {sign[0]!r}, which an option of sbatch cannot"))
     return asked
 
@@ -125,7 +127,7 @@ def kubernetes(
     """Return what is asked of Kubernetes. `image`: reference by digest and what it is built for, empty where not known."""
     named = (cluster.kubernetes if cluster else None) or KubernetesOf()
     name = run.rpartition("/")[2]
-    if not re.fullmatch(_LABEL, name):
+    if not re.fullmatch(LABEL, name):
         allowed = "up to 52 small letters, digits and -"
         problems.append(problem("--name", name, "cannot be the name of a Job", allowed=allowed))
     if "-" in wish.nodes or wish.spare != "0":

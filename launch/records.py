@@ -28,7 +28,10 @@ def claim(asked: Asked, *, resume: bool, plan: Mapping[str, str]) -> ObjectStore
         raise UserError(problem("run.uri", asked.run, "there is a run of this name already", fix=fix))
     if resume and not taken and not any(True for _ in store.list("manifests/")):
         raise UserError(problem("--resume", asked.run, "there is no such run", fix="leave --resume out to begin it"))
-    body = {"version": VERSION, "by": f"{getpass.getuser()}@{platform.node()}", "asked": time.time(), **asked.record()}
+    # What was decided of earlier attempts does not bind this start.
+    after = max((record["attempt"] for record in read(store)), default=0)
+    by = f"{getpass.getuser()}@{platform.node()}"
+    body = {"version": VERSION, "by": by, "asked": time.time(), "after": after, **asked.record()}
     try:
         store.put(ASKED, json.dumps(body, indent=1).encode() + b"\n", if_absent=not taken)
     except PreconditionError:

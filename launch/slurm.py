@@ -41,6 +41,8 @@ def options(asked: Asked, log: str) -> list[str]:
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
         "--exclusive",
+        # Whole nodes have all their processors by that, and by this all their memory.
+        "--mem=0",
         "--no-kill",
         "--requeue",
         # The environment of whoever submits may hold secrets, and ranks on a requeue would have another one.
@@ -123,6 +125,15 @@ def _sbatch(text: str, folder: Path, flag: str) -> str:
         lost = re.search("Unable to contact|Connection refused|Socket timed out", said)
         raise UserError(f"sbatch: {said}; fix: {_fix(said)}", UNREACHABLE if lost else USAGE)
     return done.stdout
+
+
+def of_run(job: object, run: str) -> bool:
+    """Whether a job of this number waits or runs, and is this run's: numbers are used again, and each Slurm has its own."""
+    if type(job) is not int or shutil.which("squeue") is None:
+        return False
+    command = ["squeue", "--noheader", f"--jobs={job}", "--format=%k"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() == run
 
 
 def cancel(job: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.wish import ReportWish, StatusWish, StopWish, TrainWish
+from lustrain.problem import UNREACHABLE, UserError, problem
 from lustrain.task import Answer, task
 
 if TYPE_CHECKING:
@@ -66,9 +67,12 @@ def _here(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
 
 def _on_slurm(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
     from launch import records, slurm
+    from launch.places import ODD_SIGN
 
     folder = Path.cwd()
     log = f"{folder}/lustrain-{asked.name}.log" if "://" in asked.run else f"{asked.run}/launch/log"
+    if sign := ODD_SIGN.search(log):
+        raise UserError(problem("folder", str(folder), f"holds {sign[0]!r}, which an option of sbatch cannot"))
     text = slurm.script(asked, log, slurm.ranks_environment(os.environ))
     if dry:
         script = f"{asked.run}/{slurm.SCRIPT}"
@@ -76,17 +80,30 @@ def _on_slurm(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
         lines = [f"{asked.config_uri}:", asked.config, f"{script}:", text, "command:", shlex.join(command)]
         files = {asked.config_uri: asked.config, script: text}
         return Answer(lines, {"files": files, "commands": [command]})
+    if flags.resume:
+        _refuse_second_job(asked)
     slurm.check(text, folder)
     plan = {slurm.SCRIPT: text}
     store = records.claim(asked, resume=flags.resume, plan=plan)
     try:
         job = slurm.submit(text, folder)
-    except BaseException:
-        records.release(store, plan)
+    except UserError as error:
+        # Where Slurm did not answer, the job may be there all the same.
+        if not flags.resume and error.exit_code != UNREACHABLE:
+            records.release(store, plan)
         raise
     records.submitted(store, {"slurm": {"job": job, "log": log}})
     lines = [f"{asked.run}: job {job} of Slurm", f"log: {log}", f"next: fab status {asked.run}"]
     return Answer(lines, {"run": asked.run, "job": job, "log": log})
+
+
+def _refuse_second_job(asked: Asked) -> None:
+    from launch import records, slurm
+
+    job = (records.recorded(records.look(asked.run), records.SUBMITTED) or {}).get("slurm", {}).get("job")
+    if slurm.of_run(job, asked.run):
+        why = f"job {job} of Slurm still waits or runs for it"
+        raise UserError(problem("--resume", asked.run, why, fix=f"fab stop {asked.run} --now, or let it go on"))
 
 
 def _on_kubernetes(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
@@ -100,15 +117,14 @@ def _on_kubernetes(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
         command = ["kubectl", f"--namespace={wish.namespace}", "create", "--filename=-"]
         lines = [f"{asked.config_uri}:", asked.config, f"{path}:", text, "command:", shlex.join(command)]
         return Answer(lines, {"files": {asked.config_uri: asked.config, path: text}, "commands": [command]})
-    if flags.resume:
-        kubernetes.delete(asked.name, wish.namespace, wish.context)
-    kubernetes.check(text, wish)
+    kubernetes.ready(asked, wish, resume=flags.resume)
     plan = {kubernetes.OBJECTS: text}
     store = records.claim(asked, resume=flags.resume, plan=plan)
     try:
         kubernetes.create(text, wish)
-    except BaseException:
-        records.release(store, plan)
+    except UserError as error:
+        if not flags.resume and error.exit_code != UNREACHABLE:
+            records.release(store, plan)
         raise
     where = {"job": asked.name, "namespace": wish.namespace, "context": wish.context}
     records.submitted(store, {"kubernetes": where})
@@ -138,15 +154,22 @@ def report(flags: ReportWish) -> Answer:
 def stop(flags: StopWish) -> Answer:
     """Have a run commit and end; it is not started again until `fab train --resume`."""
     from launch import kubernetes, records, slurm
-    from trainer.launch.journal import STOP
+    from trainer.launch.journal import ASKED, STOP
+    from trainer.storage import open_store
 
     store = _store(flags)
-    store.put(STOP, json.dumps({"by": os.environ.get("USER", "")}).encode())
+    words = json.dumps({"by": os.environ.get("USER", "")}).encode()
+    store.put(STOP, words)
+    asked = records.recorded(store, ASKED) or {}
+    own = str(asked.get("stop_uri") or "")
+    if own and own != f"{asked.get('run')}/{STOP}":
+        folder, _, name = own.rpartition("/")
+        open_store(folder, name="interrupt.stop_uri").put(name, words)
     job = records.recorded(store, records.SUBMITTED) or {}
-    if flags.now and "slurm" in job:
-        slurm.cancel(job["slurm"]["job"])
+    if flags.now and slurm.of_run(number := job.get("slurm", {}).get("job"), store.uri):
+        slurm.cancel(number)
     if flags.now and "kubernetes" in job:
-        kubernetes.delete(job["kubernetes"]["job"], job["kubernetes"]["namespace"], job["kubernetes"]["context"])
+        kubernetes.withdraw(store.uri, job["kubernetes"])
     lines = [f"{store.uri}: asked to commit and end", f"next: fab status {store.uri}"]
     return Answer(lines, {"run": store.uri, "now": flags.now})
 

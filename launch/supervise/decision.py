@@ -18,7 +18,7 @@ FINAL = {USAGE: "the configuration is refused", LOST_RUN: "a newer job owns the 
 
 MOST_WORTHLESS = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
-LEAVING_S = 600.0
+LEAVING_S, DAY_S = 600.0, 86_400.0
 """How long a node that got a notice is left out: a spot instance has two minutes
 (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html). Later, the name may be that of
 its successor."""
@@ -56,8 +56,9 @@ class Attempt:
 
     @property
     def counts(self) -> bool:
-        """Whether it speaks against the run: an interruption does not, as long as a node is known to be its reason."""
-        return self.worthless and not (self.code in INTERRUPTED and (self.blamed or self.noticed))
+        """Whether it speaks against the run: a notice does not, nor a loss, as long as a node is known to be its reason."""
+        lost = self.code in (None, PEERS) and (self.blamed or self.noticed)
+        return self.worthless and not lost and self.code != REQUEUE
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Rules:
     """Use nodes that were to blame twice."""
     others: bool = False
     """Whether a scheduler can give other nodes."""
+    until: float | None = None
+    """Unix seconds after which no attempt is begun: the capacity ends."""
 
     def size(self, there: int) -> int:
         """Return how many of `there` nodes can be used; 0 where they are too few."""
@@ -136,26 +139,35 @@ def decide(
         return end
     if stop:
         return Stop(REQUEUE, stop)
-    out = left_out(rules, history, now)
-    # A scheduler may need minutes to see that a node is lost; one that it gives to a new allocation is well again.
-    silent = set(last.blamed) if last and last.by == by and rules.others and not rules.keep_nodes else set()
-    at_hand = [node for node in living if node not in out and node not in silent]
-    size = rules.size(len(at_hand))
+    if rules.until is not None and now >= rules.until:
+        return Stop(REQUEUE, "its capacity ends, by interrupt.deadline")
+    leaving = {node for one in history if now - one.ended < LEAVING_S for node in one.noticed}
+    out = leaving | (_silent(history, by, now) if rules.others else set())
+    at_hand = [node for node in living if node not in out]
+    # A node that is bad for some reason is better than a run that waits for ever.
+    well = [node for node in at_hand if rules.keep_nodes or node not in guilty(history, now)]
+    chosen = well if rules.size(len(well)) else at_hand
+    size = rules.size(len(chosen))
     if size:
-        return Start(tuple(at_hand[:size]), _pause(history, draw), _asked(last))
+        return Start(tuple(chosen[:size]), _pause(history, draw), _asked(last))
     have = f"{len(at_hand)} of {rules.least} nodes are there"
     why = f"{have}; left out: {', '.join(sorted(out))}" if out else have
     if rules.others:
-        return Requeue(tuple(sorted(out)), why)
+        return Requeue(tuple(sorted(leaving)), why)
     return Wait(why)
 
 
-def left_out(rules: Rules, history: Sequence[Attempt], now: float) -> set[str]:
-    """Return the nodes that are not used: AWS takes them away, or they were to blame twice."""
-    leaving = {node for one in history if now - one.ended < LEAVING_S for node in one.noticed}
-    blame = Counter(node for one in history for node in set(one.blamed))
-    guilty = set() if rules.keep_nodes else {node for node, times in blame.items() if times >= 2}
-    return leaving | guilty
+def guilty(history: Sequence[Attempt], now: float) -> set[str]:
+    """Return the nodes that were to blame twice within a day; later, a name may be that of another machine."""
+    blame = Counter(node for one in history if now - one.ended < DAY_S for node in set(one.blamed))
+    return {node for node, times in blame.items() if times >= 2}
+
+
+def _silent(history: Sequence[Attempt], by: str, now: float) -> set[str]:
+    """Return the nodes that this allocation lost: a scheduler may need minutes to see it. One that it gives to a new
+    allocation counts as well again."""
+    lost = [one for one in history if one.by == by and one.code in (None, PEERS) and now - one.ended < LEAVING_S]
+    return {node for one in lost for node in one.blamed}
 
 
 def without_progress(history: Sequence[Attempt]) -> int:

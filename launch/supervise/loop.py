@@ -7,16 +7,34 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from launch.supervise.decision import FINAL, LOST_RUN, PEERS, Attempt, Requeue, Rules, Start, Stop, Wait, decide
+from launch.supervise.decision import (
+    FINAL,
+    LOST_RUN,
+    PEERS,
+    REQUEUE,
+    Attempt,
+    Requeue,
+    Rules,
+    Start,
+    Stop,
+    Wait,
+    decide,
+)
 
 POLL_S = 5.0
 """Between two looks at what is missing: nodes, or the run's store."""
 GIVE_UP_S = 6 * 3600.0
+HOLD_S = 900.0
+"""How long nodes of a scheduler are held while nothing trains on them."""
 DRAW = random.SystemRandom().random
 
 
 class NotNow(Exception):
     """The run's journal or the scheduler does not answer just now; the text says why."""
+
+
+class Overtaken(Exception):
+    """Another launcher has begun an attempt at this run at the same moment."""
 
 
 class Journal(Protocol):
@@ -26,11 +44,14 @@ class Journal(Protocol):
     """Who starts attempts here, as it is recorded."""
 
     def read(self) -> tuple[list[Attempt], str]:
-        """Return all attempts that have ended, and why no further one is wanted (empty: one is)."""
+        """Return the attempts since the run was asked for last, and why no further one is wanted (empty: one is).
+
+        One without an end ends here: whoever waited for it is gone.
+        """
         ...
 
     def begin(self, nodes: Sequence[str]) -> int:
-        """Note that an attempt begins, and return its number."""
+        """Note that an attempt begins, and return its number. Overtaken."""
         ...
 
     def finish(self, number: int, code: int) -> None:
@@ -69,51 +90,54 @@ def supervise(
     draw: Callable[[], float] = DRAW,
 ) -> Stop | Requeue:
     """Keep the run going until it is done, or nothing here can bring it on."""
-    lacking, since = "", 0.0
+    lacking, since = "", None
     while True:
+        number = None
         try:
-            move = _next(backend, journal, rules, clock(), draw())
+            history, stop = journal.read()
+            stop = stop or backend.told()
+            move = decide(rules, history, backend.living(), clock(), by=journal.by, draw=draw(), stop=stop)
+            if isinstance(move, Start) and _rested(backend, move, say):
+                number = journal.begin(move.nodes)
         except NotNow as error:
             move = Wait(str(error))
+        except Overtaken:
+            return Stop(LOST_RUN, FINAL[LOST_RUN])
         if isinstance(move, (Stop, Requeue)):
             return move
+        if number is not None and isinstance(move, Start):
+            lacking, since = "", None
+            if _attempt(backend, journal, number, move.nodes, say) == LOST_RUN:
+                # Whoever took the run over has ended this attempt's record, and begun one of its own.
+                return Stop(LOST_RUN, FINAL[LOST_RUN])
         if isinstance(move, Wait):
             if backend.told():
-                return Stop(PEERS, backend.told())
+                return Stop(REQUEUE, backend.told())
+            since = clock() if since is None else since
             if lacking != move.why:
                 say(f"{move.why}; waiting for at most {give_up_s / 3600:.3g} hours")
-                lacking, since = move.why, since or clock()
+                lacking = move.why
+            if rules.others and clock() - since > HOLD_S:
+                return Requeue((), move.why)
             if clock() - since > give_up_s:
-                return Stop(PEERS, f"{move.why}, for {give_up_s / 3600:.3g} hours")
+                return Stop(PEERS, f"{move.why}, for {give_up_s / 3600:.3g} hours; fix: go on later with --resume")
             backend.rest(POLL_S)
-            continue
-        lacking, since = "", 0.0
-        if _attempt(backend, journal, move, say) == LOST_RUN:
-            # Whoever took the run over has ended this attempt's record, and begun one of its own.
-            return Stop(LOST_RUN, FINAL[LOST_RUN])
 
 
-def _next(backend: Backend, journal: Journal, rules: Rules, now: float, draw: float) -> Start | Wait | Requeue | Stop:
-    history, stop = journal.read()
-    return decide(rules, history, backend.living(), now, by=journal.by, draw=draw, stop=stop or backend.told())
-
-
-def _attempt(backend: Backend, journal: Journal, move: Start, say: Callable[[str], None]) -> int | None:
-    """Make an attempt, recorded before and after; returns its exit code, None where it was not made."""
+def _rested(backend: Backend, move: Start, say: Callable[[str], None]) -> bool:
+    """Say why it starts again, and pause; False where this process was told to end meanwhile."""
     pause = f" in {move.after_s:.0f} s" if move.after_s else ""
     if move.why:
         say(f"{move.why}: starting again{pause} on {', '.join(move.nodes)}")
     if move.after_s:
         backend.rest(move.after_s)
-        if backend.told():
-            return None
-    try:
-        number = journal.begin(move.nodes)
-    except NotNow as error:
-        say(str(error))
-        backend.rest(POLL_S)
-        return None
-    code = backend.run(number, move.nodes)
+    return not backend.told()
+
+
+def _attempt(backend: Backend, journal: Journal, number: int, nodes: Sequence[str], say: Callable[[str], None]) -> int:
+    """Make an attempt that has been recorded, record its end, and return its exit code."""
+    # Told while the record was written, it ends before a rank starts.
+    code = REQUEUE if backend.told() else backend.run(number, nodes)
     try:
         journal.finish(number, code)
     except NotNow as error:

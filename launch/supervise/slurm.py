@@ -10,21 +10,27 @@ import socket
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from launch.supervise.decision import PEERS, REQUEUE, Attempt, Requeue, Rules, attempt
-from launch.supervise.loop import NotNow, supervise
+from launch.supervise.decision import LOST_RUN, PEERS, REQUEUE, Attempt, Requeue, Rules, attempt
+from launch.supervise.loop import NotNow, Overtaken, supervise
 
 UNUSABLE = ("down", "drain", "fail", "unk", "boot", "power", "maint", "*")
 """In the state of a node that takes no new step: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
-LATE_S = 60
+LATE_S = 180
 """After the first launcher has ended, Slurm ends the others: one on a node that does not answer would be waited for until
-Slurm takes the node for lost, five minutes by default."""
+Slurm takes the node for lost, five minutes by default. Launchers wait a minute for each other, and a last save may take two."""
+CALL_S = 300
+POLL_S = 5.0
+PORTS = 1000
+"""An attempt does not use the port of the one before, which a process that is late may still hold."""
 WATCHERS = 3
 WATCH = """while sleep 10; do
-    case $(sinfo --noheader --nodes="$1" --format=%T) in
-        *down* | *drained*) exec scontrol requeue "$2" ;;
+    state=$(sinfo --noheader --nodes="$1" --format=%T) || continue
+    case "$state" in
+        "" | *down* | *drained*) scontrol requeue "$2" && exit ;;
     esac
 done"""
 
@@ -39,9 +45,10 @@ class CommandJournal:
         self.by = f"job {os.environ['SLURM_JOB_ID']} of Slurm, start {start}, on {socket.gethostname()}"
 
     def read(self) -> tuple[list[Attempt], str]:
-        answer = self._call("read", {})
-        ended = [attempt(record) for record in answer["attempts"] if "ended" in record]
-        return ended, "fab stop asked for its end" if answer["stop"] else ""
+        answer = self._call("take", {})
+        return [attempt(record) for record in answer["attempts"]], "fab stop asked for its end" if answer[
+            "stop"
+        ] else ""
 
     def begin(self, nodes: Sequence[str]) -> int:
         return int(self._call("begin", {"nodes": list(nodes), "by": self.by})["attempt"])
@@ -51,7 +58,14 @@ class CommandJournal:
 
     def _call(self, do: str, given: Mapping[str, Any]) -> dict[str, Any]:
         command = [*self._command, do, self._run]
-        done = subprocess.run(command, input=json.dumps(given), stdout=subprocess.PIPE, text=True, check=False)
+        try:
+            done = subprocess.run(
+                command, input=json.dumps(given), stdout=subprocess.PIPE, text=True, timeout=CALL_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise NotNow(f"the run's journal: {do} took more than {CALL_S} s") from None
+        if done.returncode == LOST_RUN:
+            raise Overtaken
         if done.returncode:
             raise NotNow(f"the run's journal: {do} ended with {done.returncode}, see the line above")
         answer: dict[str, Any] = json.loads(done.stdout)
@@ -84,27 +98,44 @@ class Allocation:
         return [node for node in nodes if node in usable]
 
     def run(self, number: int, nodes: Sequence[str]) -> int:
-        self._watch_over_this_host()
         plan, count = self._plan, str(len(nodes))
         step = ["--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "--nodelist", ",".join(nodes)]
         # The launcher of a node has all of its cores; how ranks are bound to them is theirs. A step that lost a node holds
         # its resources until Slurm has heard of that node again: the next one would wait for them for ever.
         ends = ["--kill-on-bad-exit=0", f"--wait={LATE_S}", "--cpu-bind=none", "--overlap", "--export=ALL"]
-        meet = ["--master", f"{nodes[0]}:{plan['port']}", "--roster", ",".join(nodes), "--nproc", str(plan["ranks"])]
+        meet = [
+            "--master",
+            f"{nodes[0]}:{plan['port'] + number % PORTS}",
+            "--roster",
+            ",".join(nodes),
+            "--nproc",
+            str(plan["ranks"]),
+        ]
         launcher = [plan["python"], "-m", "trainer.launch.node", *meet, "--run", plan["run"]]
         environment = {**os.environ, "LUSTRAIN_ATTEMPT": str(number)}
         self._step = subprocess.Popen(
             ["srun", *step, *ends, *launcher, "--", "train", plan["config"]], env=environment, stdin=subprocess.DEVNULL
         )
-        code = self._step.wait()
-        return code if code >= 0 else 1
+        if self.out_of_time:
+            # The signal came before there was anyone to pass it on to.
+            self._step.send_signal(signal.SIGUSR1)
+        while self._step.poll() is None:
+            self._watch_over_this_host()
+            with suppress(subprocess.TimeoutExpired):
+                self._step.wait(POLL_S)
+        return self._step.returncode if self._step.returncode >= 0 else 1
 
     def _watch_over_this_host(self) -> None:
         """Have other nodes requeue the job when this one is lost: under --no-kill Slurm would let it stand for ever, without
         this script."""
+        if self._watch is not None and self._watch.poll() is None:
+            return
         host = os.environ["SLURMD_NODENAME"]
-        others = [node for node in self.living() if node != host][:WATCHERS]
-        if not others or (self._watch is not None and self._watch.poll() is None):
+        try:
+            others = [node for node in self.living() if node != host][:WATCHERS]
+        except NotNow:
+            return
+        if not others:
             return
         if self._watch is not None:
             _, said = self._watch.communicate()
@@ -164,6 +195,6 @@ def main(plan: Mapping[str, Any]) -> int:
     say(move.why)
     if isinstance(move, Requeue):
         return give_back(move.without)
-    if move.code == REQUEUE and allocation.out_of_time:
+    if allocation.out_of_time and move.code in (PEERS, REQUEUE):
         return give_back(())
     return move.code

@@ -82,7 +82,7 @@ def test_a_lost_node_is_not_used_next_and_costs_no_pause() -> None:
 
 def test_a_lost_node_that_the_scheduler_gives_to_a_new_allocation_is_used() -> None:
     lost = changed(POOR, code=75, blamed=("n2",), by="start 1")
-    assert decide(TWO, [lost], ("n1", "n2"), 1.0, by="start 1") == Requeue((), "1 of 2 nodes are there")
+    assert decide(TWO, [lost], ("n1", "n2"), 1.0, by="start 1") == Requeue((), "1 of 2 nodes are there; left out: n2")
     assert decide(TWO, [lost], ("n1", "n2"), 1.0, by="start 2") == Start(("n1", "n2"), 0.0, "n2 was lost")
 
 
@@ -90,13 +90,38 @@ def test_too_few_nodes_give_the_job_back_without_those_that_go_away() -> None:
     noticed = changed(GOOD, code=85, noticed=("n1",))
     assert after(noticed, living=("n1", "n2")) == Requeue(("n1",), "1 of 2 nodes are there; left out: n1")
     lost = changed(GOOD, code=75, blamed=("n1",))
-    assert after(lost, living=("n2",)) == Requeue((), "1 of 2 nodes are there")
+    assert after(lost, living=("n2",)) == Requeue((), "1 of 2 nodes are there; left out: n1")
 
 
 def test_without_a_scheduler_too_few_nodes_are_waited_for_and_a_lost_one_that_is_back_is_used() -> None:
     alone = changed_rules(others=False)
     assert after(changed(GOOD, code=75, blamed=("n1",)), rules=alone) == Start(("n1", "n2"), 0.0, "n1 was lost")
     assert after(rules=alone, living=("n2",)) == Wait("1 of 2 nodes are there")
+
+
+def test_nodes_that_an_allocation_lost_stay_out_of_it_until_the_scheduler_has_seen_it() -> None:
+    lost = changed(GOOD, code=75, blamed=("n2",), by="start 1")
+    failed = changed(GOOD, code=1, by="start 1")
+    assert decide(TWO, [lost, failed], NODES, 1.0, by="start 1") == Start(
+        ("n1", "n3"), 5.0, "the last attempt ended with 1"
+    )
+
+
+def test_a_node_that_was_to_blame_twice_is_used_where_the_run_would_wait_for_ever_without_it() -> None:
+    twice = [changed(GOOD, blamed=("n1",)), changed(GOOD, blamed=("n1",))]
+    assert start(after(*twice, living=("n1", "n2"))).nodes == ("n1", "n2")
+    assert start(after(*twice, living=NODES, now=90_000.0)).nodes == ("n1", "n2"), "a day later"
+
+
+def test_a_run_that_is_interrupted_again_and_again_pauses_and_is_not_given_up() -> None:
+    noticed = changed(POOR, code=85)
+    assert [start(after(*[noticed] * count)).after_s for count in range(1, 5)] == [0.0, 5.0, 10.0, 20.0]
+
+
+def test_no_attempt_begins_once_the_capacity_has_ended() -> None:
+    block = changed_rules(until=100.0)
+    assert isinstance(after(changed(GOOD, code=85), rules=block, now=99.0), Start)
+    assert after(changed(GOOD, code=85), rules=block, now=100.0) == Stop(85, "its capacity ends, by interrupt.deadline")
 
 
 def test_a_node_that_was_to_blame_twice_is_left_out_unless_nodes_are_kept() -> None:
@@ -113,7 +138,7 @@ def test_failures_are_tried_again_after_5_10_20_to_300_seconds() -> None:
     assert waited == [0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0, 300.0, 300.0]
 
 
-@pytest.mark.parametrize("code", [1, 75, 85, None])
+@pytest.mark.parametrize("code", [1, 75, None])
 def test_three_worthless_attempts_in_a_row_stop_the_run_and_say_so(code: int | None) -> None:
     poor = changed(POOR, code=code, said="CUDA error")
     assert isinstance(after(GOOD, poor, poor), Start)
@@ -186,7 +211,8 @@ def test_every_move_is_one_that_can_be_made(
     now = len(ends) + 1.0
     move = decide(rules, history, living, now, draw=draw)
     if isinstance(move, Start):
-        assert set(move.nodes) <= set(living) - decision.left_out(rules, history, now)
+        assert set(move.nodes) <= set(living)
+        assert not set(move.nodes) & {node for one in history for node in one.noticed}
         assert rules.least <= len(move.nodes) <= rules.most
         assert rules.shares % (len(move.nodes) * rules.ranks) == 0
         assert 0 <= move.after_s <= 300

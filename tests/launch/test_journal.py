@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lustrain.problem import UserError
+from trainer.errors import LostRunError
 from trainer.launch import journal
 from trainer.storage import ObjectStore, open_store
 from trainer.storage.local import LocalStore
@@ -30,6 +31,7 @@ def test_attempts_are_counted_and_one_whose_launcher_is_gone_ends_with_the_next(
     assert journal.begin(store, ["n1", "n2"], "me") == 1
     (open_one,) = journal.read(store)
     assert "ended" not in open_one
+    journal.take(store)
     assert journal.begin(store, ["n1"], "another") == 2
     first, second = journal.read(store)
     assert (first["code"], first["by"], first["nodes"]) == (None, "me", ["n1", "n2"])
@@ -51,6 +53,12 @@ def test_a_rank_that_failed_is_to_blame_before_a_node_that_fell_silent_after_it(
     assert (record["code"], record["blamed"], record["said"]) == (1, ["n2"], "CUDA error")
 
 
+def test_nodes_that_never_came_are_to_blame(store: ObjectStore) -> None:
+    journal.begin(store, ["n1", "n2", "n3", "n4"], "me")
+    ends(store, 1, {"code": 75, "own": 75, "silent": "node 2, node 3"}, {"code": 75, "own": 75})
+    assert journal.finish(store, 1, 75)["blamed"] == ["n3", "n4"]
+
+
 def test_without_a_word_of_the_nodes_the_code_stands(store: ObjectStore) -> None:
     journal.begin(store, ["n1"], "me")
     record = journal.finish(store, 1, 0)
@@ -64,11 +72,13 @@ def test_what_a_successor_has_recorded_stays(store: ObjectStore, monkeypatch: py
 
     def slow(store: ObjectStore, record: dict[str, Any]) -> dict[str, Any]:
         monkeypatch.setattr(journal, "_told", told)
+        journal.take(store)
         journal.begin(store, ["n2"], "successor")
         return told(store, record)
 
     monkeypatch.setattr(journal, "_told", slow)
     assert journal.finish(store, 1, 0)["code"] is None
+    assert journal.finish(store, 1, 0)["code"] is None, "nor later"
     assert [record["by"] for record in journal.read(store)] == ["me", "successor"]
 
 
@@ -83,7 +93,7 @@ def test_of_two_that_begin_at_the_same_moment_one_is_refused(
         return self.put(key, body, **conditions)
 
     monkeypatch.setattr(LocalStore, "put", put)
-    with pytest.raises(UserError, match="attempt = 1: another launcher has begun it at the same moment"):
+    with pytest.raises(LostRunError, match="attempt = 1: another launcher has begun it at the same moment"):
         journal.begin(store, ["n1"], "me")
     assert [record["by"] for record in journal.read(store)] == ["the other"]
 
@@ -105,6 +115,22 @@ def test_it_is_asked_for_by_commands_too(
 
     assert call("begin", '{"nodes": ["n1"], "by": "a job"}') == {"attempt": 1}
     assert call("finish", '{"attempt": 1, "code": 85}')["code"] == 85
-    assert [call("read", "")[key] for key in ("stop",)] == [False]
+    assert call("take", "")["stop"] is False
     store.put(journal.STOP, b"")
-    assert call("read", "")["stop"] is True
+    found = call("take", "")
+    assert (found["stop"], [record["code"] for record in found["attempts"]]) == (True, [85])
+
+
+def test_what_was_decided_before_a_run_was_asked_for_again_does_not_bind_it(store: ObjectStore) -> None:
+    journal.begin(store, ["n1"], "me")
+    journal.finish(store, 1, 2)
+    store.put(journal.ASKED, json.dumps({"version": 1, "after": 1}).encode())
+    assert journal.take(store) == []
+    assert journal.begin(store, ["n1"], "me") == 2
+
+
+def test_what_fails_on_most_nodes_is_no_nodes_fault(store: ObjectStore) -> None:
+    journal.begin(store, ["n1", "n2", "n3"], "me")
+    ends(store, 1, {"code": 1, "own": 1}, {"code": 1, "own": 1, "said": "loss is NaN"}, {"code": 1, "own": 75})
+    record = journal.finish(store, 1, 1)
+    assert (record["blamed"], record["said"]) == ([], "loss is NaN")

@@ -49,6 +49,7 @@ def job(cluster: Kubernetes, tmp_path: Path) -> Iterator[Path]:
 
 def described(folder: Path, **more: Any) -> dict[str, Any]:
     """A Cluster whose pods have `folder` by a claim."""
+    runs = more.pop("runs", str(folder))
     pods = {"context": "lab", "claims": {str(folder): "shared"}, **more}
     return {
         "name": "lab",
@@ -56,7 +57,7 @@ def described(folder: Path, **more: Any) -> dict[str, Any]:
         "nodes": {"addresses": ["n1", "n2", "n3"]},
         "reach": {"via": "ssh"},
         "groups": {"train": {"type": "m5.large", "count": 3}},
-        "runs_uri": str(folder),
+        "runs_uri": runs,
         "capacity": {"mode": "owned"},
         "kubernetes": pods,
     }
@@ -113,11 +114,15 @@ def test_a_run_is_given_to_kubernetes_once_and_taken_back(cluster: Kubernetes, j
     assert (cluster.get("job", "first")["spec"]["completions"], len(cluster.get("service", "first"))) == (2, 5)
     assert fab(cluster, job, "status", "first")["state"] == "asked for, no rank has started yet"
     (refused,) = fab(cluster, job, *train, code=2)["error"]
-    assert refused.startswith("kubectl: ")
-    assert "already exists" in refused
-    fab(cluster, job, *train, "--resume")
+    assert refused == "--name = 'first': its Job is there already; fix: go on with the run: --resume"
+    (refused,) = fab(cluster, job, *train, "--resume", code=2)["error"]
+    assert refused == "--resume = 'first': its Job still runs; fix: `fab stop` it first"
+    (job / "elsewhere").mkdir()
+    (refused,) = fab(cluster, job, *train, "--resume", code=2, runs=f"{job}/elsewhere")["error"]
+    assert refused.startswith("--name = 'first': a Job of another run has this name")
     fab(cluster, job, "stop", "first", "--now")
     assert cluster.get("jobs")["items"] == []
+    fab(cluster, job, *train, "--resume")
 
 
 def test_what_kubernetes_does_not_have_is_one_line_and_leaves_nothing(cluster: Kubernetes, job: Path) -> None:

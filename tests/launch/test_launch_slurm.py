@@ -112,13 +112,16 @@ def test_a_job_that_is_stopped_commits_ends_and_goes_on_when_it_is_asked_to(plac
     job = place.train("--nodes", "2", "--set", "train.steps=1000000")
     place.committed()
     assert place.fab("status", "run")["state"] == "running"
+    alive = place.fab("train", "config.toml", "--on", "slurm", "--nproc", "1", "--resume", check=False)
+    assert alive["error"][0].startswith(f"--resume = '{SHARED}/run': job {job} of Slurm still waits or runs for it")
     place.fab("stop", "run")
     assert place.ended(job) == "FAILED"
     stopped = place.fab("status", "run")
     assert (stopped["state"], stopped["step"]) == ("stopped", stopped["committed_step"])
     (record,) = place.records()
     assert record["code"] == EXIT_REQUEUE
-    refused = place.fab("train", "config.toml", "--on", "slurm", "--nproc", "1", "--nodes", "2", check=False)
+    train = ["train", "config.toml", "--on", "slurm", "--nproc", "1", "--nodes", "2"]
+    refused = place.fab(*train, check=False)
     assert "there is a run of this name already" in refused["error"][0]
     steps = stopped["step"] + 10
     assert place.ended(place.train("--nodes", "2", "--resume", "--set", f"train.steps={steps}")) == "COMPLETED"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from launch.supervise.decision import Attempt, Requeue, Rules, Stop
-from launch.supervise.loop import NotNow, supervise
+from launch.supervise.loop import HOLD_S, NotNow, Overtaken, supervise
 
 
 @dataclass
@@ -75,7 +75,7 @@ def test_it_starts_again_until_the_run_is_done_and_says_why() -> None:
 
 def test_missing_nodes_are_waited_for_told_of_once_and_given_up_in_the_end() -> None:
     world = World([0], nodes=[["n1"]])
-    assert world.supervise(TWO) == Stop(75, "1 of 2 nodes are there, for 1 hours")
+    assert world.supervise(TWO) == Stop(75, "1 of 2 nodes are there, for 1 hours; fix: go on later with --resume")
     assert world.said == ["1 of 2 nodes are there; waiting for at most 1 hours"]
     assert 3600 < world.now < 3620
     assert not world.attempts
@@ -91,11 +91,49 @@ def test_a_journal_that_does_not_answer_is_waited_for() -> None:
 
 def test_whoever_is_told_to_end_while_it_waits_ends_at_once() -> None:
     assert World([0], nodes=[["n1"]], told_at=20.0).supervise(TWO) == Stop(85, "told to end")
-    assert World([0], silent_until=60.0, told_at=20.0).supervise(TWO) == Stop(75, "told to end")
+    assert World([0], silent_until=60.0, told_at=20.0).supervise(TWO) == Stop(85, "told to end")
     assert World([85, 0], told_at=50.0).supervise(TWO) == Stop(85, "told to end")
     paused = World([1, 0], told_at=103.0)
     assert paused.supervise(TWO) == Stop(85, "told to end")
     assert len(paused.attempts) == 1
+
+
+def test_nodes_of_a_scheduler_are_not_held_for_long_while_nothing_trains_on_them() -> None:
+    world = World([0], silent_until=5000.0)
+    assert world.supervise(replace(TWO, others=True), give_up_s=86_400.0) == Requeue((), "the store is away")
+    assert HOLD_S < world.now < HOLD_S + 20
+
+
+def test_an_attempt_that_cannot_be_recorded_is_waited_for_and_given_up() -> None:
+    class Full(World):
+        def begin(self, nodes: Sequence[str]) -> int:
+            raise NotNow("the store is full")
+
+    world = Full([0])
+    assert world.supervise(TWO).why.startswith("the store is full, for 1 hours")
+    assert len(world.said) == 1
+
+
+def test_of_two_launchers_that_begin_together_one_ends() -> None:
+    class Second(World):
+        def begin(self, nodes: Sequence[str]) -> int:
+            raise Overtaken
+
+    assert Second([0]).supervise(TWO) == Stop(86, "a newer job owns the run")
+
+
+def test_whoever_is_told_to_end_while_an_attempt_is_recorded_starts_none() -> None:
+    class Told(World):
+        def begin(self, nodes: Sequence[str]) -> int:
+            self.told_at = self.now
+            return super().begin(nodes)
+
+        def run(self, number: int, nodes: Sequence[str]) -> int:
+            raise AssertionError("no rank starts")
+
+    world = Told([0])
+    assert world.supervise(TWO) == Stop(85, "told to end")
+    assert [one.code for one in world.attempts] == [85]
 
 
 def test_a_run_that_another_launcher_took_over_is_left_to_it() -> None:

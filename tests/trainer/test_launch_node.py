@@ -305,7 +305,7 @@ def test_a_node_that_does_not_come_is_75_and_no_rank_was_started(tmp_path: Path)
         said = nodes.jobs[0].communicate(timeout=30)[1]
         assert (nodes.jobs[0].returncode, said) == (
             EXIT_PEERS,
-            "node 0 of 2: not all nodes came within 1 s; no rank was started\n",
+            "node 0 of 2: not all nodes came within 1 s; no rank was started; missing: node 1\n",
         )
     finally:
         nodes.close()

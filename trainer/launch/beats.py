@@ -101,6 +101,10 @@ class Beats:
         self._thread.check()
         return self.news
 
+    def absent(self) -> str:
+        """Return the nodes that have not come, as far as this one can tell: `node 1, node 3`."""
+        return ""
+
     def ended(self, code: int) -> None:
         """Let the others know how this node's ranks ended."""
         self.mine = code
@@ -127,6 +131,9 @@ class Hub(Beats):
         self._lines: list[Line] = []
         self._replaced = ""
         """A node whose launcher another one has replaced while the ranks ran."""
+
+    def absent(self) -> str:
+        return ", ".join(f"node {node}" for node in range(1, self.nodes) if node not in self._known)
 
     def _run(self) -> None:
         self._listener.setblocking(False)

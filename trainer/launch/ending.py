@@ -12,7 +12,7 @@ from trainer.launch.attempt import launch_attempt
 
 @dataclass(frozen=True)
 class Ending:
-    """The job's exit code, that of this node's ranks, which node was silent, and the line with which a rank failed."""
+    """The job's exit code, that of this node's ranks, which nodes were silent or never came, and a failed rank's line."""
 
     code: int
     own: int

@@ -1,6 +1,6 @@
 """The journal of a run's starts: who began an attempt, where, and what it brought; kept in the run itself, under `launch/`.
 
-`python -m trainer.launch.journal read|begin|finish URI` is for launchers that have no more than the standard library: JSON on
+`python -m trainer.launch.journal take|begin|finish URI` is for launchers that have no more than the standard library: JSON on
 standard input and output.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from lustrain.problem import UserError, problem
 from trainer.checkpoint.lineage.lease import committed
-from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE
+from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE, LostRunError
 from trainer.launch.ranks import job_exit_code
 from trainer.metrics.reader import READ_THREADS, parts_of, read_part
 from trainer.metrics.records import EVENTS, STEPS
@@ -27,6 +27,8 @@ from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, 
 
 FOLDER = "launch/"
 ASKED, CONFIG, STOP = f"{FOLDER}asked.json", f"{FOLDER}config.toml", f"{FOLDER}stop"
+ENDS = "ends/"
+"""Apart from the attempts: with a thousand nodes these are many."""
 VERSION = 1
 _ATTEMPT = re.compile(rf"{FOLDER}(\d{{6,}})\.json")
 _FROM_AWS = ("spot", "rebalance", "autoscaling")
@@ -38,7 +40,7 @@ def attempt_key(number: int) -> str:
 
 def end_key(number: int, node: int) -> str:
     """Key of what the launcher of a node says of an attempt's end."""
-    return f"{FOLDER}{number:06d}/node-{node}.json"
+    return f"{ENDS}{number:06d}/node-{node}.json"
 
 
 def read(store: ObjectStore) -> list[dict[str, Any]]:
@@ -46,6 +48,16 @@ def read(store: ObjectStore) -> list[dict[str, Any]]:
     numbers = sorted(int(match[1]) for info in store.list(FOLDER) if (match := _ATTEMPT.fullmatch(info.key)))
     with ThreadPoolExecutor(READ_THREADS) as pool:
         return list(pool.map(lambda number: _record(store, attempt_key(number))[0], numbers))
+
+
+def take(store: ObjectStore) -> list[dict[str, Any]]:
+    """Return the attempts since the run was asked for last, for whoever starts them; one without an end ends here."""
+    try:
+        after = _record(store, ASKED)[0].get("after", 0)
+    except ObjectMissingError:
+        after = 0
+    records = [record for record in read(store) if record["attempt"] > after]
+    return [record if "ended" in record else finish(store, record["attempt"], None) for record in records]
 
 
 def stopped(store: ObjectStore) -> bool:
@@ -58,14 +70,11 @@ def stopped(store: ObjectStore) -> bool:
 
 
 def begin(store: ObjectStore, nodes: Sequence[str], by: str) -> int:
-    """Record an attempt and return its number; one before it that never ended ends with it. `by`: who starts it, for people.
+    """Record an attempt and return its number. `by`: who starts it, for people.
 
-    UserError where another launcher begins one at the same moment.
+    LostRunError where another launcher begins one at the same moment.
     """
     records = read(store)
-    for record in records:
-        if "ended" not in record:
-            finish(store, record["attempt"], None)
     number = records[-1]["attempt"] + 1 if records else 1
     body = {"version": VERSION, "attempt": number, "nodes": list(nodes), "by": by, "started": time.time()}
     encoded = _encode(body)
@@ -75,7 +84,7 @@ def begin(store: ObjectStore, nodes: Sequence[str], by: str) -> int:
         # When an answer is lost, the store's retry meets its own success.
         if store.read(attempt_key(number))[0] != encoded:
             why = "another launcher has begun it at the same moment"
-            raise UserError(problem("attempt", number, why, fix="let that one go on, or `fab stop` it first")) from None
+            raise LostRunError(problem("attempt", number, why, fix="let that one go on")) from None
     return number
 
 
@@ -85,6 +94,8 @@ def finish(store: ObjectStore, number: int, code: int | None) -> dict[str, Any]:
     The word of the nodes' launchers goes before `code`: a scheduler has a code of its own for a job that lost a node.
     """
     record, etag = _record(store, attempt_key(number))
+    if "ended" in record:
+        return record
     record |= {"ended": time.time(), "code": code} | _brought(store, record) | _told(store, record)
     try:
         store.put(attempt_key(number), _encode(record), if_match=etag)
@@ -103,13 +114,16 @@ def put_end(uri: str, attempt: int, node: int, code: int, own: int, silent: str,
 
 def _told(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the nodes' launchers said: the job's code, which node is to blame, the line of a rank that failed."""
-    prefix = f"{FOLDER}{record['attempt']:06d}/"
-    ends = [_record(store, info.key)[0] for info in store.list(prefix)]
+    keys = [info.key for info in store.list(f"{ENDS}{record['attempt']:06d}/")]
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        ends = list(pool.map(lambda key: _record(store, key)[0], keys))
     nodes: list[str] = record["nodes"]
     innocent = (EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE)
-    silent = {int(end["silent"].removeprefix("node ")) for end in ends if end["silent"]}
+    silent = {int(node) for end in ends for node in re.findall(r"node (\d+)", end["silent"])}
     failed = {end["node"] for end in ends if end["own"] not in innocent}
+    # What fails on most nodes is a fault of the run or of its store, not of the nodes.
     blamed = [nodes[index] for index in sorted(failed or silent) if index < len(nodes)]
+    blamed = blamed if len(blamed) * 2 <= len(nodes) else []
     said = next((end["said"] for end in ends if end["said"] and end["own"] not in innocent), "")
     codes = {"code": job_exit_code([end["code"] for end in ends])} if ends else {}
     return codes | {"blamed": blamed, "said": said}
@@ -184,7 +198,7 @@ def _encode(body: Mapping[str, Any]) -> bytes:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.launch.journal", description=__doc__)
-    parser.add_argument("do", choices=("read", "begin", "finish"))
+    parser.add_argument("do", choices=("take", "begin", "finish"))
     parser.add_argument("uri", metavar="URI", help="the run")
     args = parser.parse_args(argv)
     store = open_store(args.uri, name="URI")
@@ -196,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = json.load(sys.stdin)
         answer = finish(store, given["attempt"], given["code"])
     else:
-        answer = {"attempts": read(store), "stop": stopped(store)}
+        answer = {"attempts": take(store), "stop": stopped(store)}
     print(json.dumps(answer))
     return 0
 

@@ -140,7 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = f"node {args.node_rank} of {args.nnodes}"
     try:
         if lacking := _wait_for_all(beats, args.wait_s, stopping):
-            print(f"{name}: {lacking}", file=sys.stderr)
+            absent = "" if stopping else beats.absent()
+            print(f"{name}: {lacking}{f'; missing: {absent}' if absent else ''}", file=sys.stderr)
+            leave_end(args.run, args.node_rank, Ending(EXIT_PEERS, EXIT_PEERS, absent))
             return EXIT_PEERS
         # A signal waits until there is someone to pass it on to; ranks begin with it held, and let go once they listen.
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
