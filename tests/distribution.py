@@ -34,7 +34,16 @@ SHARED = {
     },
 }
 """Group of a file that does not stand alone."""
-LONGEST = (STACKS, PROOFS, ENGINE, FAULTS, "tests/torture/test_torture_kills.py", "tests/node_setup/test_kills_lab.py")
+LONGEST = (
+    STACKS,
+    PROOFS,
+    ENGINE,
+    FAULTS,
+    "tests/launch/test_launch_slurm.py",
+    "tests/torture/test_torture_kills.py",
+    "tests/node_setup/test_kills_lab.py",
+    "tests/launch/test_launch_kubernetes.py",
+)
 """Groups and files that have to begin first, or everything else waits for them at the end."""
 
 

@@ -149,7 +149,7 @@ def test_what_is_asked_for_gpus_and_efa_is_what_the_server_takes(cluster: Kubern
 
 def test_a_wrong_configuration_ends_the_job_at_its_first_pods(cluster: Kubernetes, job: Path) -> None:
     start(cluster, job, config("run").replace("[task]", "[task]\nnothing = 1"))
-    wait_until(lambda: ended(cluster), 90)
+    wait_until(lambda: ended(cluster), 240)
     assert ended(cluster) == "Failed"
     (why,) = [one for one in cluster.get("job", "first")["status"]["conditions"] if one["type"] == "Failed"]
     assert (why["reason"], len(pods(cluster))) == ("PodFailurePolicy", 2)
@@ -159,10 +159,10 @@ def test_a_wrong_configuration_ends_the_job_at_its_first_pods(cluster: Kubernete
 def test_a_run_that_is_stopped_commits_and_stays_stopped(cluster: Kubernetes, job: Path) -> None:
     start(cluster, job, config("run", steps=1_000_000))
     store = open_store(f"{job}/first")
-    wait_until(lambda: committed(store), 90)
+    wait_until(lambda: committed(store), 180)
     assert fab(cluster, job, "status", "first")["state"] == "running"
     fab(cluster, job, "stop", "first")
-    wait_until(lambda: ended(cluster), 180)
+    wait_until(lambda: ended(cluster), 300)
     assert ended(cluster) == "Failed"
     found = fab(cluster, job, "status", "first")
     assert (found["state"], found["step"]) == ("interrupted, with a checkpoint", found["committed_step"])
@@ -172,17 +172,17 @@ def test_a_job_that_loses_a_node_goes_on_by_itself_and_ends_as_if_nothing_had_be
     cluster: Kubernetes, job: Path
 ) -> None:
     start(cluster, job, config("run"))
-    wait_until(lambda: committed(open_store(f"{job}/first")), 90)
+    wait_until(lambda: committed(open_store(f"{job}/first")), 180)
     victim = next(
         pod["spec"]["nodeName"]
         for pod in pods(cluster)
         if pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == "1"
     )
     cluster.lose(victim)
-    wait_until(lambda: any(pod["metadata"].get("deletionTimestamp") for pod in pods(cluster)), 120)
+    wait_until(lambda: any(pod["metadata"].get("deletionTimestamp") for pod in pods(cluster)), 300)
     # What the cloud's controller does once the instance is terminated.
     cluster.kubectl("delete", "node", victim)
-    until = time.monotonic() + 180
+    until = time.monotonic() + 400
     while not ended(cluster) and time.monotonic() < until:
         time.sleep(0.5)
     assert ended(cluster) == "Complete"
