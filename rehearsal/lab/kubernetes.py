@@ -48,8 +48,9 @@ class Kubernetes:
         self._folder, self._nodes = folder, nodes
 
     def __enter__(self) -> Kubernetes:
+        # Where it fails, the program has taken away what it made: `down` here would end another process's cluster.
+        self._make("up", "--nodes", str(self._nodes))
         try:
-            self._make("up", "--nodes", str(self._nodes))
             image = self._folder / "scratch.tar"
             _write_scratch(image)
             self._make("load", str(image))
