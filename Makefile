@@ -1,18 +1,17 @@
-# `make rehearse` and `make test` are the two commands of README.md; each sets up all it needs in .venv.
+# `make rehearse` and `make test` are the two commands of README.md, `make prove` is the long proof; each sets up .venv first.
 VENV   := .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 SETUP  := $(VENV)/.set-up
 CORES  := $(shell getconf _NPROCESSORS_ONLN)
-# Many tests wait for an engine, a node or a file system; two processes a core keep the cores busy.
-JOBS   ?= $(shell expr 2 \* $(CORES))
+JOBS   ?= $(CORES)
 # Outside of the clone: another clone on this machine checks what has changed only.
 export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lustrain/mypy
 
 # Containers like to set it, and then every process compiles all modules and tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup rehearse test unit lint bench torture image-cuda clean
+.PHONY: setup rehearse test prove unit lint bench torture image-cuda clean
 .NOTPARALLEL:
 
 setup: $(SETUP)
@@ -28,12 +27,16 @@ rehearse: setup
 test: setup
 	@said=$$(mktemp); make --no-print-directory lint >"$$said" 2>&1 & lint=$$!; failed=; \
 	trap 'pkill -P $$lint; kill $$lint 2>/dev/null; rm -f "$$said"; exit 130' INT TERM; \
-	$(BIN)/pytest -q -m "not torture" -n $(JOBS) || failed="tests"; \
+	$(BIN)/pytest -q -m "not scene and not torture" -n $(JOBS) || failed="tests"; \
 	wait $$lint || failed="$$failed lint"; cat "$$said"; rm -f "$$said"; \
 	[ -z "$$failed" ] || { echo "failed: $$failed" >&2; exit 1; }
 
+# What needs daemons, nodes or long runs, one scene after another: make prove ONLY=slurm,image; make prove LIST=1.
+prove: setup
+	@$(BIN)/python -m tests.prove --only '$(ONLY)' $(if $(LIST),--list)
+
 unit: setup
-	@$(BIN)/pytest -q -m "not slow and not torture" -n $(CORES) --hypothesis-profile=quick
+	@$(BIN)/pytest -q -m "not slow and not scene and not torture" -n $(CORES) --hypothesis-profile=quick
 
 lint: setup
 	@$(BIN)/ruff format --check --quiet .

@@ -36,6 +36,7 @@ from trainer.checkpoint.lineage.lease import committed
 from trainer.checkpoint.load.export import export
 from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
+from trainer.launch.attempt import SILENT
 from trainer.launch.local import LocalJob
 from trainer.metrics.reader import read_events, read_steps
 from trainer.storage import ObjectStore, open_store
@@ -135,7 +136,11 @@ def travel(steps: int, seed: int, picture: Path) -> Journey:
         endpoints = {**aws.environment, **metadata.environment}
         # One thread a rank, also where there is one rank: two ranks share two cores, and sums should be taken alike.
         threads = {"OMP_NUM_THREADS": "1"}
-        environment: dict[str, str] = {**os.environ, **endpoints, **threads, "LUSTRAIN_CACHE": f"{name}/cache"}
+        # All ranks share this machine: one that it does not let run for some seconds is not lost.
+        patience = {SILENT: "60"}
+        environment: dict[str, str] = {
+            **os.environ, **endpoints, **threads, **patience, "LUSTRAIN_CACHE": f"{name}/cache"
+        }  # fmt: skip
         os.environ.update(endpoints)
         journey = Journey(steps, random.Random(seed), Path(name), environment, aws, metadata)
         try:
@@ -217,7 +222,9 @@ def in_a_container(journey: Journey) -> None:
         config=CONFIG,
         sets=journey.sets("container"),
         ranks=RANKS,
-        environment={name: value for name, value in journey.environment.items() if name.startswith(("AWS_", "OMP_"))},
+        environment={
+            name: value for name, value in journey.environment.items() if name.startswith(("AWS_", "OMP_", SILENT))
+        },
         store=journey.store("container"),
         reference=read_steps(journey.store("reference")),
         tolerance=TOLERANCE,

@@ -30,6 +30,7 @@ settings.load_profile("untimed")
 pytest_plugins = [
     "tests.distribution",
     "tests.leftovers",
+    "tests.prove.marking",
     "tests.seeds",
     "tests.lab.servers",
     "tests.lab.nodes",

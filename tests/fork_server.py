@@ -7,6 +7,7 @@ handlers are done, so destructors of libraries do not run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -24,14 +25,17 @@ from tests.fork_process import ready
 from tests.processes import children_of, command_line, pending, wait_until
 from trainer.launch.local import rank_environment
 
+PATIENT = {"LUSTRAIN_SILENT_S": "300"}
+"""A rank that a busy machine does not let run for a while is not lost."""
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
+    **PATIENT,
 }
 """One thread per rank, since ranks share the cores; and what `trainer.__main__` sets before it imports torch."""
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 POLL_S = 0.002
 
 
@@ -61,10 +65,16 @@ class Job:
         return [rank for rank in self.ranks if rank.code is None]
 
     def send(self, number: int, ranks: Sequence[int] | None = None) -> None:
-        """Signal these ranks (None: all) as far as they run."""
-        for at, rank in enumerate(self.ranks):
-            if rank.code is None and (ranks is None or at in ranks):
-                os.kill(rank.pid, number)
+        """Signal these ranks (None: all) as far as they run; of what ends them, none goes on before all have it.
+
+        A process that stands still may take a signal on any thread, and a SIGINT must wake the main one.
+        """
+        pids = [r.pid for at, r in enumerate(self.ranks) if r.code is None and (ranks is None or at in ranks)]
+        together = len(pids) > 1 and number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL)
+        for one in [signal.SIGSTOP, number, signal.SIGCONT] if together else [number]:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, one)
 
     def tell(self, number: int) -> None:
         """Signal all ranks, and return once each has taken it: the next one is another and not the same."""
@@ -138,7 +148,7 @@ class ForkServer:
             port = probe.getsockname()[1]
         for log in logs:
             log.touch()
-        base = {**os.environ, **(environment or {}), **ENVIRONMENT}
+        base = {**os.environ, **ENVIRONMENT, **(environment or {})}
         request = {
             "module": module,
             "arguments": list(arguments),

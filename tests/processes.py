@@ -48,7 +48,7 @@ def pending(pid: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
-def wait_until(holds: Callable[[], object], seconds: float = 60) -> None:
+def wait_until(holds: Callable[[], object], seconds: float = 300) -> None:
     """Until something holds; AssertionError where it does not come about."""
     end = time.monotonic() + seconds
     while not holds():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.prove.scenes import scene_of
+
 ROOT = Path(__file__).parents[1]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
@@ -34,15 +36,16 @@ def test_every_test_that_is_named_exists(page: str) -> None:
     assert gone == []
 
 
-def test_every_row_of_a_promise_names_what_keeps_it() -> None:
-    rows = [
-        line
-        for line in (ROOT / "docs/test-and-prove.md").read_text(encoding="utf-8").splitlines()
-        if line.startswith("| ")
-    ]
-    bare = [
-        row
-        for row in rows
-        if not row.startswith("| promise ") and not NAMED.search(row) and "`make rehearse`" not in row
-    ]
-    assert bare == []
+def promises() -> list[tuple[str, str, str]]:
+    """Each promise, the word for what proves it, and the tests that are named for it."""
+    lines = (ROOT / "docs/test-and-prove.md").read_text(encoding="utf-8").splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    return [(row[0], row[1], row[2]) for row in cells if row[0] != "promise"]
+
+
+@pytest.mark.parametrize(("promise", "where", "tests"), promises())
+def test_a_promise_names_what_keeps_it_and_where_that_runs(promise: str, where: str, tests: str) -> None:
+    named = [f"{file}::{test}" if test else file for file, test in NAMED.findall(tests)]
+    runs = {scene_of(one) or "test" for one in named} | ({"rehearse"} if "`make rehearse`" in tests else set())
+    assert runs, "a promise needs what keeps it"
+    assert set(where.split(", ")) == runs

@@ -26,14 +26,14 @@ from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import Config
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError
 from trainer.interrupt import Watch
-from trainer.launch.attempt import launch_attempt
+from trainer.launch.attempt import launch_attempt, longest_silence
 from trainer.launch.ranks import STACKS
 from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, TensorBoardSink, TerminalSink
 from trainer.metrics.relay import Relay, WarningsOnly, rank_name
 from trainer.parallel import World
 from trainer.parallel.agree import Json, together
-from trainer.parallel.heartbeat import Heartbeat
+from trainer.parallel.heartbeat import SILENT_S, Heartbeat
 from trainer.parallel.peers import rank_0_last, report_lost_ranks
 from trainer.run.config_file import config_file
 from trainer.run.footprint import report_lack_of_memory
@@ -97,7 +97,8 @@ def prepare(config: Config, task: Task, leaving: ExitStack, together_still: Exit
         wall_clock=lambda: stores[0].now() if stores else None,
     )
     leaving.enter_context(watch)
-    together_still.enter_context(Heartbeat(world, lambda: watch.notice() is not None))
+    silent_s = longest_silence(SILENT_S)
+    together_still.enter_context(Heartbeat(world, lambda: watch.notice() is not None, silent_s=silent_s))
     votes = StoreVotes(world.store, world.world_size)
     leaving.enter_context(rank_0_last(world, votes))
 

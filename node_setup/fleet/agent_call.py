@@ -19,6 +19,8 @@ LEAST_S = KILLED_AFTER_S + SPARE_S + 1
 """Below this it makes no sense to ask a node anything."""
 LOOKS_AFTER_LOSS_S = 20.0
 """Long enough for a node that only dropped its connections; a node that boots is reported as such, not waited for."""
+AGE_WITHIN_S = 10.0
+"""For the question when its first process began."""
 TURN_S = 60.0
 """At most this long a tune waits for one that another run has under way; a first pass takes some ten seconds."""
 PID1_AGE = "read up rest </proc/uptime; set -- $(sed 's/.*) //' /proc/1/stat); echo $up ${20} $(getconf CLK_TCK)"
@@ -92,7 +94,7 @@ class AgentCall:
 
 def pid1_age(session: Session) -> float | None:
     """Seconds since the node's first process began, which in a container is not when the kernel did; None: it does not say."""
-    answer = session.execute(f"sh -c {shlex.quote(PID1_AGE)}", b"", 10)
+    answer = session.execute(f"sh -c {shlex.quote(PID1_AGE)}", b"", AGE_WITHIN_S)
     words = answer.out.split()
     try:
         up, began, ticks = (float(word) for word in words)

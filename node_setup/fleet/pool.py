@@ -46,13 +46,14 @@ class Outcome:
 @dataclass(frozen=True)
 class Pace:
     """How many nodes at once, how many in a batch (0: all), the percentage of failures after which no further batch
-    begins (None: never), and the seconds for one node and for all."""
+    begins (None: never), and the seconds for one node and for all, on `clock`."""
 
     max_parallel: int = 32
     serial: int = 0
     fail_percent: float | None = None
     node_s: float = 300
     total_s: float = 3600
+    clock: Callable[[], float] = time.monotonic
 
     @property
     def batch(self) -> int:
@@ -74,7 +75,7 @@ def run(
 ) -> list[Outcome]:
     """Return an outcome a node, in their order; `report` is called with each as it comes, `beat` each second in between. Ctrl-C
     closes all connections, and what had been done by then is reported."""
-    deadline = Deadline(pace.total_s)
+    deadline = Deadline(pace.total_s, pace.clock)
     size = pace.batch or len(nodes)
     outcomes: dict[str, Outcome] = {}
     why = ""
@@ -151,9 +152,9 @@ class _Batch:
     def _take(
         self, outcomes: dict[str, Outcome], report: Callable[[Outcome], None], seconds: float, beat: Callable[[], None]
     ) -> None:
-        end = time.monotonic() + seconds
+        end = self._pace.clock() + seconds
         while self._left(outcomes):
-            left = max(0.0, end - time.monotonic())
+            left = max(0.0, end - self._pace.clock())
             try:
                 outcome = self._done.get(timeout=min(left, BEATS_EVERY_S))
             except queue.Empty:
@@ -179,18 +180,19 @@ class _Batch:
                 return
 
     def _outcome(self, node: Node) -> Outcome:
-        began, traffic = time.monotonic(), Traffic()
+        clock = self._pace.clock
+        began, traffic = clock(), Traffic()
         if self._ways.stopped.is_set():
             return Outcome(node, NOT_BEGUN, "stopped by Ctrl-C")
         if not self._deadline.left():
             return Outcome(node, NOT_BEGUN, f"the {self._pace.total_s:g} s for all nodes are over")
         try:
-            return self._work(node, Deadline(min(self._pace.node_s, self._deadline.left())), traffic)
+            return self._work(node, Deadline(min(self._pace.node_s, self._deadline.left()), clock), traffic)
         except Fault as fault:
-            seconds = time.monotonic() - began
+            seconds = clock() - began
             return Outcome(node, fault.kind, fault.why, fault.fix, seconds=seconds, traffic=traffic)
         except Exception as error:  # noqa: BLE001 (the others have their report, also of what was changed on them)
             last = traceback.extract_tb(error.__traceback__)[-1]
             why = f"{type(error).__name__}: {error} (in {last.name}, {PurePath(last.filename).name}:{last.lineno})"
-            seconds = time.monotonic() - began
+            seconds = clock() - began
             return Outcome(node, MISTAKE, why, "report it with this line", seconds=seconds, traffic=traffic)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fabric import Config, Connection
+from paramiko import Transport
 from paramiko.ssh_exception import SSHException
 
 from lustrain.backoff import pause_s
@@ -132,11 +133,17 @@ class Ways:
         """Give a connection that is not open yet its limits, its key, and the host keys that it may meet."""
         options = connection.connect_kwargs
         options |= {"banner_timeout": self.limits.login_s, "auth_timeout": self.limits.login_s}
-        options["channel_timeout"] = self.limits.channel_s
+        options |= {"channel_timeout": self.limits.channel_s, "transport_factory": self._transport}
         if key is not None:
             options |= {"key_filename": [key], "look_for_keys": False, "allow_agent": False}
         shown_as = connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
         self.known_hosts.trust(connection.client, shown_as, recorded_as)
+
+    def _transport(self, *arguments: Any, **options: Any) -> Transport:
+        """Make what paramiko would; the exchange of keys has the time of the login, not paramiko's own 15 s."""
+        made = Transport(*arguments, **options)
+        made.handshake_timeout = self.limits.login_s
+        return made
 
     @staticmethod
     def _proxy(node: Node, connection: Connection) -> Proxy | None:

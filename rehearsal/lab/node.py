@@ -99,7 +99,7 @@ class Node:
         self._ground.run("ip", "link", "set", self.name, "up" if up else "down")
 
     def exec(
-        self, *command: str, check: bool = True, stdin: str = "", timeout: float = 60.0
+        self, *command: str, check: bool = True, stdin: str = "", timeout: float = 300.0
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on the node as root, not through its sshd. RuntimeError where it fails and `check` is set."""
         done = subprocess.run(

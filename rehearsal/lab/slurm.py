@@ -1,7 +1,7 @@
 """A real Slurm on the nodes of a lab: munge, slurmctld and slurmd as units of the nodes, and /fsx shared by all of them.
 
 What differs from a cluster of AWS: the daemons run as root, jobs are not held by cgroups (a node has no tree of its own), there
-is no accounting database, and a node counts as lost after seconds in place of minutes. Needs Debian's slurm-wlm and munge.
+is no accounting database, and a node counts as lost sooner. Needs Debian's slurm-wlm and munge.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rehearsal.lab.nodes import Lab
 PROGRAMS = ("munged", "sbatch", "slurmctld", "slurmd")
 QUICK: Mapping[str, str] = {
     "AuthInfo": "cred_expire=5",
-    "SlurmdTimeout": "2",
-    "MessageTimeout": "2",
-    "TCPTimeout": "1",
+    "SlurmdTimeout": "10",
+    "MessageTimeout": "10",
+    "TCPTimeout": "5",
     "ReturnToService": "2",
     "UnkillableStepTimeout": "60",
     "KillWait": "30",
     "SchedulerType": "sched/backfill",
     "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1",
 }
-"""Of slurm.conf (https://slurm.schedmd.com/slurm.conf.html): a node that is lost is DOWN about ten seconds later, by default
-after five minutes; a job begins at once."""
+"""Of slurm.conf (https://slurm.schedmd.com/slurm.conf.html): a node that is lost is DOWN within a minute, by default after
+five; a job begins at once. Shorter times would take a node that a busy machine does not let run for one that is lost."""
 CPUS, MEMORY_MB = 4, 2000
 """Of a node, as Slurm is told: the machine's own cores are shared by all nodes."""
 SHARED = "/fsx"
@@ -91,7 +91,7 @@ class Slurm:
         done = self.call("sinfo", "--noheader", "--Node", "--format=%N %T", check=False)
         return dict(line.split() for line in done.stdout.splitlines())
 
-    def wait(self, states: Mapping[str, str], seconds: float = 30.0) -> None:
+    def wait(self, states: Mapping[str, str], seconds: float = 300.0) -> None:
         """Wait until the states of the named workers begin so. RuntimeError with the last ones."""
         ends = time.monotonic() + seconds
         while not all((seen := self.states()).get(name, "").startswith(state) for name, state in states.items()):

@@ -30,7 +30,7 @@ def load_on(
 ) -> list[Loaded | None]:
     """What every rank gets when one thread per rank loads with its own view of the store; the first rank's error otherwise."""
     board = torch.distributed.HashStore()
-    board.set_timeout(timedelta(seconds=20))
+    board.set_timeout(timedelta(seconds=300))
 
     def one(rank: int) -> Loaded | None:
         return load_latest(
@@ -42,7 +42,7 @@ def load_on(
             tiers=tiers,
             want=lambda name: want(rank, name),
             on_event=on_event,
-            timeout_s=20,
+            timeout_s=300,
         )
 
     with ThreadPoolExecutor(len(stores)) as pool:

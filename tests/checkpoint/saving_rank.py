@@ -13,10 +13,9 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from tests.checkpoint.saving import PATIENCE_S, own_tensors, sample_tensors
+from tests.checkpoint.saving import PATIENCE_S, VotesWithout, own_tensors, sample_tensors
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.save.saver import Checkpointer
-from trainer.checkpoint.votes import StoreVotes
 from trainer.config import CheckpointConfig
 from trainer.storage import open_store
 
@@ -27,11 +26,10 @@ def main() -> None:
     parser.add_argument("uri")
     parser.add_argument("steps", type=int)
     parser.add_argument("--dies", type=int, nargs=2)
-    parser.add_argument("--vote-timeout", type=float, default=PATIENCE_S)
     args = parser.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     board = TCPStore("127.0.0.1", args.port, timeout=timedelta(seconds=PATIENCE_S))
-    store, votes = open_store(args.uri), StoreVotes(board, world)
+    store, votes = open_store(args.uri), VotesWithout(board, world)
     lease = None
     if rank == 0:
         lease = Lease.take(store, "rank 0 of this test")
@@ -44,7 +42,7 @@ def main() -> None:
         world_size=world,
         generation=votes.gather("generation", PATIENCE_S, ranks=[0])[0]["generation"],
         lease=lease,
-        options=CheckpointConfig(vote_timeout_s=args.vote_timeout),
+        options=CheckpointConfig(vote_timeout_s=PATIENCE_S),
         parent=None,
         on_event=lambda kind, fields: None,
     )
@@ -52,6 +50,8 @@ def main() -> None:
     for step in range(1, args.steps + 1):
         for name, tensor in sample_tensors(step).items():
             shared[name].copy_(tensor)
+        if args.dies and step == args.dies[1]:
+            votes.lost = args.dies[0]
         saver.save(step, shared, own_tensors(rank), {"step": step}, {})
         if args.dies == [rank, step]:
             os.kill(os.getpid(), signal.SIGKILL)

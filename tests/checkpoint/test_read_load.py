@@ -193,7 +193,7 @@ def _load_in_process(rank: int, port: int, views: list[str], folder: str) -> Non
         candidates=[NEW, OLD] if rank == 0 else [],
         want=lambda name: True,
         on_event=lambda kind, fields: None,
-        timeout_s=60,
+        timeout_s=300,
     )
     assert loaded is not None
     assert_same(loaded.tensors, sample_state(1))
@@ -274,7 +274,7 @@ def test_an_unreachable_store_is_an_error_on_every_rank_and_never_an_older_check
                 candidates=[NEW, OLD],
                 want=lambda name: True,
                 on_event=lambda kind, fields: None,
-                timeout_s=20,
+                timeout_s=300,
             )
         except UserError as error:
             return str(error)

@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.distributed import HashStore
 from tests.checkpoint.saving import (
     PATIENCE_S,
     Events,
+    VotesWithout,
     assert_holds,
     checkpointer,
     eventually,
@@ -146,7 +146,9 @@ def test_a_writer_killed_between_saves_costs_nothing(store: ObjectStore) -> None
 @pytest.mark.slow
 def test_a_rank_that_never_votes_ends_the_attempt_without_a_manifest(store: ObjectStore) -> None:
     events = Events()
-    with checkpointer(store, events, world_size=2, vote_timeout_s=0.3) as saver:
+    votes = VotesWithout(HashStore(), 2)
+    votes.lost = 1
+    with checkpointer(store, events, world_size=2, votes=votes) as saver:
         saver.save(1, ALL, {}, {}, {})
         (outcome,) = saver.wait(PATIENCE_S)
     assert not outcome.committed
@@ -294,15 +296,15 @@ def test_a_state_that_would_not_read_back_as_it_is_is_refused_and_notes_for_peop
     assert read_manifest(store, ManifestId(1, 1)).about == {"loss": "nan", "path": "/x", "list": [1.5, "inf"]}
 
 
-def test_closing_with_a_save_in_flight_is_quick_and_leaves_neither_threads_nor_a_child(store: ObjectStore) -> None:
+def test_closing_with_a_save_in_flight_does_not_wait_for_it_and_leaves_neither_threads_nor_a_child(
+    store: ObjectStore,
+) -> None:
     before = set(threading.enumerate())
     with checkpointer(store, Events()) as saver:
         pid = writer_pid()
         with stopped(pid):
             saver.save(1, ALL, {}, {}, {})
-            began = time.monotonic()
             saver.close()
-            assert time.monotonic() - began < 10
     assert not os.path.exists(f"/proc/{pid}")
     assert set(threading.enumerate()) <= before
     assert manifests_of(store) == []

@@ -59,7 +59,7 @@ def test_a_rank_that_dies_in_a_save_costs_that_checkpoint_and_the_one_before_it_
     fork_server: ForkServer, board: TCPStore, tmp_path: Path
 ) -> None:
     uri = str(tmp_path / "run")
-    (first, second), codes = save(fork_server, 2, board, uri, 2, "--vote-timeout", "3", "--dies", "1", "2")
+    (first, second), codes = save(fork_server, 2, board, uri, 2, "--dies", "1", "2")
     assert codes == [0, -signal.SIGKILL], first
     assert first[0] == second[0] == "1 True committed"
     assert len(second) == 1

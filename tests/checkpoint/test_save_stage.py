@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -99,8 +101,19 @@ def test_without_memory_for_a_second_buffer_an_urgent_save_waits_for_the_first(
     monkeypatch.setattr("trainer.checkpoint.save.stage.available_memory", lambda: 1)
     with pytest.raises(StagingError, match="no memory for a second"):
         staging.stage(sample_tensors(), {}, urgent=True, wait_s=0.05)
-    threading.Timer(0.05, lambda: staging.release(first)).start()
-    assert staging.stage(sample_tensors(), {}, urgent=True, wait_s=30).buffer is first.buffer
+    wait_for = threading.Condition.wait_for
+    waits = threading.Event()
+
+    def waiting(changed: threading.Condition, *how: Any) -> bool:
+        waits.set()
+        return wait_for(changed, *how)
+
+    monkeypatch.setattr(threading.Condition, "wait_for", waiting)
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(staging.stage, sample_tensors(), {}, urgent=True, wait_s=1e6)
+        assert waits.wait(300)
+        staging.release(first)
+        assert second.result().buffer is first.buffer
 
 
 def test_a_state_larger_than_the_hosts_memory_is_refused_before_the_kernel_kills_anyone(staging: Staging) -> None:

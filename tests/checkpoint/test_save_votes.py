@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from torch.distributed import HashStore, TCPStore
@@ -23,12 +24,24 @@ def boxes(request: pytest.FixtureRequest) -> Iterator[list[StoreVotes]]:
         yield [StoreVotes(TCPStore("127.0.0.1", server.port), 3) for _ in range(3)]
 
 
+class Asked(threading.Event):
+    """Tells a wait to stop; `waited` says that it has begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.set()
+        return super().wait(timeout)
+
+
 def test_every_rank_hears_every_rank_and_the_later_word_counts(boxes: list[StoreVotes]) -> None:
     for rank, box in enumerate(boxes):
         box.post("topic", rank, {"said": "first"})
         box.post("topic", rank, {"said": [rank, None]})
     for box in boxes:
-        assert box.gather("topic", 1.0) == {rank: {"said": [rank, None]} for rank in range(3)}
+        assert box.gather("topic", 300.0) == {rank: {"said": [rank, None]} for rank in range(3)}
 
 
 def test_a_rank_that_says_nothing_is_named_after_the_agreed_time(boxes: list[StoreVotes]) -> None:
@@ -37,30 +50,31 @@ def test_a_rank_that_says_nothing_is_named_after_the_agreed_time(boxes: list[Sto
     began = time.monotonic()
     with pytest.raises(VoteTimeout, match="rank 1 on 'topic'") as timeout:
         boxes[0].gather("topic", 0.1)
-    assert 0.1 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.1
     assert timeout.value.missing == [1]
     assert boxes[0].poll("topic") == {0: {}, 2: {}}
 
 
 def test_waiting_for_some_ranks_does_not_wait_for_the_others(boxes: list[StoreVotes]) -> None:
     boxes[1].post("topic", 1, {"x": 1})
-    assert boxes[0].gather("topic", 1.0, ranks=[1]) == {1: {"x": 1}}
+    assert boxes[0].gather("topic", 1e9, ranks=[1]) == {1: {"x": 1}}
 
 
 def test_a_late_word_ends_the_waiting(boxes: list[StoreVotes]) -> None:
-    late = threading.Timer(0.05, lambda: boxes[1].post("topic", 1, {"late": True}))
-    late.start()
-    assert boxes[0].gather("topic", 30.0, ranks=[1]) == {1: {"late": True}}
-    late.join()
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(boxes[0].gather, "topic", 1e9, ranks=[1], stop=(asked := Asked()))
+        assert asked.waited.wait(300)
+        boxes[1].post("topic", 1, {"late": True})
+        assert waits.result() == {1: {"late": True}}
 
 
 def test_whoever_waits_can_be_told_to_stop(boxes: list[StoreVotes]) -> None:
-    stop = threading.Event()
-    threading.Timer(0.05, stop.set).start()
-    began = time.monotonic()
-    with pytest.raises(VoteError, match="stopped"):
-        boxes[0].gather("topic", 60.0, stop=stop)
-    assert time.monotonic() - began < 10
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(boxes[0].gather, "topic", 1e9, stop=(stop := Asked()))
+        assert stop.waited.wait(300)
+        stop.set()
+        with pytest.raises(VoteError, match="stopped"):
+            waits.result()
 
 
 def test_a_dropped_topic_is_as_if_nothing_had_been_said() -> None:
@@ -78,7 +92,7 @@ def test_a_store_that_is_gone_is_one_line_and_no_hanging() -> None:
     box = StoreVotes(TCPStore("127.0.0.1", server.port), 2)
     box.post("topic", 0, {})
     del server
-    for attempt in (lambda: box.gather("topic", 60.0), lambda: box.post("topic", 0, {}), lambda: box.drop("topic")):
+    for attempt in (lambda: box.gather("topic", 1e9), lambda: box.post("topic", 0, {}), lambda: box.drop("topic")):
         with pytest.raises(VoteError, match="does not answer") as gone:
             attempt()
         assert "\n" not in str(gone.value)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from lustrain.problem import UserError
 from tests.data.making import command, files, made, objects, prose, run_tokenize, stream, write_lines
 from tests.lab.faulty_proxy import Answer, Delay, FaultyProxy, Swap
 from tests.lab.servers import S3Place
+from tests.processes import wait_until
 from trainer.data.cache import resident_shards
 from trainer.data.index import Index, Shard, Split
 from trainer.data.shards import TokenSet
@@ -49,13 +50,6 @@ def upload(local_set: Path, uri: str) -> str:
     return uri
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-
-
 def cached(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*/*.tok"))
 
@@ -78,7 +72,7 @@ def test_ids_do_not_depend_on_how_much_fits_the_cache(
     tokens = TokenSet.open(uri, "train", cache_dir=tmp_path, cache_bytes=cache_bytes)
     assert_same_ids(tokens, local_set)
     expected = {0: 0, MIB: 0, 2 * MIB: 1, 64 * MIB: 4}[cache_bytes]
-    wait_for(lambda: len(cached(tmp_path)) == expected)
+    wait_until(lambda: len(cached(tmp_path)) == expected)
     assert_same_ids(tokens, local_set)
     tokens.close()
 
@@ -93,15 +87,14 @@ def test_every_shard_is_downloaded_once_for_all_processes_of_a_node(
     code = (
         "import sys, time, pathlib; from trainer.data.shards import TokenSet;"
         "t = TokenSet.open(sys.argv[1], 'train', cache_dir=pathlib.Path(sys.argv[2]), cache_bytes=1 << 30);"
-        "end = time.monotonic() + 60\n"
-        "while not t.is_mapped and time.monotonic() < end: time.sleep(0.02)\n"
+        "\nwhile not t.is_mapped: time.sleep(0.02)\n"
         "import numpy; print(int(t.gather(numpy.arange(t.windows(1)), 1)[:, 0].astype(numpy.int64).sum()))"
     )
     ranks = [
         subprocess.Popen([sys.executable, "-c", code, uri, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    sums = {int(rank.communicate(timeout=90)[0]) for rank in ranks}
+    sums = {int(rank.communicate(timeout=300)[0]) for rank in ranks}
     assert sums == {int(stream(local_set, "train")[:-1].astype(np.int64).sum())}
     bodies = [request for request in proxy.seen if request.startswith("GET") and ".tok" in request]
     assert len(bodies) == 4, bodies
@@ -115,7 +108,7 @@ def test_a_second_job_reads_the_cache_and_a_partial_download_is_not_mistaken(
     uri = upload(local_set, moto_s3.uri())
     with_all = {"cache_dir": tmp_path, "cache_bytes": 64 * MIB}
     first = TokenSet.open(uri, "train", **with_all)
-    wait_for(lambda: len(cached(tmp_path)) == 4)
+    wait_until(lambda: len(cached(tmp_path)) == 4)
     first.close()
     (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
     killed = folder / "train-00002.tok"
@@ -124,7 +117,7 @@ def test_a_second_job_reads_the_cache_and_a_partial_download_is_not_mistaken(
     os.truncate(folder / "train-00001.tok", 77)
     proxy.seen.clear()
     second = TokenSet.open(uri, "train", **with_all)
-    wait_for(lambda: len(cached(tmp_path)) == 4 and (folder / "train-00001.tok").stat().st_size == MIB)
+    wait_until(lambda: len(cached(tmp_path)) == 4 and (folder / "train-00001.tok").stat().st_size == MIB)
     assert_same_ids(second, local_set)
     second.close()
     downloads = {
@@ -143,7 +136,7 @@ def test_bytes_damaged_on_the_way_are_asked_for_again(
     proxy.inject(Swap(), method="GET", key=r"\.tok", times=1)
     proxy.inject(Answer(503), method="GET", key=r"\.tok", times=2)
     tokens = TokenSet.open(uri, "train", cache_dir=tmp_path, cache_bytes=64 * MIB)
-    wait_for(lambda: len(cached(tmp_path)) == 4)
+    wait_until(lambda: len(cached(tmp_path)) == 4)
     tokens.close()
     (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
     assert {name: (local_set / name).read_bytes() for name in cached(tmp_path)} == files(folder)
@@ -161,8 +154,7 @@ def test_a_swapped_shard_is_reported_and_never_used(
     tokens = TokenSet.open(uri, "train", cache_dir=tmp_path, cache_bytes=cache_bytes)
 
     def read_everything() -> None:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
+        while True:
             tokens.gather(np.arange(0, tokens.windows(SEQ), 300), SEQ)
 
     with pytest.raises(UserError, match=r"train-00001\.tok.*the index says"):
@@ -196,7 +188,7 @@ def test_a_prefetched_batch_is_the_batch(local_set: Path, moto_s3: S3Place, prox
     proxy.seen.clear()
     for batch in batches:
         tokens.prefetch(batch, SEQ)
-    wait_for(lambda: len(proxy.seen) >= 4 * 8)
+    wait_until(lambda: len(proxy.seen) >= 4 * 8)
     asked = len(proxy.seen)
     assert np.array_equal(tokens.gather(batches[-1], SEQ), plain[-1])
     assert all(np.array_equal(tokens.gather(b, SEQ), p) for b, p in zip(batches, plain, strict=True))
@@ -213,10 +205,10 @@ def test_an_old_set_makes_room_and_whoever_has_it_mapped_reads_on(
     made(tmp_path / "b.txt", "--out", moto_s3.uri("new"), "--tokenizer", "bytes", "--shard-mib", 1, "--val-fraction", 0)
     cache = tmp_path / "cache"
     first = TokenSet.open(old, "train", cache_dir=cache, cache_bytes=4 * MIB)
-    wait_for(lambda: len(cached(cache)) == 4)
+    wait_until(lambda: len(cached(cache)) == 4)
     assert_same_ids(first, local_set)
     second = TokenSet.open(moto_s3.uri("new"), "train", cache_dir=cache, cache_bytes=4 * MIB)
-    wait_for(lambda: len([p for p in cache.glob("*/*.tok") if second.index.checksum[:32] in str(p)]) == 3)
+    wait_until(lambda: len([p for p in cache.glob("*/*.tok") if second.index.checksum[:32] in str(p)]) == 3)
     assert sum(path.stat().st_size for path in cache.glob("*/*.tok")) <= 4 * MIB
     assert_same_ids(first, local_set)
     first.close()
@@ -239,8 +231,7 @@ def test_a_full_disk_and_an_unusable_cache_are_one_line(
     tokens = TokenSet.open(uri, "train", cache_dir=tmp_path / "cache", cache_bytes=64 * MIB)
 
     def read_on() -> None:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
+        while True:
             tokens.gather(np.arange(3), SEQ)
 
     with pytest.raises(UserError, match="no space left for another"):

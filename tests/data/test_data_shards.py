@@ -187,7 +187,7 @@ def test_damage_that_is_found_while_training_ends_it(tmp_path: Path, monkeypatch
     go_on = threading.Event()
 
     def slow(part: memoryview, before: int) -> int:
-        assert go_on.wait(20)
+        assert go_on.wait(300)
         return int(crc64nvme(part, before))
 
     monkeypatch.setattr(verified, "crc64nvme", slow)
@@ -242,14 +242,14 @@ def test_what_the_start_does_not_wait_for_is_read_slowly_by_one_rank_per_node(
         cache = tmp_path / f"cache-{local_rank}"
         assert not tokens.verify(cache, 0.0, Ranks(local_rank, 2, local_rank, 2))
         go_on.set()
-        assert dropped.wait(20), "the page cache is left to the training"
+        assert dropped.wait(300), "the page cache is left to the training"
         assert tokens.verify(cache, 20.0 if local_rank else 0.1) == bool(local_rank)
         tokens.close()
         assert done == [200], "the others leave it to local rank 0, which rests before it goes on"
 
 
 def held_until(go_on: threading.Event, done: list[int], part: memoryview, before: int) -> int:
-    assert go_on.wait(20)
+    assert go_on.wait(300)
     done.append(len(part))
     return int(crc64nvme(part, before))
 

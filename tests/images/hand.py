@@ -34,10 +34,10 @@ class Hand:
 
     def blob(self, data: bytes) -> str:
         path = parse(self.name).repository
-        begun = requests.post(f"{self.lab.url}/v2/{path}/blobs/uploads/", timeout=30)
+        begun = requests.post(f"{self.lab.url}/v2/{path}/blobs/uploads/", timeout=300)
         place = begun.headers["Location"]
         joined = "&" if "?" in place else "?"
-        requests.put(f"{place}{joined}digest={sha256(data)}", data=data, timeout=30).raise_for_status()
+        requests.put(f"{place}{joined}digest={sha256(data)}", data=data, timeout=300).raise_for_status()
         return sha256(data)
 
     def manifest(self, document: Mapping[str, Any], media_type: str, tag: str = "1") -> str:

@@ -36,7 +36,7 @@ def target_of(plan: Plan, output: Output, **more: bool) -> dict[str, object]:
 
 def manifest(registry: Registry, name: str, reference: str) -> requests.Response:
     accepted = {"Accept": f"{DOCKER_MANIFEST}, {OCI}"}
-    return requests.get(f"{registry.url}/v2/{name}/manifests/{reference}", headers=accepted, timeout=10)
+    return requests.get(f"{registry.url}/v2/{name}/manifests/{reference}", headers=accepted, timeout=300)
 
 
 def test_the_image_is_asked_for_in_gzip_and_docker_types_without_attestations() -> None:
@@ -121,7 +121,7 @@ def test_what_was_pushed_has_the_told_digest_the_types_and_the_arguments_as_they
     found = answer.json()
     assert found["mediaType"] == DOCKER_MANIFEST
     assert {layer["mediaType"] for layer in found["layers"]} == {DOCKER_LAYER}
-    config = requests.get(f"{registry.url}/v2/team/a/blobs/{found['config']['digest']}", timeout=10).json()
+    config = requests.get(f"{registry.url}/v2/team/a/blobs/{found['config']['digest']}", timeout=300).json()
     assert config["config"]["Labels"] == {"word": odd["WORD"], **asked.labels}
     assert [step for step in watch.steps if "COPY" in step.name] == [named(built.steps, "COPY a /a")]
     other = context(tmp_path / "d", SMALL, a="2")
@@ -261,7 +261,7 @@ COPY --link a /a
 @pytest.mark.slow
 def test_ctrl_c_leaves_no_child_and_the_engine_stops_too(tmp_path: Path, engine: Engine, base_image: str) -> None:
     mark = str(time.time_ns())
-    context(tmp_path / "c", f"FROM {base_image} AS small\nRUN echo {mark} && sleep 300.{mark[-6:]}\n")
+    context(tmp_path / "c", f"FROM {base_image} AS small\nRUN echo {mark} && sleep 3600.{mark[-6:]}\n")
     script = f"""
 from pathlib import Path
 from images.build.bake import Bake
@@ -286,13 +286,13 @@ Bake().build(plan("a:1"), Context(Path({str(tmp_path / "c")!r}), {{}}), "small",
         assert line, child.communicate()[1]
     children = running(str(tmp_path / "c"))
     assert children
-    wait_until(lambda: sleeping(mark), 5)
+    wait_until(lambda: sleeping(mark))
     child.send_signal(signal.SIGINT)
-    _, error = child.communicate(timeout=40)
+    _, error = child.communicate(timeout=300)
     assert child.returncode != 0
     assert "KeyboardInterrupt" in error
-    wait_until(lambda: not any(map(alive, children)), 5)
-    wait_until(lambda: not sleeping(mark), 15)
+    wait_until(lambda: not any(map(alive, children)))
+    wait_until(lambda: not sleeping(mark))
 
 
 def running(folder: str) -> list[int]:
@@ -310,7 +310,7 @@ def running(folder: str) -> list[int]:
 def sleeping(mark: str) -> bool:
     for one in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if f"sleep\x00300.{mark[-6:]}".encode() in one.read_bytes():
+            if f"sleep\x003600.{mark[-6:]}".encode() in one.read_bytes():
                 return True
         except OSError:
             continue

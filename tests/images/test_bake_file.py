@@ -30,7 +30,7 @@ def bake(*arguments: str, **variables: str) -> dict[str, Any]:
     command = [str(DOCKER), "buildx", "bake", "-f", BAKE, *arguments, "--print"]
     ours = re.findall(r'^variable "(\w+)"', (ROOT / BAKE).read_text(), re.MULTILINE)
     environment = {name: value for name, value in os.environ.items() if name not in ours} | variables
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout)["target"])
 

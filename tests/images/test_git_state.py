@@ -199,7 +199,7 @@ def test_a_git_that_does_not_answer_is_one_line(
 ) -> None:
     slow = tmp_path / "bin/git"
     slow.parent.mkdir()
-    slow.write_text("#!/bin/sh\nexec sleep 30\n")
+    slow.write_text("#!/bin/sh\nexec sleep 3600\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(git_state, "TIMEOUT_S", 0.2)

@@ -79,7 +79,7 @@ class Installation:
             "EFA_URL": url or str(tarball),
         }
         command = ["unshare", "--mount", "--fork", "sh", "-c", _ROOT, "sh", str(mount), str(SCRIPT)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
     def _tarball(self, named: str, plugin: bytes, place: str, ending: str) -> Path:
         copy = f'cp "$(dirname "$0")/plugin" {place}/libnccl-net-ofi.so' if plugin else ""

@@ -183,7 +183,7 @@ def test_a_resolver_that_finds_no_solution_is_one_line_and_writes_nothing(checko
 
 def test_a_missing_resolver_or_a_silent_index_is_one_line(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sleeper = checkout / "uv"
-    sleeper.write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    sleeper.write_text("#!/bin/sh\nexec sleep 3600\n", encoding="utf-8")
     sleeper.chmod(0o755)
     monkeypatch.setattr("uv.find_uv_bin", lambda: str(sleeper))
     monkeypatch.setattr(lock, "PATIENCE_S", 0.2)

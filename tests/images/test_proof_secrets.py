@@ -46,7 +46,7 @@ def contains(made: Made, *texts: str, beyond: Made | None = None) -> set[tuple[s
             continue
         unpack, before = zlib.decompressobj(wbits=31), b""
         with requests.get(
-            f"http://{reference.registry}/v2/{reference.repository}/blobs/{layer.digest}", stream=True, timeout=60
+            f"http://{reference.registry}/v2/{reference.repository}/blobs/{layer.digest}", stream=True, timeout=300
         ) as packed:
             packed.raise_for_status()
             for chunk in packed.iter_content(CHUNK):

@@ -79,7 +79,7 @@ class Watched(Silent):
             threading.Thread(target=self._act_mid_push, args=(self.registry,)).start()
 
     def _act_mid_push(self, registry: lab.Registry) -> None:
-        wait_until(lambda: any(method == "POST" for method, _, _ in registry.requests()), 20)
+        wait_until(lambda: any(method == "POST" for method, _, _ in registry.requests()))
         self.acted.set()
         self.act()
 
@@ -164,7 +164,7 @@ def test_a_registry_that_dies_under_a_big_layer_gets_only_what_is_missing(
         if isinstance(any_engine, Classic):
             # This engine tries again by itself, for 50 s. The registry ends with the thread that started it.
             registry.start()
-            finished.wait(60)
+            finished.wait(600)
 
     watched = Watched(registry, blink, (lambda: None) if isinstance(any_engine, Classic) else registry.start)
     digest = push(any_engine, tmp_path / "image", ref, 1000, BIG, watch=watched).digest

@@ -76,7 +76,7 @@ def site() -> Iterator[Site]:
 
 def _fetch(*words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-I", SCRIPTS / "fetch.py", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_a_file_is_fetched_and_checked(site: Site, tmp_path: Path) -> None:

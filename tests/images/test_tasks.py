@@ -31,7 +31,7 @@ def fab(tmp_path: Path) -> Fab:
         environment = {name: value for name, value in os.environ.items() if name != "LUSTRAIN_CLUSTER"} | more
         command = [sys.executable, "-m", "fabric", *words]
         return subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300
         )
 
     return run

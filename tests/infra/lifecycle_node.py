@@ -83,7 +83,7 @@ class Node:
         command = ["bash", str(self.bundle / entry)]
         if entry == EC2:
             command = ["bash", "-c", 'source "$1/node.sh" && boot "$1/node_setup.pyz" ec2', "boot", str(self.bundle)]
-        return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=300)
 
     @property
     def log(self) -> str:

@@ -1,4 +1,4 @@
-"""The six example stacks under the real engine, brought up side by side once a session: FSx alone waits half a minute each."""
+"""The six example stacks under the real engine, brought up side by side once a file: FSx alone waits half a minute each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def region_of(stack: str) -> str:
 
 @dataclass
 class Live:
-    """A stack that is up, until the tests of its end have taken it (`retired`)."""
+    """A stack that is up."""
 
     stack: str
     engine: Engine
@@ -53,7 +53,6 @@ class Live:
     """What the engine printed when it came up, the policy pack's verdict among it."""
     without_nodes: tuple[str, ...] = ()
     """`hyperpod-eks`: types of what is there after the first of the printed steps, before Helm has run."""
-    retired: bool = False
 
     @property
     def spec(self) -> ClusterSpec:
@@ -77,7 +76,7 @@ def first_round(engine: Engine) -> tuple[str, ...]:
     return tuple(one["type"] for one in engine.resources())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine_aws() -> Iterator[LocalAws]:
     missing = engine_missing()
     require(not missing, missing)
@@ -85,7 +84,7 @@ def engine_aws() -> Iterator[LocalAws]:
         yield aws
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lives(engine_aws: LocalAws, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Live]]:
     """Gives a stack by name, waiting until it is up; all of them come up meanwhile."""
 
@@ -100,11 +99,4 @@ def lives(engine_aws: LocalAws, tmp_path_factory: pytest.TempPathFactory) -> Ite
             stack: pool.submit(bring_up, stack, tmp_path_factory.mktemp(stack) / "pulumi") for stack in EXAMPLES
         }
 
-        def live(stack: str) -> Live:
-            found = coming[stack].result()
-            assert not found.retired, (
-                f"{stack} has come to its end in this session: look at it in test_stacks.py, before"
-            )
-            return found
-
-        yield live
+        yield lambda stack: coming[stack].result()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
-import time
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from infra.local import engine
 from infra.local.engine import Engine
+from tests.processes import wait_until
 
 # In place of pulumi: it has no plug-ins, and only shows whether it is asked to stop and waited for.
 PROGRAM = """#!/bin/sh
@@ -18,7 +19,7 @@ case "$*" in
     "up "*)
         trap 'kill $!; sleep 0.2; echo stopped >"$PULUMI_HOME.stopped"; exit 1' INT
         touch "$PULUMI_HOME.began"
-        sleep 30 &
+        sleep 3600 &
         wait
         ;;
 esac
@@ -33,15 +34,20 @@ def test_an_interrupted_command_is_asked_to_stop_and_waited_for(
     program.write_text(PROGRAM)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    engine = Engine(tmp_path / "stack", "rehearsal", {})
-    began = tmp_path / "stack" / "home.began"
+    began, pressed = tmp_path / "stack" / "home.began", []
 
-    def interrupt() -> None:
-        while not began.exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+    class Interrupted(subprocess.Popen[str]):
+        """One Ctrl-C comes while the engine is waited for."""
 
-    threading.Thread(target=interrupt, daemon=True).start()
+        def communicate(self, *arguments: Any, **options: Any) -> Any:
+            if "up" in self.args and not pressed:
+                pressed.append("Ctrl-C")
+                wait_until(began.exists)
+                raise KeyboardInterrupt
+            return super().communicate(*arguments, **options)
+
+    monkeypatch.setattr(engine, "STOP_SECONDS", 300.0)
+    monkeypatch.setattr(engine.subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        engine.up()
+        Engine(tmp_path / "stack", "rehearsal", {}).up()
     assert (tmp_path / "stack" / "home.stopped").read_text() == "stopped\n"

@@ -126,7 +126,7 @@ def later_boot(node: Node) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": node.path, "LUSTRAIN_ROOT": str(node.root), "LUSTRAIN_WAIT_SECONDS": "10"}
     environment |= {"MOUNTS": str(node.mounts), "ASKED": str(node.asked), "KNOWN": ""}
     command = ["bash", str(node.root / "usr/local/sbin/lustrain-container-data"), "/opt/sagemaker"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_on_eks_containerd_and_kubelet_wait_for_a_disk_that_is_late_at_a_later_boot(node: Node) -> None:
@@ -170,7 +170,7 @@ def test_on_eks_the_mounts_are_real_and_those_of_pods_are_not_seen_twice(node: N
     environment = {"PATH": node.path, "LUSTRAIN_ROOT": str(node.root), "LUSTRAIN_WAIT_SECONDS": "0"}
     environment |= {"ASKED": str(node.asked), "KNOWN": ""}
     command = ["unshare", "--mount", "bash", "-c", script, str(node.bundle / "container_data.sh")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("is on /opt/sagemaker") == 2
     assert {"written", "pod", "pause"} <= set(done.stdout.split())

@@ -156,7 +156,7 @@ def test_the_agent_that_is_packed_is_started_with_what_it_takes(node: Node, entr
 
 @pytest.mark.slow
 def test_an_agent_that_hangs_fails_the_node_in_its_time(node: Node) -> None:
-    node.agent("import time\ntime.sleep(60)")
+    node.agent("import time\ntime.sleep(3600)")
     node.agent_seconds = "1"
     assert node.boot(ON_INIT).returncode == 124
     assert "the node agent was ended: not done in 1 s" in node.log

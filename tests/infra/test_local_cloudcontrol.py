@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from infra.local.aws import LocalAws
 from tests.infra.local_network import Network, client, refusal
 from tests.infra.test_local_hyperpod import make_role, put_scripts, slurm_cluster
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -38,13 +38,13 @@ def cluster(control: Any, state: dict[str, Any]) -> str:
 
 
 def finished(control: Any, answer: dict[str, Any]) -> dict[str, Any]:
-    token = answer["ProgressEvent"]["RequestToken"]
-    for _ in range(100):
-        event: dict[str, Any] = control.get_resource_request_status(RequestToken=token)["ProgressEvent"]
-        if event["OperationStatus"] != "IN_PROGRESS":
-            return event
-        time.sleep(0.1)
-    raise AssertionError(f"never finished: {event}")
+    def look() -> dict[str, Any]:
+        token = answer["ProgressEvent"]["RequestToken"]
+        found: dict[str, Any] = control.get_resource_request_status(RequestToken=token)["ProgressEvent"]
+        return found
+
+    wait_until(lambda: look()["OperationStatus"] != "IN_PROGRESS")
+    return look()
 
 
 def properties(control: Any, identifier: str) -> dict[str, Any]:

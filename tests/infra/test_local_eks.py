@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from infra.local.aws import LocalAws
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
 from tests.infra.test_local_hyperpod import make_role
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -71,21 +71,20 @@ def plane(eks: Any, request_of: Any) -> str:
 
 
 def active(eks: Any, name: str) -> dict[str, Any]:
-    for _ in range(100):
+    def look() -> dict[str, Any]:
         found: dict[str, Any] = eks.describe_cluster(name=name)["cluster"]
-        if found["status"] == "ACTIVE":
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"never active: {found}")
+        return found
+
+    wait_until(lambda: look()["status"] == "ACTIVE")
+    return look()
 
 
 def addon_status(eks: Any, plane: str, name: str) -> str:
-    for _ in range(100):
-        status = str(eks.describe_addon(clusterName=plane, addonName=name)["addon"]["status"])
-        if status != "CREATING":
-            return status
-        time.sleep(0.05)
-    raise AssertionError(f"{name} is being created for ever")
+    def look() -> str:
+        return str(eks.describe_addon(clusterName=plane, addonName=name)["addon"]["status"])
+
+    wait_until(lambda: look() != "CREATING")
+    return look()
 
 
 def test_a_cluster_comes_up_as_it_was_asked_for(eks: Any, request_of: Any, network: Network) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,11 +19,14 @@ from infra.local.events import Events, send
 from infra.local.metadata import LocalMetadata
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
 from tests.infra.test_local_hyperpod import make_role, put_scripts, slurm_cluster
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
 REGION = "us-west-2"
 HOOK = "save"
+NEVER = 3600.0
+"""Seconds to an end that does not come while a test looks."""
 
 
 class Cluster:
@@ -54,7 +56,7 @@ class Cluster:
             AutoScalingGroupName=name,
             LifecycleHookName=HOOK,
             LifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING",
-            HeartbeatTimeout=60,
+            HeartbeatTimeout=3600,
         )
         self.queue = Queue(aws, name, ["aws.ec2", "aws.autoscaling", "aws.health"])
 
@@ -102,11 +104,15 @@ def policy(action: str, arn: str, rule: str) -> str:
 
 
 def soon(true: Callable[[], Any]) -> Any:
-    """What `true` gives once it gives something; within ten seconds."""
-    until = time.monotonic() + 10
-    while not (found := true()) and time.monotonic() < until:
-        time.sleep(0.02)
-    return found
+    """What `true` gives once it gives something."""
+    found: list[Any] = []
+
+    def look() -> Any:
+        found.append(true())
+        return found[-1]
+
+    wait_until(look)
+    return found[-1]
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +124,9 @@ def test_a_spot_notice_reaches_queue_metadata_and_group_and_the_instance_ends_in
     aws: LocalAws, cluster: Cluster
 ) -> None:
     cluster.queue.read()
-    node = min(cluster.nodes())
+    node, before = min(cluster.nodes()), datetime.now(UTC).replace(microsecond=0)
     with LocalMetadata() as metadata:
-        aws.events.spot(node, in_s=0.5, metadata=metadata.control)
+        aws.events.spot(node, in_s=NEVER, metadata=metadata.control)
         answers = metadata.state()["answers"]
     assert json.loads(answers["spot/instance-action"])["action"] == "terminate"
     assert answers["autoscaling/target-lifecycle-state"] == "Terminated"
@@ -140,10 +146,11 @@ def test_a_spot_notice_reaches_queue_metadata_and_group_and_the_instance_ends_in
     }
     assert notice["detail"] == {"instance-id": node, "instance-action": "terminate"}
     assert notice["resources"] == [f"arn:aws:ec2:us-west-2a:instance/{node}"]
-    assert abs(datetime.now(UTC) - datetime.fromisoformat(notice["time"])) < timedelta(seconds=10)
+    assert before <= datetime.fromisoformat(notice["time"]) <= datetime.now(UTC)
     action = next(one for one in read if one["detail-type"] == "EC2 Instance-terminate Lifecycle Action")
     assert action["source"] == "aws.autoscaling"
     assert (action["detail"]["EC2InstanceId"], action["detail"]["LifecycleHookName"]) == (node, HOOK)
+    aws.events.spot(node, in_s=0.0)
     assert soon(lambda: node not in cluster.nodes())
     assert cluster.nodes().keys().isdisjoint({node})
     ended = cluster.network.ec2.describe_instances(InstanceIds=[node])["Reservations"][0]["Instances"][0]
@@ -173,8 +180,9 @@ def test_a_recommendation_replaces_a_node_whose_hook_ends_when_the_node_says_so(
 def test_a_group_that_does_not_rebalance_acts_when_the_instance_is_gone(aws: LocalAws) -> None:
     cluster = Cluster(aws, "late", rebalance=False)
     node = min(cluster.nodes())
-    aws.events.spot(node, in_s=0.3)
+    aws.events.spot(node, in_s=NEVER)
     assert set(cluster.nodes().values()) == {"InService"}
+    aws.events.spot(node, in_s=0.0)
     assert soon(lambda: node not in cluster.nodes())
     assert list(cluster.nodes().values()) == ["InService", "InService"]
 
@@ -182,7 +190,7 @@ def test_a_group_that_does_not_rebalance_acts_when_the_instance_is_gone(aws: Loc
 def test_a_group_set_to_zero_while_a_node_is_leaving_empties_wholly(aws: LocalAws) -> None:
     cluster = Cluster(aws, "emptied", rebalance=True)
     first = next(iter(cluster.nodes()))
-    aws.events.spot(first, in_s=60)
+    aws.events.spot(first, in_s=NEVER)
     assert cluster.nodes()[first] == "Terminating:Wait"
     cluster.scaling.update_auto_scaling_group(AutoScalingGroupName="emptied", MinSize=0, MaxSize=0, DesiredCapacity=0)
     assert soon(lambda: cluster.nodes() == {})
@@ -350,14 +358,14 @@ def test_the_command_line_says_what_it_leaves_out_plays_events_and_leaves_nothin
         assert any(line.startswith("#   instance metadata: no IMDSv1") for line in said)
         play = [sys.executable, "-m", "infra.local"]
         done = subprocess.run(
-            [*play, "state"], env={**os.environ, **exports}, capture_output=True, text=True, timeout=60
+            [*play, "state"], env={**os.environ, **exports}, capture_output=True, text=True, timeout=300
         )
         assert json.loads(done.stdout) == {"groups": {}, "undelivered": []}
         wrong = [*play, "spot", "instance=i-0123456789abcdef0"]
-        done = subprocess.run(wrong, env={**os.environ, **exports}, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(wrong, env={**os.environ, **exports}, capture_output=True, text=True, timeout=300)
         assert (done.returncode, done.stdout) == (2, "spot: no running instance i-0123456789abcdef0 in any region\n")
     finally:
         server.terminate()
-        assert server.wait(20) == 0
+        assert server.wait(300) == 0
     with pytest.raises(OSError, match="refused"):
         Events(exports["LUSTRAIN_LOCAL_AWS_CONTROL"]).state()

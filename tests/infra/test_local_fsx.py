@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from infra.local.additions.fsx.associations import LINKING_SECONDS
 from infra.local.aws import LocalAws
 from tests.infra.local_network import Network, client, refusal
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -86,12 +88,9 @@ def available(fsx: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def wait(look: Any) -> dict[str, Any]:
-    for _ in range(100):
-        found: dict[str, Any] = look()
-        if found["Lifecycle"] == "AVAILABLE":
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"never available: {found}")
+    wait_until(lambda: look()["Lifecycle"] == "AVAILABLE")
+    found: dict[str, Any] = look()
+    return found
 
 
 def test_a_new_lustre_file_system_is_creating_then_available_with_the_defaults_of_the_service(
@@ -251,7 +250,7 @@ def test_tags_come_back_and_go(fsx: Any, network: Network) -> None:
 
 def test_associations_are_linked_one_after_another(fsx: Any, network: Network, bucket: str) -> None:
     name = available(fsx, lustre(network))["FileSystemId"]
-    events = {"AutoImportPolicy": {"Events": ["NEW", "CHANGED"]}}
+    events, began = {"AutoImportPolicy": {"Events": ["NEW", "CHANGED"]}}, time.monotonic()
     first, second = (
         fsx.create_data_repository_association(
             FileSystemId=name, FileSystemPath=f"/{word}", DataRepositoryPath=f"s3://{bucket}/{word}", S3=events
@@ -263,9 +262,9 @@ def test_associations_are_linked_one_after_another(fsx: Any, network: Network, b
         found: dict[str, Any] = fsx.describe_data_repository_associations(AssociationIds=[one])["Associations"][0]
         return found
 
-    wait(lambda: look(first))
-    assert look(second)["Lifecycle"] == "CREATING"
     wait(lambda: look(second))
+    assert look(first)["Lifecycle"] == "AVAILABLE"
+    assert time.monotonic() - began >= 2 * LINKING_SECONDS
     fsx.update_data_repository_association(AssociationId=first, S3={"AutoExportPolicy": {"Events": ["NEW"]}})
     assert look(first)["S3"] == {**events, "AutoExportPolicy": {"Events": ["NEW"]}}
     fsx.delete_data_repository_association(AssociationId=first)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from infra.local.additions.hyperpod.clusters import Cluster, Node
 from infra.local.additions.hyperpod.nodes import fail_node
 from infra.local.aws import LocalAws
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -127,12 +127,12 @@ def workers_with(request: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def in_service(sagemaker: Any, name: str) -> dict[str, Any]:
-    for _ in range(100):
+    def look() -> dict[str, Any]:
         found: dict[str, Any] = sagemaker.describe_cluster(ClusterName=name)
-        if found["ClusterStatus"] == "InService":
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"never in service: {found}")
+        return found
+
+    wait_until(lambda: look()["ClusterStatus"] == "InService")
+    return look()
 
 
 def test_a_cluster_is_created_and_every_field_comes_back(sagemaker: Any, request_of: Any) -> None:

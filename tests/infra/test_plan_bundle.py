@@ -54,7 +54,7 @@ def test_the_packed_agent_of_the_bundle_runs_alone(tmp_path: Path) -> None:
     agent = next(file for file in bundle(spec_of("rehearsal", {})).files if file.path == AGENT)
     path = written(agent, tmp_path)
     command = [sys.executable, "-I", str(path), "version"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, agent.sha256 in done.stdout) == (0, True), done.stderr
 
 

@@ -263,7 +263,7 @@ def test_a_rule_without_an_answer_in_time_is_unknown_and_the_others_are_not_lost
     class Slow:
         def __getattr__(self, name: str) -> Callable[..., Any]:
             def wait(*_: Any, **__: Any) -> Any:
-                waiting.wait(10)
+                waiting.wait()
                 raise EndpointConnectionError(endpoint_url="late")
 
             return wait

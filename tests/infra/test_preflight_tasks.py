@@ -37,7 +37,7 @@ def fab(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PULUMI_"))}
     clean["PULUMI_BACKEND_URL"] = "file://~"
     return subprocess.run(
-        command, cwd=HOUSE, env={**clean, **environment}, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=HOUSE, env={**clean, **environment}, capture_output=True, text=True, timeout=300, check=False
     )
 
 

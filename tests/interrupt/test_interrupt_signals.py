@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tests.processes import pending, wait_until
+from trainer.interrupt import Notice
+from trainer.interrupt.signals import SignalFlag
 
 HEAD = """
 import os, select, signal, sys, time
@@ -24,8 +23,7 @@ def say(*words):
     print(*words, flush=True)
 
 def wait_for_notice(watch):
-    ends = time.monotonic() + 20
-    while watch.notice() is None and time.monotonic() < ends:
+    while watch.notice() is None:
         time.sleep(0.01)
     return watch.notice()
 """
@@ -57,14 +55,15 @@ def test_a_signal_becomes_a_notice_with_the_configured_grace(sent: signal.Signal
     body = """
 watch = Watch(InterruptConfig(poll_s=0.05, signal_grace_s=77.0))
 watch.start()
+began = time.monotonic()
 say("ready")
 notice = wait_for_notice(watch)
-say(notice.source, notice.detail, 70 < notice.remaining(time.monotonic()) <= 77)
+say(notice.source, notice.detail, began + 77 <= notice.deadline <= time.monotonic() + 77)
 """
     with child(body) as process:
         process.send_signal(sent)
         assert line(process) == f"signal {sent.name} True"
-        assert process.wait(10) == 0
+        assert process.wait(300) == 0
 
 
 @pytest.mark.slow
@@ -89,7 +88,7 @@ watch.close()
         process.stdin.write("saved\n")
         process.stdin.flush()
         assert line(process) == "True"
-        assert process.wait(10) == 0
+        assert process.wait(300) == 0
 
 
 def test_closing_restores_the_previous_handlers() -> None:
@@ -107,49 +106,44 @@ sys.stdin.readline()
         assert line(process) == "the previous handler"
         assert line(process) == "True True"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == -signal.SIGTERM
+        assert process.wait(300) == -signal.SIGTERM
 
 
 @pytest.mark.slow
 def test_the_grace_counts_from_the_arrival_even_if_the_main_thread_is_deep_in_native_code() -> None:
     body = """
 import ctypes, threading
-libc = ctypes.CDLL(None, use_errno=True)
-class Span(ctypes.Structure):
-    _fields_ = [("s", ctypes.c_long), ("ns", ctypes.c_long)]
-watch = Watch(InterruptConfig(poll_s=5.0, signal_grace_s=100.0))
+libc = ctypes.CDLL(None)
+watch = Watch(
+    InterruptConfig(poll_s=3600.0, signal_grace_s=100.0),
+    on_event=lambda kind, fields: say("heard", fields["detail"].partition(":")[0]),
+)
 watch.start()
 # The signal lands on the helper thread: the main thread, where Python runs handlers, stays in its native call.
-helper = threading.Thread(target=time.sleep, args=(30,), daemon=True)
-helper.start()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 say("ready")
-libc.nanosleep(ctypes.byref(Span(1, 0)), None)
-left = watch.notice().remaining(time.monotonic())
-say(left < 99.6)
+libc.read(0, ctypes.create_string_buffer(1), 1)
+say(watch.notice().deadline <= time.monotonic() + 100)
 """
     with child(body) as process:
-        # clock_nanosleep(2), which nanosleep(3) calls, on x86-64 and on arm64.
-        wait_until(lambda: Path(f"/proc/{process.pid}/syscall").read_text().split()[0] in ("230", "115"))
-        os.kill(process.pid, signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        assert line(process) == "heard SIGTERM", "while the main thread reads"
+        assert process.stdin is not None
+        process.stdin.write("x")
+        process.stdin.flush()
         assert line(process) == "True"
 
 
-def test_reading_the_flag_is_cheap() -> None:
-    from trainer.config import InterruptConfig
-    from trainer.interrupt import Watch
-
-    watch = Watch(InterruptConfig(poll_s=60.0))
-    best = min(_seconds_per_read(watch) for _ in range(5))
-    watch.close()
-    assert best < 20e-6
-
-
-def _seconds_per_read(watch: object) -> float:
-    began = time.perf_counter()
-    for _ in range(1000):
-        watch.notice()  # type: ignore[attr-defined]
-    return (time.perf_counter() - began) / 1000
+def test_a_ctrl_c_soon_after_the_first_is_the_same_one_and_a_later_one_does_not_wait_for_the_save() -> None:
+    times = [100.0, 100.0, 100.5, 101.0, 101.1]
+    flag = SignalFlag(60.0, lambda: times.pop(0))
+    for _ in range(3):
+        flag._handle(signal.SIGINT, None)
+    assert flag.notice == Notice("signal", "SIGINT", 160.0)
+    with pytest.raises(KeyboardInterrupt):
+        flag._handle(signal.SIGINT, None)
+    flag.close()
 
 
 @pytest.mark.slow

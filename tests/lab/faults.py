@@ -35,7 +35,7 @@ def hang(node: Node, program: str) -> None:
     node.write(f"/usr/local/sbin/{program}", script, 0o755)
 
 
-def wait_until_hung(node: Node, program: str, seconds: float = 60.0) -> None:
+def wait_until_hung(node: Node, program: str, seconds: float = 300.0) -> None:
     """Wait until a program that hangs has been called. TimeoutError."""
     end = time.monotonic() + seconds
     while not node.exists(f"/run/simulated/hangs.{program}"):

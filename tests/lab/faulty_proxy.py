@@ -9,7 +9,8 @@
         ...
         assert proxy.did["Answer"] == 2
 
-Faults: `Answer(status, code)` without asking the server; `Delay(seconds)` before asking it; `Reset()` of the connection
+Faults: `Answer(status, code)` without asking the server; `Delay(seconds)` before asking it; `Hold(until)` before asking
+it until an event is set; `Reset()` of the connection
 before it is asked, or with `after=True` after it has answered; `Cut(fraction)` of the response's body, then the connection
 closes; `Swap(count)` flips one bit in each of `count` bytes of the response's body, or with `request=True` of the request's;
 `Swap(at=rb"...")` flips one in the last byte of what this regular expression finds in the body;
@@ -41,7 +42,7 @@ from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
 
-UPSTREAM_SECONDS = 60.0
+UPSTREAM_SECONDS = 300.0
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "proxy-connection"}
 
 
@@ -58,6 +59,13 @@ class Delay:
     """Waits before the server is asked."""
 
     seconds: float
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Waits before the server is asked, until the event is set."""
+
+    until: threading.Event
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ class Skew:
     refuse: bool = False
 
 
-Fault = Answer | Delay | Reset | Cut | Swap | Skew
+Fault = Answer | Delay | Hold | Reset | Cut | Swap | Skew
 
 
 @dataclass
@@ -248,6 +256,8 @@ def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
                 return self.send(_skewed(_error(403, "RequestTimeTooSkewed"), fault.seconds))
             if isinstance(fault, Delay):
                 time.sleep(fault.seconds)
+            if isinstance(fault, Hold):
+                fault.until.wait()
             if isinstance(fault, Swap) and fault.request:
                 body = _swapped(body, fault)
             response = proxy.ask(self.command, self.path, self.headers.items(), body)

@@ -14,9 +14,11 @@ StartLab = Callable[..., Lab]
 
 
 @pytest.fixture
-def lab() -> Iterator[StartLab]:
+def lab(request: pytest.FixtureRequest) -> Iterator[StartLab]:
     """Boots `lab(count, kind="cpu")`; needs root, and says in one line what else is missing."""
     from tests.conftest import require
+
+    assert request.node.get_closest_marker("scene"), "boots nodes and belongs to no scene of tests/prove/scenes.py"
 
     require(why_not() is None, str(why_not()))
     with ExitStack() as running:

@@ -35,7 +35,7 @@ from tests.lab.faulty_proxy import FaultyProxy
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-WEED_START_SECONDS = 60.0
+WEED_START_SECONDS = 300.0
 SERVERS = {"moto_server", "weed_server"}
 
 
@@ -92,7 +92,7 @@ class Weed:
         client, end = _client(self.endpoint), time.monotonic() + WEED_START_SECONDS
         while self._process.poll() is None and time.monotonic() < end:
             try:
-                with urllib.request.urlopen(f"{self.endpoint}/status", timeout=5):
+                with urllib.request.urlopen(f"{self.endpoint}/status", timeout=300):
                     pass
                 client.create_bucket(Bucket="ready")
                 client.put_object(Bucket="ready", Key="ready", Body=b"x")
@@ -194,7 +194,7 @@ def _place(name: str, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3Place
 @cache
 def _client(endpoint: str) -> S3Client:
     config = Config(
-        retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=30, s3={"addressing_style": "path"}
+        retries={"total_max_attempts": 1}, connect_timeout=300, read_timeout=300, s3={"addressing_style": "path"}
     )
     return boto3.client("s3", endpoint_url=endpoint, config=config)
 

@@ -27,13 +27,13 @@ pytestmark = pytest.mark.slow
 
 
 def ssh(
-    lab: Lab, node: Node, command: str, user: str = "root", timeout: float = 20.0
+    lab: Lab, node: Node, command: str, user: str = "root", timeout: float = 300.0
 ) -> subprocess.CompletedProcess[str]:
     options = [
         f"UserKnownHostsFile={lab.known_hosts}",
         "StrictHostKeyChecking=yes",
         "BatchMode=yes",
-        "ConnectTimeout=2",
+        "ConnectTimeout=300",
     ]
     flags = [flag for option in options for flag in ("-o", option)]
     return subprocess.run(
@@ -342,12 +342,12 @@ def test_a_program_that_hangs_does_so_for_its_callers_only(lab: StartLab) -> Non
 def test_a_frozen_sshd_takes_connections_and_says_nothing(lab: StartLab) -> None:
     node = lab(1).nodes[0]
     freeze(node)
-    with socket.create_connection((node.address, 22), 2) as connection:
+    with socket.create_connection((node.address, 22), 300) as connection:
         connection.settimeout(0.3)
         with pytest.raises(TimeoutError):
             connection.recv(4)
     freeze(node, False)
-    with socket.create_connection((node.address, 22), 2) as connection:
+    with socket.create_connection((node.address, 22), 300) as connection:
         assert connection.recv(4) == b"SSH-"
 
 
@@ -357,16 +357,16 @@ def test_a_job_of_slurm_is_seen_by_its_title(lab: StartLab) -> None:
     wait_until(lambda: "slurmstepd: [123.batch]" in node.exec("ps", "-eo", "args").stdout)
     assert node.exec("pgrep", "-x", "slurmstepd").stdout.strip()
     end_job(node, 123)
-    assert job.wait(5) != 0
+    assert job.wait(300) != 0
 
 
 _NOTICE = """
 import json, urllib.request
 base = "http://169.254.169.254/latest/"
 asked = urllib.request.Request(base + "api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT")
-token = urllib.request.urlopen(asked, timeout=5).read().decode()
+token = urllib.request.urlopen(asked, timeout=300).read().decode()
 asked = urllib.request.Request(base + "meta-data/spot/instance-action", headers={"X-aws-ec2-metadata-token": token})
-print(json.load(urllib.request.urlopen(asked, timeout=5))["action"])
+print(json.load(urllib.request.urlopen(asked, timeout=300))["action"])
 """
 
 

@@ -13,11 +13,17 @@ from trainer.storage import open_store
 
 ROOT = Path(__file__).parents[2]
 STEPS = 1500
-VARIABLES = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-"""What every node's launcher gets beside the path of the interpreter."""
+VARIABLES = {
+    "PYTHONPATH": str(ROOT),
+    "GLOO_SOCKET_IFNAME": "eth0",
+    "OMP_NUM_THREADS": "1",
+    "LUSTRAIN_SILENT_S": "40",
+}
+"""What every node's launcher gets beside the path of the interpreter: also time for ranks that a busy machine does not run."""
 
 
-def config(uri: str, **train: object) -> str:
+def config(uri: str, hold: str = "", **train: object) -> str:
+    """Settings of a run; `hold` names a file for which it waits once it has something to lose (`tiny_task`)."""
     settings = {"steps": STEPS, "global_batch": 4, "micro_batch": 2} | train
     lines = "\n".join(f"{key} = {value}" for key, value in settings.items())
     return f"""
@@ -25,6 +31,7 @@ def config(uri: str, **train: object) -> str:
 uri = "{uri}"
 [task]
 name = "tests.trainer.tiny_task:Tiny"
+hold = "{hold}"
 [train]
 {lines}
 [optimizer]

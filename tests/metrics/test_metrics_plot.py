@@ -190,7 +190,7 @@ def test_a_home_that_cannot_be_written_is_no_matter(run: LocalStore, tmp_path: P
     told = {"HOME": str(tmp_path / "home"), "TMPDIR": str(spare)}
     rest = {name: os.environ[name] for name in os.environ if not name.startswith(("XDG_", "MPL"))}
     command = [sys.executable, "-m", "trainer", "plot", run.uri, "-o", str(tmp_path / "run.png")]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=120, env=rest | told, check=False)
+    said = subprocess.run(command, capture_output=True, text=True, timeout=300, env=rest | told, check=False)
     assert (said.returncode, said.stderr) == (0, "")
     assert list(spare.iterdir()) == []
 

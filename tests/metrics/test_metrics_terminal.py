@@ -147,7 +147,7 @@ def test_on_a_terminal_there_is_one_bar_with_the_events_above_it() -> None:
         if b"step 50/100" in shown and not child.stdin.closed:
             child.stdin.close()
     os.close(leader)
-    assert child.wait(10) == 0
+    assert child.wait(300) == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
     assert "notice: spot [2 min]" in plain
     assert "step 100/100" in plain

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import require
 from tests.node_setup.local_sshd import Sshd, can_run
+from tests.node_setup.meanwhile import Sleeper
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +22,10 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[Sleeper]:
+    made = Sleeper(tmp_path)
+    yield made
+    made.end()

@@ -9,12 +9,15 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from node_setup.fleet.hosts import Node, Route
+from node_setup.fleet.transport import Limits
+from tests.processes import wait_until
 
+PATIENT = Limits(connect_s=300, login_s=300, channel_s=300, retries=0)
+"""Limits that no busy machine reaches."""
 PROGRAM = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin:/usr/bin")
 
 
@@ -61,6 +64,7 @@ class Sshd:
             "KbdInteractiveAuthentication": "no",
             "PermitRootLogin": "prohibit-password",
             "MaxStartups": "100",
+            "LoginGraceTime": "0",
             "SetEnv": f"PATH={searched}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             **(settings or {}),
         }
@@ -76,13 +80,14 @@ class Sshd:
         with log:
             command = [str(PROGRAM), "-D", "-e", "-f", str(self.folder / "config")]
             self._process = subprocess.Popen(command, stderr=log, start_new_session=True)
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as one:
-                if one.recv(4) == b"SSH-":
-                    return
-            time.sleep(0.02)
-        raise AssertionError(f"sshd did not start: {(self.folder / 'log').read_text()}")
+        wait_until(self._answers)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self.folder / "log").read_text()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 300) as one:
+            return one.recv(4) == b"SSH-"
+        return False
 
     def stop(self) -> None:
         """End the listener; sessions live on, as they do when sshd is restarted."""

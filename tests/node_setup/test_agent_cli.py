@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from node_setup.agent.cli import COMMANDS, parse
 from node_setup.agent.model import Request
 from node_setup.agent.wire import request as requests
 from tests.conftest import require
+from tests.processes import wait_until
 
 NOBODY = 65534
 
@@ -38,7 +38,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(agent: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-I", "-S", str(agent), *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=300)
 
 
 def run_as_nobody(agent: Path, command: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,7 @@ def run_as_nobody(agent: Path, command: str) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         user=NOBODY,
         group=NOBODY,
         extra_groups=[],
@@ -179,7 +179,7 @@ def test_a_signal_ends_it_with_an_answer_that_says_so(agent: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         _wait_until_reading(process.pid)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert json.loads(out)["errors"] == [
         {"where": "plan", "why": "stopped by SIGTERM; completed steps stay in place, run it again"}
@@ -202,7 +202,7 @@ def plan(asked, identity):
 cli.COMMANDS["plan"] = plan
 sys.exit(cli.main(["plan"], Identity()))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1, done.stderr
     assert [one["why"] for one in json.loads(done.stdout)["errors"]] == [
         "stopped by SIGTERM; completed steps stay in place, run it again"
@@ -215,18 +215,14 @@ def test_a_signal_that_its_caller_ignores_does_not_stop_it(agent: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         _wait_until_reading(process.pid)
         process.send_signal(signal.SIGHUP)
-        out, _ = process.communicate(b'{"profile": "login"}', timeout=60)
+        out, _ = process.communicate(b'{"profile": "login"}', timeout=300)
     assert process.returncode in (0, 2)
     assert json.loads(out)["profile"] == "login"
 
 
 def _wait_until_reading(pid: int) -> None:
     """Until the process sleeps in a read of its standard input, which nobody writes to."""
-    for _ in range(500):
-        if Path(f"/proc/{pid}/wchan").read_text() in ("pipe_read", "anon_pipe_read"):
-            return
-        time.sleep(0.01)
-    pytest.fail("the agent does not read its standard input")
+    wait_until(lambda: Path(f"/proc/{pid}/wchan").read_text() in ("pipe_read", "anon_pipe_read"))
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ class Fleet:
             node.exec("systemctl", "enable", "--now", "lustrain-boot.service")
 
     def boot(self, node: Node) -> subprocess.CompletedProcess[str]:
-        return node.exec(*WITHOUT_WAITING, *ENTRIES[self.backend], check=False, timeout=120)
+        return node.exec(*WITHOUT_WAITING, *ENTRIES[self.backend], check=False, timeout=300)
 
     def switch(self, settings: dict[str, str]) -> None:
         """The cluster's tuning from now on; nodes hear of it when they are tuned or furnished."""

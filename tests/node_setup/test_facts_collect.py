@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from node_setup.agent import facts as facts_package
-from node_setup.agent.facts import collect, lustre, metadata, services
+from node_setup.agent.facts import collect, lustre, metadata, scene, services
 from node_setup.agent.facts.devices import gpu
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import TIMED_OUT, Done, Host
@@ -276,16 +277,17 @@ def test_a_section_that_raises_costs_only_itself(monkeypatch: pytest.MonkeyPatch
     assert found["sysctl"] == {"vm.max_map_count": "65530"}
 
 
-@pytest.mark.slow
 def test_a_section_that_never_ends_costs_the_deadline_and_no_more(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(facts_package, "DEADLINE_SECONDS", 0.3)
-    monkeypatch.setattr(lustre, "collect", lambda scene: time.sleep(5))
-    started = time.monotonic()
+    others = [one for one in facts_package._SECTIONS if one is not lustre]
+    # The time is over when all others have ended.
+    clock = iter([0.0, *(0.0 for _ in others), facts_package.DEADLINE_SECONDS])
+    monkeypatch.setattr(scene, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(facts_package, "_SECTIONS", (*others, lustre))
+    monkeypatch.setattr(lustre, "collect", lambda scene: threading.Event().wait())
     found = facts_from(build(tmp_path, MACHINES["cpu"]()), WANTED)
-    assert time.monotonic() - started < 2.0
-    assert [one["where"] for one in found["errors"]] == ["lustre"]
+    assert found["errors"] == [{"where": "lustre", "why": "did not end within 75 s"}]
     assert found["lustre"]["mounts"] == []
 
 
@@ -382,5 +384,5 @@ def test_facts_of_this_machine_are_read_under_every_python_that_nodes_have(versi
         "import json; from node_setup.agent.facts import collect; from node_setup.agent.facts.wanted import Wanted;"
         "from node_setup.agent.host import Host; print(json.dumps(collect(Host(), Wanted())))"
     )
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert set(json.loads(done.stdout)) == set(SECTIONS)

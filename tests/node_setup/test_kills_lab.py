@@ -190,7 +190,7 @@ class Ordeal:
                 alone = [*command, "--node", node.address]
                 strikes[node] = pool.submit(strike_fab, alone, node, self.moments["fab"])
             struck = {node: strike.result() for node, strike in strikes.items()}
-        out, _ = all_at_once.communicate(timeout=120)
+        out, _ = all_at_once.communicate(timeout=300)
         if any(struck[node] for node in self.agent_sided):
             assert all_at_once.returncode == 1, out.decode()
         self.struck["agent"] += sum(struck[node] for node in self.agent_sided)

@@ -303,5 +303,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 def _verified(folder: Path) -> str:
     units = sorted(str(one) for one in folder.iterdir())
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, timeout=300
+    )
     return done.stderr

@@ -19,11 +19,9 @@ from paramiko.ssh_exception import BadHostKeyException
 
 from node_setup.fleet.faults import HOST_KEY, Fault, of_connecting
 from node_setup.fleet.known_hosts import KnownHosts, UnrecordedError
-from node_setup.fleet.transport import Deadline, Limits, Ways
+from node_setup.fleet.transport import Deadline, Ways
 from tests.conftest import require
-from tests.node_setup.local_sshd import Sshd, can_run
-
-QUICK = Limits(connect_s=2, login_s=2, channel_s=2, retries=0)
+from tests.node_setup.local_sshd import PATIENT, Sshd, can_run
 
 
 @pytest.fixture
@@ -72,7 +70,7 @@ def test_who_finds_the_file_taken_waits_and_reads_what_was_written(file: Path, k
         thread.join(0.5)
         assert thread.is_alive()
         other.write(line("n1", keys[2]))
-    thread.join(5)
+    thread.join(300)
     assert [type(one) for one in said] == [BadHostKeyException]
     assert file.read_text() == line("n0", keys[0]) + line("n1", keys[2])
 
@@ -97,7 +95,7 @@ def test_processes_at_one_moment_record_one_key_for_each_machine(file: Path) -> 
     command = [sys.executable, "-c", RECORDS, str(file)]
     running = [subprocess.Popen(command, stdin=subprocess.PIPE, cwd=Path(__file__).parents[2]) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda one: one.communicate(b"\n", 60), running))
+        list(pool.map(lambda one: one.communicate(b"\n", 300), running))
     assert [one.returncode for one in running] == [0] * 4
     names = [text.split()[0] for text in file.read_text().splitlines()]
     assert sorted(names) == sorted(f"n{number}" for number in range(50))
@@ -156,19 +154,19 @@ def machine(tmp_path: Path) -> Iterator[Sshd]:
 
 @pytest.mark.slow
 def test_over_ssh_a_key_that_was_recorded_since_the_run_began_is_the_one(machine: Sshd, file: Path) -> None:
-    first, second = Ways(KnownHosts(str(file)), QUICK), Ways(KnownHosts(str(file)), QUICK)
-    first.close(first.connect(machine.node, Deadline(10)))
+    first, second = Ways(KnownHosts(str(file)), PATIENT), Ways(KnownHosts(str(file)), PATIENT)
+    first.close(first.connect(machine.node, Deadline(300)))
     machine.new_host_key()
     with pytest.raises(Fault, match="its host key has changed") as caught:
-        second.connect(machine.node, Deadline(10))
+        second.connect(machine.node, Deadline(300))
     assert caught.value.kind == HOST_KEY
     assert len(file.read_text().splitlines()) == 1
 
 
 @pytest.mark.slow
 def test_over_ssh_a_file_that_cannot_be_written_is_told_as_such(machine: Sshd, file: Path) -> None:
-    ways = Ways(KnownHosts(str(file)), QUICK)
+    ways = Ways(KnownHosts(str(file)), PATIENT)
     file.parent.touch()
     with pytest.raises(Fault, match="its host key cannot be recorded in") as caught:
-        ways.connect(machine.node, Deadline(10))
+        ways.connect(machine.node, Deadline(300))
     assert (caught.value.kind, caught.value.passing) == (HOST_KEY, False)

@@ -39,7 +39,7 @@ def python(version: str) -> str:
 
 def run(program: str, agent: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [program, "-I", "-S", str(agent), *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_the_agent_is_small_and_its_digest_is_its_files(agent: Path) -> None:

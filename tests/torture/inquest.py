@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tests.fork_server import ForkServer, Job
+from tests.processes import wait_until
 from tests.torture.small_run import (
     EVERY_STEPS,
     attempts_stored,
@@ -32,8 +33,6 @@ from trainer.storage import ObjectStore
 from trainer.storage.keys import PRIVATE
 from trainer.storage.local import LocalStore
 
-END_S = 5.0
-"""A writer is ended by the kernel with its rank, or ends by itself when it comes up without one."""
 TWO_DAYS_S = 48 * 3600.0
 
 
@@ -132,11 +131,8 @@ def _seconds(record: dict[str, object]) -> float:
 
 
 def nobody_left_behind(server: ForkServer) -> None:
-    """No process outlives its rank."""
-    end = time.monotonic() + END_S
-    while left := server.left_behind():
-        assert time.monotonic() < end, f"left behind: {left}"
-        time.sleep(0.01)
+    """No process outlives its rank: a writer is ended by the kernel with it, or ends by itself when it comes up without one."""
+    wait_until(lambda: not server.left_behind())
 
 
 def equal_to_reference(store: ObjectStore, reference: ObjectStore, steps: int) -> None:

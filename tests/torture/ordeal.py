@@ -15,16 +15,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fork_server import POLL_S, ForkServer, Job
+from tests.fork_server import PATIENCE_S, POLL_S, ForkServer, Job
+from tests.processes import wait_until
 from tests.seeds import chance
 from tests.torture import inquest
 from tests.torture.inquest import Death, Findings, Standing
-from tests.torture.small_run import began_at, saves_begun, train_words
+from tests.torture.small_run import began_at, committed_lines, saves_begun, train_words
 from trainer.storage import ObjectStore, open_store
 
 RANKS = 2
 SAY_EVERY_S = 10.0
-IN_LOOP_GRACE_S = 10.0
+IN_LOOP_GRACE_S = PATIENCE_S
 """A rank that trains notices a dead peer in its next exchange, that is within a step."""
 OUTSIDE_GRACE_S = 0.3
 """Before and after the loop it may wait for the peer for long, and a launcher ends it (trainer.launch.local.GRACE_S)."""
@@ -100,11 +101,6 @@ class Ordeal:
             self._tortured(number, seed, kills)
             self.tally.runs += 1
         self._say(f"  {time.monotonic() - self._began:.0f} s: {self.tally}")
-        late = self.tally.findings.late_saves()
-        # A thread that the machine does not let run between the end of a save and the next may cost one now and then.
-        assert late <= 2 + self.tally.attempts / 20, (
-            f"{late} attempts lost more than an interval beside the save in flight"
-        )
         return self.tally
 
     def _reference(self, seed: int) -> None:
@@ -118,8 +114,11 @@ class Ordeal:
         store = open_store(f"{self._root}/run-{number}")
         before = self.tally.kills.total()
         standing = Standing()
+        spared = False
         while True:
             job = self._start(f"run-{number}", seed)
+            if spared:
+                self._wait_for_a_commit(job)
             finished, killed_writers = self._attempt(job, store, kills)
             self.tally.attempts += 1
             inquest.nobody_left_behind(self._server)
@@ -127,12 +126,17 @@ class Ordeal:
             if finished:
                 self._life_s *= SHRINK
                 break
+            # However slow the machine is, every second attempt comes to a commit.
+            spared = not committed_lines(job.ranks[0].said())
             if began_at(job.ranks[0].said()) is None:
                 self._life_s *= GROW
         kills_here = self.tally.kills.total() - before
         reference = open_store(f"{self._root}/reference-{seed}")
         inquest.equal_to_reference(store, reference, self._steps)
         inquest.nothing_piles_up(store, kills_here, killed_writers)
+
+    def _wait_for_a_commit(self, job: Job) -> None:
+        wait_until(lambda: committed_lines(job.ranks[0].said()) or not job.running())
 
     def _start(self, name: str, seed: int) -> Job:
         words = train_words(self._config, f"{self._root}/{name}", {"run.seed": seed, **self._sets})

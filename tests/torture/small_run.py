@@ -44,11 +44,11 @@ lr = 1e-2
 [schedule]
 warmup_steps = 5
 [parallel]
-timeout_s = 60.0
+timeout_s = 600.0
 [checkpoint]
 every_steps = {every}
 keep_last = 2
-vote_timeout_s = 20.0
+vote_timeout_s = 600.0
 """
 
 

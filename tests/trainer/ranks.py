@@ -18,10 +18,10 @@ def run_ranks(server: ForkServer, world_size: int, work: Callable[..., Any], *ar
     return server.call(_one_rank, world_size, work, args)
 
 
-def run_threads(world_size: int, work: Callable[[int], Any], patience_s: float = 20.0) -> list[Any]:
+def run_threads(world_size: int, work: Callable[[int], Any], patience_s: float = 300.0) -> list[Any]:
     """`work(rank)` on every rank at once, each a thread; what each returns or raises, by rank.
 
-    AssertionError when a rank takes longer than `patience_s`: far less than ranks wait for each other at a start.
+    AssertionError when a rank takes longer than `patience_s`: less than ranks wait for each other at a start.
     """
     ends: dict[int, Any] = {}
 

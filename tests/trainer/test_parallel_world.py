@@ -66,12 +66,12 @@ def test_a_missing_partner_is_one_line_after_the_timeout(
     assert capfd.readouterr().err == "", "the error says it; torch adds a page of C++ frames"
 
 
-def meet(rank: int, port: int, attempt: str) -> subprocess.Popen[str]:
+def meet(rank: int, port: int, attempt: str, timeout_s: int) -> subprocess.Popen[str]:
     script = (
         "from trainer import parallel\n"
         "from trainer.config import ParallelConfig\n"
         "try:\n"
-        "    parallel.join(ParallelConfig(device='cpu', timeout_s=3))\n"
+        f"    parallel.join(ParallelConfig(device='cpu', timeout_s={timeout_s}))\n"
         "except Exception as error:\n"
         "    raise SystemExit(error.exit_code)\n"
     )
@@ -80,13 +80,15 @@ def meet(rank: int, port: int, attempt: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("attempts", "code"), [("11", 0), ("12", EXIT_PEERS)], ids=["one attempt", "two attempts"])
-def test_ranks_of_two_attempts_never_meet(attempts: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("attempts", "code", "timeout_s"), [("11", 0, 300), ("12", EXIT_PEERS, 3)], ids=["one attempt", "two attempts"]
+)
+def test_ranks_of_two_attempts_never_meet(attempts: str, code: int, timeout_s: int) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = [meet(rank, port, attempt) for rank, attempt in enumerate(attempts)]
-    assert [rank.wait(timeout=60) for rank in ranks] == [code, code]
+    ranks = [meet(rank, port, attempt, timeout_s) for rank, attempt in enumerate(attempts)]
+    assert [rank.wait(timeout=300) for rank in ranks] == [code, code]
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
 from trainer.tasks import Task, make_task
 
-PATIENCE_S = 30.0
+PATIENCE_S = 300.0
 
 
 class Failed(UserError):

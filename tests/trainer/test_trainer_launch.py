@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lustrain.problem import UserError
+from tests.fork_server import PATIENT
 from tests.processes import alive, children_of, wait_until
 from trainer.checkpoint.lineage.lease import committed, read_lease
 from trainer.errors import EXIT_PEERS, EXIT_REQUEUE
@@ -66,11 +67,14 @@ def test_no_ranks_is_a_mistake_in_one_line() -> None:
 
 
 CHILD = """
-import signal, sys, time
+import signal, sys, threading, time, types
 from lustrain import process
 assert process.end_with_launcher()
-signal.signal(signal.SIGTERM, lambda *_: print("told to stop", flush=True))
+told = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: (print("told to stop", flush=True), told.set()))
 if sys.argv[1] == "training":
+    # Its grace lasts until it has heard.
+    process.time = types.SimpleNamespace(sleep=lambda seconds: told.wait() if seconds == 0.1 else time.sleep(seconds))
     process.save_when_alone(0.1)
 print("listening", flush=True)
 while True:
@@ -116,17 +120,32 @@ def test_a_launcher_that_is_no_process_id_is_one_line() -> None:
     assert done.stderr.startswith("LUSTRAIN_LAUNCHER = 'abc': is not a process id; fix: ")
 
 
+ROOT = Path(__file__).parents[2]
+PATIENT_ENVIRONMENT = {**os.environ, **PATIENT}
+ENDLESS_START = """
+import os, pathlib, time
+pathlib.Path(__file__).with_name(f"{os.getpid()}.starts").touch()
+time.sleep(6000)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["starting", "training"])
 def test_a_launcher_that_is_killed_takes_its_ranks_and_their_writers_with_it(tmp_path: Path, phase: str) -> None:
     """Ranks that train save first; ranks that start must not claim the run, which the next job may own by then."""
-    launcher = subprocess.Popen(launch(tmp_path, "checkpoint.every_steps=50"))
+    sets = ["checkpoint.every_steps=50", "interrupt.signal_grace_s=600"]
+    if phase == "starting":
+        (tmp_path / "endless.py").write_text(ENDLESS_START)
+        sets.append("task.name=endless:Task")
+    environment = {**PATIENT_ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    launcher = subprocess.Popen(launch(tmp_path, *sets), env=environment)
     store = open_store(f"{tmp_path}/run")
     family: list[int] = []
     try:
-        wait_until(lambda: len(descendants(launcher.pid)) >= 2)
         if phase == "training":
             wait_until(lambda: committed(store) or launcher.poll() is not None)
+        else:
+            wait_until(lambda: len(list(tmp_path.glob("*.starts"))) == 2)
         family = descendants(launcher.pid)
         assert len(family) == (2 if phase == "starting" else 4), "ranks and writers"
         launcher.kill()
@@ -184,7 +203,7 @@ def launch(folder: Path, *sets: str) -> list[str]:
 
 def ends_with_a_checkpoint(job: subprocess.Popen[str], run: Path) -> None:
     job.send_signal(signal.SIGTERM)
-    said = job.communicate(timeout=60)[1]
+    said = job.communicate(timeout=300)[1]
     assert job.returncode == EXIT_REQUEUE, said
     assert committed(open_store(str(run))), said
 
@@ -192,7 +211,7 @@ def ends_with_a_checkpoint(job: subprocess.Popen[str], run: Path) -> None:
 @pytest.mark.slow
 def test_a_notice_to_the_launcher_before_any_rank_listens_ends_in_a_checkpoint_and_85(tmp_path: Path) -> None:
     """`docker stop` of a container that has just begun; a rank that dies of it looks like a failure to every launcher."""
-    job = subprocess.Popen(launch(tmp_path), stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(launch(tmp_path), env=PATIENT_ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: children_of(job.pid))
     ends_with_a_checkpoint(job, tmp_path / "run")
 

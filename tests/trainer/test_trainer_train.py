@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import struct
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lustrain.problem import UserError
+from tests.processes import wait_until
 from trainer.__main__ import main
 from trainer.metrics.reader import read_events, read_steps
 from trainer.storage import open_store
+from trainer.tasks import Batch, Ids
 from trainer.tasks.language_model import LanguageModel
 
 STEPS = 12
 LONG = ("train.steps=120", "train.micro_batch=1", "eval.every=0", "checkpoint.every_steps=20")
-"""Long enough that the stop file is seen before the end."""
+"""Long enough for a save before the end."""
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +90,10 @@ def events_of(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def stop_after_first_save(folder: Path) -> None:
-    while not list((folder / "run").glob("attempts/*")):
-        time.sleep(0.001)
+    wait_until(lambda: list((folder / "run").glob("attempts/*")))
     (folder / "stop").touch()
+    wait_until(lambda: events_of(folder / "run", "notice"))
+    (folder / "go").touch()
 
 
 def bits(records: list[dict[str, Any]]) -> list[bytes]:
@@ -112,11 +114,23 @@ def test_every_step_leaves_one_whole_record(config: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_bit_for_bit_and_exits_85_and_0(config: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_bit_for_bit_and_exits_85_and_0(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_batch = LanguageModel.train_batch
+
+    def held(task: LanguageModel, ids: Ids) -> Batch:
+        """Once there is a save, training waits until its notice is there."""
+        if list((tmp_path / "run").glob("attempts/*")):
+            wait_until((tmp_path / "go").exists)
+        return train_batch(task, ids)
+
     assert train(config, f"run.uri={tmp_path}/reference", *LONG) == 0
     stop_once_saved = threading.Thread(target=stop_after_first_save, args=(tmp_path,))
     stop_once_saved.start()
-    assert train(config, *LONG) == 85
+    with monkeypatch.context() as patch:
+        patch.setattr(LanguageModel, "train_batch", held)
+        assert train(config, *LONG) == 85
     stop_once_saved.join()
     stopped_at = steps_of(tmp_path / "run")[-1]["step"]
     assert 1 <= stopped_at < 120

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -22,6 +23,8 @@ class TinyOptions(Section):
     samples: int = 64
     strike: int = 0
     """SIGUSR1 arrives with this training batch of the attempt, as a scheduler sends it; 0 for never."""
+    hold: str = ""
+    """A file that training waits for before its 100th batch of an attempt: what a test does until then falls into the run."""
     held_out: Literal["0", "nan", "inf", "-inf"] = "0"
     """What is added to the loss of every held-out sample."""
 
@@ -52,6 +55,8 @@ class Tiny(Task):
         self.batches += 1
         if self.batches == self.options.strike:
             signal.raise_signal(signal.SIGUSR1)
+        while self.batches == 100 and self.options.hold and not Path(self.options.hold).exists():
+            time.sleep(0.01)
         batch = self._batch(ids, 0.0)
         noise = np.random.standard_normal(WIDTH).astype(np.float32) * random.random()
         return batch | {"x": batch["x"] + torch.from_numpy(noise)}

@@ -1,4 +1,4 @@
-"""Which start of a job this is, as its launcher counts, and a rank's last word to its launcher.
+"""What launchers and ranks tell each other in variables: which start of a job this is, how long silence may last, a last word.
 
 The lease counts only the starts that got as far as the run.
 """
@@ -16,6 +16,23 @@ ROSTER = "LUSTRAIN_ROSTER"
 """Variable with any text that names the nodes of the attempt: the same on all of its ranks."""
 LAST_WORD = "LUSTRAIN_LAST_WORD"
 """Variable with the path of a file that a rank which fails writes one line into, for its launcher."""
+
+SILENT = "LUSTRAIN_SILENT_S"
+"""Variable with the seconds after which a rank or a launcher that others do not hear counts as lost."""
+LEAST_SILENT_S = 2.0
+
+
+def longest_silence(usual: float, environ: Mapping[str, str] = os.environ) -> float:
+    """Return how many seconds of silence are a loss: of the variable, else `usual`. UserError for what is no such time."""
+    value = environ.get(SILENT, "")
+    try:
+        seconds = float(value) if value else usual
+    except ValueError:
+        seconds = 0.0
+    if not LEAST_SILENT_S <= seconds < float("inf"):
+        allowed = f"seconds from {LEAST_SILENT_S:g}"
+        raise UserError(problem(SILENT, value, "is not a time to wait", allowed=allowed, fix=f"unset {SILENT}"))
+    return seconds
 
 
 def launch_attempt(environ: Mapping[str, str] = os.environ) -> int | None:

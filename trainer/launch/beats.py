@@ -1,6 +1,6 @@
 """Launchers of a job's nodes tell node 0's every second that they live, and it answers: lines of JSON over TCP.
 
-What a lost machine leaves behind is silence, on which a collective waits for minutes. Here it is noticed within `SILENT_S`, on
+What a lost machine leaves behind is silence, on which a collective waits for minutes. Here it is noticed within `silent_s`, on
 every node: by node 0 that a node is silent, by the others that node 0 is. No torch, so that it is up before ranks load it.
 The network is trusted as that of torch's own store is: whoever reaches its port can end the job.
 """
@@ -13,6 +13,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,9 +79,18 @@ class Line:
 class Beats:
     """One node among `nodes`; `job` names the attempt and its nodes, and beats of another job are not heard."""
 
-    def __init__(self, job: str, node: int, nodes: int, *, beat_s: float = BEAT_S, silent_s: float = SILENT_S) -> None:
+    def __init__(
+        self,
+        job: str,
+        node: int,
+        nodes: int,
+        *,
+        beat_s: float = BEAT_S,
+        silent_s: float = SILENT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.job, self.node, self.nodes = job, node, nodes
-        self.beat_s, self.silent_s = beat_s, silent_s
+        self.beat_s, self.silent_s, self.clock = beat_s, silent_s, clock
         self.news = News(all_here=nodes == 1)
         self.mine: int | None = None
         """Exit code of this node's ranks, once they have ended."""
@@ -123,8 +133,8 @@ class _Node:
 class Hub(Beats):
     """Node 0's: hears all others."""
 
-    def __init__(self, job: str, nodes: int, listener: socket.socket, **intervals: float) -> None:
-        super().__init__(job, 0, nodes, **intervals)
+    def __init__(self, job: str, nodes: int, listener: socket.socket, **times: Any) -> None:
+        super().__init__(job, 0, nodes, **times)
         self._listener = listener
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._known: dict[int, _Node] = {}
@@ -137,7 +147,7 @@ class Hub(Beats):
 
     def _run(self) -> None:
         self._listener.setblocking(False)
-        next_beat = time.monotonic()
+        next_beat = self.clock()
         with selectors.DefaultSelector() as selector, self._listener:
             selector.register(self._listener, selectors.EVENT_READ)
             while not self._closing.is_set():
@@ -146,9 +156,9 @@ class Hub(Beats):
                         self._accept(selector)
                     elif not self._hear(key.data):
                         self._drop(selector, key.data)
-                self.news = self._judge(time.monotonic())
-                if time.monotonic() >= next_beat or self.news.code is not None:
-                    next_beat = time.monotonic() + self.beat_s
+                self.news = self._judge(self.clock())
+                if self.clock() >= next_beat or self.news.code is not None:
+                    next_beat = self.clock() + self.beat_s
                     for line in [line for line in self._lines if not line.write(self._said())]:
                         self._drop(selector, line)
             # The others may still have to hear how the job ended.
@@ -184,7 +194,7 @@ class Hub(Beats):
                     self._replaced = self._replaced or f"node {node}"
                     return False
                 known = self._known[node] = _Node(life, 0.0)
-            known.heard, line.node = time.monotonic(), node
+            known.heard, line.node = self.clock(), node
             if isinstance(code, int):
                 known.code = code
         return said is not None
@@ -213,8 +223,8 @@ class Hub(Beats):
 class Member(Beats):
     """Any other node's: hears node 0."""
 
-    def __init__(self, job: str, node: int, nodes: int, hub: tuple[str, int], **intervals: float) -> None:
-        super().__init__(job, node, nodes, **intervals)
+    def __init__(self, job: str, node: int, nodes: int, hub: tuple[str, int], **times: Any) -> None:
+        super().__init__(job, node, nodes, **times)
         self._hub: tuple[str, int] = hub
         self._reached: tuple[str, int] = hub
         """Its address, found once: a name service that fails later must not look like a node 0 that is silent."""
@@ -237,12 +247,12 @@ class Member(Beats):
             self._note_silence()
 
     def _talk(self, line: Line) -> None:
-        next_beat = time.monotonic()
+        next_beat = self.clock()
         told = self.mine
         line.connection.settimeout(self.beat_s / 4)
         while not self._closing.is_set():
-            if time.monotonic() >= next_beat or told != self.mine:
-                next_beat, told = time.monotonic() + self.beat_s, self.mine
+            if self.clock() >= next_beat or told != self.mine:
+                next_beat, told = self.clock() + self.beat_s, self.mine
                 if not line.write({"job": self.job, "life": self._life, "node": self.node, "code": told}):
                     return
             said = self._read(line)
@@ -255,7 +265,7 @@ class Member(Beats):
                     self.news = News(True, "node 0", self.news.failed)
                     return
                 self._hub_life = life
-                self.heard = time.monotonic()
+                self.heard = self.clock()
                 self.news = _news(message)
             if self._note_silence():
                 return
@@ -268,7 +278,7 @@ class Member(Beats):
 
     def _note_silence(self) -> bool:
         """Whether node 0 has been silent for too long since all were there; before, it may take its time and come anew."""
-        silent = self.news.all_here and self.heard is not None and time.monotonic() - self.heard > self.silent_s
+        silent = self.news.all_here and self.heard is not None and self.clock() - self.heard > self.silent_s
         if silent and self.news.code is None:
             self.news = News(True, "node 0", self.news.failed)
         return silent

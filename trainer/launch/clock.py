@@ -11,7 +11,7 @@ import statistics
 import struct
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 CLOCK = "LUSTRAIN_STEP_CLOCK"
@@ -29,7 +29,8 @@ _FORM = struct.Struct("<dd")
 class StepClock:
     """The rank's side; does nothing without a path."""
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600) if path else None
         self._seconds: deque[float] = deque(maxlen=MEASURED)
         self._write(0.0)
@@ -40,7 +41,7 @@ class StepClock:
 
     def begins(self) -> None:
         """Note that a step begins now."""
-        self._write(time.monotonic())
+        self._write(self._clock())
 
     def ended(self, seconds: float) -> None:
         """Note that it has ended; what comes before the next one (an evaluation, a save) may take as long as it needs."""

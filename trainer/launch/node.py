@@ -1,8 +1,9 @@
 """Start the ranks of one node of a job: `python -m trainer.launch.node --nnodes 2 --node-rank 0 --master HOST:PORT -- train …`.
 
 Every node runs one. They wait for each other before a rank starts, so that slow nodes cost no time-out of the ranks. While the
-ranks run, the launchers beat (`trainer.launch.beats`): when a node is silent for five seconds, all others kill their ranks,
-which would wait for it until a collective's time-out, and end with 75. All nodes end with the job's exit code, not their own.
+ranks run, the launchers beat (`trainer.launch.beats`): when a node is silent for five seconds (or LUSTRAIN_SILENT_S), all
+others kill their ranks, which would wait for it until a collective's time-out, and end with 75. All nodes end with the job's
+exit code, not their own.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from types import FrameType
 
 from lustrain.problem import UserError, problem
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
-from trainer.launch.attempt import ROSTER, launch_attempt
-from trainer.launch.beats import Beats, Hub, Member
+from trainer.launch.attempt import ROSTER, launch_attempt, longest_silence
+from trainer.launch.beats import SILENT_S, Beats, Hub, Member
 from trainer.launch.clock import LEAST_S
 from trainer.launch.ending import Ending, leave_end
 from trainer.launch.ranks import FORWARDED, Ranks
@@ -182,8 +183,9 @@ def _checked(args: argparse.Namespace) -> tuple[str, int]:
 def _beats(args: argparse.Namespace, master: tuple[str, int]) -> Beats:
     job = f"{launch_attempt() or 0}/{args.roster}"
     address = (master[0], master[1] + 1)
+    silent_s = longest_silence(SILENT_S)
     if args.node_rank:
-        return Member(job, args.node_rank, args.nnodes, address)
+        return Member(job, args.node_rank, args.nnodes, address, silent_s=silent_s)
     try:
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
@@ -191,7 +193,7 @@ def _beats(args: argparse.Namespace, master: tuple[str, int]) -> Beats:
     except OSError as error:
         why = f"cannot listen on port {address[1]}: {os.strerror(error.errno or 0)}"
         raise UserError(problem("--master", args.master, why, fix="choose another port"), EXIT_FAILURE) from None
-    return Hub(job, args.nnodes, listener)
+    return Hub(job, args.nnodes, listener, silent_s=silent_s)
 
 
 def _wait_for_all(beats: Beats, wait_s: float, stopping: Sequence[int]) -> str:

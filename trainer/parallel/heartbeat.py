@@ -7,10 +7,11 @@ KillWait (https://slurm.schedmd.com/slurm.conf.html#OPT_KillWait), torchrun afte
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from torch.distributed import DistError
@@ -21,14 +22,31 @@ from trainer.parallel.world import World
 
 BEAT_S = 0.5
 """512 ranks are about a thousand small requests a second to the store of rank 0."""
-SILENT_BEATS = 8
+SILENT_S = 4.0
 """A process that is alive can miss some beats, since Python lets only one of its threads run."""
+
+
+class Silence:
+    """For how many looks in a row each rank's count has not changed; `longest` of them are too many."""
+
+    def __init__(self, ranks: int, longest: int) -> None:
+        self._longest = longest
+        self._silent = [0] * ranks
+        self._before: Sequence[bytes] = []
+
+    def look(self, counts: Sequence[bytes]) -> list[int]:
+        """Return the ranks that have been silent for too long; nobody is heard before there are counts."""
+        for rank in range(len(self._silent)):
+            heard = counts[rank : rank + 1] != self._before[rank : rank + 1]
+            self._silent[rank] = 0 if heard else self._silent[rank] + 1
+        self._before = counts
+        return [rank for rank, looks in enumerate(self._silent) if looks >= self._longest]
 
 
 class Heartbeat:
     """Beats in the ranks' store and, from the first notice on, listens to the others; harmless on a rank that is alone.
 
-    A peer that is silent for `SILENT_BEATS` looks in a row ends this process with EXIT_PEERS: the main thread may sit in a
+    A peer that is silent for `silent_s`, counted in looks, ends this process with EXIT_PEERS: the main thread may sit in a
     collective that nothing else can end. `leave` is called with that code in the end, and must not return.
     """
 
@@ -38,9 +56,11 @@ class Heartbeat:
         noticed: Callable[[], bool],
         *,
         beat_s: float = BEAT_S,
+        silent_s: float = SILENT_S,
         leave: Callable[[int], object] = os._exit,
     ) -> None:
-        self._world, self._noticed, self._beat_s, self._leave = world, noticed, beat_s, leave
+        self._world, self._noticed, self._leave = world, noticed, leave
+        self._beat_s, self._silent_s = beat_s, silent_s
         self._closing = threading.Event()
         self._counts: list[bytes] = []
         """Of all ranks, as last read; the thread that reads may hang with the store."""
@@ -79,17 +99,11 @@ class Heartbeat:
                 return
 
     def _listen(self) -> None:
-        silent = [0] * self._world.world_size
-        before: list[bytes] = []
+        silence = Silence(self._world.world_size, math.ceil(self._silent_s / self._beat_s))
         while not self._closing.wait(self._beat_s):
             if not self._noticed():
                 continue
-            now = self._counts
-            for rank in range(self._world.world_size):
-                silent[rank] = 0 if now[rank : rank + 1] != before[rank : rank + 1] else silent[rank] + 1
-            before = now
-            gone = [rank for rank, looks in enumerate(silent) if looks >= SILENT_BEATS]
-            if gone:
+            if gone := silence.look(self._counts):
                 # A rank that does not hear itself does not reach the store, which rank 0 has.
                 self._end([0] if self._world.rank in gone else gone)
                 return
@@ -98,7 +112,7 @@ class Heartbeat:
         shown = f"rank {gone[0]}" + (f" and {len(gone) - 1} more" if len(gone) > 1 else "")
         line = (
             f"rank {self._world.rank} of {self._world.world_size}: told to stop, but {shown} has been silent for "
-            f"{SILENT_BEATS * self._beat_s:g} s, and without it nothing can be saved; what is committed is intact; "
+            f"{self._silent_s:g} s, and without it nothing can be saved; what is committed is intact; "
             "fix: start the job again: it goes on from the newest checkpoint"
         )
         print(line, file=sys.stderr, flush=True)

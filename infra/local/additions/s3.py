@@ -1,4 +1,4 @@
-"""S3: policies with conditions, and buckets with delete markers that can be emptied.
+"""S3: policies with conditions, buckets with delete markers that can be emptied, and one request after the other.
 
 The emulation is reached over plain HTTP on loopback, which stands for AWS's TLS: `aws:SecureTransport` counts as true, so a
 policy that denies plain HTTP denies nothing here. Whoever asks is somebody of the account and no service. Statements with
@@ -8,12 +8,14 @@ any other condition than those of `policies` do not apply.
 from __future__ import annotations
 
 import json
+import threading
 from functools import cache
 from typing import Any
 
 from moto.iam.access_control import IAMPolicy, PermissionResult
 from moto.s3 import notifications
 from moto.s3.models import FakeBucket, FakeDeleteMarker
+from moto.s3.responses import S3Response
 
 from infra.local.additions.policies import met
 from infra.local.additions.wrapping import around
@@ -28,6 +30,7 @@ _CONTEXT = {"aws:SecureTransport": "true", "aws:PrincipalIsAWSService": "false"}
 @cache
 def install() -> None:
     """Put itself around moto's buckets."""
+    one_at_a_time = threading.RLock()
 
     @around(FakeBucket, "get_permission")
     def _permission(original: Any, self: Any, action: str, resource: str) -> Any:
@@ -43,6 +46,14 @@ def install() -> None:
             if met(statement, context)
         ]
         return IAMPolicy(json.dumps(policy)).is_action_permitted(action, resource)
+
+    for answer in ("_key_response", "_bucket_response"):
+
+        @around(S3Response, answer)
+        def _alone(original: Any, *args: Any) -> Any:
+            # moto looks whether a condition holds and then writes, and closes what another thread reads.
+            with one_at_a_time:
+                return original(*args)
 
     @around(notifications, "send_event")
     def _send(original: Any, account_id: str, event_name: Any, bucket: Any, key: Any) -> None:

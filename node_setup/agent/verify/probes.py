@@ -20,6 +20,7 @@ from node_setup.agent.verify.expected import Expected
 from node_setup.agent.verify.result import Result, known
 
 SECONDS = 30.0
+STARTS_WITHIN_S = 5.0
 MIB = 64
 """Enough that direct I/O of every message size is among it; on a fresh file, so that no cache answers."""
 FOLDER = "/run/lustrain"
@@ -87,7 +88,7 @@ def _probe(host: Host, path: str, name: str) -> Result:
         return Result("lustre-write", Status.UNKNOWN, f"{ANSWER}: {error.strerror}")
     started = time.monotonic()
     answer = str(host.path(ANSWER))
-    done = host.run(["setsid", "--fork", "sh", "-c", SCRIPT, "sh", plain, answer, file, str(MIB)], 5.0)
+    done = host.run(["setsid", "--fork", "sh", "-c", SCRIPT, "sh", plain, answer, file, str(MIB)], STARTS_WITHIN_S)
     if not done.ok:
         return Result("lustre-write", Status.UNKNOWN, f"setsid: {done.complaint}")
     printed = _wait(host, started + SECONDS)

@@ -1,0 +1,166 @@
+"""The scenes of `make prove`: test files that need daemons, nodes or long runs, and that run with nothing beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+DAEMONS = frozenset({"engine", "engine_aws", "registry", "session_registry"})
+"""Fixtures that start daemons: a test that asks for one belongs to a scene. `lab` sees to that itself."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Tests that run together, in one process, and share what is costly to start."""
+
+    name: str
+    real: str
+    """What is real in it, for the table."""
+    tests: tuple[str, ...]
+    """Files, or FILE::FUNCTION where only some tests of a file need what is real."""
+    limit_min: int = 30
+    """Ends a scene that hangs: several times what it takes on two busy cores."""
+
+
+SCENES = (
+    Scene(
+        "stacks",
+        "Pulumi engine, AWS provider, policy pack: six stacks come up",
+        ("tests/infra/test_stacks.py",),
+    ),
+    Scene(
+        "stack-changes",
+        "Pulumi engine, AWS provider: six stacks change, and end",
+        ("tests/infra/test_stacks_change.py",),
+    ),
+    Scene(
+        "engine",
+        "Pulumi engine, policy pack",
+        (
+            "tests/infra/test_components_channel.py",
+            "tests/infra/test_policy_engine.py",
+            "tests/infra/test_program.py",
+            "tests/infra/test_stack_rewritten.py",
+        ),
+    ),
+    Scene(
+        "lab",
+        "nodes as Linux namespaces: sshd, boots, crashes, links",
+        (
+            "tests/lab/test_boot.py",
+            "tests/lab/test_lab_command.py",
+            "tests/lab/test_nodes.py",
+            "tests/lab/test_programs.py",
+            "tests/lab/test_rehearsal_nodes.py",
+        ),
+    ),
+    Scene(
+        "ssh",
+        "sshd of this machine, SSH, broken connections",
+        (
+            "tests/node_setup/test_allreduce_launch.py",
+            "tests/node_setup/test_known_hosts.py",
+            "tests/node_setup/test_protocol.py",
+            "tests/node_setup/test_session.py",
+            "tests/node_setup/test_transport.py",
+            "tests/node_setup/test_transport_threads.py",
+        ),
+    ),
+    Scene(
+        "fleet",
+        "lab nodes, SSH, the agent; hanging, full and lost nodes",
+        (
+            "tests/bench/test_same_settings.py::test_a_look_at_a_node_tells_what_is_so_from_what_is_not",
+            "tests/node_setup/test_boot_equals_ssh.py",
+            "tests/node_setup/test_fleet_lab.py",
+        ),
+    ),
+    Scene(
+        "node-kills",
+        "lab nodes, the agent killed at any moment",
+        ("tests/node_setup/test_kills_lab.py",),
+    ),
+    Scene(
+        "builder",
+        "container engine, BuildKit",
+        (
+            "tests/images/test_bake.py",
+            "tests/images/test_builder.py",
+            "tests/images/test_dockerfiles.py::test_gaudis_layers_go_on_top_of_a_vendors_image_whose_torch_stays",
+            "tests/lab/test_engines.py",
+            "tests/lab/test_rehearsal_images.py",
+        ),
+    ),
+    Scene(
+        "registry",
+        "container registry, pushes that break off",
+        (
+            "tests/images/test_ecr.py::test_a_push_to_the_real_host_name_goes_through_with_a_token_renewed_once",
+            "tests/images/test_inspection.py",
+            "tests/images/test_merge.py",
+            "tests/images/test_push.py",
+            "tests/images/test_read.py",
+            "tests/images/test_read_back.py",
+            "tests/images/test_registry.py",
+        ),
+    ),
+    Scene(
+        "image",
+        "container engine, registry, the trainer's image; training in it",
+        (
+            "tests/images/test_context.py::test_a_builder_that_has_seen_the_folder_builds_what_is_in_it_now",
+            "tests/images/test_proof_cache.py",
+            "tests/images/test_proof_layers.py",
+            "tests/images/test_proof_run.py",
+            "tests/images/test_proof_same.py",
+            "tests/images/test_proof_secrets.py",
+            "tests/images/test_tasks.py::test_an_image_goes_from_its_plan_to_a_registry_and_into_the_record",
+            "tests/images/test_verify.py::test_the_image_that_we_build_passes_as_its_own_user_and_a_fault_on_top_fails",
+        ),
+        limit_min=60,
+    ),
+    Scene(
+        "launch-local",
+        "fab train on this machine: ranks, signals, kills",
+        ("tests/launch/test_launch_here.py", "tests/trainer/test_launch_node.py"),
+    ),
+    Scene(
+        "slurm",
+        "Slurm on lab nodes",
+        ("tests/lab/test_slurm.py", "tests/lab/test_slurm_training.py"),
+    ),
+    Scene(
+        "launch-slurm",
+        "Slurm on lab nodes, fab train: lost nodes, notices, requeues",
+        ("tests/launch/test_launch_slurm.py",),
+        limit_min=60,
+    ),
+    Scene(
+        "launch-kubernetes",
+        "Kubernetes (API server, kubelets, containerd), fab train: lost nodes",
+        ("tests/launch/test_launch_kubernetes.py",),
+    ),
+    Scene(
+        "faults",
+        "ranks, S3 server, metadata service: notices, damage, full disks, failing stores",
+        (
+            "tests/torture/test_faults_damage.py",
+            "tests/torture/test_faults_disk.py",
+            "tests/torture/test_faults_notice.py",
+            "tests/torture/test_faults_ranks.py",
+            "tests/torture/test_faults_store.py",
+            "tests/torture/test_faults_two_jobs.py",
+        ),
+    ),
+    Scene(
+        "kills",
+        "ranks killed at any moment, in a folder and in S3",
+        ("tests/torture/test_torture_kills.py",),
+    ),
+)
+
+
+def scene_of(nodeid: str, scenes: Iterable[Scene] = SCENES) -> str | None:
+    """Name of the scene that a test belongs to; None for one that `make test` runs."""
+    function = nodeid.partition("[")[0]
+    return next((one.name for one in scenes if {function, function.partition("::")[0]} & set(one.tests)), None)
