@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"ONLY = {', '.join(unknown)}: no such scene; allowed: {', '.join(one.name for one in SCENES)}")
     scenes = [scene for scene in SCENES if scene.name in names or not names]
     if flags.list:
-        rows = [(scene.name, str(len(scene.tests)), f"{scene.limit_min} min", scene.real) for scene in scenes]
-        print(*table(("scene", "files", "limit", "what is real"), rows), sep="\n")
+        rows = [(scene.name, str(len(scene.tests)), f"{scene.limit_min:g} min", scene.real) for scene in scenes]
+        print(*table(("scene", "entries", "limit", "what is real"), rows), sep="\n")
         return 0
     # Daemons that a scene leaves behind become children of this process, which ends them.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(scene: Scene, label: str) -> SceneResult:
     with Progress(label, unit="tests", interval_s=30.0) as progress:
 
-        def show(_: Scene, count: Count, seconds: float) -> None:
+        def show(count: Count) -> None:
             progress.total = count.collected or None
             new = count.ended - progress.done
             progress.advance(new, note=f"{count.failed} failed" if count.failed else None) if new else progress.beat()

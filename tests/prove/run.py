@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,7 @@ class SceneRun:
 
     root: Path
     folder: Path
-    options: Sequence[str] = ()
-    limit_s: float | None = None
-    """In place of each scene's own limit."""
-    on_progress: Callable[[Scene, Count, float], None] = field(default=lambda scene, count, seconds: None)
+    on_progress: Callable[[Count], None] = lambda count: None
 
     def run(self, scene: Scene) -> SceneResult:
         """Run a scene to its end or its limit. KeyboardInterrupt ends the scene before it goes on."""
@@ -74,7 +71,7 @@ class SceneRun:
         scratch.parent.mkdir(exist_ok=True)
         results, began = logs / "results.jsonl", time.monotonic()
         command = [
-            *(sys.executable, "-m", "pytest", "-m", "not torture", "-rfE", "--durations=10", *self.options),
+            *(sys.executable, "-m", "pytest", "-m", "not torture", "-rfE", "--durations=10"),
             *("-p", "tests.prove.results", "--scene-results", str(results), f"--basetemp={scratch}", *scene.tests),
         ]
         variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
@@ -83,9 +80,8 @@ class SceneRun:
                 command, cwd=self.root, env=variables, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
-            limit_s = self.limit_s or 60.0 * scene.limit_min
             try:
-                code = self._watch(pytest, scene, results, began + limit_s)
+                code = self._watch(pytest, results, began + 60.0 * scene.limit_min)
             finally:
                 end(pytest)
         count = read(results)
@@ -94,14 +90,13 @@ class SceneRun:
             scene, verdict, count, time.monotonic() - began, logs, None if tidy(scratch, verdict) else scratch
         )
 
-    def _watch(self, pytest: subprocess.Popen[bytes], scene: Scene, results: Path, ends: float) -> int | None:
+    def _watch(self, pytest: subprocess.Popen[bytes], results: Path, ends: float) -> int | None:
         """Wait for the end of pytest; its exit code, None at the limit."""
-        began = time.monotonic()
         while (code := pytest.poll()) is None:
             if time.monotonic() > ends:
                 pytest.send_signal(signal.SIGUSR1)
                 return None
-            self.on_progress(scene, read(results), time.monotonic() - began)
+            self.on_progress(read(results))
             time.sleep(POLL_S)
         return code
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 DAEMONS = frozenset({"engine", "engine_aws", "registry", "session_registry"})
@@ -18,7 +17,7 @@ class Scene:
     """What is real in it, for the table."""
     tests: tuple[str, ...]
     """Files, or FILE::FUNCTION where only some tests of a file need what is real."""
-    limit_min: int = 30
+    limit_min: float = 30
     """Ends a scene that hangs: several times what it takes on two busy cores."""
 
 
@@ -160,7 +159,10 @@ SCENES = (
 )
 
 
-def scene_of(nodeid: str, scenes: Iterable[Scene] = SCENES) -> str | None:
+_SCENE_OF = {test: scene.name for scene in SCENES for test in scene.tests}
+
+
+def scene_of(nodeid: str) -> str | None:
     """Name of the scene that a test belongs to; None for one that `make test` runs."""
     function = nodeid.partition("[")[0]
-    return next((one.name for one in scenes if {function, function.partition("::")[0]} & set(one.tests)), None)
+    return _SCENE_OF.get(function) or _SCENE_OF.get(function.partition("::")[0])

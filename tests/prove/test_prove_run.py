@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def scene_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SceneRun:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = torture\n")
-    return SceneRun(tmp_path, tmp_path / "logs", options=("-p", "no:cacheprovider"))
+    return SceneRun(tmp_path, tmp_path / "logs")
 
 
 def scene(folder: Path, text: str) -> Scene:
@@ -84,8 +85,7 @@ def test_a_scene_that_dies_in_the_middle_fails(scene_run: SceneRun, tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_scene_that_hangs_ends_at_its_limit_with_stacks(scene_run: SceneRun, tmp_path: Path) -> None:
-    scene_run.limit_s = 5.0
-    result = scene_run.run(scene(tmp_path, HANGS))
+    result = scene_run.run(replace(scene(tmp_path, HANGS), limit_min=5 / 60))
     assert result.verdict == TIMED_OUT
     # A machine may be so slow that nothing was collected by then; the stacks are shown where pytest had come to the test.
     if result.count.passed:
