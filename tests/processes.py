@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def alive(pid: int) -> bool:
@@ -50,7 +53,13 @@ def pending(pid: int, number: int) -> bool:
 
 def wait_until(holds: Callable[[], object], seconds: float = 300) -> None:
     """Until something holds; AssertionError where it does not come about."""
+    wait_for(holds, seconds=seconds)
+
+
+def wait_for(look: Callable[[], T], holds: Callable[[T], object] = bool, seconds: float = 300) -> T:
+    """Look until what is seen holds, and return that; AssertionError where it does not come about."""
     end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"did not come about within {seconds} s"
+    while not holds(seen := look()):
+        assert time.monotonic() < end, f"did not come about within {seconds} s; seen last: {seen!r:.500}"
         time.sleep(0.01)
+    return seen

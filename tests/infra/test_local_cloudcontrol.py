@@ -10,7 +10,7 @@ import pytest
 from infra.local.aws import LocalAws
 from tests.infra.local_network import Network, client, refusal
 from tests.infra.test_local_hyperpod import make_role, put_scripts, slurm_cluster
-from tests.processes import wait_until
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -38,13 +38,12 @@ def cluster(control: Any, state: dict[str, Any]) -> str:
 
 
 def finished(control: Any, answer: dict[str, Any]) -> dict[str, Any]:
-    def look() -> dict[str, Any]:
-        token = answer["ProgressEvent"]["RequestToken"]
-        found: dict[str, Any] = control.get_resource_request_status(RequestToken=token)["ProgressEvent"]
-        return found
-
-    wait_until(lambda: look()["OperationStatus"] != "IN_PROGRESS")
-    return look()
+    token = answer["ProgressEvent"]["RequestToken"]
+    found: dict[str, Any] = wait_for(
+        lambda: control.get_resource_request_status(RequestToken=token)["ProgressEvent"],
+        lambda seen: seen["OperationStatus"] != "IN_PROGRESS",
+    )
+    return found
 
 
 def properties(control: Any, identifier: str) -> dict[str, Any]:

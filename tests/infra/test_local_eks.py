@@ -10,7 +10,7 @@ import pytest
 from infra.local.aws import LocalAws
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
 from tests.infra.test_local_hyperpod import make_role
-from tests.processes import wait_until
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -71,20 +71,17 @@ def plane(eks: Any, request_of: Any) -> str:
 
 
 def active(eks: Any, name: str) -> dict[str, Any]:
-    def look() -> dict[str, Any]:
-        found: dict[str, Any] = eks.describe_cluster(name=name)["cluster"]
-        return found
-
-    wait_until(lambda: look()["status"] == "ACTIVE")
-    return look()
+    found: dict[str, Any] = wait_for(
+        lambda: eks.describe_cluster(name=name)["cluster"], lambda seen: seen["status"] == "ACTIVE"
+    )
+    return found
 
 
 def addon_status(eks: Any, plane: str, name: str) -> str:
-    def look() -> str:
-        return str(eks.describe_addon(clusterName=plane, addonName=name)["addon"]["status"])
-
-    wait_until(lambda: look() != "CREATING")
-    return look()
+    return wait_for(
+        lambda: str(eks.describe_addon(clusterName=plane, addonName=name)["addon"]["status"]),
+        lambda seen: seen != "CREATING",
+    )
 
 
 def test_a_cluster_comes_up_as_it_was_asked_for(eks: Any, request_of: Any, network: Network) -> None:

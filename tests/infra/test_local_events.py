@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,7 +18,7 @@ from infra.local.events import Events, send
 from infra.local.metadata import LocalMetadata
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
 from tests.infra.test_local_hyperpod import make_role, put_scripts, slurm_cluster
-from tests.processes import wait_until
+from tests.processes import wait_for, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -103,18 +102,6 @@ def policy(action: str, arn: str, rule: str) -> str:
     return json.dumps({"Version": "2012-10-17", "Statement": [tls_only, allow]})
 
 
-def soon(true: Callable[[], Any]) -> Any:
-    """What `true` gives once it gives something."""
-    found: list[Any] = []
-
-    def look() -> Any:
-        found.append(true())
-        return found[-1]
-
-    wait_until(look)
-    return found[-1]
-
-
 @pytest.fixture(scope="module")
 def cluster(aws: LocalAws) -> Cluster:
     return Cluster(aws, "gang", rebalance=True)
@@ -151,7 +138,7 @@ def test_a_spot_notice_reaches_queue_metadata_and_group_and_the_instance_ends_in
     assert action["source"] == "aws.autoscaling"
     assert (action["detail"]["EC2InstanceId"], action["detail"]["LifecycleHookName"]) == (node, HOOK)
     aws.events.spot(node, in_s=0.0)
-    assert soon(lambda: node not in cluster.nodes())
+    wait_until(lambda: node not in cluster.nodes())
     assert cluster.nodes().keys().isdisjoint({node})
     ended = cluster.network.ec2.describe_instances(InstanceIds=[node])["Reservations"][0]["Instances"][0]
     assert ended["State"]["Name"] == "terminated"
@@ -171,8 +158,8 @@ def test_a_recommendation_replaces_a_node_whose_hook_ends_when_the_node_says_so(
     about = {"AutoScalingGroupName": "gang", "LifecycleHookName": HOOK, "InstanceId": node}
     cluster.scaling.record_lifecycle_action_heartbeat(**about)
     cluster.scaling.complete_lifecycle_action(**about, LifecycleActionResult="CONTINUE")
-    assert soon(lambda: node not in cluster.nodes())
-    kinds = soon(lambda: [one["detail-type"] for one in cluster.queue.read()])
+    wait_until(lambda: node not in cluster.nodes())
+    kinds = wait_for(lambda: [one["detail-type"] for one in cluster.queue.read()])
     assert "EC2 Instance State-change Notification" in kinds
     assert refusal(cluster.scaling.record_lifecycle_action_heartbeat, **about)[0] == "ValidationError"
 
@@ -183,7 +170,7 @@ def test_a_group_that_does_not_rebalance_acts_when_the_instance_is_gone(aws: Loc
     aws.events.spot(node, in_s=NEVER)
     assert set(cluster.nodes().values()) == {"InService"}
     aws.events.spot(node, in_s=0.0)
-    assert soon(lambda: node not in cluster.nodes())
+    wait_until(lambda: node not in cluster.nodes())
     assert list(cluster.nodes().values()) == ["InService", "InService"]
 
 
@@ -193,7 +180,7 @@ def test_a_group_set_to_zero_while_a_node_is_leaving_empties_wholly(aws: LocalAw
     aws.events.spot(first, in_s=NEVER)
     assert cluster.nodes()[first] == "Terminating:Wait"
     cluster.scaling.update_auto_scaling_group(AutoScalingGroupName="emptied", MinSize=0, MaxSize=0, DesiredCapacity=0)
-    assert soon(lambda: cluster.nodes() == {})
+    wait_until(lambda: cluster.nodes() == {})
 
 
 def test_only_a_running_spot_instance_gets_a_notice(aws: LocalAws, cluster: Cluster) -> None:
@@ -238,7 +225,7 @@ def test_a_block_that_was_bought_before_takes_the_group_and_its_end_is_announced
     assert warning["resources"] == [f"arn:aws:ec2:{REGION}:{ACCOUNT}:capacity-reservation/{block}"]
     assert sorted(said["instances"]) == sorted(aws.events.state()["groups"]["blocks"])
     aws.events.block_expiry(block, in_s=0.0)
-    assert soon(lambda: not set(said["instances"]) & set(aws.events.state()["groups"]["blocks"]))
+    wait_until(lambda: not set(said["instances"]) & set(aws.events.state()["groups"]["blocks"]))
     with pytest.raises(ValueError, match="there is no capacity reservation"):
         aws.events.block_expiry("cr-0123456789abcdef0")
 
@@ -315,7 +302,7 @@ def test_a_faulty_node_of_hyperpod_is_replaced_and_so_is_one_on_request(aws: Loc
             one["InstanceId"]: one["InstanceStatus"]["Status"] for one in shown if one["InstanceGroupName"] == "train"
         }
 
-    assert soon(lambda: len(workers()) == 4)
+    wait_until(lambda: len(workers()) == 4)
     queue.read()
     faulty, tired, *_ = before = sorted(workers())
     fresh = aws.events.node_fault("faults", faulty, REGION)["instance"]

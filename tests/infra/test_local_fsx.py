@@ -10,7 +10,7 @@ import pytest
 from infra.local.additions.fsx.associations import LINKING_SECONDS
 from infra.local.aws import LocalAws
 from tests.infra.local_network import Network, client, refusal
-from tests.processes import wait_until
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -88,8 +88,7 @@ def available(fsx: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def wait(look: Any) -> dict[str, Any]:
-    wait_until(lambda: look()["Lifecycle"] == "AVAILABLE")
-    found: dict[str, Any] = look()
+    found: dict[str, Any] = wait_for(look, lambda seen: seen["Lifecycle"] == "AVAILABLE")
     return found
 
 

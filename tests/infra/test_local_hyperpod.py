@@ -15,7 +15,7 @@ from infra.local.additions.hyperpod.clusters import Cluster, Node
 from infra.local.additions.hyperpod.nodes import fail_node
 from infra.local.aws import LocalAws
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
-from tests.processes import wait_until
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -127,12 +127,10 @@ def workers_with(request: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def in_service(sagemaker: Any, name: str) -> dict[str, Any]:
-    def look() -> dict[str, Any]:
-        found: dict[str, Any] = sagemaker.describe_cluster(ClusterName=name)
-        return found
-
-    wait_until(lambda: look()["ClusterStatus"] == "InService")
-    return look()
+    found: dict[str, Any] = wait_for(
+        lambda: sagemaker.describe_cluster(ClusterName=name), lambda seen: seen["ClusterStatus"] == "InService"
+    )
+    return found
 
 
 def test_a_cluster_is_created_and_every_field_comes_back(sagemaker: Any, request_of: Any) -> None:
