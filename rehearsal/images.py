@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from images.wish import BuildWish
 from lustrain.problem import UserError
 from lustrain.progress import BYTES, amount_text
 from rehearsal.clock import clock
-from rehearsal.lab.containers.base import checkout, push_base
+from rehearsal.lab.containers.base import base_tar, checkout, push_base, wheels
 from rehearsal.lab.containers.container import Container, docker
 from rehearsal.lab.containers.engine import Engine, reachable, why_not
 from rehearsal.lab.containers.registry import Registry
@@ -72,6 +73,27 @@ class Yard:
     base: str
     folder: Path
     image: Image | None = None
+
+
+@contextmanager
+def fetched_early() -> Iterator[None]:
+    """Make the base image and fetch torch's wheel, where they will be needed, while the block goes on with something else."""
+
+    def fetch() -> None:
+        # The stage that needs them tries again, and fails with the reason.
+        with suppress(OSError, RuntimeError):
+            base_tar()
+            wheels()
+
+    if _why_not(reachable() is None) is not None:
+        yield
+        return
+    thread = threading.Thread(target=fetch, name="base image")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 @contextmanager

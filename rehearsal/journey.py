@@ -132,6 +132,7 @@ def travel(steps: int, seed: int, picture: Path) -> Journey:
         tempfile.TemporaryDirectory(prefix="lustrain-rehearsal-") as name,
         LocalAws() as aws,
         LocalMetadata() as metadata,
+        images.fetched_early(),
     ):
         endpoints = {**aws.environment, **metadata.environment}
         # One thread a rank, also where there is one rank: two ranks share two cores, and sums should be taken alike.

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,6 @@ class Job:
 
     server: ForkServer
     ranks: list[Rank]
-    began: float = field(default_factory=time.monotonic)
 
     def running(self) -> list[Rank]:
         self.server.listen()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,17 +71,3 @@ def test_a_forked_rank_sees_and_ends_as_a_started_one(
     if "Traceback" in expected:
         said, expected = (text.strip().splitlines()[-1] for text in (said, expected))
     assert said == expected
-
-
-def test_ranks_begin_with_notices_held_as_under_the_launcher(fork_server: ForkServer, tmp_path: Path) -> None:
-    job = fork_server.start(["train", f"{tmp_path}/missing.toml"], 1)
-    job.send(signal.SIGTERM)
-    assert job.wait() == [2], job.said()
-
-
-def test_random_streams_of_two_ranks_are_as_different_as_those_of_two_processes(fork_server: ForkServer) -> None:
-    code = "import numpy, random, torch; print(torch.initial_seed(), numpy.random.random(), random.random())"
-    job = fork_server.start([code], 2, module="tests.fork_probe")
-    assert job.wait() == [0, 0], job.said()
-    first, second = (rank.said().split() for rank in job.ranks)
-    assert not set(first) & set(second)

@@ -1,19 +1,21 @@
 """What users see and what is declared, as it was: a change of the house changes none of these files but on purpose.
 
-`LUSTRAIN_GOLDEN=write pytest tests/test_golden.py` writes them anew; git shows what has changed. Names of contents (hashes,
+`pytest tests/test_golden.py --snapshot-update` writes them anew; git shows what has changed. Names of contents (hashes,
 commits) are left out, since every edit changes them.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
+from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
+from syrupy.location import PyTestLocation
 
 from images.build import answers, make
 from images.plan import versions
@@ -33,7 +35,6 @@ from tests.infra.test_preflight_planted import FORM
 from tests.infra.test_stack_zones import declared
 from tests.node_setup.machines import DOCUMENT, facts_of
 
-FOLDER = Path(__file__).parent / "golden"
 HASH = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{12,64}\b")
 COMMITS = (".git.dirty", ".image.revision", ".image.version")
 """Labels that follow the commit."""
@@ -41,12 +42,24 @@ FOLDED = re.compile(r"[A-Za-z0-9+/=]{200,}")
 """Scripts that are handed over packed; they hold the bundle's name."""
 
 
-def same(name: str, lines: Iterable[str]) -> None:
-    text = "\n".join(FOLDED.sub("<packed>", HASH.sub("<hash>", line)) for line in lines) + "\n"
-    file = FOLDER / name
-    if os.environ.get("LUSTRAIN_GOLDEN") == "write":
-        file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8"), f"if this is meant: LUSTRAIN_GOLDEN=write pytest {__file__}"
+class Golden(SingleFileSnapshotExtension):
+    """One text file a test in tests/golden, so that a review reads it."""
+
+    _write_mode = WriteMode.TEXT
+    file_extension = "txt"
+
+    @classmethod
+    def dirname(cls, *, test_location: PyTestLocation) -> str:
+        return str(Path(test_location.filepath).with_name("golden"))
+
+
+@pytest.fixture
+def golden(snapshot: SnapshotAssertion) -> SnapshotAssertion:
+    return snapshot.use_extension(Golden)
+
+
+def text(lines: Iterable[str]) -> str:
+    return "\n".join(FOLDED.sub("<packed>", HASH.sub("<hash>", line)) for line in lines) + "\n"
 
 
 def as_lines(data: Any) -> list[str]:
@@ -55,18 +68,18 @@ def as_lines(data: Any) -> list[str]:
     ).splitlines()
 
 
-def test_the_rules() -> None:
-    same("rules.txt", rules())
+def test_the_rules(golden: SnapshotAssertion) -> None:
+    assert text(rules()) == golden
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_what_preflight_says_of_an_example(stack: str) -> None:
+def test_what_preflight_says_of_an_example(stack: str, golden: SnapshotAssertion) -> None:
     found = run_offline(spec_of(stack, {}), place(stack), NOW)
-    same(f"preflight-{stack}.txt", [*found, *as_lines(as_data(found))])
+    assert text([*found, *as_lines(as_data(found))]) == golden
 
 
 @pytest.mark.slow
-def test_what_preflight_says_of_every_planted_mistake() -> None:
+def test_what_preflight_says_of_every_planted_mistake(golden: SnapshotAssertion) -> None:
     lines = []
     for mistake in MISTAKES:
         where = mistake.place or place(mistake.stack)
@@ -77,25 +90,25 @@ def test_what_preflight_says_of_every_planted_mistake() -> None:
             parse(edited(stack, edits))
         except UserError as error:
             lines += [f"# {name}", *error.problems]
-    same("mistakes.txt", lines)
+    assert text(lines) == golden
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stack", STACKS)
-def test_what_a_stack_declares(stack: str) -> None:
+def test_what_a_stack_declares(stack: str, golden: SnapshotAssertion) -> None:
     made = declared(stack).registered
     found = {f"{kind} {name}": properties_of(request) for (kind, name), request in made.items()}
-    same(f"declared-{stack}.json", as_lines(found))
+    assert text(as_lines(found)) == golden
 
 
 @pytest.mark.parametrize("machine", ["p5", "cpu", "gaudi", "login"])
-def test_what_the_agent_would_do_on_a_recorded_host(machine: str) -> None:
-    same(f"agent-{machine}.json", as_lines(rows(plan(catalog.load(), facts_of(machine), Request(document=DOCUMENT)))))
+def test_what_the_agent_would_do_on_a_recorded_host(machine: str, golden: SnapshotAssertion) -> None:
+    assert text(as_lines(rows(plan(catalog.load(), facts_of(machine), Request(document=DOCUMENT))))) == golden
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", sorted(versions.load().budgets))
-def test_what_an_image_is_made_of(target: str, tmp_path: Path) -> None:
+def test_what_an_image_is_made_of(target: str, tmp_path: Path, golden: SnapshotAssertion) -> None:
     base = "example.org/base@sha256:" + "a" * 64
     wish = Wish(
         target, repository="example.org/trainer", base=base, tools=base, image_file=str(tmp_path / "image.json")
@@ -105,4 +118,4 @@ def test_what_an_image_is_made_of(target: str, tmp_path: Path) -> None:
     # The commit and what is named after it, and every file of the trainer by name.
     del found["git"], found["ref"], found["inputs"]["code"]
     found["labels"] = {name: value for name, value in found["labels"].items() if not name.endswith(COMMITS)}
-    same(f"image-{target}.json", as_lines(found))
+    assert text(as_lines(found)) == golden

@@ -55,15 +55,6 @@ def load_alone(store: ObjectStore, candidates: list[ManifestId], **options: Any)
     return loaded
 
 
-def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert got.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert got[name].dtype == tensor.dtype
-        assert got[name].shape == tensor.shape
-        same = got[name].contiguous().reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8)
-        assert torch.equal(*same), name
-
-
 def two_checkpoints(store: ObjectStore) -> Manifest:
     """An older and a newer one on two ranks; returns the newer one's manifest."""
     write_checkpoint(store, OLD.step, split_state(sample_state(1), 2), nonce="00000001")

@@ -5,29 +5,27 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import HashStore
 
-from trainer.checkpoint.format.layout import MANIFESTS, ManifestId
+from tests.fork_server import writers_of
+from tests.processes import wait_for
+from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.lease import Lease
-from trainer.checkpoint.load.latest import read_checkpoint
-from trainer.checkpoint.load.parts import Places, read_manifest
+from trainer.checkpoint.save.flight import SaveOutcome
 from trainer.checkpoint.save.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox, VoteTimeout
 from trainer.config import CheckpointConfig
 from trainer.storage import ObjectStore
 from trainer.storage.folder import Folder
 from trainer.storage.keys import PRIVATE
-
-T = TypeVar("T")
 
 PATIENCE_S = 300.0
 """Longest wait of a test for something that takes well under a second on a calm machine."""
@@ -52,6 +50,16 @@ def sample_tensors(seed: int = 1, rows: int = 300) -> dict[str, Tensor]:
 
 def own_tensors(rank: int = 0) -> dict[str, Tensor]:
     return {f"own/{rank}/rng": torch.arange(100, dtype=torch.uint8) + rank}
+
+
+ALL = {**sample_tensors(), **own_tensors()}
+
+
+def save_one(saver: Checkpointer, step: int, tensors: Mapping[str, Tensor] = ALL, **how: Any) -> SaveOutcome:
+    """How a save ended that nothing else is beside."""
+    saver.save(step, tensors, {}, {}, {}, **how)
+    (outcome,) = saver.wait(PATIENCE_S)
+    return outcome
 
 
 @dataclass
@@ -112,46 +120,9 @@ def checkpointer(
         saver.close()
 
 
-def manifests_of(store: ObjectStore) -> list[ManifestId]:
-    return [i for i in (ManifestId.of_key(info.key) for info in store.list(MANIFESTS)) if i]
-
-
-def assert_holds(store: ObjectStore, manifest_id: ManifestId, expected: dict[str, Tensor]) -> None:
-    """The checkpoint verifies, and its tensors are these to the last bit."""
-    found = read_checkpoint(
-        Places(store), read_manifest(store, manifest_id), want=lambda name: True, on_event=lambda kind, fields: None
-    )
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
-        assert raw_bytes(found[name]) == raw_bytes(tensor), name
-
-
-def raw_bytes(tensor: Tensor) -> bytes:
-    flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
-    return bytes(flat.view(torch.uint8).numpy().data)
-
-
 def writer_pid() -> int:
     """The one writer process of this process, once it is there and has taken its name and its signals."""
-    return eventually(_writer_pid, "a writer process")
-
-
-def eventually(look: Callable[[], T], what: str) -> T:
-    """The first true thing that `look` finds when asked again and again; AssertionError after PATIENCE_S."""
-    end = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert time.monotonic() < end, f"no {what} within {PATIENCE_S:.0f} s"
-        time.sleep(0.01)
-    return found
-
-
-def has_ended(pid: int) -> bool:
-    """The process is gone, or waits only for its parent to notice."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    return wait_for(lambda: next((pid for pid in writers_of(os.getpid()) if _ignores_all(pid)), 0))
 
 
 @contextmanager
@@ -188,15 +159,7 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
         libc.umount2(bytes(folder), 2)
 
 
-def _writer_pid() -> int:
-    for children in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
-        for pid in children.read_text().split():
-            if b"trainer.checkpoint.save.writer" in Path(f"/proc/{pid}/cmdline").read_bytes() and _ignores_all(pid):
-                return int(pid)
-    return 0
-
-
-def _ignores_all(pid: str) -> bool:
+def _ignores_all(pid: int) -> bool:
     """All of the job's signals: a busy machine may show the process between one and the next."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("SigIgn:"):

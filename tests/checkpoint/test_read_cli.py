@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.checkpoint.test_read_prune import manifests_of, put_lease, write_steps
-from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
+from tests.checkpoint.loading import Unreachable
+from tests.checkpoint.stores import FlippedOnce
+from tests.checkpoint.written import (
+    flip_bit,
+    manifests_of,
+    put_lease,
+    sample_state,
+    split_state,
+    write_checkpoint,
+    write_steps,
+)
 from trainer.__main__ import main
 from trainer.checkpoint import stored_config
 from trainer.checkpoint.format.layout import ManifestId
@@ -133,10 +142,7 @@ def told(store: LocalStore) -> LocalStore:
         (lambda store: flip_bit(store, "metrics/000001-00002.jsonl", 0), "metrics/000001-00002.jsonl line 1: "),
         (lambda store: flip_bit(store, "events/000003-00000.jsonl", 0), "events/000003-00000.jsonl line 1: "),
         (lambda store: store.delete("metrics/000001-00001.jsonl"), "metrics/000001-00001.jsonl: missing"),
-        (
-            lambda store: store.delete(ManifestId(3, 25).key),
-            f"{ManifestId(3, 25).key}: missing, though the run recorded its commit",
-        ),
+        (lambda store: store.delete(ManifestId(3, 25).key), f"{ManifestId(3, 25).key}: missing, though the run "),
     ],
     ids=["config", "no config", "metrics", "events", "no metrics", "newest manifest"],
 )
@@ -168,9 +174,7 @@ def test_a_checkpoint_that_a_job_began_from_is_missed_though_no_event_tells_of_i
     assert lost_commits(history, [], CheckpointConfig(keep_last=2)) == [began_from]
 
 
-def test_what_the_command_prunes_is_told_in_the_events_and_so_never_taken_for_lost(
-    told: LocalStore, call: Call
-) -> None:
+def test_what_the_command_prunes_is_told_in_the_events_and_never_taken_for_lost(told: LocalStore, call: Call) -> None:
     raw, etag = told.read("config.toml")
     lines = [line for line in raw.splitlines(keepends=True) if not line.startswith(b"# record_crc64nvme")]
     told.put("config.toml", b"".join(lines).replace(b"keep_last = 2", b"keep_last = 9"), if_match=etag)
@@ -179,17 +183,11 @@ def test_what_the_command_prunes_is_told_in_the_events_and_so_never_taken_for_lo
     assert call("verify", told.uri)[0] == 0
 
 
-@pytest.mark.parametrize("wrong", ["metrics/000001-00000.jsonl", "config.toml"])
-def test_what_only_the_wire_damaged_is_read_again(told: LocalStore, wrong: str) -> None:
-    class Flaky(LocalStore):
-        flips = 1
-
-        def read(self, key: str) -> tuple[bytes, str]:
-            raw, etag = super().read(key)
-            self.flips, flipped = self.flips - (key == wrong), key == wrong and self.flips > 0
-            return (bytes([raw[0] ^ 1]) + raw[1:] if flipped else raw), etag
-
-    assert audit(Flaky(told.uri), read_history(told), CheckpointConfig) == []
+def test_what_only_the_wire_damaged_is_read_again(told: LocalStore) -> None:
+    assert (
+        audit(FlippedOnce(told.uri, "metrics/000001-00000.jsonl", "config.toml"), read_history(told), CheckpointConfig)
+        == []
+    )
 
 
 def test_verify_also_checks_that_boxes_make_whole_tensors(store: LocalStore) -> None:
@@ -200,10 +198,6 @@ def test_verify_also_checks_that_boxes_make_whole_tensors(store: LocalStore) -> 
 
 
 def test_a_store_that_does_not_answer_is_no_damage(store: LocalStore) -> None:
-    class Unreachable(LocalStore):
-        def read_into(self, key: str, buffer: memoryview, offset: int = 0) -> None:
-            raise StorageError("connection refused")
-
     with pytest.raises(StorageError, match="connection refused"):
         verify_checkpoint(Unreachable(store.uri), ManifestId(1, 20))
 
@@ -220,9 +214,7 @@ def test_prune_keeps_what_the_runs_own_settings_keep_and_flags_beat_them(store: 
     assert [i.step for i in manifests_of(store)] == [10, 30, 45, 55]
 
 
-def test_export_writes_the_newest_live_weights_under_our_own_names(
-    store: LocalStore, call: Call, tmp_path: Path
-) -> None:
+def test_export_writes_the_newest_live_weights_under_our_names(store: LocalStore, call: Call, tmp_path: Path) -> None:
     out_dir = str(tmp_path / "weights")
     code, out, _ = call("export", store.uri, "--out", out_dir, "--names", "own", "--json")
     assert code == 0
@@ -246,10 +238,7 @@ def test_export_without_a_task_says_how_to_go_on(store: LocalStore, call: Call, 
         (["list", "{empty}/absent"], "there is no such folder"),
         (["verify", "{run}", "--step", "7"], "--step = 7: {run} has no checkpoint of this step; allowed: 25, 20, 10"),
         (["prune", "{run}", "--keep-last", "1"], "checkpoint.keep_last = 1: not allowed; allowed: >= 2"),
-        (
-            ["prune", "{run}", "--keep-every-steps", "-5"],
-            "checkpoint.keep_every_steps = -5: not allowed; allowed: >= 0",
-        ),
+        (["prune", "{run}", "--keep-every-steps", "-5"], "checkpoint.keep_every_steps = -5: not allowed"),
         (["export", "{run}", "--out", "{run}", "--names", "own"], "exists and is not an empty folder"),
         (["list", "ftp://x"], "is an unknown kind of URI"),
     ],

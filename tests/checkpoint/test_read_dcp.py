@@ -15,8 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from lustrain.problem import UserError
-from tests.checkpoint.test_read_prune import put_lease
-from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
+from tests.checkpoint.written import assert_same, flip_bit, put_lease, sample_state, split_state, write_checkpoint
 from tests.fork_server import ForkServer
 from trainer.checkpoint.dcp_reader import LustrainReader
 from trainer.checkpoint.format.layout import ManifestId
@@ -37,12 +36,6 @@ def store(tmp_path: Path) -> LocalStore:
 def model_of(step: int) -> dict[str, torch.Tensor]:
     state = sample_state(step, ROWS)
     return {name.removeprefix("model/"): tensor for name, tensor in state.items() if name.startswith("model/")}
-
-
-def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    for name, tensor in expected.items():
-        assert got[name].dtype == tensor.dtype
-        assert torch.equal(got[name], tensor), name
 
 
 @pytest.mark.parametrize(("step", "found"), [(None, 20), (10, 10)])

@@ -12,26 +12,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from lustrain.problem import UserError
-from tests.checkpoint.written import flip_bit, sample_state, split_state, whole, write_checkpoint
+from tests.checkpoint.written import assert_same, flip_bit, sample_state, split_state, whole, write_checkpoint
 from trainer.checkpoint.load.export import export, plan_shards, renamed, shard_names
 from trainer.storage import CorruptObjectError
 from trainer.storage.local import LocalStore
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(str(tmp_path / "run"))
-
-
 def model_of(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.removeprefix("model/"): tensor for name, tensor in state.items() if name.startswith("model/")}
-
-
-def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert got.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert got[name].dtype == tensor.dtype
-        assert torch.equal(got[name], tensor), name
 
 
 @pytest.mark.parametrize("world", [1, 3])

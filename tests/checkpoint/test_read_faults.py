@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.checkpoint.loading import NEW, OLD, assert_same, load_alone
-from tests.checkpoint.written import sample_state, split_state, write_checkpoint
+from tests.checkpoint.loading import NEW, OLD, load_alone
+from tests.checkpoint.written import assert_same, sample_state, split_state, write_checkpoint
 from tests.lab.faulty_proxy import Answer, Cut, Fault, FaultyProxy, Reset, Swap
 from tests.lab.servers import S3Place
 from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore, StorageError, open_store

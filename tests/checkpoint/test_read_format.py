@@ -8,45 +8,64 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 from awscrt.checksums import crc64nvme
+from torch import Tensor
 
-from tests.checkpoint.saving import PATIENCE_S, Events, checkpointer, own_tensors, raw_bytes, sample_tensors
-from tests.checkpoint.test_read_prune import put_lease
-from tests.checkpoint.written import flip_bit, sample_state, split_state, write_checkpoint
+from tests.checkpoint.loading import remove, truncate
+from tests.checkpoint.saving import PATIENCE_S, Events, checkpointer, own_tensors, sample_tensors
+from tests.checkpoint.written import (
+    flip_bit,
+    put_lease,
+    raw_bytes,
+    sample_state,
+    split_state,
+    write_checkpoint,
+    write_steps,
+)
 from trainer import checkpoint
 from trainer.checkpoint import stored_config
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.format.records import FORMAT, Block, Entry, Manifest, Part, RankIndex, encode, seal, unseal
+from trainer.checkpoint.load.parts import read_manifest
 from trainer.config import Config
 from trainer.metrics import RunLog
+from trainer.storage import ObjectStore
 from trainer.storage.local import LocalStore
 
 TEXT = Path(checkpoint.__file__).with_name("FORMAT.md").read_text()
 SNIPPET = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[0]
+READER = ModuleType("the snippet")
+exec(compile(SNIPPET, "FORMAT.md", "exec"), READER.__dict__)
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> ModuleType:
-    """The snippet of FORMAT.md as a module."""
-    module = ModuleType("stranger")
-    exec(compile(SNIPPET, "FORMAT.md", "exec"), module.__dict__)
-    return module
+def newest(store: LocalStore) -> Manifest:
+    """Of a run with two checkpoints of two ranks."""
+    put_lease(store, 1, (1, None))
+    write_steps(store, [10, 20])
+    return read_manifest(store, ManifestId(1, 20))
 
 
-def test_the_snippets_checksum_is_the_one_that_the_text_and_s3_mean(reader: ModuleType) -> None:
+def assert_are(found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
+    assert {name: array.tobytes() for name, array in found.items()} == {n: raw_bytes(t) for n, t in expected.items()}
+
+
+def test_the_snippets_checksum_is_the_one_that_the_text_and_s3_mean() -> None:
     check = re.search(r"check value \(of `123456789`\) `0x([0-9a-f]{16})`", TEXT)
     assert check is not None
-    assert check[1] == reader.crc64nvme(b"123456789") == f"{crc64nvme(b'123456789'):016x}"
+    assert check[1] == READER.crc64nvme(b"123456789") == f"{crc64nvme(b'123456789'):016x}"
 
 
 @pytest.mark.slow
-def test_the_snippet_reads_what_a_real_save_stored_without_any_of_our_code(tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path / "run"))
+def test_the_snippet_reads_what_a_real_save_stored_without_any_of_our_code(store: LocalStore, tmp_path: Path) -> None:
     shared, own = sample_tensors(5, rows=40), own_tensors()
     with checkpointer(store, Events()) as saver:
         saver.save(5, shared, own, {"cursor": 1.5e-7}, {"name": "ü"})
@@ -62,74 +81,55 @@ np.savez(sys.argv[2], **{name.replace("/", "|"): tensor for name, tensor in tens
     said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith("step 5 ")
-    import numpy as np
-
     found = {name.replace("|", "/"): tensor for name, tensor in np.load(tmp_path / "out.npz").items()}
-    assert found.keys() == {*shared, *own}
-    for name, tensor in {**shared, **own}.items():
-        assert found[name].tobytes() == raw_bytes(tensor), name
+    assert_are(found, {**shared, **own})
 
 
-def test_the_snippet_follows_the_lineage_and_puts_cut_tensors_together(reader: ModuleType, tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path / "run"))
+def test_the_snippet_follows_the_lineage_and_puts_cut_tensors_together(store: LocalStore) -> None:
     for step in (10, 20, 30):
         write_checkpoint(store, step, split_state(sample_state(step, 20), 3))
     put_lease(store, 3, (1, None), (2, ManifestId(1, 20)))
-    manifest, tensors = reader.load(Path(store.uri))
+    manifest, tensors = READER.load(Path(store.uri))
     assert manifest["step"] == 20
-    for name, tensor in sample_state(20, 20).items():
-        assert tensors[name].tobytes() == raw_bytes(tensor), name
+    assert_are(tensors, sample_state(20, 20))
 
 
-@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+@pytest.mark.parametrize("harm", [truncate, remove, lambda store, key: flip_bit(store, key, 50)])
 @pytest.mark.parametrize("region", ["data", "index", "manifest"])
 def test_the_snippet_passes_a_damaged_checkpoint_over(
-    reader: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], region: str, harm: str
+    store: LocalStore,
+    newest: Manifest,
+    capsys: pytest.CaptureFixture[str],
+    region: str,
+    harm: Callable[[ObjectStore, str], None],
 ) -> None:
-    store = LocalStore(str(tmp_path / "run"))
-    for step in (10, 20):
-        newest = write_checkpoint(store, step, split_state(sample_state(step, 20), 2), nonce=f"{step:08x}")
-    put_lease(store, 1, (1, None))
     part = newest.parts[1]
-    key = {"data": part.data_key, "index": part.index_key, "manifest": newest.id.key}[region]
-    if harm == "flip":
-        flip_bit(store, key, 50)
-    elif harm == "cut":
-        store.put(key, store.read(key)[0][:-1])
-    else:
-        store.delete(key)
-    manifest, tensors = reader.load(Path(store.uri))
+    harm(store, {"data": part.data_key, "index": part.index_key, "manifest": newest.id.key}[region])
+    manifest, tensors = READER.load(Path(store.uri))
     assert manifest["step"] == 10
-    for name, tensor in sample_state(10, 20).items():
-        assert tensors[name].tobytes() == raw_bytes(tensor), name
+    assert_are(tensors, sample_state(10))
     passed_over = [line.partition(" is passed over: ")[0] for line in capsys.readouterr().err.splitlines()]
-    assert passed_over == ([] if (region, harm) == ("manifest", "remove") else [newest.id.key])
+    assert passed_over == ([] if (region, harm) == ("manifest", remove) else [newest.id.key])
 
 
-def test_the_snippet_says_so_when_no_checkpoint_is_whole(reader: ModuleType, tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path / "run"))
+def test_the_snippet_says_so_when_no_checkpoint_is_whole(store: LocalStore) -> None:
     for lineage in ((), ((1, None),)):
         put_lease(store, 1, *lineage)
         with pytest.raises(LookupError, match="holds no whole checkpoint"):
-            reader.load(Path(store.uri))
+            READER.load(Path(store.uri))
     manifest = write_checkpoint(store, 10, split_state(sample_state(10, 20), 2))
     flip_bit(store, manifest.parts[0].data_key, 50)
     with pytest.raises(LookupError, match="holds no whole checkpoint"):
-        reader.load(Path(store.uri))
+        READER.load(Path(store.uri))
 
 
-def test_the_snippet_refuses_a_newer_format_instead_of_falling_back(reader: ModuleType, tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path / "run"))
-    for step in (10, 20):
-        newest = write_checkpoint(store, step, split_state(sample_state(step, 20), 2), nonce=f"{step:08x}")
-    put_lease(store, 1, (1, None))
+def test_the_snippet_refuses_a_newer_format_and_does_not_fall_back(store: LocalStore, newest: Manifest) -> None:
     store.put(newest.id.key, seal({**unseal(store.read(newest.id.key)[0]), "format": FORMAT + 1}))
     with pytest.raises(NotImplementedError, match="newer"):
-        reader.load(Path(store.uri))
+        READER.load(Path(store.uri))
 
 
-def test_what_the_text_says_of_numbers_that_json_lacks_is_what_is_logged(tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path / "run"))
+def test_what_the_text_says_of_numbers_that_json_lacks_is_what_is_logged(store: LocalStore) -> None:
     with closing(RunLog(store, 1, 60.0)) as log:
         log.step({"step": 1, "loss": math.nan, "extra": {"bounds": [-math.inf, math.inf]}})
     (part,) = store.list("metrics/")
@@ -138,8 +138,7 @@ def test_what_the_text_says_of_numbers_that_json_lacks_is_what_is_logged(tmp_pat
     assert all(f'`"{word}"`' in TEXT for word in said)
 
 
-def test_what_the_text_says_of_the_recorded_table_is_what_is_stored(tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path / "run"))
+def test_what_the_text_says_of_the_recorded_table_is_what_is_stored(store: LocalStore) -> None:
     config = Config.model_validate(
         {"run": {"uri": store.uri}, "task": {"name": "x"}, "train": {"steps": 1, "global_batch": 1, "micro_batch": 1}}
     )

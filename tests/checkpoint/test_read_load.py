@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from tests.checkpoint.loading import (
     NEW,
     OLD,
     Unreachable,
-    assert_same,
     empty,
     load_alone,
     load_on,
@@ -27,8 +25,10 @@ from tests.checkpoint.loading import (
     truncate,
     two_checkpoints,
 )
-from tests.checkpoint.saving import PATIENCE_S, Events, checkpointer, own_tensors, raw_bytes, sample_tensors
+from tests.checkpoint.saving import Events, checkpointer, own_tensors, sample_tensors, save_one
+from tests.checkpoint.stores import FlippedOnce
 from tests.checkpoint.written import (
+    assert_same,
     flip_bit,
     rewrite_manifest,
     rows,
@@ -38,13 +38,13 @@ from tests.checkpoint.written import (
     write_checkpoint,
     write_part,
 )
-from tests.fork_server import ForkServer
+from tests.trainer.ranks import run_threads
 from trainer.checkpoint.format.layout import attempt_name
-from trainer.checkpoint.format.records import BLOCK_BYTES, Manifest, decode_manifest
+from trainer.checkpoint.format.records import BLOCK_BYTES, decode_manifest
 from trainer.checkpoint.load.latest import load_latest
 from trainer.checkpoint.votes import StoreVotes
 from trainer.config import TierConfig
-from trainer.storage import ObjectStore
+from trainer.storage import ObjectStore, StorageError
 from trainer.storage.local import LocalStore
 
 
@@ -108,7 +108,7 @@ def test_one_flipped_bit_anywhere_is_found_and_the_older_checkpoint_is_loaded(
     store = LocalStore(str(tmp_path / "run"))
     if not list(store.list()):
         two_checkpoints(store)
-    manifest = newer_manifest(store)
+    manifest = decode_manifest(store.read(NEW.key)[0])
     key = {"data": manifest.parts[part].data_key, "index": manifest.parts[part].index_key, "manifest": NEW.key}[region]
     before = store.read(key)[0]
     flip_bit(store, key, position, bit)
@@ -119,10 +119,6 @@ def test_one_flipped_bit_anywhere_is_found_and_the_older_checkpoint_is_loaded(
         assert key in loaded.skipped[0]
     finally:
         store.put(key, before)
-
-
-def newer_manifest(store: ObjectStore) -> Manifest:
-    return decode_manifest(store.read(NEW.key)[0])
 
 
 @pytest.mark.parametrize("harm", [truncate, prolong, empty, remove, swap])
@@ -138,14 +134,6 @@ def test_a_cut_missing_or_swapped_object_sends_the_load_to_the_older_checkpoint(
     assert_same(loaded.tensors, sample_state(1))
     assert len(loaded.skipped) == 1
     assert key in loaded.skipped[0]
-
-
-def test_a_manifest_that_points_nowhere_is_passed_over(store: LocalStore) -> None:
-    manifest = two_checkpoints(store)
-    for part in manifest.parts:
-        store.delete(part.data_key)
-        store.delete(part.index_key)
-    assert load_alone(store, [NEW, OLD]).manifest.id == OLD
 
 
 def test_a_part_of_another_attempt_with_valid_records_is_passed_over(store: LocalStore) -> None:
@@ -183,53 +171,15 @@ def test_one_ranks_damaged_view_takes_all_ranks_to_the_older_checkpoint(tmp_path
         assert "found by rank 1" in loaded.skipped[0]
 
 
-def _load_in_process(rank: int, port: int, views: list[str], folder: str) -> None:
-    board = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
-    loaded = load_latest(
-        LocalStore(views[rank]),
-        StoreVotes(board, len(views)),
-        rank=rank,
-        world_size=len(views),
-        candidates=[NEW, OLD] if rank == 0 else [],
-        want=lambda name: True,
-        on_event=lambda kind, fields: None,
-        timeout_s=300,
-    )
-    assert loaded is not None
-    assert_same(loaded.tensors, sample_state(1))
-    (Path(folder) / f"rank{rank}").write_text(f"{loaded.manifest.step} {loaded.skipped[0]}")
-
-
 @pytest.mark.slow
-def test_two_processes_agree_on_the_older_checkpoint_when_one_finds_damage(
-    fork_server: ForkServer, tmp_path: Path
-) -> None:
-    views = [str(tmp_path / f"view{rank}") for rank in range(2)]
-    for view in views:
-        manifest = two_checkpoints(LocalStore(view))
-    flip_bit(LocalStore(views[1]), manifest.parts[0].data_key, 100)
-    board = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    fork_server.call(_load_in_process, 2, board.port, views, str(tmp_path))
-    for rank in range(2):
-        assert (tmp_path / f"rank{rank}").read_text().startswith(f"10 {NEW.key}: found by rank 1: rank 0, ")
-
-
-@pytest.mark.slow
-def test_a_real_saves_fast_copy_loads_while_the_run_store_serves_records_only(
-    store: LocalStore, tmp_path: Path
-) -> None:
+def test_a_saves_fast_copy_loads_while_the_run_store_serves_records_only(store: LocalStore, tmp_path: Path) -> None:
     tiers = (TierConfig(kind="nvme", path=str(tmp_path / "nvme")),)
     with checkpointer(store, Events(), tiers=tiers) as saver:
-        for step in (10, 20):
-            saver.save(step, sample_tensors(step), own_tensors(), {}, {})
-            assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
-    expected = {**sample_tensors(20), **own_tensors()}
+        assert all(save_one(saver, step, {**sample_tensors(step), **own_tensors()}).committed for step in (10, 20))
     for view, places in ((Unreachable(store.uri), tiers), (store, ())):
         loaded = load_alone(view, [NEW, OLD], tiers=places)
         assert loaded.manifest.id == NEW
-        assert {name: raw_bytes(tensor) for name, tensor in loaded.tensors.items()} == {
-            name: raw_bytes(tensor) for name, tensor in expected.items()
-        }
+        assert_same(loaded.tensors, {**sample_tensors(20), **own_tensors()})
 
 
 def test_ranks_that_see_different_valid_manifests_do_not_load_either(tmp_path: Path) -> None:
@@ -247,9 +197,7 @@ def test_no_candidates_mean_a_fresh_start_on_every_rank(store: LocalStore) -> No
     assert load_on([store] * 2, []) == [None, None]
 
 
-def test_candidates_of_which_none_verifies_end_in_an_error_that_lists_them_and_not_in_a_fresh_start(
-    store: LocalStore,
-) -> None:
+def test_candidates_of_which_none_verifies_are_an_error_that_lists_them_and_no_fresh_start(store: LocalStore) -> None:
     manifest = two_checkpoints(store)
     flip_bit(store, manifest.parts[0].data_key, 0)
     store.delete(OLD.key)
@@ -259,33 +207,21 @@ def test_candidates_of_which_none_verifies_end_in_an_error_that_lists_them_and_n
     assert [NEW.key in caught.value.problems[1], OLD.key in caught.value.problems[2]] == [True, True]
 
 
-def test_an_unreachable_store_is_an_error_on_every_rank_and_never_an_older_checkpoint(store: LocalStore) -> None:
+def test_an_unreachable_store_is_a_storage_error_on_every_rank_and_never_an_older_checkpoint(store: LocalStore) -> None:
     two_checkpoints(store)
     board = torch.distributed.HashStore()
 
-    def one(rank: int) -> str:
-        view = Unreachable(store.uri) if rank == 1 else store
-        try:
-            load_latest(
-                view,
-                StoreVotes(board, 2),
-                rank=rank,
-                world_size=2,
-                candidates=[NEW, OLD],
-                want=lambda name: True,
-                on_event=lambda kind, fields: None,
-                timeout_s=300,
-            )
-        except UserError as error:
-            return str(error)
-        return "loaded"
+    def load(rank: int) -> Any:
+        view, votes = Unreachable(store.uri) if rank == 1 else store, StoreVotes(board, 2)
+        hooks: dict[str, Any] = {"want": lambda name: True, "on_event": lambda kind, fields: None}
+        return load_latest(view, votes, rank=rank, world_size=2, candidates=[NEW, OLD], timeout_s=300, **hooks)
 
-    with ThreadPoolExecutor(2) as pool:
-        said = list(pool.map(one, range(2)))
-    assert all("connection refused" in line for line in said)
+    errors = run_threads(2, load)
+    assert [type(error) for error in errors] == [StorageError] * 2
+    assert all("connection refused" in str(error) for error in errors)
 
 
-def test_a_newer_format_stops_the_load_instead_of_going_back_in_time(
+def test_a_newer_format_stops_the_load_and_nothing_older_loads(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_checkpoint(store, OLD.step, split_state(sample_state(1), 2), nonce="00000001")
@@ -296,22 +232,8 @@ def test_a_newer_format_stops_the_load_instead_of_going_back_in_time(
         load_alone(store, [NEW, OLD])
 
 
-class Flaky(LocalStore):
-    """Flips a bit of the first delivery of every byte range, as a bad wire would; what is stored is whole."""
-
-    def __init__(self, uri: str) -> None:
-        super().__init__(uri)
-        self.delivered: set[tuple[str, int]] = set()
-
-    def read_into(self, key: str, buffer: memoryview, offset: int = 0) -> None:
-        super().read_into(key, buffer, offset)
-        if (key, offset) not in self.delivered:
-            self.delivered.add((key, offset))
-            buffer[0] ^= 1
-
-
 def test_bytes_that_only_the_wire_damaged_are_read_again_instead_of_losing_the_checkpoint(store: LocalStore) -> None:
     two_checkpoints(store)
-    loaded = load_alone(Flaky(store.uri), [NEW, OLD])
+    loaded = load_alone(FlippedOnce(store.uri), [NEW, OLD])
     assert loaded.manifest.id == NEW
     assert_same(loaded.tensors, sample_state(2))

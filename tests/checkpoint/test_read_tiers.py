@@ -8,19 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoint.loading import (
-    NEW,
-    OLD,
-    Unreachable,
-    assert_same,
-    empty,
-    load_alone,
-    remove,
-    swap,
-    truncate,
-    two_checkpoints,
-)
-from tests.checkpoint.written import flip_bit, sample_state
+from tests.checkpoint.loading import NEW, OLD, empty, load_alone, remove, swap, truncate, two_checkpoints
+from tests.checkpoint.written import assert_same, flip_bit, sample_state
 from trainer.checkpoint.format.layout import tier_root
 from trainer.checkpoint.format.records import Manifest
 from trainer.config import TierConfig
@@ -37,13 +26,6 @@ def tiered(store: LocalStore, tmp_path: Path) -> tuple[TierConfig, LocalStore, M
         for key in (part.data_key, part.index_key):
             copy.put(key, store.read(key)[0])
     return tier, copy, manifest
-
-
-def test_a_whole_copy_in_a_tier_spares_the_run_store_every_data_read(
-    store: LocalStore, tiered: tuple[TierConfig, LocalStore, Manifest]
-) -> None:
-    loaded = load_alone(Unreachable(store.uri), [NEW], tiers=(tiered[0],))
-    assert_same(loaded.tensors, sample_state(2))
 
 
 @pytest.mark.parametrize("harm", [truncate, empty, remove, swap, lambda s, k: flip_bit(s, k, 5)])

@@ -7,28 +7,27 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch.distributed import HashStore
 
 from tests.checkpoint.saving import (
+    ALL,
     PATIENCE_S,
     Events,
-    VotesWithout,
-    assert_holds,
     checkpointer,
-    eventually,
-    has_ended,
     held_up,
-    manifests_of,
     own_tensors,
     sample_tensors,
+    save_one,
     small_disk,
     stopped,
     writer_pid,
 )
+from tests.checkpoint.stores import Asking
+from tests.checkpoint.written import assert_holds, manifests_of
+from tests.processes import alive, wait_until
 from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, index_key, tier_root
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.load.parts import read_manifest
@@ -37,13 +36,6 @@ from trainer.config import TierConfig
 from trainer.errors import LostRunError
 from trainer.storage import ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
-
-ALL = {**sample_tensors(), **own_tensors()}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    return open_store(str(tmp_path / "run"))
 
 
 def test_what_was_saved_is_what_loads_even_though_training_changed_it_at_once(store: ObjectStore) -> None:
@@ -69,18 +61,9 @@ def test_what_was_saved_is_what_loads_even_though_training_changed_it_at_once(st
 def test_a_state_that_grows_or_shrinks_between_saves_is_saved_whole(store: ObjectStore) -> None:
     with checkpointer(store, Events()) as saver:
         for step, rows in enumerate((10, 9000, 3), start=1):
-            saver.save(step, sample_tensors(step, rows), {}, {}, {})
-            saver.wait(PATIENCE_S)
+            save_one(saver, step, sample_tensors(step, rows))
     for step, rows in enumerate((10, 9000, 3), start=1):
         assert_holds(store, ManifestId(1, step), sample_tensors(step, rows))
-
-
-def test_prepared_memory_is_used_by_the_first_save(store: ObjectStore) -> None:
-    with checkpointer(store, Events()) as saver:
-        saver.prepare(sample_tensors(), own_tensors())
-        saver.save(1, sample_tensors(), own_tensors(), {}, {})
-        assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
-    assert_holds(store, ManifestId(1, 1), ALL)
 
 
 def test_a_save_that_finds_one_in_flight_is_skipped_and_says_so(store: ObjectStore) -> None:
@@ -107,8 +90,7 @@ def test_an_urgent_save_does_not_wait_for_the_one_in_flight_and_both_commit(stor
             saver.save(1, sample_tensors(1), {}, {}, {})
             saver.save(2, sample_tensors(2), {}, {}, {}, urgent=True)
         assert [(o.step, o.committed) for o in saver.wait(PATIENCE_S)] == [(1, True), (2, True)]
-        saver.save(3, sample_tensors(3), {}, {}, {})
-        saver.wait(PATIENCE_S)
+        save_one(saver, 3, sample_tensors(3))
     for step in (1, 2, 3):
         assert_holds(store, ManifestId(1, step), sample_tensors(step))
 
@@ -119,11 +101,10 @@ def test_a_writer_killed_during_a_save_costs_that_save_and_nothing_else(store: O
     with checkpointer(store, events) as saver:
         with held_up(store) as under_way:
             saver.save(1, sample_tensors(1), {}, {}, {})
-            eventually(under_way, "unfinished object")
+            wait_until(under_way)
             os.kill(writer_pid(), signal.SIGKILL)
             (lost,) = saver.wait(PATIENCE_S)
-        saver.save(2, sample_tensors(2), {}, {}, {})
-        (saved,) = saver.wait(PATIENCE_S)
+        saved = save_one(saver, 2, sample_tensors(2))
     assert (lost.step, lost.committed) == (1, False)
     assert "SIGKILL" in lost.detail
     assert (saved.step, saved.committed) == (2, True)
@@ -137,34 +118,17 @@ def test_a_writer_killed_between_saves_costs_nothing(store: ObjectStore) -> None
     with checkpointer(store, events) as saver:
         pid = writer_pid()
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda: has_ended(pid), "end of the writer")
-        saver.save(1, ALL, {}, {}, {})
-        assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
+        wait_until(lambda: not alive(pid))
+        assert save_one(saver, 1).committed
     assert len(events.of("writer_restarted")) == 1
-
-
-@pytest.mark.slow
-def test_a_rank_that_never_votes_ends_the_attempt_without_a_manifest(store: ObjectStore) -> None:
-    events = Events()
-    votes = VotesWithout(HashStore(), 2)
-    votes.lost = 1
-    with checkpointer(store, events, world_size=2, votes=votes) as saver:
-        saver.save(1, ALL, {}, {}, {})
-        (outcome,) = saver.wait(PATIENCE_S)
-    assert not outcome.committed
-    assert "rank 1" in outcome.detail
-    assert manifests_of(store) == []
-    assert len(events.of("checkpoint_failed")) == 1
 
 
 def test_a_job_that_lost_its_run_commits_nothing_and_says_who_owns_it_now(store: ObjectStore) -> None:
     with checkpointer(store, Events()) as saver:
-        saver.save(1, ALL, {}, {}, {})
-        saver.wait(PATIENCE_S)
+        save_one(saver, 1)
         Lease.take(store, "the newer job")
-        saver.save(2, ALL, {}, {}, {})
         with pytest.raises(LostRunError, match="the newer job") as lost:
-            saver.wait(PATIENCE_S)
+            save_one(saver, 2)
         with pytest.raises(LostRunError):
             saver.save(3, ALL, {}, {}, {})
         with pytest.raises(LostRunError):
@@ -200,22 +164,17 @@ class FlakyStore(LocalStore):
 def test_a_commit_whose_answer_got_lost_counts_as_the_success_it_was(tmp_path: Path, mood: str) -> None:
     store = FlakyStore(str(tmp_path / "run"), mood)
     with checkpointer(store, Events()) as saver:
-        saver.save(1, ALL, {}, {}, {})
-        assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
+        assert save_one(saver, 1).committed
     assert_holds(store, ManifestId(1, 1), ALL)
 
 
 @pytest.mark.parametrize("mood", ["away", "foreign object"])
-def test_a_commit_that_the_store_refuses_is_reported_once_and_the_next_save_tries_again(
-    tmp_path: Path, mood: str
-) -> None:
+def test_a_commit_that_the_store_refuses_is_told_once_and_the_next_save_tries_again(tmp_path: Path, mood: str) -> None:
     store, events = FlakyStore(str(tmp_path / "run"), mood), Events()
     with checkpointer(store, events) as saver:
-        saver.save(1, ALL, {}, {}, {})
-        (refused,) = saver.wait(PATIENCE_S)
+        refused = save_one(saver, 1)
         store.mood = ""
-        saver.save(2, ALL, {}, {}, {})
-        (saved,) = saver.wait(PATIENCE_S)
+        saved = save_one(saver, 2)
     assert (refused.committed, saved.committed) == (False, True)
     (failure,) = events.of("checkpoint_failed")
     assert failure["step"] == 1
@@ -224,43 +183,35 @@ def test_a_commit_that_the_store_refuses_is_reported_once_and_the_next_save_trie
 
 def test_a_second_try_at_a_step_that_is_committed_already_reports_the_commit_that_stands(store: ObjectStore) -> None:
     with checkpointer(store, Events()) as saver:
-        saver.save(1, sample_tensors(1), {}, {}, {})
-        saver.wait(PATIENCE_S)
+        save_one(saver, 1)
         first = read_manifest(store, ManifestId(1, 1)).attempt
-        saver.save(1, sample_tensors(1), {}, {}, {}, urgent=True)
-        (again,) = saver.wait(PATIENCE_S)
+        again = save_one(saver, 1, urgent=True)
     assert again.committed
     assert first in again.detail
-    assert_holds(store, ManifestId(1, 1), sample_tensors(1))
+    assert_holds(store, ManifestId(1, 1), ALL)
 
 
 def test_a_part_that_vanished_before_the_commit_prevents_it(tmp_path: Path) -> None:
-    class Thief(LocalStore):
-        def stat(self, key: str) -> Any:
-            if key.startswith(ATTEMPTS) and key.endswith(".json"):
-                self.delete(key)
-            return super().stat(key)
+    def steal(request: str, key: str) -> None:
+        if request == "stat" and key.startswith(ATTEMPTS) and key.endswith(".json"):
+            (tmp_path / "run" / key).unlink()
 
-    store = Thief(str(tmp_path / "run"))
+    store = Asking(str(tmp_path / "run"), steal)
     with checkpointer(store, Events()) as saver:
-        saver.save(1, ALL, {}, {}, {})
-        (outcome,) = saver.wait(PATIENCE_S)
+        outcome = save_one(saver, 1)
     assert not outcome.committed
     assert "rank 0" in outcome.detail
     assert manifests_of(store) == []
 
 
-def test_a_full_disk_under_a_tier_is_reported_and_the_run_still_gets_its_checkpoint(
-    store: ObjectStore, tmp_path: Path
-) -> None:
+def test_a_full_disk_under_a_tier_is_told_and_the_run_gets_its_checkpoint(store: ObjectStore, tmp_path: Path) -> None:
     events = Events()
     with small_disk(tmp_path / "small", 1) as small:
         good = TierConfig(kind="nvme", path=str(tmp_path / "nvme"))
         tiers = (good, TierConfig(kind="memory", path=str(small)))
         big = {"weight": torch.randn(500_000)}
         with checkpointer(store, events, tiers=tiers) as saver:
-            saver.save(1, big, {}, {}, {})
-            assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
+            assert save_one(saver, 1, big).committed
     (failure,) = events.of("tier_failed")
     assert failure["tier"].startswith(str(small))
     assert "no space left" in failure["detail"]
@@ -276,11 +227,9 @@ def test_a_full_disk_under_the_run_costs_saves_until_there_is_space_again(tmp_pa
         (small / "ballast").write_bytes(bytes(6 << 20))
         big = {"weight": torch.randn(1_000_000)}
         with checkpointer(store, events) as saver:
-            saver.save(1, big, {}, {}, {})
-            (failed,) = saver.wait(PATIENCE_S)
+            failed = save_one(saver, 1, big)
             (small / "ballast").unlink()
-            saver.save(2, big, {}, {}, {})
-            (saved,) = saver.wait(PATIENCE_S)
+            saved = save_one(saver, 2, big)
         assert (failed.committed, saved.committed) == (False, True)
         assert "no space left" in failed.detail
         assert "\n" not in failed.detail
@@ -296,9 +245,7 @@ def test_a_state_that_would_not_read_back_as_it_is_is_refused_and_notes_for_peop
     assert read_manifest(store, ManifestId(1, 1)).about == {"loss": "nan", "path": "/x", "list": [1.5, "inf"]}
 
 
-def test_closing_with_a_save_in_flight_does_not_wait_for_it_and_leaves_neither_threads_nor_a_child(
-    store: ObjectStore,
-) -> None:
+def test_closing_does_not_wait_for_a_save_in_flight_and_leaves_neither_threads_nor_a_child(store: ObjectStore) -> None:
     before = set(threading.enumerate())
     with checkpointer(store, Events()) as saver:
         pid = writer_pid()
@@ -326,7 +273,6 @@ def test_what_was_said_about_past_saves_is_forgotten(store: ObjectStore) -> None
     keys = []
     with checkpointer(store, Events(), votes=StoreVotes(board, 1)) as saver:
         for step in range(1, 6):
-            saver.save(step, ALL, {}, {}, {})
-            saver.wait(PATIENCE_S)
+            save_one(saver, step)
             keys.append(board.num_keys())
     assert keys[-1] == keys[-2] == keys[1]

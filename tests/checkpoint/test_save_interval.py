@@ -1,4 +1,4 @@
-"""Promises of the interval: least time lost, the operator's number where given, the right choice when time is short."""
+"""Promises of the interval: least time lost, the operator's number where given."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.save.interval import Interval, finish_or_restart, young_daly
+from trainer.checkpoint.save.interval import Interval, young_daly
 
 
 def lost_share(interval: float, stall: float, mtbf: float) -> float:
@@ -60,26 +60,3 @@ def test_an_interval_is_never_less_than_a_step(step_s: float, stall_s: float, mt
     interval.measured_step(step_s)
     interval.measured_stall(stall_s)
     assert interval.steps >= 1
-
-
-seconds = st.floats(0, 1000)
-
-
-@given(seconds, seconds | st.none())
-def test_with_nothing_in_flight_the_newest_state_is_saved(new: float, left: float | None) -> None:
-    assert finish_or_restart(None, new, left) == "save"
-
-
-@given(seconds, seconds, seconds)
-def test_a_save_in_flight_is_never_given_up_for_one_that_comes_too_late(flight: float, new: float, left: float) -> None:
-    choice = finish_or_restart(flight, new, left)
-    if new > left:
-        assert choice == "finish"
-    if choice == "save":
-        assert new < flight
-        assert new <= left
-
-
-@given(seconds, seconds)
-def test_without_a_deadline_what_commits_sooner_is_chosen(flight: float, new: float) -> None:
-    assert finish_or_restart(flight, new, None) == ("finish" if flight <= new else "save")

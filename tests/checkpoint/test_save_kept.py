@@ -6,35 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.saving import (
-    PATIENCE_S,
-    Events,
-    checkpointer,
-    eventually,
-    manifests_of,
-    own_tensors,
-    sample_tensors,
-)
+from tests.checkpoint.saving import Events, checkpointer, save_one
+from tests.checkpoint.written import manifests_of
+from tests.processes import wait_until
 from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, tier_root
 from trainer.checkpoint.load.parts import read_manifest
 from trainer.config import TierConfig
 from trainer.storage import ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
 
-ALL = {**sample_tensors(), **own_tensors()}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    return open_store(str(tmp_path / "run"))
-
 
 def test_a_tier_keeps_the_last_commit_and_the_newest_copy_only(store: ObjectStore, tmp_path: Path) -> None:
     tier = TierConfig(kind="nvme", path=str(tmp_path / "nvme"))
     with checkpointer(store, Events(), tiers=(tier,)) as saver:
-        for step in (1, 2, 3, 4):
-            saver.save(step, ALL, {}, {}, {})
-            assert all(outcome.committed for outcome in saver.wait(PATIENCE_S))
+        assert all(save_one(saver, step).committed for step in (1, 2, 3, 4))
     copies = open_store(tier_root(tier.path, store.uri))
     kept = {info.key.split("/")[1] for info in copies.list(ATTEMPTS)}
     assert kept == {read_manifest(store, ManifestId(1, step)).attempt for step in (3, 4)}
@@ -45,12 +30,10 @@ def test_a_tier_keeps_the_checkpoint_that_a_new_generation_began_from(store: Obj
     tier = TierConfig(kind="nvme", path=str(tmp_path / "nvme"))
     with checkpointer(store, Events(), tiers=(tier,)) as saver:
         for step in (1, 2):
-            saver.save(step, ALL, {}, {}, {})
-            saver.wait(PATIENCE_S)
+            save_one(saver, step)
     begun_from = ManifestId(1, 2)
     with checkpointer(store, Events(), tiers=(tier,), parent=begun_from) as saver:
-        saver.save(3, ALL, {}, {}, {})
-        saver.wait(PATIENCE_S)
+        save_one(saver, 3)
     copies = open_store(tier_root(tier.path, store.uri))
     kept = {info.key.split("/")[1] for info in copies.list(ATTEMPTS)}
     assert kept == {read_manifest(store, commit).attempt for commit in (begun_from, ManifestId(2, 3))}
@@ -62,18 +45,16 @@ def test_old_checkpoints_are_pruned_as_the_options_say(store: ObjectStore) -> No
     events = Events()
     with checkpointer(store, events, keep_last=2) as saver:
         for step in range(1, 6):
-            saver.save(step, ALL, {}, {}, {})
-            saver.wait(PATIENCE_S)
-            eventually(lambda: len(manifests_of(store)) <= 2, "pruning")
-        eventually(lambda: len(events.of("checkpoints_pruned")) == 3, "report")
+            save_one(saver, step)
+            wait_until(lambda: len(manifests_of(store)) <= 2)
+        wait_until(lambda: len(events.of("checkpoints_pruned")) == 3)
     assert manifests_of(store) == [ManifestId(1, 4), ManifestId(1, 5)]
 
 
 def test_a_job_that_commits_nothing_prunes_what_killed_jobs_before_it_left(store: ObjectStore) -> None:
     with checkpointer(store, Events(), keep_last=9) as saver:
         for step in range(1, 5):
-            saver.save(step, ALL, {}, {}, {})
-            saver.wait(PATIENCE_S)
+            save_one(saver, step)
     assert len(manifests_of(store)) == 4
     with checkpointer(store, Events(), keep_last=2, parent=ManifestId(1, 4)):
         pass
@@ -87,8 +68,6 @@ def test_a_pruning_that_fails_is_reported_and_costs_no_checkpoint(tmp_path: Path
 
     store, events = Undeletable(str(tmp_path / "run")), Events()
     with checkpointer(store, events, keep_last=2) as saver:
-        for step in (1, 2, 3):
-            saver.save(step, ALL, {}, {}, {})
-            assert [outcome.committed for outcome in saver.wait(PATIENCE_S)] == [True]
-        eventually(lambda: events.of("prune_failed"), "failed pruning")
+        assert all(save_one(saver, step).committed for step in (1, 2, 3))
+        wait_until(lambda: events.of("prune_failed"))
     assert "not allowed" in events.of("prune_failed")[0]["detail"]

@@ -12,23 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lustrain.problem import UserError
+from tests.checkpoint.stores import FlippedOnce, Stuttering
 from trainer.checkpoint.format.layout import LEASE, ManifestId
 from trainer.checkpoint.format.records import DamagedRecordError, Manifest, NewerFormatError, encode, seal
 from trainer.checkpoint.lineage.lease import Lease, LeaseRecord, Settlement, live_manifests, read_lease
 from trainer.errors import LostRunError
-from trainer.storage import ObjectStore, PreconditionError, open_store
-from trainer.storage.local import LocalStore
+from trainer.storage import ObjectStore
 
 
 def lineage_in(store: ObjectStore) -> tuple[Settlement, ...]:
     lease = read_lease(store)
     assert lease is not None
     return lease.lineage
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    return open_store(str(tmp_path / "run"))
 
 
 def test_the_newer_job_wins_and_the_older_one_learns_from_whom(store: ObjectStore) -> None:
@@ -60,11 +55,6 @@ def test_jobs_that_take_a_run_at_the_same_moment_get_different_generations(store
 
 
 def test_a_take_or_settle_whose_answer_got_lost_counts_once(tmp_path: Path) -> None:
-    class Stuttering(LocalStore):
-        def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
-            super().put(key, body, if_absent=if_absent, if_match=if_match)
-            raise PreconditionError("the retry met its own success")
-
     store = Stuttering(str(tmp_path / "run"))
     lease = Lease.take(store, "job")
     lease.settle(None)
@@ -93,19 +83,6 @@ def test_a_damaged_lease_is_one_line_with_the_fix_and_of_a_newer_format_too(stor
         Lease.take(store, "job")
 
 
-class FlippedOnce(LocalStore):
-    """Flips a bit of the first delivery of every object, as a wire without checksums may; what is stored is whole."""
-
-    def __init__(self, uri: str) -> None:
-        super().__init__(uri)
-        self.delivered: set[str] = set()
-
-    def read(self, key: str) -> tuple[bytes, str]:
-        raw, etag = super().read(key)
-        first, self.delivered = key not in self.delivered, self.delivered | {key}
-        return (raw[:20] + bytes([raw[20] ^ 1]) + raw[21:] if first else raw), etag
-
-
 def test_a_lease_that_only_the_wire_damaged_is_read_again(store: ObjectStore) -> None:
     lease = Lease.take(store, "job")
     lease.settle(None)
@@ -120,9 +97,7 @@ def put_manifests(store: ObjectStore, *described: tuple[int, int, ManifestId | N
         store.put(manifest.id.key, encode(manifest))
 
 
-def test_a_lease_that_was_removed_is_rebuilt_from_the_manifests(
-    store: ObjectStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_removed_lease_is_rebuilt_from_the_manifests(store: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
     put_manifests(store, (1, 10, None), (1, 20, None), (4, 25, ManifestId(1, 20)))
     store.put("manifests/000003-0000000022.json", b"damaged")
     store.put("metrics/000006-00001.jsonl", b"")

@@ -30,9 +30,7 @@ def cells(entry: Entry) -> list[tuple[int, ...]]:
 
 
 @given(shapes("shared."), st.integers(1, 9))
-def test_the_pieces_of_all_ranks_hold_every_element_of_every_tensor_exactly_once(
-    shared: list[Shape], world: int
-) -> None:
+def test_the_pieces_of_all_ranks_hold_each_element_of_each_tensor_once(shared: list[Shape], world: int) -> None:
     per_rank = [lay_out(shared, [], rank, world) for rank in range(world)]
     for shape in shared:
         pieces = [entry for entries in per_rank for entry in entries if entry.name == shape.name]

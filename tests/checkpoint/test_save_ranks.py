@@ -9,7 +9,8 @@ import pytest
 from torch import Tensor
 from torch.distributed import TCPStore
 
-from tests.checkpoint.saving import PATIENCE_S, assert_holds, manifests_of, own_tensors, sample_tensors
+from tests.checkpoint.saving import PATIENCE_S, own_tensors, sample_tensors
+from tests.checkpoint.written import assert_holds, manifests_of
 from tests.fork_server import ForkServer
 from tests.lab.servers import S3Place
 from trainer.checkpoint.format.layout import ManifestId

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.checkpoint.saving import own_tensors, raw_bytes, sample_tensors
+from tests.checkpoint.saving import own_tensors, sample_tensors
+from tests.checkpoint.written import raw_bytes
 from trainer.checkpoint.format.records import ALIGN
 from trainer.checkpoint.save.stage import Staged, Staging, StagingError, available_memory, shape_of
 

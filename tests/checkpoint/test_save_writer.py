@@ -11,16 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoint.saving import (
-    JOB_SIGNALS,
-    PATIENCE_S,
-    Events,
-    checkpointer,
-    eventually,
-    has_ended,
-    stopped,
-    writer_pid,
-)
+from tests.checkpoint.saving import JOB_SIGNALS, PATIENCE_S, Events, checkpointer, stopped, writer_pid
+from tests.processes import alive, wait_until
 from trainer.storage import open_store
 
 PARENT = """
@@ -51,11 +43,11 @@ def test_the_writer_ends_with_its_trainer_even_when_that_is_killed() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    assert not has_ended(pid)
+    assert alive(pid)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    eventually(lambda: has_ended(pid), "end of the writer")
+    wait_until(lambda: not alive(pid))
 
 
 def test_signals_for_the_job_do_not_end_a_save(tmp_path: Path) -> None:
@@ -81,6 +73,6 @@ def test_a_writer_that_hangs_is_killed_after_the_agreed_time_and_replaced(tmp_pa
         (hung,) = saver.wait(PATIENCE_S)
         assert not hung.committed
         assert "no answer" in hung.detail
-        eventually(lambda: writer_pid() != pid, "another writer")
-        assert has_ended(pid)
+        wait_until(lambda: writer_pid() != pid)
+        assert not alive(pid)
     assert len(events.of("writer_restarted")) == 1

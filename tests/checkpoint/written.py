@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from awscrt.checksums import crc64nvme
 
-from trainer.checkpoint.format.layout import ManifestId, attempt_name, data_key, index_key
+from trainer.checkpoint.format.layout import LEASE, MANIFESTS, ManifestId, attempt_name, data_key, index_key
 from trainer.checkpoint.format.records import ALIGN, BLOCK_BYTES, Block, Entry, Manifest, Part, RankIndex, encode
+from trainer.checkpoint.lineage.lease import LeaseRecord, Settlement
+from trainer.checkpoint.load.latest import read_checkpoint
+from trainer.checkpoint.load.parts import Places, ignore_event, read_manifest
 from trainer.storage import ObjectStore
 
 Boxed = tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]
@@ -97,6 +100,42 @@ def rewrite_manifest(store: ObjectStore, manifest: Manifest, **changes: Any) -> 
     changed = replace(manifest, **changes)
     store.put(manifest.id.key, encode(changed))
     return changed
+
+
+def write_steps(store: ObjectStore, steps: Iterable[int], generation: int = 1, metric: float | None = None) -> None:
+    """A checkpoint of two ranks for each of these steps, of `sample_state(step)`."""
+    for step in steps:
+        nonce = f"{generation:04x}{step:04x}"
+        about = {} if metric is None else {"eval_loss": metric}
+        state = split_state(sample_state(step), 2)
+        write_checkpoint(store, step, state, generation=generation, nonce=nonce, about=about)
+
+
+def put_lease(store: ObjectStore, generation: int, *lineage: tuple[int, ManifestId | None]) -> None:
+    settled = tuple(Settlement(g, parent) for g, parent in lineage)
+    store.put(LEASE, LeaseRecord(generation, "host", "2026-01-02T03:04:05Z", "00" * 8, settled).encode())
+
+
+def manifests_of(store: ObjectStore) -> list[ManifestId]:
+    return [i for i in (ManifestId.of_key(info.key) for info in store.list(MANIFESTS)) if i]
+
+
+def assert_holds(store: ObjectStore, manifest_id: ManifestId, expected: Mapping[str, torch.Tensor]) -> None:
+    """The checkpoint verifies, and its tensors are these to the last bit."""
+    manifest = read_manifest(store, manifest_id)
+    assert_same(read_checkpoint(Places(store), manifest, want=lambda name: True, on_event=ignore_event), expected)
+
+
+def assert_same(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+        assert raw_bytes(found[name]) == raw_bytes(tensor), name
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
+    return bytes(flat.view(torch.uint8).numpy().data)
 
 
 def flip_bit(store: ObjectStore, key: str, position: int, bit: int = 0) -> None:

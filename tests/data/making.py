@@ -16,23 +16,8 @@ import numpy as np
 from trainer.storage import ObjectStore, open_store
 
 WORDS = (
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "for",
-    "that",
-    "was",
-    "on",
-    "with",
-    "as",
-    "at",
-    "by",
-    "from",
-    "not",
-    "which",
+    *("the", "of", "and", "to", "in", "is", "for", "that"),
+    *("was", "on", "with", "as", "at", "by", "from", "not", "which"),
 )
 
 

@@ -28,7 +28,7 @@ def test_a_large_epoch_is_a_permutation_too() -> None:
 
 @given(
     seed=seeds,
-    size=st.integers(1, MAX_SIZE),
+    size=st.integers(1, 50) | st.integers(1, MAX_SIZE),
     start=st.integers(0, 2**62),
     cuts=st.lists(st.integers(0, 40), max_size=8),
 )
@@ -38,13 +38,6 @@ def test_any_split_over_ranks_and_calls_gives_the_same_order(seed: int, size: in
     parts = [sample_ids(seed, at, count, size) for at, count in zip(starts, cuts, strict=False)]
     assert np.array_equal(whole, np.concatenate([np.empty(0, np.int64), *parts]))
     assert ((whole >= 0) & (whole < size)).all()
-
-
-@pytest.mark.slow
-@given(seed=seeds, size=st.integers(1, 50), start=st.integers(0, 500), count=st.integers(0, 200))
-def test_positions_may_straddle_epochs(seed: int, size: int, start: int, count: int) -> None:
-    one_by_one = [int(sample_ids(seed, start + i, 1, size)[0]) for i in range(count)]
-    assert sample_ids(seed, start, count, size).tolist() == one_by_one
 
 
 @given(seed=seeds, other=seeds, epoch=st.integers(0, 10**6))

@@ -58,6 +58,10 @@ def test_any_number_of_workers_writes_the_same_bytes(corpus: Path, tmp_path: Pat
     assert one["checksum"] == three["checksum"]
     assert one["chunks"] > 4
     assert one["splits"]["train"]["shards"] > 2
+    eos = TokenSet.open(str(tmp_path / "one"), "train", cache_dir=tmp_path, cache_bytes=0).index.eos_id
+    ends = np.flatnonzero(stream(tmp_path / "one", "train") == eos) + 1
+    assert np.array_equal(document_ends(tmp_path / "one", "train"), ends), "also where documents cross shards"
+    assert one["splits"]["train"]["documents"] == len(ends)
 
 
 @pytest.mark.slow
@@ -82,9 +86,7 @@ def test_a_large_plain_file_is_cut_at_line_ends_and_nothing_is_lost(corpus: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_job_that_dies_anywhere_goes_on_to_identical_bytes(
-    corpus: Path, tmp_path: Path, death: signal.Signals
-) -> None:
+def test_a_job_that_dies_goes_on_to_identical_bytes(corpus: Path, tmp_path: Path, death: signal.Signals) -> None:
     options = ("--tokenizer", "train:600", "--shard-mib", 1, "--workers", 2, "--val-fraction", 0.05)
     made(corpus, "--out", tmp_path / "whole", *options)
     out, moments = tmp_path / "killed", chance(f"deaths of tokenize {death}")
@@ -250,10 +252,6 @@ def test_folders_are_walked_without_hidden_and_binary_files_or_the_output(tmp_pa
     result = made(tmp_path, "--out", tmp_path / "set", "--tokenizer", "bytes", "--val-fraction", 0)
     assert documents(tmp_path / "set", "train") == [b"one", b"two"]
     assert result["binary_files"] == 1
-    assert (
-        "complete already"
-        in run_tokenize(tmp_path, "--out", tmp_path / "set", "--tokenizer", "bytes", "--val-fraction", 0).stderr
-    )
 
 
 @pytest.mark.slow
@@ -272,9 +270,8 @@ def test_all_mistakes_are_reported_at_once_and_nothing_is_written(tmp_path: Path
     lines = refused(
         "-", "x", "--out", out, "--tokenizer", "train:99", "--val-fraction", 1, "--shard-mib", 0, "--workers", 0
     )
-    assert [line.partition(" = ")[0] for line in lines] == [
-        "INPUT", "--val-fraction", "--shard-mib", "--workers", "--tokenizer",
-    ]  # fmt: skip
+    wrong = ["INPUT", "--val-fraction", "--shard-mib", "--workers", "--tokenizer"]
+    assert [line.partition(" = ")[0] for line in lines] == wrong
     (tmp_path / "empty.txt").write_text("")
     assert "holds no text" in refused(tmp_path / "empty.txt", "--out", out, "--tokenizer", "bytes")[0]
     assert "standard input is empty" in refused("-", "--out", tmp_path / "in", "--tokenizer", "bytes", stdin=b"")[0]
@@ -320,31 +317,15 @@ def test_a_disk_that_takes_no_more_is_one_line_and_the_job_can_go_on(corpus: Pat
 
 
 @pytest.mark.slow
-def test_a_folder_given_for_unfinished_state_keeps_what_else_lies_there(tmp_path: Path) -> None:
+def test_a_folder_for_unfinished_state_keeps_what_is_there_and_no_held_out_document_is_said(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "mine").write_text("precious")
     (tmp_path / "a.txt").write_text("text")
-    made(tmp_path / "a.txt", "--out", tmp_path / "set", "--tokenizer", "bytes", "--work", tmp_path / "work")
-    assert files(tmp_path / "work") == {"mine": b"precious"}
-
-
-@pytest.mark.slow
-def test_a_set_without_held_out_documents_says_so(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("text")
-    done = run_tokenize(tmp_path / "a.txt", "--out", tmp_path / "set", "--tokenizer", "bytes")
-    assert done.returncode == 0
-    assert "no document was held out" in done.stderr
-
-
-@pytest.mark.slow
-def test_boundaries_are_kept_when_documents_cross_shards(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", [prose(n, 400_000) for n in range(12)])
-    made(path, "--out", tmp_path / "set", "--tokenizer", "bytes", "--shard-mib", 1, "--val-fraction", 0, "--workers", 2)
-    tokens = TokenSet.open(str(tmp_path / "set"), "train", cache_dir=tmp_path, cache_bytes=0)
-    assert np.array_equal(
-        document_ends(tmp_path / "set", "train"), np.flatnonzero(stream(tmp_path / "set", "train") == 256) + 1
+    done = run_tokenize(
+        tmp_path / "a.txt", "--out", tmp_path / "set", "--tokenizer", "bytes", "--work", tmp_path / "work"
     )
-    assert tokens.index.splits["train"].documents == 12
+    assert (done.returncode, files(tmp_path / "work")) == (0, {"mine": b"precious"})
+    assert "no document was held out" in done.stderr
 
 
 lines_of_text = st.lists(st.binary(max_size=40).map(lambda raw: raw.replace(b"\n", b" ")), max_size=60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import subprocess
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -104,7 +102,6 @@ def test_training_gives_the_same_tokenizer_for_any_number_of_threads() -> None:
         for threads in ("1", "2", "4")
     }
     assert len(found) == 1
-    assert len(found.pop().strip()) == len(hashlib.sha256().hexdigest())
 
 
 def test_the_fast_engine_is_taken_and_named_when_it_is_proven_equal() -> None:
@@ -136,17 +133,10 @@ def _changed(**parts: Any) -> str:
 
 def _unlisted_pair() -> str:
     """Tokens ab, bc, abc where abc is listed as ab + c, but bc is joined before ab: `abc` alone is not one token."""
-    body = json.loads(trained().text)
-    model = body["model"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: number for number, token in enumerate([END_OF_TEXT, *alphabet, "bc", "ab", "abc"])}
-    body["model"] = {**model, "vocab": vocab, "merges": [["b", "c"], ["a", "b"], ["ab", "c"]]}
-    return json.dumps(body)
-
-
-def _byte_fallback() -> str:
-    body = json.loads(trained().text)
-    return json.dumps({**body, "model": {**body["model"], "byte_fallback": True}})
+    merges = [["b", "c"], ["a", "b"], ["ab", "c"]]
+    return _changed(model={**json.loads(trained().text)["model"], "vocab": vocab, "merges": merges})
 
 
 def _swapped_ids() -> str:
@@ -163,7 +153,10 @@ def _swapped_ids() -> str:
         (lambda: _changed(normalizer={"type": "NFC"}), "it normalizes the text first"),
         (_unlisted_pair, "is not what its merges make of its bytes"),
         (_swapped_ids, "not listed in the order of their ids"),
-        (_byte_fallback, "its model sets byte_fallback"),
+        (
+            lambda: _changed(model={**json.loads(trained().text)["model"], "byte_fallback": True}),
+            "its model sets byte_fallback",
+        ),
         (lambda: _changed(pre_tokenizer={"type": "Whitespace"}), "not byte-level"),
     ],
 )
@@ -172,16 +165,6 @@ def test_a_tokenizer_that_might_differ_is_left_to_its_own_engine(make: Any, reas
     assert not spec.fast
     assert reason in why
     assert build(spec).engine == "tokenizers"
-
-
-def test_the_pair_rule_guards_against_a_real_difference() -> None:
-    """The refused tokenizer of the case above does differ: tiktoken joins a pair that is not listed."""
-    slow = HuggingFaceTokenizer(_unlisted_pair(), 0)
-    vocab = json.loads(_unlisted_pair())["model"]["vocab"]
-    ranks = {bytes([b]): vocab[chr(b)] for b in b"abc"} | {t.encode(): vocab[t] for t in ("bc", "ab", "abc")}
-    joined = tiktoken.Encoding("x", pat_str=r"\w+", mergeable_ranks=ranks, special_tokens={}).encode_ordinary("abc")
-    assert slow.encode("abc") == [vocab["a"], vocab["bc"]]
-    assert joined == [vocab["abc"]]
 
 
 def test_a_published_style_tokenizer_is_found_with_its_end_of_text(tmp_path: Path) -> None:
@@ -207,21 +190,20 @@ def test_formatting_of_the_file_does_not_change_the_identity_but_its_content_doe
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_wrong_wishes_say_what_is_allowed(tmp_path: Path) -> None:
-    (tmp_path / "bad.json").write_text("{}")
-    (tmp_path / "no_end.json").write_text(_without_end())
-    for wish, eos, expected in [
-        (str(tmp_path / "none.json"), None, "cannot be read"),
-        (str(tmp_path / "bad.json"), None, "not a tokenizer.json"),
-        (str(tmp_path / "no_end.json"), None, "no known end-of-text token"),
-        (str(tmp_path / "no_end.json"), "<end>", "is not a token of"),
+@pytest.mark.parametrize(
+    ("name", "eos", "expected"),
+    [
+        ("none.json", None, "cannot be read"),
+        ("bad.json", None, "not a tokenizer.json"),
+        ("no_end.json", None, "no known end-of-text token"),
+        ("no_end.json", "<end>", "is not a token of"),
         ("bytes", "<end>", "has its own end-of-text id"),
-    ]:
-        with pytest.raises(UserError, match=expected):
-            read_spec(wish, eos)
-
-
-def _without_end() -> str:
+    ],
+)
+def test_wrong_wishes_say_what_is_allowed(tmp_path: Path, name: str, eos: str | None, expected: str) -> None:
+    (tmp_path / "bad.json").write_text("{}")
     engine = Tokenizer(models.BPE())
     engine.train_from_iterator(["abc abc"], trainers.BpeTrainer(vocab_size=20, show_progress=False))
-    return str(engine.to_str())
+    (tmp_path / "no_end.json").write_text(engine.to_str())
+    with pytest.raises(UserError, match=expected):
+        read_spec(name if name == "bytes" else f"{tmp_path}/{name}", eos)

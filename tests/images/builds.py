@@ -65,3 +65,11 @@ def named(steps: tuple[Step, ...], text: str) -> Step:
     found = [step for step in steps if text in step.name]
     assert len(found) == 1, [step.name for step in steps]
     return found[0]
+
+
+def docker_that_says(folder: Path, script: str) -> dict[str, str]:
+    """The environment of a docker command that is this shell script and fails in all that it does not do."""
+    (folder / "bin").mkdir()
+    (folder / "bin/docker").write_text(f"#!/bin/sh\n{script}\nexit 1\n")
+    (folder / "bin/docker").chmod(0o755)
+    return {"PATH": f"{folder}/bin:/usr/bin:/bin"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from urllib.parse import urljoin
@@ -11,13 +10,7 @@ import requests
 
 from images.registry.client import DOCKER_MANIFEST
 from rehearsal.lab.containers.registry import Registry
-
-CONFIG_TYPE = "application/vnd.docker.container.image.v1+json"
-LAYER_TYPE = "application/vnd.docker.image.rootfs.diff.tar.gzip"
-
-
-def digest_of(body: bytes) -> str:
-    return f"sha256:{hashlib.sha256(body).hexdigest()}"
+from tests.images.shelf import CONFIG_TYPE, LAYER_TYPE, digest_of
 
 
 def put_blob(registry: Registry, repository: str, body: bytes) -> str:

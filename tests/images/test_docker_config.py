@@ -11,7 +11,6 @@ import pytest
 
 from images.registry.credentials import docker_config
 from infra.local.aws import LocalAws
-from lustrain.problem import UserError
 
 ECR = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
 
@@ -50,12 +49,3 @@ def test_a_helper_that_the_user_has_for_it_is_left_to_do_its_work(tmp_path: Path
 def test_without_an_ecr_nothing_is_made(tmp_path: Path) -> None:
     with docker_config(["ghcr.io"], {"HOME": str(tmp_path)}) as variables:
         assert variables == {}
-
-
-def test_a_damaged_configuration_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    with (
-        pytest.raises(UserError, match="cannot be read"),
-        docker_config([ECR], {"DOCKER_CONFIG": str(tmp_path)}),
-    ):
-        pass

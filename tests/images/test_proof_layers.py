@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from images.check.diff import diff
 from rehearsal.lab.containers.engine import Engine
 from tests.images.workshop import TORCH, Made, Workshop, change_code, change_pin
 
@@ -17,19 +18,12 @@ UNCHANGED = {"tools", "torch-cpu", "app", "system"}
 """Stages that a change of the code leaves alone."""
 
 
-def pulled(old: Made, new: Made) -> dict[str, int]:
-    """Layers that a node which has the old image must pull, by digest, with their size in bytes."""
-    there = {layer.digest for layer in old.image.layers}
-    return {layer.digest: layer.size for layer in new.image.layers if layer.digest not in there}
-
-
 def test_a_code_change_is_one_small_layer(workshop: Workshop, cpu_image: Made) -> None:
     root = workshop.checkout()
     change_code(root)
     changed = workshop.make(root)
-    difference = pulled(cpu_image, changed)
-    assert list(difference) == [changed.layer("code").digest]
-    assert 0 < difference[changed.layer("code").digest] <= LARGEST_CHANGE
+    assert diff(cpu_image.image, changed.image).pulled == (changed.layer("code"),)
+    assert 0 < changed.layer("code").size <= LARGEST_CHANGE
     assert len(changed.image.layers) == len(cpu_image.image.layers)
     assert "code" in changed.ran
     assert not changed.ran & UNCHANGED
@@ -51,7 +45,7 @@ def test_another_pin_of_a_dependency_leaves_torch_as_it_is(workshop: Workshop, c
     root = workshop.checkout()
     change_pin(root, "tomli-w", "1.1.0", tmp_path)
     bumped = workshop.make(root)
-    assert list(pulled(cpu_image, bumped)) == [bumped.layer("app").digest]
+    assert diff(cpu_image.image, bumped.image).pulled == (bumped.layer("app"),)
     kept = (*TORCH, "code", "system")
     assert bumped.diff_ids(*kept) == cpu_image.diff_ids(*kept)
     assert "app" in bumped.ran
@@ -69,6 +63,6 @@ def test_a_patched_base_leaves_torch_dependencies_and_code_as_they_are(
     moved = workshop.make(cpu_image.root, base=patched)
     kept = (*TORCH, "app", "code")
     assert moved.diff_ids(*kept) == cpu_image.diff_ids(*kept)
-    assert not {moved.layer(name).digest for name in kept} & set(pulled(cpu_image, moved))
+    assert not {moved.layer(name) for name in kept} & set(diff(cpu_image.image, moved.image).pulled)
     assert "system" in moved.ran
     assert not moved.ran & {"tools", "torch-cpu", "app", "code"}

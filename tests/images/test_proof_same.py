@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from images.check.content import content_of
 from rehearsal.lab.containers.buildkit import BuildKit
 from rehearsal.lab.containers.engine import Engine
-from tests.images.workshop import Made, Workshop, change_code
+from tests.images.workshop import Made, Workshop
 
 pytestmark = pytest.mark.slow
 
@@ -21,9 +20,3 @@ def test_another_builder_gives_the_same_digest_so_that_one_tag_will_do(
         again = workshop.make(cpu_image.root, environment=builder.environment)
     assert {"tools", "torch-cpu", "app", "code", "system"} <= again.ran
     assert again.image.digest == cpu_image.image.digest
-
-
-def test_other_code_is_other_content(workshop: Workshop, cpu_image: Made) -> None:
-    root = workshop.checkout()
-    change_code(root)
-    assert content_of(workshop.make(root).image) != content_of(cpu_image.image)

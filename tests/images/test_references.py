@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images.plan.references import Reference, is_digest, is_host, is_loopback, parse
+from images.plan.references import Reference, is_digest, is_loopback, parse
 from lustrain.problem import UserError
 
 DIGEST = "sha256:" + "a" * 64
@@ -37,8 +37,7 @@ def test_any_text_is_a_reference_or_one_line(text: str) -> None:
         assert parse(str(found)) == found
         return
     (line,) = told.problems
-    assert "\n" not in line
-    assert told.exit_code == 2
+    assert ("\n" in line, told.exit_code) == (False, 2)
 
 
 @pytest.mark.slow
@@ -56,8 +55,9 @@ def test_the_registry_is_the_one_that_docker_s_own_library_finds(registry: str, 
         ("team/tool", Reference("docker.io", "team/tool")),
         ("index.docker.io/debian", Reference("docker.io", "library/debian")),
         ("localhost/a:1", Reference("localhost", "a", "1")),
-        ("host:5000/a", Reference("host:5000", "a")),
+        ("host:65535/a", Reference("host:65535", "a")),
         (f"{ECR}/team/trainer:1@{DIGEST}", Reference(ECR, "team/trainer", "1", DIGEST)),
+        (f"ghcr.io/{'a' * 255}:{'t' * 128}", Reference("ghcr.io", "a" * 255, "t" * 128)),
     ],
 )
 def test_short_names_mean_what_docker_means(text: str, expected: Reference) -> None:
@@ -65,43 +65,32 @@ def test_short_names_mean_what_docker_means(text: str, expected: Reference) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    "text",
     [
-        ("", "not a repository's name"),
-        ("https://ghcr.io/a", "without https://"),
-        ("ghcr.io/Team/a", "not a repository's name"),
-        ("ghcr.io/a:", "not a tag"),
-        ("ghcr.io/a:" + "t" * 129, "not a tag"),
-        ("ghcr.io/a@sha256:12", "not a digest"),
-        ("ghcr.io/a@", "not a digest"),
-        ("a" * 64, "an image's id"),
-        ("ghcr.io/" + "a" * 256, "256 characters"),
-        ("host:99999/a", "not a registry's host name"),
-        ("-x.io/a", "not a registry's host name"),
-        ("ghcr.io/a\n", "not a repository's name"),
+        *("", "https://ghcr.io/a", "ghcr.io/Team/a", "ghcr.io/a:", f"ghcr.io/a:{'t' * 129}", "ghcr.io/a@sha256:12"),
+        *(
+            "ghcr.io/a@",
+            "a" * 64,
+            f"ghcr.io/{'a' * 256}",
+            "host:99999/a",
+            "host:65536/a",
+            "host:0/a",
+            "-x.io/a",
+            "ghcr.io/a\n",
+            "ghcr.io//a",
+        ),
     ],
 )
-def test_what_is_no_reference_is_told_in_one_line(text: str, why: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_what_is_no_reference_is_told_in_one_line(text: str) -> None:
+    with pytest.raises(UserError, match=r"^--image = "):
         parse(text, "--image")
-    (line,) = caught.value.problems
-    assert line.startswith("--image = ")
-    assert why in line
 
 
 def test_only_this_machine_is_loopback() -> None:
-    here = ("localhost", "localhost:5000", "127.0.0.1", "127.200.3.4:443")
-    assert all(is_loopback(one) for one in here)
-    elsewhere = (
-        "10.0.0.1",
-        "127.evil.com",
-        "127.0.0.1.evil.com",
-        "localhost.evil.com:80",
-        "0.0.0.0",
-        "ghcr.io",
-        "128.0.0.1",
-    )
-    assert not any(is_loopback(one) for one in elsewhere)
+    for host in ("localhost", "localhost:5000", "127.0.0.1", "127.200.3.4:443"):
+        assert is_loopback(host), host
+    elsewhere = "10.0.0.1 127.evil.com 127.0.0.1.evil.com localhost.evil.com:80 0.0.0.0 ghcr.io 128.0.0.1"
+    assert not [host for host in elsewhere.split() if is_loopback(host)]
 
 
 def test_a_digest_is_of_an_algorithm_that_can_be_checked() -> None:
@@ -112,4 +101,3 @@ def test_a_digest_is_of_an_algorithm_that_can_be_checked() -> None:
 def test_the_target_is_the_digest_then_the_tag_then_latest() -> None:
     assert [parse(f"h.io/a{end}").wanted for end in ("", ":1", f":1@{DIGEST}")] == ["latest", "1", DIGEST]
     assert str(parse("h.io/a:1").at(DIGEST)) == f"h.io/a@{DIGEST}"
-    assert not is_host("a b")

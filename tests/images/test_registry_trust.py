@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from images.plan.references import parse
 from images.registry import http, merge
 from images.registry.client import Registry
 from images.registry.credentials import Credentials
-from images.registry.http import Transport
 from lustrain.problem import UserError
 from tests.images.scripted import Asked, Said, scripted
-from tests.images.tars import sha256
+from tests.images.shelf import digest_of
 
 OURS, OTHER = b'{"schemaVersion": 2, "a": 1}', b'{"schemaVersion": 2, "b": 2}'
 
@@ -29,14 +27,24 @@ def client(host: str) -> Registry:
     return Registry(host, lambda host: None)
 
 
-@pytest.mark.parametrize("headers", [{"Docker-Content-Digest": sha256(OTHER)}, {}])
+@pytest.mark.parametrize("headers", [{"Docker-Content-Digest": digest_of(OTHER)}, {}])
 def test_a_manifest_that_is_asked_for_by_digest_has_that_digest_whatever_the_registry_says_of_it(
     headers: dict[str, str],
 ) -> None:
     with scripted(lambda asked: Said(200, OTHER, headers), greets=True) as fake:
         with pytest.raises(UserError, match="does not have the digest that was asked for"):
-            client(fake.host).manifest(f"{fake.host}/a@{sha256(OURS)}")
-        assert client(fake.host).manifest(f"{fake.host}/a@{sha256(OTHER)}").body == OTHER
+            client(fake.host).manifest(f"{fake.host}/a@{digest_of(OURS)}")
+        assert client(fake.host).manifest(f"{fake.host}/a@{digest_of(OTHER)}").body == OTHER
+        assert client(fake.host).digest_of(f"{fake.host}/a:1") == digest_of(OTHER)
+
+
+def test_a_manifest_has_the_digest_that_the_registry_tells_of_its_tag() -> None:
+    answer = Said(200, OURS, {"Docker-Content-Digest": digest_of(OTHER)})
+    with (
+        scripted(lambda asked: answer) as fake,
+        pytest.raises(UserError, match="not have the digest that was asked for"),
+    ):
+        client(fake.host).manifest(f"{fake.host}/a:1")
 
 
 def test_an_ecr_that_says_403_of_an_ended_token_gets_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,15 +96,17 @@ def test_a_token_is_for_one_repository_and_one_kind_of_request() -> None:
 
 
 def test_a_tag_that_names_the_same_image_compressed_otherwise_stays() -> None:
-    config = {"digest": sha256(b"{}")}
+    config = {"digest": digest_of(b"{}")}
     ours, theirs = (json.dumps({"config": config, "layers": [name]}).encode() for name in ("gzip -6", "gzip -9"))
-    with scripted(lambda asked: Said(200, ours if sha256(ours) in asked.path else theirs), greets=True) as fake:
-        assert merge.tag(f"{fake.host}/a:1", sha256(ours)) == sha256(theirs)
+    with scripted(lambda asked: Said(200, ours if digest_of(ours) in asked.path else theirs), greets=True) as fake:
+        assert merge.tag(f"{fake.host}/a:1", digest_of(ours)) == digest_of(theirs)
     assert {asked.method for asked in fake.asked} == {"GET"}
 
 
-def test_docker_hub_is_asked_at_its_registry() -> None:
-    assert Transport("docker.io", lambda host: None)._base() == "https://registry-1.docker.io"
+def test_docker_hub_is_asked_at_its_registry(only_loopback: list[str]) -> None:
+    with pytest.raises(AssertionError, match=r"registry-1\.docker\.io"):
+        client("docker.io").digest_of("docker.io/library/debian:12")
+    only_loopback.clear()
 
 
 def test_a_put_whose_answer_was_lost_is_well_where_the_tag_has_what_was_put() -> None:
@@ -107,11 +117,11 @@ def test_a_put_whose_answer_was_lost_is_well_where_the_tag_has_what_was_put() ->
         if asked.method == "PUT":
             held["tag"] = asked.body
             return Said(400, b'{"errors": [{"code": "TAG_INVALID", "message": "the tag is immutable"}]}')
-        found = OURS if sha256(OURS) in asked.path else held.get("tag")
+        found = OURS if digest_of(OURS) in asked.path else held.get("tag")
         return Said(200, found, {"Content-Type": "x"}) if found else Said(404)
 
     with scripted(answer, greets=True) as fake:
-        ref, digest = f"{fake.host}/a:1", sha256(OURS)
+        ref, digest = f"{fake.host}/a:1", digest_of(OURS)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(merge, "connect", lambda reference: client(fake.host))
             assert merge.tag(ref, digest) == digest
@@ -119,4 +129,3 @@ def test_a_put_whose_answer_was_lost_is_well_where_the_tag_has_what_was_put() ->
             with pytest.raises(UserError, match="already names a different image") as caught:
                 merge.tag(ref, digest)
     assert caught.value.exit_code == 2
-    assert parse(ref).tag == "1"

@@ -26,49 +26,41 @@ def test_the_allow_list_of_this_project_is_in_force() -> None:
 
 
 def test_an_allow_list_is_read_as_written(tmp_path: Path) -> None:
-    text = '[[allow]]\nid = "CVE-1"\nreason = "r"\nreview_by = 2026-11-21\n'
-    assert scan.read_allowed(allow_list(tmp_path, text), TODAY) == (Allowed(id="CVE-1", reason="r", review_by=TODAY),)
+    last = date(2027, 11, 22)
+    assert scan.read_allowed(allow_list(tmp_path, f"[[allow]]\n{ENTRY}review_by = {last}\n"), TODAY) == (
+        Allowed(id="CVE-1", reason="r", review_by=last),
+    )
     assert scan.read_allowed(allow_list(tmp_path, ""), TODAY) == ()
 
 
-@pytest.mark.parametrize(
-    ("entry", "told"),
-    [
-        ('id = "CVE-1"\nreview_by = 2026-12-01', "allow.0.reason is missing"),
-        ('id = "CVE-1"\nreason = "  "\nreview_by = 2026-12-01', "allow.0.reason = '  ': is not why it may pass"),
-        ('reason = "r"\nreview_by = 2026-12-01', "allow.0.id is missing"),
-        ('id = "CVE-1"\nreason = "r"', "allow.0.review_by is missing"),
-        (
-            'id = "CVE-1"\nreason = "r"\nreview_by = "2026-12-01"',
-            "review_by = '2026-12-01': wrong type; allowed: a day without quotes, like 2027-01-31",
-        ),
-        ('id = "CVE-1"\nreason = "r"\nreview_by = 2026-12-01T00:00:00Z', "wrong type; allowed: a day without quotes"),
-        ('id = "CVE-1"\nreason = "r"\nreview_by = 2027-11-23', "is too far away; allowed: up to 2027-11-22"),
-        ('id = "CVE-1"\nreason = "r"\nreview_by = 2026-12-01\nuntil = 1', "allow.0.until = 1: unknown key"),
-    ],
-)
-def test_an_entry_without_a_reason_or_a_day_is_an_error(tmp_path: Path, entry: str, told: str) -> None:
-    with pytest.raises(UserError) as caught:
-        scan.read_allowed(allow_list(tmp_path, f"[[allow]]\n{entry}\n"), TODAY)
-    (line,) = caught.value.problems
-    assert told in line
-    assert caught.value.exit_code == 2
+ENTRY = 'id = "CVE-1"\nreason = "r"\n'
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[[allowed]]\n", "allowed = [{}]: unknown key"),
-        ("allow = 3\n", "allow = 3: wrong type; allowed: a list"),
-        ("allow = [3]\n", "allow.0 = 3: wrong type; allowed: a table of keys"),
-        ("[[allow\n", "cannot be read"),
-        ('[[allow]]\nid = "A"\nreason = "r"\nreview_by = 2026-12-01\n' * 2, "allow id = 'A': must be unique"),
+        ('[[allow]]\nid = "CVE-1"\nreview_by = 2026-12-01', "scan-allow.toml.allow.0.reason is missing"),
+        ('[[allow]]\nid = "A"\nreason = "  "\nreview_by = 2026-12-01', "scan-allow.toml.allow.0.reason = '  '"),
+        ('[[allow]]\nreason = "r"\nreview_by = 2026-12-01', "scan-allow.toml.allow.0.id is missing"),
+        (f"[[allow]]\n{ENTRY}", "scan-allow.toml.allow.0.review_by is missing"),
+        (f'[[allow]]\n{ENTRY}review_by = "2026-12-01"', "scan-allow.toml.allow.0.review_by = '2026-12-01'"),
+        (f"[[allow]]\n{ENTRY}review_by = 2026-12-01T00:00:00Z", "scan-allow.toml.allow.0.review_by = "),
+        (f"[[allow]]\n{ENTRY}review_by = 2027-11-23", "scan-allow.toml.allow CVE-1 review_by = '2027-11-23'"),
+        (f"[[allow]]\n{ENTRY}review_by = 2026-12-01\nuntil = 1", "scan-allow.toml.allow.0.until = 1"),
+        (f"[[allow]]\n{ENTRY}review_by = 2026-12-01\n" * 2, "scan-allow.toml.allow id = 'CVE-1'"),
+        ("[[allowed]]\n", "scan-allow.toml.allowed = [{}]"),
+        ("allow = 3\n", "scan-allow.toml.allow = 3"),
+        ("allow = [3]\n", "scan-allow.toml.allow.0 = 3"),
+        ("[[allow\n", "/"),
     ],
 )
-def test_a_list_of_another_form_is_an_error(tmp_path: Path, text: str, told: str) -> None:
+def test_an_entry_without_a_reason_or_a_day_or_a_list_of_another_form_is_an_error(
+    tmp_path: Path, text: str, told: str
+) -> None:
     with pytest.raises(UserError) as caught:
         scan.read_allowed(allow_list(tmp_path, text), TODAY)
-    assert told in str(caught.value)
+    (line,) = caught.value.problems
+    assert line.startswith(told)
     assert caught.value.exit_code == 2
 
 
@@ -76,10 +68,7 @@ def test_a_list_of_another_form_is_an_error(tmp_path: Path, text: str, told: str
     ("ref", "region"),
     [
         (f"123456789012.dkr.ecr.us-east-1.amazonaws.com/a/b@{DIGEST}", "us-east-1"),
-        (f"123456789012.dkr.ecr.us-east-1.amazonaws.com/a/b:cpu-1@{DIGEST}", "us-east-1"),
-        (f"123456789012.dkr.ecr-fips.us-gov-west-1.amazonaws.com/a/b@{DIGEST}", "us-gov-west-1"),
-        (f"123456789012.dkr.ecr.cn-north-1.amazonaws.com.cn/a/b@{DIGEST}", "cn-north-1"),
-        (f"123456789012.dkr-ecr.eu-west-1.on.aws/a/b@{DIGEST}", "eu-west-1"),
+        (f"123456789012.dkr.ecr-fips.us-gov-west-1.amazonaws.com/a/b:cpu-1@{DIGEST}", "us-gov-west-1"),
     ],
 )
 def test_an_image_in_ecr_is_found_by_its_reference(ref: str, region: str) -> None:
@@ -87,16 +76,15 @@ def test_an_image_in_ecr_is_found_by_its_reference(ref: str, region: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("ref", "told"),
+    "ref",
     [
-        (f"docker.io/library/debian@{DIGEST}", "is not an image in ECR"),
-        (f"123456789012.dkr.ecr.us-east-1.amazonaws.com/@{DIGEST}", "image = .*not a repository's name"),
-        (f"evil.example.com/123456789012.dkr.ecr.us-east-1.amazonaws.com/a@{DIGEST}", "is not an image in ECR"),
-        ("123456789012.dkr.ecr.us-east-1.amazonaws.com/a:latest", "has no digest"),
-        ("123456789012.dkr.ecr.us-east-1.amazonaws.com/a@sha256:12", "image = .*is not a digest"),
+        f"docker.io/library/debian@{DIGEST}",
+        f"evil.example.com/123456789012.dkr.ecr.us-east-1.amazonaws.com/a@{DIGEST}",
+        "123456789012.dkr.ecr.us-east-1.amazonaws.com/a:latest",
+        "123456789012.dkr.ecr.us-east-1.amazonaws.com/a@sha256:12",
     ],
 )
-def test_an_image_elsewhere_or_by_tag_is_refused(ref: str, told: str) -> None:
-    with pytest.raises(UserError, match=told) as caught:
+def test_an_image_elsewhere_or_by_tag_is_refused(ref: str) -> None:
+    with pytest.raises(UserError, match=r"^image = ") as caught:
         Place.of(ref)
     assert caught.value.exit_code == 2

@@ -7,14 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import require
+from tests.images.scripted import Said, scripted
 
 SCRIPTS = Path(__file__).parents[2] / "images" / "scripts"
 BIN = Path(sys.executable).parent
@@ -32,93 +30,45 @@ def test_shellcheck_finds_nothing(script: Path) -> None:
     assert "set -eu" in script.read_text()
 
 
-class Flaky(BaseHTTPRequestHandler):
-    """Answers 503 as often as the server says, then the payload; a path /gone is never there."""
-
-    def do_GET(self) -> None:
-        server = self.server
-        assert isinstance(server, Site)
-        server.asked += 1
-        if self.path == "/gone":
-            self.send_error(404)
-        elif server.asked <= server.failures:
-            self.send_error(503)
-        else:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(PAYLOAD)
-
-    def do_HEAD(self) -> None:
-        self.send_response(404 if self.path == "/gone" else 200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-class Site(ThreadingHTTPServer):
-    failures = 0
-    asked = 0
-
-    def url(self, path: str = "/efa.tar.gz") -> str:
-        return f"http://127.0.0.1:{self.server_port}{path}"
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    with Site(("127.0.0.1", 0), Flaky) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
 def _fetch(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-I", SCRIPTS / "fetch.py", *map(str, words)]
+    command = [sys.executable, "-I", str(SCRIPTS / "fetch.py"), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_a_file_is_fetched_and_checked(site: Site, tmp_path: Path) -> None:
-    assert _fetch(site.url(), SUM, tmp_path / "into").returncode == 0
-    assert (tmp_path / "into").read_bytes() == PAYLOAD
-
-
 @pytest.mark.slow
-def test_a_server_that_falters_is_asked_again_and_each_time_told(site: Site, tmp_path: Path) -> None:
-    site.failures = 2
-    done = _fetch(site.url(), SUM, tmp_path / "into")
-    assert done.returncode == 0
-    assert done.stderr.count("tries left") == 2
-
-
-def test_what_is_not_there_is_not_asked_for_again(site: Site, tmp_path: Path) -> None:
-    done = _fetch(site.url("/gone"), SUM, tmp_path / "into")
-    assert (done.returncode, site.asked) == (1, 1)
-    assert "404" in done.stderr
-    assert not (tmp_path / "into").exists()
-
-
-@pytest.mark.parametrize("wanted", ["0" * 64, ""])
-def test_another_file_than_the_pinned_one_is_not_left_behind(site: Site, tmp_path: Path, wanted: str) -> None:
-    done = _fetch(site.url(), wanted, tmp_path / "into")
-    assert done.returncode == 1
-    assert SUM in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "into").exists()
+@pytest.mark.parametrize(
+    ("answers", "wanted", "code", "asked"),
+    [
+        ([200], SUM, 0, 1),
+        ([503, 503, 200], SUM, 0, 3),
+        ([404], SUM, 1, 1),
+        ([200], "0" * 64, 1, 1),
+        ([200], "", 1, 1),
+    ],
+)
+def test_a_file_is_fetched_with_some_tries_where_they_help_and_nothing_but_the_pinned_one_is_left(
+    tmp_path: Path, answers: list[int], wanted: str, code: int, asked: int
+) -> None:
+    statuses = iter(answers)
+    with scripted(lambda _: Said(next(statuses), PAYLOAD)) as site:
+        done = _fetch(f"http://{site.host}/efa.tar.gz", wanted, tmp_path / "into")
+        assert (done.returncode, len(site.asked)) == (code, asked)
+    assert len(done.stderr.splitlines()) == code + asked - 1, "each failed try is told"
+    assert (tmp_path / "into").exists() is not bool(code)
 
 
 def test_a_sites_own_copy_is_checked_like_any_other(tmp_path: Path) -> None:
     (tmp_path / "copy").write_bytes(PAYLOAD)
     assert _fetch(tmp_path / "copy", SUM, tmp_path / "into").returncode == 0
+    assert (tmp_path / "into").read_bytes() == PAYLOAD
     assert _fetch(tmp_path / "copy", "0" * 64, tmp_path / "into").returncode == 1
 
 
-def test_it_tells_whether_an_address_answers(site: Site) -> None:
-    assert _fetch("--there", site.url()).returncode == 0
-    gone = _fetch("--there", site.url("/gone"))
-    assert gone.returncode == 1
-    assert gone.stderr.count("\n") == 1
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (404, 1)])
+def test_it_tells_whether_an_address_answers(status: int, code: int) -> None:
+    with scripted(lambda asked: Said(status if asked.method == "HEAD" else 500)) as site:
+        done = _fetch("--there", f"http://{site.host}/x")
+    assert (done.returncode, len(done.stderr.splitlines())) == (code, code)
 
 
 def test_the_layer_app_takes_nothing_of_an_accelerator(tmp_path: Path) -> None:
@@ -136,20 +86,13 @@ def test_bytecode_is_the_same_twice_and_names_the_place_in_the_image(tmp_path: P
     sums = []
     for number in ("1", "2"):
         folder = tmp_path / number / "opt" / "lustrain" / "torch"
-        for name in (
-            "torch",
-            "torch/distributed",
-            "torch/distributed/fsdp",
-            "torch/nn",
-            "torch/nn/parallel",
-            "torch/optim",
-        ):
-            (folder / name).mkdir(parents=True)
-            (folder / name / "__init__.py").write_text("names = frozenset({'a', 'b', 'c'})\nimport json\n")
+        for name in ("", "distributed", "distributed/fsdp", "nn", "nn/parallel", "optim"):
+            (folder / "torch" / name).mkdir(parents=True)
+            (folder / "torch" / name / "__init__.py").write_text("names = frozenset({'a', 'b', 'c'})\nimport json\n")
         (folder / "torch" / "unused.py").write_text("")
         # Another time and another seed for the order of sets.
         environment = {**os.environ, "PYTHONHASHSEED": number}
-        command = [sys.executable, "-I", SCRIPTS / "bytecode.py", folder]
+        command = [sys.executable, "-I", str(SCRIPTS / "bytecode.py"), str(folder)]
         subprocess.run(command, check=True, env=environment)
         found = sorted(folder.rglob("*.pyc"))
         assert len(found) == 6

@@ -17,9 +17,6 @@ from images.build.failure import failure
 from images.build.steps import Steps
 from tests.images.builds import Remembering
 
-RECORDED = Path(__file__).with_name("recorded")
-"""Output of buildx 0.13.1 of a build on engine 26.1.5 whose third step, `RUN echo hello; …; exit 3`, fails."""
-
 
 def taken(updates: Iterable[Mapping[str, Any]]) -> tuple[Steps, Remembering]:
     watch = Remembering()
@@ -39,13 +36,10 @@ def log(vertex: str, text: str) -> dict[str, Any]:
     return {"vertex": vertex, "data": base64.b64encode(text.encode()).decode()}
 
 
-def recorded_json() -> list[dict[str, Any]]:
-    with (RECORDED / "rawjson.txt").open() as lines:
-        return [one for one in documents(lines) if not isinstance(one, str)]
-
-
 def test_a_recorded_build_has_its_steps_its_failure_and_its_log() -> None:
-    steps, watch = taken(recorded_json())
+    """Output of buildx 0.13.1 of a build on engine 26.1.5 whose third step, `RUN echo hello; …; exit 3`, fails."""
+    with Path(__file__).with_name("recorded").joinpath("rawjson.txt").open() as lines:
+        steps, watch = taken(one for one in documents(lines) if not isinstance(one, str))
     named = {step.name: step for step in steps.ended()}
     run = next(step for name, step in named.items() if name.startswith("[3/3] RUN echo hello"))
     assert run.error is not None
@@ -53,38 +47,27 @@ def test_a_recorded_build_has_its_steps_its_failure_and_its_log() -> None:
     assert not run.cached
     # The build ran beside others, and vertexes that builds share have one name.
     assert any("1/3] FROM" in name for name in named)
-    found = steps.failed(f"failed to solve: {run.error}")
-    assert found is not None
-    assert found[0] == run
-    assert sorted(found[1]) == ["café €", "hello", "two"]
     assert steps.running() is None
     assert [step for step in watch.steps if step.error] == [run]
     assert set(watch.begun) == set(named)
-
-
-def test_the_error_of_a_build_names_the_step_and_ends_with_its_log() -> None:
-    steps, _ = taken(recorded_json())
-    error = next(step.error for step in steps.ended() if step.error)
-    first, *log = failure("cpu", steps, ["something else", f"ERROR: failed to solve: {error}"]).problems
+    first, *log = failure("cpu", steps, ["something else", f"ERROR: failed to solve: {run.error}"]).problems
     assert first.startswith("build cpu: step [3/3] RUN echo hello")
     assert first.endswith(": exit code 3")
     assert sorted(log) == ["  | café €", "  | hello", "  | two"]
 
 
 def test_the_step_to_blame_is_the_one_that_the_build_s_error_quotes() -> None:
-    steps, _ = taken(
-        [
-            {"vertexes": [vertex("c", "importing cache manifest", 0.5, 0.6, error="cache: not found")]},
-            {"vertexes": [vertex("a", "[x 1/2] RUN sleep", 1.0, 2.0, error="rpc error: context canceled")]},
-            {"vertexes": [vertex("b", "[y 1/2] RUN false", 1.0, 2.5, error="exit code: 1")]},
-        ]
-    )
-    assert failure("cpu", steps, ["ERROR: failed to solve: exit code: 1"]).problems == [
-        "build cpu: step [y 1/2] RUN false failed after 1.5 s: exit code: 1"
+    vertexes = [
+        vertex("c", "importing cache manifest", 0.5, 0.6, error="cache: not found"),
+        vertex("a", "[x 1/2] RUN sleep", 1.0, 2.0, error="rpc error: context canceled"),
+        vertex("b", "[y 1/2] RUN false", 1.0, 2.5, error="exit code: 1"),
     ]
-    assert failure("cpu", steps, ["ERROR: failed to solve: the engine ended"]).problems == [
-        "build cpu: the engine ended"
-    ]
+    steps, _ = taken([{"vertexes": vertexes}])
+    for said, told in (
+        ("exit code: 1", "build cpu: step [y 1/2] RUN false failed after 1.5 s: exit code: 1"),
+        ("the engine ended", "build cpu: the engine ended"),
+    ):
+        assert failure("cpu", steps, [f"ERROR: failed to solve: {said}"]).problems == [told]
 
 
 def test_goes_of_one_step_add_up_and_repeated_news_does_not() -> None:

@@ -22,6 +22,7 @@ from tests.images.workshop import Made
 
 PINS = {"torch": {"torch": "2.13.0+cpu"}, "app": {"numpy": "2.4.6", "typing_extensions": "4.16.0"}}
 NCCL = "2.29.7"
+TORCH = "class nccl:\n    version = staticmethod(lambda: ({}))\n"
 
 
 @pytest.fixture
@@ -47,16 +48,11 @@ def test_a_sound_image_passes_every_check(tree: Path) -> None:
     assert _failed(_image(tree)) == {}
 
 
-def _other_version(root: Path) -> None:
-    _install(root, "app", "numpy", "2.4.5")
+Plant = Callable[[Path], object]
 
 
-def _unlocked(root: Path) -> None:
-    _install(root, "app", "leftpad", "1.0")
-
-
-def _missing(root: Path) -> None:
-    (root / "opt/lustrain/app/numpy-1.dist-info/METADATA").unlink()
+def _put(path: str, text: str = "", mode: int = 0o644) -> Plant:
+    return lambda root: _write(root, path, text).chmod(mode)
 
 
 def _two_versions(root: Path) -> None:
@@ -64,120 +60,48 @@ def _two_versions(root: Path) -> None:
     _pin(root, "torch", {**PINS["torch"], "typing_extensions": "4.15.0"})
 
 
-def _no_lock(root: Path) -> None:
-    (root / "opt/lustrain/locks/torch.txt").unlink()
-
-
-def _broken_module(root: Path) -> None:
-    _write(root, "opt/lustrain/code/trainer/optim.py", "import a_package_that_nobody_installed\n")
-
-
-def _exiting_module(root: Path) -> None:
-    _write(root, "opt/lustrain/code/trainer/optim.py", "raise SystemExit(0)\n")
-
-
-def _killing_module(root: Path) -> None:
-    _write(root, "opt/lustrain/code/trainer/optim.py", "import os; os._exit(0)\n")
-
-
-def _infra(root: Path) -> None:
-    _write(root, "opt/lustrain/code/infra/__init__.py", "")
-
-
-def _infra_elsewhere(root: Path) -> None:
-    _write(root, "opt/lustrain/app/infra/__init__.py", "")
-
-
-def _operator(root: Path) -> None:
-    _write(root, "opt/lustrain/code/launch/__init__.py", "")
-
-
-def _private_key(root: Path) -> None:
-    body = base64.b64encode(bytes(range(256))).decode()
-    _write(root, "home/lustrain/key", f"-----BEGIN OPENSSH PRIVATE KEY-----\n{body[:64]}\n{body[64:128]}\n")
-
-
-def _aws_key(root: Path) -> None:
-    _write(root, "opt/lustrain/code/trainer/notes.txt", "key = " + "AK" + "IA" + "Q7" * 8 + "\n")
-
-
-def _netrc(root: Path) -> None:
-    _write(root, "root/.netrc", "machine index login me password hunter22\n")
-
-
-def _pip_conf(root: Path) -> None:
-    _write(root, "etc/pip.conf", "[global]\nindex-url = https://me:hunter22@index/simple\n")
-
-
-def _host_key(root: Path) -> None:
-    _write(root, "etc/ssh/ssh_host_ed25519_key", "x")
-
-
-def _open_file(root: Path) -> None:
-    _write(root, "usr/lib/open.so", "").chmod(0o666)
-
-
 def _open_folder(root: Path) -> None:
     (root / "srv").mkdir()
     (root / "srv").chmod(0o1777)
 
 
-def _group_of_ours(root: Path) -> None:
-    (root / "opt/lustrain/code/trainer/loop.py").chmod(0o664)
+CODE = "opt/lustrain/code"
+OPTIM = f"{CODE}/trainer/optim.py"
+BODY = base64.b64encode(bytes(range(256))).decode()
+KEY = f"-----BEGIN OPENSSH PRIVATE KEY-----\n{BODY[:64]}\n{BODY[64:128]}\n"
+NETRC = "machine index login me password hunter22\n"
+PIP = "[global]\nindex-url = https://{}index/simple\n"
+AWS_KEY = "key = " + "AK" + "IA" + "Q7" * 8 + "\n"
+PLANTED: list[tuple[Plant, str, str]] = [
+    (lambda root: _install(root, "app", "numpy", "2.4.5"), "versions", "numpy is 2.4.5"),
+    (lambda root: _install(root, "app", "leftpad", "1.0"), "versions", "leftpad is 1.0"),
+    (lambda root: (root / "opt/lustrain/app/numpy-1.dist-info/METADATA").unlink(), "versions", "numpy is missing"),
+    (_two_versions, "versions", "typing-extensions is 4.15.0 in torch and 4.16.0 in app"),
+    (lambda root: (root / "opt/lustrain/locks/torch.txt").unlink(), "versions", "/opt/lustrain/locks/torch.txt"),
+    (_put(OPTIM, "import a_package_that_nobody_installed\n"), "imports", "trainer.optim: ModuleNotFoundError"),
+    (_put(OPTIM, "raise SystemExit(0)\n"), "imports", "trainer.optim: SystemExit"),
+    (_put(OPTIM, "import os; os._exit(0)\n"), "imports", "exit code 0"),
+    (_put(f"{CODE}/infra/__init__.py"), "only-trainer", f"/{CODE}/infra: "),
+    (_put("opt/lustrain/app/infra/__init__.py"), "only-trainer", "infra can be imported"),
+    (_put(f"{CODE}/launch/__init__.py"), "only-trainer", f"/{CODE}/launch: "),
+    (_put("home/lustrain/key", KEY), "secrets", "/home/lustrain/key: "),
+    (_put(f"{CODE}/trainer/notes.txt", AWS_KEY), "secrets", f"/{CODE}/trainer/notes.txt: "),
+    (_put("root/.netrc", NETRC), "secrets", "/root/.netrc: "),
+    (_put("etc/pip.conf", PIP.format("me:hunter22@")), "secrets", "/etc/pip.conf: "),
+    (_put("etc/ssh/ssh_host_ed25519_key", "x"), "secrets", "/etc/ssh/ssh_host_ed25519_key: "),
+    (_put("usr/lib/open.so", "", 0o666), "writable", "/usr/lib/open.so: all may write (0666)"),
+    (_open_folder, "writable", "/srv: all may write (1777)"),
+    (lambda root: (root / CODE / "trainer/loop.py").chmod(0o664), "writable", f"/{CODE}/trainer/loop.py: its group"),
+    (_put("usr/bin/sudo", "", 0o4755), "programs", "/usr/bin/sudo: becomes another user"),
+    (_put("opt/passwd", "", 0o4755), "programs", "/opt/passwd: becomes another user"),
+    (_put("usr/sbin/sshd"), "programs", "/usr/sbin/sshd: a login server"),
+    (_put("opt/lustrain/torch/nvidia/nccl/lib/libnccl.so.2"), "one-nccl", "libnccl.so.2: not for cpu"),
+    (_put("etc/passwd", "root:x:0:0::/root:/bin/sh\n"), "user", "has no entry in /etc/passwd"),
+]
 
 
-def _setuid(root: Path) -> None:
-    _write(root, "usr/bin/sudo", "").chmod(0o4755)
-
-
-def _setuid_elsewhere(root: Path) -> None:
-    _write(root, "opt/passwd", "").chmod(0o4755)
-
-
-def _sshd(root: Path) -> None:
-    _write(root, "usr/sbin/sshd", "")
-
-
-def _nccl(root: Path) -> None:
-    _write(root, "opt/lustrain/torch/nvidia/nccl/lib/libnccl.so.2", "")
-
-
-def _nobody(root: Path) -> None:
-    _write(root, "etc/passwd", "root:x:0:0::/root:/bin/sh\n")
-
-
-@pytest.mark.parametrize(
-    ("plant", "check", "says"),
-    [
-        (_other_version, "versions", "numpy is 2.4.5, its lock has 2.4.6"),
-        (_unlocked, "versions", "leftpad is 1.0, its lock has no such package"),
-        (_missing, "versions", "numpy is missing, its lock has 2.4.6"),
-        (_two_versions, "versions", "typing-extensions is 4.15.0 in torch and 4.16.0 in app"),
-        (_no_lock, "versions", "/opt/lustrain/locks/torch.txt holds no pins"),
-        (_broken_module, "imports", "trainer.optim: ModuleNotFoundError"),
-        (_exiting_module, "imports", "trainer.optim: SystemExit"),
-        (_killing_module, "imports", "exit code 0"),
-        (_infra, "only-trainer", "/opt/lustrain/code/infra: not for"),
-        (_infra_elsewhere, "only-trainer", "infra can be imported"),
-        (_operator, "only-trainer", "/opt/lustrain/code/launch: not for"),
-        (_private_key, "secrets", "/home/lustrain/key: holds a private key"),
-        (_aws_key, "secrets", "notes.txt: holds an AWS access key"),
-        (_netrc, "secrets", "/root/.netrc: holds passwords of hosts"),
-        (_pip_conf, "secrets", "/etc/pip.conf: holds a package index's credentials"),
-        (_host_key, "secrets", "ssh_host_ed25519_key: holds a host's private key"),
-        (_open_file, "writable", "/usr/lib/open.so: all may write (0666)"),
-        (_open_folder, "writable", "/srv: all may write (1777)"),
-        (_group_of_ours, "writable", "loop.py: its group may write"),
-        (_setuid, "programs", "/usr/bin/sudo: becomes another user"),
-        (_setuid_elsewhere, "programs", "/opt/passwd: becomes another user"),
-        (_sshd, "programs", "/usr/sbin/sshd"),
-        (_nccl, "one-nccl", "libnccl.so.2: not for cpu"),
-        (_nobody, "user", "has no entry in /etc/passwd"),
-    ],
-)
-def test_a_planted_fault_fails_its_check_and_no_other(
-    tree: Path, plant: Callable[[Path], None], check: str, says: str
-) -> None:
+@pytest.mark.parametrize(("plant", "check", "says"), PLANTED)
+def test_a_planted_fault_fails_its_check_and_no_other(tree: Path, plant: Plant, check: str, says: str) -> None:
     plant(tree)
     failed = _failed(_image(tree))
     assert list(failed) == [check]
@@ -187,7 +111,7 @@ def test_a_planted_fault_fails_its_check_and_no_other(
 def test_what_only_looks_like_a_secret_passes(tree: Path) -> None:
     _write(tree, "usr/lib/parser.py", 'HEAD = "-----BEGIN RSA PRIVATE KEY-----"\n')
     _write(tree, "usr/lib/help.txt", "AKIAIOSFODNN7EXAMPLE\n")
-    _write(tree, "etc/pip.conf", "[global]\nindex-url = https://index/simple\n")
+    _write(tree, "etc/pip.conf", PIP.format(""))
     assert "secrets" not in _failed(_image(tree))
 
 
@@ -216,9 +140,9 @@ def cuda(tree: Path) -> Path:
     """The same for cuda; the libraries hold nothing of what their names say, the linker's cache is a real one."""
     _install(tree, "torch", "nvidia-nccl-cu13", NCCL)
     _pin(tree, "torch", {**PINS["torch"], "nvidia-nccl-cu13": NCCL})
-    numbers = ", ".join(NCCL.split("."))
+
     _write(tree, "opt/lustrain/torch/torch/__init__.py", "from torch import cuda\n")
-    _write(tree, "opt/lustrain/torch/torch/cuda.py", f"class nccl:\n    version = staticmethod(lambda: ({numbers}))\n")
+    _write(tree, "opt/lustrain/torch/torch/cuda.py", TORCH.format(NCCL.replace(".", ", ")))
     places = {"nvidia/nccl/lib": "libnccl.so.2", "nvidia/cu13/lib": "libcudart.so.13"}
     for place, name in places.items():
         _library(tree / "opt/lustrain/torch" / place / name, name)
@@ -231,14 +155,6 @@ def cuda(tree: Path) -> Path:
 @pytest.mark.slow
 def test_a_sound_cuda_image_passes_every_check(cuda: Path) -> None:
     assert _failed(_image(cuda, target="cuda")) == {}
-
-
-def _second_nccl(root: Path) -> None:
-    _library(root / "usr/lib/libnccl.so.2", "libnccl.so.2")
-
-
-def _nccl_of_another_torch(root: Path) -> None:
-    _write(root, "opt/lustrain/torch/torch/cuda.py", "class nccl:\n    version = staticmethod(lambda: (2, 28, 1))\n")
 
 
 def _no_cache(root: Path) -> None:
@@ -255,15 +171,13 @@ def _no_link(root: Path) -> None:
 @pytest.mark.parametrize(
     ("plant", "says"),
     [
-        (_second_nccl, "2 of libnccl.so: "),
-        (_nccl_of_another_torch, "torch uses NCCL 2.28.1, the wheel is 2.29.7"),
+        (lambda root: _library(root / "usr/lib/libnccl.so.2", "libnccl.so.2"), "2 of libnccl.so: "),
+        (_put("opt/lustrain/torch/torch/cuda.py", TORCH.format("2, 28, 1")), "torch uses NCCL 2.28.1"),
         (_no_cache, "the linker does not find libnccl.so.2"),
         (_no_link, "the linker does not find libcudart.so"),
     ],
 )
-def test_two_nccls_or_one_that_the_linker_does_not_find_fail(
-    cuda: Path, plant: Callable[[Path], None], says: str
-) -> None:
+def test_two_nccls_or_one_that_the_linker_does_not_find_fail(cuda: Path, plant: Plant, says: str) -> None:
     plant(cuda)
     failed = _failed(_image(cuda, target="cuda"))
     assert list(failed) == ["one-nccl"]
@@ -290,8 +204,8 @@ def test_a_plugin_must_find_its_libraries_and_load(tree: Path) -> None:
 
 
 def test_what_a_vendor_brings_is_neither_installed_again_nor_judged(tree: Path) -> None:
-    _sshd(tree)
-    _private_key(tree)
+    _write(tree, "usr/sbin/sshd", "")
+    _write(tree, "home/lustrain/key", KEY)
     (tree / "opt/lustrain/locks/torch.txt").unlink()
     assert _failed(_image(tree, target="gaudi")) == {}
     _install(tree, "app", "torch", "2.13.0")
@@ -303,7 +217,7 @@ def test_as_a_command_it_says_pass_or_fail_and_exits_so(tree: Path, capsys: pyte
     given = ["--root", str(tree), "--target", "cpu", "--only", "programs,size"]
     assert verify.main(given) == 0
     assert capsys.readouterr().out.splitlines()[0] == "ok programs"
-    _sshd(tree)
+    _write(tree, "usr/sbin/sshd", "")
     assert verify.main([*given, "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert not answer["ok"]
@@ -337,7 +251,7 @@ def test_the_image_that_we_build_passes_as_its_own_user_and_a_fault_on_top_fails
     assert found["ok"], found
     assert found["checks"]["user"]["note"] == "lustrain"
     netrc = tmp_path / ".netrc"
-    netrc.write_text("machine index login me password hunter22\n")
+    netrc.write_text(NETRC)
     netrc.chmod(0o644)
     tmp_path.chmod(0o755)
     # Copied, because what is mounted is not in the image.

@@ -71,6 +71,12 @@ class Node:
         model.write_text("Amazon EC2 NVMe Instance Storage        \n", encoding="utf-8")
 
     def boot(self, entry: str) -> subprocess.CompletedProcess[str]:
+        if entry == EC2:
+            return self.run("-c", 'source "$1/node.sh" && boot "$1/node_setup.pyz" ec2', "boot", str(self.bundle))
+        return self.run(str(self.bundle / entry))
+
+    def run(self, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        """What bash does with these words on the node."""
         environment = {
             "PATH": self.path,
             "LUSTRAIN_ROOT": str(self.root),
@@ -80,9 +86,7 @@ class Node:
             "ASKED": str(self.asked),
             "KNOWN": self.known,
         }
-        command = ["bash", str(self.bundle / entry)]
-        if entry == EC2:
-            command = ["bash", "-c", 'source "$1/node.sh" && boot "$1/node_setup.pyz" ec2', "boot", str(self.bundle)]
+        command = [*before, "bash", *words]
         return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=300)
 
     @property

@@ -28,7 +28,7 @@ class Network:
     """A VPC with one subnet and a security group that is open to itself in both directions, as EFA asks for."""
 
     def __init__(self, aws: LocalAws, region: str = "us-west-2", zone_id: str = "usw2-az2") -> None:
-        self.ec2 = client(aws, "ec2", region)
+        self.ec2, self.scaling = client(aws, "ec2", region), client(aws, "autoscaling", region)
         self.vpc = self.ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
         self.subnet = self.ec2.create_subnet(VpcId=self.vpc, CidrBlock="10.0.0.0/20", AvailabilityZoneId=zone_id)[
             "Subnet"

@@ -1,4 +1,4 @@
-"""A good answer and bad ones for each online rule."""
+"""What AWS might answer to the questions of online rules: a good answer and bad ones for each."""
 
 from __future__ import annotations
 
@@ -7,39 +7,177 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.infra.answers import (
-    BLOCK,
-    BUCKETS,
-    BUILT,
-    CONTROL,
-    EKS,
-    EXISTING,
-    IMAGE,
-    LUSTRE,
-    NOW,
-    REPOSITORY,
-    SLURM,
-    SPOT,
-    ZONAL,
-    Answer,
-    attribute,
-    bucket,
-    dry_run,
-    file_system,
-    no_bucket,
-    nothing_left,
-    offered,
-    plan,
-    prices,
-    quota,
-    reservation,
-    routes,
-    scores,
-    security_group,
-    subnet,
-    versions,
-    zone,
-)
+from tests.infra.mistakes import BLOCK, EKS, NOW, SLURM, SPOT
+
+VPC, GROUP = "vpc-0123456789abcdef0", "sg-0123456789abcdef0"
+SUBNET, OTHER = "subnet-0123456789abcdef0", "subnet-0123456789abcdef1"
+EXISTING: dict[str, Any] = {"network.existing": {"vpc_id": VPC, "compute_subnet_id": SUBNET}}
+CONTROL: dict[str, Any] = {"network.existing": {**EXISTING["network.existing"], "control_subnet_ids": [SUBNET, OTHER]}}
+ZONAL: dict[str, Any] = {"network.existing": {**EXISTING["network.existing"], "zone_subnet_ids": {"use1-az2": SUBNET}}}
+FS = "fs-0123456789abcdef0"
+DNS = f"{FS}.fsx.us-east-1.amazonaws.com"
+LUSTRE: dict[str, Any] = {
+    **EXISTING,
+    "storage.lustre": {"existing": {"id": FS, "dns_name": DNS, "mount_name": "fsx", "security_group_id": GROUP}},
+}
+ENDS = datetime(2027, 2, 14, 11, 30, tzinfo=UTC)
+PLAN_ENDS = datetime(2027, 3, 1, 11, 30, tzinfo=UTC)
+REPOSITORY = {"repository.existing": "123456789012.dkr.ecr.us-east-1.amazonaws.com/train"}
+BUCKETS = {"buckets": {"data": "one", "checkpoints": "two", "lifecycle": "three"}}
+IMAGE = {"groups.0.image_id": "ami-0123456789abcdef0"}
+BUILT = {"Architecture": "x86_64", "OwnerId": "123456789012", "BlockDeviceMappings": [{"Ebs": {"Encrypted": False}}]}
+"""An image that was built on HyperPod's own."""
+
+Answer = tuple[str, str, dict[str, Any] | str]
+"""Service, method, and what it answers; text is an error's code."""
+
+
+def offered(*zones: str) -> Answer:
+    kind = {"InstanceType": "g6e.48xlarge", "LocationType": "availability-zone-id"}
+    found = [{**kind, "Location": zone} for zone in zones]
+    return "ec2", "describe_instance_type_offerings", {"InstanceTypeOfferings": found}
+
+
+def quota(name: str, value: float) -> Answer:
+    return "service-quotas", "list_service_quotas", {"Quotas": [{"QuotaName": name, "Value": value}]}
+
+
+def reservation(**keys: Any) -> Answer:
+    """The capacity block of the p5en stack, as EC2 would describe it."""
+    found = {
+        "CapacityReservationId": "cr-0a1b2c3d4e5f60718",
+        "AvailabilityZoneId": "use2-az2",
+        "InstanceType": "p5en.48xlarge",
+        "InstancePlatform": "Linux/UNIX",
+        "TotalInstanceCount": 16,
+        "AvailableInstanceCount": 16,
+        "State": "active",
+        "EndDate": ENDS,
+        "ReservationType": "capacity-block",
+        **keys,
+    }
+    return "ec2", "describe_capacity_reservations", {"CapacityReservations": [found]}
+
+
+def plan(part: dict[str, Any] | None = None, **keys: Any) -> Answer:
+    """The training plan of the p5 stack."""
+    where = {
+        "AvailabilityZoneId": "usw2-az2",
+        "InstanceType": "ml.p5.48xlarge",
+        "TotalInstanceCount": 4,
+        "Status": "Active",
+    }
+    where["ReservedCapacityArn"] = "arn:aws:sagemaker:us-west-2:123456789012:reserved-capacity/" + "a" * 12
+    found = {
+        "TrainingPlanArn": "arn:aws:sagemaker:us-west-2:123456789012:training-plan/llm-p5",
+        "TrainingPlanName": "llm-p5",
+        "Status": "Active",
+        "EndTime": PLAN_ENDS,
+        "TotalInstanceCount": 4,
+        "TargetResources": ["hyperpod-cluster"],
+        "ReservedCapacitySummaries": [{**where, **(part or {})}],
+        **keys,
+    }
+    return "sagemaker", "describe_training_plan", found
+
+
+def prices(*usd: str) -> Answer:
+    found = [{"InstanceType": "g6e.48xlarge", "SpotPrice": one, "Timestamp": NOW} for one in usd]
+    return "ec2", "describe_spot_price_history", {"SpotPriceHistory": found}
+
+
+def scores(**by_zone: int) -> Answer:
+    found = [{"AvailabilityZoneId": zone.replace("_", "-"), "Score": score} for zone, score in by_zone.items()]
+    return "ec2", "get_spot_placement_scores", {"SpotPlacementScores": found}
+
+
+def zone(name: str, **keys: str) -> Answer:
+    found = {"ZoneId": name, "State": "available", "OptInStatus": "opt-in-not-required", "GroupName": "g", **keys}
+    return "ec2", "describe_availability_zones", {"AvailabilityZones": [found]}
+
+
+def subnet(**keys: Any) -> Answer:
+    found = {
+        "SubnetId": SUBNET,
+        "VpcId": VPC,
+        "AvailabilityZoneId": "use1-az4",
+        "AvailableIpAddressCount": 1000,
+        "CidrBlock": "10.0.0.0/22",
+        "MapPublicIpOnLaunch": False,
+        **keys,
+    }
+    return "ec2", "describe_subnets", {"Subnets": [found]}
+
+
+def attribute(name: str, value: bool) -> Answer:
+    return "ec2", "describe_vpc_attribute", {"VpcId": VPC, name: {"Value": value}}
+
+
+def routes(*found: dict[str, str]) -> Answer:
+    table = {"Associations": [{"SubnetId": SUBNET}], "Routes": list(found)}
+    return "ec2", "describe_route_tables", {"RouteTables": [table]}
+
+
+def file_system(**keys: Any) -> Answer:
+    lustre = {"MountName": "fsx", **keys.pop("lustre", {})}
+    found = {"FileSystemId": FS, "Lifecycle": "AVAILABLE", "VpcId": VPC, "SubnetIds": [SUBNET], "DNSName": DNS, **keys}
+    return "fsx", "describe_file_systems", {"FileSystems": [{**found, "LustreConfiguration": lustre}]}
+
+
+def security_group(*permissions: dict[str, Any], vpc: str = VPC) -> Answer:
+    found = {"GroupId": GROUP, "VpcId": vpc, "IpPermissions": list(permissions)}
+    return "ec2", "describe_security_groups", {"SecurityGroups": [found]}
+
+
+def bucket(region: str) -> Answer:
+    return "s3", "head_bucket", {"BucketRegion": region, "ResponseMetadata": {"HTTPStatusCode": 200, "HTTPHeaders": {}}}
+
+
+def no_bucket(status: str) -> Answer:
+    return "s3", "head_bucket", status
+
+
+def nothing_left() -> list[Answer]:
+    return [
+        ("ecr", "describe_repositories", "RepositoryNotFoundException"),
+        ("sqs", "get_queue_url", "AWS.SimpleQueueService.NonExistentQueue"),
+        ("logs", "describe_log_groups", {"logGroups": []}),
+    ]
+
+
+def image(architecture: str) -> Answer:
+    return "ec2", "describe_images", {"Images": [{"Architecture": architecture}]}
+
+
+def dry_run(code: str) -> Answer:
+    return "ec2", "run_instances", code
+
+
+def versions(**status: str) -> Answer:
+    found = [{"clusterVersion": key.strip("v").replace("_", "."), "versionStatus": one} for key, one in status.items()]
+    return "eks", "describe_cluster_versions", {"clusterVersions": found}
+
+
+def facts(efa: int = 4, cards: int = 4, vcpus: int = 192) -> Answer:
+    """What EC2 says of a g6e.48xlarge."""
+    found = {"NetworkCards": [{"NetworkCardIndex": n, "MaximumNetworkInterfaces": 10} for n in range(cards)]}
+    record = {
+        "InstanceType": "g6e.48xlarge",
+        "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
+        "VCpuInfo": {"DefaultVCpus": vcpus},
+        "MemoryInfo": {"SizeInMiB": 1},
+        "SupportedUsageClasses": ["spot"],
+        "PlacementGroupInfo": {"SupportedStrategies": ["cluster"]},
+        "NetworkInfo": {**found, "EfaInfo": {"MaximumEfaInterfaces": efa}},
+    }
+    return "ec2", "describe_instance_types", {"InstanceTypes": [record]}
+
+
+ELSEWHERE = {"access.admin_roles": ["arn:aws:iam::210987654321:role/platform"]}
+
+
+PLATFORM = {"RoleName": "platform", "RoleId": "A" * 16, "Path": "/", "CreateDate": NOW}
+PLATFORM["Arn"] = "arn:aws:iam::123456789012:role/platform"
 
 
 @dataclass(frozen=True)
@@ -66,11 +204,31 @@ RESERVATION_KEY = "groups.0.capacity.reservation"
 PLAN_KEY = "groups.2.capacity.training_plan"
 MODE = "groups.0.capacity.mode"
 COMPUTE = "network.existing.compute_subnet_id"
+TYPE, COUNT, OWN_IMAGE = "groups.0.instance_type", "groups.0.count", "groups.0.image_id"
+ENDS_AT, PLACEMENT = "groups.0.capacity.ends_at", "groups.0.capacity.placement_group"
+FSX = "storage.lustre.existing"
+FSX_ID, FSX_GROUP = f"{FSX}.id", f"{FSX}.security_group_id"
+NO_RESERVATION = ("ec2", "describe_capacity_reservations", "InvalidCapacityReservationId.NotFound")
+NO_VPC = ("ec2", "describe_vpc_attribute", "InvalidVpcID.NotFound")
+NO_FILE_SYSTEM = ("fsx", "describe_file_systems", "FileSystemNotFound")
+NO_GROUP = ("ec2", "describe_security_groups", "InvalidGroup.NotFound")
+NO_REPOSITORY = ("ecr", "describe_repositories", "RepositoryNotFoundException")
+IN_GROUP = "arn:aws:ec2:us-east-2:123456789012:placement-group/pg"
+LNET = {**TCP, "FromPort": 988, "ToPort": 988}
+MINE: dict[str, Any] = {"buckets.data": "mine"}
+SSH_KEY: dict[str, Any] = {"access.ssh_key": "me"}
+EXTENDED = {"eks.upgrade_policy": "EXTENDED"}
+EMPTY = [no_bucket("404")] * 3
+THERE: list[Answer] = [
+    ("ecr", "describe_repositories", {"repositories": [{}]}),
+    ("sqs", "get_queue_url", {"QueueUrl": "https://queue"}),
+    ("logs", "describe_log_groups", {"logGroups": [{}]}),
+]
 
 CASES = [
     Case("EC2-101", SPOT, [offered("use1-az1", "use1-az4")]),
-    Case("EC2-101", SPOT, [offered("use1-az1")], "groups.0.instance_type"),
-    Case("EC2-101", SPOT, [offered()], "groups.0.instance_type"),
+    Case("EC2-101", SPOT, [offered("use1-az1")], TYPE),
+    Case("EC2-101", SPOT, [offered()], TYPE),
     Case("EC2-102", SPOT, [quota(G_SPOT, 1536)]),
     Case("EC2-102", SPOT, [quota(G_SPOT, 1535)], "groups"),
     Case("EC2-102", SPOT, [quota("All P5 Spot Instance Requests", 9999)], "groups", "unknown"),
@@ -78,75 +236,48 @@ CASES = [
     Case("HYP-101", EKS, [quota("ml.m5.2xlarge for cluster usage", 1)], "groups"),
     Case("HYP-101", EKS, [quota("ml.m5.2xlarge for training job usage", 9)], "groups", "unknown"),
     Case("EC2-103", SPOT, [dry_run("DryRunOperation")]),
-    Case("EC2-103", SPOT, [dry_run("VcpuLimitExceeded")], "groups.0.count"),
-    Case("EC2-103", SPOT, [dry_run("InsufficientFreeAddressesInSubnet")], "groups.0.count", edits=EXISTING),
+    Case("EC2-103", SPOT, [dry_run("VcpuLimitExceeded")], COUNT),
+    Case("EC2-103", SPOT, [dry_run("InsufficientFreeAddressesInSubnet")], COUNT, edits=EXISTING),
     Case("EC2-103", SPOT, [dry_run("InsufficientInstanceCapacity")], "groups.0.capacity", "warning"),
-    Case("EC2-103", SPOT, [dry_run("Unsupported")], "groups.0.instance_type"),
+    Case("EC2-103", SPOT, [dry_run("Unsupported")], TYPE),
     Case("EC2-103", SPOT, [dry_run("InvalidParameterValue")], "groups.0"),
     Case("EC2-103", SPOT, [dry_run("UnauthorizedOperation")], "groups.0", "unknown"),
     Case("EC2-103", SPOT, [dry_run("VPCIdNotSpecified")], "groups.0", "unknown"),
     Case("EC2-103", BLOCK, [dry_run("ReservationCapacityExceeded")], "groups.0.capacity"),
-    Case("EC2-105", SPOT, [("ec2", "describe_images", {"Images": [{"Architecture": "x86_64"}]})], edits=IMAGE),
-    Case(
-        "EC2-105",
-        SPOT,
-        [("ec2", "describe_images", {"Images": [{"Architecture": "arm64"}]})],
-        "groups.0.image_id",
-        edits=IMAGE,
-    ),
-    Case("EC2-105", SPOT, [("ec2", "describe_images", "InvalidAMIID.NotFound")], "groups.0.image_id", edits=IMAGE),
+    Case("EC2-105", SPOT, [image("x86_64")], edits=IMAGE),
+    Case("EC2-105", SPOT, [image("arm64")], OWN_IMAGE, edits=IMAGE),
+    Case("EC2-105", SPOT, [("ec2", "describe_images", "InvalidAMIID.NotFound")], OWN_IMAGE, edits=IMAGE),
     Case("EC2-107", SPOT, [("ssm", "get_parameter", {"Parameter": {"Value": "ami-0123456789abcdef0"}})]),
-    Case("EC2-107", SPOT, [("ssm", "get_parameter", "ParameterNotFound")], "groups.0.image_id"),
+    Case("EC2-107", SPOT, [("ssm", "get_parameter", "ParameterNotFound")], OWN_IMAGE),
     Case("EC2-107", SPOT, [], edits=IMAGE),
     *(
         Case("EC2-105", SLURM, [("ec2", "describe_images", {"Images": [{**BUILT, **more}]})], path, edits=IMAGE)
         for path, more in (
             ("", {}),
             ("", {"OwnerId": "763104351884", "Public": True}),
-            ("groups.0.image_id", {"OwnerId": "763104351884"}),
-            ("groups.0.image_id", {"BlockDeviceMappings": [{"Ebs": {"Encrypted": True}}]}),
-            ("groups.0.image_id", {"BlockDeviceMappings": [{"Ebs": {}}, {"Ebs": {}}]}),
+            (OWN_IMAGE, {"OwnerId": "763104351884"}),
+            (OWN_IMAGE, {"BlockDeviceMappings": [{"Ebs": {"Encrypted": True}}]}),
+            (OWN_IMAGE, {"BlockDeviceMappings": [{"Ebs": {}}, {"Ebs": {}}]}),
         )
     ),
-    Case(
-        "EC2-106",
-        SPOT,
-        [("ec2", "describe_key_pairs", {"KeyPairs": [{"KeyName": "me"}]})],
-        edits={"access.ssh_key": "me"},
-    ),
-    Case(
-        "EC2-106",
-        SPOT,
-        [("ec2", "describe_key_pairs", {"KeyPairs": []})],
-        "access.ssh_key",
-        edits={"access.ssh_key": "me"},
-    ),
+    Case("EC2-106", SPOT, [("ec2", "describe_key_pairs", {"KeyPairs": [{"KeyName": "me"}]})], edits=SSH_KEY),
+    Case("EC2-106", SPOT, [("ec2", "describe_key_pairs", {"KeyPairs": []})], "access.ssh_key", edits=SSH_KEY),
     Case("CAP-101", BLOCK, [reservation()]),
     Case("CAP-101", BLOCK, [reservation(State="scheduled")], RESERVATION_KEY, "warning"),
     Case("CAP-101", BLOCK, [reservation(State="expired")], RESERVATION_KEY),
-    Case(
-        "CAP-101",
-        BLOCK,
-        [("ec2", "describe_capacity_reservations", "InvalidCapacityReservationId.NotFound")],
-        RESERVATION_KEY,
-    ),
+    Case("CAP-101", BLOCK, [NO_RESERVATION], RESERVATION_KEY),
     Case("CAP-102", BLOCK, [reservation()]),
     Case("CAP-102", BLOCK, [reservation(AvailabilityZoneId="use2-az1")], edits={"groups.0.zone_id": "use2-az1"}),
     Case("CAP-102", BLOCK, [reservation(AvailabilityZoneId="use2-az1")], RESERVATION_KEY),
     Case("CAP-102", BLOCK, [reservation(InstanceType="p5.48xlarge")], RESERVATION_KEY),
     Case("CAP-102", BLOCK, [reservation(InstancePlatform="Windows")], RESERVATION_KEY),
     Case("CAP-102", BLOCK, [reservation(ReservationType="default")], MODE),
-    Case(
-        "CAP-102",
-        BLOCK,
-        [reservation(PlacementGroupArn="arn:aws:ec2:us-east-2:123456789012:placement-group/pg")],
-        "groups.0.capacity.placement_group",
-    ),
+    Case("CAP-102", BLOCK, [reservation(PlacementGroupArn=IN_GROUP)], PLACEMENT),
     Case("CAP-103", BLOCK, [reservation()]),
     Case("CAP-103", BLOCK, [reservation(TotalInstanceCount=8, AvailableInstanceCount=8)], RESERVATION_KEY),
     Case("CAP-103", BLOCK, [reservation(AvailableInstanceCount=8)], RESERVATION_KEY, "warning"),
     Case("CAP-104", BLOCK, [reservation()]),
-    Case("CAP-104", BLOCK, [reservation(EndDate=datetime(2027, 2, 13, tzinfo=UTC))], "groups.0.capacity.ends_at"),
+    Case("CAP-104", BLOCK, [reservation(EndDate=datetime(2027, 2, 13, tzinfo=UTC))], ENDS_AT),
     Case("CAP-105", SLURM, [plan()]),
     Case("CAP-105", SLURM, [plan(Status="Scheduled")], PLAN_KEY, "warning"),
     Case("CAP-105", SLURM, [plan(Status="Expired")], PLAN_KEY),
@@ -190,128 +321,50 @@ CASES = [
         "network.existing.vpc_id",
         edits=EXISTING,
     ),
-    Case(
-        "NET-105",
-        SPOT,
-        [("ec2", "describe_vpc_attribute", "InvalidVpcID.NotFound")],
-        "network.existing.vpc_id",
-        edits=EXISTING,
-    ),
+    Case("NET-105", SPOT, [NO_VPC], "network.existing.vpc_id", edits=EXISTING),
     Case("NET-106", SPOT, [routes(NAT, GATEWAY)], edits=EXISTING),
     Case("NET-106", SPOT, [routes(NAT)], COMPUTE, "warning", edits=EXISTING),
     Case("NET-106", SPOT, [routes(GATEWAY)], COMPUTE, "warning", edits=EXISTING),
     Case("NET-106", SPOT, [routes(INTERNET, GATEWAY)], COMPUTE, edits=EXISTING),
     Case("FSX-101", SPOT, [file_system(), subnet()], edits=LUSTRE),
-    Case("FSX-101", SPOT, [file_system(Lifecycle="FAILED"), subnet()], "storage.lustre.existing.id", edits=LUSTRE),
-    Case(
-        "FSX-101",
-        SPOT,
-        [file_system(lustre={"MountName": "abcd1234"}), subnet()],
-        "storage.lustre.existing.mount_name",
-        edits=LUSTRE,
-    ),
-    Case(
-        "FSX-101",
-        SPOT,
-        [file_system(lustre={"EfaEnabled": True}), subnet()],
-        "storage.lustre.existing.efa",
-        edits=LUSTRE,
-    ),
-    Case("FSX-101", SPOT, [file_system(VpcId="vpc-01234567"), subnet()], "storage.lustre.existing.id", edits=LUSTRE),
-    Case(
-        "FSX-101",
-        SPOT,
-        [file_system(), subnet(AvailabilityZoneId="use1-az1")],
-        "storage.lustre.existing.id",
-        edits=LUSTRE,
-    ),
-    Case(
-        "FSX-101",
-        SPOT,
-        [("fsx", "describe_file_systems", "FileSystemNotFound")],
-        "storage.lustre.existing.id",
-        edits=LUSTRE,
-    ),
+    Case("FSX-101", SPOT, [file_system(Lifecycle="FAILED"), subnet()], FSX_ID, edits=LUSTRE),
+    Case("FSX-101", SPOT, [file_system(lustre={"MountName": "abcd1234"}), subnet()], f"{FSX}.mount_name", edits=LUSTRE),
+    Case("FSX-101", SPOT, [file_system(lustre={"EfaEnabled": True}), subnet()], f"{FSX}.efa", edits=LUSTRE),
+    Case("FSX-101", SPOT, [file_system(VpcId="vpc-01234567"), subnet()], FSX_ID, edits=LUSTRE),
+    Case("FSX-101", SPOT, [file_system(), subnet(AvailabilityZoneId="use1-az1")], FSX_ID, edits=LUSTRE),
+    Case("FSX-101", SPOT, [NO_FILE_SYSTEM], FSX_ID, edits=LUSTRE),
     Case("FSX-102", SPOT, [security_group({"IpProtocol": "-1"})], edits=LUSTRE),
-    Case(
-        "FSX-102",
-        SPOT,
-        [security_group({**TCP, "FromPort": 988, "ToPort": 988}, {**TCP, "FromPort": 1018, "ToPort": 1023})],
-        edits=LUSTRE,
-    ),
-    Case(
-        "FSX-102",
-        SPOT,
-        [security_group({**TCP, "FromPort": 988, "ToPort": 988})],
-        "storage.lustre.existing.security_group_id",
-        edits=LUSTRE,
-    ),
-    Case(
-        "FSX-102",
-        SPOT,
-        [security_group({"IpProtocol": "-1"}, vpc="vpc-01234567")],
-        "storage.lustre.existing.security_group_id",
-        edits=LUSTRE,
-    ),
-    Case(
-        "FSX-102",
-        SPOT,
-        [("ec2", "describe_security_groups", "InvalidGroup.NotFound")],
-        "storage.lustre.existing.security_group_id",
-        edits=LUSTRE,
-    ),
-    Case("S3-101", SPOT, [bucket("us-east-1")], edits={"buckets.data": "mine"}),
-    Case("S3-101", SPOT, [bucket("eu-west-1")], "buckets.data", edits={"buckets.data": "mine"}),
-    Case("S3-101", SPOT, [no_bucket("404")], "buckets.data", edits={"buckets.data": "mine"}),
-    Case("S3-101", SPOT, [no_bucket("403")], "buckets.data", "unknown", edits={"buckets.data": "mine"}),
-    Case("S3-102", SPOT, [no_bucket("404")] * 3),
+    Case("FSX-102", SPOT, [security_group(LNET, {**TCP, "FromPort": 1018, "ToPort": 1023})], edits=LUSTRE),
+    Case("FSX-102", SPOT, [security_group(LNET)], FSX_GROUP, edits=LUSTRE),
+    Case("FSX-102", SPOT, [security_group({"IpProtocol": "-1"}, vpc="vpc-01234567")], FSX_GROUP, edits=LUSTRE),
+    Case("FSX-102", SPOT, [NO_GROUP], FSX_GROUP, edits=LUSTRE),
+    Case("S3-101", SPOT, [bucket("us-east-1")], edits=MINE),
+    Case("S3-101", SPOT, [bucket("eu-west-1")], "buckets.data", edits=MINE),
+    Case("S3-101", SPOT, [no_bucket("404")], "buckets.data", edits=MINE),
+    Case("S3-101", SPOT, [no_bucket("403")], "buckets.data", "unknown", edits=MINE),
+    Case("S3-102", SPOT, EMPTY),
     Case("S3-102", SPOT, [no_bucket("404"), no_bucket("403"), bucket("us-east-1")], "name", "unknown"),
-    Case("CFG-101", SPOT, [*[no_bucket("404")] * 3, *nothing_left()]),
+    Case("CFG-101", SPOT, [*EMPTY, *nothing_left()]),
     Case("CFG-101", SPOT, [no_bucket("403"), *[no_bucket("404")] * 2, *nothing_left()]),
     Case(
         "CFG-101", SPOT, [no_bucket("404"), bucket("us-east-1"), no_bucket("404"), *nothing_left()], "name", "warning"
     ),
-    Case(
-        "CFG-101",
-        SPOT,
-        [*[no_bucket("404")] * 3, *nothing_left()[1:], ("ecr", "describe_repositories", {"repositories": [{}]})],
-        "name",
-        "warning",
-    ),
-    Case(
-        "CFG-101",
-        SPOT,
-        [*[no_bucket("404")] * 3, *nothing_left()[::2], ("sqs", "get_queue_url", {"QueueUrl": "https://queue"})],
-        "name",
-        "warning",
-    ),
-    Case(
-        "CFG-101",
-        SPOT,
-        [*[no_bucket("404")] * 3, *nothing_left()[:2], ("logs", "describe_log_groups", {"logGroups": [{}]})],
-        "name",
-        "warning",
-    ),
+    Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[1:], THERE[0]], "name", "warning"),
+    Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[::2], THERE[1]], "name", "warning"),
+    Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[:2], THERE[2]], "name", "warning"),
     Case("CFG-101", SPOT, [*nothing_left()[1:]], edits={**BUCKETS, **REPOSITORY}),
     Case("ECR-101", SPOT, [("ecr", "describe_repositories", {"repositories": []})], edits=REPOSITORY),
-    Case(
-        "ECR-101",
-        SPOT,
-        [("ecr", "describe_repositories", "RepositoryNotFoundException")],
-        "repository.existing",
-        edits=REPOSITORY,
-    ),
+    Case("ECR-101", SPOT, [NO_REPOSITORY], "repository.existing", edits=REPOSITORY),
     Case("EKS-101", EKS, [versions(v1_35="STANDARD_SUPPORT")]),
     Case("EKS-101", EKS, [versions(v1_35="EXTENDED_SUPPORT")], "eks.version"),
-    Case(
-        "EKS-101",
-        EKS,
-        [versions(v1_35="EXTENDED_SUPPORT")],
-        "eks.version",
-        "warning",
-        edits={"eks.upgrade_policy": "EXTENDED"},
-    ),
+    Case("EKS-101", EKS, [versions(v1_35="EXTENDED_SUPPORT")], "eks.version", "warning", edits=EXTENDED),
     Case("EKS-101", EKS, [versions(v1_35="UNSUPPORTED", v1_36="STANDARD_SUPPORT")], "eks.version"),
     Case("EKS-101", EKS, [versions(v1_36="STANDARD_SUPPORT")], "eks.version"),
+    Case("EC2-104", SPOT, [facts()]),
+    Case("EC2-104", SPOT, [facts(efa=8)], TYPE, "warning"),
+    Case("EC2-104", SPOT, [facts(cards=8)], TYPE, "warning"),
+    Case("EC2-104", SPOT, [facts(vcpus=96)], TYPE, "warning"),
+    Case("IAM-101", EKS, [("iam", "get_role", {"Role": PLATFORM})]),
+    Case("IAM-101", EKS, [], edits=ELSEWHERE),
     Case("IAM-101", EKS, [("iam", "get_role", "NoSuchEntity")], "access.admin_roles.0"),
 ]

@@ -11,19 +11,16 @@ from typing import Any
 
 import boto3
 import pytest
-import yaml
 
-from infra.config import KEY, ClusterSpec
+from infra.config import ClusterSpec
 from infra.config import parse as parse_spec
 from infra.local.aws import LocalAws
 from infra.local.engine import PROGRAM, Engine, engine_missing
 from infra.plan.nodes.eks import helm_commands
-from infra.plan.place import Place
 from lustrain.cluster import Cluster, parse
 from tests.conftest import require
-from tests.infra.edits import STACKS
+from tests.infra.edits import STACKS, place, spec_of
 
-ACCOUNT = "123456789012"
 EXAMPLES = list(STACKS)
 PACK = PROGRAM / "policy"
 AT_ONCE = 3
@@ -32,13 +29,11 @@ AT_ONCE = 3
 
 def example(stack: str) -> ClusterSpec:
     """The spec of an example stack."""
-    text = (PROGRAM / f"Pulumi.{stack}.yaml").read_text(encoding="utf-8")
-    return parse_spec(yaml.safe_load(text)["config"][KEY])
+    return spec_of(stack, {})
 
 
 def region_of(stack: str) -> str:
-    text = (PROGRAM / f"Pulumi.{stack}.yaml").read_text(encoding="utf-8")
-    return str(yaml.safe_load(text)["config"]["aws:region"])
+    return place(stack).region
 
 
 @dataclass
@@ -69,7 +64,7 @@ class Live:
 
 def first_round(engine: Engine) -> tuple[str, ...]:
     """Type the first of the steps that the stack prints; the types of what it made."""
-    first, *_ = helm_commands(parse_spec(engine.spec), Place(region_of(engine.stack), ACCOUNT))
+    first, *_ = helm_commands(parse_spec(engine.spec), place(engine.stack))
     _, *words = shlex.split(first)
     engine(*words, "--yes", "--skip-preview", "--suppress-outputs")
     assert first in engine.outputs()["firstSteps"], "whoever comes this far cannot read what is next"

@@ -123,10 +123,7 @@ def after_the_first_boot(node: Node) -> Path:
 
 def later_boot(node: Node) -> subprocess.CompletedProcess[str]:
     """What the unit runs."""
-    environment = {"PATH": node.path, "LUSTRAIN_ROOT": str(node.root), "LUSTRAIN_WAIT_SECONDS": "10"}
-    environment |= {"MOUNTS": str(node.mounts), "ASKED": str(node.asked), "KNOWN": ""}
-    command = ["bash", str(node.root / "usr/local/sbin/lustrain-container-data"), "/opt/sagemaker"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return node.run(str(node.root / "usr/local/sbin/lustrain-container-data"), "/opt/sagemaker")
 
 
 def test_on_eks_containerd_and_kubelet_wait_for_a_disk_that_is_late_at_a_later_boot(node: Node) -> None:
@@ -167,10 +164,7 @@ def test_on_eks_the_mounts_are_real_and_those_of_pods_are_not_seen_twice(node: N
     ls "$LUSTRAIN_ROOT/opt/sagemaker/lustrain/kubelet" "$LUSTRAIN_ROOT/var/lib/containerd/content"
     grep -c " pod " /proc/self/mountinfo
     """
-    environment = {"PATH": node.path, "LUSTRAIN_ROOT": str(node.root), "LUSTRAIN_WAIT_SECONDS": "0"}
-    environment |= {"ASKED": str(node.asked), "KNOWN": ""}
-    command = ["unshare", "--mount", "bash", "-c", script, str(node.bundle / "container_data.sh")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = node.run("-c", script, str(node.bundle / "container_data.sh"), before=("unshare", "--mount"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("is on /opt/sagemaker") == 2
     assert {"written", "pod", "pause"} <= set(done.stdout.split())

@@ -1,8 +1,6 @@
-"""The scripts that a HyperPod node runs: they parse, shellcheck has nothing to say, and they do what they promise.
+"""The scripts that a HyperPod node runs: shellcheck has nothing to say, and they do what they promise.
 
-They run here for real, over a folder that stands for the node's root. Replaced are `mountpoint` by one that reads a list,
-`systemctl` by one that knows one unit or none, `mount` by one that only writes down what was asked, and the agent by a few
-lines: what the real one does to a node is shown on nodes of its own in tests/lab.
+They run here for real, in a folder that stands for the node's root. What the real agent does to a node is shown in tests/lab.
 """
 
 from __future__ import annotations
@@ -26,12 +24,6 @@ from tests.infra.lifecycle_node import EC2, ENTRIES, SCRIPTS, TOOLS, Node
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_bash_parses_the_script(script: Path) -> None:
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow
@@ -65,14 +57,6 @@ def test_scratch_is_on_the_instance_store_where_there_is_one(node: Node, entry: 
     assert stat.S_IMODE((node.root / "scratch").stat().st_mode) == 0o1777
     assert "/scratch is on /opt/dlami/nvme" in node.log
     assert node.log == done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("entry", [ON_INIT, ON_CREATE])
-def test_scratch_is_on_the_groups_volume_where_there_is_no_instance_store(node: Node, entry: str) -> None:
-    node.mount("opt/sagemaker")
-    assert node.boot(entry).returncode == 0
-    assert node.scratch == Path("opt/sagemaker/scratch")
 
 
 @pytest.mark.parametrize(("service", "seconds"), [(True, 10), (False, 0)])
@@ -110,11 +94,14 @@ def test_the_root_volume_never_becomes_scratch(node: Node, entry: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_boot_changes_nothing_and_keeps_what_lies_on_scratch(node: Node) -> None:
+@pytest.mark.parametrize("entry", [ON_INIT, ON_CREATE])
+def test_without_instance_store_scratch_is_on_the_groups_volume_and_a_second_boot_keeps_what_lies_there(
+    node: Node, entry: str
+) -> None:
     node.mount("opt/sagemaker")
-    node.boot(ON_INIT)
+    node.boot(entry)
     (node.root / "scratch" / "kept").write_text("bytes", encoding="utf-8")
-    assert node.boot(ON_INIT).returncode == 0
+    assert node.boot(entry).returncode == 0
     assert [path.name for path in (node.root / "opt/sagemaker/scratch").iterdir()] == ["kept"]
     assert node.scratch == Path("opt/sagemaker/scratch")
 

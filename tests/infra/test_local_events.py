@@ -17,7 +17,7 @@ from infra.local.aws import LocalAws
 from infra.local.events import Events, send
 from infra.local.metadata import LocalMetadata
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
-from tests.infra.test_local_hyperpod import make_role, put_scripts, slurm_cluster
+from tests.infra.test_local_hyperpod import in_service, make_role, put_scripts, slurm_cluster
 from tests.processes import wait_for, wait_until
 
 pytestmark = pytest.mark.slow
@@ -28,35 +28,25 @@ NEVER = 3600.0
 """Seconds to an end that does not come while a test looks."""
 
 
+def gang(network: Network, name: str, kind: str, **data: Any) -> None:
+    """A group of two machines."""
+    template = {"ImageId": "ami-0123456789abcdef0", "InstanceType": kind, **data}
+    network.ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=template)
+    launch = {"LaunchTemplate": {"LaunchTemplateName": name, "Version": "1"}, "VPCZoneIdentifier": network.subnet}
+    network.scaling.create_auto_scaling_group(AutoScalingGroupName=name, **launch, MinSize=2, MaxSize=2)
+
+
 class Cluster:
     """A gang of two spot nodes with a terminate hook, a queue that all rules may write to, and a rule for everything."""
 
     def __init__(self, aws: LocalAws, name: str, *, rebalance: bool) -> None:
         self.name, self.aws = name, aws
         self.network = Network(aws)
-        self.scaling = client(aws, "autoscaling")
-        data = {
-            "ImageId": "ami-0123456789abcdef0",
-            "InstanceType": "g6e.8xlarge",
-            "InstanceMarketOptions": {"MarketType": "spot"},
-        }
-        made = self.network.ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)[
-            "LaunchTemplate"
-        ]
-        self.scaling.create_auto_scaling_group(
-            AutoScalingGroupName=name,
-            LaunchTemplate={"LaunchTemplateId": made["LaunchTemplateId"], "Version": "1"},
-            MinSize=2,
-            MaxSize=2,
-            VPCZoneIdentifier=self.network.subnet,
-            CapacityRebalance=rebalance,
-        )
-        self.scaling.put_lifecycle_hook(
-            AutoScalingGroupName=name,
-            LifecycleHookName=HOOK,
-            LifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING",
-            HeartbeatTimeout=3600,
-        )
+        self.scaling = self.network.scaling
+        gang(self.network, name, "g6e.8xlarge", InstanceMarketOptions={"MarketType": "spot"})
+        self.scaling.update_auto_scaling_group(AutoScalingGroupName=name, CapacityRebalance=rebalance)
+        hook = {"LifecycleHookName": HOOK, "LifecycleTransition": "autoscaling:EC2_INSTANCE_TERMINATING"}
+        self.scaling.put_lifecycle_hook(AutoScalingGroupName=name, **hook, HeartbeatTimeout=3600)
         self.queue = Queue(aws, name, ["aws.ec2", "aws.autoscaling", "aws.health"])
 
     def nodes(self) -> dict[str, str]:
@@ -74,9 +64,8 @@ class Queue:
         self.arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:{name}"
         self.rule = self.events.put_rule(Name=name, EventPattern=json.dumps({"source": sources}))["RuleArn"]
         if allowed:
-            self.sqs.set_queue_attributes(
-                QueueUrl=self.url, Attributes={"Policy": policy("sqs:SendMessage", self.arn, self.rule)}
-            )
+            allow = {"Policy": policy("sqs:SendMessage", self.arn, self.rule)}
+            self.sqs.set_queue_attributes(QueueUrl=self.url, Attributes=allow)
         self.events.put_targets(Rule=name, Targets=[{"Id": "queue", "Arn": self.arn}])
 
     def read(self) -> list[dict[str, Any]]:
@@ -118,19 +107,12 @@ def test_a_spot_notice_reaches_queue_metadata_and_group_and_the_instance_ends_in
     assert json.loads(answers["spot/instance-action"])["action"] == "terminate"
     assert answers["autoscaling/target-lifecycle-state"] == "Terminated"
     states = cluster.nodes()
-    assert (states[node], sorted(states.values())) == (
-        "Terminating:Wait",
-        ["InService", "InService", "Terminating:Wait"],
-    )
+    assert states[node] == "Terminating:Wait"
+    assert sorted(states.values()) == ["InService", "InService", "Terminating:Wait"]
     read = cluster.queue.read()
     notice = read[0]
-    assert {name: notice[name] for name in ("version", "detail-type", "source", "account", "region")} == {
-        "version": "0",
-        "detail-type": "EC2 Spot Instance Interruption Warning",
-        "source": "aws.ec2",
-        "account": ACCOUNT,
-        "region": REGION,
-    }
+    found = [notice[name] for name in ("version", "detail-type", "source", "account", "region")]
+    assert found == ["0", "EC2 Spot Instance Interruption Warning", "aws.ec2", ACCOUNT, REGION]
     assert notice["detail"] == {"instance-id": node, "instance-action": "terminate"}
     assert notice["resources"] == [f"arn:aws:ec2:us-west-2a:instance/{node}"]
     assert before <= datetime.fromisoformat(notice["time"]) <= datetime.now(UTC)
@@ -174,25 +156,11 @@ def test_a_group_that_does_not_rebalance_acts_when_the_instance_is_gone(aws: Loc
     assert list(cluster.nodes().values()) == ["InService", "InService"]
 
 
-def test_a_group_set_to_zero_while_a_node_is_leaving_empties_wholly(aws: LocalAws) -> None:
-    cluster = Cluster(aws, "emptied", rebalance=True)
-    first = next(iter(cluster.nodes()))
-    aws.events.spot(first, in_s=NEVER)
-    assert cluster.nodes()[first] == "Terminating:Wait"
-    cluster.scaling.update_auto_scaling_group(AutoScalingGroupName="emptied", MinSize=0, MaxSize=0, DesiredCapacity=0)
-    wait_until(lambda: cluster.nodes() == {})
-
-
 def test_only_a_running_spot_instance_gets_a_notice(aws: LocalAws, cluster: Cluster) -> None:
     with pytest.raises(ValueError, match="no running instance i-0123456789abcdef0"):
         aws.events.spot("i-0123456789abcdef0")
-    made = cluster.network.ec2.run_instances(
-        ImageId="ami-0123456789abcdef0",
-        InstanceType="m5.large",
-        MinCount=1,
-        MaxCount=1,
-        SubnetId=cluster.network.subnet,
-    )["Instances"][0]["InstanceId"]
+    asked = {"ImageId": "ami-0123456789abcdef0", "InstanceType": "m5.large", "SubnetId": cluster.network.subnet}
+    made = cluster.network.ec2.run_instances(**asked, MinCount=1, MaxCount=1)["Instances"][0]["InstanceId"]
     with pytest.raises(ValueError, match="is not a spot instance"):
         aws.events.spot(made)
     with pytest.raises(ValueError, match="no spot action"):
@@ -207,15 +175,8 @@ def test_a_block_that_was_bought_before_takes_the_group_and_its_end_is_announced
     block = "cr-0a1b2c3d4e5f60718"
     aws.events.block(block, "p5en.48xlarge", 2, "usw2-az2", REGION, datetime.now(UTC) + timedelta(days=14))
     target = {"CapacityReservationTarget": {"CapacityReservationId": block}}
-    data = {
-        "ImageId": "ami-0123456789abcdef0", "InstanceType": "p5en.48xlarge",
-        "InstanceMarketOptions": {"MarketType": "capacity-block"}, "CapacityReservationSpecification": target,
-    }  # fmt: skip
-    network.ec2.create_launch_template(LaunchTemplateName="blocks", LaunchTemplateData=data)
-    client(aws, "autoscaling").create_auto_scaling_group(
-        AutoScalingGroupName="blocks", LaunchTemplate={"LaunchTemplateName": "blocks", "Version": "1"},
-        MinSize=2, MaxSize=2, VPCZoneIdentifier=network.subnet,
-    )  # fmt: skip
+    bought = {"InstanceMarketOptions": {"MarketType": "capacity-block"}, "CapacityReservationSpecification": target}
+    gang(network, "blocks", "p5en.48xlarge", **bought)
     assert len(aws.events.state()["groups"]["blocks"]) == 2
     queue.read()
     said = aws.events.block_expiry(block)
@@ -241,7 +202,9 @@ def test_health_announces_a_change_that_has_not_come_yet(aws: LocalAws, cluster:
     assert cluster.nodes()[node] == "InService"
 
 
-def test_a_topic_gets_the_event_too(aws: LocalAws, cluster: Cluster) -> None:
+def test_a_topic_gets_the_event_too_and_a_disabled_rule_or_one_of_another_pattern_stays_silent(
+    aws: LocalAws, cluster: Cluster
+) -> None:
     sns, events, sqs = client(aws, "sns"), client(aws, "events"), client(aws, "sqs")
     topic = sns.create_topic(Name="mail")["TopicArn"]
     inbox = sqs.create_queue(QueueName="inbox")["QueueUrl"]
@@ -249,9 +212,12 @@ def test_a_topic_gets_the_event_too(aws: LocalAws, cluster: Cluster) -> None:
     rule = events.put_rule(Name="mail", EventPattern=json.dumps({"source": ["aws.health"]}))["RuleArn"]
     events.put_targets(Rule="mail", Targets=[{"Id": "topic", "Arn": topic}])
     sns.set_topic_attributes(TopicArn=topic, AttributeName="Policy", AttributeValue=policy("sns:Publish", topic, rule))
+    other, off = Queue(aws, "other", ["aws.sagemaker"]), Queue(aws, "off", ["aws.health"])
+    off.events.disable_rule(Name="off")
     aws.events.health(min(cluster.nodes()))
     (message,) = sqs.receive_message(QueueUrl=inbox)["Messages"]
     assert json.loads(json.loads(message["Body"])["Message"])["source"] == "aws.health"
+    assert (other.read(), off.read()) == ([], [])
 
 
 def test_a_rule_that_may_not_write_delivers_nothing_and_its_event_is_kept_where_it_may(
@@ -272,13 +238,6 @@ def test_a_rule_that_may_not_write_delivers_nothing_and_its_event_is_kept_where_
     assert f"the policy of {shut.arn} does not let events.amazonaws.com" in why
 
 
-def test_a_disabled_rule_and_one_of_another_pattern_stay_silent(aws: LocalAws, cluster: Cluster) -> None:
-    other, off = Queue(aws, "other", ["aws.sagemaker"]), Queue(aws, "off", ["aws.health"])
-    off.events.disable_rule(Name="off")
-    aws.events.health(min(cluster.nodes()))
-    assert (other.read(), off.read()) == ([], [])
-
-
 def test_nobody_but_aws_may_put_an_event_of_aws(aws: LocalAws) -> None:
     queue = Queue(aws, "users", ["aws.ec2", "my.app"])
     entry = {"DetailType": "t", "Detail": "{}"}
@@ -292,15 +251,13 @@ def test_a_faulty_node_of_hyperpod_is_replaced_and_so_is_one_on_request(aws: Loc
     put_scripts(aws)
     network, sagemaker = Network(aws), client(aws, "sagemaker")
     queue = Queue(aws, "hyperpod", ["aws.sagemaker"])
-    sagemaker.create_cluster(
-        **slurm_cluster("faults", network, make_role(aws, "fault-node", "sagemaker.amazonaws.com"))
-    )
+    role = make_role(aws, "fault-node", "sagemaker.amazonaws.com")
+    sagemaker.create_cluster(**slurm_cluster("faults", network, role))
 
     def workers() -> dict[str, str]:
         shown = sagemaker.list_cluster_nodes(ClusterName="faults")["ClusterNodeSummaries"]
-        return {
-            one["InstanceId"]: one["InstanceStatus"]["Status"] for one in shown if one["InstanceGroupName"] == "train"
-        }
+        ours = [one for one in shown if one["InstanceGroupName"] == "train"]
+        return {one["InstanceId"]: one["InstanceStatus"]["Status"] for one in ours}
 
     wait_until(lambda: len(workers()) == 4)
     queue.read()
@@ -308,12 +265,11 @@ def test_a_faulty_node_of_hyperpod_is_replaced_and_so_is_one_on_request(aws: Loc
     fresh = aws.events.node_fault("faults", faulty, REGION)["instance"]
     assert fresh not in before
     assert set(workers()) == {fresh, *before} - {faulty}
-    health = [one for one in queue.read() if one["detail-type"] == "SageMaker HyperPod Cluster Node Health Event"]
-    assert [(one["detail"]["InstanceId"], one["detail"]["HealthSummary"]["HealthStatus"]) for one in health] == [
-        (faulty, "Unhealthy"),
-        (fresh, "Healthy"),
-    ]
-    assert "NvidiaErrorTerminate" in health[0]["detail"]["HealthSummary"]["HealthStatusReason"]
+    kind = "SageMaker HyperPod Cluster Node Health Event"
+    health = [one["detail"] for one in queue.read() if one["detail-type"] == kind]
+    assert [one["InstanceId"] for one in health] == [faulty, fresh]
+    assert [one["HealthSummary"]["HealthStatus"] for one in health] == ["Unhealthy", "Healthy"]
+    assert "NvidiaErrorTerminate" in health[0]["HealthSummary"]["HealthStatusReason"]
     other = aws.events.node_replacement("faults", tired, REGION)["instance"]
     assert set(workers()) == {fresh, other, *before} - {faulty, tired}
     assert set(workers().values()) == {"Running"}
@@ -323,6 +279,11 @@ def test_a_faulty_node_of_hyperpod_is_replaced_and_so_is_one_on_request(aws: Loc
         aws.events.node_fault("faults", faulty, REGION)
     with pytest.raises(ValueError, match="nowhere"):
         aws.events.node_replacement("nowhere", fresh, REGION)
+    in_service(sagemaker, "faults")
+    sagemaker.update_cluster(ClusterName="faults", NodeRecovery="None")
+    in_service(sagemaker, "faults")
+    assert aws.events.node_fault("faults", fresh, REGION)["instance"] == fresh
+    assert workers()[fresh] == "Failure"
 
 
 def test_control_addresses_are_on_loopback_only() -> None:
@@ -344,12 +305,10 @@ def test_the_command_line_says_what_it_leaves_out_plays_events_and_leaves_nothin
             assert f"#   {left_out}" in said, module
         assert any(line.startswith("#   instance metadata: no IMDSv1") for line in said)
         play = [sys.executable, "-m", "infra.local"]
-        done = subprocess.run(
-            [*play, "state"], env={**os.environ, **exports}, capture_output=True, text=True, timeout=300
-        )
+        heard: dict[str, Any] = {"env": {**os.environ, **exports}, "capture_output": True, "text": True, "timeout": 300}
+        done = subprocess.run([*play, "state"], **heard)
         assert json.loads(done.stdout) == {"groups": {}, "undelivered": []}
-        wrong = [*play, "spot", "instance=i-0123456789abcdef0"]
-        done = subprocess.run(wrong, env={**os.environ, **exports}, capture_output=True, text=True, timeout=300)
+        done = subprocess.run([*play, "spot", "instance=i-0123456789abcdef0"], **heard)
         assert (done.returncode, done.stdout) == (2, "spot: no running instance i-0123456789abcdef0 in any region\n")
     finally:
         server.terminate()

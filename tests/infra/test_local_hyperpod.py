@@ -6,13 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import boto3
 import pytest
-from moto import mock_aws
-from moto.sagemaker.models import sagemaker_backends
 
-from infra.local.additions.hyperpod.clusters import Cluster, Node
-from infra.local.additions.hyperpod.nodes import fail_node
 from infra.local.aws import LocalAws
 from tests.infra.local_network import ACCOUNT, Network, client, refusal
 from tests.processes import wait_for
@@ -20,6 +15,7 @@ from tests.processes import wait_for
 pytestmark = pytest.mark.slow
 
 SCRIPTS = "s3://sagemaker-lustrain-lifecycle/lifecycle/0123456789ab"
+SKIP = {"OnDrainTimeout": "Skip"}
 
 
 @pytest.fixture(scope="module")
@@ -62,42 +58,28 @@ def make_role(aws: LocalAws, name: str, trusted: str) -> str:
     return str(client(aws, "iam").create_role(RoleName=name, AssumeRolePolicyDocument=document)["Role"]["Arn"])
 
 
-def make_queue(sqs: Any, name: str) -> tuple[str, str]:
-    """The URL and the ARN of a queue that EventBridge may write to."""
-    url = str(sqs.create_queue(QueueName=name)["QueueUrl"])
-    arn = str(sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"])
-    principal = {"Service": "events.amazonaws.com"}
-    statement = {"Effect": "Allow", "Principal": principal, "Action": "sqs:SendMessage", "Resource": arn}
-    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
-    sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
-    return url, arn
-
-
 def slurm_cluster(name: str, network: Network, role: str) -> dict[str, Any]:
+    lustre = {"DnsName": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com", "MountName": "abcdefgh"}
     common = {
         "ExecutionRole": role,
         "LifeCycleConfig": {"SourceS3Uri": SCRIPTS, "OnInitComplete": "on_init.sh"},
-        "InstanceStorageConfigs": [
-            {"EbsVolumeConfig": {"VolumeSizeInGB": 500}},
-            {
-                "FsxLustreConfig": {
-                    "DnsName": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
-                    "MountName": "abcdefgh",
-                }
-            },
-        ],
+        "InstanceStorageConfigs": [{"EbsVolumeConfig": {"VolumeSizeInGB": 500}}, {"FsxLustreConfig": lustre}],
     }
     controller = {
         "InstanceGroupName": "controller",
         "InstanceType": "ml.c5.2xlarge",
         "InstanceCount": 1,
         "ThreadsPerCore": 2,
+        "SlurmConfig": {"NodeType": "Controller"},
     }
     workers = {
         "InstanceGroupName": "train",
         "InstanceType": "ml.p5en.48xlarge",
         "InstanceCount": 4,
         "MinInstanceCount": 2,
+        "ThreadsPerCore": 1,
+        "SlurmConfig": {"NodeType": "Compute", "PartitionNames": ["train"]},
+        "OnStartDeepHealthChecks": ["InstanceStress", "InstanceConnectivity"],
     }
     return {
         "ClusterName": name,
@@ -106,16 +88,7 @@ def slurm_cluster(name: str, network: Network, role: str) -> dict[str, Any]:
         "Orchestrator": {"Slurm": {"SlurmConfigStrategy": "Managed"}},
         "VpcConfig": {"SecurityGroupIds": [network.group], "Subnets": [network.subnet]},
         "Tags": [{"Key": "lustrain:cluster", "Value": name}],
-        "InstanceGroups": [
-            {**controller, **common, "SlurmConfig": {"NodeType": "Controller"}},
-            {
-                **workers,
-                **common,
-                "ThreadsPerCore": 1,
-                "SlurmConfig": {"NodeType": "Compute", "PartitionNames": ["train"]},
-                "OnStartDeepHealthChecks": ["InstanceStress", "InstanceConnectivity"],
-            },
-        ],
+        "InstanceGroups": [{**controller, **common}, {**workers, **common}],
     }
 
 
@@ -126,6 +99,10 @@ def workers_with(request: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**request, "InstanceGroups": [controller, changed]}
 
 
+def volume(**members: Any) -> dict[str, Any]:
+    return {"InstanceStorageConfigs": [{"EbsVolumeConfig": members}]}
+
+
 def in_service(sagemaker: Any, name: str) -> dict[str, Any]:
     found: dict[str, Any] = wait_for(
         lambda: sagemaker.describe_cluster(ClusterName=name), lambda seen: seen["ClusterStatus"] == "InService"
@@ -133,28 +110,23 @@ def in_service(sagemaker: Any, name: str) -> dict[str, Any]:
     return found
 
 
-def test_a_cluster_is_created_and_every_field_comes_back(sagemaker: Any, request_of: Any) -> None:
+def test_a_cluster_is_created_with_every_field_and_gone_once_deleted(sagemaker: Any, request_of: Any) -> None:
     request = request_of()
-    arn = sagemaker.create_cluster(**request)["ClusterArn"]
+    arn, name = sagemaker.create_cluster(**request)["ClusterArn"], request["ClusterName"]
     assert sagemaker.describe_cluster(ClusterName=arn)["ClusterStatus"] == "Creating"
-    found = in_service(sagemaker, request["ClusterName"])
-    for name in ("NodeProvisioningMode", "NodeRecovery", "Orchestrator", "VpcConfig"):
-        assert found[name] == request[name]
-    workers = found["InstanceGroups"][1]
-    asked = request["InstanceGroups"][1]
-    for name in (
-        "SlurmConfig",
-        "OnStartDeepHealthChecks",
-        "LifeCycleConfig",
-        "InstanceStorageConfigs",
-        "ThreadsPerCore",
-    ):
-        assert workers[name] == asked[name]
+    found = in_service(sagemaker, name)
+    for key in ("NodeProvisioningMode", "NodeRecovery", "Orchestrator", "VpcConfig"):
+        assert found[key] == request[key]
+    workers, asked = found["InstanceGroups"][1], request["InstanceGroups"][1]
+    for key in asked.keys() - {"InstanceCount", "MinInstanceCount"}:
+        assert workers[key] == asked[key]
     assert (workers["CurrentCount"], workers["TargetCount"], workers["MinCount"]) == (4, 4, 2)
-    assert sagemaker.list_tags(ResourceArn=arn)["Tags"] == request["Tags"]
     sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "team", "Value": "ml"}])
-    assert {"Key": "team", "Value": "ml"} in sagemaker.list_tags(ResourceArn=arn)["Tags"]
+    assert sagemaker.list_tags(ResourceArn=arn)["Tags"] == [*request["Tags"], {"Key": "team", "Value": "ml"}]
     assert refusal(sagemaker.create_cluster, **request)[0] == "ResourceInUse"
+    sagemaker.delete_cluster(ClusterName=name)
+    assert refusal(sagemaker.describe_cluster, ClusterName=name)[0] == "ResourceNotFound"
+    assert name not in [one["ClusterName"] for one in sagemaker.list_clusters()["ClusterSummaries"]]
 
 
 @pytest.mark.parametrize(
@@ -187,26 +159,14 @@ def test_a_wrong_cluster_is_refused(sagemaker: Any, request_of: Any, changes: di
         ({"KubernetesConfig": {"Labels": {"a": "b"}}}, "not EKS"),
         ({"CapacityRequirements": {"Spot": {}}}, "needs orchestrator EKS"),
         ({"ExecutionRole": f"arn:aws:iam::{ACCOUNT}:role/nobody"}, "Could not assume role"),
-        (
-            {"LifeCycleConfig": {"SourceS3Uri": "s3://mine/lifecycle", "OnCreate": "x.sh"}},
-            "does not start with 's3://sagemaker-'",
-        ),
+        ({"LifeCycleConfig": {"SourceS3Uri": "s3://mine/a", "OnCreate": "x.sh"}}, "start with 's3://sagemaker-'"),
         ({"LifeCycleConfig": {"SourceS3Uri": SCRIPTS, "OnCreate": "missing.sh"}}, "missing.sh does not exist"),
         ({"LifeCycleConfig": {"SourceS3Uri": SCRIPTS}}, "exactly one of OnCreate and OnInitComplete"),
-        (
-            {"InstanceStorageConfigs": [{"EbsVolumeConfig": {"RootVolume": True, "VolumeSizeInGB": 9}}]},
-            "VolumeKmsKeyId",
-        ),
+        (volume(RootVolume=True, VolumeSizeInGB=9), "VolumeKmsKeyId"),
         ({"TrainingPlanArn": f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-plan/x"}, "not in us-west-2"),
-        (
-            {"InstanceStorageConfigs": [{"EbsVolumeConfig": {"VolumeSizeInGB": 9, "VolumeKmsKeyId": "alias/none"}}]},
-            "does not exist",
-        ),
+        (volume(VolumeSizeInGB=9, VolumeKmsKeyId="alias/none"), "does not exist"),
         ({"AutoPatchConfig": {"PatchingStrategy": "DrainFirst"}}, "needs orchestrator EKS"),
-        (
-            {"AutoPatchConfig": {"PatchingStrategy": "WhenIdle", "DrainPolicy": {"OnDrainTimeout": "Skip"}}},
-            "for DrainFirst only",
-        ),
+        ({"AutoPatchConfig": {"PatchingStrategy": "WhenIdle", "DrainPolicy": SKIP}}, "for DrainFirst only"),
     ],
 )
 def test_a_wrong_group_is_refused(sagemaker: Any, request_of: Any, changes: dict[str, Any], said: str) -> None:
@@ -226,12 +186,8 @@ def test_image_key_patches_and_accounting_come_back_and_what_cannot_change_does_
     database = {"Endpoint": "db.example.com", "SecretArn": f"arn:aws:secretsmanager:us-west-2:{ACCOUNT}:secret:s-1"}
     slurm = {"SlurmConfigStrategy": "Managed", "AccountingDatabase": database}
     image, patches = "ami-0123456789abcdef0", {"PatchingStrategy": "WhenIdle"}
-    request = workers_with(
-        request_of(Orchestrator={"Slurm": slurm}),
-        InstanceStorageConfigs=volumes(key),
-        ImageId=image,
-        AutoPatchConfig=patches,
-    )
+    own = {"InstanceStorageConfigs": volumes(key), "ImageId": image, "AutoPatchConfig": patches}
+    request = workers_with(request_of(Orchestrator={"Slurm": slurm}), **own)
     sagemaker.create_cluster(**request)
     found = in_service(sagemaker, request["ClusterName"])
     workers = found["InstanceGroups"][1]
@@ -244,19 +200,13 @@ def test_image_key_patches_and_accounting_come_back_and_what_cannot_change_does_
         ({"Orchestrator": {"Slurm": {"SlurmConfigStrategy": "Managed"}}}, "cannot go back"),
     ):
         assert said in refusal(sagemaker.update_cluster, ClusterName=request["ClusterName"], **wish)[1]
-    without = request_of(NodeProvisioningMode=None)
-    assert (
-        "need NodeProvisioningMode Continuous"
-        in refusal(sagemaker.create_cluster, **workers_with(without, InstanceStorageConfigs=volumes(key)))[1]
-    )
+    without = workers_with(request_of(NodeProvisioningMode=None), InstanceStorageConfigs=volumes(key))
+    assert "need NodeProvisioningMode Continuous" in refusal(sagemaker.create_cluster, **without)[1]
 
 
 def test_a_role_of_another_service_cannot_run_nodes(aws: LocalAws, sagemaker: Any, request_of: Any) -> None:
-    foreign = make_role(aws, "foreign", "ec2.amazonaws.com")
-    assert (
-        "Could not assume role"
-        in refusal(sagemaker.create_cluster, **workers_with(request_of(), ExecutionRole=foreign))[1]
-    )
+    foreign = workers_with(request_of(), ExecutionRole=make_role(aws, "foreign", "ec2.amazonaws.com"))
+    assert "Could not assume role" in refusal(sagemaker.create_cluster, **foreign)[1]
 
 
 def test_an_update_scales_adds_and_deletes_groups_but_changes_no_type(sagemaker: Any, request_of: Any) -> None:
@@ -267,9 +217,8 @@ def test_an_update_scales_adds_and_deletes_groups_but_changes_no_type(sagemaker:
     (controller, workers) = request["InstanceGroups"]
     login = {**controller, "InstanceGroupName": "login", "SlurmConfig": {"NodeType": "Login"}}
     sagemaker.update_cluster(ClusterName=name, InstanceGroups=[{**workers, "InstanceCount": 6}, login])
-    found = {
-        group["InstanceGroupName"]: group["CurrentCount"] for group in in_service(sagemaker, name)["InstanceGroups"]
-    }
+    groups = in_service(sagemaker, name)["InstanceGroups"]
+    found = {group["InstanceGroupName"]: group["CurrentCount"] for group in groups}
     assert found == {"controller": 1, "train": 6, "login": 1}
     sagemaker.update_cluster(ClusterName=name, InstanceGroupsToDelete=["login"], NodeRecovery="None")
     after = in_service(sagemaker, name)
@@ -311,55 +260,3 @@ def test_nodes_are_replaced_and_deleted_by_id_and_the_controller_stays(sagemaker
     descriptions = [event["Description"] for event in sagemaker.list_cluster_events(ClusterName=name)["Events"]]
     assert descriptions[0] == f"Instance {second} has been deleted"
     assert f"Instance {first} is being replaced" in descriptions
-
-
-def test_a_replacement_reaches_the_queue_of_an_event_rule(aws: LocalAws, sagemaker: Any, request_of: Any) -> None:
-    events, sqs = client(aws, "events"), client(aws, "sqs")
-    queue, arn = make_queue(sqs, "interruptions")
-    pattern = {"source": ["aws.sagemaker"], "detail-type": ["SageMaker HyperPod Cluster Event"]}
-    events.put_rule(Name="nodes", EventPattern=json.dumps(pattern))
-    events.put_targets(Rule="nodes", Targets=[{"Id": "queue", "Arn": arn}])
-    request = request_of()
-    sagemaker.create_cluster(**request)
-    node = sagemaker.list_cluster_nodes(ClusterName=request["ClusterName"])["ClusterNodeSummaries"][1]["InstanceId"]
-    sagemaker.batch_replace_cluster_nodes(ClusterName=request["ClusterName"], NodeIds=[node])
-    message = json.loads(sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=1)["Messages"][0]["Body"])
-    assert message["detail"]["EventDetails"]["InstanceId"] == node
-    assert message["detail"]["EventDetails"]["ClusterName"] == request["ClusterName"]
-    assert message["detail-type"] == "SageMaker HyperPod Cluster Event"
-
-
-def test_a_deleted_cluster_is_not_found(sagemaker: Any, request_of: Any) -> None:
-    request = request_of()
-    sagemaker.create_cluster(**request)
-    sagemaker.delete_cluster(ClusterName=request["ClusterName"])
-    assert refusal(sagemaker.describe_cluster, ClusterName=request["ClusterName"])[0] == "ResourceNotFound"
-    assert request["ClusterName"] not in [one["ClusterName"] for one in sagemaker.list_clusters()["ClusterSummaries"]]
-
-
-def test_a_faulty_node_is_reported_and_replaced_only_where_recovery_is_automatic() -> None:
-    account, region = ACCOUNT, "us-west-2"
-    with mock_aws():
-        events, sqs = boto3.client("events", region), boto3.client("sqs", region)
-        queue, arn = make_queue(sqs, "health")
-        pattern = {"source": ["aws.sagemaker"], "detail-type": ["SageMaker HyperPod Cluster Node Health Event"]}
-        events.put_rule(Name="health", EventPattern=json.dumps(pattern))
-        events.put_targets(Rule="health", Targets=[{"Id": "queue", "Arn": arn}])
-        for recovery, heard in (("Automatic", ["Unhealthy", "Healthy"]), ("None", ["Unhealthy"])):
-            node = Node("train", "ml.p5.48xlarge")
-            cluster_arn = f"arn:aws:sagemaker:{region}:{account}:cluster/{recovery.lower():0<12}"
-            spec = {"ClusterName": recovery, "NodeRecovery": recovery, "InstanceGroups": []}
-            cluster = Cluster(account, region, cluster_arn, spec, [], nodes=[node])
-            backend: Any = sagemaker_backends[account][region]
-            backend.clusters[cluster.id] = cluster
-            before = node.id
-            after = fail_node(account, region, recovery, before)
-            messages = sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10)["Messages"]
-            told = [json.loads(message["Body"])["detail"] for message in messages]
-            assert [one["HealthSummary"]["HealthStatus"] for one in told] == heard
-            assert told[0]["InstanceId"] == before
-            assert (after != before, node.status) == (
-                (True, "Running") if recovery == "Automatic" else (False, "Failure")
-            )
-            for message in messages:
-                sqs.delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.config import ClusterSpec, parse
-from infra.plan.place import Place, runs_uri
+from infra.config import ClusterSpec
 from infra.plan.storage.associations import (
     AssociationPlan,
     archived_over,
@@ -21,24 +18,14 @@ from infra.plan.storage.associations import (
     nested,
     overlaps,
 )
+from tests.infra.specs import AWS, EXISTING_LUSTRE, spec_of
 
-STACKS = sorted(Path(__file__).parents[2].glob("infra/Pulumi.*.yaml"))
-PLACE = Place("us-east-1", "123456789012")
-CHECKPOINTS = "llm-checkpoints-123456789012-us-east-1"
+CHECKPOINTS = "llm-checkpoints-123456789012-us-east-2"
 OUT = ["NEW", "CHANGED"]
 
 
 def spec(*links: dict[str, Any], **more: Any) -> ClusterSpec:
-    return parse(
-        {
-            "name": "llm",
-            "backend": "ec2",
-            "zone_id": "use1-az4",
-            "groups": [{"name": "train", "instance_type": "p5.48xlarge", "count": 2}],
-            "storage": {"lustre": {"associations": list(links)}},
-            **more,
-        }
-    )
+    return spec_of(**{"name": "llm", "storage": {"lustre": {"associations": list(links)}}, **more})
 
 
 def link(path: str, bucket: str = "data", prefix: str = "", **more: Any) -> dict[str, Any]:
@@ -56,10 +43,10 @@ places = st.builds(lambda folder, key: plan("/" + "/".join(folder), "s3://" + "/
 
 def test_the_names_of_the_clusters_buckets_are_resolved_and_others_kept() -> None:
     found = associations(
-        spec(link("/data", prefix="datasets"), link("/out", "checkpoints", "/results/"), link("/lib", "corpus")), PLACE
+        spec(link("/data", prefix="datasets"), link("/out", "checkpoints", "/results/"), link("/lib", "corpus")), AWS
     )
     assert [one.uri for one in found] == [
-        "s3://llm-data-123456789012-us-east-1/datasets/",
+        "s3://llm-data-123456789012-us-east-2/datasets/",
         f"s3://{CHECKPOINTS}/results/",
         "s3://corpus",
     ]
@@ -67,25 +54,14 @@ def test_the_names_of_the_clusters_buckets_are_resolved_and_others_kept() -> Non
 
 
 def test_a_bucket_of_ours_is_known_by_its_physical_name_too() -> None:
-    assert associations(spec(link("/out", CHECKPOINTS)), PLACE)[0].own == "checkpoints"
-
-
-def test_what_lies_in_the_bucket_already_is_read_where_files_are_imported() -> None:
-    found = associations(spec(link("/in"), link("/out", "checkpoints", import_events=[], export_events=OUT)), PLACE)
-    assert [one.batch_import for one in found] == [True, False]
-    assert [one.chunk_mib for one in found] == [256, 256]
+    assert associations(spec(link("/out", CHECKPOINTS)), AWS)[0].own == "checkpoints"
 
 
 def test_nothing_is_linked_to_an_existing_file_system() -> None:
-    existing = {
-        "id": "fs-0123456789abcdef0",
-        "dns_name": "fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com",
-        "mount_name": "fsx",
-        "security_group_id": "sg-0123456789abcdef0",
-    }
+    existing = EXISTING_LUSTRE
     there = spec(storage={"lustre": {"existing": existing, "associations": [link("/data")]}})
-    assert associations(there, PLACE) == ()
-    assert associations(spec(storage={}), PLACE) == ()
+    assert associations(there, AWS) == ()
+    assert associations(spec(storage={}), AWS) == ()
 
 
 @pytest.mark.parametrize(
@@ -146,38 +122,28 @@ def test_links_are_found_apart_exactly_when_no_folder_and_no_prefix_contains_ano
 def test_an_export_over_the_runs_is_found_from_either_side(uri: str, clashes: bool) -> None:
     exporting = spec(link("/results", "checkpoints", "results", import_events=[], export_events=OUT))
     importing = spec(link("/results", "checkpoints", "results"))
-    assert bool(exports_over(exporting, PLACE, uri)) is clashes
-    assert exports_over(importing, PLACE, uri) == ()
+    assert bool(exports_over(exporting, AWS, uri)) is clashes
+    assert exports_over(importing, AWS, uri) == ()
 
 
 def test_a_linked_prefix_that_moves_to_glacier_is_found() -> None:
-    found = archived_over(spec(link("/all", "checkpoints")), PLACE)
+    found = archived_over(spec(link("/all", "checkpoints")), AWS)
     assert [(one.path, rule.prefix, rule.storage_class) for one, rule in found] == [
         ("/all", "milestone/", "GLACIER_IR")
     ]
-    assert archived_over(spec(link("/some", "checkpoints", "results")), PLACE) == ()
-    assert archived_over(spec(link("/data", "data")), PLACE) == ()
+    assert archived_over(spec(link("/some", "checkpoints", "results")), AWS) == ()
+    assert archived_over(spec(link("/data", "data")), AWS) == ()
 
 
 def test_the_keys_policy_lets_fsx_at_the_linked_buckets_that_are_made_and_at_no_other() -> None:
     mine = {"buckets": {"kms_key": "alias/mine", "data": "team-data"}}
-    statement = key_statement(
-        spec(link("/data"), link("/out", "checkpoints", "out"), link("/x", "other"), **mine), PLACE
-    )
+    statement = key_statement(spec(link("/data"), link("/out", "checkpoints", "out"), link("/x", "other"), **mine), AWS)
     assert statement is not None
     condition = statement["Condition"]
     bucket = f"arn:aws:s3:::{CHECKPOINTS}"
     assert condition["StringLike"]["kms:EncryptionContext:aws:s3:arn"] == [bucket, f"{bucket}/*"]
-    assert condition["StringEquals"]["kms:ViaService"] == "s3.us-east-1.amazonaws.com"
+    assert condition["StringEquals"]["kms:ViaService"] == "s3.us-east-2.amazonaws.com"
     assert condition["ArnLike"]["aws:PrincipalArn"].endswith("AWSServiceRoleForFSxS3Access_fs-*")
-    assert key_statement(spec(link("/data"), **mine), PLACE) is None
-    assert key_statement(spec(link("/data")), PLACE) is None
-    assert key_statement(spec(link("/data"), buckets={"kms_key": "alias/aws/s3"}), PLACE) is None
-
-
-@pytest.mark.parametrize("stack", STACKS, ids=lambda path: path.stem)
-def test_the_example_stacks_have_links_that_keep_apart(stack: Path) -> None:
-    example = parse(yaml.safe_load(stack.read_text(encoding="utf-8"))["config"]["lustrain:cluster"])
-    assert overlaps(associations(example, PLACE)) == ()
-    assert exports_over(example, PLACE, runs_uri(example, PLACE)) == ()
-    assert archived_over(example, PLACE) == ()
+    assert key_statement(spec(link("/data"), **mine), AWS) is None
+    assert key_statement(spec(link("/data")), AWS) is None
+    assert key_statement(spec(link("/data"), buckets={"kms_key": "alias/aws/s3"}), AWS) is None

@@ -1,33 +1,27 @@
-"""Buckets are private, encrypted and pruned, and no rule ever touches a run."""
+"""No rule of a bucket ever touches a run; the budget and the repository are as wished."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from botocore.loaders import Loader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.config import ClusterSpec, parse
+from infra.config import ClusterSpec
 from infra.plan.place import Place, runs_uri
 from infra.plan.storage.buckets import BucketPlan, buckets, violations
-
-PLACE = Place("us-east-1", "123456789012")
+from infra.plan.storage.repository import keep_last, repository
+from infra.plan.watch.budget import budget
+from tests.infra.specs import AWS, spec_of
 
 
 def spec(**more: Any) -> ClusterSpec:
-    return parse(
-        {
-            "name": "llm",
-            "backend": "ec2",
-            "zone_id": "use1-az4",
-            "groups": [{"name": "train", "instance_type": "p5.48xlarge", "count": 2}],
-            **more,
-        }
-    )
+    return spec_of(**{"name": "llm", **more})
 
 
-def by_key(found: ClusterSpec, place: Place = PLACE) -> dict[str, BucketPlan]:
+def by_key(found: ClusterSpec, place: Place = AWS) -> dict[str, BucketPlan]:
     return {plan.key: plan for plan in buckets(found, place)}
 
 
@@ -36,31 +30,11 @@ def on_objects(rule: Any) -> bool:
     return rule.expire_days is not None or rule.storage_class is not None
 
 
-def test_three_buckets_of_which_the_scripts_alone_keep_versions() -> None:
-    found = by_key(spec())
-    assert list(found) == ["data", "checkpoints", "lifecycle"]
-    assert [plan.versioned for plan in found.values()] == [False, False, True]
-    assert not any(plan.existing for plan in found.values())
-    assert found["lifecycle"].name.startswith("sagemaker-")
-
-
 @pytest.mark.parametrize("key", ["data", "checkpoints", "lifecycle"])
 def test_a_bucket_of_the_users_is_used_as_it_is(key: str) -> None:
     found = by_key(spec(buckets={key: "mine"}))
     assert (found[key].name, found[key].existing, found[key].rules) == ("mine", True, ())
     assert sum(plan.existing for plan in found.values()) == 1
-
-
-def test_parts_of_broken_uploads_go_after_a_day_everywhere() -> None:
-    for plan in buckets(spec(), PLACE):
-        assert [rule.abort_days for rule in plan.rules if not rule.prefix and rule.abort_days] == [1]
-
-
-def test_scripts_are_never_removed() -> None:
-    (only,) = by_key(spec())["lifecycle"].rules
-    assert only.id == "abort-uploads"
-    assert not on_objects(only)
-    assert only.noncurrent_days is None
 
 
 def test_the_days_of_the_configuration_are_those_of_the_rules() -> None:
@@ -72,18 +46,6 @@ def test_the_days_of_the_configuration_are_those_of_the_rules() -> None:
     assert rules["drop-old-versions"].noncurrent_days == 9
 
 
-def test_data_are_never_expired_or_moved() -> None:
-    assert not any(on_objects(rule) for rule in by_key(spec())["data"].rules)
-
-
-def test_expired_markers_have_a_rule_of_their_own_and_ids_are_unique() -> None:
-    for plan in buckets(spec(), PLACE):
-        assert len({rule.id for rule in plan.rules}) == len(plan.rules)
-        for rule in plan.rules:
-            others = (rule.expire_days, rule.noncurrent_days, rule.abort_days, rule.transition_days)
-            assert not (rule.expired_markers and any(others))
-
-
 folders = st.sampled_from(["runs/", "ephemeral/", "milestone/", "ephemeral/runs/", "milestones/", "ephemeral-runs/"])
 
 
@@ -91,11 +53,11 @@ folders = st.sampled_from(["runs/", "ephemeral/", "milestone/", "ephemeral/runs/
 def test_no_rule_touches_a_run(prefix: str, elsewhere: bool) -> None:
     more = {"runs_uri": "s3://elsewhere/runs/"} if elsewhere else {}
     found = spec(buckets={"runs_prefix": prefix}, **more)
-    runs = runs_uri(found, PLACE)
+    runs = runs_uri(found, AWS)
     keys = [f"{runs}{key}" for key in ("one/attempts/0/rank0.bin", "one/manifests/17.json")]
     touching = [
         rule.id
-        for plan in buckets(found, PLACE)
+        for plan in buckets(found, AWS)
         for rule in plan.rules
         for key in keys
         if on_objects(rule) and key.startswith(f"s3://{plan.name}/{rule.prefix}")
@@ -110,21 +72,21 @@ def test_no_rule_touches_a_run(prefix: str, elsewhere: bool) -> None:
         ({"buckets": {"runs_prefix": "ephemeral/"}}, ["buckets.runs_prefix"]),
         ({"buckets": {"runs_prefix": "milestone/runs/"}}, ["buckets.runs_prefix"]),
         ({"buckets": {"runs_prefix": "ephemeral-runs/"}}, []),
-        ({"runs_uri": "s3://llm-checkpoints-123456789012-us-east-1"}, ["runs_uri", "runs_uri"]),
+        ({"runs_uri": "s3://llm-checkpoints-123456789012-us-east-2"}, ["runs_uri", "runs_uri"]),
         ({"runs_uri": "s3://elsewhere/ephemeral/"}, []),
         ({"runs_uri": "s3://llm-checkpoints"}, []),
         ({"buckets": {"runs_prefix": "ephemeral/", "checkpoints": "mine"}}, []),
     ],
 )
 def test_runs_under_a_prefix_with_a_rule_are_found(more: dict[str, Any], paths: list[str]) -> None:
-    found = violations(spec(**more), PLACE)
+    found = violations(spec(**more), AWS)
     assert [one.path for one in found] == paths
 
 
 @pytest.mark.parametrize("partition", ["aws", "aws-cn", "aws-us-gov"])
 def test_plain_http_and_other_accounts_are_denied_for_the_bucket_and_what_is_in_it(partition: str) -> None:
     """Nothing asks for the VPC's endpoint: a laptop and CI of the account would be locked out."""
-    place = Place("us-east-1", "123456789012", partition)
+    place = Place("us-east-2", "123456789012", partition)
     other = {
         "StringNotEquals": {"aws:PrincipalAccount": "123456789012"},
         "Bool": {"aws:PrincipalIsAWSService": "false"},
@@ -137,9 +99,24 @@ def test_plain_http_and_other_accounts_are_denied_for_the_bucket_and_what_is_in_
             assert statement["Resource"] == [f"arn:{partition}:s3:::{plan.name}", f"arn:{partition}:s3:::{plan.name}/*"]
 
 
-def test_a_key_of_the_users_encrypts_all_buckets() -> None:
-    key = "arn:aws:kms:us-east-1:123456789012:key/1234"
-    assert {(plan.encryption, plan.kms_key) for plan in buckets(spec(buckets={"kms_key": key}), PLACE)} == {
-        ("aws:kms", key)
-    }
-    assert {(plan.encryption, plan.kms_key) for plan in buckets(spec(), PLACE)} == {("AES256", None)}
+def test_no_budget_is_made_where_none_is_wished() -> None:
+    assert budget(spec(), AWS) is None
+
+
+@given(st.floats(min_value=0.01, max_value=1e9))
+def test_the_limit_is_written_as_a_number_that_aws_reads(limit: float) -> None:
+    plan = budget(spec(budget={"monthly_usd": limit, "emails": ["a@example.com"]}), AWS)
+    assert plan is not None
+    assert abs(float(plan.limit_usd) - limit) <= 0.005 + 1e-6 * limit
+    assert "e" not in plan.limit_usd
+
+
+def test_a_repository_keeps_as_many_images_as_wished() -> None:
+    (rule,) = repository(spec(repository={"keep_last": 7})).lifecycle["rules"]
+    assert rule["selection"] == {"tagStatus": "any", "countType": "imageCountMoreThan", "countNumber": 7}
+    assert rule["action"] == {"type": "expire"}
+
+
+def test_the_lifecycle_policy_is_short_enough_for_ecr() -> None:
+    shape = Loader().load_service_model("ecr", "service-2")["shapes"]["LifecyclePolicyText"]
+    assert shape["min"] <= len(str(keep_last(10**6))) <= shape["max"]

@@ -10,26 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.catalog.instances import snapshot
-from infra.config import ClusterSpec, parse
+from infra.config import ClusterSpec
 from infra.plan.nodes.gang import Cpu, GangPlan, gangs, untaggable
 from infra.plan.nodes.nics import Policy, nics
-from infra.plan.place import Place
 from infra.preflight.offline import run_offline
 from lustrain.problem import UserError
+from tests.infra.specs import AWS, spec_of
 
-PLACE = Place("us-west-2", "123456789012")
 WITH_EFA = [found for found in snapshot().types.values() if found.efa]
 BLOCK = {"mode": "capacity-block", "reservation": "cr-0a1b2c3d4e5f60718", "ends_at": "2027-02-14T11:30:00Z"}
+GPU, UBUNTU = "base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id", "/canonical/ubuntu/server/22.04/stable/current"
 LINUX = sorted(name for name, found in snapshot().types.items() if not found.architecture.endswith("mac"))
 
 
 def spec(kind: str = "p5.48xlarge", *, network: dict[str, Any] | None = None, **group: Any) -> ClusterSpec:
     train = {"name": "train", "instance_type": kind, "count": 4, **group}
-    return parse({"name": "demo", "backend": "ec2", "zone_id": "usw2-az2", "groups": [train], "network": network or {}})
+    return spec_of(groups=[train], network=network or {})
 
 
 def plan(kind: str = "p5.48xlarge", **changes: Any) -> GangPlan:
-    (found,) = gangs(spec(kind, **changes), PLACE)
+    (found,) = gangs(spec(kind, **changes), AWS)
     return found
 
 
@@ -45,51 +45,24 @@ def test_every_efa_type_gets_an_interface_for_each_efa_it_has_and_ec2_accepts_th
     assert wrong == {}
 
 
-def test_the_primary_alone_speaks_of_public_addresses_and_says_no() -> None:
-    found = plan().interfaces
-    assert len(found) == 33
-    assert [one.public_address for one in found] == ["false"] + [None] * 32
-
-
-def test_a_plain_interface_has_no_type() -> None:
-    assert [(one.card, one.device, one.type) for one in plan("p5.4xlarge").interfaces] == [
-        (0, 0, None),
-        (0, 1, "efa-only"),
-    ]
-
-
 def test_there_is_one_gang_for_each_worker_group_with_all_its_nodes_or_none() -> None:
-    wanted = {
-        "name": "demo",
-        "backend": "ec2",
-        "zone_id": "usw2-az2",
-        "groups": [
-            {"name": "a", "instance_type": "g6e.48xlarge", "count": 2},
-            {"name": "b", "instance_type": "p5.48xlarge", "count": 3},
-        ],
-    }
-    found = gangs(parse(wanted), PLACE)
+    train = {"name": "b", "instance_type": "p5.48xlarge", "count": 3}
+    found = gangs(spec_of(groups=[{**train, "name": "a", "instance_type": "g6e.48xlarge", "count": 2}, train]), AWS)
     assert [(one.name, one.group, one.instance_type, one.min_size, one.count) for one in found] == [
         ("demo-a", "a", "g6e.48xlarge", 2, 2),
         ("demo-b", "b", "p5.48xlarge", 3, 3),
     ]
 
 
-def test_a_group_in_a_block_may_wait_for_its_machines_and_goes_to_zero_before_the_block_ends() -> None:
-    found = plan("p5en.48xlarge", capacity=BLOCK)
-    assert (found.min_size, found.count, found.empty_at) == (0, 4, "2027-02-14T10:55:00Z")
-    assert plan().empty_at is None
-
-
 def test_a_deployment_is_stopped_from_the_moment_that_a_blocks_group_is_emptied() -> None:
     """Afterwards it would ask for the nodes again, in a block that is over, and for a schedule in the past."""
     cluster = spec("p5en.48xlarge", capacity=BLOCK)
-    emptied = gangs(cluster, PLACE)[0].empty_at
+    emptied = gangs(cluster, AWS)[0].empty_at
     assert emptied is not None
     moment = datetime.fromisoformat(emptied)
 
     def errors(now: datetime) -> set[str]:
-        return {one.code for one in run_offline(cluster, PLACE, now) if one.level == "error"}
+        return {one.code for one in run_offline(cluster, AWS, now) if one.level == "error"}
 
     assert "CAP-011" in errors(moment)
     assert "CAP-011" not in errors(moment - timedelta(seconds=1))
@@ -98,20 +71,12 @@ def test_a_deployment_is_stopped_from_the_moment_that_a_blocks_group_is_emptied(
 @pytest.mark.parametrize(
     ("kind", "family", "parameter"),
     [
-        (
-            "p5.48xlarge",
-            "nvidia-x86-64",
-            "/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
-        ),
-        (
-            "g5g.16xlarge",
-            "nvidia-arm64",
-            "/deeplearning/ami/arm64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
-        ),
+        ("p5.48xlarge", "nvidia-x86-64", f"/deeplearning/ami/x86_64/{GPU}"),
+        ("g5g.16xlarge", "nvidia-arm64", f"/deeplearning/ami/arm64/{GPU}"),
         ("trn1.32xlarge", "neuron-x86-64", "/neuron/dlami/base/ubuntu-22.04/latest/image_id"),
         ("trn2u.48xlarge", "neuron-x86-64", "/neuron/dlami/base/ubuntu-22.04/latest/image_id"),
-        ("c5n.18xlarge", "ubuntu-x86-64", "/canonical/ubuntu/server/22.04/stable/current/amd64/hvm/ebs-gp2/ami-id"),
-        ("c7g.16xlarge", "ubuntu-arm64", "/canonical/ubuntu/server/22.04/stable/current/arm64/hvm/ebs-gp2/ami-id"),
+        ("c5n.18xlarge", "ubuntu-x86-64", f"{UBUNTU}/amd64/hvm/ebs-gp2/ami-id"),
+        ("c7g.16xlarge", "ubuntu-arm64", f"{UBUNTU}/arm64/hvm/ebs-gp2/ami-id"),
     ],
 )
 def test_the_image_fits_accelerator_and_architecture(kind: str, family: str, parameter: str) -> None:
@@ -149,14 +114,6 @@ def test_no_type_is_asked_for_more_threads_than_it_has(kind: str, threads: int) 
         assert cpu.cores >= 1
 
 
-def test_instances_carry_what_finds_and_bills_them() -> None:
-    found = plan().tags
-    assert found["lustrain:cluster"] == "demo"
-    assert found["lustrain:group"] == "train"
-    assert found["Name"] == "demo-train"
-    assert untaggable(found) == ()
-
-
 @pytest.mark.parametrize("key", ["cost centre", "team/owner", "größe", "..", "_index"])
 def test_a_tag_key_that_the_metadata_service_cannot_serve_is_named(key: str) -> None:
     assert untaggable({"owner": "me", key: "x"}) == (key,)
@@ -169,4 +126,4 @@ def test_a_type_that_is_not_known_or_runs_no_linux_is_an_error_with_its_path(kin
 
 
 def test_controllers_and_logins_are_no_gangs() -> None:
-    assert gangs(spec(role="login"), PLACE) == ()
+    assert gangs(spec(role="login"), AWS) == ()

@@ -1,4 +1,4 @@
-"""Networks: disjoint subnets of the size asked for, one way out or none, and enough addresses for all nodes."""
+"""Networks: disjoint subnets, one way out or none, enough addresses; groups let EFA and file systems in, and nobody else."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import given
 
 from infra.config import ClusterSpec, Network
 from infra.plan.network.endpoints import aws_buckets, s3_policy
+from infra.plan.network.security import DESCRIPTIONS, EVERYWHERE, Peer, Rule, rules
 from infra.plan.network.vpc import NetworkPlan, addresses_needed, cidr_problems, network, usable
 from infra.plan.place import Place, bucket_names
 from lustrain.problem import UserError
-from tests.infra.specs import ACCOUNT, AWS, CHINA, EXISTING, EXISTING_LUSTRE, GOVERNMENT, PLACES, spec_of, specs
-from tests.infra.stacks import EXAMPLES, example, region_of
+from tests.infra.specs import AWS, CHINA, EXISTING, EXISTING_LUSTRE, GOVERNMENT, PLACES, spec_of, specs
 
 
 def subnets_of(plan: NetworkPlan) -> dict[str, str]:
@@ -30,17 +30,6 @@ def ways(plan: NetworkPlan) -> dict[str, str]:
 
 def errors(spec: ClusterSpec) -> list[str]:
     return [found.path for found in cidr_problems(spec) if found.level == "error"]
-
-
-@pytest.mark.parametrize("stack", EXAMPLES)
-def test_every_example_has_its_nodes_in_one_private_subnet_with_room_for_all(stack: str) -> None:
-    spec = example(stack)
-    plan = network(spec, Place(region_of(stack), ACCOUNT))
-    compute = next(subnet for subnet in plan.subnets if subnet.key == "compute")
-    assert compute.zone_id == spec.zone_id
-    assert ways(plan)["compute"] == ("none" if spec.network.closed else "nat")
-    assert addresses_needed(spec) <= usable(compute.cidr)
-    assert not list(cidr_problems(spec))
 
 
 @given(specs())
@@ -100,14 +89,6 @@ def test_addresses_are_counted_in_the_zone_where_they_are_taken() -> None:
     assert (addresses_needed(spec) - 2, addresses_needed(spec, "use2-az3")) == (32, 96)
 
 
-def test_the_control_plane_of_eks_gets_subnets_in_two_zones_with_the_addresses_it_wants() -> None:
-    plan = network(spec_of("hyperpod-eks"), AWS)
-    control = [subnet for subnet in plan.subnets if subnet.key.startswith("control-")]
-    assert [subnet.zone_id for subnet in control] == ["use2-az1", "use2-az2"]
-    assert all(usable(subnet.cidr) >= 16 for subnet in control)
-    assert not [key for key in subnets_of(network(spec_of("hyperpod-slurm"), AWS)) if key.startswith("control-")]
-
-
 @pytest.mark.parametrize("zone", [None, "use2-az1"])
 def test_a_control_plane_in_one_zone_is_refused(zone: str | None) -> None:
     with pytest.raises(UserError, match=r"^network\.second_zone_id = .*two zones"):
@@ -134,13 +115,11 @@ def test_blocks_that_aws_refuses_or_that_do_not_fit_are_named(cidr: str, prefix:
 
 
 @pytest.mark.parametrize(
-    ("cidr", "said"),
-    [("172.16.0.0/16", ""), ("100.64.0.0/16", ""), ("11.0.0.0/16", "not a private range"), ("172.17.0.0/16", "Docker")],
+    ("cidr", "levels"),
+    [("172.16.0.0/16", []), ("100.64.0.0/16", []), ("11.0.0.0/16", ["warning"]), ("172.17.0.0/16", ["warning"])],
 )
-def test_blocks_that_make_trouble_later_are_warned_of(cidr: str, said: str) -> None:
-    found = list(cidr_problems(spec_of(network={"cidr": cidr})))
-    assert [one.level for one in found] == (["warning"] if said else [])
-    assert all(said in one.why for one in found)
+def test_blocks_that_make_trouble_later_are_warned_of(cidr: str, levels: list[str]) -> None:
+    assert [one.level for one in cidr_problems(spec_of(network={"cidr": cidr}))] == levels
 
 
 @pytest.mark.slow
@@ -213,42 +192,25 @@ def test_an_open_network_has_the_gateway_to_s3_and_a_closed_one_all_that_nodes_c
     closed = made("ec2", network={"closed": True})
     assert closed.pop("s3") == "Gateway"
     assert set(closed.values()) == {"Interface"}
-    common = [
-        "ec2",
-        "ecr-api",
-        "ecr-dkr",
-        "sts",
-        "logs",
-        "monitoring",
-        "ssm",
-        "ssmmessages",
-        "ec2messages",
-        "fsx",
-        "sqs",
-    ]
-    assert set(closed) == {*common, "autoscaling"}
+    common = set("ec2 ecr-api ecr-dkr sts logs monitoring ssm ssmmessages ec2messages fsx sqs".split())  # noqa: SIM905
+    assert set(closed) == common | {"autoscaling"}
     slurm = made("hyperpod-slurm", network={"closed": True})
-    assert set(slurm) == {*common, "s3", "sagemaker-api"}
+    assert set(slurm) == common | {"s3", "sagemaker-api"}
     eks = made("hyperpod-eks", network={"closed": True}, observability={"prometheus": True})
-    assert set(eks) == {*common, "s3", "sagemaker-api", "eks", "eks-auth", "aps-workspaces"}
+    assert set(eks) == common | {"s3", "sagemaker-api", "eks", "eks-auth", "aps-workspaces"}
 
 
 @pytest.mark.parametrize(
-    ("place", "s3", "ec2", "logs"),
+    ("place", "region", "ec2"),
     [
-        (AWS, "com.amazonaws.us-east-2.s3", "com.amazonaws.us-east-2.ec2", "com.amazonaws.us-east-2.logs"),
-        (CHINA, "com.amazonaws.cn-north-1.s3", "cn.com.amazonaws.cn-north-1.ec2", "com.amazonaws.cn-north-1.logs"),
-        (
-            GOVERNMENT,
-            "com.amazonaws.us-gov-west-1.s3",
-            "com.amazonaws.us-gov-west-1.ec2",
-            "com.amazonaws.us-gov-west-1.logs",
-        ),
+        (AWS, "com.amazonaws.us-east-2", "com.amazonaws.us-east-2.ec2"),
+        (CHINA, "com.amazonaws.cn-north-1", "cn.com.amazonaws.cn-north-1.ec2"),
+        (GOVERNMENT, "com.amazonaws.us-gov-west-1", "com.amazonaws.us-gov-west-1.ec2"),
     ],
 )
-def test_endpoints_have_the_name_of_their_partition(place: Place, s3: str, ec2: str, logs: str) -> None:
+def test_endpoints_have_the_name_of_their_partition(place: Place, region: str, ec2: str) -> None:
     names = {one.key: one.service for one in network(spec_of(network={"closed": True}), place).endpoints}
-    assert (names["s3"], names["ec2"], names["logs"]) == (s3, ec2, logs)
+    assert (names["s3"], names["ec2"], names["logs"]) == (f"{region}.s3", ec2, f"{region}.logs")
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -279,21 +241,78 @@ def test_buckets_that_the_spec_names_pass_the_gateway_for_reading() -> None:
     assert sorted(found["Resource"]) == ["arn:aws:s3:::open-corpus", "arn:aws:s3:::open-corpus/*"]
 
 
-def test_the_keys_of_the_lustre_client_lie_in_a_bucket_beside_its_packages() -> None:
-    assert {"fsx-lustre-client-repo", "fsx-lustre-client-repo-public-keys"} <= set(aws_buckets("us-east-1"))
+LNET = {("tcp", (988, 988)), ("tcp", (1018, 1023))}
 
 
-def test_flow_logs_have_a_group_that_ends_and_a_role_for_that_group_only() -> None:
-    assert network(spec_of(), AWS).flow_logs is None
-    found = network(spec_of(network={"flow_logs": True}, observability={"log_days": 10}), AWS).flow_logs
-    assert found is not None
-    assert (found.log_group, found.days) == ("/lustrain/demo/flow-logs", 14)
-    assert found.role.policy is not None
-    (statement,) = found.role.policy["Statement"]
-    group = AWS.arn("logs", "log-group:/lustrain/demo/flow-logs")
-    assert statement["Resource"] == [group, f"{group}:*"]
-    (trusted,) = found.role.trust["Statement"]
-    assert trusted["Condition"] == {
-        "StringEquals": {"aws:SourceAccount": AWS.account},
-        "ArnLike": {"aws:SourceArn": AWS.arn("ec2", "vpc-flow-log/*")},
-    }
+def of(spec: ClusterSpec, group: str, direction: str, peer: Peer) -> set[tuple[str, tuple[int, int] | None]]:
+    """Protocols and ports of the rules of a group in one direction with one peer."""
+    found = [rule for rule in rules(spec) if (rule.group, rule.direction, rule.peer) == (group, direction, peer)]
+    return {(rule.protocol, rule.ports) for rule in found}
+
+
+def group(key: str) -> Peer:
+    return Peer("group", key)
+
+
+def efa_pair(spec: ClusterSpec) -> bool:
+    return all(("-1", None) in of(spec, "cluster", way, group("cluster")) for way in ("ingress", "egress"))
+
+
+def let_in(found: tuple[Rule, ...]) -> set[str]:
+    """Kinds of peers that may open connections."""
+    return {rule.peer.kind for rule in found if rule.direction == "ingress"}
+
+
+@given(specs())
+def test_whatever_the_spec_efa_has_its_pair_and_only_groups_are_let_in(spec: ClusterSpec) -> None:
+    assert efa_pair(spec)
+    assert let_in(rules(spec)) <= {"group", "group-id"}
+
+
+@given(specs())
+def test_rules_are_such_as_ec2_accepts(spec: ClusterSpec) -> None:
+    found = rules(spec)
+    groups = {rule.group for rule in found}
+    assert len({rule.key for rule in found}) == len(found)
+    assert groups <= set(DESCRIPTIONS)
+    legal = re.compile(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{1,255}")
+    assert all(legal.fullmatch(text) for text in (*DESCRIPTIONS.values(), *(rule.why for rule in found)))
+    for rule in found:
+        assert (rule.ports is None) == (rule.protocol == "-1")
+        assert rule.peer.kind != "group" or rule.peer.value in groups
+
+
+@given(specs())
+def test_nodes_of_a_closed_network_reach_no_public_address_but_s3(spec: ClusterSpec) -> None:
+    out = [rule for rule in rules(spec) if rule.group == "cluster" and rule.direction == "egress"]
+    blocks = {rule.peer.value for rule in out if rule.peer.kind == "cidr"}
+    lists = [(rule.peer.value, rule.ports) for rule in out if rule.peer.kind == "prefix-list"]
+    if not spec.network.closed:
+        assert (blocks, lists) == ({EVERYWHERE}, [])
+        return
+    assert lists == [("s3", (443, 443))]
+    assert blocks == (
+        {"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"}
+        if spec.network.existing
+        else {spec.network.cidr}
+    )
+
+
+@pytest.mark.parametrize(
+    ("efa", "ingress", "egress"), [(False, LNET, set()), (True, {("-1", None)}, {("-1", None)})], ids=["tcp", "efa"]
+)
+def test_an_existing_file_system_may_call_back(efa: bool, ingress: Any, egress: Any) -> None:
+    spec = spec_of(storage={"lustre": {"existing": {**EXISTING_LUSTRE, "efa": efa}}})
+    peer = Peer("group-id", "sg-0123456789abcdef0")
+    assert of(spec, "cluster", "ingress", peer) == ingress
+    assert of(spec, "cluster", "egress", peer) == egress
+    assert {rule.group for rule in rules(spec)} == {"cluster"}
+
+
+def test_interface_endpoints_answer_https_from_the_nodes_only_where_there_are_any() -> None:
+    closed = spec_of(network={"closed": True})
+    assert [rule for rule in rules(closed) if rule.group == "endpoints"] == [
+        Rule("endpoints", "ingress", "tcp", (443, 443), group("cluster"), "HTTPS to services of AWS")
+    ]
+    for other in (spec_of(), spec_of(network={"closed": True, "existing": EXISTING})):
+        assert "endpoints" not in {rule.group for rule in rules(other)}

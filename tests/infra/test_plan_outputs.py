@@ -1,4 +1,4 @@
-"""What a deployed cluster tells the rest of the house, and what it tells a person."""
+"""What a deployed cluster tells the rest of the house, and what it tells a person at its beginning and its end."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ import pytest
 import yaml
 from moto import mock_aws
 
+from infra.config import ClusterSpec
 from infra.config import parse as parse_spec
+from infra.local.engine import PROGRAM
 from infra.plan.nodes.bundle import DOCUMENT, bundle
 from infra.plan.outputs import Made, cluster
 from infra.plan.place import Place, bucket_names
 from infra.plan.stack import Plan
-from infra.plan.teardown import empty, first_steps, teardown
+from infra.plan.storage.repository import url
+from infra.plan.teardown import empty, first_steps, teardown, unprotect
 from infra.preflight.offline import run_in
 from infra.preflight.rule import Context
 from lustrain.cluster import Cluster, Kubernetes, Paid, Slurm, Taint, node_document, parse, to_json
 from lustrain.problem import UserError
-from tests.infra.edits import spec_of
+from tests.infra.edits import GONE, spec_of
 from tests.infra.stacks import EXAMPLES, example
 
 PLACE = Place("us-west-2", "123456789012")
@@ -45,35 +48,23 @@ def test_the_contract_survives_json(stack: str) -> None:
     assert set(told.groups) == {group.name for group in spec.groups}
     assert (told.lustre is None) == (spec.storage.lustre is None)
     assert told.capacity.ends_at == spec.ends_at
-
-
-def told(stack: str) -> Cluster:
-    spec = example(stack)
-    return cluster(Plan(spec, PLACE), Made(lustre=LUSTRE, home=HOME, **NODES[spec.backend]))
+    assert {name: group.capacity for name, group in told.groups.items()} == {
+        group.name: Paid(mode=group.capacity.mode, ends_at=group.capacity.ends_at) for group in spec.groups
+    }
 
 
 def test_launchers_hear_of_slurm_and_kubernetes_what_the_spec_knows() -> None:
-    slurm, eks, ec2 = told("hyperpod-slurm-p5"), told("hyperpod-eks-g6e-spot"), told("ec2-spot-g6e")
+    slurm, eks, ec2 = map(through_pulumi, ("hyperpod-slurm-p5", "hyperpod-eks-g6e-spot", "ec2-spot-g6e"))
     assert (slurm.slurm, slurm.kubernetes) == (Slurm(controller_group="controller"), None)
-    assert {name: group.partition for name, group in slurm.groups.items() if group.role == "worker"} == {
-        "train": "train"
-    }
-    assert {group.partition for group in slurm.groups.values() if group.role != "worker"} == {None}
+    partitions = {name: group.partition for name, group in slurm.groups.items()}
+    assert partitions == {"controller": None, "login": None, "train": "train"}
     assert eks.kubernetes == Kubernetes(context="arn:aws:eks:us-west-2:123456789012:cluster/llm")
     workers = eks.groups["spot"]
-    assert (workers.labels, workers.taints) == (
-        {"lustrain.dev/role": "worker"},
-        (Taint(key="lustrain.dev/spot", value="true"),),
-    )
-    assert workers.capacity == Paid(mode="spot")
+    assert workers.labels == {"lustrain.dev/role": "worker"}
+    assert workers.taints == (Taint(key="lustrain.dev/spot", value="true"),)
     assert (ec2.slurm, ec2.kubernetes) == (None, None)
-
-
-@pytest.mark.parametrize("stack", EXAMPLES)
-def test_each_group_says_how_it_is_paid_for_and_until_when(stack: str) -> None:
-    assert {name: group.capacity for name, group in told(stack).groups.items()} == {
-        group.name: Paid(mode=group.capacity.mode, ends_at=group.capacity.ends_at) for group in example(stack).groups
-    }
+    reserved = through_pulumi("ec2-p6-b300-reservation").groups["train"]
+    assert (reserved.gpus, reserved.efa, reserved.accelerator) == (8, 16, "NVIDIA B300")
 
 
 def through_pulumi(stack: str, **edits: Any) -> Cluster:
@@ -103,31 +94,16 @@ def test_a_node_hears_the_same_at_boot_and_from_whoever_holds_the_cluster(stack:
 
 
 def test_the_node_document_says_what_a_node_needs_and_nothing_else() -> None:
-    assert node_document(through_pulumi("ec2-spot-g6e", tuning={"settings": {"clock.chrony": False}})) == {
+    told = node_document(through_pulumi("ec2-spot-g6e", tuning={"settings": {"clock.chrony": False}}))
+    folders = {one["path"]: one["options"] for one in told["lustre"].pop("stripes")}
+    assert folders["/fsx/containers"] == ["-c", "-1", "-S", "16M"]
+    train = {"type": "g6e.48xlarge", "role": "worker", "gpus": 8, "efa": 4, "nvme": 4, "lustre_efa": 0}
+    assert told == {
         "version": 1,
         "cluster": "spot-g6e",
         "backend": "ec2",
-        "groups": {
-            "train": {"type": "g6e.48xlarge", "role": "worker", "gpus": 8, "efa": 4, "nvme": 4, "lustre_efa": 0}
-        },
-        "lustre": {
-            "path": "/fsx",
-            "efa": False,
-            "throughput_mb_s": 1200.0,
-            "stripes": [
-                {
-                    "path": "/fsx/checkpoints",
-                    "options": ["-E", "100M", "-c", "1", "-E", "10G", "-c", "8", "-E", "-1", "-c", "-1", "-S", "16M"],
-                    "why": "shards over all targets, the small files beside them on one",
-                },
-                {
-                    "path": "/fsx/containers",
-                    "options": ["-c", "-1", "-S", "16M"],
-                    "why": "one large image that every node reads",
-                },
-                {"path": "/fsx/logs", "options": ["-c", "1"], "why": "small files that grow line by line"},
-            ],
-        },
+        "groups": {"train": train},
+        "lustre": {"path": "/fsx", "efa": False, "throughput_mb_s": 1200.0},
         "mount": None,
         "tuning": {"profiles": {}, "settings": {"clock.chrony": "off"}},
     }
@@ -152,8 +128,6 @@ def test_a_cluster_from_before_there_was_tuning_reads() -> None:
     before = {**now, "lustre": {**now["lustre"], "modules": {"ptlrpc": "a=1"}, "parameters": {"osc.*.a": "1"}}}
     assert before.pop("tuning") == {"profiles": {}, "settings": {}}
     assert parse(before) == parse(now)
-    with pytest.raises(UserError, match=r"cluster\.lustre\.strips"):
-        parse({**before, "lustre": {**before["lustre"], "strips": []}})
 
 
 @pytest.mark.parametrize(
@@ -165,47 +139,38 @@ def test_a_setting_is_what_the_user_wrote_however_yaml_takes_it(written: str, me
     assert spec_of("rehearsal", {"tuning.settings": value}).tuning.settings == {"a": meant}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "said"),
-    [
-        ({"addresses": ["10.0.0.1"]}, None),
-        ({"hyperpod_cluster": "llm", "kubernetes_label": "a=b"}, None),
-        ({}, "names no nodes; allowed: exactly one of auto_scaling_groups"),
-        ({"hyperpod_cluster": "llm", "addresses": ["10.0.0.1"]}, "has hyperpod_cluster and addresses"),
-        ({"addresses": ["10.0.0.1"], "kubernetes_label": "a=b"}, "has kubernetes_label without hyperpod_cluster"),
-    ],
-)
-def test_nodes_are_found_in_exactly_one_way(nodes: dict[str, Any], said: str | None) -> None:
-    told = {**to_json(cluster(Plan(example("rehearsal"), PLACE), Made(auto_scaling_groups=("train",)))), "nodes": nodes}
-    if said is None:
-        assert parse(told)
-        return
-    with pytest.raises(UserError, match=said):
-        parse(told)
+def test_nodes_are_found_by_their_addresses_or_by_a_label_of_their_cluster() -> None:
+    now = to_json(through_pulumi("rehearsal"))
+    for nodes in ({"addresses": ["10.0.0.1"]}, {"hyperpod_cluster": "llm", "kubernetes_label": "a=b"}):
+        assert parse({**now, "nodes": nodes})
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("table", "change", "said"),
     [
-        ("path", "/fs x\n[Mount]"),
-        ("path", "/fsx\n"),
-        ("path", "fsx"),
-        ("path", "/"),
-        ("path", "/fsx/../etc"),
-        ("path", "/-fsx"),
-        ("path", "/fsx%i"),
-        ("dns_name", "fs.example\nOptions=suid"),
-        ("mount_name", "ab cd"),
+        ("nodes", {"auto_scaling_groups": []}, "cluster.nodes"),
+        ("nodes", {"hyperpod_cluster": "llm"}, "cluster.nodes"),
+        ("nodes", {"kubernetes_label": "a=b"}, "cluster.nodes"),
+        ("lustre", {"path": "/fs x\n[Mount]"}, "cluster.lustre.path = "),
+        ("lustre", {"path": "/fsx\n"}, "cluster.lustre.path = "),
+        ("lustre", {"path": "fsx"}, "cluster.lustre.path = "),
+        ("lustre", {"path": "/"}, "cluster.lustre.path = "),
+        ("lustre", {"path": "/fsx/../etc"}, "cluster.lustre.path = "),
+        ("lustre", {"path": "/-fsx"}, "cluster.lustre.path = "),
+        ("lustre", {"path": "/fsx%i"}, "cluster.lustre.path = "),
+        ("lustre", {"dns_name": "fs.example\nOptions=suid"}, "cluster.lustre.dns_name = "),
+        ("lustre", {"mount_name": "ab cd"}, "cluster.lustre.mount_name = "),
+        ("lustre", {"strips": []}, "cluster.lustre.strips"),
     ],
 )
-def test_what_is_mounted_is_text_that_a_unit_can_hold(key: str, value: str) -> None:
+def test_a_cluster_that_names_its_nodes_twice_or_mounts_what_no_unit_can_hold_is_one_line(
+    table: str, change: dict[str, Any], said: str
+) -> None:
     now = to_json(through_pulumi("ec2-spot-g6e"))
     with pytest.raises(UserError) as caught:
-        parse({**now, "lustre": {**now["lustre"], key: value}})
-    assert len(caught.value.problems) == 1
-    assert caught.value.problems[0].startswith(
-        f"cluster.lustre.{key} = {value!r}: {'holds' if not value.isprintable() else 'is not a'}"
-    )
+        parse({**now, table: {**now[table], **change}})
+    (line,) = caught.value.problems
+    assert line.startswith(said)
 
 
 def test_what_the_spec_lets_be_mounted_the_cluster_does_too() -> None:
@@ -224,18 +189,10 @@ def test_a_mount_path_that_leads_elsewhere_is_an_error_of_preflight(key: str, pa
     assert [one for one in found if one.level == "error" and one.path == key]
 
 
-def test_devices_of_a_node_are_those_of_its_type() -> None:
-    told = cluster(Plan(example("ec2-p6-b300-reservation"), PLACE), Made(auto_scaling_groups=("train",)))
-    group = told.groups["train"]
-    assert (group.gpus, group.efa, group.accelerator) == (8, 16, "NVIDIA B300")
-
-
 def test_workers_that_are_paid_for_in_two_ways_are_mixed() -> None:
-    spec = example("ec2-spot-g6e")
-    two = [*spec.groups, spec.groups[0].model_copy(update={"name": "more", "capacity": {"mode": "on-demand"}})]
-    mixed = parse_spec({**spec.model_dump(mode="json"), "groups": [dict(group) for group in two]})
-    assert cluster(Plan(mixed, PLACE), Made(auto_scaling_groups=("train",))).capacity.mode == "mixed"
-    assert cluster(Plan(spec, PLACE), Made(auto_scaling_groups=("train",))).capacity.mode == "spot"
+    more = {"name": "more", "instance_type": "g6e.48xlarge", "count": 2}
+    assert through_pulumi("ec2-spot-g6e", **{"groups.1": more}).capacity.mode == "mixed"
+    assert through_pulumi("ec2-spot-g6e").capacity.mode == "spot"
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
@@ -267,17 +224,14 @@ def test_the_command_for_a_bucket_removes_one_with_old_versions(monkeypatch: pyt
 
 
 def test_a_bucket_of_the_users_own_is_not_for_removal() -> None:
-    spec = example("rehearsal")
-    kept = parse_spec({**spec.model_dump(mode="json"), "buckets": {"data": "my-precious"}})
+    kept = spec_of("rehearsal", {"buckets.data": "my-precious"})
     assert "my-precious" not in "\n".join(teardown(Plan(kept, PLACE)))
 
 
 def test_first_steps_are_only_those_that_the_spec_asks_for() -> None:
     assert not any("helm" in line for line in first_steps(Plan(example("ec2-spot-g6e"), PLACE)))
     assert any("helm upgrade" in line for line in first_steps(Plan(example("hyperpod-eks-g6e-spot"), PLACE)))
-    bare = example("rehearsal").model_copy(
-        update={"budget": None, "alarms": example("rehearsal").alarms.model_copy(update={"emails": ()})}
-    )
+    bare = spec_of("rehearsal", {"budget": GONE, "alarms.emails": []})
     assert first_steps(Plan(bare, PLACE)) == ()
 
 
@@ -293,3 +247,73 @@ def test_a_cluster_that_nobody_can_read_is_told_in_a_line(value: object, said: s
     with pytest.raises(UserError) as caught:
         parse(value)
     assert any(said in line for line in caught.value.problems)
+
+
+DESTROY = "pulumi destroy --exclude-protected"
+
+
+def position(lines: tuple[str, ...], text: str) -> int:
+    """Where the one line with `text` stands; -1 without one."""
+    found = [number for number, line in enumerate(lines) if text in line]
+    assert len(found) <= 1
+    return found[0] if found else -1
+
+
+def with_export() -> ClusterSpec:
+    link = {"path": "/out", "bucket": "checkpoints", "prefix": "out", "export_events": ["NEW", "CHANGED"]}
+    return spec_of("ec2-spot-g6e", {"storage.lustre.associations": [link]})
+
+
+@pytest.mark.parametrize("stack", EXAMPLES)
+def test_jobs_stop_before_anything_is_taken_down(stack: str) -> None:
+    lines = teardown(Plan(example(stack), PLACE))
+    assert 0 == position(lines, "Stop the jobs") < position(lines, DESTROY)
+
+
+def test_exports_are_waited_for_before_the_destroy_where_there_are_any() -> None:
+    lines = teardown(Plan(with_export(), PLACE))
+    assert 0 < position(lines, "AgeOfOldestQueuedMessage") < position(lines, DESTROY)
+    imports = spec_of("ec2-spot-g6e", {"storage.lustre.associations.0.export_events": []})
+    assert position(teardown(Plan(imports, PLACE)), "AgeOfOldestQueuedMessage") == -1
+
+
+def test_what_a_teardown_would_lose_for_good_is_said_before_it_and_homes_leave_a_backup() -> None:
+    lines = teardown(Plan(with_export(), PLACE))
+    assert 0 < position(lines, "what lies outside /out on Lustre is in no bucket") < position(lines, DESTROY)
+    imports = spec_of("ec2-spot-g6e", {"storage.lustre.associations.0.export_events": [], "storage.home": {}})
+    lines = teardown(Plan(imports, PLACE))
+    assert 0 < position(lines, "what lies on Lustre is in no bucket") < position(lines, DESTROY)
+    assert "SkipFinalBackup=false" in lines[position(lines, "FSx for OpenZFS")]
+    last = max(number for number, line in enumerate(lines) if "boto3" in line or " delete-" in line)
+    assert last == position(lines, "  ALL CHECKPOINTS, bucket")
+
+
+def test_a_cluster_on_a_training_plan_is_let_go_before_the_destroy() -> None:
+    spec = example("hyperpod-slurm-p5")
+    lines = teardown(Plan(spec, PLACE))
+    assert 0 < position(lines, "pulumi state unprotect --yes") < position(lines, DESTROY)
+    assert position(teardown(Plan(example("hyperpod-eks-g6e-spot"), PLACE)), "unprotect --yes") == -1
+    project = yaml.safe_load((PROGRAM / "Pulumi.yaml").read_text(encoding="utf-8"))["name"]
+    assert f"::{project}::lustrain:infra:HyperPod" in unprotect(spec)
+
+
+@pytest.mark.parametrize("stack", EXAMPLES)
+def test_what_stayed_is_used_again_when_the_lines_are_pasted_into_the_description(stack: str) -> None:
+    spec = example(stack)
+    pasted = yaml.safe_load(
+        "\n".join(line for line in teardown(Plan(spec, PLACE)) if line.startswith(("  buckets: ", "  repo")))
+    )
+    again: dict[str, Any] = {**spec.model_dump(mode="json")}
+    for key, values in pasted.items():
+        again[key] = {**again[key], **values}
+    kept = parse_spec(again)
+    assert bucket_names(kept, PLACE) == bucket_names(spec, PLACE)
+    assert kept.repository.existing == url(spec, PLACE)
+    assert not any(line.startswith(("  buckets: ", "  repository: ")) for line in teardown(Plan(kept, PLACE)))
+
+
+@pytest.mark.parametrize("stack", EXAMPLES)
+def test_the_budget_is_said_not_to_see_what_was_bought_by_hand(stack: str) -> None:
+    spec = example(stack)
+    by_hand = any(group.capacity.reservation or group.capacity.training_plan for group in spec.groups)
+    assert any("does not see" in line for line in first_steps(Plan(spec, PLACE))) is by_hand

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.config import Association, ClusterSpec, ExistingLustre, Home, Lustre, Storage, parse
+from infra.config import Association, ClusterSpec, ExistingLustre, Home, Lustre, Storage
 from infra.plan.storage import home
 from infra.plan.storage.lustre import LustrePlan, efa_wanted, lustre
 from infra.plan.storage.lustre_checks import violations
+from tests.infra.edits import spec_of as edited
+from tests.infra.specs import EXISTING_LUSTRE, spec_of
 
-STACKS = sorted(Path(__file__).parents[2].glob("infra/Pulumi.*.yaml"))
 EFA_STEPS = {125: 38_400, 250: 19_200, 500: 9_600, 1000: 4_800}
 """Written out once more: AWS's table, not ours."""
 
@@ -42,11 +41,8 @@ def size(plan: LustrePlan) -> tuple[int, int]:
     return plan.capacity_gib, plan.per_tib_mb_s
 
 
-def spec(group: str = "p5.48xlarge", **storage: Any) -> ClusterSpec:
-    groups = [{"name": "train", "instance_type": group, "count": 2}]
-    return parse(
-        {"name": "llm", "backend": "ec2", "zone_id": "use1-az4", "groups": groups, "storage": {"lustre": storage}}
-    )
+def spec(group: str = "p5.48xlarge", **lustre: Any) -> ClusterSpec:
+    return spec_of(kind=group, storage={"lustre": lustre})
 
 
 @given(wish=wishes, efa=st.booleans())
@@ -65,43 +61,27 @@ def test_nothing_smaller_meets_the_wish(wish: Lustre, efa: bool) -> None:
     assert smaller == []
 
 
-@given(wish=wishes, more=st.tuples(st.floats(1, 10), st.floats(1, 10)), efa=st.booleans())
-def test_a_larger_wish_never_makes_a_smaller_file_system(wish: Lustre, more: tuple[float, float], efa: bool) -> None:
-    larger = Lustre(
-        throughput_gb_s=(wish.throughput_gb_s or 0.1) * more[0], capacity_tib=(wish.capacity_tib or 0.1) * more[1]
-    )
-    assert size(lustre(larger, efa)) >= size(lustre(wish, efa))
-
-
-@given(wish=wishes, efa=st.booleans())
-def test_efa_never_makes_it_smaller(wish: Lustre, efa: bool) -> None:
-    assert size(lustre(wish, True))[0] >= size(lustre(wish, False))[0]
-
-
-SMALLEST = "1200 GiB is the smallest file system there is"
-
-
 @pytest.mark.parametrize(
     ("capacity_tib", "gb_s", "efa", "expected", "binding"),
     [
-        (None, None, False, (1200, 125), SMALLEST),
-        (1.2, 0.3, False, (1200, 250), SMALLEST),
-        (3, None, False, (4800, 125), "capacity comes in steps of 2400 GiB; 3000 GiB are asked for"),
-        (261.6, None, False, (261_600, 125), "capacity comes in steps of 2400 GiB; 261600 GiB are asked for"),
-        (4.8, 1.2, False, (4800, 250), "capacity comes in steps of 2400 GiB; 4800 GiB are asked for"),
-        (None, 5, False, (7200, 1000), "5 GB/s take 7200 GiB even at 1000 MB/s/TiB, the highest rate"),
+        (None, None, False, (1200, 125), "the smallest file system there is"),
+        (1.2, 0.3, False, (1200, 250), "the smallest file system there is"),
+        (3, None, False, (4800, 125), "in steps of 2400 GiB; 3000 GiB are asked for"),
+        (261.6, None, False, (261_600, 125), "in steps of 2400 GiB; 261600 GiB are asked for"),
+        (4.8, 1.2, False, (4800, 250), "in steps of 2400 GiB; 4800 GiB are asked for"),
+        (None, 5, False, (7200, 1000), "5 GB/s take 7200 GiB even at 1000 MB/s/TiB"),
         (7.2, 2, True, (9600, 500), "EFA at 500 MB/s/TiB comes in steps of 9600 GiB"),
         (1, None, True, (4800, 1000), "EFA at 1000 MB/s/TiB comes in steps of 4800 GiB"),
-        (19.2, 4.8, True, (19200, 250), "EFA at 250 MB/s/TiB comes in steps of 19200 GiB; 19200 GiB are asked for"),
-        (9.6, 9.6, True, (9600, 1000), "EFA at 1000 MB/s/TiB comes in steps of 4800 GiB; 9600 GiB are asked for"),
-        (4.8, 9.6, True, (9600, 1000), "9.6 GB/s take 9600 GiB even at 1000 MB/s/TiB, the highest rate"),
+        (19.2, 4.8, True, (19200, 250), "in steps of 19200 GiB; 19200 GiB are asked for"),
+        (9.6, 9.6, True, (9600, 1000), "in steps of 4800 GiB; 9600 GiB are asked for"),
+        (4.8, 9.6, True, (9600, 1000), "9.6 GB/s take 9600 GiB even at 1000 MB/s/TiB"),
     ],
 )
 def test_the_rule_that_bound_is_named(
     capacity_tib: float | None, gb_s: float | None, efa: bool, expected: tuple[int, int], binding: str
 ) -> None:
     plan = lustre(Lustre(capacity_tib=capacity_tib, throughput_gb_s=gb_s), efa)
-    assert (size(plan), plan.binding) == (expected, binding)
+    assert (size(plan), binding in plan.binding) == (expected, True), plan.binding
 
 
 def test_throughput_is_counted_as_fsx_counts_it() -> None:
@@ -143,17 +123,12 @@ LINK = Association(path="/data", bucket="data")
 @pytest.mark.parametrize(
     ("wish", "paths"),
     [
-        ({"capacity_gib": 5000, "per_tib_mb_s": 125}, ["capacity_gib"]),
-        ({"capacity_gib": 4800, "per_tib_mb_s": 200}, ["per_tib_mb_s"]),
         ({"capacity_gib": 4800}, ["per_tib_mb_s"]),
         ({"per_tib_mb_s": 125}, ["capacity_gib"]),
         ({"capacity_gib": 4800, "per_tib_mb_s": 125, "capacity_tib": 4.8}, ["capacity_tib"]),
         ({"capacity_gib": 4800, "per_tib_mb_s": 125, "throughput_gb_s": 1}, ["throughput_gb_s"]),
         ({"metadata_iops": 4000}, ["metadata_iops"]),
         ({"metadata_iops": 204_000}, ["metadata_iops"]),
-        ({"read_cache_gib": 64}, ["read_cache_gib"]),
-        ({"backup_days": 7, "associations": [LINK]}, ["backup_days"]),
-        ({"mount_path": "/usr/fsx"}, ["mount_path"]),
         ({"mount_path": "/mnt"}, ["mount_path"]),
         ({"mount_path": "/fsx/../etc"}, ["mount_path"]),
         ({"type": "intelligent-tiering"}, ["throughput_gb_s"]),
@@ -185,21 +160,7 @@ def test_what_fsx_takes_is_not_complained_about(wish: dict[str, Any]) -> None:
     assert broken(**wish) == []
 
 
-def test_every_violation_says_how_to_mend_it_and_who_says_so() -> None:
-    found = violations(Lustre(capacity_gib=5000, per_tib_mb_s=500, metadata_iops=7), True)
-    assert len(found) == 2
-    assert found[0].why == "EFA at 500 MB/s/TiB comes in steps of 9600 GiB, 5000 is none"
-    assert found[0].fix == "set 9600, or efa: false"
-    assert all(one.source.startswith("https://docs.aws.amazon.com/fsx/") for one in found)
-
-
-EXISTING = ExistingLustre(
-    id="fs-0123456789abcdef0",
-    dns_name="fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com",
-    mount_name="abcd1234",
-    security_group_id="sg-0123456789abcdef0",
-    efa=True,
-)
+EXISTING = ExistingLustre.model_validate({**EXISTING_LUSTRE, "efa": True})
 
 
 def test_an_existing_file_system_is_passed_on_and_nothing_is_wished_of_it() -> None:
@@ -236,19 +197,10 @@ def test_efa_is_on_where_the_workers_have_it_and_the_size_reaches_it(
     assert efa_wanted(spec(group, **storage)) is wanted
 
 
-def test_efa_of_a_login_node_counts_for_nothing() -> None:
-    groups = [
-        {"name": "control", "role": "controller", "instance_type": "c5.2xlarge", "count": 1},
-        {"name": "login", "role": "login", "instance_type": "c5n.18xlarge", "count": 1},
-        {"name": "train", "instance_type": "g6e.xlarge", "count": 2},
-    ]
-    found = spec(throughput_gb_s=9.6).model_dump() | {"backend": "hyperpod-slurm", "groups": groups}
-    assert not efa_wanted(parse(found))
-
-
-def test_without_a_file_system_no_efa_is_wanted() -> None:
-    bare = parse({**spec().model_dump(), "storage": {}})
-    assert not efa_wanted(bare)
+def test_efa_of_a_login_node_counts_for_nothing_and_none_is_wanted_without_a_file_system() -> None:
+    edits = {"groups.1.instance_type": "c5n.18xlarge", "groups.2.instance_type": "g6e.xlarge"}
+    assert not efa_wanted(edited("hyperpod-slurm-p5", {**edits, "storage.lustre": {"throughput_gb_s": 9.6}}))
+    assert not efa_wanted(edited("ec2-spot-g6e", {"storage": {}}))
 
 
 @given(wish=wishes)
@@ -256,21 +208,6 @@ def test_what_is_turned_on_without_a_word_is_legal(wish: Lustre) -> None:
     found = spec(**wish.model_dump(include={"throughput_gb_s", "capacity_tib"}))
     assert found.storage.lustre is not None
     assert violations(found.storage.lustre, efa_wanted(found)) == ()
-
-
-@pytest.mark.parametrize("stack", STACKS, ids=lambda path: path.stem)
-def test_the_example_stacks_have_legal_file_systems(stack: Path) -> None:
-    example = parse(yaml.safe_load(stack.read_text(encoding="utf-8"))["config"]["lustrain:cluster"])
-    wish = example.storage.lustre
-    assert wish is None or violations(wish, efa_wanted(example)) == ()
-    assert home.violations(example.storage) == ()
-
-
-def test_a_home_has_a_standby_and_backups() -> None:
-    plan = home.home(Home(capacity_gib=512, throughput_mb_s=320, mount_path="/homes"))
-    assert (plan.capacity_gib, plan.throughput_mb_s, plan.mount_path) == (512, 320, "/homes")
-    assert plan.deployment == "SINGLE_AZ_HA_2"
-    assert plan.backup_days > 0
 
 
 @pytest.mark.parametrize(
@@ -291,5 +228,7 @@ def test_homes_that_cannot_be_are_found(wish: dict[str, Any], paths: list[str]) 
     assert [one.path.removeprefix("storage.home.") for one in found] == paths
 
 
-def test_without_a_home_there_is_nothing_to_complain_about() -> None:
+def test_a_home_is_what_is_wished_and_without_one_there_is_nothing_to_complain_about() -> None:
+    plan = home.home(Home(capacity_gib=512, throughput_mb_s=321, mount_path="/homes"))
+    assert (plan.capacity_gib, plan.throughput_mb_s, plan.mount_path) == (512, 321, "/homes")
     assert home.violations(Storage(lustre=Lustre())) == ()

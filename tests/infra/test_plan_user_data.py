@@ -9,24 +9,103 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infra.catalog.instances import instance
+from infra.config import ClusterSpec, parse
 from infra.plan.nodes.clients import expected
 from infra.plan.nodes.document import node_document
-from infra.plan.nodes.user_data import MAX_BYTES, encoded
+from infra.plan.nodes.user_data import MAX_BYTES, encoded, user_data
+from infra.plan.place import Place
 from lustrain.problem import UserError
 from node_setup.agent.model import Request
 from node_setup.agent.owned import AGENT, HEADER, MODPROBE
 from node_setup.agent.run.plan import plan
 from node_setup.agent.settings import catalog
 from tests.conftest import require
-from tests.infra.first_boot import HOME, LUSTRE, NOT_MOUNTED, Node, over_tcp, script, spec
 from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
+
+PLACE = Place("us-west-2", "123456789012")
+LUSTRE: dict[str, Any] = {"lustre_dns": "fs-0a.fsx.us-west-2.amazonaws.com", "lustre_mount_name": "abcd1234"}
+HOME: dict[str, Any] = {"home_dns": "fs-0b.fsx.us-west-2.amazonaws.com"}
+
+
+def spec(kind: str = "p5.48xlarge", count: int = 4, **changes: Any) -> ClusterSpec:
+    return parse(
+        {
+            "name": "demo",
+            "backend": "ec2",
+            "zone_id": "usw2-az2",
+            "groups": [{"name": "train", "instance_type": kind, "count": count}],
+            "storage": {"lustre": {"throughput_gb_s": 4.8}, "home": {}},
+            **changes,
+        }
+    )
+
+
+def over_tcp() -> ClusterSpec:
+    return spec(storage={"lustre": {"throughput_gb_s": 4.8, "efa": False}, "home": {}})
+
+
+def script(wanted: ClusterSpec | None = None, **given: Any) -> str:
+    wanted = wanted or spec()
+    return user_data(wanted, PLACE, wanted.workers[0], **given)
+
+
+class Node:
+    """A folder that stands for a node's root; commands that touch the machine are written down, not run."""
+
+    COMMANDS = ("modprobe", "mount", "umount", "mountpoint", "systemctl", "apt-get", "aws", "snap")
+
+    def __init__(self, folder: Path, answers: Mapping[str, str] | None = None) -> None:
+        self.root, self.calls_file, tools = folder / "root", folder / "calls", folder / "bin"
+        for path in (self.root, tools):
+            path.mkdir(parents=True)
+        for name in (*self.COMMANDS, "mount.nfs4"):
+            body = (answers or {}).get(name, "")
+            (tools / name).write_text(f'#!/bin/bash\necho "{name} $*" >>"$CALLS"\n{body}\n')
+            (tools / name).chmod(0o755)
+        self.environment = {
+            **os.environ,
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "CALLS": str(self.calls_file),
+            "LUSTRAIN_ROOT": str(self.root),
+            "LUSTRAIN_PAUSE_SECONDS": "0",
+            "LUSTRAIN_WAIT_SECONDS": "0",
+            "LUSTRAIN_FLUSH_SECONDS": "0",
+        }
+
+    def boot(self, text: str) -> int:
+        """The first boot, by cloud-init."""
+        part = self.root / "part-001"
+        part.write_text(text)
+        return subprocess.run(["bash", part], env=self.environment, check=False).returncode
+
+    def reboot(self) -> int:
+        """A later boot, by the unit that the first one made."""
+        copy = self.root / "usr/local/sbin/lustrain-boot"
+        return subprocess.run(["bash", copy], env=self.environment, check=False).returncode
+
+    @property
+    def calls(self) -> list[str]:
+        return self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
+
+    def first(self, start: str) -> int:
+        """Which call was the first that begins so."""
+        return next(number for number, call in enumerate(self.calls) if call.startswith(start))
+
+    @property
+    def outcome(self) -> str:
+        return (self.root / "var/lib/lustrain/boot").read_text().strip()
+
+
+NOT_MOUNTED = "exit 1"
 
 
 @pytest.fixture
@@ -69,6 +148,7 @@ def test_a_node_without_file_systems_learns_its_facts_and_is_ready(node: Node) -
     assert node.boot(script(queue_url="https://sqs.us-west-2.amazonaws.com/1/q")) == 0
     facts = json.loads((node.root / "etc/lustrain/node.json").read_text())
     assert (facts["cluster"], facts["group"], facts["efa"]) == ("demo", "train", 32)
+    assert (facts["accelerators"], facts["capacity"], facts["ends_at"]) == (8, "on-demand", None)
     assert facts["runs_uri"] == "s3://demo-checkpoints-123456789012-us-west-2/runs/"
     assert facts["interruption_queue"] == "https://sqs.us-west-2.amazonaws.com/1/q"
     assert (facts["lustre"], facts["home"]) == (None, None)
@@ -88,7 +168,7 @@ def test_modules_and_network_come_before_the_lustre_mount(node: Node) -> None:
     options = (node.root / MODPROBE.lstrip("/")).read_text()
     assert options.startswith(HEADER)
     assert {"options ptlrpc ptlrpcd_per_cpt_max=32", "options ksocklnd credits=2560"} <= set(options.splitlines())
-    assert not [call for call in node.calls if "kefalnd" in call]
+    assert not [call for call in node.calls if "kefalnd" in call or "put-metric-data" in call]
     assert node.outcome == "ready"
 
 
@@ -105,12 +185,6 @@ def test_a_mount_that_fails_at_first_is_tried_again(tmp_path: Path) -> None:
     assert node.outcome == "ready"
 
 
-def test_a_mount_that_never_succeeds_is_a_failed_boot_that_names_its_step(tmp_path: Path) -> None:
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "mount": "exit 32"})
-    assert node.boot(script(over_tcp(), **LUSTRE)) != 0
-    assert node.outcome == "failed mount of /fsx"
-
-
 MOUNT = 'begin_step "mount of $lustre_path"'
 
 
@@ -125,28 +199,26 @@ DEAF = "trap '' TERM; while :; do sleep 1; done"
 """A program that hangs and does not hear."""
 
 
-def test_a_mount_that_hangs_is_ended_and_the_boot_fails_in_the_steps_time(tmp_path: Path) -> None:
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "mount": DEAF})
-    assert node.boot(script_whose(MOUNT)) == 124
-    assert node.outcome == "failed mount of /fsx"
-    assert len([call for call in node.calls if call.startswith("mount ")]) <= 1
-    assert [call for call in node.calls if "put-metric-data" in call]
-    wait_until(lambda: not subprocess.run(["pgrep", "-f", node.root.parent / "bin/mount"], capture_output=True).stdout)
-    assert "the time of this step is over" in (node.root / "var/log/lustrain-boot.log").read_text()
-
-
-def test_a_step_that_fails_slowly_ends_with_its_time_and_not_with_its_tries(tmp_path: Path) -> None:
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "mount": "sleep 0.5; exit 32"})
-    assert node.boot(script_whose(MOUNT)) == 124
+@pytest.mark.parametrize(
+    ("command", "body", "step", "outcome"),
+    [
+        ("mount", DEAF, MOUNT, "failed mount of /fsx"),
+        ("mount", "sleep 0.5; exit 32", MOUNT, "failed mount of /fsx"),
+        ("modprobe", f'[[ "$1" != lnet ]] || {{ {DEAF}; }}', 'begin_step "Lustre network"', "failed Lustre network"),
+    ],
+    ids=["hangs", "fails slowly", "hangs in a function"],
+)
+def test_a_step_that_hangs_or_fails_slowly_ends_with_its_time_and_what_it_began_with_it(
+    tmp_path: Path, command: str, body: str, step: str, outcome: str
+) -> None:
+    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, command: body})
+    assert node.boot(script_whose(step)) == 124
+    assert node.outcome == outcome
     assert len([call for call in node.calls if call.startswith("mount ")]) < 30
-    assert node.outcome == "failed mount of /fsx"
-
-
-def test_a_function_that_hangs_inside_of_a_step_is_ended_too(tmp_path: Path) -> None:
-    hangs = '[[ "$1" != lnet ]] || { ' + DEAF + "; }"
-    node = Node(tmp_path, {"mountpoint": NOT_MOUNTED, "modprobe": hangs})
-    assert node.boot(script_whose('begin_step "Lustre network"')) == 124
-    assert node.outcome == "failed Lustre network"
+    assert [call for call in node.calls if "put-metric-data" in call]
+    began = tmp_path / "bin" / command
+    wait_until(lambda: not subprocess.run(["pgrep", "-f", began], capture_output=True).stdout)
+    assert "the time of this step is over" in (node.root / "var/log/lustrain-boot.log").read_text()
 
 
 def test_systemd_ends_a_boot_only_after_all_its_steps_had_their_time(node: Node) -> None:
@@ -184,11 +256,6 @@ def test_a_failed_boot_is_counted_and_stays_what_it_was_where_nobody_counts(
     ]
     assert node.outcome == "failed mount of /fsx"
     assert said in (node.root / "var/log/lustrain-boot.log").read_text()
-
-
-def test_a_boot_that_went_well_is_not_counted(node: Node) -> None:
-    assert node.boot(script(over_tcp(), **LUSTRE)) == 0
-    assert not [call for call in node.calls if "put-metric-data" in call]
 
 
 def test_a_module_that_does_not_load_is_not_passed_over(tmp_path: Path) -> None:
@@ -304,14 +371,6 @@ def test_the_node_agent_finds_the_module_options_as_it_would_write_them(node: No
     assert {remark.status for remark in made.remarks} == {"ok"}
 
 
-def test_the_real_bundle_has_what_the_script_calls() -> None:
-    source = Path(__file__).parents[2] / "infra/lifecycle/node.sh"
-    done = subprocess.run(
-        ["bash", "-c", 'source "$1" && declare -F boot', "x", source], capture_output=True, check=False
-    )
-    assert done.returncode == 0
-
-
 def test_a_second_run_mounts_nothing_again_and_a_reboot_runs_it(tmp_path: Path) -> None:
     node = Node(tmp_path)
     text = script(over_tcp(), **LUSTRE, **HOME)
@@ -319,8 +378,6 @@ def test_a_second_run_mounts_nothing_again_and_a_reboot_runs_it(tmp_path: Path) 
     assert node.boot(text) == 0
     assert not [call for call in node.calls if call.startswith("mount ")]
     assert (node.root / "usr/local/sbin/lustrain-boot").read_text() == text
-    assert (
-        "ExecStart=/usr/local/sbin/lustrain-boot"
-        in (node.root / "etc/systemd/system/lustrain-boot.service").read_text()
-    )
+    unit = (node.root / "etc/systemd/system/lustrain-boot.service").read_text()
+    assert "ExecStart=/usr/local/sbin/lustrain-boot" in unit
     assert "systemctl enable lustrain-boot.service" in node.calls

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from infra.local.aws import LocalAws
-from infra.local.engine import Engine, EngineError, engine_missing
+from infra.local.engine import Engine, EngineError
 from infra.policy.rules import RESOURCE_RULES, STACK_RULES
-from tests.conftest import require
 from tests.infra.stacks import PACK
 
 pytestmark = pytest.mark.slow
@@ -20,29 +18,21 @@ HERE = Path(__file__).parent
 CODES = {rule.code for rule in RESOURCE_RULES} | {rule.code for rule in STACK_RULES}
 
 
-@pytest.fixture(scope="module")
-def aws() -> Iterator[LocalAws]:
-    require(not engine_missing(), engine_missing())
-    with LocalAws() as server:
-        yield server
-
-
 def reported(said: str) -> set[str]:
     """Codes of the violations that the engine lists as mandatory."""
     return set(re.findall(r"\[mandatory\]\s+(POL-\d{3})", said))
 
 
-def test_a_program_with_every_fault_is_stopped_with_every_rule_named(aws: LocalAws, tmp_path: Path) -> None:
-    engine = Engine(tmp_path / "bad", "test", aws.environment, program=HERE / "planted_bad")
+def test_a_program_with_every_fault_is_stopped_with_every_rule_named(engine_aws: LocalAws, tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "bad", "test", engine_aws.environment, program=HERE / "planted_bad")
     with pytest.raises(EngineError) as stopped:
         engine("preview", "--policy-pack", str(PACK))
     assert reported(str(stopped.value)) == CODES
 
 
-def test_a_sound_program_passes(aws: LocalAws, tmp_path: Path) -> None:
+def test_a_sound_program_passes(engine_aws: LocalAws, tmp_path: Path) -> None:
     """The example stacks are judged where they come up, in test_stacks.py."""
-    said = Engine(tmp_path / "good", "test", aws.environment, program=HERE / "well_made")(
-        "preview", "--policy-pack", str(PACK)
-    )
+    engine = Engine(tmp_path / "good", "test", engine_aws.environment, program=HERE / "well_made")
+    said = engine("preview", "--policy-pack", str(PACK))
     assert "lustrain@v" in said, "the pack was loaded"
     assert "POL-" not in said

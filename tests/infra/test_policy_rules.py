@@ -27,6 +27,30 @@ def resource(kind: str, *, uses: dict[str, tuple[Resource, ...]] | None = None, 
     return Resource(f"aws:{kind}", props, kind, f"urn:{kind}:{json.dumps(props, default=str)}", uses=linked, **options)
 
 
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "queue": ("sqs/queue:Queue", {"sqsManagedSseEnabled": True, "tags": TAGS}),
+    "ingress": ("vpc/securityGroupIngressRule:SecurityGroupIngressRule", {}),
+    "subnet": ("ec2/subnet:Subnet", {}),
+    "role": ("iam/role:Role", {}),
+    "policy": ("iam/policy:Policy", {}),
+    "role policy": ("iam/rolePolicy:RolePolicy", {}),
+    "attached": ("iam/rolePolicyAttachment:RolePolicyAttachment", {}),
+    "queue policy": ("sqs/queuePolicy:QueuePolicy", {}),
+    "topic policy": ("sns/topicPolicy:TopicPolicy", {}),
+    "bucket policy": ("s3/bucketPolicy:BucketPolicy", {}),
+    "acl": ("s3/bucketAcl:BucketAcl", {}),
+    "logs": ("cloudwatch/logGroup:LogGroup", {"tags": TAGS}),
+    "topic": ("sns/topic:Topic", {"tags": TAGS}),
+    "images": ("ecr/repository:Repository", {"tags": TAGS}),
+    "machine": ("ec2/instance:Instance", {}),
+}
+
+
+def of(name: str, **props: Any) -> Resource:
+    kind, good = KINDS[name]
+    return resource(kind, props={**good, **props})
+
+
 def template(uses: dict[str, tuple[Resource, ...]] | None = None, **props: Any) -> Resource:
     good = {
         "metadataOptions": {"httpTokens": "required", "httpPutResponseHopLimit": 2.0},
@@ -49,35 +73,18 @@ def endpoint(**props: Any) -> Resource:
     return resource(kind, props={"serviceName": name, "tags": TAGS, **props}, uses={"vpcId": (VPC,)})
 
 
-def queue(**props: Any) -> Resource:
-    return resource("sqs/queue:Queue", props={"sqsManagedSseEnabled": True, "tags": TAGS, **props})
-
-
 def lustre(**options: Any) -> Resource:
     props = {"tags": TAGS, "securityGroupIds": ["sg-1"], **options.pop("props", {})}
     return resource("fsx/lustreFileSystem:LustreFileSystem", props=props, **options)
-
-
-def ingress(**props: Any) -> Resource:
-    return resource("vpc/securityGroupIngressRule:SecurityGroupIngressRule", props=props)
 
 
 def eks(**network: Any) -> Resource:
     return resource("eks/cluster:Cluster", props={"tags": TAGS, "vpcConfig": network})
 
 
-def role(**props: Any) -> Resource:
-    return resource("iam/role:Role", props=props)
-
-
-def attached(policy: str) -> Resource:
-    return resource("iam/rolePolicyAttachment:RolePolicyAttachment", props={"policyArn": policy})
-
-
-def acl(**props: Any) -> Resource:
-    return resource("s3/bucketAcl:BucketAcl", props=props)
-
-
+OVER_TLS = {"Bool": {"aws:SecureTransport": "true"}}
+FROM_ONE = {"ArnEquals": {"aws:SourceArn": "arn:aws:x"}}
+OF_ACCOUNT = {"StringEquals": {"aws:ResourceAccount": "123456789012"}}
 ADMINISTRATOR = "arn:aws:iam::aws:policy/AdministratorAccess"
 ALL_USERS = "http://acs.amazonaws.com/groups/global/AllUsers"
 
@@ -87,7 +94,8 @@ def public_nic(count: int) -> list[dict[str, Any]]:
 
 
 GROUP = resource("ec2/placementGroup:PlacementGroup", props={"name": "near"})
-RESERVED: dict[str, Any] = {"capacityReservationTarget": {"capacityReservationId": "cr-0123456789abcdef0"}}
+RESERVED = {"capacityReservationTarget": {"capacityReservationId": "cr-0123456789abcdef0"}}
+INTO: dict[str, Any] = {"capacityReservationSpecification": RESERVED}
 IN_GROUP: dict[str, Any] = {"placement": {"groupName": "near"}}
 MADE_IN_GROUP = resource(
     "ec2/capacityReservation:CapacityReservation",
@@ -124,15 +132,8 @@ def own_rule(way: str, peer: Resource = CLUSTER, protocol: str = "-1") -> Resour
 BAD: dict[str, list[list[Resource]]] = {
     "POL-001": [
         [template(**IN_GROUP, instanceMarketOptions={"marketType": "capacity-block"})],
-        [GROUP, template(**IN_GROUP, capacityReservationSpecification=RESERVED)],
-        [
-            GROUP,
-            template(
-                placement={"groupName": UNKNOWN},
-                capacityReservationSpecification=RESERVED,
-                uses={"placement": (GROUP,)},
-            ),
-        ],
+        [GROUP, template(**IN_GROUP, **INTO)],
+        [GROUP, template(placement={"groupName": UNKNOWN}, **INTO, uses={"placement": (GROUP,)})],
     ],
     "POL-002": [[template(networkInterfaces=public_nic(2))]],
     "POL-003": [
@@ -147,13 +148,13 @@ BAD: dict[str, list[list[Resource]]] = {
         [lustre(protect=True, props={"securityGroupIds": []})],
     ],
     "POL-005": [
-        [resource("vpc/securityGroupIngressRule:SecurityGroupIngressRule", props={"cidrIpv4": "0.0.0.0/0"})],
-        [resource("vpc/securityGroupIngressRule:SecurityGroupIngressRule", props={"cidrIpv6": "::/0"})],
+        [of("ingress", cidrIpv4="0.0.0.0/0")],
+        [of("ingress", cidrIpv6="::/0")],
         [resource("ec2/securityGroupRule:SecurityGroupRule", props={"type": "ingress", "cidrBlocks": ["0.0.0.0/0"]})],
         [resource("ec2/securityGroup:SecurityGroup", props={"ingress": [{"ipv6CidrBlocks": ["::/0"]}]})],
         [resource("ec2/defaultSecurityGroup:DefaultSecurityGroup", props={"ingress": [{"cidrBlocks": ["0.0.0.0/0"]}]})],
-        *([ingress(cidrIpv4=half)] for half in ("0.0.0.0/1", "128.0.0.0/1", "64.0.0.0/2", "8.0.0.0/7")),
-        *([ingress(cidrIpv6=most)] for most in ("0::/0", "0:0::0/0", "8000::/1", "2000::/3")),
+        *([of("ingress", cidrIpv4=half)] for half in ("0.0.0.0/1", "128.0.0.0/1", "64.0.0.0/2", "8.0.0.0/7")),
+        *([of("ingress", cidrIpv6=most)] for most in ("0::/0", "0:0::0/0", "8000::/1", "2000::/3")),
         [eks()],
         *([eks(publicAccessCidrs=ranges)] for ranges in ([], ["0.0.0.0/0"])),
         [eks(endpointPublicAccess=True, publicAccessCidrs=["203.0.113.0/24", "0.0.0.0/1"])],
@@ -162,11 +163,11 @@ BAD: dict[str, list[list[Resource]]] = {
         [template(metadataOptions={"httpTokens": "optional"})],
         [template(metadataOptions=None)],
         [template(metadataOptions={"httpTokens": "required", "httpPutResponseHopLimit": 3.0})],
-        [resource("ec2/instance:Instance", props={"tags": TAGS})],
+        [of("machine", tags=TAGS)],
     ],
     "POL-007": [
-        [queue(tags={"Name": "mine"})],
-        [queue(tags=None)],
+        [of("queue", tags={"Name": "mine"})],
+        [of("queue", tags=None)],
         [template(tagSpecifications=SPECIFIED[:1])],
         [resource("autoscaling/group:Group", props={"tags": [{"key": COST_TAG, "propagateAtLaunch": False}]})],
         [resource("cloudcontrol/resource:Resource", props={"desiredState": json.dumps({"Tags": [{"Key": "Name"}]})})],
@@ -197,56 +198,51 @@ BAD: dict[str, list[list[Resource]]] = {
         [template(blockDeviceMappings=[{"ebs": {"volumeSize": 100.0}}])],
         [template(blockDeviceMappings=[{"ebs": {"encrypted": "true"}}, {"ebs": {"encrypted": "false"}}])],
         [resource("ebs/volume:Volume", props={"tags": TAGS})],
-        [resource("ec2/instance:Instance", props={"rootBlockDevice": {"encrypted": False}})],
+        [of("machine", rootBlockDevice={"encrypted": False})],
     ],
-    "POL-013": [[queue(sqsManagedSseEnabled=False)], [queue(sqsManagedSseEnabled=None)]],
-    "POL-014": [[resource("sns/topic:Topic", props={"tags": TAGS, "kmsMasterKeyId": "alias/aws/sns"})]],
+    "POL-013": [[of("queue", sqsManagedSseEnabled=False)], [of("queue", sqsManagedSseEnabled=None)]],
+    "POL-014": [[of("topic", kmsMasterKeyId="alias/aws/sns")]],
     "POL-015": [
-        [resource("cloudwatch/logGroup:LogGroup", props={"tags": TAGS})],
-        [resource("cloudwatch/logGroup:LogGroup", props={"tags": TAGS, "retentionInDays": 0.0})],
+        [of("logs")],
+        [of("logs", retentionInDays=0.0)],
     ],
-    "POL-016": [[resource("ecr/repository:Repository", props={"tags": TAGS})]],
+    "POL-016": [[of("images")]],
     "POL-017": [
         [BUCKET, lifecycle()],
         [resource("s3/bucketV2:BucketV2", props={"tags": TAGS}, protect=True)],
         [BUCKET, lifecycle(), replace(BLOCKED, props={**BLOCKS, "blockPublicPolicy": False})],
     ],
     "POL-018": [
-        [resource("iam/policy:Policy", props={"policy": statement(Action="*")})],
-        [resource("iam/rolePolicy:RolePolicy", props={"policy": statement(Action=["s3:*"])})],
-        [resource("iam/rolePolicy:RolePolicy", props={"policy": statement(NotAction="iam:*")})],
-        [resource("iam/rolePolicy:RolePolicy", props={"policy": statement(Action="*:*")})],
-        [resource("iam/policy:Policy", props={"policy": "Action: *"})],
-        [attached("arn:aws:iam::aws:policy/AdministratorAccess")],
-        [attached("arn:aws-cn:iam::aws:policy/PowerUserAccess")],
-        [role(managedPolicyArns=["arn:aws:iam::aws:policy/job-function/Billing", ADMINISTRATOR])],
-        [role(inlinePolicies=[{"name": "all", "policy": statement(Action="*")}])],
-        [role(inlinePolicies=[{"name": "all", "policy": "[]"}])],
+        [of("policy", policy=statement(Action="*"))],
+        [of("role policy", policy=statement(Action=["s3:*"]))],
+        [of("role policy", policy=statement(NotAction="iam:*"))],
+        [of("role policy", policy=statement(Action="*:*"))],
+        [of("policy", policy="Action: *")],
+        [of("attached", policyArn="arn:aws:iam::aws:policy/AdministratorAccess")],
+        [of("attached", policyArn="arn:aws-cn:iam::aws:policy/PowerUserAccess")],
+        [of("role", managedPolicyArns=["arn:aws:iam::aws:policy/job-function/Billing", ADMINISTRATOR])],
+        [of("role", inlinePolicies=[{"name": "all", "policy": statement(Action="*")}])],
+        [of("role", inlinePolicies=[{"name": "all", "policy": "[]"}])],
     ],
     "POL-019": [
-        [resource("sqs/queuePolicy:QueuePolicy", props={"policy": statement(Action="sqs:*", Principal="*")})],
-        [resource("iam/role:Role", props={"assumeRolePolicy": statement(Principal={"AWS": "*"})})],
-        [role(assumeRolePolicy="anyone")],
-        [acl(acl="public-read")],
-        [acl(acl="authenticated-read")],
-        [acl(accessControlPolicy={"grants": [{"grantee": {"uri": ALL_USERS}, "permission": "READ"}]})],
+        [of("queue policy", policy=statement(Action="sqs:*", Principal="*"))],
+        [of("role", assumeRolePolicy=statement(Principal={"AWS": "*"}))],
+        [of("role", assumeRolePolicy="anyone")],
+        [of("acl", acl="public-read")],
+        [of("acl", acl="authenticated-read")],
+        [of("acl", accessControlPolicy={"grants": [{"grantee": {"uri": ALL_USERS}, "permission": "READ"}]})],
         [resource("s3/bucketV2:BucketV2", props={"tags": TAGS, "grants": [{"uri": ALL_USERS}]}, protect=True)],
-        [
-            resource(
-                "s3/bucketPolicy:BucketPolicy",
-                props={"policy": statement(Principal="*", Condition={"Bool": {"aws:SecureTransport": "true"}})},
-            )
-        ],
+        [of("bucket policy", policy=statement(Principal="*", Condition=OVER_TLS))],
     ],
-    "POL-020": [[resource("ec2/subnet:Subnet", props={"mapPublicIpOnLaunch": True})]],
+    "POL-020": [[of("subnet", mapPublicIpOnLaunch=True)]],
 }
 
 GOOD: dict[str, list[list[Resource]]] = {
     "POL-001": [
         [GROUP, template(**IN_GROUP)],
-        [template(capacityReservationSpecification=RESERVED)],
-        [GROUP, MADE_IN_GROUP, template(**IN_GROUP, capacityReservationSpecification=RESERVED)],
-        [template(placement={"groupName": "theirs"}, capacityReservationSpecification=RESERVED)],
+        [template(**INTO)],
+        [GROUP, MADE_IN_GROUP, template(**IN_GROUP, **INTO)],
+        [template(placement={"groupName": "theirs"}, **INTO)],
         [template(placement={"tenancy": "default"}, instanceMarketOptions={"marketType": "capacity-block"})],
     ],
     "POL-002": [[template(networkInterfaces=public_nic(1))], [template(networkInterfaces=[{}, {}])]],
@@ -257,18 +253,18 @@ GOOD: dict[str, list[list[Resource]]] = {
         [lustre(protect=True, props={"securityGroupIds": UNKNOWN})],
     ],
     "POL-005": [
-        [resource("vpc/securityGroupIngressRule:SecurityGroupIngressRule", props={"cidrIpv4": "10.0.0.0/16"})],
+        [of("ingress", cidrIpv4="10.0.0.0/16")],
         [resource("vpc/securityGroupEgressRule:SecurityGroupEgressRule", props={"cidrIpv4": "0.0.0.0/0"})],
         [resource("ec2/securityGroupRule:SecurityGroupRule", props={"type": "egress", "cidrBlocks": ["0.0.0.0/0"]})],
-        *([ingress(cidrIpv4=own)] for own in ("10.0.0.0/8", "203.0.113.7/32", "no range")),
-        [ingress(cidrIpv6="fc00::/7")],
+        *([of("ingress", cidrIpv4=own)] for own in ("10.0.0.0/8", "203.0.113.7/32", "no range")),
+        [of("ingress", cidrIpv6="fc00::/7")],
         *([eks(endpointPublicAccess=no)] for no in (False, "false")),
         [eks(endpointPublicAccess=True, publicAccessCidrs=["203.0.113.0/24"])],
         [eks(endpointPublicAccess=True, publicAccessCidrs=UNKNOWN)],
     ],
     "POL-006": [[template()]],
     "POL-007": [
-        [queue()],
+        [of("queue")],
         [template()],
         [resource("autoscaling/group:Group", props={"tags": [{"key": COST_TAG, "propagateAtLaunch": True}]})],
         [resource("cloudcontrol/resource:Resource", props={"desiredState": json.dumps({"Tags": [{"Key": COST_TAG}]})})],
@@ -283,64 +279,42 @@ GOOD: dict[str, list[list[Resource]]] = {
                 policy=statement(Action="s3:*", Principal="*", Resource=["arn:aws:s3:::runs", "arn:aws:s3:::runs/*"])
             ),
         ],
-        [
-            VPC,
-            endpoint(
-                policy=statement(
-                    Action="*", Principal="*", Condition={"StringEquals": {"aws:ResourceAccount": "123456789012"}}
-                )
-            ),
-        ],
+        [VPC, endpoint(policy=statement(Action="*", Principal="*", Condition=OF_ACCOUNT))],
         [VPC, endpoint(serviceName="com.amazonaws.us-east-1.sts")],
     ],
-    "POL-009": [
-        [resource("ec2/capacityReservation:CapacityReservation", props={"tags": TAGS}, protect=True)],
-    ],
+    "POL-009": [[resource("ec2/capacityReservation:CapacityReservation", props={"tags": TAGS}, protect=True)]],
     "POL-010": [[BUCKET, BLOCKED, lifecycle()], [BUCKET, BLOCKED, lifecycle(filter={"prefix": ""})]],
     "POL-011": [
         [CLUSTER, EFA, own_rule("Ingress"), own_rule("Egress")],
-        [
-            replace(CLUSTER, props={way: [{"self": True, "protocol": "-1"}] for way in ("ingress", "egress")}),
-            EFA,
-        ],
+        [replace(CLUSTER, props={way: [{"self": True, "protocol": "-1"}] for way in ("ingress", "egress")}), EFA],
         [CLUSTER, template(networkInterfaces=[{"interfaceType": "interface"}], uses={"networkInterfaces": (CLUSTER,)})],
     ],
     "POL-012": [[template(blockDeviceMappings=[{"ebs": {"encrypted": "true"}}])]],
-    "POL-013": [[queue()], [queue(sqsManagedSseEnabled=None, kmsMasterKeyId="alias/mine")]],
+    "POL-013": [[of("queue")], [of("queue", sqsManagedSseEnabled=None, kmsMasterKeyId="alias/mine")]],
     "POL-014": [
-        [resource("sns/topic:Topic", props={"tags": TAGS})],
-        [resource("sns/topic:Topic", props={"tags": TAGS, "kmsMasterKeyId": "alias/mine"})],
+        [of("topic")],
+        [of("topic", kmsMasterKeyId="alias/mine")],
     ],
-    "POL-015": [[resource("cloudwatch/logGroup:LogGroup", props={"tags": TAGS, "retentionInDays": 30.0})]],
-    "POL-016": [[resource("ecr/repository:Repository", props={"tags": TAGS, "imageTagMutability": "IMMUTABLE"})]],
+    "POL-015": [[of("logs", retentionInDays=30.0)]],
+    "POL-016": [[of("images", imageTagMutability="IMMUTABLE")]],
     "POL-017": [[BUCKET, lifecycle(), BLOCKED]],
     "POL-018": [
-        [resource("iam/policy:Policy", props={"policy": statement(Action="ec2:DescribeInstances")})],
-        [resource("iam/policy:Policy", props={"policy": UNKNOWN})],
-        [attached("arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore")],
-        [attached("arn:aws:iam::123456789012:policy/AdministratorAccess")],
-        [role(managedPolicyArns=["arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"])],
-        [role(inlinePolicies=[{"name": "look", "policy": statement(Action="ec2:DescribeInstances")}, {}])],
-        [resource("iam/policy:Policy", props={"policy": statement(Action="s3:*", Resource="arn:aws:s3:::runs/*")})],
-        [resource("iam/policy:Policy", props={"policy": json.dumps({"Statement": {"Effect": "Deny", "Action": "*"}})})],
+        [of("policy", policy=statement(Action="ec2:DescribeInstances"))],
+        [of("policy", policy=UNKNOWN)],
+        [of("attached", policyArn="arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore")],
+        [of("attached", policyArn="arn:aws:iam::123456789012:policy/AdministratorAccess")],
+        [of("role", managedPolicyArns=["arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"])],
+        [of("role", inlinePolicies=[{"name": "look", "policy": statement(Action="ec2:DescribeInstances")}, {}])],
+        [of("policy", policy=statement(Action="s3:*", Resource="arn:aws:s3:::runs/*"))],
+        [of("policy", policy=json.dumps({"Statement": {"Effect": "Deny", "Action": "*"}}))],
     ],
     "POL-019": [
-        [acl(acl="private")],
-        [acl(accessControlPolicy={"grants": [{"grantee": {"id": "79a5"}, "permission": "READ"}]})],
-        [
-            resource(
-                "sqs/queuePolicy:QueuePolicy",
-                props={"policy": statement(Principal={"Service": "events.amazonaws.com"}, Action="sqs:SendMessage")},
-            )
-        ],
-        [
-            resource(
-                "sns/topicPolicy:TopicPolicy",
-                props={"policy": statement(Principal="*", Condition={"ArnEquals": {"aws:SourceArn": "arn:aws:x"}})},
-            )
-        ],
+        [of("acl", acl="private")],
+        [of("acl", accessControlPolicy={"grants": [{"grantee": {"id": "79a5"}, "permission": "READ"}]})],
+        [of("queue policy", policy=statement(Principal={"Service": "events.amazonaws.com"}, Action="sqs:Send"))],
+        [of("topic policy", policy=statement(Principal="*", Condition=FROM_ONE))],
     ],
-    "POL-020": [[resource("ec2/subnet:Subnet", props={"mapPublicIpOnLaunch": False})]],
+    "POL-020": [[of("subnet", mapPublicIpOnLaunch=False)]],
 }
 
 
@@ -386,13 +360,8 @@ def test_what_a_preview_does_not_know_is_not_held_against_a_resource(code: str, 
     assert code not in codes(unknown)
 
 
-def test_a_message_names_the_resource_the_fault_and_the_fix() -> None:
-    (line,) = violations([queue(sqsManagedSseEnabled=False)])
-    assert line == (
-        "POL-013: aws:sqs/queue:Queue sqs/queue:Queue does not say that its messages are encrypted; "
-        "fix: sqs_managed_sse_enabled=True"
-    )
-
-
-def test_rules_say_where_aws_says_so() -> None:
+def test_a_message_names_the_resource_and_the_fix_and_rules_say_where_aws_says_so() -> None:
+    (line,) = violations([of("queue", sqsManagedSseEnabled=False)])
+    assert line.startswith("POL-013: aws:sqs/queue:Queue sqs/queue:Queue ")
+    assert line.endswith("; fix: sqs_managed_sse_enabled=True")
     assert all(rule.source.startswith("https://") for rule in RULES)

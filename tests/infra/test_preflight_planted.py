@@ -12,8 +12,9 @@ import pytest
 from infra.config import parse
 from lustrain.problem import UserError
 from tests.infra.edits import edited
-from tests.infra.mistakes import BLOCK, EKS, SLURM, SPOT
+from tests.infra.mistakes import BLOCK, EKS, EXISTING, SLURM, SPOT, THERE
 
+LONG_NAME = {**THERE, "mount_name": "a" * 9}
 FORM = [
     ("unknown key", SPOT, {"bugdet": {}}, "did you mean budget?"),
     ("unknown key inside a table", SPOT, {"storage.lustre.throughput": 1}, "did you mean throughput_gb_s?"),
@@ -23,15 +24,10 @@ FORM = [
     (
         "a VPC's id for a subnet",
         SPOT,
-        {"network.existing": {"vpc_id": "vpc-01234567", "compute_subnet_id": "vpc-01234567"}},
+        {"network.existing": {**EXISTING, "compute_subnet_id": "vpc-01234567"}},
         "subnet-",
     ),
-    (
-        "a subnet's id for a VPC",
-        SPOT,
-        {"network.existing": {"vpc_id": "subnet-01234567", "compute_subnet_id": "subnet-01234567"}},
-        "vpc-",
-    ),
+    ("a subnet's id for a VPC", SPOT, {"network.existing": {**EXISTING, "vpc_id": "subnet-01234567"}}, "vpc-"),
     ("a zone's name for its id", SPOT, {"zone_id": "us-east-1a"}, "use1-az4"),
     ("no group at all", SPOT, {"groups": []}, "one or more"),
     ("a backend that there is not", SPOT, {"backend": "slurm"}, "hyperpod-slurm"),
@@ -39,21 +35,7 @@ FORM = [
     ("a name too long", SPOT, {"name": "a" * 41}, "40"),
     ("a group's name that HyperPod refuses", SLURM, {"groups.2.name": "train_1"}, "small letters"),
     ("a truth for a number", SPOT, {"groups.0.count": True}, "true/false"),
-    (
-        "a mount name of nine characters",
-        SPOT,
-        {
-            "storage.lustre": {
-                "existing": {
-                    "id": "fs-01234567",
-                    "dns_name": "x",
-                    "mount_name": "a" * 9,
-                    "security_group_id": "sg-01234567",
-                }
-            }
-        },
-        "mount name",
-    ),
+    ("a mount name of nine characters", SPOT, {"storage.lustre": {"existing": LONG_NAME}}, "mount name"),
     ("a profile's name for a role's ARN", EKS, {"access.admin_roles": ["platform"]}, "arn:aws:iam"),
     ("a training plan's name for its ARN", SLURM, {"groups.2.capacity.training_plan": "llm-p5"}, "training-plan/"),
     ("a key pair's name on two lines", SPOT, {"access.ssh_key": "mine\n"}, "not printable"),

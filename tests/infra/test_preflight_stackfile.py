@@ -75,9 +75,8 @@ def test_a_broken_file_is_one_line(folder: Path, text: str, word: str) -> None:
 def test_keys_that_stand_in_several_tables_or_come_from_an_anchor_are_not_twice(folder: Path) -> None:
     text = "lustrain:cluster: {a: &x {b: 1, c: 2}, d: [{b: 1}, {<<: *x, b: 3}, *x], e: &loop [*loop]}"
     (folder / "spec.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="unknown key") as caught:
         stackfile.read_spec(folder / "spec.yaml")
-    assert "unknown key" in str(caught.value)
     assert "twice" not in str(caught.value)
 
 
@@ -92,27 +91,24 @@ def test_what_is_no_stacks_name_is_one_printable_line(folder: Path, name: str) -
 def test_what_is_no_file_is_said_to_be_none(folder: Path, make: Callable[[Path], None]) -> None:
     make(folder / "Pulumi.zz.yaml")
     assert stackfile.stacks(folder) == ["zz"]
-    with pytest.raises(UserError, match=r"Pulumi\.zz\.yaml is not a file") as caught:
+    with pytest.raises(UserError, match=r"Pulumi\.zz\.yaml is not a file"):
         stackfile.read("zz", folder)
-    assert "did you mean" not in str(caught.value)
 
 
 def test_a_key_with_a_line_end_is_told_in_one_line() -> None:
     with pytest.raises(UserError) as caught:
         parse({**config("rehearsal")["lustrain:cluster"], "a\nb": 1})
-    assert len(caught.value.problems) == 1
-    assert str(caught.value).isprintable()
-    assert "a\\nb = 1: unknown key" in str(caught.value)
+    (line,) = caught.value.problems
+    assert (line.isprintable(), "a\\nb = 1: " in line) == (True, True)
 
 
 def test_every_mistake_of_the_form_is_a_line_with_what_was_meant(folder: Path) -> None:
     values = config("rehearsal")
     values["lustrain:cluster"] |= {"bugdet": {}, "zone_id": "us-east-1a"}
     write(folder, "mine", values)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r"did you mean budget\?") as caught:
         stackfile.read("mine", folder)
     assert len(caught.value.problems) == 2
-    assert "did you mean budget?" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,7 @@ OTHER_IMAGE = {"name": "train", "instance_type": "g6e.8xlarge", "count": 2, "ima
     [
         ({"grups": []}, "lustrain:cluster.grups = []: unknown key; fix: did you mean groups?"),
         ({"zone_id": "usw2-az1"}, "error: zone_id: "),
-        (
-            {"groups": [OTHER_IMAGE]},
-            "image_id of group train = 'ami-0123456789abcdef0': this image cannot be looked up: ",
-        ),
+        ({"groups": [OTHER_IMAGE]}, "image_id of group train = 'ami-0123456789abcdef0': "),
     ],
     ids=["unknown key", "zone of another region", "image that is not there"],
 )
@@ -48,9 +45,7 @@ def test_a_stack_without_a_cluster_is_told_where_to_begin(engine_aws: LocalAws, 
     engine.config_file.write_text("config:\n  aws:region: us-east-1\n", encoding="utf-8")
     with pytest.raises(EngineError) as refused:
         engine.up()
-    assert "lustrain:cluster is missing, or not a table of keys; fix: copy one of infra/Pulumi.*.yaml" in str(
-        refused.value
-    )
+    assert "lustrain:cluster is missing" in str(refused.value)
     assert "Traceback" not in str(refused.value)
 
 

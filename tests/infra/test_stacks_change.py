@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,28 +29,28 @@ ONE_EACH = list({example(stack).backend: stack for stack in (*EXAMPLES, *WITH_SS
 
 @dataclass(frozen=True)
 class Course:
-    """What was seen on a stack's way from a small change to its end."""
+    """What was seen on a stack's way from a small change to its end.
+
+    `small`: steps that a change of count, budget and alarm took, and `grown` what AWS then said: how many nodes the last group
+    wants, and the budget's limit. `edited`: steps after an edit of a lifecycle script, which made `bundle`. `moved` and
+    `regrouped`: what the engine said to a new address range and to another security group of the file system. After the end,
+    `kept`: types of what is protected; `left`: names of all that the state still knows; `costing`: names of what AWS still runs
+    by the hour and the state does not know. `needed`: names of what was protected and of all that it stands on, before.
+    """
 
     small: Mapping[str, str]
-    """Steps that a change of count, budget and alarm took."""
     grown: tuple[int, str]
-    """What AWS then said: how many nodes the last group wants, and the budget's limit."""
     edited: Mapping[str, str]
-    """Steps after an edit of a lifecycle script, in one stack of each backend."""
     bundle: str
-    """Name of the edited bundle."""
     moved: str
-    """What the engine said to a new address range."""
     regrouped: str
-    """What the engine said to another security group of the file system, where there is one."""
     kept: frozenset[str]
-    """Types of what is protected, after the end."""
     needed: frozenset[str]
-    """Names of what is protected and of all that it stands on, before the end."""
     left: frozenset[str]
-    """Names of all resources that the state still knows after the end."""
     costing: frozenset[str]
-    """Names of what AWS still runs by the hour after the end and the state does not know."""
+
+
+Courses = Callable[[str], Course]
 
 
 def changed(spec: Spec) -> Spec:
@@ -81,9 +81,8 @@ def regrouped(spec: Spec) -> Spec:
 
 def up_steps(engine: Engine) -> dict[str, str]:
     """What an update did: the operation for each resource's name, those that stayed left out."""
-    events = (
-        json.loads(line) for line in engine("up", "--yes", "--skip-preview", "--json").splitlines() if line[:1] == "{"
-    )
+    said = engine("up", "--yes", "--skip-preview", "--json").splitlines()
+    events = (json.loads(line) for line in said if line[:1] == "{")
     return changes(event["resourcePreEvent"]["metadata"] for event in events if "resourcePreEvent" in event)
 
 
@@ -103,18 +102,10 @@ def run_course(live: Live, folder: Path) -> Course:
     before = engine.state()
     engine("destroy", "--yes", "--skip-preview", "--exclude-protected")
     rest = engine.resources()
-    return Course(
-        small,
-        grown,
-        edited,
-        edited_bundle,
-        moved,
-        other_group,
-        frozenset(one["type"] for one in rest if one.get("protect")),
-        frozenset(map(name_of, protected_and_below(before))),
-        frozenset(map(name_of, rest)),
-        still_costing(live, rest),
-    )
+    kept = frozenset(one["type"] for one in rest if one.get("protect"))
+    needed, left = frozenset(map(name_of, protected_and_below(before))), frozenset(map(name_of, rest))
+    costing = still_costing(live, rest)
+    return Course(small, grown, edited, edited_bundle, moved, other_group, kept, needed, left, costing)
 
 
 def steps_of_an_edit(engine: Engine, spec: Spec, copied: Path) -> tuple[dict[str, str], str]:
@@ -140,9 +131,8 @@ def answer(live: Live, spec: Spec) -> str:
 def as_aws_says(live: Live) -> tuple[int, str]:
     account = live.client("sts").get_caller_identity()["Account"]
     budgets = live.client("budgets").describe_budgets(AccountId=account)["Budgets"]
-    (limit,) = [
-        one["BudgetLimit"]["Amount"] for one in budgets if one["BudgetName"].startswith(f"{live.cluster.name}-")
-    ]
+    ours = f"{live.cluster.name}-"
+    (limit,) = [one["BudgetLimit"]["Amount"] for one in budgets if one["BudgetName"].startswith(ours)]
     nodes = live.cluster.nodes
     if nodes.hyperpod_cluster:
         groups = live.client("sagemaker").describe_cluster(ClusterName=nodes.hyperpod_cluster)["InstanceGroups"]
@@ -195,12 +185,10 @@ def name_of(resource: Mapping[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def courses(lives: Lives, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Course]]:
+def courses(lives: Lives, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Courses]:
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        running: dict[str, Future[Course]] = {
-            stack: pool.submit(run_course, lives(stack), tmp_path_factory.mktemp(f"edited-{stack}"))
-            for stack in EXAMPLES
-        }
+        folders = {stack: tmp_path_factory.mktemp(f"edited-{stack}") for stack in EXAMPLES}
+        running = {stack: pool.submit(run_course, lives(stack), folder) for stack, folder in folders.items()}
         yield lambda stack: running[stack].result()
 
 
@@ -215,7 +203,7 @@ def effects(stack: str, change: Callable[[Spec], Spec]) -> set[Effect]:
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
-def test_count_budget_and_alarm_change_in_place(courses: Callable[[str], Course], stack: str) -> None:
+def test_count_budget_and_alarm_change_in_place(courses: Courses, stack: str) -> None:
     course, spec = courses(stack), example(stack)
     assert effects(stack, changed) == {Effect.IN_PLACE}
     assert set(course.small.values()) == {"update"}, course.small
@@ -227,7 +215,7 @@ def test_count_budget_and_alarm_change_in_place(courses: Callable[[str], Course]
 
 
 @pytest.mark.parametrize("stack", ONE_EACH)
-def test_an_edited_lifecycle_script_is_for_new_nodes_only(courses: Callable[[str], Course], stack: str) -> None:
+def test_an_edited_lifecycle_script_is_for_new_nodes_only(courses: Courses, stack: str) -> None:
     course = courses(stack)
     before = bundle(example(stack))
     (announced,) = explain_bundle(before.sha, course.bundle)
@@ -241,7 +229,7 @@ def test_an_edited_lifecycle_script_is_for_new_nodes_only(courses: Callable[[str
 
 
 @pytest.mark.parametrize("stack", ONE_EACH)
-def test_a_new_address_range_does_to_storage_what_preflight_says(courses: Callable[[str], Course], stack: str) -> None:
+def test_a_new_address_range_does_to_storage_what_preflight_says(courses: Courses, stack: str) -> None:
     spec = example(stack)
     has_files = bool(spec.storage.lustre or spec.storage.home)
     assert (Effect.REPLACES_FILE_SYSTEM in effects(stack, elsewhere)) is has_files
@@ -249,15 +237,13 @@ def test_a_new_address_range_does_to_storage_what_preflight_says(courses: Callab
 
 
 @pytest.mark.parametrize("stack", [stack for stack in ONE_EACH if stack in WITH_SSD])
-def test_another_security_group_of_the_file_system_is_refused(courses: Callable[[str], Course], stack: str) -> None:
+def test_another_security_group_of_the_file_system_is_refused(courses: Courses, stack: str) -> None:
     assert {Effect.REPLACES_FILE_SYSTEM, Effect.IMPOSSIBLE} & effects(stack, regrouped)
     assert "protect" in courses(stack).regrouped
 
 
 @pytest.mark.parametrize("stack", EXAMPLES)
-def test_the_end_leaves_what_holds_data_or_money_and_what_that_stands_on(
-    courses: Callable[[str], Course], stack: str
-) -> None:
+def test_the_end_leaves_what_holds_data_or_money_and_what_that_stands_on(courses: Courses, stack: str) -> None:
     course, spec = courses(stack), example(stack)
     expected = {"aws:s3/bucket:Bucket"}
     if spec.storage.lustre:

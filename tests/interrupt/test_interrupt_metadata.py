@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -17,29 +16,24 @@ from infra.local.metadata import LocalMetadata
 from tests.processes import wait_until
 from trainer.config import InterruptConfig
 from trainer.interrupt import Notice, Watch
-from trainer.interrupt.metadata import LIFECYCLE_PATH, SPOT_PATH, TOKEN_PATH, Answer, Metadata, endpoint
+from trainer.interrupt.metadata import LIFECYCLE_PATH, SPOT_PATH, TOKEN_PATH, Answer, Metadata, endpoint, spot_deadline
 from trainer.interrupt.signals import SignalFlag
 
 HOUR = 3600.0
 STARTED, NOW = 1_800_000_000.0, 1000.0
-"""What the clocks of a scripted server and of its client show, always."""
+"""What the clocks of the service and of its client show, always."""
+
+
+IN_90_S = datetime.fromtimestamp(STARTED + 90, UTC).isoformat()
 
 
 class Scripted:
-    """A metadata server whose every answer is given; its clock stands still, and it may hang instead of answering."""
+    """A metadata server whose every answer is given, or which hangs instead of answering."""
 
-    def __init__(self, answers: dict[str, str], *, clock_off_s: float = 0.0, date: bool = True) -> None:
-        self.answers = answers
-        self.clock_off_s = clock_off_s
-        self.date = date
-        self.hang: set[str] = set()
+    def __init__(self, answers: dict[str, str], *, hangs: bool = False, dropped: str = "") -> None:
+        """`dropped` is the method of requests that end without an answer."""
+        self.answers, self.hangs, self.dropped = answers, hangs, dropped
         self.released = threading.Event()
-
-    def now(self) -> float:
-        return STARTED + self.clock_off_s
-
-    def stamp(self, in_s: float) -> str:
-        return datetime.fromtimestamp(self.now() + in_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     @contextmanager
     def serving(self) -> Iterator[dict[str, str]]:
@@ -48,13 +42,12 @@ class Scripted:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                if self.command in scripted.hang:
+                if scripted.hangs:
                     scripted.released.wait()
+                if scripted.hangs or self.command == scripted.dropped:
                     return
                 body = "token" if self.path == TOKEN_PATH else scripted.answers.get(self.path)
                 self.send_response_only(200 if body is not None else 404)
-                if scripted.date:
-                    self.send_header("Date", formatdate(scripted.now(), usegmt=True))
                 self.end_headers()
                 self.wfile.write((body or "").encode())
 
@@ -79,14 +72,16 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.interrupt.metadata.TIMEOUT_S", 300.0)
 
 
-def poller(environ: dict[str, str], *, rebalance: bool = False, local_off_s: float = 0.0) -> tuple[Metadata, list[str]]:
+def poller(
+    environ: dict[str, str], *, rebalance: bool = False, monotonic: Callable[[], float] = lambda: NOW
+) -> tuple[Metadata, list[str]]:
     """A poller and the warnings it gives."""
     warnings: list[str] = []
     metadata = Metadata(
         environ,
         rebalance=rebalance,
-        monotonic=lambda: NOW,
-        wall_clock=lambda: STARTED + local_off_s,
+        monotonic=monotonic,
+        wall_clock=lambda: STARTED,
         on_event=lambda kind, fields: warnings.append(f"{kind} {fields['source']}: {fields['detail']}"),
     )
     return metadata, warnings
@@ -115,30 +110,24 @@ def test_a_spot_notice_is_seen_with_its_time(imds: LocalMetadata) -> None:
     assert warnings == []
 
 
-@pytest.mark.parametrize("clock_off_s", [0.0, HOUR, -HOUR, 400 * 24 * HOUR])
-def test_the_time_remaining_is_right_however_wrong_the_local_clock_is(clock_off_s: float) -> None:
-    service = Scripted({}, clock_off_s=clock_off_s)
-    service.answers[SPOT_PATH] = f'{{"action": "stop", "time": "{service.stamp(90)}"}}'
-    with service.serving() as environ:
-        metadata, _ = poller(environ)
-        assert left(metadata.poll()) == 89.0, "the header may be a second old"
-
-
-@pytest.mark.parametrize(("local_off_s", "expected"), [(0.0, 90.0), (HOUR, 0.0), (-HOUR, 120.0)])
-def test_without_a_date_header_the_local_clock_counts_within_the_two_minutes_of_a_notice(
-    local_off_s: float, expected: float
+@pytest.mark.parametrize(
+    ("local_off_s", "server_time", "expected"),
+    [
+        *((off, STARTED, 89.0) for off in (0.0, HOUR, -HOUR, 400 * 24 * HOUR)),  # the header may be a second old
+        *((off, None, left_s) for off, left_s in ((0.0, 90.0), (HOUR, 0.0), (-HOUR, 120.0))),
+    ],
+)
+def test_the_time_remaining_is_the_services_or_without_its_date_the_local_clocks_within_two_minutes(
+    local_off_s: float, server_time: float | None, expected: float
 ) -> None:
-    service = Scripted({}, date=False)
-    service.answers[SPOT_PATH] = f'{{"action": "stop", "time": "{service.stamp(90)}"}}'
-    with service.serving() as environ:
-        metadata, _ = poller(environ, local_off_s=local_off_s)
-        assert left(metadata.poll()) == expected
+    assert spot_deadline(IN_90_S, Answer(200, "", NOW, server_time), STARTED + local_off_s) == NOW + expected
 
 
-def test_a_spot_notice_whose_time_cannot_be_read_is_still_a_notice() -> None:
-    with Scripted({SPOT_PATH: '{"action": "terminate", "time": "shortly"}'}).serving() as environ:
+@pytest.mark.parametrize(("when", "deadline"), [("shortly", None), (IN_90_S, NOW + 90)])
+def test_a_spot_notice_without_a_date_or_a_time_that_can_be_read_is_a_notice(when: str, deadline: float | None) -> None:
+    with Scripted({SPOT_PATH: f'{{"action": "stop", "time": "{when}"}}'}).serving() as environ:
         metadata, _ = poller(environ)
-        assert metadata.poll() == Notice("spot", "terminate at shortly", None)
+        assert metadata.poll() == Notice("spot", f"stop at {when}", deadline)
 
 
 @pytest.mark.parametrize("body", ["<html>login</html>", "[]", '"x"', "{}", "null", '{"action": "terminate"}'])
@@ -182,18 +171,20 @@ def test_auto_scaling_gives_notice_when_the_target_state_is_terminated(imds: Loc
     assert warnings == []
 
 
-def test_of_several_notices_the_one_with_a_deadline_is_reported(imds: LocalMetadata) -> None:
+def test_of_several_notices_the_one_with_a_deadline_is_reported_and_stays_when_the_service_falls_silent(
+    imds: LocalMetadata,
+) -> None:
     imds.lifecycle_state("Terminated")
     imds.spot_notice()
     metadata, _ = poller(imds.environment)
     notice = metadata.poll()
     assert notice is not None
     assert notice.source == "spot"
+    imds.fail(10)
+    assert metadata.poll() is notice
 
 
-def test_one_token_serves_many_polls_and_an_expired_one_is_renewed_without_missing_a_notice(
-    imds: LocalMetadata,
-) -> None:
+def test_a_token_serves_many_polls_and_an_expired_one_is_renewed_without_missing_a_notice(imds: LocalMetadata) -> None:
     metadata, warnings = poller(imds.environment)
     for _ in range(5):
         assert metadata.poll() is None
@@ -206,16 +197,10 @@ def test_one_token_serves_many_polls_and_an_expired_one_is_renewed_without_missi
 
 
 def test_a_token_is_renewed_before_its_time_is_over(imds: LocalMetadata) -> None:
-    now = 0.0
-    metadata = Metadata(
-        imds.environment,
-        rebalance=False,
-        monotonic=lambda: now,
-        wall_clock=time.time,
-        on_event=lambda kind, fields: None,
-    )
+    now = [0.0]
+    metadata, _ = poller(imds.environment, monotonic=lambda: now[0])
     metadata.poll()
-    now = 6 * HOUR - 1
+    now[0] = 6 * HOUR - 1
     metadata.poll()
     assert imds.requests[TOKEN_PATH] == 2
 
@@ -231,50 +216,35 @@ def test_a_failing_service_is_one_warning_and_no_notice_and_is_asked_again(imds:
     assert len(warnings) == 1
 
 
-def test_a_notice_stays_when_the_service_falls_silent_after_it(imds: LocalMetadata) -> None:
-    metadata, _ = poller(imds.environment)
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1"}, "http://127.0.0.1:1"),
+        ({"AWS_EC2_METADATA_DISABLED": "True"}, "AWS_EC2_METADATA_DISABLED is true"),
+    ],
+    ids=["nobody listens", "switched off"],
+)
+def test_a_service_that_is_not_there_is_one_warning(imds: LocalMetadata, variables: dict[str, str], named: str) -> None:
     imds.spot_notice()
-    notice = metadata.poll()
-    imds.fail(10)
-    assert metadata.poll() is notice is not None
-
-
-def test_an_address_where_nobody_listens_is_one_warning() -> None:
-    metadata, warnings = poller({"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1"})
-    assert [metadata.poll() for _ in range(5)] == [None] * 5
+    metadata, warnings = poller({**imds.environment, **variables})
+    assert [metadata.poll() for _ in range(3)] == [None] * 3
     assert len(warnings) == 1
-    assert "http://127.0.0.1:1" in warnings[0]
+    assert named in warnings[0]
+    assert not imds.requests
 
 
 @pytest.mark.slow
-def test_a_service_that_accepts_and_never_answers_is_waited_for_shortly_and_is_one_warning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    service = Scripted({})
-    service.hang = {"GET", "PUT"}
+def test_a_service_that_never_answers_is_waited_for_shortly_and_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.interrupt.metadata.TIMEOUT_S", 0.2)
-    with service.serving() as environ:
+    with Scripted({}, hangs=True).serving() as environ:
         metadata, warnings = poller(environ)
-        assert metadata.poll() is None
-        assert metadata.poll() is None
+        assert [metadata.poll(), metadata.poll()] == [None, None]
         assert len(warnings) == 1
         assert "hop limit" not in warnings[0]
 
 
-@pytest.mark.slow
-def test_a_token_that_never_arrives_while_other_answers_do_points_at_the_hop_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    service = Scripted({})
-    service.hang = {"PUT"}
-    request = Metadata._request
-
-    def waits_only_for_others(metadata: Metadata, method: str, *rest: Any) -> Answer:
-        monkeypatch.setattr("trainer.interrupt.metadata.TIMEOUT_S", 0.2 if method == "PUT" else 300.0)
-        return request(metadata, method, *rest)
-
-    monkeypatch.setattr(Metadata, "_request", waits_only_for_others)
-    with service.serving() as environ:
+def test_a_token_that_never_arrives_while_other_answers_do_points_at_the_hop_limit() -> None:
+    with Scripted({}, dropped="PUT").serving() as environ:
         metadata, warnings = poller(environ)
         assert metadata.poll() is None
         assert "HttpPutResponseHopLimit to 2" in warnings[0]
@@ -287,14 +257,6 @@ def test_a_proxy_in_the_environment_is_not_used(imds: LocalMetadata, monkeypatch
     imds.spot_notice()
     assert metadata.poll() is not None
     assert warnings == []
-
-
-def test_nothing_is_asked_when_the_environment_disables_the_service(imds: LocalMetadata) -> None:
-    imds.spot_notice()
-    metadata, warnings = poller({**imds.environment, "AWS_EC2_METADATA_DISABLED": "True"})
-    assert [metadata.poll() for _ in range(3)] == [None] * 3
-    assert not imds.requests
-    assert len(warnings) == 1
 
 
 def test_the_endpoint_follows_the_variables_of_the_sdks() -> None:

@@ -138,12 +138,15 @@ say(watch.notice().deadline <= time.monotonic() + 100)
 def test_a_ctrl_c_soon_after_the_first_is_the_same_one_and_a_later_one_does_not_wait_for_the_save() -> None:
     times = [100.0, 100.0, 100.5, 101.0, 101.1]
     flag = SignalFlag(60.0, lambda: times.pop(0))
-    for _ in range(3):
-        flag._handle(signal.SIGINT, None)
-    assert flag.notice == Notice("signal", "SIGINT", 160.0)
-    with pytest.raises(KeyboardInterrupt):
-        flag._handle(signal.SIGINT, None)
-    flag.close()
+    flag.install()
+    try:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+        assert flag.notice == Notice("signal", "SIGINT", 160.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        flag.close()
 
 
 @pytest.mark.slow

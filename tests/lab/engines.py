@@ -12,12 +12,16 @@ from rehearsal.lab.containers.engine import Engine, why_not
 from rehearsal.lab.containers.registry import Registry
 
 
-@pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A dockerd that all tests of this process share: count on nothing that it holds, and leave its cache alone."""
+def _must_be_possible() -> None:
     from tests.conftest import require
 
     require(why_not() is None, str(why_not()))
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A dockerd that all tests of this process share: count on nothing that it holds, and leave its cache alone."""
+    _must_be_possible()
     with Engine(tmp_path_factory.mktemp("engine")) as running:
         yield running
 
@@ -25,9 +29,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[Registry]:
     """An empty registry on 127.0.0.1, plain http, open to all."""
-    from tests.conftest import require
-
-    require(why_not() is None, str(why_not()))
+    _must_be_possible()
     with Registry(tmp_path / "registry") as running:
         yield running
 
@@ -35,9 +37,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 @pytest.fixture(scope="session")
 def session_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     """A registry that all tests of this process share; the base image and the cpu image lie in it."""
-    from tests.conftest import require
-
-    require(why_not() is None, str(why_not()))
+    _must_be_possible()
     with Registry(tmp_path_factory.mktemp("registry")) as running:
         yield running
 

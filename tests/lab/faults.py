@@ -48,11 +48,6 @@ def unhang(node: Node, program: str) -> None:
     node.exec("rm", "-f", f"/usr/local/sbin/{program}")
 
 
-def freeze(node: Node, frozen: bool = True) -> None:
-    """Stop sshd and all its sessions where they are: connections are taken by the kernel and never answered."""
-    node.exec("pkill", f"-{'STOP' if frozen else 'CONT'}", "-x", "sshd", check=False)
-
-
 def run_job(node: Node, job: int) -> subprocess.Popen[bytes]:
     """Start a process titled as the batch step of a Slurm job; only its name is Slurm's."""
     node.exec("cp", "--update", "/usr/bin/sleep", "/run/simulated/slurmstepd")

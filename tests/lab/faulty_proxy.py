@@ -1,25 +1,15 @@
-"""An HTTP proxy in front of an S3 endpoint that misbehaves on command.
+"""An HTTP proxy in front of an S3 endpoint, on a loopback port of its own, that misbehaves on command.
 
-    with FaultyProxy(moto_s3.endpoint) as proxy:            # listens on its own loopback port
+    with FaultyProxy(moto_s3.endpoint) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         proxy.inject(Answer(503, "SlowDown"), times=2)      # the next two requests, whatever they are
         proxy.inject(Reset(after=True), method="PUT", key="manifests/", times=1)   # stored, but the answer is lost
-        proxy.inject(Cut(), method="GET", key=r"rank-\\d+\\.bin", times=3)
         proxy.inject(Answer(500), probability=0.2)          # by the proxy's seeded generator, until heal()
-        ...
         assert proxy.did["Answer"] == 2
 
-Faults: `Answer(status, code)` without asking the server; `Delay(seconds)` before asking it; `Hold(until)` before asking
-it until an event is set; `Reset()` of the connection
-before it is asked, or with `after=True` after it has answered; `Cut(fraction)` of the response's body, then the connection
-closes; `Swap(count)` flips one bit in each of `count` bytes of the response's body, or with `request=True` of the request's;
-`Swap(at=rb"...")` flips one in the last byte of what this regular expression finds in the body;
-`Skew(seconds)` moves the Date header of the answer, and with `refuse=True` answers 403 RequestTimeTooSkewed as S3 does when
-a clock is off.
-
-A rule applies to requests whose method and path (with query) its two regular expressions find; `times` counts them down,
-`probability` draws for each. Rules are tried in the order they were injected and the first that applies is used. `did` counts
-faults by class name, `requests` counts requests by method, `seen` lists "METHOD /path?query". Bodies pass through memory.
+A rule applies to requests whose method and path (with query) its two regular expressions find. Rules are tried in the order
+they were injected and the first that applies is used. `did` counts faults by class name, `requests` counts requests by method,
+`seen` lists "METHOD /path?query". Bodies pass through memory.
 """
 
 from __future__ import annotations

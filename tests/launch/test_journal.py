@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from lustrain.problem import UserError
+from tests.checkpoint.stores import Asking
 from trainer.errors import LostRunError
 from trainer.launch import journal
 from trainer.storage import ObjectStore, open_store
-from trainer.storage.local import LocalStore
 
 
 @pytest.fixture
@@ -65,36 +65,27 @@ def test_without_a_word_of_the_nodes_the_code_stands(store: ObjectStore) -> None
     assert (record["code"], record["blamed"], record["noticed"]) == (0, [], [])
 
 
-def test_what_a_successor_has_recorded_stays(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_successor_has_recorded_stays(store: ObjectStore) -> None:
     """It takes this launcher for dead between this one's look and its put."""
     journal.begin(store, ["n1"], "me")
-    told = journal._told
 
-    def slow(store: ObjectStore, record: dict[str, Any]) -> dict[str, Any]:
-        monkeypatch.setattr(journal, "_told", told)
-        journal.take(store)
-        journal.begin(store, ["n2"], "successor")
-        return told(store, record)
+    def succeed(request: str, key: str) -> None:
+        if request == "replace":
+            journal.take(store)
+            journal.begin(store, ["n2"], "successor")
 
-    monkeypatch.setattr(journal, "_told", slow)
-    assert journal.finish(store, 1, 0)["code"] is None
+    assert journal.finish(Asking(store.uri, succeed), 1, 0)["code"] is None
     assert journal.finish(store, 1, 0)["code"] is None, "nor later"
     assert [record["by"] for record in journal.read(store)] == ["me", "successor"]
 
 
-def test_of_two_that_begin_at_the_same_moment_one_is_refused(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = LocalStore.put
+def test_of_two_that_begin_at_the_same_moment_one_is_refused(store: ObjectStore) -> None:
+    def overtake(request: str, key: str) -> None:
+        if request == "put":
+            journal.begin(store, ["n2"], "the other")
 
-    def put(self: LocalStore, key: str, body: bytes, **conditions: Any) -> str:
-        monkeypatch.setattr(LocalStore, "put", real)
-        journal.begin(self, ["n2"], "the other")
-        return self.put(key, body, **conditions)
-
-    monkeypatch.setattr(LocalStore, "put", put)
     with pytest.raises(LostRunError, match="attempt = 1: another launcher has begun it at the same moment"):
-        journal.begin(store, ["n1"], "me")
+        journal.begin(Asking(store.uri, overtake), ["n1"], "me")
     assert [record["by"] for record in journal.read(store)] == ["the other"]
 
 

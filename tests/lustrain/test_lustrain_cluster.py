@@ -77,10 +77,7 @@ def test_an_output_of_an_older_cluster_is_still_read() -> None:
     [
         ({"backend": "ec2", "kubernetes": None}, "has slurm with backend ec2; allowed: hyperpod-slurm, machines"),
         ({"backend": "ec2", "slurm": None}, "has kubernetes with backend ec2; allowed: hyperpod-eks, machines"),
-        (
-            {"slurm": {"controller_group": "head"}},
-            "has no group head, which slurm.controller_group names; allowed: train",
-        ),
+        ({"slurm": {"controller_group": "head"}}, "has no group head, which slurm.controller_group names"),
         ({"kubernetes": {"claims": {"fsx": "team"}}}, "fsx"),
         ({"kubernetes": {"claims": {"/fsx": "Team_Data"}}}, "Team_Data"),
     ],

@@ -20,9 +20,7 @@ def test_the_new_file_has_its_content_and_mode(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["fchmod", "fsync", "replace"])
-def test_a_failure_at_any_step_leaves_the_old_file_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_a_failure_at_any_step_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
 

@@ -13,9 +13,7 @@ TEXT = st.text(max_size=40)
 
 
 @given(TEXT, st.text() | st.integers() | st.binary(), TEXT, TEXT, TEXT)
-def test_a_problem_is_one_printable_line_that_keeps_its_parts(
-    path: str, value: object, why: str, allowed: str, fix: str
-) -> None:
+def test_a_problem_is_one_line_that_keeps_its_parts(path: str, value: object, why: str, allowed: str, fix: str) -> None:
     line = problem(path, value, why, allowed, fix, code="C001", level="warning")
     assert line.isprintable()
     line.encode()

@@ -13,20 +13,11 @@ from lustrain.problem import DIFFERS, FAILED, UNREACHABLE, UserError
 from lustrain.task import Answer, perform
 
 
-def refused() -> NoReturn:
-    raise UserError(["one", "two", "three"], UNREACHABLE)
+def raising(error: BaseException) -> Callable[[], NoReturn]:
+    def work() -> NoReturn:
+        raise error
 
-
-def no_file() -> NoReturn:
-    raise FileNotFoundError(2, "No such file or directory", "/nowhere")
-
-
-def no_room() -> NoReturn:
-    raise OSError(28, "No space left on device")
-
-
-def stopped() -> NoReturn:
-    raise KeyboardInterrupt
+    return work
 
 
 @pytest.mark.parametrize(
@@ -35,10 +26,10 @@ def stopped() -> NoReturn:
         (lambda: Answer(["a", "b"], {"n": 1}), "a\nb\n", {"n": 1}, None, 0),
         (lambda: Answer(["a"], [1], DIFFERS), "a\n", [1], None, DIFFERS),
         (lambda: Answer(["a"], [1], FAILED, ["bad", "worse"]), "a\n", None, "bad\nworse", FAILED),
-        (refused, "", None, "one\ntwo\nthree", UNREACHABLE),
-        (no_file, "", None, "/nowhere: No such file or directory", FAILED),
-        (no_room, "", None, "this machine: No space left on device", FAILED),
-        (stopped, "", None, "stopped by Ctrl-C", FAILED),
+        (raising(UserError(["one", "two", "three"], UNREACHABLE)), "", None, "one\ntwo\nthree", UNREACHABLE),
+        (raising(FileNotFoundError(2, "No such file", "/nowhere")), "", None, "/nowhere: No such file", FAILED),
+        (raising(OSError(28, "No space left on device")), "", None, "this machine: No space left on device", FAILED),
+        (raising(KeyboardInterrupt()), "", None, "stopped by Ctrl-C", FAILED),
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True])

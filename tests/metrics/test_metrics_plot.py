@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,10 +24,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(autouse=True)
 def matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        require(False, "no matplotlib: pip install 'lustrain[plot]'")
+    require(importlib.util.find_spec("matplotlib"), "no matplotlib: pip install 'lustrain[plot]'")
 
 
 def log_attempt(
@@ -35,16 +33,10 @@ def log_attempt(
     """One attempt over steps `first` to `last`, which logs a `stopped` event with `code` unless it is lost."""
     log = RunLog(store, generation, 60.0)
     for step in range(first, last + 1):
-        record: dict[str, Any] = {
-            "step": step,
-            "loss": 9.0 / step,
-            "tokens_per_second": 4000.0,
-            "world_size": world_size,
-        }
-        if step % 10 == 0:
-            record["eval_loss"] = 10.0 / step
+        evaluated = {"eval_loss": 10.0 / step} if step % 10 == 0 else {}
+        if evaluated:
             log.event("checkpoint_committed", {"step": step})
-        log.step(record)
+        log.step({"step": step, "loss": 9.0 / step, "tokens_per_second": 4e3, "world_size": world_size, **evaluated})
     if code is not None:
         log.event("stopped", {"step": last, "exit_code": code})
     log.close()
@@ -122,21 +114,15 @@ def test_a_diverged_run_is_drawn(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path / "run"))
     log = RunLog(store, 1, 60.0)
     for step in range(1, 900):
-        log.step(
-            {
-                "step": step,
-                "loss": float("nan") if step > 300 else 1.0,
-                "tokens_per_second": float("inf"),
-                "world_size": 1,
-            }
-        )
+        loss = math.nan if step > 300 else 1.0
+        log.step({"step": step, "loss": loss, "tokens_per_second": math.inf, "world_size": 1})
     log.close()
     draw_run(store, tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(PNG)
 
 
 def test_a_running_median_ignores_single_outliers_and_missing_numbers() -> None:
-    nan = float("nan")
+    nan = math.nan
     assert running_median([1.0, 1.0, 50.0, 1.0, nan, 2.0], 3) == [1.0, 1.0, 1.0, 25.5, 1.5, 2.0]
     assert str(running_median([nan, nan], 1)) == "[nan, nan]"
 
@@ -195,9 +181,7 @@ def test_a_home_that_cannot_be_written_is_no_matter(run: LocalStore, tmp_path: P
     assert list(spare.iterdir()) == []
 
 
-def test_a_run_without_records_or_a_missing_folder_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_records_or_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("empty", "absent"):
         assert main(["plot", str(tmp_path / name), "-o", str(tmp_path / "out.png")]) == 2

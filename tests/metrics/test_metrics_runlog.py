@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +21,22 @@ from tests.lab.servers import S3Place
 from tests.processes import wait_until
 from trainer.metrics import RunLog
 from trainer.metrics.reader import read_events, read_history, read_steps
-from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store
+from trainer.storage import ObjectStore, StorageError, open_store
 from trainer.storage.local import LocalStore
 
 DOWN = "the store does not answer"
 
 
-class Unsteady(ObjectStore):
-    """A real store behind a line that drops requests and answers: `outcomes` says what becomes of each next put.
+class Unsteady(LocalStore):
+    """A folder behind a line that drops requests and answers: `outcomes` says what becomes of each next put.
 
     `works`: stored and answered; `dropped`: neither; `unanswered`: stored, but the caller is told that it failed.
     """
 
-    def __init__(self, inner: ObjectStore, outcomes: Iterable[str] = ()) -> None:
-        self.inner = inner
-        self.uri = inner.uri
+    def __init__(self, folder: Path, outcomes: Iterable[str] = ()) -> None:
+        super().__init__(str(folder))
         self.outcomes = iter(outcomes)
-        self.down = threading.Event()
-        self.stuck = threading.Event()
+        self.down, self.stuck = threading.Event(), threading.Event()
         self.puts: list[str] = []
 
     def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
@@ -47,7 +46,7 @@ class Unsteady(ObjectStore):
         outcome = "dropped" if self.down.is_set() else next(self.outcomes, "works")
         if outcome == "dropped":
             raise StorageError(DOWN)
-        etag = self.inner.put(key, body, if_absent=if_absent, if_match=if_match)
+        etag = super().put(key, body, if_absent=if_absent, if_match=if_match)
         if outcome == "unanswered":
             raise StorageError(DOWN)
         return etag
@@ -55,25 +54,20 @@ class Unsteady(ObjectStore):
     def read(self, key: str) -> tuple[bytes, str]:
         if self.down.is_set():
             raise StorageError(DOWN)
-        return self.inner.read(key)
+        return super().read(key)
 
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        return self.inner.list(prefix)
 
-    def read_into(self, key: str, buffer: memoryview, offset: int = 0) -> None:
-        raise NotImplementedError
+@pytest.fixture
+def store(tmp_path: Path) -> Unsteady:
+    return Unsteady(tmp_path / "run")
 
-    def put_file(self, key: str, path: str, size: int, crc64nvme: int) -> None:
-        raise NotImplementedError
 
-    def stat(self, key: str) -> ObjectInfo:
-        raise NotImplementedError
-
-    def delete(self, key: str, *, if_match: str | None = None) -> None:
-        raise NotImplementedError
-
-    def now(self) -> float:
-        raise NotImplementedError
+@pytest.fixture
+def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go."""
+    (tmp_path / "spool").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", f"{tmp_path}/spool")
+    return tmp_path / "spool"
 
 
 def record(step: int, **more: Any) -> dict[str, Any]:
@@ -91,13 +85,12 @@ def lines_stored(folder: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in folder.rglob("*.jsonl"))
 
 
-def test_what_was_logged_is_read_back_in_order(tmp_path: Path) -> None:
-    log = RunLog(LocalStore(str(tmp_path)), 3, flush_s=60.0)
+def test_what_was_logged_is_read_back_in_order(store: Unsteady) -> None:
+    log = RunLog(store, 3, flush_s=60.0)
     for step in range(1, 6):
         log.step(record(step, attempt=3))
     log.event("saved", {"step": 5, "seconds": 0.25})
     log.close()
-    store = LocalStore(str(tmp_path))
     assert [entry["loss"] for entry in read_steps(store)] == [1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 5]
     (event,) = read_events(store)
     assert (event["event"], event["step"], event["seconds"], event["attempt"]) == ("saved", 5, 0.25, 3)
@@ -105,39 +98,38 @@ def test_what_was_logged_is_read_back_in_order(tmp_path: Path) -> None:
     (attempt,) = read_history(store)[1]
     assert (attempt.generation, attempt.first_step, attempt.last_step, attempt.world_size) == (3, 1, 5, 2)
     assert attempt.started <= attempt.ended
-    assert (tmp_path / "metrics" / "000003-00000.jsonl").exists()
+    assert (store.root / "metrics" / "000003-00000.jsonl").exists()
 
 
-def test_events_carry_the_launchers_number_where_there_is_one(tmp_path: Path) -> None:
+def test_events_carry_the_launchers_number_where_there_is_one(store: Unsteady) -> None:
     for generation, number in ((1, None), (2, 7)):
-        log = RunLog(LocalStore(str(tmp_path)), generation, flush_s=60.0, launch_attempt=number)
+        log = RunLog(store, generation, flush_s=60.0, launch_attempt=number)
         log.event("started", {})
         log.close()
-    assert [event.get("launch_attempt") for event in read_events(LocalStore(str(tmp_path)))] == [None, 7]
+    assert [event.get("launch_attempt") for event in read_events(store)] == [None, 7]
 
 
-def test_records_become_durable_on_their_own_within_the_flush_time(tmp_path: Path) -> None:
-    log = RunLog(LocalStore(str(tmp_path)), 1, flush_s=0.05)
+def test_records_become_durable_on_their_own_within_the_flush_time(store: Unsteady) -> None:
+    log = RunLog(store, 1, flush_s=0.05)
     log.step(record(1))
-    wait_until(lambda: steps_of(LocalStore(str(tmp_path))))
-    assert steps_of(LocalStore(str(tmp_path))) == [1]
+    wait_until(lambda: steps_of(store) == [1])
     log.close()
 
 
-def test_an_event_takes_the_steps_before_it_along_at_once(tmp_path: Path) -> None:
-    log = RunLog(LocalStore(str(tmp_path)), 1, flush_s=3600.0)
+def test_an_event_takes_the_steps_before_it_along_at_once(store: Unsteady) -> None:
+    log = RunLog(store, 1, flush_s=3600.0)
     log.step(record(1))
     log.event("saved", {"step": 1})
-    wait_until(lambda: read_events(LocalStore(str(tmp_path))))
-    assert steps_of(LocalStore(str(tmp_path))) == [1]
+    wait_until(lambda: read_events(store))
+    assert steps_of(store) == [1]
     log.close()
 
 
-def test_a_commit_can_wait_for_the_records_up_to_its_step_even_for_one_still_to_come(tmp_path: Path) -> None:
-    log = RunLog(LocalStore(str(tmp_path)), 1, flush_s=3600.0)
+def test_a_commit_can_wait_for_the_records_up_to_its_step_even_for_one_still_to_come(store: Unsteady) -> None:
+    log = RunLog(store, 1, flush_s=3600.0)
     log.step(record(1))
     assert log.flush_step(1, timeout=300.0)
-    assert steps_of(LocalStore(str(tmp_path))) == [1]
+    assert steps_of(store) == [1]
     durable: list[bool] = []
     waiting = threading.Thread(target=lambda: durable.append(log.flush_step(3, timeout=300.0)))
     waiting.start()
@@ -146,7 +138,7 @@ def test_a_commit_can_wait_for_the_records_up_to_its_step_even_for_one_still_to_
     log.step(record(3))
     waiting.join()
     assert durable == [True]
-    assert steps_of(LocalStore(str(tmp_path))) == [1, 2, 3]
+    assert steps_of(store) == [1, 2, 3]
     assert not log.flush_step(99, timeout=0.05)
     log.close()
 
@@ -167,9 +159,8 @@ def test_no_record_is_lost_or_doubled_by_a_store_that_fails_for_a_while(
     memory_bytes: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
-    store = Unsteady(LocalStore(str(folder)), outcomes)
-    troubles: list[str] = []
-    log = RunLog(store, 1, 0.002, memory_bytes=memory_bytes, part_bytes=part_bytes, on_trouble=troubles.append)
+    store = Unsteady(folder, outcomes)
+    log = RunLog(store, 1, 0.002, memory_bytes=memory_bytes, part_bytes=part_bytes, on_trouble=lambda line: None)
     step = 0
     for size in batches:
         for _ in range(size):
@@ -183,8 +174,7 @@ def test_no_record_is_lost_or_doubled_by_a_store_that_fails_for_a_while(
 
 
 @pytest.mark.slow
-def test_an_outage_is_said_once_when_it_begins_and_once_when_it_ends(tmp_path: Path) -> None:
-    store = Unsteady(LocalStore(str(tmp_path)))
+def test_an_outage_is_said_once_when_it_begins_and_once_when_it_ends(store: Unsteady) -> None:
     troubles: list[str] = []
     store.down.set()
     log = RunLog(store, 1, 0.01, on_trouble=troubles.append)
@@ -201,13 +191,7 @@ def test_an_outage_is_said_once_when_it_begins_and_once_when_it_ends(tmp_path: P
 
 
 @pytest.mark.slow
-def test_the_loop_does_not_wait_for_a_store_that_hangs_and_memory_stays_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spool = tmp_path / "spool"
-    spool.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(spool))
-    store = Unsteady(LocalStore(str(tmp_path / "run")))
+def test_the_loop_does_not_wait_for_a_store_that_hangs_and_memory_stays_bounded(store: Unsteady, spool: Path) -> None:
     store.stuck.set()
     log = RunLog(store, 1, 0.01, memory_bytes=200_000, part_bytes=50_000)
     for step in range(1, 20_001):
@@ -222,13 +206,7 @@ def test_the_loop_does_not_wait_for_a_store_that_hangs_and_memory_stays_bounded(
     assert list(spool.iterdir()) == []
 
 
-def test_what_the_store_never_takes_is_left_in_files_that_the_last_message_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spool = tmp_path / "spool"
-    spool.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(spool))
-    store = Unsteady(LocalStore(str(tmp_path / "run")))
+def test_what_the_store_never_takes_is_left_in_files_that_the_last_message_names(store: Unsteady, spool: Path) -> None:
     store.down.set()
     troubles: list[str] = []
     log = RunLog(store, 1, 0.01, on_trouble=troubles.append)
@@ -241,11 +219,8 @@ def test_what_the_store_never_takes_is_left_in_files_that_the_last_message_names
     assert lines_stored(folder) == 7
 
 
-def test_records_stay_in_memory_and_are_stored_later_when_the_temporary_folder_is_unusable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
-    store = Unsteady(LocalStore(str(tmp_path / "run")))
+def test_records_stay_in_memory_where_the_temporary_folder_is_unusable(store: Unsteady, spool: Path) -> None:
+    spool.rmdir()
     store.down.set()
     troubles: list[str] = []
     log = RunLog(store, 1, 0.01, memory_bytes=300, part_bytes=100, on_trouble=troubles.append)
@@ -258,8 +233,7 @@ def test_records_stay_in_memory_and_are_stored_later_when_the_temporary_folder_i
     assert sum("temporary folder" in trouble for trouble in troubles) == 1
 
 
-def test_a_part_that_another_job_left_under_our_name_is_not_overwritten(tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path))
+def test_a_part_that_another_job_left_under_our_name_is_not_overwritten(store: Unsteady) -> None:
     store.put("metrics/000001-00000.jsonl", b'{"step":1,"loss":9.0}\n')
     log = RunLog(store, 1, 60.0)
     log.step(record(2))
@@ -267,33 +241,27 @@ def test_a_part_that_another_job_left_under_our_name_is_not_overwritten(tmp_path
     assert steps_of(store) == [1, 2]
 
 
-def test_events_may_come_from_many_threads(tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path))
+def test_events_may_come_from_many_threads(store: Unsteady) -> None:
     log = RunLog(store, 1, 0.01)
-    names = [f"thread-{number}" for number in range(8)]
-    threads = [
-        threading.Thread(target=lambda name=name: [log.event("said", {"by": name, "n": n}) for n in range(50)])
-        for name in names
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+
+    def say(by: int) -> None:
+        for n in range(50):
+            log.event("said", {"by": by, "n": n})
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(say, range(8)))
     log.close()
     said = read_events(store)
-    assert {name: [event["n"] for event in said if event["by"] == name] for name in names} == {
-        name: list(range(50)) for name in names
-    }
+    assert [[event["n"] for event in said if event["by"] == by] for by in range(8)] == [list(range(50))] * 8
 
 
-def test_damaged_parts_are_reported_and_the_rest_is_read(tmp_path: Path) -> None:
-    store = LocalStore(str(tmp_path))
+def test_damaged_parts_are_reported_and_the_rest_is_read(store: Unsteady) -> None:
     for generation, first in ((1, 1), (2, 4)):
         log = RunLog(store, generation, 60.0)
         for step in range(first, first + 3):
             log.step(record(step))
         log.close()
-    part = tmp_path / "metrics" / "000001-00000.jsonl"
+    part = store.root / "metrics" / "000001-00000.jsonl"
     part.write_bytes(part.read_bytes()[:-20])
     problems: list[str] = []
     assert [entry["step"] for entry in read_steps(store, on_problem=problems.append)] == [1, 2, 4, 5, 6]
@@ -316,29 +284,15 @@ for step in range(1, 10**9):
 """
 
 
-def kill_while_logging(uri: str) -> None:
-    """Run a process that logs to `uri` without end, and SIGKILL it some uploads after its first 100 records were flushed."""
-    child = subprocess.Popen([sys.executable, "-c", KILLED, uri], stdout=subprocess.PIPE, text=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["a folder", "S3"])
+def test_after_sigkill_everything_flushed_is_read_without_gaps(tmp_path: Path, moto_s3: S3Place, place: str) -> None:
+    store = open_store(moto_s3.uri() if place == "S3" else str(tmp_path))
+    child = subprocess.Popen([sys.executable, "-c", KILLED, store.uri], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "flushed\n"
-    wait_until(lambda: len(steps_of(open_store(uri))) > 150)
+    wait_until(lambda: len(steps_of(store)) > 150)
     os.kill(child.pid, signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-
-
-@pytest.mark.slow
-def test_after_sigkill_everything_flushed_is_read_without_gaps(tmp_path: Path) -> None:
-    kill_while_logging(str(tmp_path))
-    steps = steps_of(open_store(str(tmp_path)))
-    assert len(steps) >= 100
-    assert steps == list(range(1, len(steps) + 1))
-
-
-@pytest.mark.slow
-def test_after_sigkill_everything_flushed_to_s3_is_read_without_gaps(moto_s3: S3Place) -> None:
-    kill_while_logging(moto_s3.uri())
-    store = open_store(moto_s3.uri())
+    child.communicate()
     steps = steps_of(store)
-    assert len(steps) >= 100
     assert steps == list(range(1, len(steps) + 1))

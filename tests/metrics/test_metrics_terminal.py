@@ -82,13 +82,8 @@ def test_a_save_that_fails_again_for_the_same_reason_is_shown_once() -> None:
     sink = TerminalSink(100, stream=stream)
     for step, number, why in [(6, 0, "full"), (6, 1, "full"), (6, 2, "refused"), (7, 3, "refused"), (7, 4, "refused")]:
         attempt = f"000001-{step}-{number}"
-        fields = {
-            "step": step,
-            "attempt": attempt,
-            "seconds": 0.1,
-            "detail": f"attempts/{attempt}/data: {why}, {90 - number} kB free",
-        }
-        sink.event("checkpoint_failed", fields)
+        detail = f"attempts/{attempt}/data: {why}, {90 - number} kB free"
+        sink.event("checkpoint_failed", {"step": step, "attempt": attempt, "seconds": 0.1, "detail": detail})
     shown = [line.split(", ")[1] for line in stream.getvalue().splitlines()]
     assert shown == ["attempt 000001-6-0", "attempt 000001-6-2", "attempt 000001-7-3"]
 
@@ -169,12 +164,8 @@ def test_tensorboard_gets_the_scalars(tmp_path: Path) -> None:
     resumed.close()
     events = accumulator.EventAccumulator(str(tmp_path))
     events.Reload()
-    assert [(event.step, round(event.value, 4)) for event in events.Scalars("train/loss")] == [
-        (1, 4.99),
-        (2, 4.98),
-        (3, 4.97),
-        (4, 9.0),
-    ]
+    shown = [(event.step, round(event.value, 4)) for event in events.Scalars("train/loss")]
+    assert shown == [(1, 4.99), (2, 4.98), (3, 4.97), (4, 9.0)]
     assert "events/text_summary" in events.Tags()["tensors"]
 
 

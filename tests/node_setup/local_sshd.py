@@ -103,14 +103,6 @@ class Sshd:
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
         return [int(pid) for pid in children.split()]
 
-    def freeze(self) -> None:
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGCONT)
-
     def cut(self) -> None:
         """Kill what serves the connections, as a reboot would."""
         for pid in self.sessions():

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lustrain.problem import UserError
-from node_setup import pack
-from node_setup.agent.cli import COMMANDS, parse
+from node_setup.agent.cli import COMMANDS
 from node_setup.agent.model import Request
 from node_setup.agent.wire import request as requests
 from tests.conftest import require
+from tests.node_setup.agents import run
 from tests.processes import wait_until
 
 NOBODY = 65534
-
-
-@pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("packed") / "agent.pyz"
-    pack.pack(target)
-    return target
-
-
-def run(agent: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-I", "-S", str(agent), *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=300)
-
-
-def run_as_nobody(agent: Path, command: str) -> subprocess.CompletedProcess[str]:
-    """With the system's own Python: the one that runs the tests may lie where an ordinary user cannot look."""
-    return subprocess.run(
-        ["/usr/bin/python3", "-I", "-S", str(agent), command],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        user=NOBODY,
-        group=NOBODY,
-        extra_groups=[],
-    )
 
 
 def digest(agent: Path) -> str:
@@ -78,6 +53,7 @@ def test_another_agent_ends_with_96_and_says_and_does_nothing(command: str, agen
         (["plan", "--requst", "-"], "", "did you mean --request?"),
         (["plan", "--request"], "", "its value is missing"),
         (["plan", "--request", "-"], "{not json", "is not JSON"),
+        (["plan", "--request", "-"], b"\xff\xfe{}", "--request = '-': not UTF-8"),
         (["plan", "--request", "-"], "[1]", "wrong type; allowed: one object"),
         (["plan", "--request", "-"], '{"documnet": {}}', "did you mean document?"),
         (["plan", "--request", "-"], '{"force": "yes"}', "request.force = 'yes': wrong type; allowed: true, false"),
@@ -85,9 +61,7 @@ def test_another_agent_ends_with_96_and_says_and_does_nothing(command: str, agen
         (["plan", "--request", "-"], '{"only": ["sysctl.vm.max_map"]}', "did you mean sysctl.vm.max_map_count"),
         (["plan", "--request", "-"], '{"document": {"version": 7}}', "not a version that this agent reads"),
         (["plan", "--request", "-"], '{"document": {"groups": []}}', "allowed: an object of objects"),
-        (["plan", "--request", "-"], '{"overrides": {"nope": "on"}}', "no such setting"),
-        (["plan", "--request", "-"], '{"profile": "gpu"}', "allowed: efa-gpu, gaudi, cpu, login"),
-        (["plan", "--request", "/nowhere"], "", "No such file or directory"),
+        (["plan", "--request=/nowhere"], "", "No such file or directory"),
         (["tune", "--wait", "-1"], "", "must be a whole number of seconds"),
         (["boot", "--mount-wait", "5m"], "", "--mount-wait = '5m': must be a whole number of seconds"),
         (["boot", "--backend", "ec2"], "", "option = '--backend': unknown"),
@@ -95,7 +69,7 @@ def test_another_agent_ends_with_96_and_says_and_does_nothing(command: str, agen
     ],
 )
 def test_a_mistake_is_one_line_in_the_log_and_in_the_answer(
-    arguments: list[str], stdin: str, line: str, agent: Path
+    arguments: list[str], stdin: str | bytes, line: str, agent: Path
 ) -> None:
     done = run(agent, *arguments, stdin=stdin)
     assert done.returncode == 1
@@ -104,14 +78,6 @@ def test_a_mistake_is_one_line_in_the_log_and_in_the_answer(
     assert line in done.stderr
     [error] = json.loads(done.stdout)["errors"]
     assert line in error["why"]
-
-
-@pytest.mark.slow
-def test_bytes_that_are_no_text_are_a_mistake_too(agent: Path) -> None:
-    command = [sys.executable, str(agent), "plan", "--request", "-"]
-    done = subprocess.run(command, input=b"\xff\xfe{}", capture_output=True, check=False)
-    assert done.returncode == 1
-    assert json.loads(done.stdout)["errors"] == [{"where": "plan", "why": "--request = '-': not UTF-8"}]
 
 
 def test_help_names_every_command_and_every_status(agent: Path) -> None:
@@ -125,18 +91,20 @@ def test_help_names_every_command_and_every_status(agent: Path) -> None:
 @pytest.mark.slow
 def test_an_ordinary_user_may_look_and_is_told_that_tuning_needs_root(agent: Path) -> None:
     require(os.geteuid() == 0, "root, to become an ordinary user")
-    require(os.access("/usr/bin/python3", os.X_OK), "/usr/bin/python3")
+    # The one that runs the tests may lie where an ordinary user cannot look.
+    system = "/usr/bin/python3"
+    require(os.access(system, os.X_OK), system)
     # Below pytest's own folders no other user may look.
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         copy = Path(shutil.copy(agent, folder))
+        nobody: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
         for command in ("facts", "plan", "verify", "reboot-check", "version"):
-            done = run_as_nobody(copy, command)
-            assert done.returncode in (0, 2, 4), command
-            assert isinstance(json.loads(done.stdout), dict), command
+            done = run(copy, command, python=system, **nobody)
+            assert (done.returncode in (0, 2, 4), type(json.loads(done.stdout))) == (True, dict), command
         for command in ("tune", "boot"):
-            done = run_as_nobody(copy, command)
-            assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+            done = run(copy, command, python=system, **nobody)
+            assert (done.returncode, done.stderr.count("\n")) == (1, 1)
             assert "needs root and this is uid 65534; fix: run it with sudo" in done.stderr
 
 
@@ -283,6 +251,8 @@ def test_a_request_goes_through_json_unchanged() -> None:
     table: dict[str, Any] = {**vars(full), "only": list(full.only)}
     assert requests.parse(json.dumps(table)) == full
     assert requests.parse("{}") == Request()
+    document = {"lustre": None, "mount": None, "tuning": {"profiles": None, "settings": None}}
+    assert requests.parse(json.dumps({"document": document})).document == document
 
 
 @given(st.text(max_size=60))
@@ -307,15 +277,10 @@ def test_any_object_is_a_request_or_a_mistake_that_names_its_key(table: dict[str
     assert problems or set(table) <= set(vars(Request()))
 
 
-def mistakes(text: str) -> tuple[str, ...]:
+def mistakes(text: str) -> Sequence[str]:
     """What is wrong with a request; empty where it is one."""
     try:
         requests.parse(text)
     except UserError as error:
         return error.problems
     return ()
-
-
-@pytest.mark.parametrize("arguments", [["plan", "--request", "-"], ["plan", "--request=-"]])
-def test_options_take_their_value_after_a_space_or_an_equals_sign(arguments: list[str]) -> None:
-    assert parse(arguments).request == "-"

@@ -1,15 +1,17 @@
-"""A fleet's all-reduce names the node that holds it back, in a run of all and a few rounds of pairs."""
+"""A fleet's all-reduce names the nodes that hold it back, all of them and nobody else, in a run of all and rounds of pairs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node_setup.allreduce.nccl_tests import floor
+from node_setup.allreduce.pairs import Outcomes, Pair, Suspects, next_round, suspects, tournament
 from node_setup.allreduce.search import measure
 
 RECORDED = (Path(__file__).parent / "recorded" / "nccl" / "p5-2-nodes-srun.txt").read_text(encoding="utf-8")
@@ -36,54 +38,39 @@ class Fleet:
         return RECORDED.replace("8589934592 ", f"{self.size} ").replace("479.28", f"{figure:.2f}")
 
 
-def test_nodes_that_are_well_need_one_run() -> None:
-    fleet = Fleet({})
-    said = measure(NODES[:2], "p5.48xlarge", 0, fleet)
-    assert (said.together.status, said.suspects.culprits, fleet.rounds) == ("ok", (), [1])
+MANY = [f"n{number}" for number in range(64)]
+P5, P5EN = "p5.48xlarge", "p5en.48xlarge"
 
 
-def test_the_slow_node_of_sixteen_is_named_in_two_rounds_of_pairs() -> None:
-    fleet = Fleet({NODES[5]: 240.0})
-    said = measure(NODES, "p5.48xlarge", 0, fleet)
-    assert said.suspects.culprits == (NODES[5],)
-    assert fleet.rounds == [1, 8, 2]
-
-
-def test_a_node_that_fails_to_start_is_named_like_a_slow_one() -> None:
-    said = measure(NODES[:6], "p5.48xlarge", 0, Fleet({NODES[0]: 0.0}))
-    assert (said.together.status, said.suspects.culprits) == ("failed", (NODES[0],))
-
-
-def test_two_slow_nodes_leave_open_which_one_it_is() -> None:
-    said = measure(NODES[:2], "p5.48xlarge", 0, Fleet({NODES[0]: 100.0}))
-    assert (said.together.status, said.suspects.culprits, said.suspects.open) == ("slow", (), tuple(NODES[:2]))
-
-
-def test_without_a_floor_a_pair_is_told_by_the_other_pairs() -> None:
-    said = measure(NODES, "p5en.48xlarge", 0, Fleet({NODES[3]: 200.0}, "p5en.48xlarge"))
-    assert said.together.status == "unmeasured"
-    assert said.suspects.culprits == (NODES[3],)
-
-
-def test_where_no_pair_comes_to_a_result_the_search_ends_after_one_round_of_a_large_fleet() -> None:
-    nodes = [f"n{number}" for number in range(64)]
-    fleet = Fleet(dict.fromkeys(nodes, 0.0))
-    said = measure(nodes, "p5.48xlarge", 0, fleet)
-    assert (fleet.rounds, said.suspects.culprits, said.suspects.open) == ([1, 32], (), tuple(nodes))
-    assert said.ended.startswith("every one of 32 pairs ended without a result")
-
-
-def test_where_all_pairs_are_slow_the_search_ends_before_all_have_met_all() -> None:
-    fleet = Fleet(dict.fromkeys(NODES, 100.0))
-    said = measure(NODES, "p5.48xlarge", 0, fleet)
-    assert fleet.rounds == [1, 8, 8, 8, 8]
-    assert said.ended.startswith("every one of 32 pairs was bad")
-
-
-@pytest.mark.parametrize("dead", range(3))
-def test_the_dead_node_of_three_is_named_though_the_run_of_all_and_two_pairs_print_nothing(dead: int) -> None:
-    said = measure(NODES[:3], "p5.48xlarge", 0, Fleet({NODES[dead]: 0.0}))
-    assert (said.suspects.culprits, said.ended) == ((NODES[dead],), "")
+@pytest.mark.parametrize(
+    ("nodes", "kind", "slow", "status", "culprits", "rounds", "ended"),
+    [
+        (NODES[:2], P5, {}, "ok", (), [1], ""),
+        (NODES, P5, {NODES[5]: 240.0}, "unmeasured", (NODES[5],), [1, 8, 2], ""),
+        (NODES[:6], P5, {NODES[0]: 0.0}, "failed", (NODES[0],), None, ""),
+        (NODES[:2], P5, {NODES[0]: 100.0}, "slow", (), None, ""),
+        (NODES, P5EN, {NODES[3]: 200.0}, "unmeasured", (NODES[3],), None, ""),
+        (NODES, P5, dict.fromkeys(NODES, 100.0), "unmeasured", (), [1, 8, 8, 8, 8], "every one of 32 pairs was bad"),
+        (MANY, P5, dict.fromkeys(MANY, 0.0), "failed", (), [1, 32], "every one of 32 pairs ended without a result"),
+        *((NODES[:3], P5, {dead: 0.0}, "failed", (dead,), None, "") for dead in NODES[:3]),
+    ],
+)
+def test_the_node_that_holds_back_the_others_is_named_in_few_rounds_of_pairs(
+    nodes: list[str],
+    kind: str,
+    slow: dict[str, float],
+    status: str,
+    culprits: tuple[str, ...],
+    rounds: list[int] | None,
+    ended: str,
+) -> None:
+    fleet = Fleet(slow, kind)
+    said = measure(nodes, kind, 0, fleet)
+    assert (said.together.status, said.suspects.culprits) == (status, culprits)
+    assert fleet.rounds == (rounds or fleet.rounds)
+    assert said.ended.startswith(ended)
+    assert bool(said.ended) == bool(ended)
+    assert said.suspects.open == (tuple(nodes) if status != "ok" and not culprits else ())
 
 
 def test_no_round_begins_when_the_time_is_over() -> None:
@@ -103,3 +90,50 @@ def test_the_culprits_are_the_slow_nodes_and_nobody_else(slow: set[str], size: i
     said = measure(nodes, "p5.48xlarge", 0, Fleet(dict.fromkeys(slow, 200.0)))
     assert set(said.suspects.culprits) == slow & set(nodes)
     assert said.suspects.open == ()
+
+
+SOME = [f"n{number}" for number in range(24)]
+
+
+def run(nodes: list[str], bad: set[str]) -> tuple[Suspects, int]:
+    """All rounds, where a run is bad when one of its nodes is; and how many rounds that took."""
+    outcomes: dict[Pair, bool] = {}
+    rounds = 0
+    while pairs := next_round(nodes, outcomes):
+        rounds += 1
+        assert all(pair not in outcomes for pair in pairs)
+        assert len({node for pair in pairs for node in pair}) == 2 * len(pairs), "nobody runs twice at once"
+        outcomes |= {pair: not pair & bad for pair in pairs}
+    return suspects(nodes, outcomes), rounds
+
+
+@given(st.integers(0, 24))
+def test_a_tournament_has_every_pair_once_and_nobody_twice_in_a_round(size: int) -> None:
+    nodes = SOME[:size]
+    rounds = tournament(nodes)
+    assert sorted(map(sorted, (pair for pairs in rounds for pair in pairs))) == sorted(
+        map(list, map(sorted, combinations(nodes, 2)))
+    )
+    for pairs in rounds:
+        assert len({node for pair in pairs for node in pair}) == 2 * len(pairs)
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@given(st.integers(2, 24), st.data())
+def test_the_bad_nodes_are_named_wherever_two_are_good(size: int, data: st.DataObject) -> None:
+    nodes = SOME[:size]
+    bad = data.draw(st.sets(st.sampled_from(nodes), max_size=size - 2))
+    said, _ = run(nodes, bad)
+    assert set(said.cleared) == set(nodes) - bad
+    assert (set(said.culprits), said.open) == (bad, ())
+
+
+def test_where_every_run_is_bad_it_is_nobodys_fault_alone() -> None:
+    said, rounds = run(SOME[:6], set(SOME[:6]))
+    assert (said.culprits, said.open, rounds) == ((), tuple(SOME[:6]), 5)
+
+
+def test_one_bad_run_convicts_nobody() -> None:
+    outcomes: Outcomes = {frozenset("ab"): False, frozenset("bc"): True}
+    assert suspects("abc", outcomes) == Suspects(("b", "c"), (), ("a",))

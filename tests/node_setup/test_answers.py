@@ -22,6 +22,7 @@ from node_setup.fleet.pool import ANSWERED, Outcome, Pace, run
 from node_setup.fleet.protocol import Agent, Question, Traffic, ask
 from node_setup.fleet.session import Completed
 from node_setup.fleet.transport import Ways
+from tests.node_setup.test_protocol import Said
 
 SHA = "a" * 64
 OURS = Agent(b"", SHA)
@@ -31,19 +32,9 @@ FACTS: dict[str, Any] = {"version": 1, "agent": {"sha256": SHA}, "host": {}, "ke
 VERIFIED: dict[str, Any] = {"version": 1, "results": [], "facts_digest": {}, "ready": True}
 
 
-class Node1:
-    """A session whose node prints one text, whatever it is asked."""
-
-    root, user = True, "root"
-
-    def __init__(self, out: bytes, status: int = 0) -> None:
-        self.answer = Completed(status, out, b"")
-
-    def execute(self, command: str, stdin: bytes, seconds: float) -> Completed:
-        return self.answer
-
-    def close(self) -> None:
-        """Nothing is open."""
+def printing(out: bytes) -> Said:
+    """A node that prints this, whatever it is asked."""
+    return Said(*[Completed(0, out, b"")] * 2)
 
 
 def levels(depth: int) -> bytes:
@@ -91,20 +82,20 @@ def test_what_our_agent_says_is_an_answer(command: str, status: int, result: dic
 )
 def test_what_is_not_is_no_answer_and_no_node_in_order(command: str, result: dict[str, Any], why: str) -> None:
     with pytest.raises(Fault) as caught:
-        ask(Node1(json.dumps(result).encode()), OURS, Question(command), Traffic())
+        ask(printing(json.dumps(result).encode()), OURS, Question(command), Traffic())
     assert (caught.value.kind, why in caught.value.why, bool(caught.value.fix)) == (NO_ANSWER, True, True), caught.value
 
 
 def test_half_a_surrogate_pair_in_a_files_name_costs_no_report() -> None:
     row = {**ROW, "found": "\udcff"}
-    reply = ask(Node1(json.dumps({**FINE, "rows": [row]}).encode()), OURS, Question("plan"), Traffic())
+    reply = ask(printing(json.dumps({**FINE, "rows": [row]}).encode()), OURS, Question("plan"), Traffic())
     assert [one.found for one in reply.answer.rows or ()] == ["?"]
 
 
 @pytest.mark.parametrize("depth", [300, 900, 100_000])
 def test_levels_without_end_are_no_answer(depth: int) -> None:
     with pytest.raises(Fault) as caught:
-        ask(Node1(levels(depth)), OURS, Question("plan"), Traffic())
+        ask(printing(levels(depth)), OURS, Question("plan"), Traffic())
     assert caught.value.kind == NO_ANSWER
 
 
@@ -114,7 +105,7 @@ def test_one_bad_reply_leaves_the_others_their_report(tmp_path: Path) -> None:
     said = dict(enumerate([good, *bad, good]))
     nodes = [Node(f"n{number}", "-") for number in said]
     ways = Ways(KnownHosts(str(tmp_path / "known")))
-    ways.connect = lambda node, deadline: Node1(said[int(node.name[1:])])  # type: ignore[method-assign]
+    ways.connect = lambda node, deadline: printing(said[int(node.name[1:])])  # type: ignore[method-assign]
     outcomes = run(nodes, AgentCall(ways, OURS, "tune", lambda node: {}), ways, Pace(), lambda one: None)
     assert [one.kind for one in outcomes] == [ANSWERED, *[NO_ANSWER] * len(bad), ANSWERED]
     assert report.exit_code(outcomes) == FAILED

@@ -15,6 +15,7 @@ from node_setup.agent.host import Done, Host
 from node_setup.agent.kinds.hold import LOCKED
 from node_setup.agent.model import PERSISTED, RUNTIME, Copy, Put, Remove, Run, Step, Write
 from node_setup.agent.run.apply import RELOADS, apply, key, perform, sweep
+from tests.node_setup.agents import silent
 
 RELOAD = Run(("systemctl", "daemon-reload"))
 Deed = tuple[str, ...]
@@ -48,58 +49,50 @@ def step(setting: str, part: str, *actions: Write | Put | Run | Remove | Copy) -
     return Step(setting, part, f"target of {setting}", "old", "new", actions)
 
 
-def silent(line: str) -> None:
-    """A log that nobody reads."""
+A, B, C = Write("/etc/a", "1"), Write("/etc/b", "1"), Write("/etc/c", "1")
+PUT_A, PUT_B = Put("/a", "1"), Put("/b", "2")
+WROTE_A, WROTE_B, WROTE_C = (("write", f"/etc/{name}", "1") for name in "abc")
+AGAIN = ("systemctl", "daemon-reload")
+NO = {"a": "/etc/a: Read-only file system", "b": "/etc/a: Read-only file system"}
 
 
-def test_persisted_artefacts_are_in_place_before_the_running_state_changes() -> None:
-    host = RecordingHost()
-    steps = [
-        step("a", RUNTIME, Put("/a", "1")),
-        step("a", PERSISTED, Write("/etc/a", "1")),
-        step("b", RUNTIME, Put("/b", "2")),
-    ]
-    assert apply(host, steps, silent) == {}
-    assert host.deeds == [("write", "/etc/a", "1"), ("put", "/a", "1"), ("put", "/b", "2")]
-
-
-def test_a_file_that_several_settings_share_is_written_once() -> None:
-    host = RecordingHost()
-    shared = Write("/etc/sysctl.d/x", "a\nb\n")
-    assert apply(host, [step("a", PERSISTED, shared), step("b", PERSISTED, shared)], silent) == {}
-    assert host.deeds == [("write", "/etc/sysctl.d/x", "a\nb\n")]
-
-
-def test_units_are_read_in_again_after_each_further_file_but_not_without_one() -> None:
-    host = RecordingHost()
-    steps = [
-        step("a", PERSISTED, Write("/a", "1"), RELOAD),
-        step("b", PERSISTED, RELOAD),
-        step("c", PERSISTED, Write("/c", "1"), RELOAD),
-    ]
-    apply(host, steps, silent)
-    assert [deed[0] for deed in host.deeds] == ["write", "systemctl", "write", "systemctl"]
-
-
-def test_one_failure_is_said_of_each_setting_that_wanted_it_and_the_others_are_done() -> None:
-    host = RecordingHost(broken=frozenset({"/etc/shared"}))
-    shared = Write("/etc/shared", "x")
-    steps = [step("a", PERSISTED, shared), step("b", PERSISTED, shared), step("c", RUNTIME, Put("/c", "1"))]
-    troubles = apply(host, steps, silent)
-    assert {name[0]: why for name, why in troubles.items()} == {
-        "a": "/etc/shared: Read-only file system",
-        "b": "/etc/shared: Read-only file system",
-    }
-    assert host.deeds == [("write", "/etc/shared", "x"), ("put", "/c", "1")]
-
-
-def test_what_follows_a_failed_action_in_its_step_is_left() -> None:
-    host = RecordingHost(broken=frozenset({"mdadm"}))
-    troubles = apply(
-        host, [step("scratch", RUNTIME, Run(("mdadm", "--create")), Run(("mkfs.xfs", "/dev/md0")))], silent
-    )
-    assert list(troubles.values()) == ["mdadm --create: it says no"]
-    assert host.deeds == [("mdadm", "--create")]
+@pytest.mark.parametrize(
+    ("steps", "broken", "deeds", "troubles"),
+    [
+        (
+            [step("a", RUNTIME, PUT_A), step("a", PERSISTED, A), step("b", RUNTIME, PUT_B)],
+            "",
+            [WROTE_A, ("put", "/a", "1"), ("put", "/b", "2")],
+            {},
+        ),
+        ([step("a", PERSISTED, A), step("b", PERSISTED, A)], "", [WROTE_A], {}),
+        (
+            [step("a", PERSISTED, B, RELOAD), step("b", PERSISTED, RELOAD), step("c", PERSISTED, C, RELOAD)],
+            "",
+            [WROTE_B, AGAIN, WROTE_C, AGAIN],
+            {},
+        ),
+        (
+            [step("a", PERSISTED, A), step("b", PERSISTED, A), step("c", RUNTIME, PUT_B)],
+            "/etc/a",
+            [WROTE_A, ("put", "/b", "2")],
+            NO,
+        ),
+        (
+            [step("a", RUNTIME, Run(("mdadm", "--create")), Run(("mkfs.xfs", "/dev/md0")))],
+            "mdadm",
+            [("mdadm", "--create")],
+            {"a": "mdadm --create: it says no"},
+        ),
+    ],
+    ids=["files come first", "a shared file", "units are read in again", "a failure of two", "the rest of a step"],
+)
+def test_each_action_is_done_once_in_its_order_and_what_fails_is_said_of_each_setting_that_wanted_it(
+    steps: list[Step], broken: str, deeds: list[Deed], troubles: dict[str, str]
+) -> None:
+    host = RecordingHost(frozenset({broken}))
+    assert {name[0]: why for name, why in apply(host, steps, silent).items()} == troubles
+    assert host.deeds == deeds
 
 
 def test_each_step_is_logged_and_a_failed_one_with_its_reason() -> None:
@@ -136,7 +129,7 @@ def test_whatever_the_steps_no_action_is_done_twice_and_every_failure_has_its_re
     once = [deed for deed in host.deeds if deed not in RELOADS]
     assert len(once) == len(set(once))
     for one in steps:
-        names = [getattr(action, "path", None) or action.command[0] for action in one.actions]
+        names = [action.command[0] if isinstance(action, Run) else action.path for action in one.actions]
         if set(names) & broken:
             assert key(one) in troubles
     assert set(troubles) <= {key(one) for one in steps}
@@ -167,40 +160,19 @@ def test_files_are_written_copied_and_removed_with_their_modes(tmp_path: Path) -
 
 
 def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    host = Host(str(tmp_path))
-    folder = host.path(owned.SYSCTL).parent
-    folder.mkdir(parents=True)
+    host, folder = Host(str(tmp_path)), Path(owned.SYSCTL).parent
+    assert sweep(host) == []
     left = f".{Path(owned.SYSCTL).name}.0a1b2c3d.lustrain"
-    for name in (
-        left,
-        "90-lustrain.conf",
-        ".hidden.lustrain",
-        ".a.conf.lustrain",
-        "x.0a1b2c3d.lustrain",
-        ".x.0a1b2c3d.other",
-    ):
-        (folder / name).write_text("x")
-    elsewhere = tmp_path / "home"
-    elsewhere.mkdir()
-    (elsewhere / left).write_text("x")
-    assert sweep(host) == [f"{Path(owned.SYSCTL).parent}/{left}"]
-    assert sorted(os.listdir(folder)) == [
-        ".a.conf.lustrain",
-        ".hidden.lustrain",
-        ".x.0a1b2c3d.other",
-        "90-lustrain.conf",
-        "x.0a1b2c3d.lustrain",
-    ]
-    assert (elsewhere / left).exists()
-
-
-@pytest.mark.parametrize("folder", ["/etc/sysctl.d", "/var/lib/lustrain", "/etc/systemd/system"])
-def test_a_machine_without_our_folders_is_swept_in_silence(folder: str, tmp_path: Path) -> None:
-    assert sweep(Host(str(tmp_path)), [folder]) == []
+    others = (".hidden.lustrain", ".a.conf.lustrain", "x.0a1b2c3d.lustrain", ".x.0a1b2c3d.other", "90-lustrain.conf")
+    for path in (f"/home/{left}", *(f"{folder}/{name}" for name in (left, *others))):
+        host.write(path, "x")
+    assert sweep(host) == [f"{folder}/{left}"]
+    assert set(os.listdir(host.path(str(folder)))) == set(others)
+    assert host.exists(f"/home/{left}")
 
 
 class LockedHost(Host):
-    """A program whose lock another one has for the first so many calls; nothing else is there."""
+    """A program that complains for the first so many calls; nothing else is there."""
 
     def __init__(self, root: Path, calls: int, said: str) -> None:
         super().__init__(str(root))
@@ -208,39 +180,35 @@ class LockedHost(Host):
 
     def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "") -> Done:
         self.left -= 1
-        return (
-            Done(0, "", "")
-            if self.left < 0
-            else Done(100, "", f"{self.said}\nE: Executing dpkg failed. Are you root?\n")
-        )
+        return Done(0, "", "") if self.left < 0 else Done(100, "", f"{self.said}\nE: Executing dpkg failed.\n")
 
 
 HOLD = Run(("apt-mark", "hold", "a"), busy=LOCKED)
 HELD = "dpkg: error: dpkg frontend lock was locked by another process with pid 812"
 
 
-def test_a_program_whose_lock_another_has_is_run_again_until_it_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+MOUNT = Run(("mount", "/fsx"), tries=3)
+
+
+@pytest.mark.parametrize(
+    ("action", "calls", "said", "done", "left"),
+    [
+        (HOLD, 3, HELD, True, -1),
+        (HOLD, 2, "E: no such package", False, 1),
+        (MOUNT, 2, "mount: refused", True, -1),
+        (MOUNT, 9, "mount: refused", False, 6),
+    ],
+)
+def test_a_program_whose_lock_another_has_or_that_may_fail_is_run_again_so_often_and_no_more(
+    action: Run, calls: int, said: str, done: bool, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("node_setup.agent.run.apply.AGAIN_S", 0.01)
-    assert perform(LockedHost(tmp_path, 3, HELD), HOLD) is None
+    monkeypatch.setattr("node_setup.agent.run.apply.FAILED_PAUSE_S", 0.0)
+    host = LockedHost(tmp_path, calls, said)
+    assert (perform(host, action) is None, host.left) == (done, left)
 
 
-def test_it_is_given_up_in_the_end_and_another_mistake_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_never_free_is_given_up_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node_setup.agent.run.apply.AGAIN_S", 0.01)
     monkeypatch.setattr("node_setup.agent.run.apply.BUSY_S", 0.05)
     assert perform(LockedHost(tmp_path, 9999, HELD), HOLD) is not None
-    once = LockedHost(tmp_path, 2, "E: no such package")
-    assert perform(once, HOLD) is not None
-    assert once.left == 1
-
-
-def test_a_program_that_may_fail_a_few_times_is_run_so_often_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("node_setup.agent.run.apply.FAILED_PAUSE_S", 0.0)
-    mount = Run(("mount", "/fsx"), tries=3)
-    assert perform(LockedHost(tmp_path, 2, "mount: refused"), mount) is None
-    never = LockedHost(tmp_path, 9, "mount: refused")
-    assert perform(never, mount) is not None
-    assert never.left == 6

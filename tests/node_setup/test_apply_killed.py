@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from node_setup.agent import owned
 from node_setup.agent.host import Host
 from node_setup.agent.run import lock
 from node_setup.agent.run.apply import sweep
-from node_setup.agent.run.lock import BusyError, NoLockError, held
+from node_setup.agent.run.lock import BusyError, held
+from tests.processes import alive, children_of, command_line, wait_until
 from tests.seeds import chance
 
 KILLS = 40
@@ -38,6 +40,20 @@ from node_setup.agent.run.lock import held
 with held(Host(sys.argv[1]), 1.0):
     print("held", flush=True)
     time.sleep(3600)
+"""
+_AGENT = """
+import sys
+from node_setup.agent.run.apply import apply
+from node_setup.agent.host import Host
+from node_setup.agent.run.lock import held
+from node_setup.agent.model import RUNTIME, Run, Step
+host, lend = Host(sys.argv[1]), sys.argv[2] == "changes"
+with held(host, 1.0) as lock:
+    print("begun", flush=True)
+    if lend:
+        with host.lending(lock):
+            apply(host, [Step("x", RUNTIME, "disk", "blank", "xfs", (Run(("sleep", "3600"), 3600),))], print)
+    host.run(["sleep", "3600"], 3600)
 """
 
 
@@ -77,15 +93,6 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files_and_the_next_apply_tid
     assert [str(path) for path in tmp_path.rglob("*.lustrain")] == []
 
 
-def test_whoever_reads_a_file_while_it_is_written_reads_the_old_one_whole(tmp_path: Path) -> None:
-    host = Host(str(tmp_path))
-    host.write(owned.SYSCTL, "old\n" * LINES)
-    with host.path(owned.SYSCTL).open() as reader:
-        host.write(owned.SYSCTL, "new\n")
-        assert reader.read() == "old\n" * LINES
-    assert host.read(owned.SYSCTL) == "new\n"
-
-
 def test_a_file_is_on_the_disk_before_its_name_is_and_its_name_before_the_write_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,38 +119,56 @@ def test_a_file_is_on_the_disk_before_its_name_is_and_its_name_before_the_write_
     assert calls == [("sync", "folder")]
 
 
-def test_the_lock_names_its_holder_and_goes_with_it(tmp_path: Path) -> None:
-    host = Host(str(tmp_path))
-    child = _child(_HOLDER, str(tmp_path))
-    try:
-        assert _said(child) == "held"
-        with pytest.raises(BusyError, match=rf"pid {child.pid} since 20\d\d-.*; fix: "), held(host, 0.2):
-            pass
-    finally:
-        _kill(child)
-    with held(host, 0.0):
-        assert (host.read(owned.LOCK) or "").startswith(f"pid {os.getpid()} since ")
-
-
-def test_the_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    child, pauses = _child(_HOLDER, str(tmp_path)), []
-    assert _said(child) == "held"
+def test_the_lock_is_roots_names_its_holder_is_waited_for_and_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, child, pauses = Host(str(tmp_path)), _child(_HOLDER, str(tmp_path)), []
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
         _kill(child)
 
-    monkeypatch.setattr(lock.time, "sleep", pause)
-    with held(Host(str(tmp_path)), 300.0):
-        assert pauses == [lock.POLL_S]
-
-
-def test_only_root_may_open_the_lock(tmp_path: Path) -> None:
-    with held(Host(str(tmp_path)), 0.0):
-        assert (tmp_path / owned.LOCK.lstrip("/")).stat().st_mode & 0o777 == 0o600
-
-
-def test_a_lock_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("a file where a folder should be")
-    with pytest.raises(NoLockError, match=r"Not a directory|File exists"), held(Host(str(tmp_path)), 0.0):
+    assert _said(child) == "held"
+    with pytest.raises(BusyError, match=rf"pid {child.pid} since 20\d\d-.*; fix: "), held(host, 0.0):
         pass
+    monkeypatch.setattr("node_setup.agent.run.lock.time.sleep", pause)
+    with held(host, 300.0):
+        assert pauses == [lock.POLL_S]
+        assert (host.read(owned.LOCK) or "").startswith(f"pid {os.getpid()} since ")
+        assert host.path(owned.LOCK).stat().st_mode & 0o777 == 0o600
+
+
+def killed_agent(root: Path, what: str) -> tuple[int, int]:
+    """Its process id, and that of the program of its own that runs on; end that."""
+    child = _child(_AGENT, str(root), what)
+    assert _said(child) == "begun"
+    wait_until(lambda: [one for one in children_of(child.pid) if command_line(one) == "sleep 3600"])
+    (program,) = children_of(child.pid)
+    _kill(child)
+    return child.pid, program
+
+
+def test_what_a_killed_agent_had_started_to_change_the_node_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid, program = killed_agent(tmp_path, "changes")
+    busy = rf"a program that a killed agent started still changes this node: pid {pid} since .*; fix: "
+    with pytest.raises(BusyError, match=busy), held(Host(str(tmp_path)), 0.0):
+        pass
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        with suppress(ProcessLookupError):
+            os.kill(program, signal.SIGKILL)
+
+    monkeypatch.setattr("node_setup.agent.run.lock.time.sleep", pause)
+    with held(Host(str(tmp_path)), 300.0):
+        assert pauses
+
+
+def test_what_only_looks_holds_nobody_up_when_its_agent_is_killed(tmp_path: Path) -> None:
+    _, program = killed_agent(tmp_path, "looks")
+    with held(Host(str(tmp_path)), 0.0):
+        assert alive(program)
+    os.kill(program, signal.SIGKILL)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lustrain.status import Status
 from node_setup.agent.model import PERSISTED, RUNTIME, Remark, Run, Setting, Step
 from node_setup.agent.run.apply import key
 from node_setup.agent.run.outcome import Changes, applied, followed, reboots, unplanned
@@ -27,19 +28,19 @@ def plan(*said: Step | Remark) -> Plan:
     return Plan("cpu", "said so", None, steps, remarks, SETTINGS)
 
 
-def judged(done: Changes, after: Plan) -> list[tuple[str, str, str]]:
-    return [(row["setting"], row["status"], row["why"]) for row in applied(done, after)]
+def told(setting: str, status: str, why: str) -> Remark:
+    return Remark(setting, Status(status), why)
 
 
-OK = Remark("a", "ok", "as wanted")
+OK = told("a", "ok", "as wanted")
 
 
 def test_parameters_that_a_mount_lost_as_it_was_made_anew_are_set_again_and_nothing_else_is() -> None:
     mount = replace(step("a"), actions=(Run(("umount", "/fsx")), Run(("mount", "/fsx"))))
     lost = replace(step("b"), actions=(Run(("lctl", "set_param", "osc.*.max_rpcs_in_flight=32")),))
-    before = plan(mount, Remark("b", "ok", "as wanted"), Remark("c", "ok", "as wanted"))
+    before = plan(mount, told("b", "ok", "as wanted"), told("c", "ok", "as wanted"))
     assert [followed(one, before) for one in (lost, step("c"))] == [True, False]
-    assert not followed(lost, plan(step("a"), Remark("b", "ok", "as wanted")))
+    assert not followed(lost, plan(step("a"), told("b", "ok", "as wanted")))
 
 
 @pytest.mark.parametrize(
@@ -49,36 +50,45 @@ def test_parameters_that_a_mount_lost_as_it_was_made_anew_are_set_again_and_noth
         (step(), "sysctl: no", [OK], "changed", "as wanted, though sysctl: no"),
         (step(), None, [step()], "failed", "it is 1 now, wanted 2"),
         (step(), "no", [step(found="7")], "failed", "no; it is 7 now, wanted 2"),
-        (step(), None, [Remark("a", "unknown", "it hangs")], "failed", "it cannot be read back: it hangs"),
+        (step(), None, [told("a", "unknown", "it hangs")], "failed", "it cannot be read back: it hangs"),
         (step(part=PERSISTED, needs="reboot"), None, [OK], "reboot", "in place, in effect after: reboot"),
-        (step(part=PERSISTED), None, [Remark("a", "reboot", "loaded before")], "reboot", "loaded before"),
+        (step(part=PERSISTED), None, [told("a", "reboot", "loaded before")], "reboot", "loaded before"),
         (step(part=RUNTIME, needs="remount"), None, [OK], "changed", "reason of a"),
     ],
 )
 def test_a_step_is_what_the_next_plan_says_of_it(
     one: Step, trouble: str | None, after: list[Step | Remark], status: str, why: str
 ) -> None:
-    done = Changes((one,), {key(one): trouble} if trouble else {})
-    assert judged(done, plan(*after)) == [("a", status, why)]
+    rows = applied(Changes((one,), {key(one): trouble} if trouble else {}), plan(*after))
+    assert [(row["setting"], row["status"], row["why"]) for row in rows] == [("a", status, why)]
 
 
-def test_a_failed_row_shows_what_is_there_now_and_a_changed_one_what_was() -> None:
-    done = Changes((step("a"), step("b")))
-    found = {row["setting"]: row["found"] for row in applied(done, plan(step("a", found="3")))}
-    assert found == {"a": "3", "b": "1"}
+UNASKED = told("a", "unknown", "no systemd to ask")
+SKIPPED = told("c", "skipped", "no")
 
 
-def test_what_was_unknown_before_says_nothing_of_a_step_and_stays_told() -> None:
-    before = Remark("a", "unknown", "no systemd to ask")
-    assert judged(Changes((step(),), known=(before,)), plan(before)) == [
-        ("a", "changed", "reason of a"),
-        ("a", "unknown", "no systemd to ask"),
-    ]
-
-
-def test_remarks_of_other_settings_and_conflicts_stay_told() -> None:
-    after = plan(OK, Remark("a", "conflict", "zz.conf wins"), Remark("b", "skipped", "no GPU"))
-    assert [status for _, status, _ in judged(Changes((step(),)), after)] == ["changed", "conflict", "skipped"]
+@pytest.mark.parametrize(
+    ("done", "after", "rows"),
+    [
+        (
+            Changes((step(),)),
+            [OK, told("a", "conflict", "zz.conf wins"), SKIPPED],
+            [("changed", "1"), ("conflict", None), ("skipped", None)],
+        ),
+        (Changes((step(),), known=(UNASKED,)), [UNASKED], [("changed", "1"), ("unknown", None)]),
+        (
+            Changes((step("a"), step("b", PERSISTED)), known=(SKIPPED,)),
+            [SKIPPED, OK, told("b", "ok", "")],
+            [("changed", "1"), ("changed", "1"), ("skipped", None)],
+        ),
+        (Changes((step("a"), step("b"))), [step("a", found="3")], [("failed", "3"), ("changed", "1")]),
+    ],
+    ids=["other remarks", "unknown before", "all carried out", "a failed row shows what is there now"],
+)
+def test_rows_of_steps_come_first_and_no_remark_is_lost(
+    done: Changes, after: list[Step | Remark], rows: list[tuple[str, str | None]]
+) -> None:
+    assert [(row["status"], row["found"]) for row in applied(done, plan(*after))] == rows
 
 
 def test_all_that_waits_for_a_reboot_is_listed() -> None:
@@ -87,7 +97,7 @@ def test_all_that_waits_for_a_reboot_is_listed() -> None:
 
 
 def test_only_what_did_not_apply_before_may_follow() -> None:
-    before = plan(step("a"), Remark("b", "ok", ""), Remark("c", "skipped", "not mounted"))
+    before = plan(step("a"), told("b", "ok", ""), told("c", "skipped", "not mounted"))
     assert followed(step("c"), before)
     assert not followed(step("b"), before)
     assert not followed(step("a", PERSISTED), before)
@@ -97,23 +107,10 @@ def test_drift_that_no_step_foresaw_is_named() -> None:
     assert unplanned(Changes((step("a"),)), plan(step("a"), step("b"))) == ["b (runtime) /b is 1, wanted 2"]
 
 
-PLANS = st.builds(
-    lambda said: plan(*said),
-    st.lists(
-        st.one_of(
-            st.builds(
-                step, st.sampled_from("abc"), st.sampled_from([RUNTIME, PERSISTED]), st.sampled_from(["1", None])
-            ),
-            st.builds(
-                Remark,
-                st.sampled_from("abc"),
-                st.sampled_from(["ok", "skipped", "unknown", "failed", "reboot"]),
-                st.just("w"),
-            ),
-        ),
-        max_size=6,
-    ),
-)
+STEPS = st.builds(step, st.sampled_from("abc"), st.sampled_from([RUNTIME, PERSISTED]), st.sampled_from(["1", None]))
+STATUSES = st.sampled_from(["ok", "skipped", "unknown", "failed", "reboot"])
+REMARKS = st.builds(told, st.sampled_from("abc"), STATUSES, st.just("w"))
+PLANS = st.builds(lambda said: plan(*said), st.lists(STEPS | REMARKS, max_size=6))
 
 
 @given(PLANS, PLANS)
@@ -127,13 +124,3 @@ def test_every_step_has_one_row_and_none_that_is_still_needed_is_called_done(bef
         if (row["setting"], row["part"], row["target"]) in left:
             assert row["status"] == "failed"
     assert {row["status"] for row in rows if row["part"] is not None} <= {"changed", "failed", "reboot"}
-
-
-def test_of_a_plan_that_was_carried_out_nothing_is_lost() -> None:
-    before = plan(step("a"), step("b", PERSISTED), Remark("c", "skipped", "no"))
-    after = replace(before, steps=(), remarks=(*before.remarks, Remark("a", "ok", ""), Remark("b", "ok", "")))
-    assert [status for _, status, _ in judged(Changes(before.steps, known=before.remarks), after)] == [
-        "changed",
-        "changed",
-        "skipped",
-    ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +12,31 @@ import pytest
 
 from lustrain.problem import UserError
 from node_setup.agent import owned
+from node_setup.agent.host import Done
 from node_setup.agent.model import EXIT_DRIFT, EXIT_FAILED, EXIT_IN_SYNC, EXIT_REFUSED, Request
 from node_setup.agent.run.lock import held
+from node_setup.agent.run.outcome import fallen
 from node_setup.agent.run.tune import check, tune
+from node_setup.agent.settings import catalog
 from node_setup.agent.wire.identity import Identity
-from tests.node_setup.agents import BareHost
+from tests.node_setup.agents import BareHost, silent
 
 MAPS, WATCHES = "proc/sys/vm/max_map_count", "proc/sys/fs/inotify/max_user_watches"
+MAPS_ID, WATCHES_ID = "sysctl.vm.max_map_count", "sysctl.fs.inotify.max_user_watches"
 NOBODY = Identity()
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A machine without programs whose kernel has two parameters that want another value."""
-    for path, value in (
-        (MAPS, "65530"),
-        (WATCHES, "8192"),
-        ("proc/stat", "cpu 0\n"),
-        ("etc/os-release", "ID=ubuntu\n"),
-    ):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(f"{value}\n")
+    plant(tmp_path, {MAPS: "65530\n", WATCHES: "8192\n", "proc/stat": "cpu 0\n", "etc/os-release": "ID=ubuntu\n"})
     return tmp_path
+
+
+def plant(root: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
 
 
 @pytest.fixture
@@ -85,10 +90,6 @@ def only(host: BareHost, *settings: str, **more: Any) -> tuple[dict[str, Any], i
     return tune(host, Request(only=settings, **more), NOBODY, 0.0, silent)
 
 
-def silent(line: str) -> None:
-    """A log that nobody reads."""
-
-
 def by_status(result: dict[str, Any]) -> dict[str, set[tuple[str, str | None]]]:
     found: dict[str, set[tuple[str, str | None]]] = {}
     for row in result["rows"]:
@@ -96,20 +97,24 @@ def by_status(result: dict[str, Any]) -> dict[str, set[tuple[str, str | None]]]:
     return found
 
 
+def failed(result: dict[str, Any]) -> dict[str, Any]:
+    """The one row that has failed."""
+    [row] = [row for row in result["rows"] if row["status"] == "failed"]
+    return dict(row)
+
+
 def contents(root: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+    """All files, but for who held the lock last."""
+    files = {f"/{path.relative_to(root)}": path for path in sorted(root.rglob("*")) if path.is_file()}
+    return {name: path.read_bytes() for name, path in files.items() if name != owned.LOCK}
 
 
-def test_a_plan_changes_nothing_and_says_with_exit_2_what_tune_would_do(host: BareHost, root: Path) -> None:
+def test_the_first_tune_changes_what_the_plan_said_and_the_second_nothing_and_drift_is_undone(
+    host: BareHost, root: Path
+) -> None:
     before = contents(root)
-    result, code = check(host, Request(only=("sysctl.*",)), NOBODY)
-    assert code == EXIT_DRIFT
-    assert ("sysctl.vm.max_map_count", "runtime") in by_status(result)["change"]
-    assert contents(root) == before
-
-
-def test_the_first_tune_changes_what_the_plan_said_and_the_second_nothing(host: BareHost, root: Path) -> None:
-    planned, _ = check(host, Request(), NOBODY)
+    planned, code = check(host, Request(), NOBODY)
+    assert (code, contents(root)) == (EXIT_DRIFT, before)
     result, code = tune(host, Request(), NOBODY, 0.0, silent)
     assert code == EXIT_IN_SYNC
     assert by_status(result)["changed"] == by_status(planned)["change"]
@@ -117,60 +122,63 @@ def test_the_first_tune_changes_what_the_plan_said_and_the_second_nothing(host: 
     assert result["unplanned"] == result["errors"] == []
     before = contents(root)
     again, code = tune(host, Request(), NOBODY, 0.0, silent)
-    assert code == EXIT_IN_SYNC
-    assert "changed" not in by_status(again)
-    assert {name: text for name, text in contents(root).items() if owned.LOCK not in name} == {
-        name: text for name, text in before.items() if owned.LOCK not in name
-    }
+    assert (code, "changed" in by_status(again), contents(root)) == (EXIT_IN_SYNC, False, before)
     assert check(host, Request(), NOBODY)[1] == EXIT_IN_SYNC
-
-
-def test_drift_is_named_and_undone(host: BareHost, root: Path) -> None:
-    tune(host, Request(), NOBODY, 0.0, silent)
     (root / MAPS).write_text("65530\n")
+    drift = {(MAPS_ID, "runtime")}
     result, code = check(host, Request(), NOBODY)
-    assert (code, by_status(result)["change"]) == (EXIT_DRIFT, {("sysctl.vm.max_map_count", "runtime")})
+    assert (code, by_status(result)["change"]) == (EXIT_DRIFT, drift)
     result, code = tune(host, Request(), NOBODY, 0.0, silent)
-    assert (code, by_status(result)["changed"]) == (EXIT_IN_SYNC, {("sysctl.vm.max_map_count", "runtime")})
+    assert (code, by_status(result)["changed"]) == (EXIT_IN_SYNC, drift)
+
+
+def test_turning_all_off_leaves_no_file_and_the_running_values(host: BareHost, root: Path) -> None:
+    names = ("sysctl.*", "limit.*")
+    assert only(host, *names)[1] == EXIT_IN_SYNC
+    off = {one.id: "off" for one in catalog.load() if one.kind in ("sysctl", "limit")}
+    assert only(host, *names, overrides=off)[1] == EXIT_IN_SYNC
+    assert not host.exists(owned.SYSCTL)
+    assert not host.exists(owned.LIMITS)
+    assert (root / MAPS).read_text() == "524288"
+
+
+def test_a_mistake_in_the_request_does_nothing(host: BareHost, root: Path) -> None:
+    before = contents(root)
+    with pytest.raises(UserError):
+        tune(host, Request(profile="gpu"), NOBODY, 0.0, silent)
+    assert contents(root) == before
 
 
 def test_a_value_that_did_not_take_is_a_failure_though_nothing_complained(root: Path) -> None:
-    result, code = only(DeafHost(root), "sysctl.vm.max_map_count")
-    assert code == EXIT_FAILED
-    [row] = [row for row in result["rows"] if row["status"] == "failed"]
-    assert (row["part"], row["found"], row["wanted"]) == ("runtime", "65530", "524288")
+    result, code = only(DeafHost(root), MAPS_ID)
+    row = failed(result)
+    assert (code, row["part"], row["found"], row["wanted"]) == (EXIT_FAILED, "runtime", "65530", "524288")
     assert row["why"] == "it is 65530 now, wanted 524288"
 
 
 def test_a_file_that_cannot_be_written_is_a_row_with_the_kernels_reason_and_the_rest_is_done(root: Path) -> None:
-    result, code = only(StubbornHost(root), "sysctl.vm.max_map_count")
+    result, code = only(StubbornHost(root), MAPS_ID)
     assert code == EXIT_FAILED
-    assert by_status(result) == {
-        "failed": {("sysctl.vm.max_map_count", "persisted")},
-        "changed": {("sysctl.vm.max_map_count", "runtime")},
-    }
-    [row] = [row for row in result["rows"] if row["status"] == "failed"]
-    assert row["why"].startswith(f"{owned.SYSCTL}: Read-only file system; it is None now")
+    assert by_status(result) == {"failed": {(MAPS_ID, "persisted")}, "changed": {(MAPS_ID, "runtime")}}
+    assert failed(result)["why"].startswith(f"{owned.SYSCTL}: Read-only file system; it is None now")
     assert result["errors"] == [{"where": "report", "why": f"{owned.REPORT}: Read-only file system"}]
 
 
 def test_a_report_that_cannot_be_kept_is_a_failure_though_every_setting_took(root: Path) -> None:
-    result, code = only(ForgetfulHost(root), "sysctl.vm.max_map_count")
-    assert by_status(result) == {
-        "changed": {("sysctl.vm.max_map_count", "persisted"), ("sysctl.vm.max_map_count", "runtime")}
-    }
+    result, code = only(ForgetfulHost(root), MAPS_ID)
+    assert set(by_status(result)) == {"changed"}
     assert (code, [one["where"] for one in result["errors"]]) == (EXIT_FAILED, ["report"])
 
 
 def test_a_foreign_file_that_wins_at_boot_is_drift_and_no_success(host: BareHost, root: Path) -> None:
-    only(host, "sysctl.vm.max_map_count")
+    only(host, MAPS_ID)
     foreign = root / "etc/sysctl.d/99-zz.conf"
     foreign.write_text("vm.max_map_count = 65530\n")
-    request = Request(only=("sysctl.vm.max_map_count",))
+    request = Request(only=(MAPS_ID,))
     looked, tuned = check(host, request, NOBODY), tune(host, request, NOBODY, 0.0, silent)
     assert (looked[1], tuned[1]) == (EXIT_DRIFT, EXIT_FAILED)
     for result, _ in (looked, tuned):
-        assert by_status(result)["conflict"] == {("sysctl.vm.max_map_count", None)}
+        assert by_status(result)["conflict"] == {(MAPS_ID, None)}
     foreign.unlink()
     assert check(host, request, NOBODY)[1] == EXIT_IN_SYNC
 
@@ -187,33 +195,36 @@ def test_what_nobody_could_read_is_told_and_fails_only_where_it_must_be(
 ) -> None:
     """This machine has no table of a PCI bus, so that nobody can say whether it has GPUs."""
     request = Request(only=(setting,), profile="efa-gpu")
-    for (result, code), wanted in zip(
-        (check(host, request, NOBODY), tune(host, request, NOBODY, 0.0, silent)), codes, strict=True
-    ):
+    looked, tuned = check(host, request, NOBODY), tune(host, request, NOBODY, 0.0, silent)
+    assert (looked[1], tuned[1]) == codes
+    for result, _ in (looked, tuned):
         assert [(row["status"], row["severity"]) for row in result["rows"]] == [("unknown", severity)]
-        assert code == wanted
 
 
 def test_what_only_became_possible_by_the_first_round_is_done_in_the_next(root: Path) -> None:
     (root / WATCHES).unlink()
-    result, code = only(GrowingHost(root), "sysctl.vm.max_map_count", "sysctl.fs.inotify.max_user_watches")
+    result, code = only(GrowingHost(root), MAPS_ID, WATCHES_ID)
     assert (code, result["unplanned"]) == (EXIT_IN_SYNC, [])
-    assert ("sysctl.fs.inotify.max_user_watches", "runtime") in by_status(result)["changed"]
+    assert (WATCHES_ID, "runtime") in by_status(result)["changed"]
     assert int((root / WATCHES).read_text()) > 8192
 
 
 def test_what_differs_afterwards_though_no_step_said_so_is_told(root: Path) -> None:
     (root / MAPS).write_text("524288\n")
-    result, code = only(LinkedHost(root), "sysctl.vm.max_map_count", "sysctl.fs.inotify.max_user_watches")
-    assert code == EXIT_FAILED
-    assert result["unplanned"] == [
-        "sysctl.vm.max_map_count (runtime) /proc/sys/vm/max_map_count is 1000, wanted 524288"
-    ]
+    result, code = only(LinkedHost(root), MAPS_ID, WATCHES_ID)
+    told = [f"{MAPS_ID} (runtime) /proc/sys/vm/max_map_count is 1000, wanted 524288"]
+    assert (code, result["unplanned"]) == (EXIT_FAILED, told)
 
 
-def test_the_last_apply_is_on_record_and_a_pass_without_changes_does_not_touch_it(host: BareHost, root: Path) -> None:
-    result, _ = only(host, "sysctl.*")
-    record = root / owned.REPORT.lstrip("/")
+def test_the_last_apply_is_on_record_and_a_pass_without_changes_does_not_touch_it_and_what_a_killed_agent_left_goes(
+    host: BareHost, root: Path
+) -> None:
+    left = f"{Path(owned.SYSCTL).parent}/.{Path(owned.SYSCTL).name}.00112233.lustrain"
+    host.write(left, "half")
+    lines: list[str] = []
+    result, _ = tune(host, Request(only=("sysctl.*",)), NOBODY, 0.0, lines.append)
+    assert (host.exists(left), any(left in line for line in lines)) == (False, True)
+    record = host.path(owned.REPORT)
     told = json.loads(record.read_text())
     assert told.pop("at").startswith("20")
     assert told == result
@@ -224,33 +235,31 @@ def test_the_last_apply_is_on_record_and_a_pass_without_changes_does_not_touch_i
 
 def job(root: Path) -> None:
     """A job's step as Slurm shows it in /proc."""
-    folder = root / "proc/4711"
-    folder.mkdir()
-    (folder / "stat").write_text("4711 (slurmstepd) S 1 " + " ".join(["0"] * 48))
-    (folder / "cmdline").write_bytes(b"slurmstepd: [123.0]\0")
+    stat = "4711 (slurmstepd) S 1 " + " ".join(["0"] * 48)
+    plant(root, {"proc/4711/stat": stat, "proc/4711/cmdline": "slurmstepd: [123.0]\0"})
 
 
 def test_a_node_with_a_job_is_left_alone_unless_forced(host: BareHost, root: Path) -> None:
     job(root)
-    result, code = only(host, "sysctl.vm.max_map_count")
+    result, code = only(host, MAPS_ID)
     assert code == EXIT_REFUSED
     assert result["refused"] == "a job runs: slurm 123; fix: drain the node and let the job end, or --force"
-    assert ("sysctl.vm.max_map_count", "runtime") in by_status(result)["change"]
+    assert (MAPS_ID, "runtime") in by_status(result)["change"]
     assert (root / MAPS).read_text() == "65530\n"
     assert not (root / owned.SYSCTL.lstrip("/")).exists()
-    result, code = only(host, "sysctl.vm.max_map_count", force=True)
+    result, code = only(host, MAPS_ID, force=True)
     assert (code, result["refused"]) == (EXIT_IN_SYNC, None)
 
 
 def test_a_job_on_a_node_in_sync_is_no_reason_to_refuse(host: BareHost, root: Path) -> None:
-    only(host, "sysctl.vm.max_map_count")
+    only(host, MAPS_ID)
     job(root)
-    assert only(host, "sysctl.vm.max_map_count")[1] == EXIT_IN_SYNC
+    assert only(host, MAPS_ID)[1] == EXIT_IN_SYNC
 
 
 def test_a_second_agent_waits_its_time_and_then_names_the_first(host: BareHost, root: Path) -> None:
     with held(host, 0.0):
-        result, code = only(BareHost(root), "sysctl.vm.max_map_count")
+        result, code = only(BareHost(root), MAPS_ID)
     assert code == EXIT_REFUSED
     assert result["refused"].startswith("another agent changes this node: pid ")
     assert (result["rows"], result["profile"]) == ([], None)
@@ -259,33 +268,83 @@ def test_a_second_agent_waits_its_time_and_then_names_the_first(host: BareHost, 
 
 def test_without_a_lock_nothing_is_done(root: Path) -> None:
     (root / "run").write_text("no folder")
-    result, code = only(BareHost(root), "sysctl.vm.max_map_count")
+    result, code = only(BareHost(root), MAPS_ID)
     assert (code, result["errors"][0]["where"]) == (EXIT_FAILED, owned.LOCK)
     assert (root / MAPS).read_text() == "65530\n"
 
 
-def test_what_a_killed_agent_left_is_gone_after_the_next_tune(host: BareHost, root: Path) -> None:
-    folder = (root / owned.SYSCTL.lstrip("/")).parent
-    folder.mkdir(parents=True)
-    left = folder / f".{Path(owned.SYSCTL).name}.00112233.lustrain"
-    left.write_text("half")
-    lines: list[str] = []
-    tune(host, Request(only=("sysctl.*",)), NOBODY, 0.0, lines.append)
-    assert not left.exists()
-    assert any(left.name in line for line in lines)
+LIMITS = "Limit              Soft Limit   Hard Limit   Units\nMax locked memory  {0}          {0}          bytes\n"
+SLURMD = {
+    "proc/stat": "cpu 0\n",
+    "proc/1/comm": "systemd\n",
+    "run/systemd/system/.keep": "",
+    "etc/os-release": "ID=ubuntu\n",
+    "proc/300/stat": "300 (slurmd) S 1 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 300 1 1\n",
+    "proc/300/cmdline": "/usr/sbin/slurmd\0-D\0",
+    "proc/300/limits": LIMITS.format("65536"),
+}
+
+
+class SlurmHost(BareHost):
+    """slurmd runs with low limits; `comes_back` tells whether it survives its restart. What systemd does when a service dies is
+    left out but for the state that it shows."""
+
+    def __init__(self, root: Path, comes_back: bool) -> None:
+        super().__init__(root)
+        self.comes_back, self.state = comes_back, "active"
+        plant(root, SLURMD)
+
+    def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "") -> Done:
+        if tuple(command[:2]) == ("systemctl", "show"):
+            return Done(0, "\n".join(map(self._unit, command[command.index("--") + 1 :])), "")
+        if tuple(command) == ("systemctl", "daemon-reload"):
+            return Done(0, "", "")
+        if tuple(command) == ("systemctl", "restart", "slurmd.service"):
+            if self.comes_back:
+                self.path("/proc/300/limits").write_text(LIMITS.format("unlimited"))
+                return Done(0, "", "")
+            shutil.rmtree(self.path("/proc/300"))
+            self.state = "failed"
+            return Done(1, "", "Job for slurmd.service failed because the control process exited with error code.")
+        return super().run(command, timeout, stdin)
+
+    def _unit(self, name: str) -> str:
+        load, active = ("loaded", self.state) if name == "slurmd.service" else ("not-found", "inactive")
+        return f"Id={name}\nLoadState={load}\nActiveState={active}\nUnitFileState=enabled\nResult=success\n"
+
+
+def test_a_slurmd_that_comes_back_is_changed(tmp_path: Path) -> None:
+    result, code = only(SlurmHost(tmp_path, comes_back=True), "slurmd-limit.memlock")
+    assert code == EXIT_IN_SYNC
+    assert {row["part"]: row["status"] for row in result["rows"]}["runtime"] == "changed"
+
+
+def test_a_slurmd_that_is_gone_after_its_restart_is_failed_and_one_that_had_failed_before_keeps_no_node_from_its_boot(
+    tmp_path: Path,
+) -> None:
+    host = SlurmHost(tmp_path, comes_back=False)
+    result, code = only(host, "slurmd-limit.memlock")
+    [row] = [row for row in result["rows"] if row["part"] == "runtime"]
+    assert (row["status"], code) == ("failed", EXIT_FAILED)
+    assert "slurmd.service ran before and is failed now; fix: journalctl -u slurmd.service" in row["why"]
+    assert "control process exited" in row["why"]
+    result, code = only(host, "slurmd-limit.memlock")
+    assert (code, [row["status"] for row in result["rows"]]) == (EXIT_IN_SYNC, ["ok"])
+    assert "slurmd has failed (journalctl -u slurmd)" in result["rows"][0]["why"]
 
 
 @pytest.mark.parametrize(
-    ("request_", "line"),
+    ("before", "after", "gone"),
     [
-        (Request(overrides={"sysctl.vm.max_map_cuont": "1"}), "did you mean sysctl.vm.max_map_count"),
-        (Request(overrides={"sysctl.vm.max_map_count": "12"}), "allowed: integer 65530"),
-        (Request(profile="gpu"), "allowed: efa-gpu, gaudi, cpu, login"),
+        ("active", "failed", True),
+        ("active", "inactive", True),
+        ("active", "activating", True),
+        ("active", "reloading", False),
+        ("inactive", "failed", False),
+        ("failed", "failed", False),
     ],
 )
-def test_a_mistake_in_the_request_is_one_line_and_nothing_is_done(
-    request_: Request, line: str, host: BareHost, root: Path
-) -> None:
-    with pytest.raises(UserError, match=line):
-        tune(host, request_, NOBODY, 0.0, silent)
-    assert (root / MAPS).read_text() == "65530\n"
+def test_only_what_ran_before_can_be_gone(before: str, after: str, gone: bool) -> None:
+    was, now = ({"services": {"a.service": {"active": state}}} for state in (before, after))
+    assert fallen(was, now) == ({"a.service": after} if gone else {})
+    assert fallen(was, {"services": None}) == {}, "systemd does not tell"

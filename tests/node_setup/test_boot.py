@@ -14,13 +14,19 @@ from lustrain.problem import UserError
 from node_setup.agent import owned
 from node_setup.agent.kinds.agent import BOOT_UNIT, UNIT
 from node_setup.agent.kinds.agent import plan as plan_agent
+from node_setup.agent.kinds.disks.scratch import mount_unit
+from node_setup.agent.kinds.gpu.clocks import clocks_unit
+from node_setup.agent.kinds.gpu.persistence import DAEMON
+from node_setup.agent.kinds.lustre import mount as lustre_mount
+from node_setup.agent.kinds.lustre.lnet_efa import lnet_unit
+from node_setup.agent.kinds.lustre.mount import Wish
 from node_setup.agent.model import Copy, Remark, Request, Run, Setting, Step, Write
 from node_setup.agent.run.boot import boot, judge, lnet, stored_request
 from node_setup.agent.run.lock import held
 from node_setup.agent.run.tune import tune
 from node_setup.agent.wire.identity import Identity
 from tests.conftest import require
-from tests.node_setup.agents import BareHost
+from tests.node_setup.agents import BareHost, silent
 
 DOCUMENT: dict[str, Any] = {
     "version": 1,
@@ -56,37 +62,26 @@ def state(root: Path) -> dict[str, bytes]:
     return {name: content for name, content in files.items() if name not in IN_FLIGHT}
 
 
-def silent(line: str) -> None:
-    """A log that nobody reads."""
-
-
 def text(document: dict[str, Any]) -> str:
     return json.dumps(document, sort_keys=True, indent=1) + "\n"
 
 
-def test_a_node_that_boots_ends_byte_by_byte_as_one_tuned_over_ssh(tmp_path: Path) -> None:
-    identity = bundle(tmp_path / "bundle", text(DOCUMENT))
-    booted, tuned = machine(tmp_path / "booted"), machine(tmp_path / "tuned")
+def test_a_node_that_boots_ends_byte_by_byte_as_one_tuned_over_ssh_and_so_does_its_second_boot_without_the_bundle(
+    tmp_path: Path,
+) -> None:
+    root, identity = tmp_path / "booted", bundle(tmp_path / "bundle", text(DOCUMENT))
+    booted, tuned = machine(root), machine(tmp_path / "tuned")
     assert boot(booted, identity, silent)[1] == 0
     tune(tuned, Request(document=DOCUMENT, group="train"), identity, 0.0, silent)
-    assert state(tmp_path / "booted") == state(tmp_path / "tuned")
-    assert (tmp_path / "booted" / MAPS).read_text() == "1048576"
-    assert json.loads((tmp_path / "booted" / owned.TUNING.lstrip("/")).read_text()) == {**DOCUMENT, "group": "train"}
-
-
-def test_a_second_boot_changes_nothing_and_needs_no_bundle(tmp_path: Path) -> None:
-    root = tmp_path / "node"
-    host = machine(root)
-    identity = bundle(tmp_path / "bundle", text(DOCUMENT))
-    boot(host, identity, silent)
     before = state(root)
-    installed = Identity(str(root / owned.AGENT.lstrip("/")), identity.sha256, None)
-    (root / owned.AGENT.lstrip("/")).write_bytes(b"PK stands for the packed agent")
+    assert before == state(tmp_path / "tuned")
+    assert (root / MAPS).read_text() == "1048576"
+    assert json.loads(before[owned.TUNING]) == {**DOCUMENT, "group": "train"}
     (root / MAPS).write_text("65530\n")
     lines: list[str] = []
-    assert boot(host, installed, lines.append)[1] == 0
+    assert boot(booted, Identity(str(booted.path(owned.AGENT)), identity.sha256, None), lines.append)[1] == 0
     assert lines[0] == f"wanted: {owned.TUNING}"
-    assert {**state(root)} == before
+    assert state(root) == before
 
 
 def test_what_lies_beside_the_agent_comes_before_what_the_node_kept(tmp_path: Path) -> None:
@@ -154,14 +149,9 @@ def test_only_what_a_node_must_have_keeps_it_from_jobs(rows: list[dict[str, Any]
 
 
 def test_the_log_names_the_setting_that_failed_and_why() -> None:
-    lines: list[str] = []
-    judge(
-        {"rows": [row("must", "failed"), row("should", "ok", "fine")], "unplanned": [], "errors": [], "refused": None},
-        lines.append,
-    )
-    assert lines[0] == "failed: sysctl.x (must) /x: it says no"
-    assert lines[1] == "this node may take no jobs: sysctl.x"
-    assert not any("fine" in line for line in lines)
+    rows, lines = [row("must", "failed"), row("should", "ok", "fine")], list[str]()
+    judge({"rows": rows, "unplanned": [], "errors": [], "refused": None}, lines.append)
+    assert lines == ["failed: sysctl.x (must) /x: it says no", "this node may take no jobs: sysctl.x"]
 
 
 def test_a_boot_that_never_gets_the_lock_fails_and_names_its_holder(
@@ -181,8 +171,8 @@ def agent_plan(facts: dict[str, Any], request: Request | None = None) -> list[St
     return plan_agent([SETTING], frozenset({SETTING.id}), facts, request or Request(document=DOCUMENT))
 
 
-def in_place() -> dict[str, Any]:
-    """Facts of a node with systemd on which all of it is as it should be."""
+def in_place(**changes: Any) -> dict[str, Any]:
+    """Facts of a node with systemd on which all of it is as it should be, but for these."""
     tuning = text({**DOCUMENT, "group": "train"})
     return {
         "agent": {"sha256": "aa" * 32, "installed": "aa" * 32, "path": owned.AGENT},
@@ -190,83 +180,91 @@ def in_place() -> dict[str, Any]:
         "init": "systemd",
         "services": {UNIT: {"load": "loaded", "enabled": "enabled"}},
         "files": {owned.TUNING: {"content": tuning}, owned.BOOT_UNIT: {"content": BOOT_UNIT}},
+        **changes,
     }
 
 
-def test_an_installed_and_enabled_agent_needs_nothing() -> None:
-    assert [one.status for one in agent_plan(in_place()) if isinstance(one, Remark)] == ["ok"]
+@pytest.mark.parametrize(
+    ("facts", "status"),
+    [
+        (in_place(), "ok"),
+        (in_place(agent={"sha256": None, "installed": None, "path": None}), "ok"),
+        (in_place(init="other"), "skipped"),
+        (in_place(init=None), "unknown"),
+    ],
+    ids=["all in place", "a checkout installs no agent", "no systemd", "systemd unknown"],
+)
+def test_where_there_is_nothing_to_do_or_no_systemd_no_step_is_planned(facts: dict[str, Any], status: str) -> None:
+    [only] = agent_plan(facts)
+    assert isinstance(only, Remark)
+    assert only.status == status
+
+
+ENABLE, COPY = Run(("systemctl", "enable", UNIT)), Copy("/b.pyz", owned.AGENT)
+UNIT_FILE, RELOAD = Write(owned.BOOT_UNIT, BOOT_UNIT), Run(("systemctl", "daemon-reload"))
+OF_B = Write(owned.TUNING, text({**DOCUMENT, "group": "b"}))
+NEW = {"sha256": "bb" * 32, "path": "/b.pyz"}
+OTHER_UNIT = {**in_place()["files"], owned.BOOT_UNIT: {"content": "[Unit]\n"}}
 
 
 @pytest.mark.parametrize(
-    ("change", "target", "action"),
+    ("change", "target", "found", "actions"),
     [
-        (
-            {"agent": {"sha256": "bb" * 32, "installed": "aa" * 32, "path": "/b.pyz"}},
-            owned.AGENT,
-            Copy("/b.pyz", owned.AGENT),
-        ),
-        (
-            {"agent": {"sha256": "bb" * 32, "installed": None, "path": "/b.pyz"}},
-            owned.AGENT,
-            Copy("/b.pyz", owned.AGENT),
-        ),
-        (
-            {"group": "other"},
-            owned.TUNING,
-            Write(owned.TUNING, text({**DOCUMENT, "group": "other"})),
-        ),
-        ({"services": {UNIT: {"enabled": "disabled"}}}, owned.BOOT_UNIT, Run(("systemctl", "enable", UNIT))),
-        ({"services": None}, owned.BOOT_UNIT, Run(("systemctl", "enable", UNIT))),
+        ({"agent": {**NEW, "installed": "aa" * 32}}, owned.AGENT, "a" * 12, (COPY,)),
+        ({"agent": {**NEW, "installed": None}}, owned.AGENT, None, (COPY,)),
+        ({"group": "b"}, owned.TUNING, "cluster llm, group train", (OF_B,)),
+        ({"services": {UNIT: {"enabled": "disabled"}}}, owned.BOOT_UNIT, "as planned, disabled", (ENABLE,)),
+        ({"services": None}, owned.BOOT_UNIT, "as planned, not enabled", (ENABLE,)),
+        ({"files": OTHER_UNIT}, owned.BOOT_UNIT, "different content, enabled", (UNIT_FILE, RELOAD, ENABLE)),
     ],
 )
-def test_what_differs_of_the_installed_agent_is_put_right(change: dict[str, Any], target: str, action: Any) -> None:
-    [only] = agent_plan({**in_place(), **change})
+def test_what_differs_of_the_installed_agent_is_put_right(
+    change: dict[str, Any], target: str, found: str | None, actions: tuple[Any, ...]
+) -> None:
+    [only] = agent_plan(in_place(**change))
     assert isinstance(only, Step)
-    assert (only.target, only.actions) == (target, (action,))
+    assert (only.target, only.found, only.actions) == (target, found, actions)
 
 
-def test_a_changed_unit_is_written_read_in_and_enabled() -> None:
-    facts = in_place()
-    facts["files"][owned.BOOT_UNIT] = {"content": "[Unit]\n"}
-    [only] = agent_plan(facts)
-    assert isinstance(only, Step)
-    assert [type(action) for action in only.actions] == [Write, Run, Run]
+def test_no_job_comes_before_the_unit_which_waits_for_what_it_tunes_and_is_tried_again_some_times() -> None:
+    lines: dict[str, str] = {}
+    for name, _, value in (line.partition("=") for line in BOOT_UNIT.splitlines()):
+        lines[name] = f"{lines.get(name, '')} {value}".strip()
+    waits = {"network-online.target", "configure-efa-fsx-lustre-client.service", "lustrain-boot.service"}
+    assert waits <= set(lines["After"].split())
+    assert (lines["Before"], lines["Restart"]) == ("slurmd.service", "on-failure")
+    assert lines["ExecStart"] == f"/usr/bin/python3 -I -S {owned.AGENT} boot"
+    assert lines["StartLimitIntervalSec"] == "2h"
+    one_pass = int(lines["TimeoutStartSec"]) + int(lines["RestartSec"])
+    assert int(lines["StartLimitBurst"]) * one_pass < 2 * 3600, "passes that all time out would never reach the limit"
 
 
-def test_a_checkout_installs_no_agent_and_without_systemd_there_is_no_unit() -> None:
-    facts = {**in_place(), "agent": {"sha256": None, "installed": None, "path": None}, "init": "other"}
-    assert [(one.status, one.why[:10]) for one in agent_plan(facts) if isinstance(one, Remark)] == [
-        ("skipped", "no systemd")
-    ]
-    assert not [one for one in agent_plan(facts) if isinstance(one, Step)]
+WISH = Wish("/data/fs-x", "fs-0123.fsx.us-east-1.amazonaws.com@tcp:/abcdef", "noatime,flock,_netdev")
+UNITS = {
+    owned.BOOT_UNIT: BOOT_UNIT,
+    owned.LNET_UNIT: lnet_unit(),
+    owned.CLOCKS_UNIT: clocks_unit(DAEMON),
+    owned.mount_unit("/opt/dlami/nvme"): mount_unit("/opt/dlami/nvme"),
+    WISH.unit: lustre_mount.mount_unit(WISH),
+    WISH.automount: lustre_mount.automount_unit(WISH),
+}
 
 
-def test_nothing_is_planned_for_a_setting_that_is_not_asked_for() -> None:
-    assert plan_agent([SETTING], frozenset(), {}, Request()) == []
+def verified(folder: Path, units: dict[str, str]) -> list[str]:
+    """What systemd says of units, each of them by its name."""
+    program = shutil.which("systemd-analyze")
+    require(program is not None, "no systemd-analyze on this machine")
+    for path, content in {DAEMON: "[Service]\nExecStart=/bin/true\n", **units}.items():
+        (folder / Path(path).name).write_text(content)
+    paths = sorted(str(one) for one in folder.iterdir())
+    done = subprocess.run([str(program), "verify", "--man=no", *paths], capture_output=True, text=True, timeout=300)
+    return [line for line in done.stderr.splitlines() if any(Path(path).name in line for path in units)]
 
 
-def test_the_unit_waits_for_what_it_tunes_and_runs_the_installed_agent() -> None:
-    for name in ("network-online.target", "configure-efa-fsx-lustre-client.service", "lustrain-boot.service"):
-        assert name in BOOT_UNIT
-    assert f"ExecStart=/usr/bin/python3 -I -S {owned.AGENT} boot\n" in BOOT_UNIT
-
-
-def test_no_job_comes_before_the_unit_and_what_failed_is_tried_again_some_times() -> None:
-    sections = BOOT_UNIT.split("\n[")
-    unit, service = (next(one for one in sections if name in one) for name in ("Unit]", "Service]"))
-    assert "\nBefore=slurmd.service\n" in unit
-    assert "\nRestart=on-failure\nRestartSec=30\n" in service
-    assert "\nStartLimitIntervalSec=2h\nStartLimitBurst=5\n" in f"{unit}\n"
-    times, passes = 2 * 3600, 5
-    assert passes * (900 + 30) < times, "passes that all run into their timeout would never reach the limit"
-
-
-def test_systemd_has_nothing_to_say_against_the_unit(tmp_path: Path) -> None:
-    verify = shutil.which("systemd-analyze")
-    require(verify is not None, "no systemd-analyze on this machine")
-    (tmp_path / UNIT).write_text(BOOT_UNIT)
-    done = subprocess.run([str(verify), "verify", tmp_path / UNIT], capture_output=True, text=True, check=False)
-    assert [line for line in done.stderr.splitlines() if UNIT in line] == []
+def test_systemd_has_nothing_to_say_against_our_units(tmp_path: Path) -> None:
+    assert verified(tmp_path, UNITS) == []
+    assert Path(WISH.unit).name == "data-fs\\x2dx.mount"
+    assert verified(tmp_path, {WISH.unit: "[Mount]\nWhat=x\nWhere=/elsewhere\n"}) != []
 
 
 LUSTRE = {"path": "/fsx", "efa": False, "throughput_mb_s": 1000, "stripes": []}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +13,14 @@ from typing import Any
 import pytest
 
 from node_setup.agent import facts as facts_package
-from node_setup.agent.facts import collect, lustre, metadata, scene, services
+from node_setup.agent.facts import collect, metadata, scene, services
 from node_setup.agent.facts.devices import gpu
+from node_setup.agent.facts.scene import Scene, together
 from node_setup.agent.facts.wanted import Wanted
 from node_setup.agent.host import TIMED_OUT, Done, Host
-from tests.node_setup.agents import VERSIONS, interpreter
-from tests.node_setup.machines import MACHINES, SLURMD_LIMITS, facts_of
+from node_setup.agent.lint import lint
+from node_setup.agent.model import look_up
+from tests.node_setup.machines import MACHINES, facts_of
 from tests.node_setup.recorded_host import Machine, RecordedHost, build, facts_from, recorded
 
 SECTIONS = (
@@ -38,8 +39,7 @@ def nobody_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_machine_has_every_section_and_no_error(name: str) -> None:
     found = facts_of(name)
-    assert set(found) == set(SECTIONS)
-    assert found["errors"] == []
+    assert (set(found), found["errors"]) == (set(SECTIONS), [])
     assert json.loads(json.dumps(found)) == found
 
 
@@ -50,12 +50,11 @@ def test_every_section_is_described() -> None:
 
 def test_facts_of_this_machine_are_real() -> None:
     found = collect(Host(), WANTED)
-    assert set(found) == set(SECTIONS)
+    assert set(json.loads(json.dumps(found))) == set(SECTIONS)
     assert found["host"]["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert found["sysctl"] == {"vm.max_map_count": Path("/proc/sys/vm/max_map_count").read_text().strip()}
     assert found["memory"]["gib"] > 0
     assert any(one["target"] == "/" for one in found["mounts"])
-    json.dumps(found)
 
 
 def test_an_empty_machine_has_facts_too(tmp_path: Path) -> None:
@@ -65,44 +64,167 @@ def test_an_empty_machine_has_facts_too(tmp_path: Path) -> None:
     assert (found["instance"]["type"], found["limits"]["slurmd"]) == (None, None)
 
 
-def test_a_fresh_p5_as_it_is_found() -> None:
-    found = facts_of("p5")
-    assert (found["cpu"]["count"], found["memory"]["gib"], found["cpu"]["numa_nodes"]) == (192, 2048, 2)
-    assert (found["instance"]["type"], found["instance"]["source"], found["group"]) == ("p5.48xlarge", "imds", "train")
-    assert (len(found["efa"]["devices"]), found["efa"]["pci"], len(found["efa"]["domains"])) == (32, 32, 32)
-    assert {one["state"] for one in found["efa"]["devices"]} == {"ACTIVE"}
-    assert (len(found["gpu"]["devices"]), found["gpu"]["xids"], found["gpu"]["processes"]) == (8, [], 0)
-    assert found["gpu"]["nvlinks"] == {str(at): {"up": 18, "errors": 0} for at in range(8)}
-    assert found["gpu"]["driver"] == found["gpu"]["fabric_manager"]["version"]
-    assert found["limits"]["slurmd"]["memlock"] == ["8388608", "8388608"]
-    assert found["lustre"]["mounts"][0]["mount_name"] == "xeo3rbev"
-    assert found["lustre"]["client"] == "2.15.6"
-    assert found["lustre"]["stripes"]["/fsx/checkpoints"]["exists"] is False
-    assert found["services"]["nvidia-fabricmanager.service"]["active"] == "active"
+def at(facts: Mapping[str, Any], path: str) -> Any:
+    """A fact; `errors` are their places only."""
+    return [one["where"] for one in facts["errors"]] if path == "errors" else look_up(facts, path)[1]
 
 
-def test_gaudi_and_login_nodes_are_told_apart_by_what_is_on_the_bus() -> None:
-    gaudi, login = facts_of("gaudi"), facts_of("login")
-    assert (gaudi["hpu"]["present"], len(gaudi["hpu"]["devices"]), gaudi["gpu"]["present"]) == (True, 8, False)
-    assert (login["os"]["family"], login["packages"]["manager"], login["group"]) == ("rhel", "dnf", "login")
-    assert login["gpu"] == {**gpu.EMPTY["gpu"], "present": False}
+P5 = {
+    "cpu": {"count": 192, "numa_nodes": 2, "vendor": "GenuineIntel", "model": "Intel(R) Xeon(R) Platinum 8488C"},
+    "memory.gib": 2048,
+    "instance.type": "p5.48xlarge",
+    "instance.source": "imds",
+    "group": "train",
+    "efa.pci": 32,
+    "gpu.xids": [],
+    "gpu.processes": 0,
+    "gpu.nvlinks": {str(number): {"up": 18, "errors": 0} for number in range(8)},
+    "gpu.driver": "570.172.08",
+    "gpu.fabric_manager.version": "570.172.08",
+    "limits.slurmd.memlock": ["8388608", "8388608"],
+    "limits.slurmd.nofile": ["1024", "524288"],
+    "limits.slurmd.stack": ["8388608", "unlimited"],
+    "lustre.client": "2.15.6",
+}
+LOGIN = {
+    "os.family": "rhel",
+    "packages.manager": "dnf",
+    "group": "login",
+    "gpu": {**gpu.EMPTY["gpu"], "present": False},
+}
 
 
-def machine_with(name: str, **programs: Done) -> Machine:
+@pytest.mark.parametrize(
+    ("name", "expected"), [("p5", P5), ("gaudi", {"hpu.present": True, "gpu.present": False}), ("login", LOGIN)]
+)
+def test_a_fresh_node_as_it_is_found(name: str, expected: dict[str, Any]) -> None:
+    found = facts_of(name)
+    assert {path: at(found, path) for path in expected} == expected
+    assert len(found["efa"]["devices"]) == len(found["efa"]["domains"] or ()) == {"p5": 32, "gaudi": 4}.get(name, 0)
+    assert {one["state"] for one in found["efa"]["devices"]} <= {"ACTIVE"}
+    assert len(found["gpu"]["devices"] or found["hpu"]["devices"] or ()) == {"p5": 8, "gaudi": 8}.get(name, 0)
+
+
+def process(pid: int, name: str, command: str, **more: str) -> dict[str, str]:
+    """Files of one process; `children` are those that its second thread has started."""
+    files = {"stat": f"{pid} ({name}) S 1 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 {pid} 1 1\n", "cmdline": command}
+    files.update({f"task/{pid}/children": "", f"task/{pid + 1}/children": more.pop("children", "")}, **more)
+    return {f"/proc/{pid}/{path}": text for path, text in files.items()}
+
+
+def hung(program: str) -> Done:
+    return Done(TIMED_OUT, "", f"{program} did not end within 10 s")
+
+
+ON_GPUS = "nvidia-smi --query-compute-apps=pid"
+STEP = process(3000, "slurmstepd", "slurmstepd: [123.batch]")
+TRAINER = process(3001, "python3.11", "python3.11\0-m\0trainer\0train\0run.toml")
+OPENED = ("/dev/accel/accel_controlD3", "/dev/hl_controlD3")
+GAUDI_FILES = {path: text for pid in range(3000, 3004) for path, text in process(pid, "python3", "python3\0a").items()}
+GAUDI_LINKS = {f"/proc/{pid}/fd/7": path for pid, path in enumerate(("/dev/accel/accel3", "/dev/hl3", *OPENED), 3000)}
+SLURM, GPU = {"kind": "slurm", "id": "123"}, {"kind": "gpu", "id": "3001"}
+CHRONY = {
+    "/etc/chrony/chrony.conf": "# sourcedir /not\nconfdir /etc/chrony/conf.d\nSourceDir /a/ /b\n",
+    "/etc/chrony/conf.d/x.conf": "sourcedir /c\n",
+    "/etc/chrony/conf.d/x.other": "sourcedir /d\n",
+}
+MDC, MDT = "mdc.*.max_rpcs_in_flight", "mdt.*.mdt_num"
+LCTL = Done(2, recorded("lctl_get_param.txt"), recorded("lctl_get_param_missing.txt"))
+BY_MDC = Wanted(lustre_parameters=(MDC,))
+NO_DATA, NO_LIBRARY = Done(61, "", "fi_getinfo: -61 (No data available)"), Done(127, "", "libfabric.so.1: not found")
+STRIPES = Wanted(stripe_paths=("/fsx/checkpoints", "/other"))
+UNREAD = {"exists": None, "empty": None, "layout": None, "error": "find did not end within 10 s"}
+LAYOUT = {
+    "find": Done(0, "/fsx/checkpoints/step-1\n", ""),
+    "lfs getstripe": Done(0, recorded("lfs_getstripe_plain.txt"), ""),
+}
+OLD_SYSCTL = {"/etc/sysctl.conf": "vm.swappiness = 1\n"}
+SYSTEMD_SYSCTL = {"/usr/lib/systemd/systemd-sysctl": ""}
+BUILT_IN = {"/sys/module/ib_core/parameters/recv_queue_size": "128\n"}
+
+Planted = dict[str, Any]
+PLANTED: list[tuple[str, Planted, dict[str, Any]]] = [
+    (
+        "p5",
+        {"programs": {"nvidia-smi": Done(9, recorded("nvidia_smi_failed.txt"), "")}},
+        {"gpu.present": True, "gpu.devices": None, "errors": ["gpu.devices", "gpu.nvlinks", "gpu.processes"]},
+    ),
+    (
+        "p5",
+        {"gone": "nvidia-smi"},
+        {"gpu.present": True, "gpu.devices": None, "errors": ["gpu"], "gpu.processes": None},
+    ),
+    ("p5", {"programs": {ON_GPUS: hung("nvidia-smi")}}, {"jobs": None}),
+    ("p5", {"programs": {ON_GPUS: Done(0, "", "")}}, {"jobs": []}),
+    ("cpu", {"programs": {ON_GPUS: hung("nobody asks")}}, {"jobs": []}),
+    ("p5", {"programs": {ON_GPUS: hung("nvidia-smi")}, "files": STEP}, {"jobs": [SLURM]}),
+    (
+        "p5",
+        {"programs": {ON_GPUS: Done(0, "3001\n3001\n", "")}, "files": {**STEP, **TRAINER}},
+        {"jobs": [SLURM, {"kind": "trainer", "id": "3001"}, GPU]},
+    ),
+    (
+        "gaudi",
+        {"files": GAUDI_FILES, "links": GAUDI_LINKS},
+        {"jobs": [{"kind": "hpu", "id": "3000"}, {"kind": "hpu", "id": "3001"}]},
+    ),
+    ("cpu", {"files": CHRONY}, {"time.folders": ["/a", "/b", "/c"]}),
+    ("cpu", {"without": "/etc/chrony/chrony.conf"}, {"time.folders": None}),
+    ("cpu", {}, {"boot_outcome": None}),
+    ("cpu", {"files": {"/var/lib/lustrain/boot": "failed mount of /fsx\n"}}, {"boot_outcome": "failed mount of /fsx"}),
+    ("p5", {"files": {"/proc/modules": "efa 1 0 - Live 0x0\n"}}, {"efa.modules": ["efa"]}),
+    ("p5", {"files": {"/proc/modules": "efa 1 0 - Live 0x0\n", **BUILT_IN}}, {"efa.modules": ["efa", "ib_core"]}),
+    ("gaudi", {"programs": {"fi_info": NO_DATA}}, {"efa.domains": [], "errors": []}),
+    ("gaudi", {"programs": {"fi_info": NO_LIBRARY}}, {"efa.domains": None, "errors": ["efa.domains"]}),
+    (
+        "login",
+        {"programs": {"lctl": LCTL}, "wanted": Wanted(lustre_parameters=(MDT,))},
+        {"lustre.parameters": {MDT: {}}, "errors": []},
+    ),
+    (
+        "login",
+        {"programs": {"lctl": Done(1, "", "opening /dev/lnet failed: No such device\n")}, "wanted": BY_MDC},
+        {"lustre.parameters": None, "errors": ["lustre.parameters"]},
+    ),
+    (
+        "login",
+        {"programs": {"find": hung("find")}, "wanted": STRIPES},
+        {"lustre.stripes": {"/fsx/checkpoints": UNREAD}},
+    ),
+    (
+        "login",
+        {"programs": LAYOUT, "wanted": STRIPES},
+        {
+            "lustre.stripes./fsx/checkpoints.exists": True,
+            "lustre.stripes./fsx/checkpoints.empty": False,
+            "lustre.stripes./fsx/checkpoints.error": None,
+            "lustre.stripes./fsx/checkpoints.layout.count": 128,
+        },
+    ),
+]
+
+
+def planted(root: Path, name: str, **change: Any) -> dict[str, Any]:
+    """Facts of a machine with other files, links and programs, or without some."""
     machine = MACHINES[name]()
-    for command, done in programs.items():
-        asked = command.replace("__", "-")
-        machine.programs = {one: said for one, said in machine.programs.items() if one[0] != asked}
-        machine.programs[(asked,)] = done
-    return machine
+    for path, text in change.get("files", {}).items():
+        machine.files[path] = text
+    machine.files.pop(change.get("without", ""), None)
+    machine.links.update(change.get("links", {}))
+    programs = {tuple(words.split()): done for words, done in change.get("programs", {}).items()}
+    replaced = {change.get("gone"), *(words[0] for words in programs if len(words) == 1)}
+    kept = {words: done for words, done in machine.programs.items() if words[0] not in replaced}
+    machine.programs = {**kept, **programs}
+    return facts_from(build(root, machine), change.get("wanted", Wanted()))
 
 
-def test_a_failing_nvidia_smi_is_no_count_of_gpus(tmp_path: Path) -> None:
-    failed = Done(9, recorded("nvidia_smi_failed.txt"), "")
-    found = facts_from(build(tmp_path, machine_with("p5", nvidia__smi=failed)), Wanted())
-    assert (found["gpu"]["present"], found["gpu"]["devices"], found["gpu"]["processes"]) == (True, None, None)
-    assert {one["where"] for one in found["errors"]} == {"gpu.devices", "gpu.nvlinks", "gpu.processes"}
-    assert len(found["efa"]["domains"]) == 32
+@pytest.mark.parametrize(("name", "change", "expected"), PLANTED)
+def test_what_a_node_shows_or_does_not_is_a_fact_and_no_other_is_lost(
+    name: str, change: Planted, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    found = planted(tmp_path, name, **change)
+    assert {path: at(found, path) for path in expected} == expected
+    assert len(found["efa"]["devices"]) == {"p5": 32, "gaudi": 4}.get(name, 0)
 
 
 def test_a_field_that_a_driver_does_not_know_costs_only_itself(tmp_path: Path) -> None:
@@ -139,118 +261,6 @@ def test_a_driver_that_calls_throttle_reasons_by_their_new_name_only_still_tells
     assert all(one["throttle"] is not None for one in found["gpu"]["devices"])
 
 
-@pytest.mark.parametrize(
-    ("kind", "answer", "jobs"),
-    [
-        ("p5", Done(124, "", "nvidia-smi did not end within 30 s"), None),
-        ("p5", Done(0, "", ""), []),
-        ("cpu", Done(124, "", "nobody asks"), []),
-    ],
-)
-def test_gpus_that_nobody_could_ask_are_not_idle_and_a_node_without_gpus_is(
-    kind: str, answer: Done, jobs: object, tmp_path: Path
-) -> None:
-    machine = MACHINES[kind]()
-    machine.programs[("nvidia-smi", "--query-compute-apps=pid")] = answer
-    assert facts_from(build(tmp_path, machine), Wanted())["jobs"] == jobs
-
-
-def test_a_job_that_was_seen_is_told_though_the_gpus_could_not_be_asked(tmp_path: Path) -> None:
-    machine = MACHINES["p5"]()
-    machine.files["/proc/3000/stat"] = "3000 (slurmstepd) S 1 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 3000 1 1\n"
-    machine.files["/proc/3000/cmdline"] = "slurmstepd: [123.batch]"
-    machine.programs[("nvidia-smi", "--query-compute-apps=pid")] = Done(124, "", "it hangs")
-    assert facts_from(build(tmp_path, machine), Wanted())["jobs"] == [{"kind": "slurm", "id": "123"}]
-
-
-def test_the_folders_that_chrony_reads_are_found_through_its_confdir(tmp_path: Path) -> None:
-    machine = MACHINES["cpu"]()
-    machine.files["/etc/chrony/chrony.conf"] = "# sourcedir /not\nconfdir /etc/chrony/conf.d\nSourceDir /a/ /b\n"
-    machine.files["/etc/chrony/conf.d/x.conf"] = "sourcedir /c\n"
-    machine.files["/etc/chrony/conf.d/x.other"] = "sourcedir /d\n"
-    assert facts_from(build(tmp_path, machine), Wanted())["time"]["folders"] == ["/a", "/b", "/c"]
-    del machine.files["/etc/chrony/chrony.conf"]
-    (tmp_path / "etc/chrony/chrony.conf").unlink()
-    assert facts_from(build(tmp_path, machine), Wanted())["time"]["folders"] is None
-
-
-def test_a_device_without_its_driver_is_an_error_and_not_a_cpu_node(tmp_path: Path) -> None:
-    machine = MACHINES["p5"]()
-    machine.programs = {one: done for one, done in machine.programs.items() if one[0] != "nvidia-smi"}
-    found = facts_from(build(tmp_path, machine), Wanted())
-    assert (found["gpu"]["present"], found["gpu"]["devices"]) == (True, None)
-    assert "driver is not installed" in found["errors"][0]["why"]
-
-
-@pytest.mark.parametrize("said", ["ready lustre-over-tcp", "failed mount of /fsx"])
-def test_how_the_boot_script_ended_is_told_as_it_said_it(tmp_path: Path, said: str) -> None:
-    assert collect(build(tmp_path, Machine()), Wanted())["boot_outcome"] is None
-    assert (
-        collect(build(tmp_path, Machine(files={"/var/lib/lustrain/boot": f"{said}\n"})), Wanted())["boot_outcome"]
-        == said
-    )
-
-
-@pytest.mark.slow
-def test_a_module_that_is_built_into_the_kernel_is_in_effect(tmp_path: Path) -> None:
-    machine = MACHINES["p5"]()
-    machine.files["/proc/modules"] = "efa 114688 0 - Live 0x0\n"
-    absent = facts_from(build(tmp_path / "a", machine), Wanted())
-    machine.files["/sys/module/ib_core/parameters/recv_queue_size"] = "128\n"
-    built_in = facts_from(build(tmp_path / "b", machine), Wanted())
-    assert absent["efa"]["modules"] == ["efa"]
-    assert built_in["efa"]["modules"] == ["efa", "ib_core"]
-    assert {"efa", "ib_core"} <= set(built_in["modules"]["loaded"])
-
-
-def test_a_fabric_without_devices_has_no_domains_but_a_broken_library_is_unknown(tmp_path: Path) -> None:
-    none = facts_from(
-        build(tmp_path / "a", machine_with("gaudi", fi_info=Done(61, "", "fi_getinfo: -61 (No data available)"))),
-        Wanted(),
-    )
-    broken = facts_from(
-        build(tmp_path / "b", machine_with("gaudi", fi_info=Done(127, "", "libfabric.so.1: not found"))), Wanted()
-    )
-    assert (none["efa"]["domains"], none["errors"]) == ([], [])
-    assert broken["efa"]["domains"] is None
-    assert broken["errors"] == [{"where": "efa.domains", "why": "fi_info: libfabric.so.1: not found"}]
-
-
-def test_a_pattern_of_lctl_that_matches_nothing_is_no_error(tmp_path: Path) -> None:
-    said = Done(2, recorded("lctl_get_param.txt"), recorded("lctl_get_param_missing.txt"))
-    wanted = Wanted(lustre_parameters=("mdc.*.max_rpcs_in_flight", "mdt.*.mdt_num"))
-    found = facts_from(build(tmp_path, machine_with("login", lctl=said)), wanted)
-    assert len(found["lustre"]["parameters"]["mdc.*.max_rpcs_in_flight"]) == 2
-    assert found["lustre"]["parameters"]["mdt.*.mdt_num"] == {}
-    assert found["errors"] == []
-
-
-def test_a_failing_lctl_leaves_parameters_unknown(tmp_path: Path) -> None:
-    said = Done(1, "", "opening /dev/lnet failed: No such device\n")
-    wanted = Wanted(lustre_parameters=("mdc.*.max_rpcs_in_flight",))
-    found = facts_from(build(tmp_path, machine_with("login", lctl=said)), wanted)
-    assert found["lustre"]["parameters"] is None
-    assert found["errors"][0]["where"] == "lustre.parameters"
-
-
-def test_a_lustre_that_does_not_answer_is_an_error_of_its_directory(tmp_path: Path) -> None:
-    hung = Done(TIMED_OUT, "", "find did not end within 10 s")
-    found = facts_from(
-        build(tmp_path, machine_with("login", find=hung)), Wanted(stripe_paths=("/fsx/checkpoints", "/other"))
-    )
-    assert found["lustre"]["stripes"] == {
-        "/fsx/checkpoints": {"exists": None, "empty": None, "layout": None, "error": "find did not end within 10 s"}
-    }
-
-
-def test_an_existing_directory_has_a_layout_and_is_empty_or_not(tmp_path: Path) -> None:
-    machine = machine_with("login", find=Done(0, "/fsx/checkpoints/step-1\n", ""))
-    machine.programs[("lfs", "getstripe")] = Done(0, recorded("lfs_getstripe_plain.txt"), "")
-    found = facts_from(build(tmp_path, machine), Wanted(stripe_paths=("/fsx/checkpoints",)))
-    stripe = found["lustre"]["stripes"]["/fsx/checkpoints"]
-    assert (stripe["exists"], stripe["empty"], stripe["layout"]["count"], stripe["error"]) == (True, False, 128, None)
-
-
 def test_a_lustre_that_is_mounted_on_demand_is_woken_before_it_is_judged(tmp_path: Path) -> None:
     class OnDemand(RecordedHost):
         def run(self, command: Sequence[str], timeout: float = 10.0, stdin: str = "") -> Done:
@@ -260,129 +270,122 @@ def test_a_lustre_that_is_mounted_on_demand_is_woken_before_it_is_judged(tmp_pat
             return super().run(command, timeout, stdin)
 
     machine = MACHINES["login"]()
-    machine.files["/proc/mounts"] = "systemd-1 /fsx autofs rw,fd=52 0 0\nsystemd-1 /other autofs rw 0 0\n"
+    machine.files["/proc/mounts"] = "systemd-1 /fsx autofs rw,fd=52 0 0\nsystemd-1 /another autofs rw 0 0\n"
     built = build(tmp_path, machine)
     host = OnDemand(built.root, built.machine)
-    found = facts_from(host, Wanted(stripe_paths=("/fsx/checkpoints",)))
+    found = facts_from(host, STRIPES)
     assert found["lustre"]["mounts"][0]["mount_name"] == "xeo3rbev"
     assert found["mounts"][-1]["fstype"] == "lustre"
-    assert not any("/other" in command for command in host.asked)
+    assert not any("/another" in command for command in host.asked)
 
 
 def test_a_section_that_raises_costs_only_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(services, "collect", lambda scene: 1 / 0)
-    found = facts_from(build(tmp_path, MACHINES["cpu"]()), WANTED)
-    assert found["services"] is None
+    found = planted(tmp_path, "cpu", wanted=WANTED)
+    assert (found["services"], found["sysctl"]) == (None, {"vm.max_map_count": "65530"})
     assert found["errors"] == [{"where": "services", "why": "ZeroDivisionError: division by zero"}]
-    assert found["sysctl"] == {"vm.max_map_count": "65530"}
 
 
-def test_a_section_that_never_ends_costs_the_deadline_and_no_more(
+def test_a_call_that_never_ends_costs_the_deadline_and_no_other_its_result(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    others = [one for one in facts_package._SECTIONS if one is not lustre]
-    # The time is over when all others have ended.
-    clock = iter([0.0, *(0.0 for _ in others), facts_package.DEADLINE_SECONDS])
+    clock = iter([0.0, 0.0, 75.0])
     monkeypatch.setattr(scene, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(facts_package, "_SECTIONS", (*others, lustre))
-    monkeypatch.setattr(lustre, "collect", lambda scene: threading.Event().wait())
-    found = facts_from(build(tmp_path, MACHINES["cpu"]()), WANTED)
-    assert found["errors"] == [{"where": "lustre", "why": "did not end within 75 s"}]
-    assert found["lustre"]["mounts"] == []
+    seen = Scene(Host(str(tmp_path)), Wanted())
+    found = together(seen, {"a": lambda: 7, "lustre": threading.Event().wait}, 75.0)
+    assert found == {"a": 7, "lustre": None}
+    assert seen.errors == [{"where": "lustre", "why": "did not end within 75 s"}]
 
 
-def test_jobs_of_slurm_of_the_trainer_and_on_gpus_are_all_seen(tmp_path: Path) -> None:
-    machine = MACHINES["p5"]()
-    for pid, name, command in (
-        (3000, "slurmstepd", "slurmstepd: [123.batch]"),
-        (3001, "python3.11", "python3.11\0-m\0trainer\0train\0run.toml"),
-    ):
-        machine.files[f"/proc/{pid}/stat"] = f"{pid} ({name}) S 1 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 {pid} 1 1\n"
-        machine.files[f"/proc/{pid}/cmdline"] = command
-    machine.programs[("nvidia-smi", "--query-compute-apps=pid")] = Done(0, "3001\n3001\n", "")
-    assert facts_from(build(tmp_path, machine), Wanted())["jobs"] == [
-        {"kind": "slurm", "id": "123"},
-        {"kind": "trainer", "id": "3001"},
-        {"kind": "gpu", "id": "3001"},
-    ]
-
-
-@pytest.mark.parametrize("device", ["/dev/accel/accel3", "/dev/hl3"])
-def test_who_computes_on_a_gaudi_is_a_job_and_who_only_looks_at_it_is_none(device: str, tmp_path: Path) -> None:
-    machine = MACHINES["gaudi"]()
-    for pid, path in ((3000, device), (3001, "/dev/accel/accel_controlD3"), (3002, "/dev/hl_controlD3")):
-        machine.files[f"/proc/{pid}/stat"] = f"{pid} (python3) S 1 1 1 0 -1 0 1 2 3 4 5 6 7 8 20 0 1 0 {pid} 1 1\n"
-        machine.files[f"/proc/{pid}/cmdline"] = "python3\0run.py"
-        machine.links[f"/proc/{pid}/fd/7"] = path
-    assert facts_from(build(tmp_path, machine), Wanted())["jobs"] == [{"kind": "hpu", "id": "3000"}]
-
-
-def test_limits_are_those_of_the_running_slurmd() -> None:
-    assert SLURMD_LIMITS.count("\n") == 4
-    assert facts_of("p5")["limits"]["slurmd"] == {
-        "memlock": ["8388608", "8388608"],
-        "nofile": ["1024", "524288"],
-        "stack": ["8388608", "unlimited"],
-    }
-
-
-def _sysctl_paths(found: dict[str, Any]) -> list[str]:
-    return [one["path"] for one in found["sysctl_files"]]
+def sysctl_files(root: Path, files: dict[str, str], links: dict[str, str] | None = None) -> dict[str, Any]:
+    found = facts_from(build(root, Machine(files=files, links=links or {})), Wanted())
+    return {one["path"]: (one["link"], one["values"]) for one in found["sysctl_files"]}
 
 
 def test_sysctl_files_come_in_boot_order_with_masks_and_links(tmp_path: Path) -> None:
-    machine = Machine(
-        files={
-            "/etc/sysctl.conf": "vm.swappiness = 1\n",
-            "/etc/sysctl.d/90-lustrain.conf": "vm.swappiness = 2\n",
-            "/usr/lib/sysctl.d/50-default.conf": "vm.swappiness = 3\n",
-            "/usr/lib/sysctl.d/95-vendor.conf": "vm.swappiness = 4\n",
-            "/usr/lib/sysctl.d/10-off.conf": "vm.swappiness = 5\n",
-            "/etc/sysctl.d/50-default.conf": "vm.swappiness = 6\n",
-            "/usr/lib/systemd/systemd-sysctl": "",
-        },
-        links={"/etc/sysctl.d/99-sysctl.conf": "../sysctl.conf", "/etc/sysctl.d/10-off.conf": "/dev/null"},
-    )
-    found = facts_from(build(tmp_path, machine), Wanted())
-    assert _sysctl_paths(found) == [
-        "/etc/sysctl.d/50-default.conf",
-        "/etc/sysctl.d/90-lustrain.conf",
-        "/usr/lib/sysctl.d/95-vendor.conf",
-        "/etc/sysctl.d/99-sysctl.conf",
-    ]
-    assert found["sysctl_files"][-1] == {
-        "path": "/etc/sysctl.d/99-sysctl.conf",
-        "link": "/etc/sysctl.conf",
-        "values": {"vm.swappiness": "1"},
+    files = {
+        "/etc/sysctl.conf": "vm.swappiness = 1\n",
+        "/etc/sysctl.d/90-lustrain.conf": "vm.swappiness = 2\n",
+        "/usr/lib/sysctl.d/50-default.conf": "vm.swappiness = 3\n",
+        "/usr/lib/sysctl.d/95-vendor.conf": "vm.swappiness = 4\n",
+        "/usr/lib/sysctl.d/10-off.conf": "vm.swappiness = 5\n",
+        "/etc/sysctl.d/50-default.conf": "vm.swappiness = 6\n",
     }
+    links = {"/etc/sysctl.d/99-sysctl.conf": "../sysctl.conf", "/etc/sysctl.d/10-off.conf": "/dev/null"}
+    found = sysctl_files(tmp_path, {**files, **SYSTEMD_SYSCTL}, links)
+    assert list(found.items()) == [
+        ("/etc/sysctl.d/50-default.conf", (None, {"vm.swappiness": "6"})),
+        ("/etc/sysctl.d/90-lustrain.conf", (None, {"vm.swappiness": "2"})),
+        ("/usr/lib/sysctl.d/95-vendor.conf", (None, {"vm.swappiness": "4"})),
+        ("/etc/sysctl.d/99-sysctl.conf", ("/etc/sysctl.conf", {"vm.swappiness": "1"})),
+    ]
 
 
 def test_the_old_sysctl_file_counts_only_where_something_reads_it(tmp_path: Path) -> None:
-    files = {"/etc/sysctl.conf": "vm.swappiness = 1\n"}
-    without = facts_from(build(tmp_path / "a", Machine(files=files)), Wanted())
-    systemd = facts_from(
-        build(tmp_path / "b", Machine(files={**files, "/usr/lib/systemd/systemd-sysctl": ""})), Wanted()
-    )
-    assert _sysctl_paths(without) == ["/etc/sysctl.conf"]
-    assert _sysctl_paths(systemd) == []
+    assert list(sysctl_files(tmp_path / "a", OLD_SYSCTL)) == ["/etc/sysctl.conf"]
+    assert list(sysctl_files(tmp_path / "b", {**OLD_SYSCTL, **SYSTEMD_SYSCTL})) == []
 
 
-def test_our_own_files_are_told_with_content_and_mode(tmp_path: Path) -> None:
+def test_our_own_files_are_told_with_content_and_mode_and_what_is_no_file_is_an_error(tmp_path: Path) -> None:
     host = build(tmp_path, Machine(files={"/etc/sysctl.d/90-lustrain.conf": "vm.swappiness = 2\n"}))
     (tmp_path / "etc/sysctl.d/90-lustrain.conf").chmod(0o640)
-    found = facts_from(host, Wanted(mount_units=("/etc/systemd/system/fsx.mount",)))["files"]
-    assert found["/etc/sysctl.d/90-lustrain.conf"] == {"content": "vm.swappiness = 2\n", "mode": "0640"}
-    assert found["/etc/systemd/system/fsx.mount"] is None
+    found = facts_from(host, Wanted(mount_units=("/etc/systemd/system/fsx.mount",)))
+    assert found["files"]["/etc/sysctl.d/90-lustrain.conf"] == {"content": "vm.swappiness = 2\n", "mode": "0640"}
+    assert found["files"]["/etc/systemd/system/fsx.mount"] is None
+    assert "files" not in at(found, "errors")
+    (tmp_path / "etc/systemd/system/fsx.mount").mkdir(parents=True)
+    found = facts_from(host, Wanted(mount_units=("/etc/systemd/system/fsx.mount",)))
+    assert at(found, "errors").count("files") == 1
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_facts_of_this_machine_are_read_under_every_python_that_nodes_have(version: str) -> None:
-    python = interpreter(version)
-    if python is None:
-        pytest.skip(f"no Python {version} here")
-    code = (
-        "import json; from node_setup.agent.facts import collect; from node_setup.agent.facts.wanted import Wanted;"
-        "from node_setup.agent.host import Host; print(json.dumps(collect(Host(), Wanted())))"
-    )
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=300, check=True)
-    assert set(json.loads(done.stdout)) == set(SECTIONS)
+def test_what_a_running_job_was_started_with_is_told_once_for_the_job_and_nothing_else_of_it(tmp_path: Path) -> None:
+    simple = "AWS_SECRET_ACCESS_KEY=hush\0NCCL_PROTO=simple\0"
+    step = {"environ": "NCCL_DEBUG=of slurmd's own\0", "children": "200 201"}
+    files = {
+        **process(100, "slurmstepd", "slurmstepd: [123.batch]", **step),
+        **process(200, "bash", "bash\0job.sh", environ=simple, children="300"),
+        **process(201, "bash", "bash\0job.sh", environ=simple),
+        **process(300, "python3", "python3\0-m\0trainer\0train", environ=f"{simple}CUDA_VISIBLE_DEVICES=0\0"),
+        **process(400, "python3", "python3\0-mtrainer\0train", environ="SECRET=hush\0FI_PROVIDER=tcp\0broken"),
+        **process(500, "python3", "python3\0other.py", environ="NCCL_ALGO=Ring\0"),
+        **process(600, "python3", "python3\0of nobody", environ="NCCL_ALGO=Tree\0"),
+    }
+    found = planted(tmp_path, "p5", files=files, programs={ON_GPUS: Done(0, "300\n500\n", "")})
+    assert found["errors"] == []
+    assert [tuple(one.values()) for one in found["environment"]] == [
+        ("slurm job 123", None, "NCCL_PROTO", "simple"),
+        ("slurm job 123", None, "CUDA_VISIBLE_DEVICES", "0"),
+        ("running trainer process", None, "FI_PROVIDER", "tcp"),
+        ("running gpu process", None, "NCCL_ALGO", "Ring"),
+    ]
+    told = {(one["where"], one["name"]) for one in lint(found)}
+    assert ("slurm job 123", "NCCL_PROTO") in told
+    assert ("slurm job 123", "CUDA_VISIBLE_DEVICES") not in told, "Slurm sets it for each job"
+
+
+def test_every_place_is_looked_at_and_only_variables_of_training_are_told(tmp_path: Path) -> None:
+    files = {
+        "/etc/environment": 'PATH="/usr/bin"\nNCCL_IB_DISABLE=1\n',
+        "/etc/profile.d/efa.sh": "#!/bin/sh\nexport FI_EFA_USE_DEVICE_RDMA=1\n",
+        "/etc/profile.d/ignored.csh": "setenv NCCL_DEBUG INFO\n",
+        "/etc/nccl.conf": "# NCCL\nNCCL_DEBUG=INFO\n",
+        "/etc/systemd/system/slurmd.service.d/override.conf": "[Service]\nEnvironment=CUDA_VISIBLE_DEVICES=0,1\n",
+        "/usr/lib/systemd/system/kubelet.service": "[Service]\nEnvironment=HOME=/root OMP_NUM_THREADS=8\n",
+        "/etc/systemd/system/slurmd.service": "EnvironmentFile=-/etc/default/slurmd\nEnvironmentFile=/opt/site.env\n",
+        "/opt/site.env": "SITE=x\nFI_PROVIDER=tcp\n",
+        "/etc/default/slurmd": "SLURMD_OPTIONS=-M\nHABANA_LOGS=/tmp\n",
+        "/opt/slurm/etc/slurm.conf": "TaskProlog=/opt/slurm/task.sh\n",
+        "/opt/slurm/task.sh": '#!/bin/bash\necho "export NCCL_PROTO=simple"\necho export TORCH_NCCL_BLOCKING_WAIT=1\n',
+    }
+    found = facts_from(build(tmp_path, Machine(files=files)), Wanted())["environment"]
+    assert [(one["where"], one["line"], one["name"], one["value"]) for one in found] == [
+        ("/etc/environment", 2, "NCCL_IB_DISABLE", "1"),
+        ("/etc/default/slurmd", 2, "HABANA_LOGS", "/tmp"),
+        ("/etc/profile.d/efa.sh", 2, "FI_EFA_USE_DEVICE_RDMA", "1"),
+        ("/etc/nccl.conf", 2, "NCCL_DEBUG", "INFO"),
+        ("/usr/lib/systemd/system/kubelet.service", 2, "OMP_NUM_THREADS", "8"),
+        ("/opt/site.env", 2, "FI_PROVIDER", "tcp"),
+        ("/etc/systemd/system/slurmd.service.d/override.conf", 2, "CUDA_VISIBLE_DEVICES", "0,1"),
+        ("/opt/slurm/task.sh", 2, "NCCL_PROTO", "simple"),
+        ("/opt/slurm/task.sh", 3, "TORCH_NCCL_BLOCKING_WAIT", "1"),
+    ]

@@ -25,11 +25,8 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "BUDGET_SECONDS", 300.0)
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> float:
-    """21 Jan 2026 07:00:43 GMT, which it is as long as the test runs."""
-    monkeypatch.setattr(metadata.time, "time", lambda: 1768978843.0)
-    return 1768978843.0
+NOW = 1768978843.0
+"""21 Jan 2026 07:00:43 GMT."""
 
 
 def asked(root: Path) -> dict[str, Any]:
@@ -71,30 +68,27 @@ def test_each_kind_of_notice_is_seen(imds: LocalMetadata, tmp_path: Path) -> Non
     assert seen["at"].endswith("Z")
 
 
-def test_planned_maintenance_counts_only_while_it_is_active(now: float) -> None:
-    event = '[{"NotBefore":"21 Jan 2026 09:00:43 GMT","Code":"system-reboot","EventId":"i-e","State":"%s"}]'
-    assert metadata.read_notice("maintenance", event % "active") == {
-        "kind": "maintenance",
-        "action": "system-reboot",
-        "at": "21 Jan 2026 09:00:43 GMT",
-        "in_hours": 2.0,
-    }
-    assert metadata.read_notice("maintenance", event % "completed") is None
-    assert metadata.read_notice("maintenance", "[]") is None
+def event(hours: float, code: str, **more: str) -> dict[str, str]:
+    at = time.strftime("%d %b %Y %H:%M:%S GMT", time.gmtime(NOW + hours * 3600))
+    return {"NotBefore": at, "Code": code, "EventId": "i-e", "State": "active", **more}
 
 
-def test_of_several_events_the_next_is_told_and_how_far_it_is(now: float) -> None:
-    def event(hours: float, code: str) -> dict[str, str]:
-        at = time.strftime("%d %b %Y %H:%M:%S GMT", time.gmtime(now + hours * 3600))
-        return {"NotBefore": at, "Code": code, "EventId": "i-e", "State": "active"}
-
-    said = metadata.read_notice("maintenance", json.dumps([event(300, "system-reboot"), event(2, "instance-stop")]))
-    assert said is not None
-    assert (said["action"], said["in_hours"]) == ("instance-stop", 2.0)
-    unread = [event(2, "instance-stop"), {**event(2, "system-reboot"), "NotBefore": "soon"}]
-    said = metadata.read_notice("maintenance", json.dumps(unread))
-    assert said is not None
-    assert (said["action"], said["in_hours"]) == ("system-reboot", None)
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        ([event(2, "system-reboot")], ("system-reboot", "21 Jan 2026 09:00:43 GMT", 2.0)),
+        ([event(2, "system-reboot", State="completed")], None),
+        ([], None),
+        ([event(300, "system-reboot"), event(2, "instance-stop")], ("instance-stop", "21 Jan 2026 09:00:43 GMT", 2.0)),
+        ([event(2, "instance-stop"), event(2, "system-reboot", NotBefore="soon")], ("system-reboot", "soon", None)),
+    ],
+)
+def test_of_planned_maintenance_the_next_that_is_active_is_told_and_how_far_it_is(
+    events: list[dict[str, str]], told: tuple[Any, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node_setup.agent.facts.metadata.time.time", lambda: NOW)
+    said = metadata.read_notice("maintenance", json.dumps(events))
+    assert (said and (said["kind"], said["action"], said["at"], said["in_hours"])) == (told and ("maintenance", *told))
 
 
 @pytest.mark.parametrize("body", ["", "null", "[]", '"terminate"', '{"action": "terminate"}', "<html>"])
@@ -147,36 +141,26 @@ def listener(answer: bytes | None) -> Iterator[str]:
             link.close()
 
 
-def test_a_service_that_hangs_costs_one_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(metadata, "BUDGET_SECONDS", 0.1)
-    with listener(None) as endpoint:
-        monkeypatch.setenv(metadata.ENDPOINT_VARIABLE, endpoint)
-        found = asked(tmp_path)["metadata"]
-    assert not found["reachable"]
-    assert "did not answer" in found["error"]
-
-
 @pytest.mark.parametrize(
     "answer",
-    [b"", b"hello\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", b"HTTP/1.1 200 OK\r\nContent-Le"],
+    [None, b"", b"hello\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", b"HTTP/1.1 200 OK\r\nContent-Le"],
 )
-def test_half_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: bytes) -> None:
+def test_no_answer_in_time_or_half_of_one_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: bytes | None
+) -> None:
+    if answer is None:
+        monkeypatch.setattr(metadata, "BUDGET_SECONDS", 0.1)
     with listener(answer) as endpoint:
         monkeypatch.setenv(metadata.ENDPOINT_VARIABLE, endpoint)
         found = asked(tmp_path)["metadata"]
-    assert (found["reachable"], found["notice"]) == (False, None)
-    assert found["error"]
+    assert (found["reachable"], found["notice"], bool(found["error"])) == (False, None, True)
 
 
-def test_nobody_is_asked_on_a_machine_that_is_not_ec2s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(metadata.ENDPOINT_VARIABLE, raising=False)
-    assert asked(tmp_path) == {"metadata": {"reachable": False, "notice": None, "error": None}, "_imds": {}}
-
-
-def test_where_metadata_is_switched_off_on_ec2_a_notice_is_unknown(
+def test_nobody_is_asked_on_a_machine_that_is_not_ec2s_and_on_one_where_it_is_off_a_notice_is_unknown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv(metadata.ENDPOINT_VARIABLE, raising=False)
+    assert asked(tmp_path) == {"metadata": {"reachable": False, "notice": None, "error": None}, "_imds": {}}
     monkeypatch.setenv(metadata.DISABLED_VARIABLE, "true")
     folder = tmp_path / "sys/devices/virtual/dmi/id"
     folder.mkdir(parents=True)

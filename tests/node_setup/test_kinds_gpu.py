@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,24 @@ import pytest
 from node_setup.agent import owned
 from node_setup.agent.kinds.gpu.clocks import clocks_unit
 from node_setup.agent.kinds.gpu.persistence import DAEMON, DROP_IN, OTHER_OWNER
-from node_setup.agent.model import PERSISTED, RUNTIME, Remark, Step
-from node_setup.agent.settings.catalog import wanted
-from tests.conftest import require
-from tests.node_setup.kinds_facts import SETTINGS, applied, commands, machine, plan, remark, steps
+from node_setup.agent.model import PERSISTED, RUNTIME, Remark, Step, Write
+from tests.node_setup.kinds_facts import applied, commands, machine, plan, remark, service, steps
+
+
+def persistence(facts: dict[str, Any]) -> list[Step | Remark]:
+    return plan("gpu.persistence", facts)
+
+
+def clocks(facts: dict[str, Any]) -> list[Step | Remark]:
+    return plan("gpu.application-clocks", facts)
+
 
 HIGHEST = {"memory": 2619, "graphics": 1980}
-RUNNING = {"load": "loaded", "active": "active", "enabled": "enabled", "result": "success"}
-STOPPED = {"load": "loaded", "active": "inactive", "enabled": "disabled", "result": "success"}
+RUNNING = service("loaded", "active", "enabled", "success")
+STOPPED = service("loaded", "inactive", "disabled", "success")
+MASKED = service("masked", "inactive", "masked", "success")
 NONE = {"memory": None, "graphics": None}
+CLOCKS_UNIT = {"content": clocks_unit(DAEMON), "mode": "0644"}
 
 
 def gpus(count: int = 2, **changed: Any) -> dict[str, Any]:
@@ -33,26 +41,40 @@ def node(gpu: dict[str, Any], services: dict[str, Any] | None = None, **sections
     return machine(gpu=gpu, services={DAEMON: dict(RUNNING), **(services or {})}, **sections)
 
 
-def clocks(facts: dict[str, Any]) -> list[Step | Remark]:
-    return plan("gpu.application-clocks", facts)
-
-
-def persistence(facts: dict[str, Any]) -> list[Step | Remark]:
-    return plan("gpu.persistence", facts)
+def under_other(on: bool | None) -> dict[str, Any]:
+    """A node on which another unit keeps the driver loaded."""
+    return node(gpus(persistence=on), {OTHER_OWNER: dict(RUNNING), DAEMON: dict(STOPPED)})
 
 
 @pytest.mark.parametrize("name", ["gpu.persistence", "gpu.application-clocks"])
 @pytest.mark.parametrize(
-    ("gpu", "status"),
+    ("present", "devices", "status"),
+    [(False, None, "skipped"), (None, None, "unknown"), (True, None, "unknown"), (True, [], "unknown")],
+)
+def test_without_gpus_that_answer_nothing_is_set(name: str, present: bool | None, devices: Any, status: str) -> None:
+    assert remark(plan(name, node({"present": present, "devices": devices}))).status == status
+
+
+@pytest.mark.parametrize(
+    ("facts", "status"),
     [
-        ({"present": False, "devices": None}, "skipped"),
-        ({"present": None, "devices": None}, "unknown"),
-        ({"present": True, "devices": None}, "unknown"),
-        ({"present": True, "devices": []}, "unknown"),
+        (under_other(True), "ok"),
+        (under_other(False), "failed"),
+        (under_other(None), "unknown"),
+        (node(gpus(), {DAEMON: {}}), "failed"),
+        (node(gpus(), {DAEMON: dict(MASKED)}), "failed"),
+        (node(gpus(persistence=None)), "unknown"),
+        (node(gpus(), init="other"), "skipped"),
+        (node(gpus(), init=None), "unknown"),
     ],
 )
-def test_without_gpus_that_answer_nothing_is_set(name: str, gpu: dict[str, Any], status: str) -> None:
-    assert remark(plan(name, node(gpu))).status == status
+def test_persistence_that_is_not_ours_to_set_or_cannot_be_is_told(facts: dict[str, Any], status: str) -> None:
+    assert remark(persistence(facts)).status == status
+
+
+@pytest.mark.parametrize("changed", [{"applications": NONE}, {"max": NONE}, {"applications": None}, {"max": None}])
+def test_a_driver_without_application_clocks_is_no_failure(changed: dict[str, Any]) -> None:
+    assert remark(clocks(node(gpus(**changed)))).status == "skipped"
 
 
 def test_the_daemon_is_enabled_and_started_and_then_left_alone() -> None:
@@ -63,9 +85,8 @@ def test_the_daemon_is_enabled_and_started_and_then_left_alone() -> None:
     assert remark(persistence(applied(facts, said))).status == "ok"
 
 
-def test_ubuntus_daemon_is_told_to_do_its_work() -> None:
-    ubuntu = {DAEMON: {**RUNNING, "enabled": "static"}}
-    facts = node(gpus(persistence=False), ubuntu, packaged_by_ubuntu=True)
+def test_ubuntus_daemon_is_told_to_do_its_work_and_a_changed_drop_in_put_back() -> None:
+    facts = node(gpus(persistence=False), {DAEMON: {**RUNNING, "enabled": "static"}}, packaged_by_ubuntu=True)
     said = persistence(facts)
     assert [(step.part, step.target) for step in steps(said)] == [
         (PERSISTED, owned.PERSISTENCED),
@@ -76,35 +97,11 @@ def test_ubuntus_daemon_is_told_to_do_its_work() -> None:
     after = applied(facts, said)
     assert after["files"][owned.PERSISTENCED]["content"] == DROP_IN
     assert remark(persistence(after)).status == "ok"
+    after["files"][owned.PERSISTENCED]["content"] += "Nice=5\n"
+    assert [(step.part, step.found) for step in steps(persistence(after))] == [(PERSISTED, "differs")]
 
 
-def test_a_drop_in_of_ours_that_was_changed_is_put_back() -> None:
-    facts = node(gpus())
-    facts["files"][owned.PERSISTENCED] = {"content": DROP_IN + "Nice=5\n", "mode": "0644"}
-    assert [(step.part, step.found) for step in steps(persistence(facts))] == [(PERSISTED, "differs")]
-
-
-@pytest.mark.parametrize(("on", "status"), [(True, "ok"), (False, "failed"), (None, "unknown")])
-def test_another_owner_of_persistence_is_left_to_it(on: bool | None, status: str) -> None:
-    facts = node(gpus(persistence=on), {OTHER_OWNER: dict(RUNNING), DAEMON: dict(STOPPED)})
-    only = remark(persistence(facts))
-    assert only.status == status
-    assert OTHER_OWNER in only.why
-
-
-@pytest.mark.parametrize("service", [{}, {"load": "masked", "active": "inactive", "enabled": "masked"}])
-def test_a_daemon_that_is_not_there_is_a_failure_with_its_fix(service: dict[str, str]) -> None:
-    only = remark(persistence(node(gpus(), {DAEMON: service})))
-    assert only.status == "failed"
-    assert "fix: " in only.why
-
-
-def test_without_systemd_there_is_no_daemon_to_set() -> None:
-    assert remark(persistence(node(gpus(), init="other"))).status == "skipped"
-    assert remark(persistence(node(gpus(), init=None))).status == "unknown"
-
-
-def test_the_highest_clocks_are_those_that_each_gpu_states() -> None:
+def test_the_highest_clocks_are_those_that_each_gpu_states_and_one_that_fell_back_is_set_alone() -> None:
     facts = node(gpus(applications={"memory": 2619, "graphics": 1410}))
     facts["gpu"]["devices"][1]["max"] = {"memory": 3201, "graphics": 1980}
     said = clocks(facts)
@@ -118,49 +115,24 @@ def test_the_highest_clocks_are_those_that_each_gpu_states() -> None:
         "systemctl daemon-reload",
         "systemctl enable lustrain-gpu-clocks.service",
     ]
-    assert remark(clocks(applied(facts, said))).status == "ok"
-
-
-def test_one_gpu_that_fell_back_is_set_alone() -> None:
-    facts = node(gpus(8), {"lustrain-gpu-clocks.service": dict(RUNNING)})
-    facts["files"][owned.CLOCKS_UNIT] = {"content": clocks_unit(DAEMON), "mode": "0644"}
-    assert remark(clocks(facts)).status == "ok"
-    facts["gpu"]["devices"][5]["applications"] = {"memory": 1593, "graphics": 1980}
-    assert commands(clocks(facts)) == ["nvidia-smi -i 5 -ac 2619,1980"]
-
-
-@pytest.mark.parametrize("changed", [{"applications": NONE}, {"max": NONE}, {"applications": None}, {"max": None}])
-def test_a_driver_without_application_clocks_is_no_failure(changed: dict[str, Any]) -> None:
-    only = remark(clocks(node(gpus(**changed))))
-    assert only.status == "skipped"
-    assert SETTINGS["gpu.application-clocks"].severity == "should"
+    after = applied(facts, said)
+    assert remark(clocks(after)).status == "ok"
+    after["gpu"]["devices"][1]["applications"] = {"memory": 1593, "graphics": 1980}
+    assert commands(clocks(after)) == ["nvidia-smi -i 1 -ac 3201,1980"]
 
 
 def test_the_unit_waits_for_whoever_keeps_the_driver_loaded() -> None:
     assert f"Requires={DAEMON}\nAfter={DAEMON}\n" in clocks_unit(DAEMON)
     facts = node(gpus(), {OTHER_OWNER: dict(RUNNING)})
-    facts["files"][owned.CLOCKS_UNIT] = {"content": clocks_unit(DAEMON), "mode": "0644"}
+    facts["files"][owned.CLOCKS_UNIT] = CLOCKS_UNIT
     [step] = steps(clocks(facts))
-    assert step.found == "differs"
-    after = applied(facts, [step])
-    assert f"After={OTHER_OWNER}" in after["files"][owned.CLOCKS_UNIT]["content"]
+    assert (step.found, step.actions[0]) == ("differs", Write(owned.CLOCKS_UNIT, clocks_unit(OTHER_OWNER)))
 
 
 def test_without_systemd_the_clocks_are_set_for_now_and_it_says_so() -> None:
     said = clocks(node(gpus(1, applications={"memory": 2619, "graphics": 1410}), init="other"))
     assert commands(said) == ["nvidia-smi -i 0 -ac 2619,1980"]
     assert [one.status for one in said if isinstance(one, Remark)] == ["skipped"]
-
-
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    require(shutil.which("systemd-analyze") is not None, "no systemd-analyze")
-    (tmp_path / "lustrain-gpu-clocks.service").write_text(clocks_unit(DAEMON))
-    (tmp_path / DAEMON).write_text("[Service]\nExecStart=/bin/true\n")
-    units = sorted(str(one) for one in tmp_path.iterdir())
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, timeout=300
-    )
-    assert done.stderr == ""
 
 
 def test_the_units_shell_line_sets_each_gpu_to_what_it_states(tmp_path: Path) -> None:
@@ -179,16 +151,3 @@ def test_the_units_shell_line_sets_each_gpu_to_what_it_states(tmp_path: Path) ->
     path = f"{tmp_path}:{os.environ['PATH']}"
     subprocess.run(["/bin/sh", "-c", script], check=True, timeout=300, env={"PATH": path})
     assert log.read_text().splitlines() == ["-i 0 -ac 2619,1980", "-i 1 -ac 3201,1965"]
-
-
-def test_the_catalogue_has_read_what_these_kinds_look_at() -> None:
-    asked = wanted(SETTINGS.values(), {})
-    assert {DAEMON, OTHER_OWNER, "lustrain-gpu-clocks.service", "nvidia-fabricmanager.service"} <= set(asked.services)
-    assert {owned.PERSISTENCED, owned.CLOCKS_UNIT} <= set(owned.PATHS)
-
-
-def test_gaudi_has_only_what_its_vendor_documents() -> None:
-    ours = [setting for setting in SETTINGS.values() if setting.id.startswith("gaudi.")]
-    assert ours
-    assert all(setting.kind == "module-load" and "docs.habana.ai" in setting.source for setting in ours)
-    assert all(setting.profiles == ("gaudi",) for setting in ours)

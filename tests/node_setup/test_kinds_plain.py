@@ -8,38 +8,47 @@ import pytest
 
 from lustrain.status import Status
 from node_setup.agent import owned
-from node_setup.agent.kinds import KINDS, planner
+from node_setup.agent.kinds import planner
 from node_setup.agent.kinds.agent import UNIT
 from node_setup.agent.kinds.hold import LOCKED
-from node_setup.agent.model import PERSISTED, RUNTIME, Remark, Remove, Request, Run, Setting, Step, Write
+from node_setup.agent.model import PERSISTED, RUNTIME, Put, Remark, Remove, Request, Run, Setting, Step, Write
 from node_setup.agent.owned import HEADER
 from node_setup.agent.settings.catalog import load
-from tests.node_setup.plain_node import after, bare
+from tests.node_setup.kinds_facts import applied, bare, remark, service, steps
 
 NO_SYSTEMD = {"init": "other", "services": {}}
 READ_ONLY = {"disk": {"/": {"read_only": False}, "/etc": {"read_only": True}}}
+AMZN = {"os": {"id": "amzn", "family": "rhel"}}
+Said = list[Step | Remark]
 
 
 def setting(kind: str, key: str = "", value: str = "", **more: Any) -> Setting:
     return Setting(f"{kind}.{key or 'x'}", kind, ("cpu",), "because", "here", key, value, **more)
 
 
-def said(one: Setting, facts: dict[str, Any], **request: Any) -> list[Step | Remark]:
+def said(one: Setting, facts: dict[str, Any], **request: Any) -> Said:
     return planner(one.kind)([one], frozenset({one.id}), facts, Request(**request))
 
 
-def brief(lines: list[Step | Remark]) -> list[tuple[str, str | None]]:
+def brief(lines: Said) -> list[tuple[str, str | None]]:
     """(part or status, found) of each."""
     return [(one.part if isinstance(one, Step) else one.status, one.found) for one in lines]
 
 
-def done(one: Setting, facts: dict[str, Any], **request: Any) -> list[Step | Remark]:
-    """What is said after all steps were done."""
-    return said(one, after(facts, [step for step in said(one, facts, **request) if isinstance(step, Step)]), **request)
+def tuned(one: Setting, facts: dict[str, Any], **request: Any) -> dict[str, Any]:
+    return applied(facts, steps(said(one, facts, **request)))
+
+
+def only(lines: Said) -> Step:
+    """The only thing that was said, which changes something."""
+    [one] = lines
+    assert isinstance(one, Step), one
+    return one
 
 
 MAPS = setting("sysctl", "vm.max_map_count", "524288", compare="at-least")
 RATIO = setting("sysctl", "vm.dirty_ratio", "5")
+RMEM = setting("sysctl", "net.ipv4.tcp_rmem", "8192 87380 16777216", compare="at-least")
 UVM = setting("module-load", "nvidia-uvm")
 CREDITS = setting("module-option", "ksocklnd.credits", "2560", compare="at-least")
 MEMLOCK = setting("limit", "memlock", "unlimited")
@@ -85,12 +94,7 @@ CASES: list[tuple[str, Setting, dict[str, Any], list[tuple[str, str | None]]]] =
     ("hold, unknown", HOLD, {"packages__installed": None}, [(Status.UNKNOWN, None)]),
     ("argument, reported", CSTATE, {}, [(Status.SKIPPED, None)]),
     ("argument, other loader", CSTATE, {"os": {"family": "other"}}, [(Status.SKIPPED, None)]),
-    (
-        "argument there, other loader",
-        CSTATE,
-        {"os": {}, "kernel__cmdline": {"processor.max_cstate": "1"}},
-        [(Status.OK, "1")],
-    ),
+    ("there, other loader", CSTATE, {"os": {}, "kernel__cmdline": {"processor.max_cstate": "1"}}, [(Status.OK, "1")]),
     ("argument there", CSTATE, {"kernel__cmdline": {"processor.max_cstate": "0"}}, [(Status.OK, "0")]),
     ("argument too high", CSTATE, {"kernel__cmdline": {"processor.max_cstate": "3"}}, [(Status.SKIPPED, "3")]),
     ("argument, unknown", CSTATE, {"kernel__cmdline": None}, [(Status.UNKNOWN, None)]),
@@ -125,37 +129,66 @@ def test_facts_in_steps_and_remarks_out(one: Setting, changes: dict[str, Any], e
 
 @pytest.mark.parametrize("one", [MAPS, RATIO, UVM, MEMLOCK, FILE, HOLD, CHRONY, CLOCK], ids=lambda one: one.kind)
 def test_what_was_done_is_ok_and_is_not_done_again(one: Setting) -> None:
-    (remark,) = done(one, bare())
-    assert isinstance(remark, Remark)
-    assert remark.status == Status.OK
+    assert remark(said(one, tuned(one, bare()))).status == Status.OK
 
 
-@pytest.mark.parametrize("one", [CREDITS, SLURMD, NOFILE], ids=lambda one: one.id)
+RELOAD = Run(("systemctl", "daemon-reload"))
+GRUB = 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX processor.max_cstate=1"'
+GRUBBY = ("grubby", "--update-kernel=ALL")
+LIMITS = "".join(f"{who} {kind} memlock unlimited\n" for who in ("*", "root") for kind in ("soft", "hard"))
+SOURCE = f"# {CLOCK.id}\nserver 169.254.169.123 prefer iburst\n"
+CHRONYC = Run(("chronyc", "reload", "sources"), 10.0)
+AL_FOLDER = {**AMZN, "time__folders": ["/etc/chrony.d"]}
+ACTIONS: list[tuple[Setting, dict[str, Any], tuple[Any, ...]]] = [
+    (UVM, {"modules__loaded": ["nvidia_uvm"]}, (Write(owned.MODULES_LOAD, f"{HEADER}# {UVM.id}\nnvidia-uvm\n"),)),
+    (CREDITS, {}, (Write(owned.MODPROBE, f"{HEADER}# {CREDITS.id}\noptions ksocklnd credits=2560\n"),)),
+    (MEMLOCK, {}, (Write(owned.LIMITS, f"{HEADER}# {MEMLOCK.id}\n{LIMITS}"),)),
+    (SLURMD, {}, (Write(owned.SLURMD, f"{HEADER}[Service]\n# {SLURMD.id}\nLimitMEMLOCK=infinity\n"), RELOAD)),
+    (FILE, {}, (Write(owned.NEEDRESTART, f"{HEADER}# {FILE.id}\na\nb\n"), RELOAD)),
+    (CLOCK, {}, (Write(owned.CHRONY, HEADER + SOURCE), CHRONYC)),
+    (CLOCK, AL_FOLDER, (Write(owned.CHRONY_AL, HEADER + SOURCE), CHRONYC)),
+    (HOLD, {"packages__held": ["linux-aws"]}, (Run(("apt-mark", "hold", "lustre-client-modules-aws"), busy=LOCKED),)),
+    (CSTATE, {}, (Write(owned.GRUB, f"{HEADER}# {CSTATE.id}\n{GRUB}\n"), Run(("update-grub",), 120.0))),
+    (
+        CSTATE,
+        AMZN,
+        (
+            Run((*GRUBBY, "--args=processor.max_cstate=1"), 120.0),
+            Write(owned.KERNEL_ARGUMENTS, f"{HEADER}# {CSTATE.id}\nprocessor.max_cstate=1\n"),
+        ),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "changes", "actions"), ACTIONS)
+def test_what_is_written_and_what_makes_the_system_take_it_in(
+    one: Setting, changes: dict[str, Any], actions: tuple[Any, ...]
+) -> None:
+    assert only(said(one, bare(**changes), allow_reboot=True)).actions == actions
+
+
+@pytest.mark.parametrize("one", [CREDITS, SLURMD, NOFILE, CSTATE], ids=lambda one: one.id)
 def test_what_was_loaded_before_or_started_under_a_job_waits(one: Setting) -> None:
-    (step,) = said(one, bare())
-    assert isinstance(step, Step)
-    assert step.needs in ("reboot", "restart of slurmd")
-    assert not any(isinstance(action, Run) and "restart" in action.command for action in step.actions)
-    assert [line.status for line in done(one, bare()) if isinstance(line, Remark)] == [Status.REBOOT]
+    assert only(said(one, bare(), allow_reboot=True)).needs in ("reboot", "restart of slurmd")
+    again = said(one, tuned(one, bare(), allow_reboot=True), allow_reboot=True)
+    assert remark(again).status == Status.REBOOT
 
 
-def test_an_idle_slurmd_is_restarted_after_its_drop_in_was_read() -> None:
-    on_disk, running = said(SLURMD, bare(jobs=[]))
-    assert isinstance(on_disk, Step)
-    assert isinstance(running, Step)
-    assert (on_disk.needs, on_disk.actions[-1]) == ("", Run(("systemctl", "daemon-reload")))
+def test_an_idle_slurmd_is_restarted_after_its_drop_in_was_read_but_not_while_our_boot_unit_runs() -> None:
+    facts = bare(jobs=[])
+    facts["services"][UNIT] = service("loaded", "activating", "enabled", "success")
+    assert only(said(SLURMD, facts)).needs == "restart of slurmd"
+    facts["services"][UNIT]["active"] = "active"
+    on_disk, running = steps(said(SLURMD, facts))
+    assert (on_disk.needs, on_disk.actions[-1]) == ("", RELOAD)
     assert running.actions == (Run(("systemctl", "restart", "slurmd.service")),)
 
 
-def test_what_is_not_running_yet_needs_nothing() -> None:
+@pytest.mark.parametrize("one", [CREDITS, SLURMD])
+def test_what_is_not_running_yet_needs_nothing(one: Setting) -> None:
     facts = bare(modules__parameters={}, limits__slurmd=None)
-    for one in (CREDITS, SLURMD):
-        (step,) = said(one, facts)
-        assert isinstance(step, Step)
-        assert step.needs == ""
-        (remark,) = done(one, facts)
-        assert isinstance(remark, Remark)
-        assert remark.status == Status.OK
+    assert only(said(one, facts)).needs == ""
+    assert remark(said(one, tuned(one, facts))).status == Status.OK
 
 
 def test_every_kind_leaves_alone_what_is_not_selected() -> None:
@@ -163,175 +196,173 @@ def test_every_kind_leaves_alone_what_is_not_selected() -> None:
         assert planner(one.kind)([one], frozenset(), bare(), Request(only=("other",))) == []
 
 
-def test_every_name_of_the_registry_is_a_module_with_a_planner() -> None:
-    assert all(callable(planner(kind)) for kind in KINDS)
+def sysctl(path: str, value: str) -> dict[str, Any]:
+    return {"sysctl_files": [{"path": path, "values": {"vm.max_map_count": value}}]}
+
+
+def modprobe(path: str, value: str) -> dict[str, Any]:
+    return {"modules__files": [{"path": f"/etc/modprobe.d/{path}", "options": {"ksocklnd": {"credits": value}}}]}
+
+
+def limits(path: str, line: str) -> dict[str, Any]:
+    return {"limits__files": [{"path": f"/etc/security/{path}", "lines": [line.split()]}]}
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "conflict"),
+    ("one", "others", "found"),
     [
-        ("/etc/modprobe.d/zz.conf", "256", True),
-        ("/etc/modprobe.d/zz.conf", "4096", False),
-        ("/etc/modprobe.d/aa.conf", "256", False),
+        (MAPS, sysctl("/usr/lib/sysctl.d/10-map-count.conf", "65530"), None),
+        (MAPS, sysctl("/etc/sysctl.d/99-sysctl.conf", "65530"), "65530"),
+        (MAPS, sysctl("/run/sysctl.d/95-later.conf", "65530"), "65530"),
+        (MAPS, sysctl("/run/sysctl.d/95-later.conf", "600000"), None),
+        (MAPS, sysctl("/etc/sysctl.conf", "65530"), "65530"),
+        (CREDITS, modprobe("zz.conf", "256"), "256"),
+        (CREDITS, modprobe("zz.conf", "4096"), None),
+        (CREDITS, modprobe("aa.conf", "256"), None),
+        (MEMLOCK, limits("limits.conf", "* hard memlock 64"), None),
+        (MEMLOCK, limits("limits.conf", "@users hard memlock 64"), "64"),
+        (MEMLOCK, limits("limits.conf", "@users hard memlock -1"), None),
+        (MEMLOCK, limits("limits.conf", "@users hard nofile 64"), None),
+        (MEMLOCK, limits("limits.d/10-x.conf", "* - memlock 64"), None),
+        (MEMLOCK, limits("limits.d/99-x.conf", "* - memlock 64"), "64"),
     ],
 )
-def test_a_later_modprobe_file_with_a_lower_option_conflicts(path: str, value: str, conflict: bool) -> None:
-    lines = said(CREDITS, bare(modules__files=[{"path": path, "options": {"ksocklnd": {"credits": value}}}]))
-    assert (Status.CONFLICT in [kind for kind, _ in brief(lines)]) is conflict
+def test_only_a_line_that_wins_over_ours_and_will_not_do_is_a_conflict_beside_the_change(
+    one: Setting, others: dict[str, Any], found: str | None
+) -> None:
+    for facts in (bare(**others), tuned(one, bare(**others))):
+        assert dict(brief(said(one, facts))).get(Status.CONFLICT) == found
 
 
 def test_lines_of_ours_go_once_aws_owns_the_options() -> None:
-    facts = bare(modules__aws_lustre_block=True)
-    facts["files"][owned.MODPROBE] = {
-        "content": f"{HEADER}# {CREDITS.id}\noptions ksocklnd credits=2560\n",
-        "mode": "0644",
-    }
-    lines = said(CREDITS, facts)
-    assert [line.actions for line in lines if isinstance(line, Step)] == [(Remove(owned.MODPROBE),)]
-
-
-@pytest.mark.parametrize(
-    ("path", "line", "conflict"),
-    [
-        ("/etc/security/limits.conf", ["*", "hard", "memlock", "64"], False),
-        ("/etc/security/limits.conf", ["@users", "hard", "memlock", "64"], True),
-        ("/etc/security/limits.conf", ["@users", "hard", "memlock", "-1"], False),
-        ("/etc/security/limits.conf", ["@users", "hard", "nofile", "64"], False),
-        ("/etc/security/limits.d/10-x.conf", ["*", "-", "memlock", "64"], False),
-        ("/etc/security/limits.d/99-x.conf", ["*", "-", "memlock", "64"], True),
-    ],
-)
-def test_a_limit_that_wins_over_ours_conflicts(path: str, line: list[str], conflict: bool) -> None:
-    lines = said(MEMLOCK, bare(limits__files=[{"path": path, "lines": [line]}]))
-    assert (Status.CONFLICT in [kind for kind, _ in brief(lines)]) is conflict
-
-
-def test_root_whom_a_star_leaves_out_has_the_limit_too() -> None:
-    (step,) = said(MEMLOCK, bare())
-    assert isinstance(step, Step)
-    assert step.wanted.split("; ") == [
-        f"{who} {kind} memlock unlimited" for who in ("*", "root") for kind in ("soft", "hard")
-    ]
-
-
-def test_the_drop_in_of_slurmd_is_a_service_section_and_systemd_hears_of_it() -> None:
-    (step,) = said(SLURMD, bare())
-    assert isinstance(step, Step)
-    text = f"{HEADER}[Service]\n# {SLURMD.id}\nLimitMEMLOCK=infinity\n"
-    assert step.actions == (Write(owned.SLURMD, text), Run(("systemctl", "daemon-reload")))
-
-
-@pytest.mark.parametrize(
-    ("system", "path"),
-    [({"id": "ubuntu", "family": "debian"}, owned.CHRONY), ({"id": "amzn", "family": "rhel"}, owned.CHRONY_AL)],
-)
-def test_chronys_source_is_in_the_folder_of_the_distribution(system: dict[str, str], path: str) -> None:
-    (step,) = said(CLOCK, bare(os=system, time__folders=[path.rpartition("/")[0]]))
-    assert isinstance(step, Step)
-    write, reload = step.actions
-    assert isinstance(write, Write)
-    assert (write.path, reload) == (path, Run(("chronyc", "reload", "sources"), 10.0))
-    assert write.content.endswith("\nserver 169.254.169.123 prefer iburst\n")
-
-
-def test_only_installed_packages_are_held_and_held_ones_are_left() -> None:
-    (step,) = said(HOLD, bare(packages__held=["linux-aws"]))
-    assert isinstance(step, Step)
-    (action,) = step.actions
-    assert isinstance(action, Run)
-    assert (action.command, action.busy) == (("apt-mark", "hold", "lustre-client-modules-aws"), LOCKED)
+    there = tuned(CREDITS, bare())
+    there["modules"]["aws_lustre_block"] = True
+    assert [one.actions for one in steps(said(CREDITS, there))] == [(Remove(owned.MODPROBE),)]
 
 
 def test_what_nvidias_driver_brings_is_held_together_and_the_container_toolkit_is_not() -> None:
-    driver = [
-        *(
-            "nvidia-headless-550-server",
-            "nvidia-utils-550-server",
-            "nvidia-kernel-common-550-server",
-            "nvidia-driver-550",
-        ),
-        *(
-            "libnvidia-compute-550-server",
-            "libnvidia-nscq-550",
-            "nvidia-fabricmanager-550",
-            "nvidia-dkms-550-server-open",
-        ),
-    ]
+    names = ("headless-550-server", "utils-550-server", "kernel-common-550-server", "driver-550", "fabricmanager-550",
+             "dkms-550-server-open")  # fmt: skip
+    driver = [*(f"nvidia-{name}" for name in names), "libnvidia-compute-550-server", "libnvidia-nscq-550"]
     others = ["libnvidia-container1", "libnvidia-container-tools", "nvidia-container-toolkit", "nvidia-settings"]
     (hold,) = (one for one in load() if one.id == "hold.nvidia-driver")
-    (step,) = said(hold, bare(packages__installed=dict.fromkeys([*driver, *others], "550")))
-    assert isinstance(step, Step)
+    step = only(said(hold, bare(packages__installed=dict.fromkeys([*driver, *others], "550"))))
     assert step.wanted.split(", ") == sorted(driver)
 
 
-def test_a_source_that_chrony_no_longer_reads_is_a_conflict_and_says_what_is_missing() -> None:
-    there = after(bare(), [one for one in said(CLOCK, bare()) if isinstance(one, Step)])
+def test_a_source_that_chrony_no_longer_reads_is_a_conflict() -> None:
+    there = tuned(CLOCK, bare())
     there["time"]["folders"] = ["/run/chrony-dhcp"]
-    (remark,) = said(CLOCK, there)
-    assert isinstance(remark, Remark)
-    assert remark.status == Status.CONFLICT
-    assert "no `sourcedir /etc/chrony/sources.d`" in remark.why
+    assert remark(said(CLOCK, there)).status == Status.CONFLICT
 
 
-def test_hyperpod_loads_modules_before_us_and_the_row_says_that_each_new_node_needs_a_reboot() -> None:
-    there = after(bare(), [one for one in said(CREDITS, bare()) if isinstance(one, Step)])
-    for backend, expected in (("hyperpod-slurm", True), ("machines", False)):
-        (remark,) = said(CREDITS, there, document={"backend": backend})
-        assert isinstance(remark, Remark)
-        assert remark.status == Status.REBOOT
-        assert ("each node that it brings needs a reboot" in remark.why) is expected
-
-
-def test_slurmd_is_not_restarted_while_our_boot_unit_runs_which_it_is_ordered_after() -> None:
-    facts = bare(jobs=[])
-    facts["services"][UNIT] = {"load": "loaded", "active": "activating", "enabled": "enabled", "result": "success"}
-    (step,) = said(SLURMD, facts)
-    assert isinstance(step, Step)
-    assert (step.part, step.needs) == (PERSISTED, "restart of slurmd")
-    facts["services"][UNIT]["active"] = "active"
-    assert [one.part for one in said(SLURMD, facts) if isinstance(one, Step)] == [PERSISTED, RUNTIME]
-
-
-def test_the_boot_loader_is_told_only_where_a_reboot_is_allowed() -> None:
-    (step,) = said(CSTATE, bare(), allow_reboot=True)
-    assert isinstance(step, Step)
-    assert (step.needs, step.actions[-1]) == ("reboot", Run(("update-grub",), 120.0))
-    assert 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX processor.max_cstate=1"' in step.wanted
-    assert [kind for kind, _ in brief(done(CSTATE, bare(), allow_reboot=True))] == [Status.REBOOT]
-
-
-def test_grubby_is_told_before_we_note_that_it_was() -> None:
-    (step,) = said(CSTATE, bare(os={"id": "amzn", "family": "rhel"}), allow_reboot=True)
-    assert isinstance(step, Step)
-    told, note = step.actions
-    assert told == Run(("grubby", "--update-kernel=ALL", "--args=processor.max_cstate=1"), 120.0)
-    assert isinstance(note, Write)
-    assert note.path == owned.KERNEL_ARGUMENTS
+@pytest.mark.parametrize(("backend", "told"), [("hyperpod-slurm", True), ("machines", False)])
+def test_hyperpod_loads_modules_before_us_and_the_row_says_that_each_new_node_needs_a_reboot(
+    backend: str, told: bool
+) -> None:
+    why = remark(said(CREDITS, tuned(CREDITS, bare()), document={"backend": backend})).why
+    assert ("each node that it brings needs a reboot" in why) is told
 
 
 def test_a_file_whose_setting_was_turned_off_goes() -> None:
-    there = after(bare(), [one for one in said(FILE, bare()) if isinstance(one, Step)])
-    (step,) = planner("file")([], frozenset({FILE.id}), there, Request())
-    assert isinstance(step, Step)
-    assert step.actions == (Remove(owned.NEEDRESTART),)
+    found = planner("file")([], frozenset({FILE.id}), tuned(FILE, bare()), Request())
+    step = only(found)
+    assert (step.found, step.wanted, step.actions) == ("a; b", "no line", (Remove(owned.NEEDRESTART),))
 
 
-def test_what_a_grubby_entry_no_longer_needs_is_taken_out() -> None:
-    amzn = bare(os={"id": "amzn", "family": "rhel"})
-    there = after(amzn, [one for one in said(CSTATE, amzn, allow_reboot=True) if isinstance(one, Step)])
-    (step,) = planner("kernel-argument")([], frozenset({CSTATE.id}), there, Request(allow_reboot=True))
-    assert isinstance(step, Step)
-    told = Run(("grubby", "--update-kernel=ALL", "--remove-args=processor.max_cstate=1"), 120.0)
-    assert step.actions == (told, Remove(owned.KERNEL_ARGUMENTS))
-
-
-def test_grubby_keeps_what_is_not_asked_for() -> None:
-    amzn = bare(os={"id": "amzn", "family": "rhel"})
-    there = after(amzn, [one for one in said(CSTATE, amzn, allow_reboot=True) if isinstance(one, Step)])
+def test_grubby_takes_out_what_is_no_longer_wanted_and_keeps_what_is_not_asked_for() -> None:
+    there = tuned(CSTATE, bare(**AMZN), allow_reboot=True)
+    gone = planner("kernel-argument")([], frozenset({CSTATE.id}), there, Request(allow_reboot=True))
+    told = Run((*GRUBBY, "--remove-args=processor.max_cstate=1"), 120.0)
+    assert only(gone).actions == (told, Remove(owned.KERNEL_ARGUMENTS))
     other = setting("kernel-argument", "intel_idle.max_cstate", "1")
     asked = Request(allow_reboot=True, only=(other.id,))
-    (step,) = planner("kernel-argument")([other], frozenset({other.id}), there, asked)
-    assert isinstance(step, Step)
-    assert [one.command[2] for one in step.actions if isinstance(one, Run)] == [
-        "--args=processor.max_cstate=1 intel_idle.max_cstate=1"
-    ]
+    kept = only(planner("kernel-argument")([other], frozenset({other.id}), there, asked))
+    assert kept.actions[0] == Run((*GRUBBY, "--args=processor.max_cstate=1 intel_idle.max_cstate=1"), 120.0)
+
+
+DROPPED = pytest.mark.parametrize(("kind", "path"), [("scheduler", owned.UDEV), ("gpu-clocks", owned.CLOCKS_UNIT)])
+
+
+def unwanted(kind: str, path: str, only: tuple[str, ...] = (), **more: Any) -> Said:
+    """What a kind says of its file where no setting wants it."""
+    facts = {"files": {path: {"content": "x", "mode": "0644"}}, **more}
+    return planner(kind)([], frozenset(), facts, Request(only=only))
+
+
+@DROPPED
+def test_a_file_that_nothing_wants_goes_and_a_unit_is_disabled_before(kind: str, path: str) -> None:
+    actions = only(unwanted(kind, path)).actions
+    disable = Run(("systemctl", "disable", "lustrain-gpu-clocks.service"))
+    assert actions == ((disable, Remove(path), RELOAD) if path == owned.CLOCKS_UNIT else (Remove(path),))
+
+
+@DROPPED
+def test_it_stays_where_only_some_settings_are_asked_for_and_what_is_not_there_is_not_missed(
+    kind: str, path: str
+) -> None:
+    assert unwanted(kind, path, only=("sysctl.*",)) == []
+    assert unwanted(kind, path, files={path: None}) == []
+    assert remark(unwanted(kind, path, disk={"/etc": {"read_only": True}})).status == "failed"
+
+
+@pytest.mark.parametrize("path", ["/usr/lib/sysctl.d/10-map-count.conf", "/etc/sysctl.d/99-sysctl.conf"])
+def test_our_file_is_not_the_one_that_lowers_what_another_file_sets(path: str) -> None:
+    wanted = [step.wanted for step in steps(said(MAPS, bare(**sysctl(path, "1048576"))))]
+    assert wanted == ["524288", "vm.max_map_count = 1048576"]
+
+
+def test_our_file_is_not_the_one_that_lowers_the_kernels_own_default() -> None:
+    assert only(said(MAPS, bare(sysctl={"vm.max_map_count": "1048576"}))).wanted == "vm.max_map_count = 1048576"
+
+
+def test_fields_are_raised_one_by_one() -> None:
+    step = steps(said(RMEM, bare(sysctl={"net.ipv4.tcp_rmem": "4096 131072 6291456"})))[0]
+    assert step.actions == (Put("/proc/sys/net/ipv4/tcp_rmem", "8192 131072 16777216"),)
+
+
+MAPS_LINE, RATIO_LINE = f"# {MAPS.id}\nvm.max_map_count = 524288\n", f"# {RATIO.id}\nvm.dirty_ratio = 5\n"
+OTHER_RATIO = RATIO_LINE.replace("5", "40")
+RETIRED = "# sysctl.retired\nvm.x = 1\n"
+BOTH = Write(owned.SYSCTL, HEADER + RATIO_LINE + MAPS_LINE)
+ALONE = Write(owned.SYSCTL, HEADER + MAPS_LINE)
+
+
+def persisted(
+    chosen: list[Setting], selected: list[Setting], lines: str | None, only: tuple[str, ...] = (), mode: str = "0644"
+) -> list[tuple[Any, ...]]:
+    """Who changes our file that holds these lines, and how, where the kernel has all values."""
+    files = {**dict.fromkeys(owned.PATHS), owned.SYSCTL: None if lines is None else {"content": lines, "mode": mode}}
+    facts = bare(files=files, sysctl={"vm.max_map_count": "524288", "vm.dirty_ratio": "5"})
+    planned = steps(planner("sysctl")(chosen, frozenset(one.id for one in selected), facts, Request(only=only)))
+    return [(step.setting, *step.actions) for step in planned]
+
+
+def test_one_file_holds_all_lines_sorted_and_each_step_writes_the_same() -> None:
+    assert persisted([RATIO, MAPS], [RATIO, MAPS], None) == [(RATIO.id, BOTH), (MAPS.id, BOTH)]
+
+
+def test_lines_that_nobody_wants_any_more_go_and_a_file_without_lines_too() -> None:
+    assert persisted([MAPS], [MAPS, RATIO], HEADER + MAPS_LINE + RATIO_LINE) == [(RATIO.id, ALONE)]
+    assert persisted([], [RATIO], HEADER + RATIO_LINE) == [(RATIO.id, Remove(owned.SYSCTL))]
+    assert persisted([MAPS], [MAPS], HEADER + RETIRED + MAPS_LINE) == [("sysctl.retired", ALONE)]
+
+
+def test_while_only_some_are_asked_for_all_other_lines_stay_as_they_are() -> None:
+    assert persisted([MAPS], [MAPS], HEADER + RETIRED + MAPS_LINE, (MAPS.id,)) == []
+    kept = Write(owned.SYSCTL, HEADER + OTHER_RATIO + MAPS_LINE)
+    assert persisted([MAPS, RATIO], [MAPS], HEADER + OTHER_RATIO, (MAPS.id,)) == [(MAPS.id, kept)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "mode"),
+    [
+        (f"{HEADER}{MAPS_LINE}vm.swappiness = 0\n", "0644"),
+        (f"{HEADER}vm.swappiness = 0\n{MAPS_LINE}", "0644"),
+        (HEADER + MAPS_LINE + MAPS_LINE, "0644"),
+        (HEADER + MAPS_LINE, "0600"),
+        (MAPS_LINE, "0644"),
+    ],
+)
+def test_anything_else_in_our_file_or_another_mode_is_put_right(lines: str, mode: str) -> None:
+    assert persisted([MAPS], [MAPS], lines, mode=mode) == [(MAPS.id, ALONE)]

@@ -20,8 +20,7 @@ from paramiko.ssh_exception import BadHostKeyException
 from node_setup.fleet.faults import HOST_KEY, Fault, of_connecting
 from node_setup.fleet.known_hosts import KnownHosts, UnrecordedError
 from node_setup.fleet.transport import Deadline, Ways
-from tests.conftest import require
-from tests.node_setup.local_sshd import PATIENT, Sshd, can_run
+from tests.node_setup.local_sshd import PATIENT, Sshd
 
 
 @pytest.fixture
@@ -143,30 +142,13 @@ def test_what_cannot_be_recorded_is_no_refused_login_and_no_node_out_of_reach(fi
     assert fault.why == f"its host key cannot be recorded in {file}: {os.strerror(17)}"
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Sshd]:
-    require(can_run(), "needs sshd and ssh-keygen (openssh-server)")
-    server = Sshd(tmp_path / "sshd")
-    server.start()
-    yield server
-    server.stop()
-
-
 @pytest.mark.slow
-def test_over_ssh_a_key_that_was_recorded_since_the_run_began_is_the_one(machine: Sshd, file: Path) -> None:
+def test_over_ssh_a_key_that_was_recorded_since_the_run_began_is_the_one(own_machine: Sshd, file: Path) -> None:
+    own_machine.start()
     first, second = Ways(KnownHosts(str(file)), PATIENT), Ways(KnownHosts(str(file)), PATIENT)
-    first.close(first.connect(machine.node, Deadline(300)))
-    machine.new_host_key()
+    first.close(first.connect(own_machine.node, Deadline(300)))
+    own_machine.new_host_key()
     with pytest.raises(Fault, match="its host key has changed") as caught:
-        second.connect(machine.node, Deadline(300))
+        second.connect(own_machine.node, Deadline(300))
     assert caught.value.kind == HOST_KEY
     assert len(file.read_text().splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_over_ssh_a_file_that_cannot_be_written_is_told_as_such(machine: Sshd, file: Path) -> None:
-    ways = Ways(KnownHosts(str(file)), PATIENT)
-    file.parent.touch()
-    with pytest.raises(Fault, match="its host key cannot be recorded in") as caught:
-        ways.connect(machine.node, Deadline(300))
-    assert (caught.value.kind, caught.value.passing) == (HOST_KEY, False)

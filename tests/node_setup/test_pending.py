@@ -16,7 +16,7 @@ from node_setup.agent.model import PERSISTED, RUNTIME, Facts, Put, Remark, Remov
 from node_setup.agent.run import pending
 from node_setup.agent.run.apply import apply
 from node_setup.agent.settings import catalog
-from tests.node_setup.agents import BareHost
+from tests.node_setup.agents import BareHost, silent
 
 RELOAD = Run(("systemctl", "daemon-reload"))
 CHRONY = Run(("chronyc", "reload", "sources"), 10.0)
@@ -29,10 +29,6 @@ def step(*actions: Write | Put | Run | Remove, part: str = PERSISTED) -> Step:
 
 def facts_of(host: BareHost) -> Facts:
     return collect(Scene(host, Wanted()))
-
-
-def silent(line: str) -> None:
-    """A log that nobody reads."""
 
 
 @pytest.mark.parametrize(
@@ -78,13 +74,6 @@ def test_an_apply_of_other_settings_keeps_what_it_did_not_do(tmp_path: Path) -> 
     assert kind.plan([SETTING], frozenset(), facts_of(host), Request()) == []
 
 
-def test_an_apply_that_takes_nothing_in_writes_no_note(tmp_path: Path) -> None:
-    host, steps = BareHost(tmp_path), [step(Put("/proc/sys/vm/swappiness", "1"), part=RUNTIME)]
-    pending.begin(host, steps, facts_of(host), silent)
-    pending.end(host, steps, facts_of(host), silent)
-    assert not (tmp_path / "var").exists()
-
-
 @pytest.mark.parametrize("note", ["", "{", "7", "null", '["rm"]', '[["rm", "-rf", "/"]]', '[7, ["systemctl", 1]]'])
 def test_a_note_makes_nobody_run_what_is_not_on_the_list(note: str, tmp_path: Path) -> None:
     host = BareHost(tmp_path)
@@ -92,13 +81,19 @@ def test_a_note_makes_nobody_run_what_is_not_on_the_list(note: str, tmp_path: Pa
     assert kind.noted_commands(facts_of(host)) == []
 
 
+def test_an_apply_that_takes_nothing_in_writes_no_note(tmp_path: Path) -> None:
+    host, steps = BareHost(tmp_path), [step(Put("/proc/sys/vm/swappiness", "1"), part=RUNTIME)]
+    pending.begin(host, steps, facts_of(host), silent)
+    pending.end(host, steps, facts_of(host), silent)
+    assert not (tmp_path / "var").exists()
+
+
 def test_a_note_that_cannot_be_written_is_logged_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "var").write_text("a file where a folder should be")
     lines: list[str] = []
     pending.begin(BareHost(tmp_path), [step(Write("/u", "x"), RELOAD)], {}, lines.append)
     pending.end(BareHost(tmp_path), [step(Write("/u", "x"), RELOAD)], {}, silent)
-    assert len(lines) == 1
-    assert owned.PENDING in lines[0]
+    assert [owned.PENDING in line for line in lines] == [True]
 
 
 def test_every_program_on_the_list_is_one_that_some_kind_runs_for_its_files() -> None:

@@ -5,41 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lustrain.status import Status
 from node_setup.agent import owned
 from node_setup.agent.kinds.compare import satisfies
 from node_setup.agent.kinds.files.owned_lines import parse
-from node_setup.agent.model import RUNTIME, Remark, Request
-from node_setup.agent.run.plan import Plan, plan, rows
+from node_setup.agent.model import RUNTIME, Request
+from node_setup.agent.run.plan import plan, rows
 from node_setup.agent.settings import catalog
-from tests.node_setup.plain_node import after, bare
+from tests.node_setup.kinds_facts import applied, bare
 
 pytestmark = pytest.mark.slow
 
-PLAIN = (
-    "sysctl",
-    "limit",
-    "file",
-    "hold",
-    "kernel-argument",
-    "unit",
-    "clock",
-    "slurmd-limit",
-    "module-load",
-    "module-option",
-)
+PLAIN = ("sysctl", "limit", "file", "hold", "kernel-argument", "unit", "clock", "slurmd-limit", "module-load",
+         "module-option")  # fmt: skip
 SETTINGS = tuple(one for one in catalog.load() if one.kind in PLAIN)
 SYSCTLS = {one.key: one for one in SETTINGS if one.kind == "sysctl"}
 NUMBER = st.integers(1, 2**22).map(str)
-FILES = (
-    "/usr/lib/sysctl.d/10-a.conf",
-    "/etc/sysctl.d/50-b.conf",
-    "/run/sysctl.d/95-c.conf",
-    "/etc/sysctl.d/99-sysctl.conf",
-)
+FILES = tuple(f"{folder}/sysctl.d/{name}" for folder, name in (
+    ("/usr/lib", "10-a.conf"), ("/etc", "50-b.conf"), ("/run", "95-c.conf"), ("/etc", "99-sysctl.conf")
+))  # fmt: skip
 SERVICE = st.fixed_dictionaries(
     {
         "load": st.sampled_from(["loaded", "not-found", "masked"]),
@@ -52,6 +39,10 @@ SYSCTL_FILES = st.dictionaries(
 )
 
 
+SYSTEMS = [{"id": "ubuntu", "family": "debian"}, {"id": "amzn", "family": "rhel"}, {"family": "other"}]
+LIMITS = [None, {"memlock": ["unlimited", "unlimited"], "nofile": ["1024", "4096"]}]
+
+
 @st.composite
 def nodes(draw: st.DrawFn) -> dict[str, Any]:
     facts = bare(
@@ -61,15 +52,9 @@ def nodes(draw: st.DrawFn) -> dict[str, Any]:
         modules__supported=draw(st.sampled_from([None, False, True])),
         modules__aws_lustre_block=draw(st.booleans()),
         init=draw(st.sampled_from(["systemd", "other", None])),
-        os=draw(
-            st.sampled_from(
-                [{"id": "ubuntu", "family": "debian"}, {"id": "amzn", "family": "rhel"}, {"family": "other"}]
-            )
-        ),
+        os=draw(st.sampled_from(SYSTEMS)),
         instance__source=draw(st.sampled_from(["imds", None])),
-        limits__slurmd=draw(
-            st.sampled_from([None, {"memlock": ["unlimited", "unlimited"], "nofile": ["1024", "4096"]}])
-        ),
+        limits__slurmd=draw(st.sampled_from(LIMITS)),
     )
     files = draw(SYSCTL_FILES)
     facts["sysctl_files"] = [{"path": path, "values": files[path]} for path in FILES if path in files]
@@ -85,35 +70,25 @@ REQUESTS = st.builds(
     overrides=st.dictionaries(IDS, st.sampled_from(["on", "off"])),
     only=st.lists(IDS, max_size=3).map(tuple),
     allow_reboot=st.booleans(),
-    document=st.sampled_from(
-        [{}, {"lustre": {"path": "/fsx", "efa": False}}, {"lustre": {"path": "/fsx", "efa": True}}]
-    ),
+    document=st.sampled_from([{}, *({"lustre": {"path": "/fsx", "efa": efa}} for efa in (False, True))]),
 )
 
 
 @given(nodes(), REQUESTS)
-@settings(deadline=None)
 def test_after_a_plan_is_done_there_is_nothing_to_do(facts: dict[str, Any], request: Request) -> None:
     first = plan(SETTINGS, facts, request)
-    second = plan(SETTINGS, after(facts, first.steps), request)
+    second = plan(SETTINGS, applied(facts, first.steps), request)
     assert second.steps == ()
     changed = {step.setting for step in first.steps}
-    assert all(one.status in (Status.OK, Status.REBOOT) for one in about(second, changed & set(chosen(second))))
-
-
-def chosen(made: Plan) -> list[str]:
-    return [one.setting for one in made.remarks if one.status in (Status.OK, Status.REBOOT)]
-
-
-def about(made: Plan, names: set[str]) -> list[Remark]:
-    return [one for one in made.remarks if one.setting in names and one.status != "conflict"]
+    quiet = {one.setting for one in second.remarks if one.status in (Status.OK, Status.REBOOT)}
+    about = [one for one in second.remarks if one.setting in changed & quiet and one.status != Status.CONFLICT]
+    assert all(one.status in (Status.OK, Status.REBOOT) for one in about)
 
 
 @given(nodes(), REQUESTS)
-@settings(deadline=None)
 def test_at_least_lowers_nothing_now_or_at_boot(facts: dict[str, Any], request: Request) -> None:
     made = plan(SETTINGS, facts, request)
-    done = after(facts, made.steps)
+    done = applied(facts, made.steps)
     file = done["files"][owned.SYSCTL]
     lines = parse(file["content"]) if file else {}
     for key, found in facts["sysctl"].items():
@@ -127,15 +102,14 @@ def test_at_least_lowers_nothing_now_or_at_boot(facts: dict[str, Any], request: 
 
 
 @given(nodes(), REQUESTS, st.lists(IDS, min_size=1, max_size=3).map(tuple))
-@settings(deadline=None)
 def test_a_selection_touches_and_names_nothing_else(
     facts: dict[str, Any], request: Request, only: tuple[str, ...]
 ) -> None:
-    whole = after(facts, plan(SETTINGS, facts, Request(document=request.document)).steps)
+    whole = applied(facts, plan(SETTINGS, facts, Request(document=request.document)).steps)
     asked = Request(profile=request.profile, overrides=request.overrides, document=request.document, only=only)
     made = plan(SETTINGS, whole, asked)
     assert {row["setting"] for row in rows(made)} <= set(only)
-    done = after(whole, made.steps)
+    done = applied(whole, made.steps)
     for path, was in whole["files"].items():
         if was and "# " in was["content"]:
             now = parse(done["files"][path]["content"]) if done["files"][path] else {}
@@ -145,22 +119,20 @@ def test_a_selection_touches_and_names_nothing_else(
 
 
 @given(nodes(), REQUESTS)
-@settings(deadline=None)
 def test_every_selected_setting_is_answered_for(facts: dict[str, Any], request: Request) -> None:
     named = {row["setting"] for row in rows(plan(SETTINGS, facts, request))}
     assert named == (set(request.only) or {one.id for one in SETTINGS})
 
 
 @given(nodes(), REQUESTS)
-@settings(deadline=None)
 def test_what_is_turned_off_is_in_no_file_and_not_changed_at_run_time(facts: dict[str, Any], request: Request) -> None:
-    tuned = after(facts, plan(SETTINGS, facts, Request(document=request.document)).steps)
+    tuned = applied(facts, plan(SETTINGS, facts, Request(document=request.document)).steps)
     off = {name for name, value in request.overrides.items() if value == "off"} & (
         set(request.only) or {*request.overrides}
     )
     made = plan(SETTINGS, tuned, request)
     assert not any(step.setting in off and step.part == RUNTIME for step in made.steps)
-    done = after(tuned, made.steps)
+    done = applied(tuned, made.steps)
     for path in (owned.SYSCTL, owned.LIMITS, owned.SLURMD, owned.NEEDRESTART):
         file = done["files"][path]
         assert not file or not off & set(parse(file["content"]))

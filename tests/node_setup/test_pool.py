@@ -61,7 +61,7 @@ def unreachable(node: Node) -> int:
 
 
 def test_every_node_has_one_outcome_in_order_and_is_told_once() -> None:
-    fleet, told = Fleet(20, failing()), []
+    fleet, told = Fleet(20, failing()), list[Outcome]()
     outcomes = fleet.run(Pace(max_parallel=4), told.append)
     assert [one.node.name for one in outcomes] == [node.name for node in fleet.nodes]
     assert sorted(one.node.name for one in told) == [node.name for node in fleet.nodes]
@@ -116,10 +116,6 @@ def test_too_many_failures_begin_no_further_batch() -> None:
     assert sorted(fleet.began) == ["n00", "n01"]
     assert [one.kind for one in outcomes] == [ANSWERED] * 2 + [NOT_BEGUN] * 6
     assert outcomes[2].why == "2 of 2 nodes failed, more than 50 %"
-
-
-def test_as_many_failures_as_allowed_are_allowed() -> None:
-    assert all(one.kind == ANSWERED for one in Fleet(8, failing(0, 2)).run(Pace(serial=2, fail_percent=50)))
 
 
 def test_a_limit_on_failures_alone_makes_batches_of_what_runs_at_once() -> None:

@@ -111,12 +111,6 @@ def test_a_setting_of_many_parts_is_counted_once_as_its_worst(rows: list[tuple[s
     assert parts[2] == len({name for name, _ in rows} - {name for name, status in rows if status != "skipped"})
 
 
-@pytest.mark.parametrize("kind", [STOPPED, NOT_BEGUN, TIMEOUT])
-def test_row_and_summary_call_a_node_the_same(kind: str) -> None:
-    lines = report.tuned([bad("n1", kind)], check=False)
-    assert (lines[1].endswith(kind), lines[-1]) == (True, f"1 node: 1 {kind}")
-
-
 def test_settings_that_are_left_out_for_one_reason_are_one_line() -> None:
     rows = [row(f"gpu.{name}", "skipped", "for efa-gpu; this node is cpu") for name in "abcdef"]
     lines = report.tuned([answered("n1", 0, *rows, row("x", "skipped", "turned off"))], check=False)
@@ -128,22 +122,26 @@ def test_settings_that_are_left_out_for_one_reason_are_one_line() -> None:
     ]
 
 
-def test_a_refusal_says_why() -> None:
-    lines = report.tuned([answered("n1", 4, refused="a job runs: slurm 123; fix: wait, or --force")], check=False)
-    assert lines[1].endswith("refused")
-    assert "  refused: a job runs: slurm 123; fix: wait, or --force" in lines
+@pytest.mark.parametrize(
+    ("outcome", "word", "line"),
+    [
+        (answered("n1", 4, refused="a job runs; fix: wait"), "refused", "  refused: a job runs; fix: wait"),
+        *((bad("n1", kind), kind, f"1 node: 1 {kind}") for kind in (STOPPED, NOT_BEGUN, TIMEOUT)),
+    ],
+)
+def test_a_node_that_was_not_tuned_is_called_the_same_in_its_row_and_below(
+    outcome: Outcome, word: str, line: str
+) -> None:
+    lines = report.tuned([outcome], check=False)
+    assert (lines[1].endswith(word), line in lines) == (True, True)
 
 
 def test_findings_that_nodes_share_stand_once() -> None:
     finding = {"where": "/etc/nccl.conf", "line": 3, "name": "NCCL_PROTO", "value": "simple", "why": "replaces the plugin's",
                "fix": "remove it", "harm": "harmful"}  # fmt: skip
-    lines = report.tuned(
-        [answered(name, 0, lint=[finding] * (name != "n3")) for name in ("n1", "n2", "n3")], check=False
-    )
-    assert lines[-3:-1] == [
-        "  harmful: NCCL_PROTO=simple in /etc/nccl.conf:3: replaces the plugin's; fix: remove it (n1, n2)",
-        "",
-    ]
+    nodes = [answered(name, 0, lint=[finding] * (name != "n3")) for name in ("n1", "n2", "n3")]
+    line = "  harmful: NCCL_PROTO=simple in /etc/nccl.conf:3: replaces the plugin's; fix: remove it (n1, n2)"
+    assert report.tuned(nodes, check=False)[-3:-1] == [line, ""]
 
 
 @given(st.text(), st.text())
@@ -170,75 +168,46 @@ def test_json_is_one_object_with_everything_and_no_way_in() -> None:
 
 
 FACTS = {
-    "version": 1,
-    "os": {"id": "ubuntu", "version": "22.04"},
-    "kernel": {"release": "6.8"},
-    "cpu": {"count": 192},
-    "memory": {"gib": 1999.6},
-    "instance": {"type": "p5.48xlarge"},
-    "group": "train",
-    "gpu": {"devices": [{}] * 8},
-    "efa": {"devices": []},
-    "lustre": {"mounts": None},
-    "jobs": [],
-}
+    "version": 1, "os": {"id": "ubuntu", "version": "22.04"}, "kernel": {"release": "6.8"}, "cpu": {"count": 192},
+    "memory": {"gib": 1999.6}, "instance": {"type": "p5.48xlarge"}, "group": "train", "jobs": [],
+    "gpu": {"devices": [{}] * 8}, "efa": {"devices": []}, "lustre": {"mounts": None},
+}  # fmt: skip
 
 
 def test_facts_are_a_line_a_node_and_what_is_not_known_is_no_nought() -> None:
-    lines = report.facts(
-        [
-            replace(answered("n1"), answer=parse(FACTS)),
-            replace(answered("n2"), answer=parse({"version": 1})),
-            bad("n3", LOGIN),
-        ]
-    )
-    assert lines[1].split() == [
-        "n1",
-        "train",
-        "p5.48xlarge",
-        "ubuntu",
-        "22.04",
-        "6.8",
-        "192",
-        "2000",
-        "8",
-        "0",
-        "-",
-        "0",
-    ]
+    said = {"n1": parse(FACTS), "n2": parse({"version": 1})}
+    known = [replace(answered(name), answer=answer) for name, answer in said.items()]
+    lines = report.facts([*known, bad("n3", LOGIN)])
+    assert " ".join(lines[1].split()) == "n1 train p5.48xlarge ubuntu 22.04 6.8 192 2000 8 0 - 0"
     assert lines[2].split() == ["n2", *["-"] * 10]
-    assert lines[-4:] == [
-        "n3:",
-        "  login refused: why it is so; fix: what to do",
-        "",
-        "3 nodes: 2 in order, 1 login refused",
-    ]
+    told = "  login refused: why it is so; fix: what to do"
+    assert lines[-4:] == ["n3:", told, "", "3 nodes: 2 in order, 1 login refused"]
 
 
 def verified(name: str, ready: bool, drain: str | None = None, **digest: Any) -> Outcome:
-    check = {
-        "check": "efa-devices",
-        "status": "ok" if ready else "failed",
-        "why": "30 of 32",
-        "found": "30",
-        "expected": "32",
+    check = {"check": "efa-devices", "status": "ok" if ready else "failed", "why": "30 of 32", "found": "30"}
+    said = {
+        "version": 1,
+        "ready": ready,
+        "drain": drain,
+        "results": [{**check, "expected": "32"}],
+        "facts_digest": digest,
     }
-    said = {"version": 1, "ready": ready, "drain": drain, "results": [check], "facts_digest": digest}
     return Outcome(Node(name, name, "train"), ANSWERED, status=0 if ready else 2, answer=parse(said))
 
 
 def test_verify_tells_who_is_not_ready_who_to_drain_and_who_is_unlike_the_others() -> None:
+    reason = "lustrain: efa-devices: 30 of 32; action=REPLACE"
     outcomes = [verified(f"n{number}", True, kernel="6.8") for number in range(3)]
-    outcomes += [verified("n3", False, "lustrain: efa-devices: 30 of 32; action=REPLACE", kernel="6.5")]
-    outcomes += [bad("n4", UNREACHABLE)]
+    outcomes += [verified("n3", False, reason, kernel="6.5"), bad("n4", UNREACHABLE)]
     found = verify_report.odd(outcomes)
     lines = verify_report.lines(outcomes, found)
-    assert lines[4].split() == ["n3", "no", "1", "1", "lustrain:", "efa-devices:", "30", "of", "32;", "action=REPLACE"]
+    assert lines[4].split() == ["n3", "no", "1", "1", *reason.split()]
     assert lines[5].split()[:2] == ["n4", "unreachable"]
     assert "  failed   efa-devices: 30 of 32 (found 30, expected 32)" in lines
     assert "  train: kernel: n3: 6.5; most have 6.8" in lines
     assert lines[-1] == "5 nodes: 3 ready, 1 not ready, 1 unreachable"
-    assert verify_report.drain_lines(outcomes) == ["n3 lustrain: efa-devices: 30 of 32; action=REPLACE"]
+    assert verify_report.drain_lines(outcomes) == [f"n3 {reason}"]
     assert verify_report.as_json(found)[0]["hosts"] == {"n3": "6.5"}
 
 

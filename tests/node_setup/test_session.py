@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from node_setup.fleet.faults import NO_ANSWER, STOPPED, Fault
-from node_setup.fleet.known_hosts import KnownHosts
 from node_setup.fleet.session import LONGEST_ANSWER, Session
 from node_setup.fleet.transport import Deadline, Ways
-from tests.node_setup.local_sshd import PATIENT, Sshd
+from tests.node_setup.local_sshd import Sshd
 from tests.node_setup.meanwhile import Sleeper, once
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def ways(tmp_path: Path) -> Iterator[Ways]:
-    made = Ways(KnownHosts(str(tmp_path / "known")), PATIENT)
-    yield made
-    made.stop()
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from node_setup.fleet.faults import HOST_KEY, LOGIN, LOST, STOPPED, TIMEOUT, UNR
 from node_setup.fleet.hosts import Node, Route
 from node_setup.fleet.inventory import Source, inventory
 from node_setup.fleet.known_hosts import KnownHosts
+from node_setup.fleet.proxy import Proxy
 from node_setup.fleet.transport import Deadline, Limits, Ways
-from tests.conftest import require
-from tests.node_setup.local_sshd import PATIENT, Sshd, can_run, free_port, make_key
+from tests.node_setup.local_sshd import PATIENT, Sshd, free_port, make_key
 from tests.node_setup.meanwhile import Sleeper, once
 from tests.processes import alive, wait_until
 
@@ -43,13 +43,6 @@ while piece := peer.recv(65536):
     os.write(1, piece)
 """
 """Stands for `aws ssm start-session`: its input and output are the connection. It leaves out the session's protocol."""
-
-
-@pytest.fixture
-def ways(tmp_path: Path) -> Iterator[Ways]:
-    made = Ways(KnownHosts(str(tmp_path / "known")), PATIENT)
-    yield made
-    made.stop()
 
 
 @pytest.fixture
@@ -127,27 +120,20 @@ def test_stopping_ends_what_waits(machine: Sshd, ways: Ways, sleeper: Sleeper) -
     assert refused(ways, machine.node).kind == STOPPED
 
 
-def test_a_new_host_key_is_recorded_and_a_changed_one_refused(tmp_path: Path) -> None:
-    require(can_run(), "needs sshd and ssh-keygen (openssh-server)")
-    server = Sshd(tmp_path / "one")
-    server.start()
-    try:
-        file = tmp_path / "new" / "known"
-        ways = Ways(KnownHosts(str(file)), PATIENT)
-        ways.close(ways.connect(server.node, Deadline(300)))
-        assert file.read_text().startswith(f"[127.0.0.1]:{server.port} ssh-ed25519 ")
-        assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-        strict = Ways(KnownHosts(str(file), strict=True), PATIENT)
-        strict.close(strict.connect(server.node, Deadline(300)))
-        server.new_host_key()
-        for known in (file, file):
-            fault = refused(Ways(KnownHosts(str(known)), PATIENT), server.node)
-            assert fault.kind == HOST_KEY
-            assert "has changed" in fault.why
-            assert f"ssh-keygen -R '[127.0.0.1]:{server.port}' -f {file}" in fault.fix
-        assert len(file.read_text().splitlines()) == 1
-    finally:
-        server.stop()
+def test_a_new_host_key_is_recorded_and_a_changed_one_refused(own_machine: Sshd, tmp_path: Path) -> None:
+    own_machine.start()
+    file = tmp_path / "new" / "known"
+    ways = Ways(KnownHosts(str(file)), PATIENT)
+    ways.close(ways.connect(own_machine.node, Deadline(300)))
+    assert file.read_text().startswith(f"[127.0.0.1]:{own_machine.port} ssh-ed25519 ")
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    strict = Ways(KnownHosts(str(file), strict=True), PATIENT)
+    strict.close(strict.connect(own_machine.node, Deadline(300)))
+    own_machine.new_host_key()
+    fault = refused(Ways(KnownHosts(str(file)), PATIENT), own_machine.node)
+    assert (fault.kind, "has changed" in fault.why) == (HOST_KEY, True)
+    assert f"ssh-keygen -R '[127.0.0.1]:{own_machine.port}' -f {file}" in fault.fix
+    assert len(file.read_text().splitlines()) == 1
 
 
 def test_strict_host_keys_refuse_an_unknown_machine(machine: Sshd, tmp_path: Path) -> None:
@@ -159,20 +145,15 @@ def test_strict_host_keys_refuse_an_unknown_machine(machine: Sshd, tmp_path: Pat
     assert (tmp_path / "empty").read_text() == ""
 
 
-def test_a_replaced_instance_at_an_old_address_is_another_machine(tmp_path: Path) -> None:
-    require(can_run(), "needs sshd and ssh-keygen (openssh-server)")
-    server = Sshd(tmp_path / "one")
-    server.start()
-    try:
-        ways = Ways(KnownHosts(str(tmp_path / "known")), PATIENT)
-        ways.close(ways.connect(replace(server.node, instance_id="i-1"), Deadline(300)))
-        server.new_host_key()
-        ways.close(ways.connect(replace(server.node, instance_id="i-2"), Deadline(300)))
-        assert refused(ways, replace(server.node, instance_id="i-1")).kind == HOST_KEY
-        names = [line.split()[0] for line in (tmp_path / "known").read_text().splitlines()]
-        assert names == ["i-1", "i-2"]
-    finally:
-        server.stop()
+def test_a_replaced_instance_at_an_old_address_is_another_machine(own_machine: Sshd, tmp_path: Path) -> None:
+    own_machine.start()
+    ways = Ways(KnownHosts(str(tmp_path / "known")), PATIENT)
+    first, second = (replace(own_machine.node, instance_id=name) for name in ("i-1", "i-2"))
+    ways.close(ways.connect(first, Deadline(300)))
+    own_machine.new_host_key()
+    ways.close(ways.connect(second, Deadline(300)))
+    assert refused(ways, first).kind == HOST_KEY
+    assert [line.split()[0] for line in (tmp_path / "known").read_text().splitlines()] == ["i-1", "i-2"]
 
 
 def test_a_wrong_key_is_told_as_such(machine: Sshd, ways: Ways, tmp_path: Path) -> None:
@@ -194,31 +175,31 @@ def test_nobody_listening_is_unreachable_and_tried_again(ways: Ways, monkeypatch
     fault = refused(ways, node)
     assert (fault.kind, fault.passing, "connection" in fault.why) == (UNREACHABLE, True, True)
     paused: list[int] = []
-    monkeypatch.setattr(transport, "pause_s", lambda tried, *limits: paused.append(tried) or 0.01)
+
+    def pause(tried: int, *limits: float) -> float:
+        paused.append(tried)
+        return 0.01
+
+    monkeypatch.setattr(transport, "pause_s", pause)
     assert refused(Ways(ways.known_hosts, replace(PATIENT, retries=2)), node).kind == UNREACHABLE
     assert paused == [1, 2, 3]
 
 
 def test_a_machine_that_comes_up_in_between_is_reached(
-    tmp_path: Path, ways: Ways, monkeypatch: pytest.MonkeyPatch
+    own_machine: Sshd, ways: Ways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    require(can_run(), "needs sshd and ssh-keygen (openssh-server)")
-    server = Sshd(tmp_path / "late")
     tries: list[int] = []
 
     def pause(tried: int, *limits: float) -> float:
         tries.append(tried)
         if tried == 3:
-            server.start()
+            own_machine.start()
         return 0.01
 
     monkeypatch.setattr(transport, "pause_s", pause)
     again = Ways(ways.known_hosts, replace(PATIENT, retries=5))
-    try:
-        again.close(again.connect(server.node, Deadline(300)))
-        assert tries == [1, 2, 3]
-    finally:
-        server.stop()
+    again.close(again.connect(own_machine.node, Deadline(300)))
+    assert tries == [1, 2, 3]
 
 
 def test_a_machine_that_accepts_and_says_nothing_costs_the_time_limit(quick: Ways) -> None:
@@ -228,18 +209,6 @@ def test_a_machine_that_accepts_and_says_nothing_costs_the_time_limit(quick: Way
         node = Node("mute", "127.0.0.1", route=Route("root", silent.getsockname()[1]))
         fault = refused(quick, node)
         assert (fault.kind, "did not answer" in fault.why) == (UNREACHABLE, True), fault
-
-
-def test_a_frozen_sshd_costs_the_time_limit(tmp_path: Path, quick: Ways) -> None:
-    require(can_run(), "needs sshd and ssh-keygen (openssh-server)")
-    server = Sshd(tmp_path / "frozen")
-    server.start()
-    server.freeze()
-    try:
-        assert refused(quick, server.node).kind == UNREACHABLE
-    finally:
-        server.thaw()
-        server.stop()
 
 
 def test_a_program_is_the_connection_and_is_gone_afterwards(machine: Sshd, ways: Ways, tmp_path: Path) -> None:
@@ -260,7 +229,7 @@ def test_a_program_that_hangs_is_ended_with_all_it_started(
     mark = tmp_path / "pids"
     script = f"trap '' TERM; (trap '' TERM; echo $$ >>{mark}; sleep 3600) & echo $! >>{mark}; wait"
 
-    class Begun(transport.Proxy):
+    class Begun(Proxy):
         def __init__(self, command: Sequence[str]) -> None:
             super().__init__(command)
             wait_until(lambda: mark.exists() and len(mark.read_text().splitlines()) == 2)
@@ -342,24 +311,31 @@ def test_a_node_behind_ssm_is_reached_by_its_target(
 
 
 @pytest.mark.parametrize("filler", [0, 3000])
+@pytest.mark.parametrize(
+    ("endpoint", "is_ours"),
+    [
+        ("http://127.0.0.1:4566", True),
+        ("http://localhost:4566", True),
+        ("https://vpce-1.ssm.us-west-2.vpce.amazonaws.com", False),
+    ],
+)
 def test_a_page_that_a_program_prints_is_not_shown_and_the_embedded_aws_has_no_nodes(
-    machine: Sshd, ways: Ways, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, filler: int
+    machine: Sshd,
+    ways: Ways,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    endpoint: str,
+    is_ours: bool,
+    filler: int,
 ) -> None:
     program = tmp_path / "aws"
     page = f"<!doctype html>\n<html lang=en>{' ' * filler}\n<p>The server encountered an internal error</p>\n</html>"
     program.write_text(f"#!/bin/sh\necho '{page}' >&2\nexit 254\n")
     program.chmod(0o755)
-    fixes = []
-    for endpoint in (
-        "http://127.0.0.1:4566",
-        "http://localhost:4566",
-        "https://vpce-1.ssm.us-west-2.vpce.amazonaws.com",
-    ):
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        fault = refused(ways, proxied(machine, str(program), "ssm", "start-session"))
-        assert (fault.kind, fault.why) == (UNREACHABLE, f"{program}: an HTML page came in place of an answer")
-        fixes.append("python -m rehearsal.lab" in fault.fix)
-    assert fixes == [True, True, False]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    fault = refused(ways, proxied(machine, str(program), "ssm", "start-session"))
+    assert (fault.kind, fault.why) == (UNREACHABLE, f"{program}: an HTML page came in place of an answer")
+    assert ("python -m rehearsal.lab" in fault.fix) is is_ours
 
 
 class OneNode:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lustrain.problem import UserError
+from lustrain.status import Status
 from node_setup.agent.host import Host
 from node_setup.agent.model import EXIT_DRIFT, EXIT_IN_SYNC, Request
-from node_setup.agent.verify import TOPICS, _timed, verify
+from node_setup.agent.verify import TOPICS, verify
 from node_setup.agent.verify.expected import expected
 from node_setup.agent.verify.gpu import xid_action
 from node_setup.agent.verify.result import READY, Result, drain
@@ -44,41 +44,68 @@ def results(facts: dict[str, Any], request: Request = REQUEST) -> dict[str, Resu
     return {result.check: result for result in said}
 
 
+def answer(facts: dict[str, Any], request: Request = REQUEST) -> tuple[dict[str, Any], int]:
+    return verify(Host("/nonexistent"), facts, request, "facts")
+
+
 def test_a_node_that_is_well_passes_every_check() -> None:
     assert {name: result for name, result in results(p5()).items() if result.status != "ok"} == {}
 
 
+def put(value: Any, *path: str | int) -> Change:
+    """The fact at a path becomes another."""
+
+    def change(facts: Any) -> None:
+        for key in path[:-1]:
+            facts = facts[key]
+        facts[path[-1]] = value
+
+    return change
+
+
+def lose(key: str | int, *path: str | int) -> Change:
+    """What is at a path loses one of its parts."""
+
+    def change(facts: Any) -> None:
+        for one in path:
+            facts = facts[one]
+        facts.pop(key)
+
+    return change
+
+
 def first_gpu(key: str, value: object) -> Change:
-    return lambda facts: facts["gpu"]["devices"][0].update({key: value})
+    return put(value, "gpu", "devices", 0, key)
 
 
-def xids(*events: tuple[int, str]) -> Change:
-    seen = [{"xid": number, "pci": "0000:53:00", "text": text, "switch": False} for number, text in events]
-    return lambda facts: facts["gpu"].update(xids=seen)
+def xids(*events: tuple[int, str], switch: bool = False) -> Change:
+    return put(
+        [{"xid": xid, "pci": "0000:53:00", "text": text, "switch": switch} for xid, text in events], "gpu", "xids"
+    )
 
 
 def hot(jobs: object) -> Change:
     return lambda facts: (first_gpu("throttle", ["hw_thermal_slowdown"])(facts), facts.update(jobs=jobs))
 
 
+SPOT = {"kind": "spot", "action": "terminate", "at": "12:00"}
+FABRIC = "nvidia-fabricmanager.service"
+PLUGINS = ["/opt/amazon/ofi-nccl/lib/a.so", "/usr/local/lib/b.so"]
+OVER_TCP = [{"primary": "10.0.0.9@tcp", "nids": ["10.0.0.9@tcp"]}]
+ON_DEMAND = [{"source": "systemd-1", "target": "/fsx", "fstype": "autofs", "options": []}]
 BROKEN: list[tuple[str, Change, str, str]] = [
-    ("boot", lambda f: f.update(boot_outcome="failed mount of /fsx"), "failed", "NONE"),
-    ("boot", lambda f: f.update(boot_outcome="half way"), "unknown", "NONE"),
-    ("boot", lambda f: f.update(boot_outcome="ready lustre-over-tcp"), "ok", "NONE"),
-    ("boot", lambda f: f.update(boot_outcome=None), "skipped", "NONE"),
-    ("instance-type", lambda f: f["instance"].update(type="p4d.24xlarge"), "failed", "NONE"),
-    ("instance-type", lambda f: f["instance"].update(type="p9.48xlarge"), "failed", "NONE"),
-    (
-        "notice",
-        lambda f: f["metadata"].update(notice={"kind": "spot", "action": "terminate", "at": "12:00"}),
-        "failed",
-        "NONE",
-    ),
-    ("notice", lambda f: f["metadata"].update(error="timed out"), "unknown", "NONE"),
-    ("nvme", lambda f: f["blocks"].pop(1), "failed", "REPLACE"),
-    ("nvme", lambda f: f.update(blocks=None), "unknown", "NONE"),
-    ("gpu-count", lambda f: f["gpu"]["devices"].pop(), "failed", "REPLACE"),
-    ("gpu-count", lambda f: f["gpu"].update(devices=None), "unknown", "NONE"),
+    ("boot", put("failed mount of /fsx", "boot_outcome"), "failed", "NONE"),
+    ("boot", put("half way", "boot_outcome"), "unknown", "NONE"),
+    ("boot", put("ready lustre-over-tcp", "boot_outcome"), "ok", "NONE"),
+    ("boot", put(None, "boot_outcome"), "skipped", "NONE"),
+    ("instance-type", put("p4d.24xlarge", "instance", "type"), "failed", "NONE"),
+    ("instance-type", put("p9.48xlarge", "instance", "type"), "failed", "NONE"),
+    ("notice", put(SPOT, "metadata", "notice"), "failed", "NONE"),
+    ("notice", put("timed out", "metadata", "error"), "unknown", "NONE"),
+    ("nvme", lose(1, "blocks"), "failed", "REPLACE"),
+    ("nvme", put(None, "blocks"), "unknown", "NONE"),
+    ("gpu-count", lose(0, "gpu", "devices"), "failed", "REPLACE"),
+    ("gpu-count", put(None, "gpu", "devices"), "unknown", "NONE"),
     ("gpu-ecc", first_gpu("ecc_volatile_uncorrected", 2), "failed", "RESET_GPU"),
     ("gpu-ecc", first_gpu("ecc_volatile_uncorrected", None), "unknown", "NONE"),
     ("gpu-row-remap", first_gpu("remap_failed", True), "failed", "REPLACE"),
@@ -87,7 +114,9 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("gpu-xid", xids((95, "Uncontained ECC error")), "failed", "REBOOT"),
     ("gpu-xid", xids((13, "Graphics Exception"), (64, "row remapper")), "failed", "REPLACE"),
     ("gpu-xid", xids((13, "Graphics Exception")), "warning", "NONE"),
-    ("gpu-xid", lambda f: f["gpu"].update(xids=None), "unknown", "NONE"),
+    ("gpu-xid", xids((999, "nobody listed it")), "warning", "NONE"),
+    ("gpu-xid", xids((79, "of a switch, not of a GPU"), switch=True), "warning", "NONE"),
+    ("gpu-xid", put(None, "gpu", "xids"), "unknown", "NONE"),
     ("gpu-throttle", first_gpu("throttle", ["hw_slowdown", "hw_thermal_slowdown"]), "failed", "REPLACE"),
     ("gpu-throttle", hot([{"kind": "slurm", "id": "12"}]), "warning", "NONE"),
     ("gpu-throttle", hot(None), "unknown", "NONE"),
@@ -95,71 +124,55 @@ BROKEN: list[tuple[str, Change, str, str]] = [
     ("gpu-throttle", first_gpu("throttle", ["sw_power_cap", "gpu_idle"]), "ok", "NONE"),
     ("gpu-throttle", first_gpu("throttle", None), "unknown", "NONE"),
     ("gpu-persistence", first_gpu("persistence", False), "warning", "NONE"),
-    ("gpu-clocks", lambda f: f["gpu"]["devices"][3]["applications"].update(graphics=1200), "warning", "NONE"),
-    ("gpu-nvlink", lambda f: f["gpu"]["nvlinks"]["0"].update(up=17), "failed", "REBOOT"),
-    ("gpu-nvlink", lambda f: f["gpu"]["nvlinks"].pop("7"), "failed", "REBOOT"),
-    ("gpu-nvlink", lambda f: f["gpu"]["nvlinks"]["0"].update(errors=4), "warning", "NONE"),
-    ("gpu-nvlink", lambda f: f["gpu"].update(nvlinks=None), "unknown", "NONE"),
-    ("fabric-manager", lambda f: f["gpu"].update(fabric_manager={"version": "550.1"}), "failed", "NONE"),
-    ("fabric-manager", lambda f: f["gpu"].update(fabric_manager={"version": None}), "unknown", "NONE"),
-    (
-        "fabric-manager",
-        lambda f: f["services"]["nvidia-fabricmanager.service"].update(active="failed"),
-        "failed",
-        "REBOOT",
-    ),
-    (
-        "fabric-manager",
-        lambda f: f["services"]["nvidia-fabricmanager.service"].update(active="activating"),
-        "unknown",
-        "NONE",
-    ),
+    ("gpu-clocks", put(1200, "gpu", "devices", 3, "applications", "graphics"), "warning", "NONE"),
+    ("gpu-nvlink", put(17, "gpu", "nvlinks", "0", "up"), "failed", "REBOOT"),
+    ("gpu-nvlink", lose("7", "gpu", "nvlinks"), "failed", "REBOOT"),
+    ("gpu-nvlink", put(4, "gpu", "nvlinks", "0", "errors"), "warning", "NONE"),
+    ("gpu-nvlink", put(None, "gpu", "nvlinks"), "unknown", "NONE"),
+    ("fabric-manager", put("550.1", "gpu", "fabric_manager", "version"), "failed", "NONE"),
+    ("fabric-manager", put(None, "gpu", "fabric_manager", "version"), "unknown", "NONE"),
+    ("fabric-manager", put("failed", "services", FABRIC, "active"), "failed", "REBOOT"),
+    ("fabric-manager", put("activating", "services", FABRIC, "active"), "unknown", "NONE"),
     ("fabric-manager", first_gpu("fabric_state", "In Progress"), "unknown", "NONE"),
     ("fabric-manager", first_gpu("fabric_state", "Not Started"), "failed", "REBOOT"),
-    ("efa-devices", lambda f: (f["efa"]["devices"].pop(), f["efa"].update(pci=31)), "failed", "REPLACE"),
-    ("efa-devices", lambda f: f["efa"].update(devices=[]), "failed", "REBOOT"),
-    ("efa-devices", lambda f: f["efa"]["devices"][0].update(state="DOWN"), "failed", "REPLACE"),
-    ("efa-devices", lambda f: f["efa"].update(devices=None), "unknown", "NONE"),
-    ("efa-domains", lambda f: f["efa"]["domains"].pop(), "failed", "REBOOT"),
-    ("efa-domains", lambda f: f["efa"].update(domains=None), "unknown", "NONE"),
+    ("efa-devices", lambda f: (lose(0, "efa", "devices")(f), put(31, "efa", "pci")(f)), "failed", "REPLACE"),
+    ("efa-devices", put([], "efa", "devices"), "failed", "REBOOT"),
+    ("efa-devices", put("DOWN", "efa", "devices", 0, "state"), "failed", "REPLACE"),
+    ("efa-devices", put(None, "efa", "devices"), "unknown", "NONE"),
+    ("efa-domains", lose(0, "efa", "domains"), "failed", "REBOOT"),
+    ("efa-domains", put(None, "efa", "domains"), "unknown", "NONE"),
     ("efa-modules", lambda f: f["modules"]["loaded"].remove("ib_uverbs"), "failed", "REBOOT"),
-    (
-        "ofi-plugin",
-        lambda f: f["efa"].update(plugins=["/opt/amazon/ofi-nccl/lib/a.so", "/usr/local/lib/b.so"]),
-        "failed",
-        "NONE",
-    ),
-    ("ofi-plugin", lambda f: f["efa"].update(plugins=[]), "warning", "NONE"),
-    ("efa-hugepages", lambda f: f["memory"].update(hugepages_total=0), "warning", "NONE"),
-    ("efa-hugepages", lambda f: f["memory"].update(hugepages_free=0), "warning", "NONE"),
-    ("lustre-mount", lambda f: f["lustre"].update(mounts=[]), "failed", "NONE"),
-    ("lustre-mount", lambda f: f["lustre"]["mounts"][0]["options"].append("ro"), "failed", "NONE"),
-    ("lustre-mount", lambda f: f["lustre"].update(mounts=None), "unknown", "NONE"),
-    ("lustre-network", lambda f: f["lustre"].update(nets=[{"net": "tcp", "nids": []}]), "failed", "NONE"),
-    ("lustre-network", lambda f: f["lustre"].update(nets=None), "unknown", "NONE"),
-    ("lustre-network", lambda f: f["lustre"]["nets"][2]["nids"].pop(), "failed", "NONE"),
-    ("lustre-network", lambda f: f["lustre"]["nets"][2]["nids"][0].update(status="down"), "failed", "NONE"),
-    (
-        "lustre-network",
-        lambda f: f["lustre"].update(peers=[{"primary": "10.0.0.9@tcp", "nids": ["10.0.0.9@tcp"]}]),
-        "failed",
-        "NONE",
-    ),
-    ("lustre-targets", lambda f: f["lustre"]["osts"].update(fullest_percent=99), "failed", "NONE"),
-    ("lustre-targets", lambda f: f["lustre"]["osts"].update(fullest_percent=91), "warning", "NONE"),
-    ("lustre-targets", lambda f: f["lustre"].update(osts=None), "unknown", "NONE"),
-    ("slurmd-memlock", lambda f: f["limits"]["slurmd"].update(memlock=["8388608", "8388608"]), "failed", "NONE"),
-    ("slurmd-memlock", lambda f: f["limits"]["slurmd"].update(memlock=[str(2**35)] * 2), "warning", "NONE"),
-    ("slurmd-memlock", lambda f: f["limits"].update(slurmd=None), "unknown", "NONE"),
-    ("clock", lambda f: f["time"].update(offset_s=-0.0013), "failed", "NONE"),
-    ("clock", lambda f: f["time"].update(synchronised=False), "failed", "NONE"),
-    ("clock", lambda f: f["time"].update(offset_s=None), "unknown", "NONE"),
-    ("shm", lambda f: f["memory"].update(shm_gib=64), "warning", "NONE"),
-    ("scratch", lambda f: f["blocks"][1].update(mountpoints=[]), "warning", "NONE"),
-    ("disk", lambda f: f["disk"]["/"].update(free_bytes=2**29), "failed", "NONE"),
-    ("disk", lambda f: f["disk"]["/"].update(free_inodes=3), "failed", "NONE"),
-    ("disk", lambda f: f["disk"]["/"].update(read_only=True), "failed", "REBOOT"),
-    ("disk", lambda f: f.update(disk={}), "unknown", "NONE"),
+    ("ofi-plugin", put(PLUGINS, "efa", "plugins"), "failed", "NONE"),
+    ("ofi-plugin", put([], "efa", "plugins"), "warning", "NONE"),
+    ("efa-hugepages", put(0, "memory", "hugepages_total"), "warning", "NONE"),
+    ("efa-hugepages", put(0, "memory", "hugepages_free"), "warning", "NONE"),
+    ("lustre-mount", put([], "lustre", "mounts"), "failed", "NONE"),
+    ("lustre-mount", lambda f: (put([], "lustre", "mounts")(f), put(ON_DEMAND, "mounts")(f)), "unknown", "NONE"),
+    ("lustre-mount", put(["ro"], "lustre", "mounts", 0, "options"), "failed", "NONE"),
+    ("lustre-mount", put(None, "lustre", "mounts"), "unknown", "NONE"),
+    ("lustre-network", put([{"net": "tcp", "nids": []}], "lustre", "nets"), "failed", "NONE"),
+    ("lustre-network", put(None, "lustre", "nets"), "unknown", "NONE"),
+    ("lustre-network", lose(0, "lustre", "nets", 2, "nids"), "failed", "NONE"),
+    ("lustre-network", put("down", "lustre", "nets", 2, "nids", 0, "status"), "failed", "NONE"),
+    ("lustre-network", put(OVER_TCP, "lustre", "peers"), "failed", "NONE"),
+    ("lustre-targets", put(98, "lustre", "osts", "fullest_percent"), "failed", "NONE"),
+    ("lustre-targets", put(97, "lustre", "osts", "fullest_percent"), "warning", "NONE"),
+    ("lustre-targets", put(90, "lustre", "osts", "fullest_percent"), "warning", "NONE"),
+    ("lustre-targets", put(89, "lustre", "osts", "fullest_percent"), "ok", "NONE"),
+    ("lustre-targets", put(2, "lustre", "osts", "inactive"), "warning", "NONE"),
+    ("lustre-targets", put(None, "lustre", "osts"), "unknown", "NONE"),
+    ("slurmd-memlock", put(["8388608", "8388608"], "limits", "slurmd", "memlock"), "failed", "NONE"),
+    ("slurmd-memlock", put([str(2**35)] * 2, "limits", "slurmd", "memlock"), "warning", "NONE"),
+    ("slurmd-memlock", put(None, "limits", "slurmd"), "unknown", "NONE"),
+    ("clock", put(-0.0013, "time", "offset_s"), "failed", "NONE"),
+    ("clock", put(False, "time", "synchronised"), "failed", "NONE"),
+    ("clock", put(None, "time", "offset_s"), "unknown", "NONE"),
+    ("shm", put(64, "memory", "shm_gib"), "warning", "NONE"),
+    ("scratch", put([], "blocks", 1, "mountpoints"), "warning", "NONE"),
+    ("disk", put(2**29, "disk", "/", "free_bytes"), "failed", "NONE"),
+    ("disk", put(3, "disk", "/", "free_inodes"), "failed", "NONE"),
+    ("disk", put(True, "disk", "/", "read_only"), "failed", "REBOOT"),
+    ("disk", put({}, "disk"), "unknown", "NONE"),
 ]
 
 
@@ -176,171 +189,125 @@ def test_every_check_has_a_case_in_which_it_does_not_pass() -> None:
     assert {check for check, _, status, _ in BROKEN if status != "ok"} == set(results(p5()))
 
 
+def with_group(**changes: Any) -> dict[str, Any]:
+    """The document, in which the workers' group is described otherwise."""
+    return {**DOCUMENT, "groups": {**DOCUMENT["groups"], "train": {**DOCUMENT["groups"]["train"], **changes}}}
+
+
+COUNTED = ("instance-type", "gpu-count", "efa-devices", "nvme")
+BY_HAND = {"backend": "machines", "groups": {"train": {"type": "other", "gpus": 8, "efa": 32, "nvme": 8}}}
+CARDS = {"backend": "machines", "groups": {"gaudi": {"type": "other", "gpus": 8, "efa": 4, "nvme": 4}}}
+EKS = {"backend": "hyperpod-eks", "lustre": None}
+ONLY_TCP = put([{"net": "tcp", "nids": []}], "lustre", "nets")
+OTHER_MOUNT = {"mount": {"dns_name": "fs-1.example", "mount_name": "other"}}
+SOURCES = {
+    "10.1.1.67@tcp:/xeo3rbev": "ok",
+    "fs-1.fsx.us-east-2.amazonaws.com@tcp:/xeo3rbev": "ok",
+    "10.1.1.68@tcp:/xeo3rbev": "failed",
+    "fs-1.fsx.us-east-2.amazonaws.com@tcp:/fsx": "failed",
+}
+
+
+P9 = Request(with_group(type="p9.48xlarge"))
+ONE_OF_UNKNOWN: Change = lambda f: (put(None, "instance", "type")(f), lose(0, "gpu", "devices")(f))  # noqa: E731
+
+
+def nothing(facts: dict[str, Any]) -> None:
+    """The node is as it is."""
+
+
+@pytest.mark.parametrize(
+    ("machine", "change", "request_", "expected_"),
+    [
+        ("p5", put("p9.48xlarge", "instance", "type"), P9, dict.fromkeys(COUNTED, "unknown")),
+        ("p5", put(None, "instance", "type"), Request({**DOCUMENT, **BY_HAND}), dict.fromkeys(COUNTED, "ok")),
+        ("p5", ONE_OF_UNKNOWN, Request({**DOCUMENT, **BY_HAND}), {"gpu-count": "failed"}),
+        ("p5", nothing, Request(DOCUMENT, group="other"), {"instance-type": "unknown"}),
+        ("p5", nothing, Request({**DOCUMENT, **EKS}), {"lustre-network": "ok"}),
+        ("p5", ONLY_TCP, Request({**DOCUMENT, **EKS}), {"lustre-network": "failed"}),
+        ("p5", ONLY_TCP, Request({**with_group(lustre_efa=0), **EKS}), {"lustre-network": "skipped"}),
+        ("p5", nothing, Request(with_group(type="ml.p5.48xlarge")), {"instance-type": "ok"}),
+        ("cpu", put("trn1.32xlarge", "instance", "type"), Request(), {"gpu-count": "unknown"}),
+        ("gaudi", nothing, Request(CARDS), {"gpu-count": "ok"}),
+        ("gaudi", lose(0, "hpu", "devices"), Request(CARDS), {"gpu-count": "failed"}),
+        ("p5", nothing, Request({**DOCUMENT, **OTHER_MOUNT}), {"lustre-mount": "failed"}),
+        *(("p5", nothing, Request(DOCUMENT, expect={"lustre_source": source}), {"lustre-mount": status})
+          for source, status in SOURCES.items()),
+    ],
+)  # fmt: skip
+def test_a_node_is_measured_by_its_type_its_group_and_what_someone_counted_by_hand(
+    machine: str, change: Change, request_: Request, expected_: dict[str, str]
+) -> None:
+    facts = p5() if machine == "p5" else facts_of(machine)
+    change(facts)
+    said = results(facts, request_)
+    assert {check: said[check].status for check in expected_} == expected_
+
+
+def test_a_node_of_an_unknown_type_is_not_ready_and_not_drained() -> None:
+    facts = p5()
+    facts["instance"]["type"] = "p9.48xlarge"
+    untuned = Request(with_group(type="p9.48xlarge"), overrides={"slurmd-limit.memlock": "off"})
+    said, status = answer(facts, untuned)
+    assert "failed" not in {one["status"] for one in said["results"]}
+    assert (said["ready"], said["drain"], status) == (False, None, EXIT_DRIFT)
+
+
 def test_a_failed_boot_is_named_by_its_step() -> None:
     said = results({**p5(), "boot_outcome": "failed mount of /fsx"})["boot"].why
     assert said.startswith("the boot script failed at: mount of /fsx; fix: ")
 
 
-def test_an_unknown_type_is_unknown_and_not_ready() -> None:
-    facts = p5()
-    facts["instance"]["type"] = "p9.48xlarge"
-    document = copy.deepcopy(DOCUMENT)
-    document["groups"]["train"]["type"] = "p9.48xlarge"
-    said = results(facts, Request(document=document))
-    assert {said[name].status for name in ("instance-type", "gpu-count", "efa-devices", "nvme")} == {"unknown"}
-    untuned = Request(document=document, overrides={"slurmd-limit.memlock": "off"})
-    answer, status = verify(Host("/nonexistent"), facts, untuned, "facts")
-    assert "failed" not in {one["status"] for one in answer["results"]}
-    assert (answer["ready"], answer["drain"], status) == (False, None, EXIT_DRIFT)
-
-
-def test_an_unknown_machine_that_someone_counted_by_hand_is_known() -> None:
-    facts = p5()
-    facts["instance"]["type"] = None
-    document = {
-        **DOCUMENT,
-        "backend": "machines",
-        "groups": {"train": {"type": "other", "gpus": 8, "efa": 32, "nvme": 8}},
-    }
-    said = results(facts, Request(document=document))
-    assert {said[name].status for name in ("instance-type", "gpu-count", "efa-devices", "nvme")} == {"ok"}
-    facts["gpu"]["devices"].pop()
-    assert results(facts, Request(document=document))["gpu-count"].status == "failed"
-
-
-def test_a_group_that_the_cluster_has_not_is_unknown() -> None:
-    said = results(p5(), Request(document=DOCUMENT, group="other"))["instance-type"]
-    assert (said.status, said.why) == ("unknown", "the cluster has no group other; it has train, login")
-
-
-def test_on_eks_a_node_without_lustre_has_its_lnet_judged_all_the_same() -> None:
-    document = copy.deepcopy(DOCUMENT) | {"backend": "hyperpod-eks", "lustre": None}
-    facts = p5()
-    assert results(facts, Request(document=document))["lustre-network"].status == "ok"
-    facts["lustre"]["nets"] = [{"net": "tcp", "nids": []}]
-    assert results(facts, Request(document=document))["lustre-network"].status == "failed"
-    document["groups"]["train"]["lustre_efa"] = 0
-    assert results(facts, Request(document=document))["lustre-network"].status == "skipped"
-
-
 def test_a_cluster_may_attach_fewer_efa_devices_but_no_fewer_gpus() -> None:
-    document = copy.deepcopy(DOCUMENT)
-    document["groups"]["train"].update(efa=8, gpus=0)
-    want = expected(p5(), Request(document=document))
+    want = expected(p5(), Request(with_group(efa=8, gpus=0)))
     assert (want.efa, want.gpus) == (8, 8)
 
 
-def test_hyperpods_prefix_is_the_same_type() -> None:
-    document = copy.deepcopy(DOCUMENT)
-    document["groups"]["train"]["type"] = "ml.p5.48xlarge"
-    assert results(p5(), Request(document=document))["instance-type"].status == "ok"
-
-
-def test_a_login_node_needs_no_devices() -> None:
-    said = results(facts_of("login"))
-    assert {result.status for result in said.values()} <= READY
-
-
-def test_neuron_devices_are_not_passed_unseen() -> None:
-    facts = facts_of("cpu")
-    facts["instance"]["type"] = "trn1.32xlarge"
-    assert results(facts, Request())["gpu-count"].status == "unknown"
-
-
-def test_cards_of_gaudi_are_counted() -> None:
-    document = {"backend": "machines", "groups": {"gaudi": {"type": "other", "gpus": 8, "efa": 4, "nvme": 4}}}
-    facts = facts_of("gaudi")
-    assert results(facts, Request(document=document))["gpu-count"].status == "ok"
-    facts["hpu"]["devices"].pop()
-    assert results(facts, Request(document=document))["gpu-count"].status == "failed"
-
-
 @pytest.mark.parametrize(
-    ("source", "status"),
+    ("xid", "text", "gpu", "action"),
     [
-        ("10.1.1.67@tcp:/xeo3rbev", "ok"),
-        ("fs-1.fsx.us-east-2.amazonaws.com@tcp:/xeo3rbev", "ok"),
-        ("10.1.1.68@tcp:/xeo3rbev", "failed"),
-        ("fs-1.fsx.us-east-2.amazonaws.com@tcp:/fsx", "failed"),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", "", "REBOOT"),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", "", "RESET_GPU"),
+        (154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x2 (Node Reboot Required)", "", "REBOOT"),
+        (154, "GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)", "", "NONE"),
+        (95, "", "NVIDIA A100", "REBOOT"),
+        (95, "", "NVIDIA H100", "RESET_GPU"),
     ],
 )
-def test_lustre_is_told_by_its_mount_name_and_by_its_server_where_both_are_spelled_alike(
-    source: str, status: str
+def test_xid_154_names_its_own_action_by_what_it_changed_to_and_95_depends_on_the_gpu(
+    xid: int, text: str, gpu: str, action: str
 ) -> None:
-    said = results(p5(), Request(document=DOCUMENT, expect={"lustre_source": source}))["lustre-mount"]
-    assert said.status == status
+    assert xid_action(xid, text, gpu) == action
 
 
-def test_the_source_of_a_cluster_that_mounts_itself_is_its_documents() -> None:
-    document = {**DOCUMENT, "mount": {"dns_name": "fs-1.example", "mount_name": "other"}}
-    assert results(p5(), Request(document=document))["lustre-mount"].status == "failed"
-
-
-@pytest.mark.parametrize(
-    ("text", "action"),
-    [
-        ("GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", "REBOOT"),
-        ("GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", "RESET_GPU"),
-        ("GPU recovery action changed from 0x1 (GPU Reset Required) to 0x2 (Node Reboot Required)", "REBOOT"),
-        ("GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)", "NONE"),
-    ],
-)
-def test_xid_154_names_its_own_action_by_what_it_changed_to(text: str, action: str) -> None:
-    assert xid_action(154, text) == action
-
-
-def test_xid_95_reboots_an_a100_and_resets_others() -> None:
-    assert xid_action(95, "", "NVIDIA A100") == "REBOOT"
-    assert xid_action(95, "", "NVIDIA H100") == "RESET_GPU"
-
-
-def test_an_xid_that_nobody_listed_is_a_persons_to_judge() -> None:
-    facts = p5()
-    xids((999, "new"))(facts)
-    assert results(facts)["gpu-xid"].status == "warning"
-
-
-def test_an_error_of_a_switch_is_not_read_as_one_of_a_gpu() -> None:
-    facts = p5()
-    facts["gpu"]["xids"] = [{"xid": 79, "pci": "0000:c4:00.0", "text": "", "switch": True}]
-    assert results(facts)["gpu-xid"].status == "warning"
-
-
-def test_the_reason_to_drain_is_one_line_with_the_heaviest_action() -> None:
+def test_the_reason_to_drain_is_one_line_with_the_heaviest_action_and_not_to_know_is_none() -> None:
     said = [
-        Result("clock", "failed", "off by 3 ms"),
-        Result("gpu-count", "failed", 'one of "8"\nis missing', "REPLACE"),
-        Result("shm", "warning", "small"),
+        Result("clock", Status.FAILED, "off by 3 ms"),
+        Result("gpu-count", Status.FAILED, 'one of "8"\nis missing', "REPLACE"),
+        Result("shm", Status.WARNING, "small"),
     ]
     assert drain(said) == "lustrain: gpu-count: one of '8' is missing (and 1 more); action=REPLACE"
-
-
-def test_not_to_know_is_no_reason_to_drain() -> None:
-    assert drain([Result("gpu-count", "unknown", "nvidia-smi could not be read")]) is None
+    assert drain([Result("gpu-count", Status.UNKNOWN, "nvidia-smi could not be read")]) is None
 
 
 def test_a_whole_verification_is_json_and_says_what_hyperpod_wants_to_hear() -> None:
     facts = p5()
     facts["gpu"]["devices"].pop()
-    said, status = verify(Host("/nonexistent"), facts, REQUEST, "facts")
+    said, status = answer(facts)
     assert json.loads(json.dumps(said)) == said
     assert (said["ready"], status) == (False, EXIT_DRIFT)
-    assert said["hyperpod"] == "Action:Replace"
-    assert said["drain"].endswith("action=REPLACE")
-    assert said["facts_digest"]["gpus"] == 7
-    assert said["jobs"] == []
+    assert (said["hyperpod"], said["drain"].rpartition("; ")[2]) == ("Action:Replace", "action=REPLACE")
+    assert (said["facts_digest"]["gpus"], said["jobs"]) == (7, [])
 
 
 def test_settings_that_must_be_and_are_not_keep_a_node_from_jobs() -> None:
-    said, _ = verify(Host("/nonexistent"), facts_of("p5"), REQUEST, "facts")
-    found = {result["check"]: result for result in said["results"]}
-    assert found["settings"]["status"] == "failed"
-    assert "memlock" in found["settings"]["why"]
+    found = {result["check"]: result for result in answer(facts_of("p5"))[0]["results"]}
+    assert (found["settings"]["status"], "memlock" in found["settings"]["why"]) == ("failed", True)
     assert found["lustre-stripes"]["status"] == "warning"
 
 
-def test_a_login_node_of_the_cluster_is_ready() -> None:
-    said, status = verify(Host("/nonexistent"), facts_of("login"), REQUEST, "facts")
+def test_a_login_node_of_the_cluster_needs_no_devices_and_is_ready() -> None:
+    said, status = answer(facts_of("login"))
     assert [result for result in said["results"] if result["status"] not in READY] == []
     assert status == EXIT_IN_SYNC
 
@@ -358,21 +325,13 @@ def _paths(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PATHS = _paths(p5())
 
 
-def with_fact(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    facts = p5()
-    inner: Any = facts
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = value
-    return facts
-
-
 @pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(PATHS), st.sampled_from([None, "", 0, [], {}, "N/A"]))
 def test_facts_of_any_form_end_in_results_and_never_in_a_traceback(path: tuple[Any, ...], value: Any) -> None:
-    said, _ = verify(Host("/nonexistent"), with_fact(path, value), REQUEST, "facts")
-    assert len(said["results"]) > sum(len(topic.CHECKS) for topic in TOPICS)
+    facts = p5()
+    put(value, *path)(facts)
+    assert len(answer(facts)[0]["results"]) > sum(len(topic.CHECKS) for topic in TOPICS)
 
 
 ALWAYS_THERE = {("lustre", "mounts", 0, "target")}
@@ -381,11 +340,11 @@ ALWAYS_THERE = {("lustre", "mounts", 0, "target")}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("section", sorted({path[0] for path in PATHS}))
-def test_a_fact_that_could_not_be_read_drains_no_node(section: str) -> None:
+def test_a_fact_that_could_not_be_read_drains_no_node(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fine = [Result("settings", Status.OK, "they have tests of their own")]
+    monkeypatch.setattr("node_setup.agent.verify.settings.check_all", lambda facts, request: fine)
     for path in PATHS:
-        if path[0] != section or not isinstance(path[-1], str) or path in ALWAYS_THERE:
-            continue
-        facts = with_fact(path, None)
-        want = expected(facts, REQUEST)
-        said = [_timed(check, facts, want, REQUEST) for topic in TOPICS for check in topic.CHECKS]
-        assert [result for result in said if result.status == "failed"] == [], path
+        if path[0] == section and isinstance(path[-1], str) and path not in ALWAYS_THERE:
+            facts = p5()
+            put(None, *path)(facts)
+            assert [one for one in answer(facts)[0]["results"] if one["status"] == "failed"] == [], path

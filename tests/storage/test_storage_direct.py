@@ -44,20 +44,16 @@ def test_a_direct_write_gives_the_same_file_and_sum_as_a_plain_one(memory: int, 
     assert (tmp_path / "file").read_bytes() == expected
 
 
-def test_what_could_be_pulled_away_from_under_a_mapping_is_not_mapped(tmp_path: Path) -> None:
+def test_what_could_be_pulled_away_from_under_a_mapping_or_is_too_short_is_not_mapped(
+    memory: int, tmp_path: Path
+) -> None:
     (tmp_path / "source").write_bytes(bytes(LEAST_BYTES))
-    for source in (os.open(tmp_path / "source", os.O_RDONLY), os.memfd_create("unsealed", os.MFD_CLOEXEC)):
-        os.truncate(tmp_path / "source", LEAST_BYTES)
-        target = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-        assert write_direct(source, target, LEAST_BYTES) is None
-        os.close(source)
-        os.close(target)
-
-
-def test_memory_shorter_than_announced_is_left_to_the_plain_copy(memory: int, tmp_path: Path) -> None:
-    target = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    assert write_direct(memory, target, LARGEST + 1) is None
-    os.close(target)
+    unsealed = os.memfd_create("unsealed", os.MFD_CLOEXEC)
+    os.truncate(unsealed, LEAST_BYTES)
+    with (tmp_path / "source").open("rb") as file, (tmp_path / "file").open("w+b") as target:
+        for source, size in ((file.fileno(), LEAST_BYTES), (unsealed, LEAST_BYTES), (memory, LARGEST + 1)):
+            assert write_direct(source, target.fileno(), size) is None
+    os.close(unsealed)
 
 
 def test_a_disk_that_fills_up_during_a_direct_write_is_said_to_be_full(memory: int, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -35,21 +34,16 @@ class Lab:
         return len(self.place.client().list_multipart_uploads(Bucket=self.place.bucket).get("Uploads", []))
 
 
-@contextmanager
-def opened(
-    path: str, place: S3Place, port_80: Callable[[S3Place], FaultyProxy], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Lab]:
+Proxied = Callable[[S3Place], FaultyProxy]
+
+
+def opened(path: str, place: S3Place, port_80: Proxied, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", str(ATTEMPTS))
     # The delays between attempts are real but short: what is tested is what happens, not how long it takes.
     monkeypatch.setitem(vars(ExponentialBackoff)["_DEFAULT_BACKOFF_CONFIG"], "throttling_base_scale", 0.05)
     monkeypatch.setattr("trainer.storage.bulk.LONGEST_PAUSE", 0.1)
-    if path == "crt":
-        proxy = port_80(place)
-        store = open_store(place.uri())
-        assert isinstance(store, S3Store)
-        yield Lab(store, proxy, place)
-        return
-    with FaultyProxy(place.endpoint) as proxy:
+    with FaultyProxy(place.endpoint) as plain:
+        proxy = port_80(place) if path == "crt" else plain
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         store = open_store(place.uri())
         assert isinstance(store, S3Store)
@@ -58,25 +52,17 @@ def opened(
 
 @pytest.fixture(params=["boto3", "crt"])
 def lab(
-    request: pytest.FixtureRequest,
-    moto_s3: S3Place,
-    port_80: Callable[[S3Place], FaultyProxy],
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, moto_s3: S3Place, port_80: Proxied, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Lab]:
-    with opened(request.param, moto_s3, port_80, monkeypatch) as made:
-        yield made
+    yield from opened(request.param, moto_s3, port_80, monkeypatch)
 
 
 @pytest.fixture(params=["boto3", "crt"])
 def strict_lab(
-    request: pytest.FixtureRequest,
-    weed_s3: S3Place,
-    port_80: Callable[[S3Place], FaultyProxy],
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, weed_s3: S3Place, port_80: Proxied, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Lab]:
     """In front of a server that verifies checksums."""
-    with opened(request.param, weed_s3, port_80, monkeypatch) as made:
-        yield made
+    yield from opened(request.param, weed_s3, port_80, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +84,8 @@ def fetched(store: S3Store, key: str, size: int) -> bytes:
     return bytes(buffer)
 
 
-PASSING: list[tuple[Fault, int]] = [
-    (Answer(500, "InternalError"), 2),
-    (Answer(503, "SlowDown"), 2),
-    (Reset(), 2),
-    (Reset(after=True), 2),
-    (Delay(0.2), 3),
-]
+BREAKING: list[Fault] = [Answer(500, "InternalError"), Answer(503, "SlowDown"), Reset()]
+PASSING: list[tuple[Fault, int]] = [*((fault, 2) for fault in BREAKING), (Reset(after=True), 2), (Delay(0.2), 3)]
 
 
 @pytest.mark.slow
@@ -131,7 +112,7 @@ def test_a_passing_fault_costs_a_download_nothing_but_time(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [Answer(500), Answer(503, "SlowDown"), Reset(), Cut()], ids=str)
+@pytest.mark.parametrize("fault", [*BREAKING, Cut()], ids=str)
 @pytest.mark.parametrize("lab", ["boto3"], indirect=True)
 def test_a_passing_fault_costs_a_small_object_nothing(lab: Lab, fault: Fault) -> None:
     lab.proxy.inject(fault, times=2)
@@ -145,7 +126,7 @@ def test_a_passing_fault_costs_a_small_object_nothing(lab: Lab, fault: Fault) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [Answer(500), Answer(503, "SlowDown"), Reset()], ids=str)
+@pytest.mark.parametrize("fault", BREAKING, ids=str)
 def test_a_lasting_fault_ends_an_upload_after_bounded_attempts(
     lab: Lab, source: str, body: bytes, fault: Fault
 ) -> None:
@@ -160,7 +141,7 @@ def test_a_lasting_fault_ends_an_upload_after_bounded_attempts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [Answer(500), Answer(503, "SlowDown"), Reset(), Cut()], ids=str)
+@pytest.mark.parametrize("fault", [*BREAKING, Cut()], ids=str)
 def test_a_lasting_fault_ends_a_download_after_bounded_attempts(
     lab: Lab, source: str, body: bytes, fault: Fault
 ) -> None:

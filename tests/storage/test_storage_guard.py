@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 
 import boto3
 import pytest
 from botocore.config import Config
 
-from tests.conftest import LeakedConnectionError, require
-from tests.lab.servers import S3Place
+from tests.conftest import LeakedConnectionError
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "8.8.8.8", "fd00:ec2::254"])
@@ -38,18 +36,3 @@ def test_credentials_are_never_looked_up_at_a_metadata_address(only_loopback: li
         patch.delenv("AWS_SECRET_ACCESS_KEY")
         assert boto3.Session().get_credentials() is None
     assert only_loopback == []
-
-
-def test_loopback_is_reachable(moto_s3: S3Place, only_loopback: list[str]) -> None:
-    assert moto_s3.client().list_objects_v2(Bucket=moto_s3.bucket)["KeyCount"] == 0
-    assert only_loopback == []
-
-
-def test_something_absent_skips_in_one_line_unless_all_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LUSTRAIN_REQUIRE", raising=False)
-    require(True, "present")
-    with pytest.raises(pytest.skip.Exception, match="no such thing"):
-        require(False, "no such thing")
-    monkeypatch.setitem(os.environ, "LUSTRAIN_REQUIRE", "all")
-    with pytest.raises(pytest.fail.Exception, match="no such thing"):
-        require(False, "no such thing")

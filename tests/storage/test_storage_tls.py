@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from awscrt.checksums import crc64nvme
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from tests.conftest import require
+from tests.images.certificates import certify
 from tests.lab.faulty_proxy import FaultyProxy
 from tests.lab.servers import S3Place
 from trainer.storage import StorageError, open_store
@@ -27,40 +22,18 @@ HOST = f"127.81.{os.getpid() // 250 % 250 + 1}.{os.getpid() % 250 + 1}"
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate for HOST, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, HOST)])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    private = serialization.PrivateFormat.PKCS8
-    no_password = serialization.NoEncryption()
-    (folder / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, private, no_password))
-    return folder / "cert.pem", folder / "key.pem"
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a CA, and a certificate for HOST with its key."""
+    return certify(tmp_path_factory.mktemp("tls"), HOST).parent
 
 
 @pytest.fixture(params=[443, 0], ids=["crt", "boto3"])
 def endpoint(
-    request: pytest.FixtureRequest,
-    moto_s3: S3Place,
-    certificate: tuple[Path, Path],
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, moto_s3: S3Place, tls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
+    pair = (tls / "server.crt", tls / "server.key")
     try:
-        proxy = FaultyProxy(moto_s3.endpoint, host=HOST, port=request.param, tls=certificate)
+        proxy = FaultyProxy(moto_s3.endpoint, host=HOST, port=request.param, tls=pair)
     except PermissionError:
         require(False, "port 443 may not be bound here: run as root or lower net.ipv4.ip_unprivileged_port_start")
         raise
@@ -72,9 +45,9 @@ def endpoint(
 
 @pytest.mark.slow
 def test_objects_travel_over_https_to_a_trusted_server(
-    endpoint: str, moto_s3: S3Place, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    endpoint: str, moto_s3: S3Place, tls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate[0]))
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tls / "ca.crt"))
     store = open_store(moto_s3.uri())
     assert isinstance(store, S3Store)
     assert isinstance(store._bulk, BotoBulk if endpoint.count(":") == 2 else CrtBulk)

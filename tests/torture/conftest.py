@@ -11,7 +11,7 @@ import pytest
 
 from tests.fork_server import ForkServer, Job
 from tests.torture.small_run import history, train_words, write_config
-from trainer.__main__ import main
+from tests.trainer.token_sets import write_token_set
 from trainer.storage import open_store
 
 REFERENCE_STEPS = 150
@@ -55,13 +55,8 @@ class Bench:
 def small_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A config whose run.uri is still to be set."""
     folder = tmp_path_factory.mktemp("small-run")
-    text = folder / "text.txt"
-    text.write_text("\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LUSTRAIN_CACHE", str(folder / "cache"))
-        words = ["tokenize", str(text), "--out", str(folder / "tokens"), "--tokenizer", "bytes", "--val-fraction", "0"]
-        assert main(words) == 0
-    return write_config(folder / "config.toml", folder / "tokens")
+    text = "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))).encode()
+    return write_config(folder / "config.toml", write_token_set(folder / "tokens", {"train": text}))
 
 
 @pytest.fixture(scope="session")

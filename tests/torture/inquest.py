@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fork_server import ForkServer, Job
 from tests.processes import wait_until
-from tests.torture.small_run import (
-    EVERY_STEPS,
-    attempts_stored,
-    began_at,
-    committed,
-    committed_lines,
-    history,
-    newest_step,
-    own_records,
-    weights,
-)
+from tests.torture.small_run import attempts_stored, began_at, committed, committed_lines, history, newest_step, weights
 from trainer.checkpoint.format.layout import attempt_commit
 from trainer.checkpoint.lineage.audit import audit
 from trainer.checkpoint.lineage.history import read_history
@@ -54,28 +43,13 @@ class Standing:
     generation: int = 0
 
 
-@dataclass
-class Findings:
-    """What was seen over many attempts."""
-
-    resumed_at: list[int] = field(default_factory=list)
-    idle: list[int] = field(default_factory=list)
-    """By attempt, the steps that were lost though no save was in flight when they ran."""
-
-    def late_saves(self) -> int:
-        """Attempts that lost more of such steps than lie between two saves."""
-        return sum(steps > EVERY_STEPS + 1 for steps in self.idle)
-
-
-def after(death: Death, findings: Findings) -> Standing:
+def after(death: Death) -> Standing:
     """Check everything that must hold now that an attempt is over; returns how the run stands."""
     store, said = death.store, death.job.ranks[0].said()
     began = began_at(said)
     assert began in (None, death.before.step), (
         f"began at step {began}, but step {death.before.step} was committed before:\n{said}"
     )
-    if began:
-        findings.resumed_at.append(began)
     ids = committed(store)
     newest = newest_step(store)
     called_committed = max(committed_lines(said), default=0)
@@ -90,7 +64,6 @@ def after(death: Death, findings: Findings) -> Standing:
         return death.before
     if lease.generation > death.before.generation:
         _only_saves_in_flight_are_lost(death, newest, lease.generation)
-        findings.idle.append(_idle_steps(store, newest, lease.generation))
     return Standing(newest, lease.generation)
 
 
@@ -100,34 +73,6 @@ def _only_saves_in_flight_are_lost(death: Death, newest: int, generation: int) -
     lost = sorted({one.step for one in mine if one and one.generation == generation and one.step > newest})
     allowed = 1 + death.killed_writers
     assert len(lost) <= allowed, f"saves {lost} were lost after step {newest}:\n{death.job.said()}"
-
-
-def _idle_steps(store: ObjectStore, newest: int, generation: int) -> int:
-    """Steps of an attempt after its newest commit that ran while no save was in flight, as far as its log tells."""
-    steps, events = own_records(store, generation)
-    in_flight = _flights(events)
-    # Steps become durable before the events of the same moment: what began after the last known event is not known.
-    known = max(map(_seconds, events), default=0.0)
-    times = [_seconds(record) for record in steps if record["step"] > newest]
-    return sum(at <= known and not any(begin <= at <= end for begin, end in in_flight) for at in times)
-
-
-def _flights(events: list[dict[str, object]]) -> list[tuple[float, float]]:
-    """When saves began and ended, in seconds; one that never ended lasts for ever."""
-    ends = {
-        event["attempt"]: _seconds(event)
-        for event in events
-        if event["event"] in ("checkpoint_committed", "checkpoint_failed")
-    }
-    return [
-        (_seconds(event), ends.get(event["attempt"], float("inf")))
-        for event in events
-        if event["event"] == "checkpoint_started"
-    ]
-
-
-def _seconds(record: dict[str, object]) -> float:
-    return datetime.fromisoformat(str(record["time"])).timestamp()
 
 
 def nobody_left_behind(server: ForkServer) -> None:

@@ -19,7 +19,7 @@ from tests.fork_server import PATIENCE_S, POLL_S, ForkServer, Job
 from tests.processes import wait_until
 from tests.seeds import chance
 from tests.torture import inquest
-from tests.torture.inquest import Death, Findings, Standing
+from tests.torture.inquest import Death, Standing
 from tests.torture.small_run import began_at, committed_lines, saves_begun, train_words
 from trainer.storage import ObjectStore, open_store
 
@@ -54,16 +54,13 @@ class Tally:
     aimed: int = 0
     attempts: int = 0
     runs: int = 0
-    findings: Findings = field(default_factory=Findings)
-    died_by_themselves_s: list[float] = field(default_factory=list)
+    resumed: int = 0
+    """Attempts that went on from a checkpoint."""
 
     def __str__(self) -> str:
         parts = ", ".join(f"{victim} {count}" for victim, count in sorted(self.kills.items()))
-        slowest = max(self.died_by_themselves_s, default=0.0)
-        return (
-            f"{self.kills.total()} kills ({parts}; {self.aimed} aimed at saves), {self.attempts} attempts, "
-            f"{self.runs} runs done, {self.findings.late_saves()} late saves, survivors ended within {slowest:.2f} s"
-        )
+        kills = f"{self.kills.total()} kills ({parts}; {self.aimed} aimed at saves)"
+        return f"{kills}, {self.attempts} attempts, {self.resumed} resumed, {self.runs} runs done"
 
 
 class Ordeal:
@@ -122,7 +119,8 @@ class Ordeal:
             finished, killed_writers = self._attempt(job, store, kills)
             self.tally.attempts += 1
             inquest.nobody_left_behind(self._server)
-            standing = inquest.after(Death(store, job, standing, killed_writers), self.tally.findings)
+            standing = inquest.after(Death(store, job, standing, killed_writers))
+            self.tally.resumed += bool(began_at(job.ranks[0].said()))
             if finished:
                 self._life_s *= SHRINK
                 break
@@ -156,7 +154,7 @@ class Ordeal:
             self.tally.aimed += blow.aimed
             self._tell()
             if blow.victim != "a writer":
-                self._survivors_end(job, blow)
+                self._survivors_end(job)
                 return False, killed_writers
             killed_writers += 1
         codes = job.wait()
@@ -199,15 +197,12 @@ class Ordeal:
         job.send(signal.SIGKILL, ranks)
         return True
 
-    def _survivors_end(self, job: Job, blow: Blow) -> None:
+    def _survivors_end(self, job: Job) -> None:
         """After one rank was killed the others must end by themselves if they were training; else a launcher ends them."""
         began = began_at(job.ranks[0].said()) is not None
-        struck = time.monotonic()
-        end = struck + (IN_LOOP_GRACE_S if began and not self._left_loop(job) else OUTSIDE_GRACE_S)
+        end = time.monotonic() + (IN_LOOP_GRACE_S if began and not self._left_loop(job) else OUTSIDE_GRACE_S)
         while job.running() and time.monotonic() < end:
             self._server.listen(0.02)
-        if blow.victim == "one rank" and not job.running():
-            self.tally.died_by_themselves_s.append(time.monotonic() - struck)
         unaware = began and job.running() and not self._left_loop(job)
         assert not unaware, f"does not notice that a rank is dead:\n{job.said()}"
         job.send(signal.SIGKILL)

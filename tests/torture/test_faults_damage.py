@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoint.written import flip_bit
 from tests.lab.servers import S3Place
 from tests.torture.conftest import Bench
 from tests.torture.small_run import assert_same_training, committed, events
@@ -22,22 +23,8 @@ RANKS = 2
 OLDER, NEWEST = 15, 20
 
 
-def flip(store: ObjectStore, key: str, at: int) -> None:
-    body = bytearray(store.read(key)[0])
-    body[at] ^= 1
-    store.put(key, bytes(body))
-
-
 def flipped_bit_in_data(store: ObjectStore, part: Part, _manifest: Manifest) -> None:
-    flip(store, part.data_key, part.data_size // 2)
-
-
-def flipped_bit_in_index(store: ObjectStore, part: Part, _manifest: Manifest) -> None:
-    flip(store, part.index_key, part.index_size // 2)
-
-
-def flipped_bit_in_manifest(store: ObjectStore, _part: Part, manifest: Manifest) -> None:
-    flip(store, manifest.id.key, 200)
+    flip_bit(store, part.data_key, part.data_size // 2)
 
 
 def truncated_data(store: ObjectStore, part: Part, _manifest: Manifest) -> None:
@@ -52,44 +39,15 @@ def missing_data(store: ObjectStore, part: Part, _manifest: Manifest) -> None:
     store.delete(part.data_key)
 
 
-def missing_index(store: ObjectStore, part: Part, _manifest: Manifest) -> None:
-    store.delete(part.index_key)
-
-
 def another_ranks_data(store: ObjectStore, part: Part, manifest: Manifest) -> None:
     other = next(one for one in manifest.parts if one.rank != part.rank)
     store.put(part.data_key, store.read(other.data_key)[0])
 
 
-def an_older_saves_data_and_index(store: ObjectStore, part: Part, _manifest: Manifest) -> None:
-    older = read_manifest(store, committed(store)[0]).parts[part.rank]
-    store.put(part.data_key, store.read(older.data_key)[0])
-    store.put(part.index_key, store.read(older.index_key)[0])
-
-
-def an_older_manifest_under_the_newest_name(store: ObjectStore, _part: Part, manifest: Manifest) -> None:
-    store.put(manifest.id.key, store.read(committed(store)[0].key)[0])
-
-
-def a_manifest_that_points_nowhere(store: ObjectStore, _part: Part, manifest: Manifest) -> None:
-    for part in manifest.parts:
-        store.delete(part.data_key)
-        store.delete(part.index_key)
-
-
 IN_S3 = [truncated_data, missing_data]
 """What an S3 client could take for an answer; whose bytes are wrong, a reader finds the same way everywhere."""
-IN_A_FOLDER = [
-    flipped_bit_in_data,
-    flipped_bit_in_index,
-    flipped_bit_in_manifest,
-    truncated_manifest,
-    missing_index,
-    an_older_saves_data_and_index,
-    an_older_manifest_under_the_newest_name,
-    another_ranks_data,
-    a_manifest_that_points_nowhere,
-]
+IN_A_FOLDER = [flipped_bit_in_data, truncated_manifest, another_ranks_data]
+"""One for each kind of object and way to find it; `tests/checkpoint/test_read_load.py` has all kinds."""
 
 
 def test_any_damage_to_the_newest_checkpoint_in_s3_is_said_and_costs_one_interval(

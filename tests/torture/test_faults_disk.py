@@ -51,25 +51,3 @@ def test_a_full_disk_under_the_run_costs_saves_but_not_the_training(bench: Bench
         assert failed
         assert "Traceback" not in job.said()
         assert_same_training(store, bench.reference(), 10)
-
-
-def test_a_full_tier_is_reported_and_passed_over(bench: Bench, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", DISK_MB) as disk:
-        fill(disk)
-        uri = f"{tmp_path}/run"
-        job = bench.start(
-            uri, {"train.steps": 20, "checkpoint.tiers": f'[{{kind="nvme", path="{disk}/tier"}}]'}, ranks=2
-        )
-        assert job.wait() == [0, 0], job.said()
-        store = open_store(uri)
-        assert_same_training(store, bench.reference(2), 20)
-        failed = events(store, "tier_failed")
-        assert failed
-        assert all("\n" not in event["detail"] and "space" in event["detail"] for event in failed), failed
-        assert not events(store, "checkpoint_failed")
-        again = bench.start(
-            uri, {"train.steps": 30, "checkpoint.tiers": f'[{{kind="nvme", path="{disk}/tier"}}]'}, ranks=2
-        )
-        assert again.wait() == [0, 0], again.said()
-        assert "resumed: step 20" in again.said()
-        assert_same_training(store, bench.reference(2), 30)

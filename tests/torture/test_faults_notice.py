@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.fork_server import Job
-from tests.lab.faulty_proxy import Delay, FaultyProxy, Hold
+from tests.lab.faulty_proxy import FaultyProxy, Hold
 from tests.lab.servers import S3Place
 from tests.processes import wait_until
 from tests.torture.conftest import REFERENCE_STEPS, Bench
@@ -101,19 +101,6 @@ def test_a_notice_during_a_save_lets_it_commit_and_saves_the_newest_state_if_the
     assert_same_training(store, bench.reference(), min(newest + 10, REFERENCE_STEPS))
 
 
-def test_a_notice_with_less_time_than_any_save_takes_is_still_tried(
-    bench: Bench, weed_s3: S3Place, proxy: FaultyProxy
-) -> None:
-    sets = {**STEADY, "interrupt.signal_grace_s": 0.01}
-    job = bench.start(weed_s3.uri(), sets, environment={"AWS_ENDPOINT_URL": proxy.endpoint})
-    job.wait_for("step ")
-    proxy.inject(Delay(0.3), method="PUT", key="attempts/")
-    job.send(signal.SIGTERM)
-    assert job.wait() == [85], job.said()
-    store = open_store(weed_s3.uri())
-    assert newest_step(store) == last_logged(store, 1)
-
-
 @pytest.mark.parametrize("until", ["it is forked", "the ranks meet", "the run is ours", "it has resumed"])
 def test_a_notice_while_the_job_starts_is_85_and_costs_nothing(bench: Bench, tmp_path: Path, until: str) -> None:
     uri = f"{tmp_path}/run"
@@ -134,16 +121,6 @@ def test_a_notice_while_the_job_starts_is_85_and_costs_nothing(bench: Bench, tmp
     again = bench.start(uri, {"train.steps": 30}, ranks=2)
     assert again.wait() == [0, 0], again.said()
     assert_same_training(store, bench.reference(2), 30)
-
-
-def test_ctrl_c_is_a_notice(bench: Bench, tmp_path: Path) -> None:
-    uri = f"{tmp_path}/run"
-    job = bench.start(uri, STEADY, ranks=2)
-    job.wait_for("step ")
-    job.tell(signal.SIGINT)
-    assert job.wait() == [85, 85], job.said()
-    store = open_store(uri)
-    assert newest_step(store) == last_logged(store, 1)
 
 
 def test_a_later_ctrl_c_stops_at_once_and_leaves_no_process_behind(

@@ -14,14 +14,11 @@ from tests.fork_server import Job
 from tests.lab.faulty_proxy import Answer, Cut, Delay, FaultyProxy, Reset, Skew
 from tests.lab.servers import S3Place
 from tests.torture.conftest import Bench
-from tests.torture.small_run import assert_same_training, committed, committed_lines, events, newest_step
-from trainer.checkpoint.load.verify import verify_checkpoint
+from tests.torture.small_run import assert_same_training, committed_lines, events, newest_step
 from trainer.storage import open_store
 
 pytestmark = pytest.mark.slow
 
-LAST_SAVE = r"0000000020[-.]"
-"""In every key that belongs to the save of step 20."""
 MOST_TRIES = 6
 """One request in eight meets a fault here, so six in a row are as likely as one in 250,000."""
 FEW_TRIES = {"AWS_MAX_ATTEMPTS": "2"}
@@ -80,26 +77,6 @@ def test_while_the_store_is_away_training_goes_on_and_afterwards_saves_commit_ag
     assert "Traceback" not in job.said()
 
 
-def test_a_last_save_that_never_commits_is_exit_1_and_one_line_and_the_run_goes_on_later(
-    bench: Bench, weed_s3: S3Place, proxy: FaultyProxy
-) -> None:
-    proxy.inject(Answer(503, "SlowDown"), method="PUT", key=LAST_SAVE)
-    job = bench.start(weed_s3.uri(), {"train.steps": 20}, environment=through(proxy, **FEW_TRIES))
-    assert job.wait() == [1], job.said()
-    (line,) = lines_with(job, "could not be saved")
-    assert "step 20 could not be saved in 3 tries" in line
-    assert "Traceback" not in job.said()
-    store = open_store(weed_s3.uri())
-    newest = committed(store)[-1]
-    assert 5 <= newest.step < 20
-    assert f"step {newest.step} is committed" in line
-    assert verify_checkpoint(store, newest).ok
-    again = bench.start(weed_s3.uri(), {"train.steps": 20})
-    assert again.wait() == [0], again.said()
-    assert f"resumed: step {newest.step}" in again.said()
-    assert_same_training(store, bench.reference(), 20)
-
-
 @pytest.mark.torture
 def test_a_store_that_never_comes_back_is_exit_1_in_bounded_time_and_the_log_is_kept_in_files(
     bench: Bench, weed_s3: S3Place, proxy: FaultyProxy
@@ -121,20 +98,6 @@ def test_a_store_that_never_comes_back_is_exit_1_in_bounded_time_and_the_log_is_
     again = bench.start(weed_s3.uri(), {"train.steps": newest + 20})
     assert again.wait() == [0], again.said()
     assert_same_training(store, bench.reference(), min(newest + 20, 100))
-
-
-def test_a_store_that_is_away_at_the_start_is_exit_1_and_one_line_and_nothing_changes(
-    bench: Bench, weed_s3: S3Place, proxy: FaultyProxy
-) -> None:
-    assert bench.start(weed_s3.uri(), {"train.steps": 10}).wait() == [0]
-    before = weed_s3.client().list_objects_v2(Bucket=weed_s3.bucket)["Contents"]
-    proxy.inject(Answer(503, "SlowDown"))
-    job = bench.start(weed_s3.uri(), {"train.steps": 20}, environment=through(proxy, **FEW_TRIES))
-    assert job.wait() == [1], job.said()
-    assert len(job.said().strip().splitlines()) == 2, "the name of the rank, and one line"
-    assert sum(proxy.requests.values()) <= 4
-    after = weed_s3.client().list_objects_v2(Bucket=weed_s3.bucket)["Contents"]
-    assert [one["ETag"] for one in after] == [one["ETag"] for one in before]
 
 
 def test_a_clock_an_hour_off_is_one_line_that_says_so_and_nothing_is_lost(

@@ -42,12 +42,6 @@ def run_threads(world_size: int, work: Callable[[int], Any], patience_s: float =
     return [ends[rank] for rank in range(world_size)]
 
 
-def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """The variables that torchrun gives to each rank."""
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
-    return {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
-
-
 def _one_rank(rank: int, work: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     world = parallel.join(ParallelConfig(device="cpu", timeout_s=120), os.environ)
     try:

@@ -31,33 +31,18 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, seeds: range) -> N
         optimizer.step()
 
 
-@pytest.mark.slow
-def test_matrices_decay_and_gains_do_not() -> None:
-    model = llama.build(SHAPE, length=8, seed=0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(1.0)
-    optimizer = make_optimizer(model, OptimizerConfig(lr=0.1, weight_decay=0.5))
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for name, parameter in model.named_parameters():
-        expected = 1.0 if parameter.ndim < 2 else 1.0 - 0.1 * 0.5
-        assert bool((parameter == expected).all()), name
-
-
 @pytest.mark.parametrize("fused", [True, False, None])
-def test_allocated_state_changes_nothing_about_the_training(fused: bool | None) -> None:
+def test_it_is_torchs_adamw_with_decay_of_matrices_only_and_allocated_state(fused: bool | None) -> None:
     model = llama.build(SHAPE, length=8, seed=0)
     plain = copy.deepcopy(model)
-    config = OptimizerConfig(lr=1e-2, fused=fused)
+    config = OptimizerConfig(lr=1e-2, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.5, fused=fused)
     optimizer = make_optimizer(model, config)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
     groups = [
-        {"params": [p for p in plain.parameters() if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in plain.parameters() if p.ndim >= 2], "weight_decay": 0.5},
         {"params": [p for p in plain.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
-    reference = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, fused=fused is not False)
+    reference = torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.9), eps=1e-6, fused=fused is not False)
     train(model, optimizer, range(3))
     train(plain, reference, range(3))
     for (name, parameter), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
@@ -77,22 +62,6 @@ def test_every_state_tensor_is_there_by_name_before_the_first_step() -> None:
     after = optimizer_tensors(model, optimizer)
     assert all(before[name] is after[name] for name in before), "state must stay where the staging buffers expect it"
     assert float(after["optim/embed.weight/step"]) == 2.0
-
-
-def test_a_state_loaded_in_place_trains_on_to_the_same_bits() -> None:
-    model = llama.build(SHAPE, length=8, seed=0)
-    optimizer = make_optimizer(model, OptimizerConfig(lr=1e-2))
-    train(model, optimizer, range(3))
-    saved = {
-        name: tensor.clone() for name, tensor in (model_tensors(model) | optimizer_tensors(model, optimizer)).items()
-    }
-    train(model, optimizer, range(3, 6))
-
-    resumed = llama.build(SHAPE, length=8, seed=99)
-    optimizer = make_optimizer(resumed, OptimizerConfig(lr=1e-2))
-    load_in_place(model_tensors(resumed) | optimizer_tensors(resumed, optimizer), saved)
-    train(resumed, optimizer, range(3, 6))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
 
 
 def test_a_state_that_does_not_fit_is_refused_whole_with_every_misfit_named() -> None:

@@ -98,9 +98,7 @@ def test_ranks_beat_on_after_a_notice_and_are_not_ended_by_it(port: int) -> None
     assert ranks.codes == {}
 
 
-def test_a_peer_that_is_gone_ends_the_others_once_they_are_told_to_stop(
-    port: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_peer_that_is_gone_ends_those_who_are_told_to_stop(port: int, capfd: pytest.CaptureFixture[str]) -> None:
     ranks = Ranks(port, 3, silent_s=0.4)
     ranks.end(1)
     wait_until(lambda: ranks.count(0) > 20)

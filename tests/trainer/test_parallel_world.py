@@ -14,16 +14,18 @@ import torch.distributed as dist
 
 from lustrain.problem import UserError
 from tests.fork_server import ForkServer
-from tests.trainer.ranks import rank_environment, run_ranks
+from tests.trainer.ranks import run_ranks
 from trainer import parallel
 from trainer.config import ParallelConfig
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
+from trainer.launch.local import rank_environment
 
 CPU = ParallelConfig(device="cpu")
+TWO = rank_environment(0, 2, 29500, {})
 
 
 def test_without_torchrun_one_is_alone_and_needs_no_process_group() -> None:
-    world = parallel.join(CPU, {})
+    world = parallel.join(CPU, {"SLURM_NTASKS": "1"})
     assert (world.rank, world.world_size, world.local_rank, world.device.type) == (0, 1, 0, "cpu")
     assert not dist.is_initialized()
     world.store.set("a", "b")
@@ -33,17 +35,17 @@ def test_without_torchrun_one_is_alone_and_needs_no_process_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("environment", "named"),
     [
-        ({"RANK": "x"}, ["RANK"]),
-        ({"WORLD_SIZE": None, "MASTER_PORT": None}, ["MASTER_PORT", "WORLD_SIZE"]),
-        ({"RANK": "-1", "MASTER_PORT": "http"}, ["MASTER_PORT", "RANK"]),
-        ({"RANK": "2"}, ["RANK"]),
-        ({"RANK": "9" * 5000, "MASTER_PORT": "70000"}, ["MASTER_PORT", "RANK"]),
+        (TWO | {"RANK": "x"}, ["RANK"]),
+        ({"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}, ["MASTER_PORT", "WORLD_SIZE"]),
+        (TWO | {"RANK": "-1", "MASTER_PORT": "http"}, ["MASTER_PORT", "RANK"]),
+        (TWO | {"RANK": "2"}, ["RANK"]),
+        (TWO | {"RANK": "9" * 5000, "MASTER_PORT": "70000"}, ["MASTER_PORT", "RANK"]),
+        ({"SLURM_NTASKS": "2"}, ["SLURM_NTASKS"]),
     ],
 )
-def test_a_wrong_environment_is_named_whole(change: dict[str, str | None], named: list[str]) -> None:
-    environment = {name: v for name, v in (rank_environment(0, 2, 29500) | change).items() if v is not None}
+def test_a_wrong_environment_is_named_whole(environment: dict[str, str], named: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         parallel.join(CPU, environment)
     assert sorted(line.split()[0] for line in caught.value.problems) == named
@@ -55,7 +57,7 @@ def test_a_missing_partner_is_one_line_after_the_timeout(
 ) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        environment = rank_environment(1, 2, probe.getsockname()[1])
+        environment = rank_environment(1, 2, probe.getsockname()[1], {})
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(
@@ -75,7 +77,7 @@ def meet(rank: int, port: int, attempt: str, timeout_s: int) -> subprocess.Popen
         "except Exception as error:\n"
         "    raise SystemExit(error.exit_code)\n"
     )
-    environment = {**os.environ, **rank_environment(rank, 2, port), "LUSTRAIN_ATTEMPT": attempt}
+    environment = rank_environment(rank, 2, port, {**os.environ, "LUSTRAIN_ATTEMPT": attempt})
     return subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL, text=True)
 
 
@@ -96,7 +98,7 @@ def test_a_port_that_is_taken_is_this_ranks_failure_and_not_a_peers(monkeypatch:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
-        environment = rank_environment(0, 2, taken.getsockname()[1])
+        environment = rank_environment(0, 2, taken.getsockname()[1], {})
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(UserError) as caught:

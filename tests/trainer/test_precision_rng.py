@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 
@@ -18,7 +17,6 @@ from trainer.step.optim import clip_, make_optimizer, model_tensors, optimizer_t
 from trainer.tasks.models import llama
 
 CPU = torch.device("cpu")
-u63 = st.integers(0, 2**63 - 1)
 
 
 def draw() -> list[float]:
@@ -68,17 +66,7 @@ def test_states_are_plain_bytes_under_the_ranks_own_name() -> None:
     assert {tensor.dtype for tensor in tensors.values()} == {torch.uint8}
 
 
-@settings(max_examples=200, deadline=None)
-@given(seed=u63, step=u63, micro=u63, other=st.tuples(u63, u63, u63))
-def test_another_place_in_the_run_has_another_stream(
-    seed: int, step: int, micro: int, other: tuple[int, int, int]
-) -> None:
-    if other != (seed, step, micro):
-        assert precision.stream_seed(seed, step, micro) != precision.stream_seed(*other)
-    assert precision.stream_seed(seed, step, micro) != precision.stream_seed(seed, micro, step) or step == micro
-
-
-def test_neighbouring_micro_batches_share_no_seed() -> None:
+def test_no_two_places_in_the_run_share_a_seed() -> None:
     seeds = {precision.stream_seed(s, t, m) for s in range(8) for t in range(64) for m in range(64)}
     assert len(seeds) == 8 * 64 * 64
 
@@ -105,37 +93,11 @@ def test_a_micro_batch_draws_the_same_dropout_wherever_it_runs() -> None:
 @pytest.mark.parametrize(
     ("mode", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
-def test_autocast_computes_in_the_named_format(mode: str, dtype: torch.dtype) -> None:
-    layer = torch.nn.Linear(4, 4)
-    with precision.autocast(PrecisionConfig(mode=mode), CPU):
-        assert layer(torch.rand(2, 4)).dtype == dtype
-
-
-def test_only_fp16_scales_its_loss() -> None:
-    enabled = {
-        mode: precision.make_scaler(PrecisionConfig(mode=mode), CPU).is_enabled() for mode in ("fp32", "bf16", "fp16")
-    }
-    assert enabled == {"fp32": False, "bf16": False, "fp16": True}
-
-
-def test_the_scaler_skips_an_overflow_and_comes_back_from_json() -> None:
-    config = PrecisionConfig(mode="fp16", fp16_initial_scale=1024.0)
-    scaler = precision.make_scaler(config, CPU)
-    weight = torch.ones(1, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    for factor in (1.0, float("inf"), 1.0):
-        optimizer.zero_grad()
-        before = weight.detach().clone()
-        scaler.scale((weight * factor).sum()).backward()
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-        assert torch.equal(weight.detach(), before) == (factor != 1.0)
-    state = json.loads(json.dumps(precision.scaler_state(scaler)))
-    resumed = precision.make_scaler(config, CPU)
-    precision.load_scaler(resumed, state)
-    assert resumed.state_dict() == scaler.state_dict()
-    assert resumed.get_scale() == 512.0
+def test_autocast_computes_in_the_named_format_and_only_fp16_scales_its_loss(mode: str, dtype: torch.dtype) -> None:
+    config = PrecisionConfig(mode=mode)
+    with precision.autocast(config, CPU):
+        assert torch.nn.Linear(4, 4)(torch.rand(2, 4)).dtype == dtype
+    assert precision.make_scaler(config, CPU).is_enabled() == (mode == "fp16")
 
 
 def test_a_scaler_without_fp16_has_no_state_and_takes_none() -> None:

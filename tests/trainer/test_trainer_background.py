@@ -3,74 +3,63 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.checkpoint.stores import Asking
 from trainer.checkpoint.lineage.fence import Fence
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.config import InterruptConfig
 from trainer.interrupt import Watch
 from trainer.metrics import RunLog
-from trainer.storage.local import LocalStore
 
 
 class Defect(Exception):
     """What nobody foresaw."""
 
 
-class Defective(LocalStore):
-    """A store whose every request ends with a defect once `broken` is set; `met` is set by the first."""
-
-    def __init__(self, uri: str) -> None:
-        super().__init__(uri)
-        self.broken = False
-        self.met = threading.Event()
-
-    def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
-        self._fail()
-        return super().put(key, body, if_absent=if_absent, if_match=if_match)
-
-    def read(self, key: str) -> tuple[bytes, str]:
-        self._fail()
-        return super().read(key)
-
-    def _fail(self) -> None:
-        if self.broken:
-            self.met.set()
-            raise Defect("broken")
+@pytest.fixture
+def met() -> threading.Event:
+    return threading.Event()
 
 
-def test_a_defect_of_the_thread_that_watches_the_lease_is_raised_where_the_loop_asks(tmp_path: Path) -> None:
-    store = Defective(str(tmp_path))
+def broken(met: threading.Event) -> Callable[..., None]:
+    """What ends whoever calls it with a defect, after it has set `met`."""
+
+    def fail(*_: object) -> None:
+        met.set()
+        raise Defect("broken")
+
+    return fail
+
+
+def test_a_defect_of_the_lease_watcher_is_raised_where_the_loop_asks(tmp_path: Path, met: threading.Event) -> None:
+    store = Asking(str(tmp_path), lambda request, key: None)
     lease = Lease.take(store, "me")
-    store.broken = True
+    store.before = broken(met)
     fence = Fence(lease, 0.001, lambda kind, fields: None)
-    assert store.met.wait(300)
+    assert met.wait(300)
     fence.close()
     with pytest.raises(Defect):
         _ = fence.lost
 
 
-def test_a_defect_of_the_thread_that_looks_for_notices_is_raised_where_the_loop_asks() -> None:
-    met = threading.Event()
-
-    def clock() -> float:
-        met.set()
-        raise Defect("broken")
-
-    watch = Watch(InterruptConfig(deadline="2100-01-01T00:00:00Z", poll_s=0.001), wall_clock=clock)
-    with watch:
+def test_a_defect_of_the_notice_watcher_is_raised_where_the_loop_asks(met: threading.Event) -> None:
+    config = InterruptConfig(deadline="2100-01-01T00:00:00Z", poll_s=0.001)
+    with Watch(config, wall_clock=broken(met)) as watch:
         assert met.wait(300)
     with pytest.raises(Defect):
         watch.notice()
 
 
-def test_a_defect_of_the_thread_that_stores_the_log_ends_the_next_step_and_leaves_the_records(tmp_path: Path) -> None:
-    store = Defective(str(tmp_path))
+def test_a_defect_of_the_thread_that_stores_the_log_ends_the_next_step_and_leaves_the_records(
+    tmp_path: Path, met: threading.Event
+) -> None:
+    store = Asking(str(tmp_path), broken(met))
     told: list[str] = []
     log = RunLog(store, 1, 60.0, on_trouble=told.append)
-    store.broken = True
     log.step({"step": 1, "loss": 0.5})
     assert not log.flush(timeout=600.0), "it waits for nobody"
     assert not log.flush_step(2, timeout=600.0), "that is to come neither"

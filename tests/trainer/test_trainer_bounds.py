@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel
 
-from lustrain.problem import UserError
 from lustrain.schema import TOML, problems_of
-from trainer import config as configuration
 from trainer.checkpoint.lineage.fence import Fence
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.config import Config, InterruptConfig
@@ -101,9 +99,7 @@ def told(path: tuple[str, ...], value: object, task: dict[str, Any]) -> list[str
     [(NUMBERS, NEEDED["task"]), (LANGUAGE, NEEDED["task"]), (IMAGES, {"name": "image_classification"})],
     ids=["config", "language_model", "image_classification"],
 )
-def test_every_number_has_a_range_and_is_refused_in_one_line_outside_of_it(
-    found: list[Number], task: dict[str, Any]
-) -> None:
+def test_every_number_has_a_range_and_is_one_line_outside_of_it(found: list[Number], task: dict[str, Any]) -> None:
     assert len(found) >= 6
     assert not [number for number in found if math.isinf(number.least) or math.isinf(number.most)]
     for number in found:
@@ -121,7 +117,6 @@ def test_every_number_has_a_range_and_is_refused_in_one_line_outside_of_it(
         ("parallel.timeout_s", 1e12),
         ("checkpoint.copy_threads", 10**5),
         ("checkpoint.lease_poll_s", 1e12),
-        ("checkpoint.vote_timeout_s", 1e12),
         ("metrics.flush_s", 1e12),
         ("interrupt.poll_s", 1e12),
         ("train.global_batch", 10**12),
@@ -132,7 +127,6 @@ def test_every_number_has_a_range_and_is_refused_in_one_line_outside_of_it(
         ("task.model.vocab_size", 2**40),
         ("task.seq_len", 10**9),
         ("train.steps", 10**13),
-        ("interrupt.poll_s", 1e-6),
         ("optimizer.lr", 1e-39),
     ],
 )
@@ -168,103 +162,3 @@ def test_threads_wait_at_the_bounds_and_end_at_once(tmp_path: Path, upper: bool)
     log.close()
     assert fence.lost is None
     assert list(store.list("events/"))
-
-
-GOOD = """
-[run]
-uri = "run"
-[task]
-name = "language_model"
-data = "tokens"
-seq_len = 8
-[train]
-steps = 1
-global_batch = 1
-micro_batch = 1
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "start"),
-    [
-        (GOOD + '[interrupt]\nstop_uri = "a\\u0000b"', "interrupt.stop_uri = 'a\\x00b': holds '\\x00'"),
-        (GOOD.replace('"tokens"', '"s3://b/\\u0000"'), "task.data = 's3://b/\\x00': holds '\\x00'"),
-        ("deep = " + "[" * 3000 + "]" * 3000 + GOOD, "CONFIG = "),
-        (GOOD + "[" + ".".join("a" * 3000) + "]", "CONFIG = "),
-        ("long = 0x" + "f" * 5000 + GOOD, "long = a value of type int, too large to show: unknown key"),
-        ("long = 1" + "0" * 5000 + GOOD, "CONFIG = "),
-    ],
-    ids=["nul", "nul-in-a-task", "deep-list", "deep-table", "long-hex", "long-decimal"],
-)
-def test_what_ends_a_parser_or_a_system_call_is_one_line(tmp_path: Path, text: str, start: str) -> None:
-    (tmp_path / "config.toml").write_text(text)
-    with pytest.raises(UserError) as caught:
-        configuration.load(tmp_path / "config.toml", also=problems_in)
-    (line,) = caught.value.problems
-    assert line.startswith(start)
-    assert len(line) < 400
-
-
-@pytest.mark.parametrize("key", ["run.uri", "interrupt.stop_uri", "task.data"])
-def test_bytes_that_are_no_text_are_one_plain_line(tmp_path: Path, key: str) -> None:
-    (tmp_path / "config.toml").write_text(GOOD)
-    with pytest.raises(UserError) as caught:
-        configuration.load(tmp_path / "config.toml", [f"{key}=/tmp/\udcff"], also=problems_in)
-    why = "holds '\\udcff', which is not printable; fix: remove it"
-    assert caught.value.problems == [f"{key} = '/tmp/\\udcff': {why}"]
-
-
-@pytest.mark.parametrize(
-    ("text", "allowed"),
-    [
-        ("run.uri=3", "text in quotes"),
-        ("train.steps=1.5", "a whole number"),
-        ('train.steps="many"', "a whole number"),
-        ('interrupt.metadata="maybe"', "true or false"),
-        ('eval.every="often"', "a whole number"),
-        ("metrics=3", "a table of keys"),
-    ],
-)
-def test_a_value_of_another_type_is_told_in_plain_words(tmp_path: Path, text: str, allowed: str) -> None:
-    (tmp_path / "config.toml").write_text(GOOD)
-    with pytest.raises(UserError) as caught:
-        configuration.load(tmp_path / "config.toml", [text], also=problems_in)
-    (line,) = caught.value.problems
-    assert line.endswith(f": wrong type; allowed: {allowed}")
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ('run.uri=""', "run.uri = '': not allowed; allowed: 1 character or more"),
-        ("optimizer.lr=nan", "optimizer.lr = nan: not allowed; allowed: a number that is not infinite"),
-    ],
-)
-def test_a_value_of_the_right_type_is_told_what_it_lacks(tmp_path: Path, text: str, line: str) -> None:
-    (tmp_path / "config.toml").write_text(GOOD)
-    with pytest.raises(UserError) as caught:
-        configuration.load(tmp_path / "config.toml", [text])
-    assert caught.value.problems == [line]
-
-
-def test_what_a_task_from_elsewhere_demands_is_told_in_plain_words() -> None:
-    class Options(BaseModel):
-        word: Annotated[str, Field(pattern="^a+$")]
-        count: Annotated[int, Field(multiple_of=4)]
-        table: Mapping[str, int]
-
-    with pytest.raises(ValidationError) as caught:
-        Options.model_validate({"word": "b", "count": 3, "table": 1})
-    assert problems_of(caught.value, Options, "task") == [
-        "task.word = 'b': not allowed; allowed: pattern ^a+$",
-        "task.count = 3: not allowed; allowed: multiple of 4",
-        "task.table = 1: wrong type; allowed: a table of keys",
-    ]
-
-
-def test_a_set_that_nests_too_deep_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text(GOOD)
-    for text in ("run.seed=" + "[" * 3000, ".".join("a" * 3000) + "=1"):
-        with pytest.raises(UserError) as caught:
-            configuration.load(tmp_path / "config.toml", [text])
-        assert len(caught.value.problems) == 1

@@ -11,6 +11,7 @@ import pytest
 from lustrain.problem import UserError
 from tests.fork_server import PATIENT
 from tests.processes import alive, children_of, wait_until
+from tests.trainer.tiny_runs import write_config
 from trainer.checkpoint.lineage.lease import committed, read_lease
 from trainer.errors import EXIT_PEERS, EXIT_REQUEUE
 from trainer.launch import local
@@ -173,26 +174,7 @@ def end(pids: list[int]) -> None:
 
 def endless(folder: Path) -> Path:
     """Settings of a run in `folder` that trains until it is told to stop."""
-    config = folder / "config.toml"
-    config.write_text(
-        f"""
-[run]
-uri = "{folder}/run"
-[task]
-name = "tests.trainer.tiny_task:Tiny"
-[train]
-steps = 1000000
-global_batch = 4
-micro_batch = 2
-[optimizer]
-lr = 0.01
-[parallel]
-device = "cpu"
-[interrupt]
-metadata = false
-"""
-    )
-    return config
+    return write_config(folder, 1_000_000, 2)
 
 
 def launch(folder: Path, *sets: str) -> list[str]:

@@ -2,87 +2,32 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
+from tests.checkpoint.stores import AWAY, away
 from tests.lab.faulty_proxy import Answer, FaultyProxy
-from trainer.__main__ import main
+from tests.processes import wait_until
+from tests.trainer.tiny_runs import LR, commits, events, records, train, write_config
 from trainer.checkpoint.format.layout import LEASE, MANIFESTS, ManifestId
 from trainer.checkpoint.format.records import Manifest
 from trainer.checkpoint.load.latest import read_checkpoint
 from trainer.checkpoint.load.parts import Places, read_manifest
 from trainer.config import ScheduleConfig
-from trainer.metrics.reader import read_events, read_steps
 from trainer.step import schedule
-from trainer.storage import ObjectInfo, ObjectStore, StorageError, open_store
-from trainer.storage.local import LocalStore
+from trainer.storage import open_store
 
-LR = 1e-2
 EARLY = ("eval.every=2", "eval.patience=2", "eval.min_delta=100.0", "train.steps=20")
 """The first evaluation is a gain, no later one gains 100: evaluations 4 and 6 use the patience up, so step 6 is the last."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums of a few numbers are not worth threads, and their results must not depend on how many there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "config.toml"
-    path.write_text(
-        f"""
-[run]
-uri = "{tmp_path}/run"
-[task]
-name = "tests.trainer.tiny_task:Tiny"
-[train]
-steps = 8
-global_batch = 4
-micro_batch = 4
-[optimizer]
-lr = {LR}
-[eval]
-every = 3
-batches = 2
-[parallel]
-device = "cpu"
-[checkpoint]
-every_steps = 1000
-"""
-    )
-    return path
-
-
-def train(config: Path, *sets: str, process: int = 1) -> int:
-    """One attempt, in a process whose random streams begin where no other's do."""
-    random.seed(process)
-    np.random.seed(process)
-    return main(["train", str(config), *[word for pair in sets for word in ("--set", pair)]])
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    return read_steps(open_store(str(folder)))
-
-
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(open_store(str(folder))) if event["event"] == kind]
-
-
-def commits(folder: Path) -> list[ManifestId]:
-    found = [ManifestId.of_key(info.key) for info in open_store(str(folder)).list(MANIFESTS)]
-    return sorted((one for one in found if one), key=lambda one: (one.generation, one.step))
+    return write_config(tmp_path, 8, 4, every_steps=1000, more="[eval]\nevery = 3\nbatches = 2\n")
 
 
 def newest(folder: Path) -> tuple[Manifest, dict[str, bytes]]:
@@ -125,31 +70,25 @@ def test_an_interrupted_run_ends_with_every_byte_and_counter_of_the_uninterrupte
 
 
 @pytest.mark.slow
-def test_a_prolonged_run_keeps_its_schedule_and_goes_on_at_its_last_rate(config: Path, tmp_path: Path) -> None:
+def test_a_prolonged_run_keeps_its_schedule_and_last_rate_and_records_the_change(config: Path, tmp_path: Path) -> None:
     assert train(config, "task.strike=2") == 85
     assert train(config, "train.steps=11") == 0
     rates = [record["lr"] for record in records(tmp_path / "run")]
     assert rates == [schedule.lr_at(step, ScheduleConfig(total_steps=8), 8, LR) for step in range(1, 12)]
     assert rates[6] > rates[7] > rates[8] == rates[9] == rates[10]
+    assert events(tmp_path / "run", "config_changed")[-1]["changes"]["train.steps"] == [8, 11]
 
 
 @pytest.mark.slow
 def test_patience_counts_on_across_an_interruption_and_can_be_raised(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert train(config, f"run.uri={tmp_path}/reference", *EARLY) == 0
     assert train(config, "task.strike=5", *EARLY) == 85
     assert train(config, *EARLY, process=2) == 0
-    (expected, expected_bytes), (found, found_bytes) = newest(tmp_path / "reference"), newest(run)
-    assert (expected.step, found.step) == (6, 6)
-    assert counters(found) == counters(expected)
-    assert found_bytes == expected_bytes
-
-    before = commits(run)
+    assert commits(run) == [ManifestId(1, 5), ManifestId(2, 6)]
     assert train(config, *EARLY) == 0
     assert len(records(run)) == 6
-    assert commits(run) == before
+    assert commits(run) == [ManifestId(1, 5), ManifestId(2, 6)]
     assert "stopped improving" in events(run, "stopped")[-1]["detail"]
-
     assert train(config, *EARLY, "eval.patience=3") == 0
     assert len(records(run)) == 8
 
@@ -167,15 +106,37 @@ def test_a_stopped_job_says_at_once_and_at_the_end_what_stopped_it_and_then_how_
     assert (stopped["step"], stopped["saved_step"], stopped["exit_code"]) == (2, 2, 85)
 
 
+@pytest.mark.slow
+def test_a_stop_file_stops_the_run_and_must_be_gone_before_it_goes_on(config: Path, tmp_path: Path) -> None:
+    run, stop, go = tmp_path / "run", tmp_path / "stop", tmp_path / "go"
+    sets = ("train.steps=110", f"task.hold={go}", f"interrupt.stop_uri={stop}", "interrupt.poll_s=0.005")
+
+    def stop_it() -> None:
+        wait_until(lambda: events(run, "started"))
+        stop.touch()
+        wait_until(lambda: events(run, "notice"))
+        go.touch()
+
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(stop_it)
+        assert train(config, *sets) == 85
+        stopping.result()
+    stopped_at = records(run)[-1]["step"]
+    assert commits(run) == [ManifestId(1, stopped_at)]
+    assert stopped_at <= 100
+    assert train(config, *sets) == 2
+    stop.unlink()
+    assert train(config, *sets) == 0
+    assert [event["step"] for event in events(run, "resumed")] == [stopped_at]
+
+
 def test_a_notice_in_the_last_step_of_all_is_no_interruption(config: Path, tmp_path: Path) -> None:
     assert train(config, *EARLY, "task.strike=6") == 0
     assert commits(tmp_path / "run") == [ManifestId(1, 6)]
 
 
 @pytest.mark.parametrize("held_out", ["nan", "inf", "-inf"])
-def test_an_evaluation_that_gives_no_number_is_no_gain_and_no_crash(
-    config: Path, tmp_path: Path, held_out: str
-) -> None:
+def test_an_evaluation_without_a_number_is_no_gain_and_no_crash(config: Path, tmp_path: Path, held_out: str) -> None:
     assert train(config, *EARLY, f'task.held_out="{held_out}"') == 0
     (commit,) = commits(tmp_path / "run")
     assert commit == ManifestId(1, 4), "two evaluations without gain use the patience up"
@@ -192,39 +153,8 @@ def test_a_derived_interval_keeps_the_least_time_between_saves(config: Path, tmp
     assert commits(tmp_path / "run") == [ManifestId(1, 30)]
 
 
-class AwayStore(LocalStore):
-    """A folder that refuses one kind of request for one object, as a store in trouble does."""
-
-    def __init__(self, uri: str, request: str, key: str) -> None:
-        super().__init__(uri)
-        self._refused = request, key
-
-    def _refuse(self, request: str, key: str) -> None:
-        if (request, key) == self._refused:
-            raise StorageError(f"{self.uri}/{key}: does not answer; fix: wait")
-
-    def read(self, key: str) -> tuple[bytes, str]:
-        self._refuse("read", key)
-        return super().read(key)
-
-    def put(self, key: str, body: bytes, *, if_absent: bool = False, if_match: str | None = None) -> str:
-        # A lease is created (taken) without an etag and settled with one.
-        self._refuse("settle" if key == LEASE and if_match else "put", key)
-        return super().put(key, body, if_absent=if_absent, if_match=if_match)
-
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        self._refuse("list", prefix)
-        return super().list(prefix)
-
-
 @pytest.mark.parametrize(
-    ("request_", "key"),
-    [
-        ("read", "config.toml"),
-        ("list", MANIFESTS),
-        ("put", LEASE),
-        ("settle", LEASE),
-    ],
+    ("request_", "key"), [("read", "config.toml"), ("list", MANIFESTS), ("put", LEASE), ("replace", LEASE)]
 )
 def test_a_store_that_fails_while_a_job_starts_is_a_failure_and_no_mistake(
     config: Path,
@@ -234,11 +164,11 @@ def test_a_store_that_fails_while_a_job_starts_is_a_failure_and_no_mistake(
     request_: str,
     key: str,
 ) -> None:
-    store: ObjectStore = AwayStore(str(tmp_path / "run"), request_, key)
+    store = away(tmp_path / "run", request_, key)
     monkeypatch.setattr("trainer.train.open_store", lambda uri, **options: store)
     assert train(config) == 1
     said = capsys.readouterr().err
-    assert "does not answer; fix: wait" in said
+    assert AWAY in said
     assert "Traceback" not in said
 
 
@@ -259,14 +189,14 @@ def test_a_store_that_is_busy_when_it_is_opened_is_a_failure_and_one_that_is_not
 def test_a_last_state_that_the_store_does_not_take_is_a_failure(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = AwayStore(str(tmp_path / "run"), "put", ManifestId(1, 8).key)
+    store = away(tmp_path / "run", "put", ManifestId(1, 8).key)
     monkeypatch.setattr("trainer.train.open_store", lambda uri, **options: store)
     monkeypatch.setattr("trainer.run.saving.LONGEST_PAUSE_S", 0.01)
     assert train(config) == 1
     assert "step 8 could not be saved in 3 tries" in capsys.readouterr().err
     failed = events(tmp_path / "run", "checkpoint_failed")
     assert [event["step"] for event in failed] == [8, 8, 8]
-    assert all("does not answer; fix: wait" in event["detail"] for event in failed)
+    assert all(AWAY in event["detail"] for event in failed)
 
 
 @pytest.mark.slow
@@ -274,34 +204,18 @@ def test_a_store_that_fails_while_weights_are_read_back_is_a_failure(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(config) == 0
-    store = AwayStore(str(tmp_path / "run"), "read", ManifestId(1, 8).key)
+    store = away(tmp_path / "run", "read", ManifestId(1, 8).key)
     monkeypatch.setattr("trainer.train.open_store", lambda uri, **options: store)
     assert train(config, "train.steps=9") == 1
-    assert "does not answer; fix: wait" in capsys.readouterr().err
+    assert AWAY in capsys.readouterr().err
     assert len(records(tmp_path / "run")) == 8
 
 
-def test_one_task_of_several_that_knows_no_rank_is_refused_in_one_line(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_deadline_whose_margin_has_begun_is_refused_at_the_start(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SLURM_NTASKS", "2")
-    assert train(config) == 2
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    assert train(config, f'interrupt.deadline="{tomorrow}"', "interrupt.deadline_margin_s=100000") == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("SLURM_NTASKS = '2': this is one of several tasks, but RANK is not set")
-    assert not (tmp_path / "run").exists()
-    monkeypatch.setenv("SLURM_NTASKS", "1")
-    assert train(config, "train.steps=1") == 0
-
-
-@pytest.mark.parametrize("deadline", ["2020-01-01T00:00:00Z", "in the margin"])
-def test_a_deadline_that_has_passed_is_refused_at_the_start(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], deadline: str
-) -> None:
-    margin = "interrupt.deadline_margin_s=0.1"
-    if deadline == "in the margin":
-        tomorrow = datetime.now(UTC) + timedelta(days=1)
-        deadline, margin = tomorrow.isoformat(), "interrupt.deadline_margin_s=100000"
-    assert train(config, f'interrupt.deadline="{deadline}"', margin) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith(f"interrupt.deadline = '{deadline}': the time to stop, ")
+    assert line.startswith(f"interrupt.deadline = '{tomorrow}': the time to stop, ")
     assert not (tmp_path / "run" / LEASE).exists()

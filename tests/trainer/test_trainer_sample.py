@@ -75,9 +75,7 @@ def test_the_model_continues_the_text_it_was_trained_on(run: Path, capsys: pytes
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_text_and_another_one_another(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_seed_gives_the_same_text_and_another_another(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--prompt", "q", "--tokens", "40", "--temperature", "3", "--top-k", "0", "--seed")
     first, again, other = (sample(capsys, run, *words, seed) for seed in ("1", "1", "2"))
     assert first == again != other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,15 @@ from typing import Any
 import moto.ec2
 import pytest
 
+import node_setup
 from infra.catalog import refresh
 from infra.catalog.botocore_data import regions
-from infra.catalog.instances import snapshot
+from infra.catalog.instances import SNAPSHOT, Accelerator, instance, snapshot
 from infra.catalog.kubernetes import NEWEST, VERSIONS
+from infra.catalog.nodes import table
 from infra.catalog.offerings import OFFERINGS, missing_in, offerings
+from infra.catalog.refresh import render as rendered
+from infra.catalog.refresh import summary
 from infra.catalog.refresh_offerings import render
 from infra.catalog.regions import HYPERPOD, WITHOUT_EKS, ZONES
 from infra.config import Eks
@@ -85,3 +90,58 @@ def test_support_of_a_kubernetes_version_ends_after_its_predecessors_and_extende
 def test_the_newest_version_that_eks_and_hyperpod_take_is_the_default() -> None:
     assert Eks().version == NEWEST == "1.35"
     assert Eks().upgrade_policy == "STANDARD"
+
+
+@pytest.fixture(scope="module")
+def records() -> list[dict[str, Any]]:
+    """moto ships a dump of DescribeInstanceTypes."""
+    dump = Path(moto.ec2.__file__).parent / "resources/instance_types.json.gz"
+    return list(json.loads(gzip.decompress(dump.read_bytes())).values())
+
+
+def test_the_snapshot_is_what_its_source_says(records: list[dict[str, Any]]) -> None:
+    assert rendered(records, snapshot().source, snapshot().date) == SNAPSHOT.read_text(encoding="utf-8")
+
+
+def test_a_p5_is_what_its_maker_says() -> None:
+    found = instance("ml.p5.48xlarge")
+    assert found is not None
+    assert found.name == "p5.48xlarge"
+    assert (found.vcpus, found.memory_mib, found.efa, len(found.cards)) == (192, 2048 * 1024, 32, 32)
+    assert found.accelerators == (Accelerator("gpu", "NVIDIA H100", 8, 81920),)
+    assert (found.nvme_count, found.nvme_gb) == (8, 30400)
+    assert found.usage == {"on-demand", "spot", "capacity-block"}
+    assert found.architecture == "x86_64"
+
+
+def test_trainium_counts_as_an_accelerator() -> None:
+    found = instance("trn1.32xlarge")
+    assert found is not None
+    assert [(one.kind, one.count) for one in found.accelerators] == [("neuron", 16)]
+
+
+def test_cards_with_a_gap_in_their_numbers_are_refused(records: list[dict[str, Any]]) -> None:
+    record = next(one for one in records if one["InstanceType"] == "p4d.24xlarge")
+    cards = [
+        {**card, "NetworkCardIndex": 2 * card["NetworkCardIndex"]} for card in record["NetworkInfo"]["NetworkCards"]
+    ]
+    with pytest.raises(ValueError, match="not numbered from 0"):
+        summary({**record, "NetworkInfo": {**record["NetworkInfo"], "NetworkCards": cards}})
+
+
+WRITTEN = Path(node_setup.__file__).parent / "settings" / "instances.toml"
+
+
+def test_the_written_table_is_what_the_catalogue_says_now() -> None:
+    assert WRITTEN.read_text(encoding="utf-8") == table(), (
+        "fix: python -m infra.catalog.nodes > node_setup/settings/instances.toml"
+    )
+
+
+def test_every_type_is_in_it_once() -> None:
+    written = tomllib.loads(table())
+    plain = [name for names in written["plain"].values() for name in names]
+    assert sorted([*written["instance"], *plain]) == sorted(snapshot().types)
+    assert written["instance"]["p5.48xlarge"] == {"gpus": 8, "gpu": "NVIDIA H100", "efa": 32, "nvme": 8}
+    assert written["instance"]["trn1.32xlarge"]["neuron"] == 16
+    assert "c7i.4xlarge" in written["plain"]["0"]
