@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from types import TracebackType
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import NoReturn
 
 from lustrain.problem import UserError
 from lustrain.process import end_with_launcher, outlive_readers
@@ -16,6 +19,7 @@ from trainer import __version__
 from trainer.errors import EXIT_FAILURE
 from trainer.launch.attempt import leave_word
 
+NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 COMMANDS = {
     "train": ("trainer.train", "train a model, or go on where the run stopped"),
     "tokenize": ("trainer.data.tokenize.cli", "turn text into memory-mapped token shards"),
@@ -67,9 +71,31 @@ def hold_notices(words: Sequence[str]) -> None:
     """Have SIGTERM and SIGUSR1 wait until training listens (`trainer.interrupt`), instead of ending it while torch is loaded:
     a launcher would take that for a failure, and the ranks that were faster would wait for this one."""
     held = words[:1] == ["train"]
-    signal.pthread_sigmask(signal.SIG_BLOCK if held else signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1))
+    signal.pthread_sigmask(signal.SIG_BLOCK if held else signal.SIG_UNBLOCK, NOTICES)
     # Whoever started this process may have held it (`trainer.launch.local`).
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+    if held:
+        # Training puts these back when it ends: a notice that comes then asks for what has just been done. Not SIG_IGN, which
+        # would drop one that waits already.
+        for notice in NOTICES:
+            signal.signal(notice, let_pass)
+
+
+def let_pass(number: int, frame: FrameType | None) -> None:
+    """Do nothing about a signal."""
+
+
+def leave(code: int) -> NoReturn:
+    """End at once with this code, once everything is closed and written.
+
+    Python's own end would first walk over all objects of torch, a second of a processor's time, in which a signal kills
+    the process again.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
@@ -81,4 +107,7 @@ if __name__ == "__main__":
         sys.exit(_print_error(mistake))
     sys.excepthook = leave_word_of
     hold_notices(sys.argv[1:])
-    sys.exit(main())
+    ended = main()
+    if sys.argv[1:2] == ["train"]:
+        leave(ended)
+    sys.exit(ended)

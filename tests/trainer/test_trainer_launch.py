@@ -13,7 +13,7 @@ from tests.fork_server import PATIENT
 from tests.processes import alive, children_of, wait_until
 from tests.trainer.tiny_runs import write_config
 from trainer.checkpoint.lineage.lease import committed, read_lease
-from trainer.errors import EXIT_PEERS, EXIT_REQUEUE
+from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE
 from trainer.launch import local
 from trainer.launch.local import main, rank_environment
 from trainer.launch.ranks import job_exit_code
@@ -205,3 +205,20 @@ def test_a_notice_while_a_rank_still_loads_torch_ends_in_a_checkpoint_and_85(tmp
     job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: "/libtorch" in Path(f"/proc/{job.pid}/maps").read_text())
     ends_with_a_checkpoint(job, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_notices_while_a_rank_leaves_change_nothing(tmp_path: Path) -> None:
+    """`fab stop --now` makes ranks save and leave, and then the scheduler's SIGTERM comes when it comes."""
+    command = [sys.executable, "-m", "trainer", "train", str(endless(tmp_path)), "--set", "train.steps=3"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert any("stopped" in line for line in job.stdout)
+
+        def ended() -> bool:
+            job.send_signal(signal.SIGTERM)
+            job.send_signal(signal.SIGUSR1)
+            return job.poll() is not None
+
+        wait_until(ended)
+    assert job.returncode == EXIT_DONE

@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -60,7 +61,9 @@ class SignalFlag:
                 self._arrived(number)
 
     def wake(self) -> None:
-        self._writer.send(b"\0")
+        # Full, it wakes whoever waits already.
+        with suppress(BlockingIOError):
+            self._writer.send(b"\0")
 
     def close(self) -> None:
         """Put the previous handlers back; from here on a SIGTERM ends the process again. Harmless when never installed."""
