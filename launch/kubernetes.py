@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launch.asked import Asked
 from launch.places import LABEL, KubernetesWish
+from launch.programs import ask, complaint
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError, problem
 from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
 
@@ -33,7 +33,10 @@ HUGE_PAGES = "5120Mi"
 """What EFA takes of them: https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"""
 USER = 1000
 """The image's own (images/trainer.Dockerfile)."""
-KUBECTL_S = 60
+_LOST = (
+    "connection refused|no such host|i/o timeout|Unable to connect|connection to the server|getting credentials|"
+    "TLS handshake timeout|context deadline exceeded"
+)
 ENDED = ("Complete", "Failed")
 _JOB = "batch.kubernetes.io/job-name"
 
@@ -202,24 +205,20 @@ def withdraw(run: str, where: Mapping[str, Any]) -> None:
 
 def _kubectl(namespace: str, context: str | None, *words: str, text: str = "") -> str:
     command = ["kubectl", *([f"--context={context}"] if context else []), f"--namespace={namespace}", *words]
-    try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=KUBECTL_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise UserError(
-            f"kubectl did not answer within {KUBECTL_S} s; fix: kubectl cluster-info", UNREACHABLE
-        ) from None
-    if done.returncode:
-        said = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
-        said = re.sub(r"^(error: |Error from server( \(\w+\))?: |error when creating \"STDIN\": )+", "", said)
-        lost = re.search("connection refused|no such host|i/o timeout|Unable to connect|connection to the server", said)
-        refused = re.search("Forbidden|cannot create|Unauthorized", done.stderr)
+    said = ask(command, text, fix="kubectl cluster-info")
+    if said.code:
+        why = complaint(said, ("error: ", "Error from server", "Unable to connect", "The connection to the server"))
+        why = re.sub(r"(error: |Error from server( \(\w+\))?: |error when creating \"STDIN\": )+", "", why)
+        lost = re.search(_LOST, said.errors)
+        refused = re.search("Forbidden|cannot create|Unauthorized", said.errors)
         code = UNREACHABLE if lost else FAILED if refused else USAGE
-        raise UserError(f"kubectl: {said}; fix: {_fix(done.stderr, namespace)}", code)
-    return done.stdout
+        raise UserError(f"kubectl: {why}; fix: {_fix(said.errors, namespace)}", code)
+    return said.out
 
 
 def _fix(said: str, namespace: str) -> str:
     known = {
+        "getting credentials": "aws sso login, or what else logs this user in; then kubectl cluster-info",
         "AlreadyExists": "kubectl get service shows whose it is; choose another --name",
         "namespaces": f"kubectl create namespace {namespace}, or another kubernetes.namespace in the Cluster",
         "context": "kubectl config get-contexts lists them",

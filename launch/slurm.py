@@ -6,7 +6,6 @@ import ast
 import pprint
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.asked import Asked
+from launch.programs import ask, complaint
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError, problem
 
 SCRIPT = "launch/batch.py"
@@ -24,7 +24,8 @@ FIRST_PORT, PORTS = 20_000, 10_000
 https://docs.kernel.org/networking/ip-sysctl.html"""
 SPARE_S = 10
 """Beside the trainer's own grace, from the signal to the end of the job's time."""
-SBATCH_S = 60
+PING = "scontrol ping; is slurmctld up?"
+_PARSABLE = re.compile(r"([0-9]+)(;\S+)?")
 
 
 def options(asked: Asked, log: str) -> list[str]:
@@ -108,39 +109,63 @@ def check(text: str, folder: Path) -> None:
     _sbatch(text, folder, "--test-only")
 
 
-def submit(text: str, folder: Path) -> int:
-    """Give the script to Slurm; returns the job's number. UserError with what it says."""
-    return int(_sbatch(text, folder, "--parsable").strip().partition(";")[0])
+def submit(text: str, folder: Path, asked: Asked) -> int:
+    """Give the script to Slurm; returns the job's number. UserError with what it says.
+
+    Where it does not say whether it took the job, the queue is asked.
+    """
+    try:
+        printed = _sbatch(text, folder, "--parsable")
+    except UserError as error:
+        if error.exit_code != UNREACHABLE:
+            raise
+        try:
+            found = jobs(asked.run, asked.name)
+        except UserError:
+            found = []
+        if found:
+            return found[-1]
+        fix = f"once `scontrol ping` answers: fab stop {asked.run} --now, then fab train … --resume"
+        raise UserError(f"{error}; whether Slurm took the job is not known; fix: {fix}", UNREACHABLE) from None
+    # A banner of the site may stand around it.
+    numbers = [match[1] for line in printed.splitlines() if (match := _PARSABLE.fullmatch(line.strip()))]
+    found = [int(numbers[-1])] if numbers else jobs(asked.run, asked.name)
+    if not found:
+        why = f"sbatch took the script and printed no number of a job: {' '.join(printed.split())[:200]!r}"
+        raise UserError(f"{why}; fix: squeue --name={asked.name}", UNREACHABLE)
+    return found[-1]
 
 
 def _sbatch(text: str, folder: Path, flag: str) -> str:
-    command = ["sbatch", flag, f"--chdir={folder}"]
-    try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SBATCH_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"sbatch did not answer within {SBATCH_S} s; fix: scontrol ping", UNREACHABLE) from None
-    if done.returncode:
-        said = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
-        said = re.sub("^(sbatch: |allocation failure: |error: |fatal: )+", "", said)
-        lost = re.search("Unable to contact|Connection refused|Socket timed out", said)
-        raise UserError(f"sbatch: {said}; fix: {_fix(said)}", UNREACHABLE if lost else USAGE)
-    return done.stdout
+    said = ask(["sbatch", flag, f"--chdir={folder}"], text, fix=PING)
+    if said.code:
+        why = complaint(said, ("error: ", "fatal: ", "allocation failure: "))
+        why = re.sub("(sbatch: |allocation failure: |error: |fatal: )+", "", why)
+        lost = re.search("Unable to contact|Connection refused|timed out|No route to host", said.errors)
+        raise UserError(f"sbatch: {why}; fix: {_fix(said.errors)}", UNREACHABLE if lost else USAGE)
+    return said.out
 
 
-def of_run(job: object, run: str) -> bool:
-    """Whether a job of this number waits or runs, and is this run's: numbers are used again, and each Slurm has its own."""
-    if type(job) is not int or shutil.which("squeue") is None:
-        return False
-    command = ["squeue", "--noheader", f"--jobs={job}", "--format=%k"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() == run
+def jobs(run: str, name: str) -> list[int]:
+    """Return the numbers of the jobs that wait or run for this run, oldest first: those with its name and, as comment, itself.
+
+    UserError (UNREACHABLE) where Slurm does not answer: then there may be some.
+    """
+    said = ask(["squeue", "--noheader", f"--name={name}", "--format=%A|%k"], fix=PING)
+    if said.code:
+        why = complaint(said, ("error: ", "fatal: "))
+        raise UserError(f"squeue: {why}: whether a job waits or runs for {run} is not known; fix: {PING}", UNREACHABLE)
+    rows = [line.strip().partition("|") for line in said.out.splitlines()]
+    return sorted({int(number) for number, _, comment in rows if comment == run and number.isdecimal()})
 
 
 def cancel(job: int) -> None:
     """Have Slurm end the job: its ranks get SIGTERM and save if there is time. UserError."""
-    done = subprocess.run(["scancel", str(job)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"scancel {job}: {' '.join(done.stderr.split())}; fix: run it on the controller", FAILED)
+    said = ask(["scancel", str(job)], fix=PING)
+    if said.code:
+        raise UserError(
+            f"scancel {job}: {complaint(said, ('error: ', 'fatal: '))}; fix: run it on the controller", FAILED
+        )
 
 
 def _fix(said: str) -> str:
@@ -149,8 +174,8 @@ def _fix(said: str) -> str:
         "account": "sacctmgr show associations user=$USER lists your accounts",
         "qos": "sacctmgr show qos lists them",
         "node configuration": "ask for fewer nodes, or another partition",
-        "contact": "scontrol ping; is slurmctld up?",
-        "timed out": "scontrol ping; is slurmctld up?",
+        "contact": PING,
+        "timed out": PING,
     }
     return next((fix for word, fix in known.items() if word in said.lower()), "scontrol show partition")
 

@@ -80,13 +80,16 @@ def _on_slurm(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
         lines = [f"{asked.config_uri}:", asked.config, f"{script}:", text, "command:", shlex.join(command)]
         files = {asked.config_uri: asked.config, script: text}
         return Answer(lines, {"files": files, "commands": [command]})
-    if flags.resume:
-        _refuse_second_job(asked)
     slurm.check(text, folder)
+    # Also without --resume: whoever lost the answer of sbatch may begin anew.
+    if waiting := slurm.jobs(asked.run, asked.name):
+        why = f"job {waiting[0]} of Slurm still waits or runs for it"
+        key = "--resume" if flags.resume else "run.uri"
+        raise UserError(problem(key, asked.run, why, fix=f"fab stop {asked.run} --now, or let it go on"))
     plan = {slurm.SCRIPT: text}
     store = records.claim(asked, resume=flags.resume, plan=plan)
     try:
-        job = slurm.submit(text, folder)
+        job = slurm.submit(text, folder, asked)
     except UserError as error:
         # Where Slurm did not answer, the job may be there all the same.
         if not flags.resume and error.exit_code != UNREACHABLE:
@@ -95,15 +98,6 @@ def _on_slurm(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
     records.submitted(store, {"slurm": {"job": job, "log": log}})
     lines = [f"{asked.run}: job {job} of Slurm", f"log: {log}", f"next: fab status {asked.run}"]
     return Answer(lines, {"run": asked.run, "job": job, "log": log})
-
-
-def _refuse_second_job(asked: Asked) -> None:
-    from launch import records, slurm
-
-    job = (records.recorded(records.look(asked.run), records.SUBMITTED) or {}).get("slurm", {}).get("job")
-    if slurm.of_run(job, asked.run):
-        why = f"job {job} of Slurm still waits or runs for it"
-        raise UserError(problem("--resume", asked.run, why, fix=f"fab stop {asked.run} --now, or let it go on"))
 
 
 def _on_kubernetes(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
@@ -166,8 +160,9 @@ def stop(flags: StopWish) -> Answer:
         folder, _, name = own.rpartition("/")
         open_store(folder, name="interrupt.stop_uri").put(name, words)
     job = records.recorded(store, records.SUBMITTED) or {}
-    if flags.now and slurm.of_run(number := job.get("slurm", {}).get("job"), store.uri):
-        slurm.cancel(number)
+    if flags.now and asked.get("on") == "slurm":
+        for number in slurm.jobs(store.uri, store.uri.rpartition("/")[2]):
+            slurm.cancel(number)
     if flags.now and "kubernetes" in job:
         kubernetes.withdraw(store.uri, job["kubernetes"])
     lines = [f"{store.uri}: asked to commit and end", f"next: fab status {store.uri}"]

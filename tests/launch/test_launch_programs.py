@@ -1,0 +1,170 @@
+"""What a scheduler's programs are asked, and what is made of their answers: planted programs print what real ones do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launch import kubernetes, slurm
+from launch.asked import Asked
+from launch.places import KubernetesWish
+from launch.supervise.decision import Rules
+from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError
+from tests.launch.test_launch_here import FAB, environment
+from trainer.launch.journal import ASKED, STOP
+
+RUN = "/shared/first"
+ASKED_RUN = Asked(RUN, "slurm", "", Rules(1, 1, 1, 1, False), 1, 0, f"{RUN}/stop", 60, None, None, None)
+PODS = KubernetesWish("example.org/a@sha256:1", None, "ml", None, None, None, None, 0, 0, (), (), ())
+SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+TIMED_OUT = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is the whole PATH; every program in it is planted."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path / "bin"
+
+
+def plant(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def code_of(error: pytest.ExceptionInfo[UserError]) -> int:
+    return error.value.exit_code
+
+
+def test_programs_see_of_the_environment_what_is_named_only(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SBATCH_PARTITION", "SBATCH_EXPORT", "SQUEUE_STATES", "SLURM_CLUSTERS", "HF_TOKEN"):
+        monkeypatch.setenv(name, "other")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    plant(planted, "sbatch", f"/usr/bin/env > {planted}/seen; echo 7")
+    assert slurm.submit("", planted, ASKED_RUN) == 7
+    seen = {line.partition("=")[0] for line in (planted / "seen").read_text().splitlines()}
+    assert seen & {"SBATCH_PARTITION", "SBATCH_EXPORT", "SQUEUE_STATES", "SLURM_CLUSTERS", "HF_TOKEN"} == set()
+    assert {"PATH", "SLURM_CONF"} <= seen
+
+
+@pytest.mark.parametrize(
+    ("said", "numbers"),
+    [
+        ("exit 0", []),
+        (f"echo '12|{RUN}'", [12]),
+        (f"echo '12|/shared/other'; echo '9|{RUN}'; echo '13|{RUN}'; echo 'A banner'", [9, 13]),
+    ],
+)
+def test_jobs_of_a_run_are_those_with_its_uri_as_comment(planted: Path, said: str, numbers: list[int]) -> None:
+    plant(planted, "squeue", said)
+    assert slurm.jobs(RUN, "first") == numbers
+
+
+@pytest.mark.parametrize("squeue", [SILENT, None])
+def test_a_queue_that_does_not_answer_is_not_an_empty_one(planted: Path, squeue: str | None) -> None:
+    if squeue:
+        plant(planted, "squeue", squeue)
+    with pytest.raises(UserError) as error:
+        slurm.jobs(RUN, "first")
+    assert code_of(error) == UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "squeue", "job"),
+    [
+        ("echo 'Welcome to X'; echo '123;west'; echo bye", SILENT, 123),
+        (TIMED_OUT, f"echo '44|{RUN}'", 44),
+        ("echo 'Submitted'", f"echo '45|{RUN}'", 45),
+    ],
+)
+def test_a_job_that_slurm_has_taken_is_found(planted: Path, sbatch: str, squeue: str, job: int) -> None:
+    plant(planted, "sbatch", sbatch)
+    plant(planted, "squeue", squeue)
+    assert slurm.submit("", planted, ASKED_RUN) == job
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "squeue"), [(TIMED_OUT, SILENT), (TIMED_OUT, "exit 0"), ("echo 'Submitted'", "exit 0")]
+)
+def test_where_it_is_not_known_whether_slurm_took_the_job_that_is_said(planted: Path, sbatch: str, squeue: str) -> None:
+    plant(planted, "sbatch", sbatch)
+    plant(planted, "squeue", squeue)
+    with pytest.raises(UserError) as error:
+        slurm.submit("", planted, ASKED_RUN)
+    assert code_of(error) == UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "told"),
+    [
+        (
+            [
+                "sbatch: lua: this job will be charged",
+                "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy",
+            ],
+            USAGE,
+            "Batch job submission failed: Job violates accounting/QOS policy",
+        ),
+        (["sbatch: error: invalid partition specified: x", "sbatch: see docs"], USAGE, "invalid partition specified"),
+        (["sbatch: lua: hello", "sbatch: error: Unable to contact slurm controller"], UNREACHABLE, "Unable to contact"),
+    ],
+)
+def test_of_what_sbatch_prints_the_error_is_told(planted: Path, lines: list[str], code: int, told: str) -> None:
+    plant(planted, "sbatch", "".join(f"echo '{line}' >&2; " for line in lines) + "exit 1")
+    with pytest.raises(UserError) as error:
+        slurm.check("", planted)
+    assert code_of(error) == code
+    assert str(error.value).startswith(f"sbatch: {told}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "told"),
+    [
+        (
+            [
+                "",
+                "Error when retrieving token from sso: Token has expired and refresh failed",
+                'E1125 10:00:00.000000 7 memcache.go:265] "Unhandled Error" err="getting credentials"',
+                "Unable to connect to the server: getting credentials: exec: executable aws failed with exit code 255",
+            ],
+            UNREACHABLE,
+            "Unable to connect to the server: getting credentials",
+        ),
+        (
+            ["Warning: v1 is deprecated", 'Error from server (NotFound): namespaces "ml" not found'],
+            USAGE,
+            'namespaces "ml" not found',
+        ),
+        (["Warning: x", "error: jobs is Forbidden: User cannot create"], FAILED, "jobs is Forbidden"),
+    ],
+)
+def test_of_what_kubectl_prints_the_error_is_told(planted: Path, lines: list[str], code: int, told: str) -> None:
+    plant(planted, "kubectl", "".join(f"echo '{line}' >&2; " for line in lines) + "exit 1")
+    with pytest.raises(UserError) as error:
+        kubernetes.create("{}", PODS)
+    assert code_of(error) == code
+    assert str(error.value).startswith(f"kubectl: {told}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("squeue", "code", "cancelled"), [(SILENT, 3, False), ('echo "7|$PWD/first"', 0, True)])
+def test_stop_now_ends_the_job_or_says_that_it_could_not_ask(
+    tmp_path: Path, squeue: str, code: int, cancelled: bool
+) -> None:
+    (tmp_path / "first" / "launch").mkdir(parents=True)
+    (tmp_path / "first" / ASKED).write_text(json.dumps({"version": 1, "on": "slurm", "run": f"{tmp_path}/first"}))
+    (tmp_path / "bin").mkdir()
+    plant(tmp_path / "bin", "squeue", squeue)
+    plant(tmp_path / "bin", "scancel", f"echo $1 > {tmp_path}/cancelled")
+    variables = {**environment(), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SQUEUE_STATES": "RUNNING"}
+    done = subprocess.run(
+        [*FAB, "stop", "first", "--now"], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / "first" / STOP).exists()
+    assert (tmp_path / "cancelled").exists() is cancelled
