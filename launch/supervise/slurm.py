@@ -17,8 +17,8 @@ from typing import Any
 from launch.supervise.decision import LOST_RUN, PEERS, REQUEUE, Attempt, Requeue, Rules, attempt
 from launch.supervise.loop import NotNow, Overtaken, supervise
 
-UNUSABLE = ("down", "drain", "fail", "unk", "boot", "power", "maint", "*")
-"""In the state of a node that takes no new step: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
+UNUSABLE = ("down", "drain", "fail", "unk", "boot", "power", "maint", "inval", *"*~#!%")
+"""In the state of a node that takes no new step, or is about to be powered down: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
 LATE_S = 180
 """After the first launcher has ended, Slurm ends the others: one on a node that does not answer would be waited for until
 Slurm takes the node for lost, five minutes by default. Launchers wait a minute for each other, and a last save may take two."""
@@ -79,6 +79,7 @@ class Allocation:
         self._plan = plan
         self._step: subprocess.Popen[bytes] | None = None
         self._signal = 0
+        self._address: dict[str, str] = {}
         self._heard = threading.Event()
         self._watch: subprocess.Popen[bytes] | None = None
         for number in (signal.SIGUSR1, signal.SIGTERM):
@@ -93,8 +94,11 @@ class Allocation:
         # Not SLURM_JOB_NODELIST: nodes that Slurm has taken out of the job since then may be idle, and another's.
         held = _output("squeue", "--noheader", f"--jobs={os.environ['SLURM_JOB_ID']}", "--format=%N").strip()
         nodes = _output("scontrol", "show", "hostnames", held).split()
-        rows = _output("sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format=%N %T").splitlines()
-        usable = {name for name, state in map(str.split, rows) if not any(word in state for word in UNUSABLE)}
+        rows = _output("sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format=%N %T %o").splitlines()
+        found = [row.split() for row in rows if len(row.split()) == 3]
+        # What Slurm calls a node may resolve nowhere; this is where it is reached.
+        self._address.update((name, address) for name, _, address in found)
+        usable = {name for name, state, _ in found if not any(word in state for word in UNUSABLE)}
         return [node for node in nodes if node in usable]
 
     def run(self, number: int, nodes: Sequence[str]) -> int:
@@ -105,7 +109,7 @@ class Allocation:
         ends = ["--kill-on-bad-exit=0", f"--wait={LATE_S}", "--cpu-bind=none", "--overlap", "--export=ALL"]
         meet = [
             "--master",
-            f"{nodes[0]}:{plan['port'] + number % PORTS}",
+            f"{self._meeting_place(nodes[0])}:{plan['port'] + number % PORTS}",
             "--roster",
             ",".join(nodes),
             "--nproc",
@@ -124,6 +128,17 @@ class Allocation:
             with suppress(subprocess.TimeoutExpired):
                 self._step.wait(POLL_S)
         return self._step.returncode if self._step.returncode >= 0 else 1
+
+    def _meeting_place(self, node: str) -> str:
+        """Return the address of the node where ranks meet; say so where it cannot be looked up, for which ranks would wait."""
+        address = self._address.get(node, node)
+        try:
+            socket.getaddrinfo(address, None)
+        except OSError as error:
+            say(
+                f"{node}: its address {address} cannot be looked up ({error}); fix: NodeAddr of it in slurm.conf, or DNS"
+            )
+        return address
 
     def _watch_over_this_host(self) -> None:
         """Have other nodes requeue the job when this one is lost: under --no-kill Slurm would let it stand for ever, without

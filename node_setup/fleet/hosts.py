@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from lustrain.problem import UNREACHABLE, UserError, problem
 
 SPELLING = "like 10.0.0.5, node1.example.com, ubuntu@node1:2222 or [fd00::5]:2222"
+_GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HOST = re.compile(
     r"(?:(?P<user>[A-Za-z0-9._-]+)@)?"
     r"(?:\[(?P<bracketed>[0-9A-Fa-f:.%a-z]+)\]|(?P<v6>[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f.]*)|(?P<host>[A-Za-z0-9._-]+))"
@@ -81,7 +82,7 @@ def parse_lines(text: str, path: str, route: Route | None = None) -> list[Node]:
     nodes = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
-        if len(words) > 2:
+        if len(words) > 2 or (words[1:] and not _GROUP.fullmatch(words[1])):
             raise UserError(problem(f"{path}:{number}", line.strip(), "is not a line `host [group]`", allowed=SPELLING))
         if words:
             nodes.append(parse_host(words[0], f"{path}:{number}", route, words[1] if words[1:] else None))

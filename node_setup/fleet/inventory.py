@@ -99,6 +99,9 @@ def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node]
 
 def _grouped(node: Node, cluster: Cluster) -> Node:
     """Return the node with its group: the cluster's only group, else what the node itself knows."""
+    if node.group is not None and node.group not in cluster.groups:
+        known = ", ".join(cluster.groups)
+        raise UserError(problem(f"group of {node.name}", node.group, "is not one of the Cluster's", allowed=known))
     if node.group is not None or len(cluster.groups) != 1:
         return node
     (name, group), *_ = cluster.groups.items()

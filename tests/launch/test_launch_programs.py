@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from launch import kubernetes, slurm
 from launch.asked import Asked
 from launch.places import KubernetesWish
 from launch.supervise.decision import Rules
+from launch.supervise.slurm import Allocation
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError
 from tests.launch.test_launch_here import FAB, environment
 from trainer.launch.journal import ASKED, STOP
@@ -168,3 +171,35 @@ def test_stop_now_ends_the_job_or_says_that_it_could_not_ask(
     assert done.returncode == code, done.stderr
     assert (tmp_path / "first" / STOP).exists()
     assert (tmp_path / "cancelled").exists() is cancelled
+
+
+@pytest.fixture
+def allocation(planted: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
+    """Of nodes a and b: Slurm reaches a at 127.0.0.1, and b is as B_IS says."""
+    plant(planted, "squeue", "echo a,b")
+    plant(planted, "scontrol", "echo a; echo b")
+    plant(planted, "sinfo", 'echo "a allocated 127.0.0.1"; echo "b $B_IS 10.0.0.2"')
+    plant(planted, "srun", f'echo "$*" >> {planted}/asked')
+    for name, value in {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "a", "B_IS": "mixed"}.items():
+        monkeypatch.setenv(name, value)
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    yield Allocation({"port": 20_000, "ranks": 1, "python": "python3", "run": RUN, "config": f"{RUN}/config.toml"})
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("state", "usable"),
+    [(state, True) for state in ("idle", "mixed", "allocated", "allocated@")]
+    + [(state, False) for state in ("down", "draining", "inval", "idle~", "idle%", "mixed!", "idle#", "allocated*")],
+)
+def test_a_node_that_takes_no_step_is_not_a_living_one(
+    allocation: Allocation, monkeypatch: pytest.MonkeyPatch, state: str, usable: bool
+) -> None:
+    monkeypatch.setenv("B_IS", state)
+    assert allocation.living() == (["a", "b"] if usable else ["a"])
+
+
+def test_ranks_meet_where_slurm_reaches_the_first_node(allocation: Allocation, planted: Path) -> None:
+    assert allocation.run(1, allocation.living()) == 0
+    assert "--master 127.0.0.1:20001 --roster a,b" in (planted / "asked").read_text()

@@ -27,7 +27,8 @@ lustre {client: version of the loaded one, loaded, lctl, lfs, lnetctl, mounts [{
   parameters {pattern: {name: value}}, nets: None | [{net, nids [{nid, interface, status, send, recv, drop}]}], aws_configured,
   peers: None where nothing is mounted, else [{primary, nids}], preferred: networks that a policy puts first,
   interface: that of the node's own address, else of the default route; None without lnetctl,
-  stripes {path: {exists, empty, layout, error}}, osts: None | {count, fullest_percent, inactive}}
+  stripes {path: {exists, empty, layout, error}}, osts: None | {count, fullest_percent,
+  inactive, read_only, silent [lines]}}
   layout {count, size, offset, pattern, pool, components [{start, end, count, size, offset, pattern, pool}]}, bytes; of a
   composite layout the outer values are the last component's; paths that no Lustre mount holds are not in stripes
 efa {devices [{name, driver, state, counters}], pci: adapters on the bus, domains: None | [name], installer, libfabric,

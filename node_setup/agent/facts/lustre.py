@@ -267,15 +267,29 @@ def _osts(scene: Scene, target: str) -> dict[str, Any] | None:
     return None if text is None else parse_df(text)
 
 
-_OST = r"^\S*OST[0-9a-f]{4,8}\S*[ \t]+(?:\S+[ \t]+){3}(\d+)%[ \t]"
-_OST_DOWN = r"^\S*OST[0-9a-f]{4,8}\S*[ \t]*:[ \t]*inactive"
+_TARGET = r"^\S*(?:OST|MDT)[0-9a-f]{4,8}\S*[ \t].*$"
+_USED = r"\S*OST\S*[ \t]+(?:\S+[ \t]+){3}(\d+)%[ \t]"
+_ANSWERS = r"\S+[ \t]+(?:\S+[ \t]+){3}\d+%[ \t]"
+_INACTIVE = r"\S+[ \t]*:[ \t]*inactive"
+_READ_ONLY = r".*\][ \t]+[A-Za-z]*R"
 
 
 def parse_df(text: str) -> dict[str, Any]:
-    """`lfs df`: how many object storage targets answer, how full the fullest is, how many are switched off."""
-    used = [int(percent) for percent in re.findall(_OST, text, re.MULTILINE)]
-    inactive = len(re.findall(_OST_DOWN, text, re.MULTILINE))
-    return {"count": len(used), "fullest_percent": max(used) if used else None, "inactive": inactive}
+    """`lfs df`: how many object storage targets answer, how full the fullest is, how many are switched off or read-only,
+    and the lines of those, metadata targets too, that do not answer.
+
+    Such a line has an error of the kernel in place of numbers; letters at a line's end are a target's states
+    (https://doc.lustre.org/lustre_manual.xhtml#lustremaint.obtaining_space).
+    """
+    rows = re.findall(_TARGET, text, re.MULTILINE)
+    used = [int(match[1]) for row in rows if (match := re.match(_USED, row))]
+    return {
+        "count": len(used),
+        "fullest_percent": max(used) if used else None,
+        "inactive": sum(bool(re.match(_INACTIVE, row)) for row in rows),
+        "read_only": sum(bool(re.match(_READ_ONLY, row)) for row in rows),
+        "silent": [" ".join(row.split()) for row in rows if not re.match(f"{_ANSWERS}|{_INACTIVE}", row)],
+    }
 
 
 def _stripe(scene: Scene, path: str, lfs: bool) -> dict[str, Any]:

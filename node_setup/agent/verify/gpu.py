@@ -70,6 +70,10 @@ def row_remap(facts: Facts, want: Expected, request: Request) -> Result:
     return Result("gpu-row-remap", Status.OK, "none pending, none failed")
 
 
+NVLINK_5 = range(144, 151)
+"""Xids of NVLink 5 events, whose text says how bad each is: https://docs.nvidia.com/deploy/xid-errors/"""
+
+
 def xid(facts: Facts, want: Expected, request: Request) -> Result:
     """Check what the driver logged since the boot, by the table of `settings/xid.toml`; Xid 154 names its own action.
 
@@ -84,7 +88,8 @@ def xid(facts: Facts, want: Expected, request: Request) -> Result:
     acting: list[tuple[str, str]] = []
     for event in events:
         number, switch = int(event["xid"]), bool(event.get("switch"))
-        action = NONE if switch else xid_action(number, str(event.get("text", "")), want.gpu)
+        text = str(event.get("text", ""))
+        action = REBOOT if _fatal(number, text, switch) else NONE if switch else xid_action(number, text, want.gpu)
         action = REBOOT if action == RESET_GPU else action
         meaning = "an error of a switch" if switch else _meaning(number)
         acting.append(
@@ -119,6 +124,12 @@ def xid_action(number: int, text: str, gpu: str = "") -> str:
             special = row.get("gpu", {})
             return str(next((action for name, action in special.items() if name in gpu), row["action"]))
     return NONE
+
+
+def _fatal(number: int, text: str, switch: bool) -> bool:
+    """Whether a switch or an NVLink 5 event calls itself fatal, and not `Non-fatal` or `Nonfatal`: the fabric is broken then.
+    https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/ (SXid errors)"""
+    return (switch or number in NVLINK_5) and re.search(r"(?<![-A-Za-z])Fatal\b", text) is not None
 
 
 def _meaning(number: int) -> str:
@@ -238,6 +249,14 @@ def fabric_manager(facts: Facts, want: Expected, request: Request) -> Result:
         return Result("fabric-manager", Status.UNKNOWN, why)
     if apart:
         return Result("fabric-manager", Status.FAILED, f"has not joined all GPUs: {', '.join(apart)}", REBOOT)
+    # Completed is told of a failure, too: the status says how it went.
+    failed = [
+        f"GPU {_name(device)}: {device['fabric_status']}"
+        for device in _devices(facts)
+        if device.get("fabric_status") not in (None, "Success")
+    ]
+    if failed:
+        return Result("fabric-manager", Status.FAILED, f"has not joined all GPUs: {', '.join(failed)}", REBOOT)
     return Result("fabric-manager", Status.OK, "as the driver", found=str(version))
 
 

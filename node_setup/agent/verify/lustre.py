@@ -104,6 +104,10 @@ def targets(facts: Facts, want: Expected, request: Request) -> Result:
     if not request.document.get("lustre"):
         return Result("lustre-targets", Status.SKIPPED, "the cluster has no Lustre")
     osts = known(facts, "lustre", "osts")
+    if osts and osts.get("silent"):
+        first, *more = osts["silent"]
+        why = f"targets do not answer: {first}{f' (and {len(more)} more)' if more else ''}"
+        return Result("lustre-targets", Status.FAILED, why, NONE, str(len(more) + 1), "0")
     if osts is None or osts.get("fullest_percent") is None:
         return unread("lustre-targets", facts, "lustre.osts", "lfs df")
     full, shown = osts["fullest_percent"], f"{osts['fullest_percent']} %"
@@ -116,6 +120,8 @@ def targets(facts: Facts, want: Expected, request: Request) -> Result:
         return Result(
             "lustre-targets", Status.WARNING, f"{osts['inactive']} of {osts['count']} targets are switched off"
         )
+    if osts.get("read_only"):
+        return Result("lustre-targets", Status.WARNING, f"{osts['read_only']} of {osts['count']} targets are read-only")
     if full >= NEARLY_FULL_PERCENT:
         return Result("lustre-targets", Status.WARNING, "a storage target is nearly full", NONE, shown, limit)
     return Result("lustre-targets", Status.OK, f"the fullest of {osts['count']} targets", NONE, shown, limit)
