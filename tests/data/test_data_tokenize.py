@@ -256,16 +256,16 @@ def test_folders_are_walked_without_hidden_and_binary_files_or_the_output(tmp_pa
 
 @pytest.mark.slow
 def test_all_mistakes_are_reported_at_once_and_nothing_is_written(tmp_path: Path) -> None:
-    (tmp_path / "a.gz").write_bytes(b"\x1f\x8b")
+    (tmp_path / "a.zip").write_bytes(b"PK")
     out = tmp_path / "set"
     lines = refused(
-        tmp_path / "no.txt", tmp_path / "*.none", "s3://b/x", tmp_path / "a.gz", "--out", out, "--tokenizer", "bytes"
+        tmp_path / "no.txt", tmp_path / "*.none", "s3://b/x", tmp_path / "a.zip", "--out", out, "--tokenizer", "bytes"
     )
     assert [line.partition(": ")[2].partition(";")[0] for line in lines] == [
         "there is no such file",
         "the pattern matches no file",
         "inputs are read from local files",
-        "is compressed",
+        "is an archive",
     ]
     lines = refused(
         "-", "x", "--out", out, "--tokenizer", "train:99", "--val-fraction", 1, "--shard-mib", 0, "--workers", 0
@@ -282,7 +282,7 @@ def test_all_mistakes_are_reported_at_once_and_nothing_is_written(tmp_path: Path
     assert "allowed: train:N, bytes, or the path of a tokenizer.json" in line
     (line,) = refused(tmp_path / "a.txt", "--out", out, "--tokenizer", "bytes", "--eos", "</s>")
     assert line.startswith("--eos = ")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gz", "a.txt", "empty.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "a.zip", "empty.txt"]
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="INPUT",
         help="files, folders or glob patterns; .jsonl, .ndjson and .parquet by suffix, anything else is plain text; "
-        "- reads standard input",
+        ".gz, .bz2, .xz and .zst are unpacked; - reads standard input",
     )
     parser.add_argument("--out", required=True, metavar="URI", help="folder or s3://bucket/prefix for the token set")
     parser.add_argument(
@@ -140,7 +140,7 @@ def _summary(request: Request, result: Result) -> str:
     if result.skipped:
         lines.append(f"  {result.skipped:,} lines or rows without text were left out")
     if result.binary:
-        lines.append(f"  {result.binary:,} binary files in folders were passed over")
+        lines.append(f"  {result.binary:,} binary files and archives in folders were passed over")
     return "\n".join(lines)
 
 

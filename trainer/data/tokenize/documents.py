@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from lustrain.problem import UserError, problem
-from trainer.data.tokenize.inputs import Source, Span
+from trainer.data.tokenize.inputs import BYTE_ORDER_MARK, WHOLE_DOCUMENT, Source, Span, opened
 
 READ_BYTES = 1 << 20
 """Long lines come three times faster out of a buffer of this size than out of Python's 8 KiB."""
@@ -40,7 +40,7 @@ def read_documents(span: Span, reading: Reading, tally: Tally) -> Iterator[str]:
     elif span.source.format == "jsonl":
         texts = _json_lines(span, reading, tally)
     else:
-        texts = _pieces(span, tally)
+        texts = _packed_pieces(span.source, tally) if span.source.packed else _pieces(span, tally)
     for text in texts:
         if text is None:
             tally.skipped += 1
@@ -62,25 +62,35 @@ def _pieces(span: Span, tally: Tally) -> Iterator[str]:
         for edge in range(span.start, span.stop, span.source.piece_bytes):
             stop = _line_start(file, min(edge + span.source.piece_bytes, span.source.size), span.source)
             file.seek(start)
-            yield _decoded(file.read(stop - start), tally)
+            yield _decoded(file.read(stop - start), tally, first=start == 0)
             start = stop
 
 
+def _packed_pieces(source: Source, tally: Tally) -> Iterator[str]:
+    """One document up to a size, above it pieces cut at line ends: how long it is unpacked, only its end tells."""
+    with opened(source) as file:
+        first = True
+        while piece := file.read(WHOLE_DOCUMENT):
+            yield _decoded(piece + file.readline(), tally, first=first)
+            first = False
+
+
 def _json_lines(span: Span, reading: Reading, tally: Tally) -> Iterator[str | None]:
-    with open(span.source.path, "rb", buffering=READ_BYTES) as file:
-        position = _line_start(file, span.start, span.source)
-        file.seek(position)
-        while position < span.stop:
-            line = file.readline()
+    source = span.source
+    with opened(source, READ_BYTES) as file:
+        position = 0 if source.packed else _line_start(file, span.start, source)
+        if not source.packed:
+            file.seek(position)
+        while (source.packed or position < span.stop) and (line := file.readline()):
             if line.strip():
-                yield _json_text(line, span.source, position, reading, tally)
+                yield _json_text(line, source, position, reading, tally)
             position += len(line)
 
 
 def _json_text(line: bytes, source: Source, position: int, reading: Reading, tally: Tally) -> str | None:
     why = ""
     try:
-        record = json.loads(_decoded(line, tally))
+        record = json.loads(_decoded(line, tally, first=position == 0))
     except (ValueError, RecursionError) as error:
         why = f"is not JSON: {error}"
     else:
@@ -127,7 +137,10 @@ def _line_start(file: BinaryIO, at: int, source: Source) -> int:
     return file.tell()
 
 
-def _decoded(raw: bytes, tally: Tally) -> str:
+def _decoded(raw: bytes, tally: Tally, *, first: bool) -> str:
+    """Of `first` bytes of a file a byte order mark is not text."""
+    if first:
+        raw = raw.removeprefix(BYTE_ORDER_MARK)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:

@@ -2,22 +2,31 @@
 
 Chunks do not depend on the number of workers, so neither do the shards made of them. A span of a file is nominal: a
 line belongs to the span in which it starts, so spans are planned without reading and nothing is lost or read twice.
+A packed file is one span: it can be read from its beginning only.
 """
 
 from __future__ import annotations
 
+import bz2
 import glob
+import gzip
+import io
+import json
+import lzma
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import IO, Any, BinaryIO, Literal, cast, get_args
 
 from lustrain.problem import UserError, problem
 
 Format = Literal["text", "jsonl", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 STDIN = "-"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 SMALLEST_CHUNK = 1 << 20
 LARGEST_CHUNK = 64 << 20
 CHUNKS = 1024
@@ -29,7 +38,57 @@ _SMALLEST_PIECE = 64 << 10
 _SNIFFED_BYTES = 8000
 """A file with a NUL among its first 8000 bytes is binary: git's rule (buffer_is_binary in xdiff-interface.c)."""
 _BY_SUFFIX: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-_PACKED = {".gz": "zcat", ".xz": "xzcat", ".bz2": "bzcat", ".zst": "zstdcat", ".lz4": "lz4cat", ".zip": "unzip -p"}
+_NOT_TEXT = frozenset({
+    ".arrow", ".avro", ".csv", ".docx", ".epub", ".feather", ".htm", ".html", ".json", ".npy", ".npz", ".orc", ".pdf",
+    ".pickle", ".pkl", ".tar", ".tgz", ".tsv", ".xml",
+})  # fmt: skip
+"""Files that hold more than the text to train on, so that someone has to say what to do with them."""
+_UNREAD = {".lz4": "lz4cat", ".zip": "unzip -p"}
+"""Packed files that are not read here, and what unpacks them."""
+
+
+class _Zstandard(io.RawIOBase):
+    """What a .zst file holds; EOFError where it ends inside a frame, which the package's own reader takes for the end."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            import zstandard
+        except ImportError as error:
+            fix = "pip install 'lustrain[zstd]'"
+            raise UserError(problem("INPUT", path, "reading .zst needs zstandard", fix=fix)) from error
+        self._frame = zstandard.ZstdDecompressor().decompressobj
+        self._file = open(path, "rb")  # noqa: SIM115
+        self._open = self._frame()
+        self._left = b""
+        self._inside = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left and (packed := self._open.unused_data or self._file.read(1 << 17)):
+            if self._open.eof:
+                self._open = self._frame()
+            self._left = self._open.decompress(packed)
+            self._inside = not self._open.eof
+        if not self._left and self._inside:
+            raise EOFError("the file ends inside a frame")
+        taken = self._left[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._left = self._left[len(taken) :]
+        return len(taken)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+_PACKED: Mapping[str, Callable[[str], IO[bytes]]] = {
+    ".gz": cast("Callable[[str], IO[bytes]]", gzip.open),
+    ".bz2": cast("Callable[[str], IO[bytes]]", bz2.open),
+    ".xz": cast("Callable[[str], IO[bytes]]", lzma.open),
+    ".zst": lambda path: cast("IO[bytes]", _Zstandard(path)),
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +101,10 @@ class Source:
     identity: str
     """Changes whenever the content might have: modification time, or a checksum for standard input."""
     weights: tuple[int, ...] = ()
+
+    @property
+    def packed(self) -> bool:
+        return os.path.splitext(self.path)[1] in _PACKED
 
     @property
     def piece_bytes(self) -> int:
@@ -63,7 +126,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The sources in the order of their documents, and how many binary files in folders were passed over."""
+    """The sources in the order of their documents, and how many files in folders were passed over: binary and archives."""
 
     sources: tuple[Source, ...]
     binary: int
@@ -73,7 +136,8 @@ def find_sources(inputs: Sequence[str], format: Format | None, *, skip: Path | N
     """Find the files that `inputs` (files, folders, glob patterns) name, each once, sorted within each input.
 
     Folders are walked without hidden files, binary files and whatever lies below `skip`. The format follows from the
-    suffix unless `format` says it. UserError for all inputs that do not exist, match nothing or cannot be read.
+    suffix unless `format` says it. UserError for all inputs that do not exist, match nothing or cannot be read, and without
+    `format` for those that are other things than text.
     """
     paths: dict[str, None] = {}
     problems: list[str] = []
@@ -120,6 +184,9 @@ def plan_chunks(sources: Sequence[Source]) -> list[tuple[Span, ...]]:
 
 def _grains(source: Source, target: int) -> Iterator[Span]:
     """Yield the smallest spans of a source between which a chunk may end."""
+    if source.packed:
+        yield Span(source, 0, source.size, source.size)
+        return
     if source.format == "parquet":
         for number, weight in enumerate(source.weights):
             yield Span(source, number, number + 1, weight)
@@ -132,6 +199,48 @@ def _grains(source: Source, target: int) -> Iterator[Span]:
         yield Span(source, start, stop, stop - start)
 
 
+@contextmanager
+def opened(source: Source, buffering: int = -1) -> Iterator[BinaryIO]:
+    """Open a source, unpacked where it is packed; UserError where the packed file is damaged or cut off."""
+    if not source.packed:
+        with open(source.path, "rb", buffering=buffering) as file:
+            yield file
+        return
+    try:
+        with _PACKED[os.path.splitext(source.path)[1]](source.path) as packed:
+            yield io.BufferedReader(cast("io.RawIOBase", packed), max(buffering, io.DEFAULT_BUFFER_SIZE))
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise _damaged(source.path, error) from error
+    except Exception as error:
+        # Of a package that may be missing; OSError of bz2 has no number.
+        if type(error).__name__ != "ZstdError" and not (isinstance(error, OSError) and error.errno is None):
+            raise
+        raise _damaged(source.path, error) from error
+
+
+def looks_like_json_lines(beginning: bytes) -> bool:
+    """Whether a text begins with lines that are all JSON objects."""
+    whole, _, rest = beginning.removeprefix(BYTE_ORDER_MARK).rpartition(b"\n")
+    lines = [line for line in (whole or rest).splitlines() if line.strip()]
+    if not lines or not all(line.lstrip().startswith(b"{") for line in lines):
+        return False
+    try:
+        return isinstance(json.loads(lines[0]), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def refuse_json_lines(path: str, beginning: bytes) -> None:
+    """UserError for a text that looks like JSON lines: as plain text, braces and keys would be trained on."""
+    if looks_like_json_lines(beginning):
+        fix = "--format jsonl, or --format text to take it as it is"
+        raise UserError(problem("INPUT", path, "looks like JSON lines, and its name does not say so", fix=fix))
+
+
+def _damaged(path: str, error: Exception) -> UserError:
+    return UserError(problem("INPUT", path, f"cannot be unpacked: {error}", fix="get it again, or leave it out"))
+
+
 def _named(entry: str, skip: Path | None) -> tuple[list[str], int, list[str]]:
     """Paths of one input, binary files passed over, problems."""
     if entry.startswith("s3://"):
@@ -139,7 +248,8 @@ def _named(entry: str, skip: Path | None) -> tuple[list[str], int, list[str]]:
         return [], 0, [problem("INPUT", entry, "inputs are read from local files", fix=fix)]
     if os.path.isdir(entry):
         files = list(_walk(Path(entry), skip))
-        texts = [path for path in files if path.suffix in _BY_SUFFIX or not _is_binary(path)]
+        known = _BY_SUFFIX.keys() | _PACKED.keys()
+        texts = [path for path in files if path.suffix in known or not (path.suffix in _UNREAD or _is_binary(path))]
         if not texts:
             return [], 0, [problem("INPUT", entry, "the folder holds no text files", fix="name another folder")]
         return [str(path) for path in texts], len(files) - len(texts), []
@@ -159,7 +269,7 @@ def _walk(folder: Path, skip: Path | None) -> Iterable[Path]:
         folders[:] = sorted(n for n in folders if not n.startswith(".") and (here / n).resolve() != skip)
         for name in sorted(files):
             path = here / name
-            if not name.startswith(".") and path.suffix not in _PACKED and path.is_file():
+            if not name.startswith(".") and path.is_file():
                 yield path
 
 
@@ -173,19 +283,27 @@ def _is_binary(path: Path) -> bool:
 
 
 def _source(path: str, format: Format | None) -> Source:
-    suffix = Path(path).suffix
-    if suffix in _PACKED:
-        fix = f"{_PACKED[suffix]} {path} | python -m trainer tokenize - …"
-        raise UserError(problem("INPUT", path, "is compressed", fix=fix))
-    kind: Format = format or _BY_SUFFIX.get(suffix, "text")
+    bare, suffix = os.path.splitext(path)
+    packed = suffix in _PACKED
+    inner = os.path.splitext(bare)[1] if packed or suffix in _UNREAD else suffix
+    kind: Format = format or _BY_SUFFIX.get(inner, "text")
+    if suffix in _UNREAD:
+        fix = f"{_UNREAD[suffix]} {path} | python -m trainer tokenize - --format {kind} …"
+        raise UserError(problem("INPUT", path, "is an archive", fix=fix))
+    if packed and kind == "parquet":
+        raise UserError(problem("INPUT", path, "is a packed parquet file", fix="unpack it: parquet packs by itself"))
+    if format is None and inner in _NOT_TEXT:
+        fix = "--format jsonl where each line is a JSON object, or --format text to take it as it is"
+        raise UserError(problem("INPUT", path, f"{inner} is not plain text", fix=fix))
     try:
         status = os.stat(path)
-        with open(path, "rb"):
-            pass
+        source = Source(path, kind, status.st_size, str(status.st_mtime_ns))
+        with opened(source) as file:
+            if format is None and kind == "text":
+                refuse_json_lines(path, file.read(_SNIFFED_BYTES))
     except OSError as error:
         raise UserError(problem("INPUT", path, f"cannot be read: {error.strerror}")) from error
-    weights = _row_groups(path) if kind == "parquet" and status.st_size else ()
-    return Source(path, kind, status.st_size, str(status.st_mtime_ns), weights)
+    return replace(source, weights=_row_groups(path)) if kind == "parquet" and status.st_size else source
 
 
 def _row_groups(path: str) -> tuple[int, ...]:

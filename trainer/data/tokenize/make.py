@@ -31,7 +31,7 @@ from trainer.data.index import FORMAT, INDEX, TOKENIZER, Index, Split, dtype_for
 from trainer.data.tokenize.assembly import SPLITS, WorkFolder
 from trainer.data.tokenize.chunks import Job
 from trainer.data.tokenize.documents import Reading, Tally, read_documents
-from trainer.data.tokenize.inputs import STDIN, Format, Source, Span, find_sources, plan_chunks
+from trainer.data.tokenize.inputs import STDIN, Format, Source, Span, find_sources, plan_chunks, refuse_json_lines
 from trainer.data.tokenize.job import Run
 from trainer.data.tokenizer import TokenizerSpec, build, fastest, read_spec, train
 from trainer.storage import ObjectMissingError, ObjectStore, open_store
@@ -155,6 +155,8 @@ def _beginning(stdin: BinaryIO, format: Format | None) -> bytes:
     beginning = stdin.read(SPOOL_BYTES)
     if not beginning:
         raise UserError(problem("INPUT", STDIN, "standard input is empty", fix="pipe text into it"))
+    if format is None:
+        refuse_json_lines(STDIN, beginning)
     return beginning
 
 

@@ -1,0 +1,109 @@
+"""What a file holds is read as what it is, or somebody is asked: packed files, JSON by another name, byte order marks."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from lustrain.problem import UserError
+from trainer.data.tokenize.documents import Reading, Tally, read_documents
+from trainer.data.tokenize.inputs import Format, find_sources, plan_chunks
+
+LINES = b'{"text": "a"}\n{"text": "b"}\n'
+MARK = b"\xef\xbb\xbf"
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.compress,
+}
+
+
+def texts(*inputs: Path, format: Format | None = None) -> list[str]:
+    chunks = plan_chunks(find_sources([str(one) for one in inputs], format).sources)
+    return [text for spans in chunks for span in spans for text in read_documents(span, Reading(), Tally())]
+
+
+def written(folder: Path, name: str, content: bytes) -> Path:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_packed_files_give_what_they_hold(tmp_path: Path, suffix: str) -> None:
+    pack = PACKERS[suffix]
+    prose = "".join(f"line {number}\n" for number in range(400_000))
+    lines = written(tmp_path, f"a.jsonl{suffix}", pack(MARK + LINES))
+    short = written(tmp_path, f"b.txt{suffix}", pack(b"one\ntwo\n"))
+    long = written(tmp_path, f"c.txt{suffix}", pack(prose.encode()))
+    assert texts(lines, short) == ["a", "b", "one\ntwo\n"]
+    pieces = texts(long)
+    assert "".join(pieces) == prose
+    assert len(pieces) > 1
+    assert all(piece.endswith("\n") for piece in pieces)
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_a_packed_file_that_is_damaged_is_one_line(tmp_path: Path, suffix: str, name: str) -> None:
+    whole = PACKERS[suffix](b"".join(json.dumps({"text": str(n)}).encode() + b"\n" for n in range(99_999)))
+    for content in (whole[: len(whole) // 2], b"no such thing at all"):
+        with pytest.raises(UserError) as error:
+            texts(written(tmp_path, name + suffix, content), format="jsonl")
+        assert error.value.problems[0].startswith("INPUT = ")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("c4.json", LINES),
+        ("c4.json.gz", gzip.compress(LINES)),
+        ("array.json", b"[1]"),
+        ("table.csv", b"a,b\n"),
+        ("page.html", b"<p>"),
+        ("c4", LINES),
+        ("c4.txt", MARK + b"\n" + LINES),
+        ("c4.txt.gz", gzip.compress(LINES)),
+        ("many.zip", b"PK"),
+        ("folder/c4.json", LINES),
+    ],
+)
+def test_what_is_not_plain_text_is_asked_about(tmp_path: Path, name: str, content: bytes) -> None:
+    written(tmp_path, name, content)
+    with pytest.raises(UserError) as error:
+        texts(tmp_path / name.partition("/")[0])
+    assert "--format" in error.value.problems[0]
+
+
+def test_a_format_that_is_given_is_taken(tmp_path: Path) -> None:
+    file = written(tmp_path, "c4.json", LINES)
+    assert texts(file, format="jsonl") == ["a", "b"]
+    assert texts(file, format="text") == [LINES.decode()]
+
+
+@pytest.mark.parametrize("beginning", [b"{ is a brace\n{ too\n", b'{"a": 1}\nand prose\n', b"plain\n" + LINES])
+def test_prose_with_braces_stays_prose(tmp_path: Path, beginning: bytes) -> None:
+    assert texts(written(tmp_path, "a.txt", beginning)) == [beginning.decode()]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    lines = written(tmp_path, "a.jsonl", MARK + LINES)
+    prose = written(tmp_path, "b.txt", MARK + "é".encode() + MARK)
+    assert texts(lines, prose) == ["a", "b", "é\ufeff"]
+
+
+def test_a_folder_says_how_many_files_it_passed_over(tmp_path: Path) -> None:
+    written(tmp_path, "a.txt", b"a")
+    written(tmp_path, "b.jsonl.gz", gzip.compress(LINES))
+    written(tmp_path, "c.zip", b"PK")
+    written(tmp_path, "d.bin", b"\0")
+    found = find_sources([str(tmp_path)], None)
+    assert (len(found.sources), found.binary) == (2, 2)
