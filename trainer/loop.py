@@ -188,9 +188,18 @@ def train_step(training: Training, step: int) -> tuple[Record, Agreed]:
         )
     training.scaler.step(training.optimizer)
     training.scaler.update()
+    scale = training.scaler.get_scale()
+    if training.scaler.is_enabled() and scale < precision.LEAST_SCALE:
+        raise NotFiniteError(
+            f"step {step}: gradient norm = {norm}, and so were those before it: fp16's loss scale has sunk to {scale:.1e}; "
+            f"allowed: {precision.LEAST_SCALE:.0e} or more; nothing of these steps was applied; fix: lower optimizer.lr, or "
+            "use precision.mode = bf16 or fp32, then start again: the run resumes from its newest checkpoint"
+        )
     training.progress.step = step
     training.progress.tokens += int(agreed.count)
     record: Record = {"step": step, "loss": loss_mean, "lr": lr, "grad_norm": norm, "data_seconds": data_seconds}
+    if not math.isfinite(norm):
+        record["skipped"] = True
     if config.metrics.batch_digest:
         record["batch_digest"] = int(agreed.digest)
     return record, agreed

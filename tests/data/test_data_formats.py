@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import Tokenizer as Engine
 
 from lustrain.problem import UserError
 from trainer.data.tokenize.documents import Reading, Tally, read_documents
 from trainer.data.tokenize.inputs import Format, find_sources, plan_chunks
+from trainer.data.tokenizer import HuggingFaceTokenizer
 
 LINES = b'{"text": "a"}\n{"text": "b"}\n'
 MARK = b"\xef\xbb\xbf"
@@ -107,3 +110,31 @@ def test_a_folder_says_how_many_files_it_passed_over(tmp_path: Path) -> None:
     written(tmp_path, "d.bin", b"\0")
     found = find_sources([str(tmp_path)], None)
     assert (len(found.sources), found.binary) == (2, 2)
+
+
+def tokenizer(model: str, special: bool, *, piece: str = "</s>") -> HuggingFaceTokenizer:
+    """A tokenizer of single letters, with an end-of-text token that the model may have as an ordinary piece as well."""
+    letters = {letter: number for number, letter in enumerate(" </>abs")}
+    engine = Engine(
+        models.BPE(letters, []) if model == "bpe" else models.WordLevel({**letters, piece: 9, "?": 10}, "?")
+    )
+    engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    end = AddedToken(piece, special=special)
+    engine.add_special_tokens([end]) if special else engine.add_tokens([end])
+    return HuggingFaceTokenizer(engine.to_str(), engine.token_to_id(piece))
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_text_that_spells_the_end_of_text_gets_the_ids_of_its_letters(special: bool) -> None:
+    made = tokenizer("bpe", special)
+    assert made.eos_id not in made.encode("a </s> b")
+    assert made.eos_id not in made.encode("a</s>")
+    assert len(made.encode("a</s>")) == 5
+
+
+def test_a_tokenizer_whose_words_hold_the_end_of_text_is_refused_where_a_text_spells_it() -> None:
+    made = tokenizer("words", True)
+    assert made.encode("a b") == [4, 5]
+    with pytest.raises(UserError) as error:
+        made.encode("a </s> b")
+    assert error.value.problems[0].path == "--eos"  # type: ignore[attr-defined]

@@ -95,17 +95,29 @@ class HuggingFaceTokenizer(Tokenizer):
     def __init__(self, text: str, eos_id: int, *, fast: bool = False) -> None:
         body = json.loads(text)
         self._engine = _plain_engine(text)
+        ends = [token for token in body.get("added_tokens") or () if token["id"] == eos_id and not token.get("special")]
+        self.hash = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        if ends:
+            # Only of special tokens does the engine leave the spelling alone.
+            for token in ends:
+                token["special"] = True
+            self._engine = _plain_engine(json.dumps(body))
         self.text = text
         self.eos_id = eos_id
         self.vocab_size = max(self._engine.get_vocab(with_added_tokens=True).values()) + 1
-        self.hash = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
         self.engine = "tiktoken" if fast else "tokenizers"
         self._fast = _tiktoken(body, self._engine) if fast else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         if self._fast is not None:
-            return [_packed(self._fast.encode_ordinary(text)) for text in texts]
-        return self.encode_batch_by_tokenizers(texts)
+            found = [_packed(self._fast.encode_ordinary(text)) for text in texts]
+        else:
+            found = self.encode_batch_by_tokenizers(texts)
+        if any(bool((ids == self.eos_id).any()) for ids in found):
+            token = self._engine.id_to_token(self.eos_id)
+            why = "this tokenizer gives the end-of-text id to text that spells it, which would end a document"
+            raise UserError(problem("--eos", token, why, fix="name another token with --eos, or use another tokenizer"))
+        return found
 
     def encode_batch_by_tokenizers(self, texts: Sequence[str]) -> list[Ids]:
         """Return the ids of each text by the engine that defines what is right, whichever engine this tokenizer uses."""

@@ -45,6 +45,8 @@ class StepRecord(TypedDict):
     world_size: int
     attempt: int
     """The lease generation that computed this step."""
+    skipped: NotRequired[bool]
+    """fp16 only: the gradients overflowed and nothing of the step was applied."""
     batch_digest: NotRequired[int]
     eval_loss: NotRequired[float]
     eval_seconds: NotRequired[float]

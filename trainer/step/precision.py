@@ -18,6 +18,9 @@ from trainer.config import PrecisionConfig
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MASK = (1 << 64) - 1
+LEAST_SCALE = 1e-4
+"""A loss scale below it helps no gradient any more, and each step is skipped: fairseq's --min-loss-scale
+(https://fairseq.readthedocs.io/en/latest/command_line_tools.html)."""
 
 
 def problems(config: PrecisionConfig, device: torch.device) -> Sequence[str]:
@@ -52,8 +55,8 @@ def scaler_state(scaler: torch.amp.GradScaler) -> dict[str, float | int]:
 
 
 def load_scaler(scaler: torch.amp.GradScaler, state: Mapping[str, float | int]) -> None:
-    """Continue where `scaler_state` was taken; a state from a run without fp16 leaves the fresh scaler as it is."""
-    if scaler.is_enabled() and state:
+    """Continue where `scaler_state` was taken; after a run without fp16, or with a scale of no use, the fresh one stays."""
+    if scaler.is_enabled() and state and state["scale"] >= LEAST_SCALE:
         scaler.load_state_dict(dict(state))
 
 
