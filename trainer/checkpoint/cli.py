@@ -220,9 +220,9 @@ def prune_text(report: PruneReport, dry_run: bool) -> str:
 
 def _export(store: ObjectStore, args: argparse.Namespace) -> int:
     manifest_id = choose(read_history(store), store.uri, args.step)
-    names, config = task_names(store) if args.names == "task" else ({}, {})
+    names, config, files = task_names(store) if args.names == "task" else ({}, {}, {})
     with Progress("export", None, BYTES) as progress:
-        done = export(store, manifest_id, Path(args.out), names, config=config, on_bytes=progress.advance)
+        done = export(store, manifest_id, Path(args.out), names, config=config, files=files, on_bytes=progress.advance)
     if args.json:
         _print_json({"run": store.uri, "step": manifest_id.step, **asdict(done), "folder": str(done.folder)})
     else:
@@ -232,8 +232,8 @@ def _export(store: ObjectStore, args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def task_names(store: ObjectStore) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the exported parameter names and `config.json` of the run's Task; UserError when it cannot be opened."""
+def task_names(store: ObjectStore) -> tuple[dict[str, str], dict[str, Any], dict[str, str]]:
+    """Return how the run's Task names parameters, its `config.json` and other files; UserError when it cannot be opened."""
     if read_stored(store) is None:
         raise UserError(problem("RUN_URI", store.uri, f"has no {KEY} that names its Task", fix="--names own"))
     config_file = tomllib.loads(store.read(KEY)[0].decode())
@@ -242,13 +242,13 @@ def task_names(store: ObjectStore) -> tuple[dict[str, str], dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="lustrain-export-") as folder:
             task.open(Path(folder))
             model = task.build_model()
-            names, config = task.export_names(model), task.export_config(model)
+            names, config, files = task.export_names(model), task.export_config(model), task.export_files()
             task.close()
     except UserError as error:
         why = "the Task cannot name the weights without its data"
         hint = problem("--names", "task", why, fix="make the data readable here, or --names own")
         raise UserError([*error.problems, hint]) from error
-    return names, config
+    return names, config, files
 
 
 def _size(store: ObjectStore, manifest_id: ManifestId) -> int:

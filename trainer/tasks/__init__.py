@@ -132,6 +132,10 @@ class Task(ABC):
         """Return an exported model's `config.json`, for the library that shall read it; {} writes none."""
         return {}
 
+    def export_files(self) -> dict[str, str]:
+        """Return other texts that belong beside an exported model, like its tokenizer, by file name. Valid after `open`."""
+        return {}
+
 
 def resolve(name: str) -> type[Task]:
     """Return the Task class of a shipped name or of `package.module:Class`; UserError when there is none."""

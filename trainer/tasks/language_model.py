@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 
 from lustrain.problem import UserError, problem
 from trainer.config import FP32_SMALLEST, Fraction, Section
-from trainer.data.index import read_index
+from trainer.data.index import TOKENIZER, read_index
 from trainer.data.shards import TokenSet
+from trainer.data.tokenizer import HuggingFaceTokenizer
 from trainer.data.verified import WAIT_S, Ranks
 from trainer.storage import open_store
 from trainer.tasks import Batch, Footprint, Ids, LossSum, Task
@@ -170,7 +172,23 @@ class LanguageModel(Task):
         return llama.huggingface_names(_llama(model))
 
     def export_config(self, model: nn.Module) -> dict[str, Any]:
-        return llama.huggingface_config(_llama(model))
+        return llama.huggingface_config(_llama(model)) | self._special_ids()
+
+    def export_files(self) -> dict[str, str]:
+        tokenizer = self._train.tokenizer()
+        files = {"generation_config.json": json.dumps(self._special_ids(), indent=2) + "\n"}
+        if not isinstance(tokenizer, HuggingFaceTokenizer):
+            return files
+        end = tokenizer.decode([tokenizer.eos_id])
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end}
+        about_length = {"model_max_length": self.options.seq_len}
+        files["tokenizer_config.json"] = json.dumps(about | about_length, indent=2) + "\n"
+        return files | {TOKENIZER: tokenizer.text}
+
+    def _special_ids(self) -> dict[str, int]:
+        """Return the ids of begin and end, which transformers would take from Llama 2: one token is both, as in GPT-2."""
+        eos_id = self._train.index.eos_id
+        return {"bos_token_id": eos_id, "eos_token_id": eos_id}
 
 
 def _llama(model: nn.Module) -> llama.Llama:

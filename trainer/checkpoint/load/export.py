@@ -58,12 +58,14 @@ def export(
     names: Mapping[str, str],
     *,
     config: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None,
     shard_bytes: int = SHARD_BYTES,
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> Exported:
     """Write one checkpoint's weights into the new folder `out_dir`, in shards, one of them in memory at a time.
 
-    `names` maps parameter names to exported ones (absent: kept); `config` becomes `config.json`. UserError when the folder
+    `names` maps parameter names to exported ones (absent: kept); `config` becomes `config.json`, and
+    `files` are written beside it. UserError when the folder
     is not empty, when names collide or a dtype cannot be exported; CorruptObjectError when the checkpoint is damaged.
     """
     out = Path(out_dir).absolute()
@@ -74,17 +76,19 @@ def export(
     entries = [boxes[0].entry for boxes in boxes_by_name(indexes).values()]
     weights = renamed([(e.name, e.dtype, prod(e.shape) * ITEM_BYTES[e.dtype]) for e in entries], names)
     shards = plan_shards(weights, shard_bytes)
-    files = shard_names(len(shards))
+    names_of_shards = shard_names(len(shards))
     with _appearing(out) as partial:
-        for file, shard in zip(files, shards, strict=True):
+        for file, shard in zip(names_of_shards, shards, strict=True):
             wanted = {weight.stored: weight.name for weight in shard}
             tensors = read_checkpoint(places, manifest, want=wanted.__contains__, on_event=ignore_event)
             about = {"format": "pt", "lustrain_step": str(manifest.step)}
             save_file({wanted[name]: tensor for name, tensor in tensors.items()}, partial / file, metadata=about)
             on_bytes(sum(weight.size for weight in shard))
-        _write_json(partial, INDEX, weight_map(files, shards) if len(files) > 1 else None)
+        _write_json(partial, INDEX, weight_map(names_of_shards, shards) if len(shards) > 1 else None)
         _write_json(partial, "config.json", config)
-    return Exported(out, files, sum(weight.size for weight in weights))
+        for name, text in (files or {}).items():
+            (partial / name).write_text(text, encoding="utf-8")
+    return Exported(out, names_of_shards, sum(weight.size for weight in weights))
 
 
 def renamed(stored: Sequence[tuple[str, str, int]], names: Mapping[str, str]) -> list[Weight]:
