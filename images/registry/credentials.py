@@ -101,6 +101,8 @@ def _configured(host: str) -> Credentials | None:
     known = {name: config[name] for name in ("auths", "credsStore", "credHelpers") if config.get(name)}
     if not known:
         return None
+    if isinstance(known.get("auths"), dict):
+        known["auths"] = {name: _with_auth(entry) for name, entry in known["auths"].items()}
     try:
         docker = AuthConfig.load_config(None, known)
     except (AttributeError, ValueError, errors.DockerException):
@@ -118,6 +120,13 @@ def _configured(host: str) -> Credentials | None:
         raise UserError(problem("docker config", program, f"the credential helper {why}", fix=fix), FAILED) from None
     username, token = values.get("username", ""), values.get("identitytoken")
     return Credentials(username, values.get("password", ""), token or None) if username or token else None
+
+
+def _with_auth(entry: Any) -> Any:
+    """Return an entry of `auths` with user and password in the form that docker's library reads; docker itself reads both."""
+    if isinstance(entry, dict) and not entry.get("auth") and entry.get("username") and entry.get("password"):
+        return {**entry, "auth": Credentials(str(entry["username"]), str(entry["password"])).basic}
+    return entry
 
 
 def _folder(environment: Mapping[str, str]) -> Path:

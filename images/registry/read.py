@@ -29,7 +29,7 @@ class Index:
 
     digest: str
     attestations: int
-    """How many of its entries are provenance or SBOM and no image."""
+    """How many of its entries are no image: provenance, SBOM, indexes of its files."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def image(registry: Registry, ref: str, platform: str | None = None) -> Image:
 
 
 def find(registry: Registry, ref: str, platform: str | None = None) -> tuple[RegistryImage, ...]:
-    """Return the images behind a reference, one for each platform, or only that of `platform`; attestations are left out.
+    """Return the images behind a reference, one for each platform, or only that of `platform`; artifacts are left out.
 
     UserError like `image`.
     """
@@ -67,8 +67,9 @@ def find(registry: Registry, ref: str, platform: str | None = None) -> tuple[Reg
             raise _no_platform(ref, platform, [single.image.platform])
         return (single,)
     entries = [_descriptor(ref, entry) for entry in document.get("manifests") or ()]
-    images = [(entry["digest"], platform_of(entry.get("platform") or {})) for entry in entries if not _attests(entry)]
-    index = Index(manifest.digest, sum(map(_attests, entries)))
+    beside = [entry for entry in entries if _attests(entry) or _is_artifact(entry)]
+    images = [(entry["digest"], platform_of(entry.get("platform") or {})) for entry in entries if entry not in beside]
+    index = Index(manifest.digest, len(beside))
     chosen = [reference.at(digest) for digest, name in images if platform in (None, name)]
     if not chosen:
         raise _no_platform(ref, platform, [name for _, name in images])
@@ -141,6 +142,12 @@ def _attests(entry: Mapping[str, Any]) -> bool:
     """https://docs.docker.com/build/metadata/attestations/attestation-storage/"""
     marked = (entry.get("annotations") or {}).get("vnd.docker.reference.type") == "attestation-manifest"
     return marked or platform_of(entry.get("platform") or {}) == "unknown/unknown"
+
+
+def _is_artifact(entry: Mapping[str, Any]) -> bool:
+    """SOCI puts one beside the image, with the image's platform.
+    https://github.com/awslabs/soci-snapshotter/blob/main/docs/soci-index-manifest-v2.md"""
+    return entry.get("artifactType") not in (None, "", *_CONFIGS)
 
 
 def _wrong(ref: str | Reference, part: str, value: object, why: str, allowed: str = "") -> UserError:

@@ -14,13 +14,23 @@ _MAKE_IN_ECR = (
     "aws ecr create-repository --region {region} --repository-name {repository} --image-tag-mutability IMMUTABLE, or take the "
     "repository of the Cluster (imageRepository)"
 )
+_KEPT_TAG = "the registry keeps the tag for the image that has it"
 _REFUSALS = (
+    (r"immutable|tag.?invalid", _KEPT_TAG, NEW_TAG, USAGE),
     (
-        r"immutable|tag.?invalid|PUT request to \S+/manifests/: 4(00|05|09)",
-        "the registry keeps the tag for the image that has it",
-        NEW_TAG,
-        USAGE,
+        "pull rate limit",
+        "the registry's limit of pulls is reached",
+        "docker login {host}, or wait: anonymous pulls have the lowest limit",
+        FAILED,
     ),
+    (
+        r"manifest.?invalid|unsupported|PUT request to \S+/manifests/: 405",
+        "the registry does not take a manifest of this form",
+        "use an engine with containerd's image store, which pushes OCI manifests, or a registry that takes docker's form",
+        FAILED,
+    ),
+    (r"layers? with digests? .*not exist|manifest.?blob.?unknown", "the registry lacks layers of it", GO_ON, FAILED),
+    (r"PUT request to \S+/manifests/: 4(00|09)", _KEPT_TAG, NEW_TAG, USAGE),
     (
         r"name.?unknown|repository.?not.?found|not known to registry|POST request to \S+/blobs/uploads/\S*: 404",
         "the registry has no such repository",

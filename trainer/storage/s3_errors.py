@@ -94,6 +94,11 @@ def of_refusal(refusal: Refusal, place: Place) -> StorageError:
         )
     if code == "PreconditionFailed" or status == 412:
         return PreconditionError(problem("object", place.shown, "exists already, or was replaced since it was read"))
+    if code == "InvalidObjectState":
+        why, fix = "lies in an archive storage class and cannot be read", "aws s3api restore-object, or copy it back"
+        return RefusedError(problem("object", place.shown, why, fix=fix))
+    if code == "NoSuchAccessPoint":
+        return RefusedError(problem(place.store, place.shown, "there is no such access point", fix="see its name"))
     if code in _WRONG_BYTES:
         return CorruptObjectError(
             problem("object", place.shown, f"the server did not receive the bytes that were sent ({code})")
