@@ -44,10 +44,11 @@ from trainer.run.start import (
     claim_run,
     load_claimed,
     open_data_alike,
+    proven_settings_exit_1,
     store_failures_exit_1,
 )
 from trainer.step import optim, precision, recompute
-from trainer.storage import ObjectStore, PassingError, open_store
+from trainer.storage import ObjectStore, open_store
 from trainer.tasks import Task, make_task, problems_in
 
 LOG_S = 10.0
@@ -106,7 +107,7 @@ def prepare(config: Config, task: Task, leaving: ExitStack, together_still: Exit
     open_data_alike(config, task, world, votes)
     leaving.callback(task.close)
 
-    @store_failures_exit_1(PassingError)
+    @proven_settings_exit_1()
     def open_run() -> None:
         stores.append(open_store(config.run.uri, name="run.uri"))
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.run.start import store_failures_exit_1
-from trainer.storage import PassingError, open_store
+from trainer.run.start import proven_settings_exit_1
+from trainer.storage import open_store
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def config_file(name: str) -> Iterator[Path]:
         yield Path(name)
         return
     folder, _, key = name.rpartition("/")
-    with store_failures_exit_1(PassingError):
+    with proven_settings_exit_1():
         body, _ = open_store(folder, create=False, name="CONFIG").read(key)
     with tempfile.NamedTemporaryFile(prefix="lustrain-", suffix=".toml") as copy:
         Path(copy.name).write_bytes(body)

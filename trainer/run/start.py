@@ -25,12 +25,12 @@ from trainer.data.verified import Ranks
 from trainer.errors import EXIT_FAILURE
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
-from trainer.launch.attempt import ATTEMPT
+from trainer.launch.attempt import ATTEMPT, launch_attempt
 from trainer.parallel import World
 from trainer.parallel.agree import Json, together
 from trainer.run.footprint import check_memory, ranks_here
 from trainer.step import precision, schedule
-from trainer.storage import ObjectStore, PassingError, PreconditionError, RefusedError, StorageError
+from trainer.storage import ObjectMissingError, ObjectStore, PassingError, PreconditionError, RefusedError, StorageError
 from trainer.tasks import Task
 
 Wanted = Callable[[str], bool]
@@ -68,6 +68,20 @@ def store_failures_exit_1(
         raise
 
 
+@contextmanager
+def proven_settings_exit_1() -> Iterator[None]:
+    """Have a store that does not serve just now end with exit code 1, before the run is claimed.
+
+    One that cannot be reached may be named wrong, unless something supervises this attempt: it has the run from that store.
+    """
+    if launch_attempt() is None:
+        with store_failures_exit_1(PassingError):
+            yield
+    else:
+        with store_failures_exit_1(but=(RefusedError, ObjectMissingError)):
+            yield
+
+
 def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
     """UserError with everything that this config and this world size cannot do together, or that forbids to start now."""
     train = config.train
@@ -101,7 +115,7 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
 def open_data_alike(config: Config, task: Task, world: World, votes: VoteBox) -> None:
     """Open the Task's data on every rank; UserError when one cannot, has too little memory, or sees other data."""
 
-    @store_failures_exit_1(PassingError)
+    @proven_settings_exit_1()
     def work() -> Json:
         open_data(config, task, Ranks(world.rank, world.world_size, world.local_rank, ranks_here(world.world_size)))
         check_memory(config, task.footprint(config.train.micro_batch), world)
