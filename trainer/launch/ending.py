@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from lustrain.problem import UserError
-from trainer.errors import EXIT_DONE, EXIT_REQUEUE
+from trainer.errors import EXIT_DONE
 from trainer.launch.attempt import launch_attempt
 
 
@@ -21,9 +21,12 @@ class Ending:
 
 
 def leave_end(uri: str, node: int, end: Ending) -> None:
-    """Put into the run at `uri` why the attempt failed, for whoever decides what is next; nothing where it did not fail."""
+    """Put into the run at `uri` how the attempt ended, for whoever decides what is next; nothing where all steps are done.
+
+    Also of an attempt that has saved: of a launcher that was killed or cancelled a scheduler has a code of its own.
+    """
     attempt = launch_attempt()
-    if not uri or attempt is None or end.code in (EXIT_DONE, EXIT_REQUEUE):
+    if not uri or attempt is None or end.code == EXIT_DONE:
         return
     # Loads what speaks to S3, which an attempt that ends well does not need.
     from trainer.launch.journal import put_end

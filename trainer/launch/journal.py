@@ -119,14 +119,29 @@ def _told(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any]:
         ends = list(pool.map(lambda key: _record(store, key)[0], keys))
     nodes: list[str] = record["nodes"]
     innocent = (EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE)
-    silent = {int(node) for end in ends for node in re.findall(r"node (\d+)", end["silent"])}
+    silent = silent_nodes({end["node"]: end["silent"] for end in ends})
     failed = {end["node"] for end in ends if end["own"] not in innocent}
     # What fails on most nodes is a fault of the run or of its store, not of the nodes.
     blamed = [nodes[index] for index in sorted(failed or silent) if index < len(nodes)]
     blamed = blamed if len(blamed) * 2 <= len(nodes) else []
     said = next((end["said"] for end in ends if end["said"] and end["own"] not in innocent), "")
+    if not said and silent and not blamed and len(nodes) == 2:
+        said = f"{nodes[0]} and {nodes[1]} did not hear each other: the link between them"
     codes = {"code": job_exit_code([end["code"] for end in ends])} if ends else {}
     return codes | {"blamed": blamed, "said": said}
+
+
+def silent_nodes(words: Mapping[int, str]) -> set[int]:
+    """Return which nodes were silent, by the word of each node's launcher on whom it did not hear.
+
+    Launchers hear node 0, and node 0 hears all. One whose own link is cut calls node 0 silent, too: that is believed where
+    most of those say so that left a word, and then the word of node 0 is of a cut link, unless there are only two.
+    """
+    called = {by: {int(node) for node in re.findall(r"node (\d+)", word)} for by, word in words.items()}
+    others = called.keys() - {0}
+    lost = 2 * sum(0 in called[by] for by in others) > len(others)
+    heard = [named for by, named in called.items() if not (lost and by == 0 and len(others) > 1)]
+    return {node for named in heard for node in named if node or lost}
 
 
 def _brought(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,52 @@
+"""Who is to blame for an attempt that ended in silence: whom most others did not hear."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.errors import EXIT_PEERS, EXIT_REQUEUE
+from trainer.launch import journal
+from trainer.launch.ending import Ending, leave_end
+from trainer.storage import open_store
+
+
+@pytest.mark.parametrize(
+    ("words", "silent"),
+    [
+        ({0: "node 3", 1: "", 2: "node 3", 3: "node 0"}, {3}),
+        ({0: "node 2, node 3", 1: ""}, {2, 3}),
+        ({1: "node 0", 2: "node 0", 3: "node 0"}, {0}),
+        ({0: "node 1, node 2, node 3", 1: "node 0", 2: "node 0", 3: "node 0"}, {0}),
+        ({3: "node 0"}, {0}),
+        ({0: "node 1"}, {1}),
+        ({0: "node 1", 1: "node 0"}, {0, 1}),
+        ({0: "", 1: ""}, set()),
+        ({}, set()),
+    ],
+)
+def test_a_cut_link_does_not_make_the_other_side_silent(words: dict[int, str], silent: set[int]) -> None:
+    assert journal.silent_nodes(words) == silent
+
+
+def ended(
+    uri: str, monkeypatch: pytest.MonkeyPatch, nodes: list[str], words: dict[int, tuple[int, str]]
+) -> dict[str, object]:
+    store = open_store(uri)
+    number = journal.begin(store, nodes, "a test")
+    monkeypatch.setenv("LUSTRAIN_ATTEMPT", str(number))
+    for node, (code, silent) in words.items():
+        leave_end(uri, node, Ending(code, code, silent))
+    # The scheduler's own code for a step that lost a node.
+    return journal.finish(store, number, 137)
+
+
+def test_between_two_nodes_it_is_the_link(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = ended(f"{tmp_path}/run", monkeypatch, ["a", "b"], {0: (EXIT_PEERS, "node 1"), 1: (EXIT_PEERS, "node 0")})
+    assert (record["code"], record["blamed"]) == (EXIT_PEERS, [])
+    assert "link" in str(record["said"])
+
+
+def test_a_launcher_says_so_where_its_ranks_have_saved(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {0: (EXIT_REQUEUE, "node 2"), 1: (EXIT_REQUEUE, "node 2")}
+    record = ended(f"{tmp_path}/run", monkeypatch, ["a", "b", "c"], words)
+    assert (record["code"], record["blamed"]) == (EXIT_REQUEUE, ["c"])
