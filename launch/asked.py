@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -100,6 +101,8 @@ def ask(
     if not problems and (odd or not rules.size(most)):
         problems.append(_no_world(wish, config, rules))
     give_up = _number("--give-up", wish.give_up, 0, 8760, problems, whole=False)
+    if on == "local" and wish.python is not None and shutil.which(wish.python) is None:
+        problems.append(problem("--python", wish.python, "is no program on this machine", fix="see its path"))
     run = _run(wish, config, cluster, here, problems)
     slurm = places.slurm(wish, cluster, group, run, problems) if on == "slurm" else None
     pods = places.kubernetes(wish, cluster, group, run, image, problems) if on == "kubernetes" else None
@@ -171,6 +174,9 @@ def _no_world(wish: TrainWish, config: Config, rules: Rules) -> Problem:
 
 
 def _run(wish: TrainWish, config: Config, cluster: Cluster | None, here: Path, problems: list[Problem]) -> str:
+    if re.fullmatch(r"[a-z0-9]+:/*", config.run.uri) and (wish.name is None or cluster is None):
+        problems.append(problem("run.uri", config.run.uri, "names no run", allowed="s3://bucket/name, or a folder"))
+        return ""
     if wish.name is None:
         return uri_of(config.run.uri, None, here)
     if not re.fullmatch(_NAME, wish.name):

@@ -29,14 +29,17 @@ class Part:
 def account(
     attempts: Sequence[Mapping[str, Any]], generations: Mapping[int, Sequence[Mapping[str, Any]]]
 ) -> list[Part]:
-    """Divide the time from the first attempt's start to the last one's end; the parts add up to all of it.
+    """Divide the time from the first attempt's start to the last one's end; the parts add up to all of it. An attempt whose
+    launcher was lost, and that trained on beside the next one, ends with the beginning of that.
 
     `generations` are the step records of each lease generation. What training a step took counts as progress where the run's
     history holds that record, and as repeated where a later attempt did the step over.
     """
     kept = {(record["step"], record["attempt"]) for record in merge_steps(generations)}
     parts: dict[str, float] = dict.fromkeys(("progress", "repeated steps", "saves", "starts", "ends of attempts"), 0.0)
-    for before, one in zip((None, *attempts), attempts, strict=False):
+    begun = [one["started"] for one in attempts[1:]] + [float("inf")]
+    ended = [min(one["ended"], after) for one, after in zip(attempts, begun, strict=True)]
+    for number, one in enumerate(attempts):
         records = generations.get(one.get("generation") or 0, ())
         steps = {True: 0.0, False: 0.0}
         for record in records:
@@ -44,7 +47,7 @@ def account(
                 "eval_seconds", 0.0
             )
         saves = sum(record["blocked_seconds"] for record in records)
-        whole = one["ended"] - one["started"]
+        whole = ended[number] - one["started"]
         first = records[0]["step_seconds"] if records else 0.0
         start = max(0.0, min(one["start_s"] - first, whole)) if one.get("start_s") else whole
         rest = whole - steps[True] - steps[False] - saves - start
@@ -52,10 +55,10 @@ def account(
         parts["repeated steps"] += steps[False]
         parts["saves"] += saves
         parts["starts"] += start
-        parts["ends of attempts"] += rest
-        if before is not None:
-            why = f"between attempts, after {CAUSES.get(before['code'], 'a failure')}"
-            parts[why] = parts.get(why, 0.0) + one["started"] - before["ended"]
+        parts["ends of attempts"] += max(0.0, rest)
+        if number:
+            why = f"between attempts, after {CAUSES.get(attempts[number - 1]['code'], 'a failure')}"
+            parts[why] = parts.get(why, 0.0) + one["started"] - ended[number - 1]
     return [Part(name, seconds) for name, seconds in parts.items()]
 
 
@@ -63,6 +66,8 @@ def make(store: ObjectStore, output: Path) -> tuple[list[str], dict[str, Any]]:
     """Write the page to `output` and the plot beside it; return the page's lines and its data. UserError."""
     if output.suffix != ".md":
         raise UserError(problem("--output", str(output), "is not a page", allowed="a name that ends with .md"))
+    if not output.parent.is_dir():
+        raise UserError(problem("--output", str(output), "is in no folder", fix=f"mkdir -p {output.parent}"))
     found = status.read(store)
     generations = read_generations(store)
     if not generations:

@@ -58,3 +58,9 @@ def test_the_parts_add_up_to_all_of_it(story: list[tuple[float, int, float, int 
     parts = account(attempts, generations)
     assert sum(part.seconds for part in parts) == pytest.approx(attempts[-1]["ended"], abs=1e-6)
     assert all(part.seconds >= -1e-9 for part in parts)
+
+
+def test_an_attempt_that_trained_on_beside_the_next_one_ends_with_its_beginning() -> None:
+    attempts = [attempt(0.0, 500.0, None, None, None), attempt(30.0, 50.0, 0, None, None)]
+    found = {part.name: part.seconds for part in account(attempts, {})}
+    assert found["starts"] == sum(found.values()) == 50.0
