@@ -169,3 +169,15 @@ def test_an_allocation_that_fails_later_is_one_line_too(ask: Any) -> None:
         ask()
     with pytest.raises(RuntimeError, match="other"), report_lack_of_memory():
         raise RuntimeError("other")
+
+
+def test_a_limit_of_control_groups_of_version_1_counts(tmp_path: Path) -> None:
+    meminfo, own, groups = tmp_path / "meminfo", tmp_path / "cgroup", tmp_path / "groups"
+    meminfo.write_text("MemTotal: 1000 kB\n")
+    own.write_text("5:cpu,memory:/slurm/job_7\n1:name=systemd:/\n")
+    (groups / "memory" / "slurm" / "job_7").mkdir(parents=True)
+    (groups / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (groups / "memory" / "slurm" / "job_7" / "memory.limit_in_bytes").write_text("4096\n")
+    found = host_memory(meminfo, own, groups)
+    assert found is not None
+    assert found.total == 4096

@@ -112,15 +112,22 @@ def host_memory(
 
 
 def _limits(own_cgroup: Path, cgroups: Path) -> list[int]:
-    """memory.max in bytes of this process's control group and of each above it; a group without a limit says `max`.
+    """Memory limits in bytes of this process's control group and of each above it; one without a limit says `max`, or in
+    version 1 a number that is more than any memory.
 
-    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html
+    Sources: https://docs.kernel.org/admin-guide/cgroup-v2.html, https://docs.kernel.org/admin-guide/cgroup-v1/memory.html
     """
     lines = own_cgroup.read_text().splitlines() if own_cgroup.exists() else []
-    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    # Seen from a namespace of control groups, a process outside of its root has a path that climbs.
-    own = cgroups if ".." in Path(path).parts else cgroups / path
-    files = [folder / "memory.max" for folder in (own, *own.parents) if folder.is_relative_to(cgroups)]
+    rows = [line.split(":", 2) for line in lines if line.count(":") >= 2]
+    files = []
+    for number, controllers, path in rows:
+        first = "memory" in controllers.split(",")
+        if not first and number != "0":
+            continue
+        root, name = (cgroups / "memory", "memory.limit_in_bytes") if first else (cgroups, "memory.max")
+        # Seen from a namespace of control groups, a process outside of its root has a path that climbs.
+        own = root if ".." in Path(path).parts else root / path.lstrip("/")
+        files += [folder / name for folder in (own, *own.parents) if folder.is_relative_to(root)]
     limits = [file.read_text().strip() for file in files if file.exists()]
     return [int(limit) for limit in limits if limit.isdecimal()]
 

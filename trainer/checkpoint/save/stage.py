@@ -26,6 +26,11 @@ _ROUND_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23
 """linux/mman.h, since Linux 5.14; Python's mmap does not name it."""
 
+_CGROUPS = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+"""Of both versions of control groups: limit and use."""
 _RECLAIMABLE = ("inactive_file", "active_file")
 """Of a cgroup's memory.stat, https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files"""
 
@@ -253,13 +258,13 @@ def available_memory() -> int | None:
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             free.append(int(line.split()[1]) * 1024)
-    limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
-    if limit and used and limit[0] != "max":
-        # The kernel frees file pages before it enforces the limit; shared memory is not among them.
-        cached = sum(
-            int(value) for name, value in map(str.split, _lines("/sys/fs/cgroup/memory.stat")) if name in _RECLAIMABLE
-        )
-        free.append(int(limit[0]) - int(used[0]) + cached)
+    for folder, most, now in _CGROUPS:
+        limit, used = _lines(f"{folder}/{most}"), _lines(f"{folder}/{now}")
+        if limit and used and limit[0] != "max":
+            # The kernel frees file pages before it enforces the limit; shared memory is not among them.
+            rows = map(str.split, _lines(f"{folder}/memory.stat"))
+            cached = sum(int(value) for name, value in rows if name in _RECLAIMABLE)
+            free.append(int(limit[0]) - int(used[0]) + cached)
     return min(free, default=None)
 
 
