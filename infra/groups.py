@@ -77,8 +77,10 @@ class Group(Section):
     threads_per_core: Literal[1, 2] = 1
     partition: Name | None = None
     """Slurm partition; default: the group's name."""
-    deep_health_checks: tuple[DeepCheck, ...] = ("InstanceStress", "InstanceConnectivity")
-    """HyperPod, groups with accelerators: run before a node joins."""
+    deep_health_checks: tuple[DeepCheck, ...] | None = None
+    """HyperPod, groups with accelerators: run before a node joins, for 60 to 90 minutes that are billed
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-autoscaling-nodeclass.html). Default: both; none for
+    spot, whose nodes come and go, nor where Karpenter fills the group, which does not support them."""
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
 

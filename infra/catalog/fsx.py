@@ -22,6 +22,19 @@ EFA_SMALLEST_MB_S = 4_800
 """What one such step makes, at each of the four rates."""
 METADATA_IOPS = (1_500, 3_000, 6_000, *range(12_000, 192_001, 12_000))
 """On SSD (API_CreateFileSystemLustreMetadataConfiguration.html)."""
+
+
+def automatic_iops(capacity_gib: int) -> int:
+    """Metadata IOPS that SSD of this capacity has by itself, and fewer than which FSx refuses.
+
+    LustreGuide/managing-metadata-performance.html; the refusal: https://github.com/hashicorp/terraform-provider-aws/issues/44432
+    """
+    for most, iops in ((1_200, 1_500), (2_400, 3_000), (9_600, 6_000), (45_600, 12_000)):
+        if capacity_gib <= most:
+            return iops
+    return min(192_000, 12_000 * (capacity_gib // 24_000))
+
+
 TIERED_METADATA_IOPS = (6_000, 12_000)
 """On Intelligent-Tiering, which has no AUTOMATIC (same page)."""
 TIERED_STEP_MB_S = 4_000

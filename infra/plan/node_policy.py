@@ -82,7 +82,8 @@ def _common(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
     queue = ["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"]
     yield allow("Interruptions", queue, place.arn("sqs", f"{spec.name}-interruptions"))
     yield allow("EcrToken", ["ecr:GetAuthorizationToken"], "*")
-    yield allow("EcrPull", PULL, _repositories(spec, place))
+    if repositories := _repositories(spec, place):
+        yield allow("EcrPull", PULL, repositories)
     group = place.arn("logs", f"log-group:/lustrain/{spec.name}/*")
     yield allow("Logs", ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"], group)
     namespace = {"StringEquals": {"cloudwatch:namespace": list(METRIC_NAMESPACES)}}
@@ -94,11 +95,13 @@ def _common(spec: ClusterSpec, place: Place) -> Iterator[Statement]:
 
 def _repositories(spec: ClusterSpec, place: Place) -> str:
     """Return the cluster's repository, or the one behind a URL like
-    123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer."""
+    123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer; empty for a registry that is not ECR."""
     if spec.repository.existing is None:
         return place.arn("ecr", f"repository/{spec.name}/*")
     host, _, name = spec.repository.existing.removeprefix("https://").partition("/")
-    account, _, rest = host.partition(".dkr.ecr.")
+    account, ecr, rest = host.partition(".dkr.ecr.")
+    if not ecr:
+        return ""
     return place.arn("ecr", f"repository/{name.partition(':')[0]}", region=rest.partition(".")[0], account=account)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from infra.catalog.fsx import automatic_iops
 from infra.config import Association, ClusterSpec
 from infra.plan.place import Place, runs_uri
 from infra.plan.storage.lustre import LustrePlan, lustre_plan
@@ -68,6 +69,9 @@ def _lustre_updated(before: LustrePlan, after: LustrePlan) -> Iterator[Change]:
     if (before.metadata_iops or 0) > (after.metadata_iops or 0) > 0:
         message = f"{before.metadata_iops} cannot go down to {after.metadata_iops}"
         yield Change("storage.lustre.metadata_iops", Effect.IMPOSSIBLE, message, "", "keep the rate")
+    elif after.metadata_iops and after.metadata_iops < (least := automatic_iops(after.capacity_gib or 0)):
+        message = f"{after.metadata_iops} is below the {least} of {after.capacity_gib} GiB"
+        yield Change("storage.lustre.metadata_iops", Effect.IMPOSSIBLE, message, "", f"set {least} or more")
     elif before.metadata_iops != after.metadata_iops:
         yield Change("storage.lustre.metadata_iops", Effect.IN_PLACE, "clients pause for minutes")
     for name in ("tiered_mb_s", "read_cache_gib", "compression", "backup_days"):

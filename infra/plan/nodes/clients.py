@@ -10,7 +10,7 @@ from typing import Any
 from infra.catalog.fsx import EFA_CONNECTIONS
 from infra.catalog.instances import Instance, instance
 from infra.config import ClusterSpec, Group
-from infra.plan.storage.lustre import efa_wanted
+from infra.plan.storage.lustre import efa_wanted, takes_lustre_efa
 from lustrain.cluster import Stripe
 from node_setup.agent.model import Request, Write
 from node_setup.agent.owned import MODPROBE
@@ -29,8 +29,6 @@ LUSTRE_EFA = {
 }
 """EFA interfaces that AWS gives to Lustre by default; 2 on other types with several cards, 1 with one
 (https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html)."""
-WITHOUT_LUSTRE_EFA = ("trn2.", "trn2u.")
-"""The same page excludes this family."""
 
 
 def module_options(spec: ClusterSpec, group: Group, document: dict[str, Any]) -> str:
@@ -104,6 +102,6 @@ def _wanted(spec: ClusterSpec, group: Group) -> int:
 
 def by_default(kind: Instance | None) -> int:
     """AWS's number for a type; 0 for one whose EFA Lustre does not take."""
-    if kind is None or not kind.efa or kind.name.startswith(WITHOUT_LUSTRE_EFA):
+    if kind is None or not takes_lustre_efa(kind):
         return 0
     return LUSTRE_EFA.get(kind.name, 2 if len(kind.cards) > 1 else 1)

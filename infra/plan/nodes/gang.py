@@ -47,12 +47,13 @@ NEURON = re.compile(r"(trn|inf)\d")
 
 IMAGES = {
     "nvidia": "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
-    "neuron": "/aws/service/neuron/dlami/base/ubuntu-22.04/latest/image_id",
+    "neuron": "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id",
     "ubuntu": "/aws/service/canonical/ubuntu/server/22.04/stable/current/{arch}/hvm/ebs-gp2/ami-id",
 }
 """SSM parameters that name AWS's and Canonical's newest images. AWS's bring the EFA driver, that for GPUs the Lustre client
 too (https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html); first_boot.sh installs it elsewhere.
-22.04 and not newer: FSx over EFA wants kernel 6.8, which those have; Lustre clients follow newer kernels with delay.
+As they were in November 2026, when Neuron made none of 22.04 any more. For others 22.04 and not newer: FSx over EFA wants
+kernel 6.8, which those have; Lustre clients follow newer kernels with delay.
 https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html,
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/dlami/index.html,
 https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from infra.catalog.instances import instance
 from infra.config import AccountingDatabase, ClusterSpec, Group, GroupRole
+from infra.groups import DeepCheck
 from infra.plan.nodes.bundle import ON_CREATE, ON_INIT
 from infra.plan.place import tags
 
@@ -132,7 +133,7 @@ def instance_group(spec: ClusterSpec, group: Group, refs: Refs) -> dict[str, Any
             "ExecutionRole": refs.role_arn,
             "SlurmConfig": None if eks else slurm(group),
             "KubernetesConfig": kubernetes(group) if eks else None,
-            "OnStartDeepHealthChecks": list(deep_checks(group)) or None,
+            "OnStartDeepHealthChecks": list(deep_checks(spec, group)) or None,
             "LifeCycleConfig": {
                 "SourceS3Uri": refs.lifecycle_uri,
                 "OnCreate" if eks else "OnInitComplete": entry(spec),
@@ -172,10 +173,21 @@ def kubernetes(group: Group) -> dict[str, Any] | None:
     return _present({"Labels": dict(group.labels) or None, "Taints": taints or None}) or None
 
 
-def deep_checks(group: Group) -> tuple[str, ...]:
-    """They stress accelerators, so that a type without any is not asked for them; an unknown type is taken at its word."""
+def deep_checks(spec: ClusterSpec, group: Group) -> tuple[str, ...]:
+    """Return the checks of a group's new nodes.
+
+    They stress accelerators, so that a type without any is not asked for them; an unknown type is taken at its word.
+    """
     known = instance(group.instance_type)
-    return () if known and not known.accelerators else group.deep_health_checks
+    if known and not known.accelerators:
+        return ()
+    if group.deep_health_checks is not None:
+        return group.deep_health_checks
+    return () if group.capacity.mode == "spot" or filled_by_karpenter(spec, group) else get_args(DeepCheck)
+
+
+def filled_by_karpenter(spec: ClusterSpec, group: Group) -> bool:
+    return spec.backend == "hyperpod-eks" and bool(spec.eks.karpenter) and not group.count
 
 
 def storage(spec: ClusterSpec, group: Group, refs: Refs) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from infra.catalog.fsx import (
     TIERED_METADATA_IOPS,
     TIERED_STEP_MB_S,
 )
-from infra.catalog.instances import instance
+from infra.catalog.instances import Instance, instance
 from infra.config import ClusterSpec, ExistingLustre, Lustre
 
 
@@ -59,10 +59,41 @@ class LustrePlan:
         return "AUTOMATIC" if self.metadata_iops is None else "USER_PROVISIONED"
 
 
+WITHOUT_LUSTRE_EFA = (
+    *(
+        "c5n.",
+        "c6a.",
+        "c6i.",
+        "c6id.",
+        "dl1.",
+        "dl2q.",
+        "g4dn.",
+        "g5.",
+        "hpc6a.",
+        "i3en.",
+        "inf1.",
+        "m5dn.",
+        "m5n.",
+        "m5zn.",
+    ),
+    *("m6a.", "m6i.", "m6id.", "p3dn.", "p4d.", "p4de.", "r5dn.", "r5n.", "r6a.", "r6i.", "r6id.", "vt1."),
+    *("x2idn.", "x2iedn.", "x2iezn."),
+    *("trn2.", "trn2u."),
+)
+"""Families with EFA that FSx does not take it from: Nitro v3, which is too old, and Trainium 2
+(https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html: Nitro v4 or newer, without trn2; the versions:
+https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-nitro-instances.html, as they were in November 2026)."""
+
+
+def takes_lustre_efa(kind: Instance | None) -> bool:
+    """Whether nodes of a type reach Lustre over EFA."""
+    return kind is not None and kind.efa > 0 and not kind.name.startswith(WITHOUT_LUSTRE_EFA)
+
+
 def efa_wanted(spec: ClusterSpec) -> bool:
     """Whether the cluster's file system serves clients over EFA, one that is there already or one that is to be made.
 
-    What the user says counts. Without a word it is on where a worker's type has EFA and the file system is large enough
+    What the user says counts. Without a word it is on where a worker's type reaches it so and the file system is large enough
     anyway: EFA cannot be turned on later, and it is never a reason to pay for a larger step than throughput asks for.
     """
     wish = spec.storage.lustre
@@ -72,8 +103,7 @@ def efa_wanted(spec: ClusterSpec) -> bool:
         return wish.existing.efa
     if wish.efa is not None:
         return wish.efa
-    types = [instance(group.ec2_type) for group in spec.workers]
-    return any(found is not None and found.efa > 0 for found in types) and _reaches_efa(wish)
+    return any(takes_lustre_efa(instance(group.ec2_type)) for group in spec.workers) and _reaches_efa(wish)
 
 
 def lustre_plan(spec: ClusterSpec) -> LustrePlan | None:

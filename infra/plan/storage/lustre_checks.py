@@ -16,10 +16,11 @@ from infra.catalog.fsx import (
     TIERED_LARGEST_MB_S,
     TIERED_METADATA_IOPS,
     TIERED_STEP_MB_S,
+    automatic_iops,
 )
 from infra.config import Lustre
 from infra.finding import finding
-from infra.plan.storage.lustre import legal_gib, wanted_mb_s
+from infra.plan.storage.lustre import legal_gib, lustre, wanted_mb_s
 from infra.plan.storage.mounts import mount_problem
 from lustrain.problem import Problem
 
@@ -105,6 +106,18 @@ def _ssd_violations(wish: Lustre, efa: bool) -> list[Problem]:
                 source=f"{API}/API_CreateFileSystemLustreMetadataConfiguration.html",
             )
         )
+    elif wish.metadata_iops is not None and not found:
+        capacity = lustre(wish, efa).capacity_gib or 0
+        if wish.metadata_iops < (least := automatic_iops(capacity)):
+            found.append(
+                finding(
+                    "storage.lustre.metadata_iops",
+                    f"{wish.metadata_iops} is below the {least} that {capacity} GiB have by themselves",
+                    f"set {least} or more, or remove it and FSx follows the capacity",
+                    code="FSX-004",
+                    source=f"{LUSTRE_GUIDE}/managing-metadata-performance.html",
+                )
+            )
     if wish.read_cache_gib is not None:
         found.append(
             finding(

@@ -88,7 +88,8 @@ def deep_checks(spec: ClusterSpec, context: Context) -> Problems:
 )
 def no_deep_checks(spec: ClusterSpec, context: Context) -> Problems:
     for path, group, facts in known_groups(spec):
-        if spec.hyperpod and group.role == "worker" and facts.accelerators and not group.deep_health_checks:
+        lasting = group.role == "worker" and group.capacity.mode != "spot" and group.count
+        if spec.hyperpod and lasting and facts.accelerators and group.deep_health_checks == ():
             message = f"group {group.name} takes nodes unchecked: a bad GPU or link shows only in training"
             yield finding(f"{path}.deep_health_checks", message, "remove the key, the default runs both checks")
 

@@ -24,6 +24,7 @@ from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.network.security import WORLD
 from infra.plan.network.vpc import PRIVATE
+from infra.plan.nodes.hyperpod import filled_by_karpenter
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups
 
 VPC = "https://docs.aws.amazon.com/eks/latest/userguide/network-reqs.html"
@@ -51,8 +52,9 @@ NOT_PUBLIC = (*PRIVATE, *map(IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "169.254.
 them."""
 DOCUMENTATION = tuple(map(IPv4Network, ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")))
 """RFC 5737: for examples, such as ours."""
-OPERATOR_VERSIONS = ("1.28", "1.29", "1.30", "1.31", "1.32", "1.33")
-"""Kubernetes versions that the training operator's page names (OPERATOR), as it was in 2026."""
+OPERATOR_VERSIONS = ("1.28", "1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35")
+"""Kubernetes versions that the training operator's v1.2.1 is the default add-on on, in October 2026
+(https://github.com/awslabs/awsome-distributed-ai/pull/1076)."""
 RULES = Family()
 
 
@@ -303,6 +305,23 @@ def karpenter_groups(spec: ClusterSpec, context: Context) -> Problems:
     if not any(group.count for group in spec.groups):
         message = "every group has count: 0: CoreDNS has no node, and `pulumi up` waits an hour for it and fails"
         yield finding("groups", message, "add a small group that stays, e.g. two m5.2xlarge")
+
+
+@RULES.add(
+    "EKS-035",
+    "A group for Karpenter (count: 0) is on-demand, without deep health checks: it fills no other.",
+    NODE_CLASS,
+)
+def not_for_karpenter(spec: ClusterSpec, context: Context) -> Problems:
+    for index, group in enumerate(spec.groups):
+        if not filled_by_karpenter(spec, group):
+            continue
+        if group.deep_health_checks:
+            message = "Karpenter does not support deep health checks"
+            yield finding(f"groups.{index}.deep_health_checks", message, "remove the key")
+        if group.capacity.mode != "on-demand":
+            message = f"Karpenter fills on-demand capacity only, not {group.capacity.mode}"
+            yield finding(f"groups.{index}.capacity.mode", message, "a count above 0, or on-demand")
 
 
 @RULES.add("EKS-034", "The training operator's page names the Kubernetes version.", OPERATOR, level="warning")

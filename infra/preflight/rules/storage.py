@@ -8,11 +8,11 @@ from infra.catalog.fsx import API, EFA_CONNECTIONS, LUSTRE_GUIDE
 from infra.catalog.instances import instance
 from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.plan.nodes.clients import WITHOUT_LUSTRE_EFA, lustre_interfaces
+from infra.plan.nodes.clients import lustre_interfaces
 from infra.plan.place import host
 from infra.plan.storage import home
 from infra.plan.storage.associations import nested
-from infra.plan.storage.lustre import efa_wanted
+from infra.plan.storage.lustre import efa_wanted, takes_lustre_efa
 from infra.plan.storage.lustre_checks import violations
 from infra.preflight.rule import Context, Family, Problems, known_groups
 
@@ -112,7 +112,7 @@ def efa_unused(spec: ClusterSpec, context: Context) -> Problems:
         elsewhere = spec.zone_of(group) != spec.zone_id  # NET-017 says so
         if elsewhere or not facts.efa or lustre_interfaces(spec, group):
             continue
-        if facts.name.startswith(WITHOUT_LUSTRE_EFA):
+        if not takes_lustre_efa(facts):
             yield finding(f"{path}.instance_type", f"FSx takes no EFA from {facts.name}: TCP it is", NO_EFA)
         else:
             message = f"Lustre takes {EFA_CONNECTIONS} EFA interfaces of clients, fewer than it has nodes: TCP it is"

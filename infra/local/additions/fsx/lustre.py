@@ -23,6 +23,7 @@ from infra.catalog.fsx import (
     TIERED_LARGEST_MB_S,
     TIERED_METADATA_IOPS,
     TIERED_STEP_MB_S,
+    automatic_iops,
 )
 from infra.local.additions.serving import refuse
 
@@ -107,6 +108,7 @@ def _check_provisioned(request: Mapping[str, Any], lustre: Mapping[str, Any]) ->
     _check_capacity(per_unit, request.get("StorageCapacity"), efa=bool(lustre.get("EfaEnabled")))
     if lustre.get("MetadataConfiguration"):
         _check_metadata(lustre["MetadataConfiguration"])
+        _check_baseline(lustre["MetadataConfiguration"], request["StorageCapacity"])
 
 
 def _check_per_unit(per_unit: int | None) -> None:
@@ -141,15 +143,10 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
         _bad(f"Metadata Iops {iops} is not valid: use 1500, 3000, 6000 or a multiple of 12000 up to 192000.")
 
 
-def automatic_iops(capacity: int) -> int:
-    """Metadata IOPS that AUTOMATIC mode gives a capacity in GiB.
-
-    https://docs.aws.amazon.com/fsx/latest/LustreGuide/managing-metadata-performance.html
-    """
-    for most, iops in ((1200, 1500), (2400, 3000), (9600, 6000), (45600, 12000)):
-        if capacity <= most:
-            return iops
-    return min(192000, 12000 * (capacity // 24000))
+def _check_baseline(metadata: Mapping[str, Any], capacity: int) -> None:
+    least = automatic_iops(capacity)
+    if metadata.get("Mode") != "AUTOMATIC" and metadata["Iops"] < least:
+        _bad(f"Metadata Iops {metadata['Iops']} is below the baseline {least} of {capacity} GiB.")
 
 
 def described(request: Mapping[str, Any], default_logs: str) -> dict[str, Any]:
@@ -216,6 +213,9 @@ def _check_growth(record: Mapping[str, Any], request: Mapping[str, Any], per_uni
     if capacity < record["StorageCapacity"]:
         _bad(f"StorageCapacity must be greater than the current {record['StorageCapacity']} GiB.")
     _check_capacity(per_unit, capacity, efa=record["LustreConfiguration"]["EfaEnabled"])
+    asked = (request.get("LustreConfiguration") or {}).get("MetadataConfiguration")
+    if metadata := record["LustreConfiguration"].get("MetadataConfiguration"):
+        _check_baseline({**metadata, **(asked or {})}, capacity)
 
 
 def _check_metadata_growth(now: Mapping[str, Any], asked: Mapping[str, Any], *, tiered: bool) -> None:
