@@ -42,6 +42,10 @@ class Capacity(Section):
     """How many instances it holds, if you know."""
     placement_group: str | None = None
     """`reservation` only: name of the cluster placement group that the reservation was made in."""
+    starts_at: Time | None = None
+    """`capacity-block` only: when it begins (ISO 8601 with zone, in quotes), where that is still to come. The group is empty
+    until then and filled by a scheduled action: Auto Scaling gives a group up that has failed to launch for about a day
+    (https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html)."""
     ends_at: Time | None = None
     """When the reservation, block or plan ends (ISO 8601 with zone, in quotes); set the trainer's `interrupt.deadline` to it,
     nothing hands it over. With `create` the reservation is made to end then."""

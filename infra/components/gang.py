@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.plan.nodes.capacity import PLATFORM, ReservationPlan
+from infra.plan.nodes.capacity import PLATFORM, SAVE_SECONDS, ReservationPlan
 from infra.plan.nodes.gang import (
     GONE_WITHIN,
     HOP_LIMIT,
     METRICS,
     ROOT_IOPS,
     ROOT_MB_S,
-    SAVE_SECONDS,
     SUSPENDED,
     TAGGED,
     GangPlan,
@@ -145,7 +144,7 @@ class Gang(pulumi.ComponentResource):
             f"{name}-gang",
             min_size=plan.min_size,
             max_size=plan.count,
-            desired_capacity=plan.count,
+            desired_capacity=plan.desired,
             vpc_zone_identifiers=[subnet_id],
             launch_template=aws.autoscaling.GroupLaunchTemplateArgs(
                 id=template.id, version=template.latest_version.apply(lambda version: str(int(version)))
@@ -177,17 +176,18 @@ class Gang(pulumi.ComponentResource):
             default_result="CONTINUE",
             opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True),
         )
-        if plan.empty_at:
-            aws.autoscaling.Schedule(
-                f"{name}-end",
-                autoscaling_group_name=group.name,
-                scheduled_action_name="end-of-capacity-block",
-                min_size=0,
-                max_size=plan.count,
-                desired_capacity=0,
-                start_time=plan.empty_at,
-                opts=pulumi.ResourceOptions(parent=self),
-            )
+        for edge, moment, wanted in (("start", plan.fill_at, plan.count), ("end", plan.empty_at, 0)):
+            if moment:
+                aws.autoscaling.Schedule(
+                    f"{name}-{edge}",
+                    autoscaling_group_name=group.name,
+                    scheduled_action_name=f"{edge}-of-capacity-block",
+                    min_size=0,
+                    max_size=plan.count,
+                    desired_capacity=wanted,
+                    start_time=moment,
+                    opts=pulumi.ResourceOptions(parent=self),
+                )
         return group
 
     def _cpu(self) -> aws.ec2.LaunchTemplateCpuOptionsArgs | None:

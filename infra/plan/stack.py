@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 
+from infra.clock import now
 from infra.config import ClusterSpec
 from infra.plan.network.security import Rule, rules
 from infra.plan.network.vpc import NetworkPlan, network
@@ -34,6 +36,8 @@ class Plan:
 
     spec: ClusterSpec
     place: Place
+    now: datetime = field(default_factory=now)
+    """A capacity block has begun by then, or is still to begin."""
 
     @cached_property
     def tags(self) -> dict[str, str]:
@@ -86,7 +90,7 @@ class Plan:
     @cached_property
     def gangs(self) -> tuple[GangPlan, ...]:
         """Of the `ec2` backend."""
-        return () if self.spec.hyperpod else gangs(self.spec, self.place)
+        return () if self.spec.hyperpod else gangs(self.spec, self.place, self.now)
 
     @cached_property
     def reservations(self) -> tuple[ReservationPlan, ...]:

@@ -20,9 +20,15 @@ from lustrain.problem import Problem
 MarketType = Literal["spot", "capacity-block"]
 
 PLATFORM = "Linux/UNIX"
-BLOCK_MARGIN = timedelta(minutes=35)
+SAVE_SECONDS = 300
+"""How long a terminating node waits for the trainer, which may ask for more with RecordLifecycleActionHeartbeat. Spot
+takes its two minutes whatever a hook says (https://docs.aws.amazon.com/autoscaling/ec2/userguide/lifecycle-hooks.html)."""
+BLOCK_MARGIN = timedelta(minutes=30, seconds=2 * SAVE_SECONDS)
 """EC2 ends the instances of a block 30 minutes before the block, and Auto Scaling groups are to be empty by then
-(https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html); five more are for saving."""
+(https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-template-capacity-blocks.html); before that each node may save,
+and Auto Scaling ends those of a large group in turns."""
+SOON = timedelta(minutes=5)
+"""A scheduled action lies in the future when it is made; a block that begins so soon is taken for one that has begun."""
 
 MODES: dict[Backend, tuple[CapacityMode, ...]] = {
     "ec2": ("on-demand", "spot", "reservation", "capacity-block"),
@@ -34,7 +40,7 @@ KEYS: dict[CapacityMode, frozenset[str]] = {
     "on-demand": frozenset(),
     "spot": frozenset(),
     "reservation": frozenset({"reservation", "create", "zone_id", "size", "placement_group", "ends_at"}),
-    "capacity-block": frozenset({"reservation", "zone_id", "size", "ends_at"}),
+    "capacity-block": frozenset({"reservation", "zone_id", "size", "starts_at", "ends_at"}),
     "training-plan": frozenset({"training_plan", "zone_id", "size", "ends_at"}),
 }
 """Which keys of `capacity` mean something in a mode."""
@@ -128,6 +134,14 @@ def reservations(spec: ClusterSpec) -> tuple[ReservationPlan, ...]:
         for group in spec.workers
         if group.capacity.create
     )
+
+
+def fill_at(capacity: Capacity, now: datetime) -> str | None:
+    """When the group of a capacity block is to be filled, RFC 3339 in UTC; None where the block has begun, or its start is not
+    known."""
+    if capacity.mode != "capacity-block" or capacity.starts_at is None or capacity.starts_at <= now + SOON:
+        return None
+    return timestamp(capacity.starts_at)
 
 
 def empty_at(capacity: Capacity) -> str | None:

@@ -10,17 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from infra.catalog.instances import Instance, instance
 from infra.config import ClusterSpec, Group
-from infra.plan.nodes.capacity import Market, empty_at, market
+from infra.plan.nodes.capacity import Market, empty_at, fill_at, market
 from infra.plan.nodes.nics import Nic, nics
 from infra.plan.place import Place, tags
 from lustrain.problem import UserError, problem
 
-SAVE_SECONDS = 300
-"""How long a terminating node waits for the trainer, which may ask for more with RecordLifecycleActionHeartbeat. Spot
-takes its two minutes whatever a hook says (https://docs.aws.amazon.com/autoscaling/ec2/userguide/lifecycle-hooks.html)."""
 GONE_WITHIN = "1h"
 """A group is deleted when its last node is gone, each after its hook; AWS ends those of a large group in turns."""
 SUSPENDED = ("AZRebalance",)
@@ -102,7 +100,8 @@ class Cpu:
 @dataclass(frozen=True)
 class GangPlan:
     """One group. `tags` go on the group, its instances, their volumes and interfaces; `min_size` is below `count` only
-    where the machines may not be there yet. `empty_at` is when a capacity block's group goes to zero, RFC 3339; from then on
+    where the machines may not be there yet. `fill_at` is when a capacity block's group is filled, None where it is from the
+    beginning; `empty_at` is when it goes to zero, RFC 3339; from then on
     preflight (CAP-011) stops a deployment, which would ask for nodes in a block that is over and for a schedule in the past.
 
     No group rebalances its capacity: at a mere recommendation it would end a healthy node, and with it the step of all the
@@ -124,10 +123,16 @@ class GangPlan:
     market: Market
     key_name: str | None
     tags: Mapping[str, str]
+    fill_at: str | None
     empty_at: str | None
 
+    @property
+    def desired(self) -> int:
+        """How many nodes the group wants as it is deployed."""
+        return 0 if self.fill_at else self.count
 
-def gangs(spec: ClusterSpec, place: Place) -> tuple[GangPlan, ...]:
+
+def gangs(spec: ClusterSpec, place: Place, now: datetime) -> tuple[GangPlan, ...]:
     """One plan for each worker group; UserError for a type that the snapshot does not know or that runs no Linux."""
     problems: list[str] = []
     gangs: list[GangPlan] = []
@@ -140,7 +145,7 @@ def gangs(spec: ClusterSpec, place: Place) -> tuple[GangPlan, ...]:
         elif kind.architecture not in CANONICAL:
             problems.append(problem(path, group.instance_type, f"is {kind.architecture}", allowed=", ".join(CANONICAL)))
         else:
-            gangs.append(_gang(spec, place, group, kind))
+            gangs.append(_gang(spec, place, group, kind, now))
     if problems:
         raise UserError(problems)
     return tuple(gangs)
@@ -151,7 +156,7 @@ def untaggable(tags: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(key for key in tags if not TAG_KEY.fullmatch(key) or key in (".", "..", "_index"))
 
 
-def _gang(spec: ClusterSpec, place: Place, group: Group, kind: Instance) -> GangPlan:
+def _gang(spec: ClusterSpec, place: Place, group: Group, kind: Instance, now: datetime) -> GangPlan:
     name = f"{spec.name}-{group.name}"
     return GangPlan(
         name=name,
@@ -169,6 +174,7 @@ def _gang(spec: ClusterSpec, place: Place, group: Group, kind: Instance) -> Gang
         market=market(group),
         key_name=spec.access.ssh_key,
         tags={**tags(spec), "Name": name, "lustrain:group": group.name},
+        fill_at=fill_at(group.capacity, now),
         empty_at=empty_at(group.capacity),
     )
 

@@ -209,12 +209,13 @@ def _dead_letters_alarm(spec: ClusterSpec) -> Alarm:
 def _gang_alarm(spec: ClusterSpec, group: Group) -> Alarm:
     """Against what the group wants at the time, so that a group scaled to nothing on purpose is silent.
 
-    A group without these metrics breaches: they are off by default, and then nobody would hear of a missing node. A block
-    begins at a time that is not known here, and until then its group is empty by right: an empty one is silent, which also
-    hides a block that has begun and gave nothing, and one that lost all its nodes at once.
+    A group without these metrics breaches: they are off by default, and then nobody would hear of a missing node. Where the
+    start of a block is not known, its group may be empty by right: an empty one is silent, which also hides a block that has
+    begun and gave nothing, and one that lost all its nodes at once.
     """
-    block = group.capacity.mode == "capacity-block"
+    block = group.capacity.mode == "capacity-block" and group.capacity.starts_at is None
     silent = " (silent while there is none at all: the capacity block may not have begun)" if block else ""
+    resume = "aws autoscaling resume-processes --auto-scaling-group-name {id}"
     reason = "aws autoscaling describe-scaling-activities --auto-scaling-group-name {id}"
     zero = "aws autoscaling update-auto-scaling-group --auto-scaling-group-name {id} --min-size 0 --desired-capacity 0"
     return Alarm(
@@ -222,8 +223,9 @@ def _gang_alarm(spec: ClusterSpec, group: Group) -> Alarm:
         subject=f"group:{group.name}",
         description=(
             f"Group {group.name} has had fewer nodes in service than it wants for {GANG_MINUTES} minutes{silent}. "
-            "A run that needs all of them cannot start or go on. The group keeps trying, and the nodes that it has are "
-            f"billed. First: {reason} gives the reason. To stop paying meanwhile: {zero}"
+            "A run that needs all of them cannot start or go on. The group keeps trying, for about a day while nothing comes "
+            f"(then: {resume}), and the nodes that it has are billed. First: {reason} gives the reason. To stop paying "
+            f"meanwhile: {zero}"
         ),
         metrics=(
             Metric("wanted", "AWS/AutoScaling", "GroupDesiredCapacity", "Maximum", "AutoScalingGroupName"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -35,11 +35,26 @@ def reservation_state(spec: ClusterSpec, context: Context, aws: Aws) -> Problems
         if there is None:
             message = f"{group.capacity.reservation} is not in this account and region"
             yield finding(here, message, "correct it, or have it shared with the account")
+        elif (problem := _other_start(group, there)) is not None:
+            yield finding(f"{path}.starts_at", problem, "set what AWS says: the group is filled at that time")
         elif there["State"] in ("scheduled", "pending", "payment-pending", "assessing", "delayed", "unassigned"):
+            if group.capacity.starts_at:
+                continue
             message = f"is {there['State']}: no machine comes before {there.get('StartDate', 'its start')}"
             yield finding(here, message, "wait for its start", level="warning")
         elif there["State"] != "active":
             yield finding(here, f"is {there['State']}", "use other capacity")
+
+
+def _other_start(group: Group, there: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with `starts_at` of a block that is still to begin."""
+    starts = there.get("StartDate")
+    if group.capacity.mode != "capacity-block" or there["State"] == "active" or not isinstance(starts, datetime):
+        return None
+    given = group.capacity.starts_at
+    if given is None:
+        return f"the block begins {starts.isoformat()}: a group that wants its nodes before gives up after about a day"
+    return None if abs(given - starts) <= SOON else f"is {given.isoformat()}, AWS says {starts.isoformat()}"
 
 
 @RULES.add(
