@@ -92,6 +92,8 @@ class Start:
     nodes: tuple[str, ...]
     after_s: float = 0.0
     why: str = ""
+    idle: tuple[str, ...] = ()
+    """Nodes that are there and would be used, were there a world of that size."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +136,9 @@ def decide(
     spreads the pauses of runs that failed together. `by` is who asks; `stop` says why no further attempt is wanted.
     """
     last = history[-1] if history else None
-    end = _end(history, last) if last is not None else None
+    end = over(rules, history, now, stop)
     if end is not None:
         return end
-    if stop:
-        return Stop(REQUEUE, stop)
-    if rules.until is not None and now >= rules.until:
-        return Stop(REQUEUE, "its capacity ends, by interrupt.deadline")
     leaving = {node for one in history if now - one.ended < LEAVING_S for node in one.noticed}
     out = leaving | (_silent(history, by, now) if rules.others else set())
     at_hand = [node for node in living if node not in out]
@@ -149,12 +147,25 @@ def decide(
     chosen = well if rules.size(len(well)) else at_hand
     size = rules.size(len(chosen))
     if size:
-        return Start(tuple(chosen[:size]), _pause(history, draw), _asked(last))
+        idle = tuple(chosen[size : rules.most])
+        return Start(tuple(chosen[:size]), _pause(history, draw), _asked(last), idle)
     have = f"{len(at_hand)} of {rules.least} nodes are there"
     why = f"{have}; left out: {', '.join(sorted(out))}" if out else have
     if rules.others:
         return Requeue(tuple(sorted(leaving)), why)
     return Wait(why)
+
+
+def over(rules: Rules, history: Sequence[Attempt], now: float, stop: str = "") -> Stop | None:
+    """Return why no further attempt is made, whatever nodes there are; None where one is."""
+    end = _end(history, history[-1]) if history else None
+    if end is not None:
+        return end
+    if stop:
+        return Stop(REQUEUE, stop)
+    if rules.until is not None and now >= rules.until:
+        return Stop(REQUEUE, "its capacity ends, by interrupt.deadline")
+    return None
 
 
 def guilty(history: Sequence[Attempt], now: float) -> set[str]:

@@ -19,6 +19,7 @@ from launch.supervise.decision import (
     Stop,
     Wait,
     decide,
+    over,
 )
 
 POLL_S = 5.0
@@ -96,7 +97,10 @@ def supervise(
         try:
             history, stop = journal.read()
             stop = stop or backend.told()
-            move = decide(rules, history, backend.living(), clock(), by=journal.by, draw=draw(), stop=stop)
+            # A run that is over does not wait for a scheduler that does not answer.
+            move = over(rules, history, clock(), stop) or decide(
+                rules, history, backend.living(), clock(), by=journal.by, draw=draw(), stop=stop
+            )
             if isinstance(move, Start) and _rested(backend, move, say):
                 number = journal.begin(move.nodes)
         except NotNow as error:
@@ -129,6 +133,9 @@ def _rested(backend: Backend, move: Start, say: Callable[[str], None]) -> bool:
     pause = f" in {move.after_s:.0f} s" if move.after_s else ""
     if move.why:
         say(f"{move.why}: starting again{pause} on {', '.join(move.nodes)}")
+    if move.idle:
+        size = len(move.nodes) + len(move.idle)
+        say(f"idle, and paid for: {', '.join(move.idle)}; {size} nodes do not divide train.global_batch evenly")
     if move.after_s:
         backend.rest(move.after_s)
     return not backend.told()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.errors import EXIT_PEERS, EXIT_REQUEUE
+from launch.supervise.decision import Attempt, Rules, Start, Stop, decide, over
+from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE
 from trainer.launch import journal
 from trainer.launch.ending import Ending, leave_end
 from trainer.storage import open_store
@@ -50,3 +51,23 @@ def test_a_launcher_says_so_where_its_ranks_have_saved(tmp_path: object, monkeyp
     words = {0: (EXIT_REQUEUE, "node 2"), 1: (EXIT_REQUEUE, "node 2")}
     record = ended(f"{tmp_path}/run", monkeypatch, ["a", "b", "c"], words)
     assert (record["code"], record["blamed"]) == (EXIT_REQUEUE, ["c"])
+
+
+def test_what_a_killed_launcher_left_open_ends_with_the_next_start(tmp_path: object) -> None:
+    store = open_store(f"{tmp_path}/run")
+    journal.begin(store, ["a"], "killed")
+    store.put(journal.ASKED, b'{"version": 1, "after": 1}')
+    assert journal.take(store) == []
+    (record,) = journal.read(store)
+    assert (record["code"], "ended" in record) == (None, True)
+
+
+def test_a_run_that_is_over_asks_for_no_nodes() -> None:
+    assert over(Rules(), [Attempt(1, ("a",), EXIT_DONE)], 0.0) == Stop(EXIT_DONE, "all steps are done")
+    assert over(Rules(), [Attempt(1, ("a",), EXIT_PEERS, blamed=("a",))], 0.0) is None
+
+
+def test_a_node_that_no_world_has_a_place_for_is_named() -> None:
+    move = decide(Rules(least=2, most=4, shares=8), [], ["a", "b", "c"], 0.0)
+    assert isinstance(move, Start)
+    assert (move.nodes, move.idle) == (("a", "b"), ("c",))

@@ -51,13 +51,13 @@ def read(store: ObjectStore) -> list[dict[str, Any]]:
 
 
 def take(store: ObjectStore) -> list[dict[str, Any]]:
-    """Return the attempts since the run was asked for last, for whoever starts them; one without an end ends here."""
+    """Return the attempts since the run was asked for last, for whoever starts them; each without an end ends here."""
     try:
         after = _record(store, ASKED)[0].get("after", 0)
     except ObjectMissingError:
         after = 0
-    records = [record for record in read(store) if record["attempt"] > after]
-    return [record if "ended" in record else finish(store, record["attempt"], None) for record in records]
+    records = [record if "ended" in record else finish(store, record["attempt"], None) for record in read(store)]
+    return [record for record in records if record["attempt"] > after]
 
 
 def stopped(store: ObjectStore) -> bool:
