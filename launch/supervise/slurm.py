@@ -27,12 +27,19 @@ POLL_S = 5.0
 PORTS = 1000
 """An attempt does not use the port of the one before, which a process that is late may still hold."""
 WATCHERS = 3
-WATCH = """while sleep 10; do
+WATCH = """trap '' TERM
+while sleep 10; do
     state=$(sinfo --noheader --nodes="$1" --format=%T) || continue
     case "$state" in
-        "" | *down* | *drained*) scontrol requeue "$2" && exit ;;
+        "" | *down* | *drained*)
+            scontrol requeuehold "$2"
+            scontrol update JobId="$2" ExcNodeList="$1"
+            scontrol release "$2" && exit ;;
     esac
 done"""
+"""Requeues the job without its host, and held until that is said: a host that comes back with the old script still alive
+would get the job again, and Slurm would hold it for ever ("launch failed requeued held"). Each step may be done by several
+watchers; the requeue ends them with SIGTERM, and half a minute later for good."""
 
 
 class CommandJournal:
