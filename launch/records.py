@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import platform
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from launch.asked import Asked
@@ -23,6 +25,8 @@ def claim(asked: Asked, *, resume: bool, plan: Mapping[str, str]) -> ObjectStore
     finds none."""
     store = open_store(asked.run, name="run.uri")
     taken = _exists(store, ASKED)
+    if resume and taken:
+        _refuse_beside_another(store, asked)
     if taken and not resume:
         fix = "choose another --name or run.uri; or go on with this run: --resume"
         raise UserError(problem("run.uri", asked.run, "there is a run of this name already", fix=fix))
@@ -31,7 +35,15 @@ def claim(asked: Asked, *, resume: bool, plan: Mapping[str, str]) -> ObjectStore
     # What was decided of earlier attempts does not bind this start.
     after = max((record["attempt"] for record in read(store)), default=0)
     by = f"{getpass.getuser()}@{platform.node()}"
-    body = {"version": VERSION, "by": by, "asked": time.time(), "after": after, **asked.record()}
+    body = {
+        "version": VERSION,
+        "by": by,
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "asked": time.time(),
+        "after": after,
+        **asked.record(),
+    }
     try:
         store.put(ASKED, json.dumps(body, indent=1).encode() + b"\n", if_absent=not taken)
     except PreconditionError:
@@ -41,6 +53,22 @@ def claim(asked: Asked, *, resume: bool, plan: Mapping[str, str]) -> ObjectStore
         store.put(key, text.encode())
     store.delete(STOP)
     return store
+
+
+def _refuse_beside_another(store: ObjectStore, asked: Asked) -> None:
+    """UserError where the process that supervises the run on this machine still lives; a scheduler is asked for its jobs."""
+    record = recorded(store, ASKED) or {}
+    pid = record.get("pid")
+    if record.get("on") != "local" or record.get("host") != platform.node() or pid == os.getpid():
+        return
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return
+    # The number may be another process's by now.
+    if b"train" in words:
+        why = f"process {pid} of this machine still trains it"
+        raise UserError(problem("--resume", asked.run, why, fix=f"fab stop {asked.run}, or let it go on"))
 
 
 def release(store: ObjectStore, plan: Mapping[str, str]) -> None:
