@@ -15,6 +15,7 @@ from typing import Any
 from launch.asked import Asked
 from launch.programs import ask, complaint
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError, problem
+from trainer.launch.attempt import SILENT
 
 SCRIPT = "launch/batch.py"
 SOURCES = ("decision", "loop", "slurm")
@@ -97,6 +98,7 @@ def ranks_environment(environ: Mapping[str, str]) -> dict[str, str]:
         "AWS_ENDPOINT_URL_S3",
         "GLOO_SOCKET_IFNAME",
         "OMP_NUM_THREADS",
+        SILENT,
     )
     return {name: environ[name] for name in kept if name in environ}
 
