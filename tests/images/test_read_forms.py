@@ -126,3 +126,15 @@ def test_an_odd_answer_is_one_line(shelf: Shelf, body: bytes | Mapping[str, Any]
     """An object is a manifest that is sound but for it."""
     shelf.put(body if isinstance(body, bytes) else {**shelf.document([]), **body}, media_type)
     assert told in str(refusal(shelf))
+
+
+def test_an_artifact_beside_the_image_is_none_whatever_its_platform(shelf: Shelf) -> None:
+    """SOCI's index of an image's files says the image's own platform."""
+    amd, soci = shelf.image(LAYERS), shelf.image([b"index"])
+    kind = "application/vnd.amazon.soci.index.v2+json"
+    config = "application/vnd.oci.image.config.v1+json"
+    shelf.index([entry(amd, "linux/amd64", artifactType=config), entry(soci, "linux/amd64", artifactType=kind)])
+    assert image(shelf, shelf.ref, "linux/amd64").digest == amd
+    (found,) = find(shelf, shelf.ref)
+    assert found.index is not None
+    assert found.index.attestations == 1

@@ -20,6 +20,8 @@ LUSTRE: dict[str, Any] = {
     **EXISTING,
     "storage.lustre": {"existing": {"id": FS, "dns_name": DNS, "mount_name": "fsx", "security_group_id": GROUP}},
 }
+STARTS = datetime(2027, 1, 14, 11, 30, tzinfo=UTC)
+STARTS_KEY, LATER = "groups.0.capacity.starts_at", "2027-01-15T11:30:00Z"
 ENDS = datetime(2027, 2, 14, 11, 30, tzinfo=UTC)
 PLAN_ENDS = datetime(2027, 3, 1, 11, 30, tzinfo=UTC)
 REPOSITORY = {"repository.existing": "123456789012.dkr.ecr.us-east-1.amazonaws.com/train"}
@@ -264,6 +266,9 @@ CASES = [
     Case("EC2-106", SPOT, [("ec2", "describe_key_pairs", {"KeyPairs": []})], "access.ssh_key", edits=SSH_KEY),
     Case("CAP-101", BLOCK, [reservation()]),
     Case("CAP-101", BLOCK, [reservation(State="scheduled")], RESERVATION_KEY, "warning"),
+    Case("CAP-101", BLOCK, [reservation(State="scheduled", StartDate=STARTS)], STARTS_KEY),
+    Case("CAP-101", BLOCK, [reservation(State="scheduled", StartDate=STARTS)], edits={STARTS_KEY: STARTS.isoformat()}),
+    Case("CAP-101", BLOCK, [reservation(State="scheduled", StartDate=STARTS)], STARTS_KEY, edits={STARTS_KEY: LATER}),
     Case("CAP-101", BLOCK, [reservation(State="expired")], RESERVATION_KEY),
     Case("CAP-101", BLOCK, [NO_RESERVATION], RESERVATION_KEY),
     Case("CAP-102", BLOCK, [reservation()]),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from infra.catalog.instances import instance
+from infra.clock import now
 from infra.local.aws import LocalAws
 from infra.plan.nodes.gang import gangs
 from infra.plan.nodes.nics import nics
@@ -394,7 +395,7 @@ def test_a_subnet_stays_while_an_instance_runs_in_it_and_goes_after_that(aws: Lo
 def test_documented_parameters_name_an_image_and_others_do_not(aws: LocalAws) -> None:
     ssm = client(aws, "ssm")
     for kind in ("p5.48xlarge", "g5g.16xlarge", "trn1.32xlarge", "c7g.16xlarge"):
-        (gang,) = gangs(spec_of(kind=kind), AWS)
+        (gang,) = gangs(spec_of(kind=kind), AWS, now())
         first = ssm.get_parameter(Name=gang.image.parameter)["Parameter"]["Value"]
         assert first.startswith("ami-")
         assert ssm.get_parameter(Name=gang.image.parameter)["Parameter"]["Value"] == first

@@ -151,6 +151,6 @@ def test_hyperpod_reserves_nothing() -> None:
 
 def test_a_blocks_group_is_empty_before_ec2_ends_its_instances() -> None:
     end = datetime(2027, 2, 14, 11, 30, tzinfo=UTC)
-    assert empty_at(Capacity(mode="capacity-block", reservation=RESERVATION, ends_at=end)) == "2027-02-14T10:55:00Z"
+    assert empty_at(Capacity(mode="capacity-block", reservation=RESERVATION, ends_at=end)) == "2027-02-14T10:50:00Z"
     assert empty_at(Capacity(mode="capacity-block", reservation=RESERVATION)) is None
     assert empty_at(Capacity(mode="reservation", reservation=RESERVATION, ends_at=end)) is None

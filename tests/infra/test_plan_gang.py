@@ -15,6 +15,7 @@ from infra.plan.nodes.gang import Cpu, GangPlan, gangs, untaggable
 from infra.plan.nodes.nics import Policy, nics
 from infra.preflight.offline import run_offline
 from lustrain.problem import UserError
+from tests.infra.mistakes import NOW
 from tests.infra.specs import AWS, spec_of
 
 WITH_EFA = [found for found in snapshot().types.values() if found.efa]
@@ -29,7 +30,7 @@ def spec(kind: str = "p5.48xlarge", *, network: dict[str, Any] | None = None, **
 
 
 def plan(kind: str = "p5.48xlarge", **changes: Any) -> GangPlan:
-    (found,) = gangs(spec(kind, **changes), AWS)
+    (found,) = gangs(spec(kind, **changes), AWS, NOW)
     return found
 
 
@@ -47,17 +48,37 @@ def test_every_efa_type_gets_an_interface_for_each_efa_it_has_and_ec2_accepts_th
 
 def test_there_is_one_gang_for_each_worker_group_with_all_its_nodes_or_none() -> None:
     train = {"name": "b", "instance_type": "p5.48xlarge", "count": 3}
-    found = gangs(spec_of(groups=[{**train, "name": "a", "instance_type": "g6e.48xlarge", "count": 2}, train]), AWS)
+    found = gangs(
+        spec_of(groups=[{**train, "name": "a", "instance_type": "g6e.48xlarge", "count": 2}, train]), AWS, NOW
+    )
     assert [(one.name, one.group, one.instance_type, one.min_size, one.count) for one in found] == [
         ("demo-a", "a", "g6e.48xlarge", 2, 2),
         ("demo-b", "b", "p5.48xlarge", 3, 3),
     ]
 
 
+@pytest.mark.parametrize(
+    ("starts_at", "desired", "fill_at"),
+    [
+        (None, 4, None),
+        ("2026-11-20T11:30:00Z", 4, None),
+        ("2026-11-21T00:05:00Z", 4, None),
+        ("2026-11-21T00:05:01Z", 0, "2026-11-21T00:05:01Z"),
+        ("2026-11-24T12:30:00+01:00", 0, "2026-11-24T11:30:00Z"),
+    ],
+)
+def test_a_blocks_group_wants_no_node_before_the_block_begins(
+    starts_at: str | None, desired: int, fill_at: str | None
+) -> None:
+    """Auto Scaling gives up a group that has failed to launch for about a day."""
+    found = plan("p5en.48xlarge", capacity={**BLOCK, **({"starts_at": starts_at} if starts_at else {})})
+    assert (found.desired, found.fill_at, found.count, found.min_size) == (desired, fill_at, 4, 0)
+
+
 def test_a_deployment_is_stopped_from_the_moment_that_a_blocks_group_is_emptied() -> None:
     """Afterwards it would ask for the nodes again, in a block that is over, and for a schedule in the past."""
     cluster = spec("p5en.48xlarge", capacity=BLOCK)
-    emptied = gangs(cluster, AWS)[0].empty_at
+    emptied = gangs(cluster, AWS, NOW)[0].empty_at
     assert emptied is not None
     moment = datetime.fromisoformat(emptied)
 
@@ -73,8 +94,8 @@ def test_a_deployment_is_stopped_from_the_moment_that_a_blocks_group_is_emptied(
     [
         ("p5.48xlarge", "nvidia-x86-64", f"/deeplearning/ami/x86_64/{GPU}"),
         ("g5g.16xlarge", "nvidia-arm64", f"/deeplearning/ami/arm64/{GPU}"),
-        ("trn1.32xlarge", "neuron-x86-64", "/neuron/dlami/base/ubuntu-22.04/latest/image_id"),
-        ("trn2u.48xlarge", "neuron-x86-64", "/neuron/dlami/base/ubuntu-22.04/latest/image_id"),
+        ("trn1.32xlarge", "neuron-x86-64", "/neuron/dlami/base/ubuntu-24.04/latest/image_id"),
+        ("trn2u.48xlarge", "neuron-x86-64", "/neuron/dlami/base/ubuntu-24.04/latest/image_id"),
         ("c5n.18xlarge", "ubuntu-x86-64", f"{UBUNTU}/amd64/hvm/ebs-gp2/ami-id"),
         ("c7g.16xlarge", "ubuntu-arm64", f"{UBUNTU}/arm64/hvm/ebs-gp2/ami-id"),
     ],
@@ -126,4 +147,4 @@ def test_a_type_that_is_not_known_or_runs_no_linux_is_an_error_with_its_path(kin
 
 
 def test_controllers_and_logins_are_no_gangs() -> None:
-    assert gangs(spec(role="login"), AWS) == ()
+    assert gangs(spec(role="login"), AWS, NOW) == ()

@@ -92,9 +92,28 @@ def test_a_worker_without_a_partition_is_in_one_of_its_own_name() -> None:
     assert group_of(state, "big")["SlurmConfig"]["PartitionNames"] == ["big"]
 
 
-def test_a_group_whose_list_of_deep_checks_is_empty_is_not_checked() -> None:
-    state = state_of(SLURM, {"groups.2.deep_health_checks": []})
-    assert "OnStartDeepHealthChecks" not in group_of(state, "train")
+@pytest.mark.parametrize(
+    ("stack", "group", "edits", "checked"),
+    [
+        (SLURM, "train", {}, True),
+        (SLURM, "train", {"groups.2.deep_health_checks": []}, False),
+        (SLURM, "train", {"groups.2.capacity": {"mode": "spot"}}, False),
+        (
+            SLURM,
+            "train",
+            {"groups.2.capacity": {"mode": "spot"}, "groups.2.deep_health_checks": ["InstanceStress"]},
+            True,
+        ),
+        (EKS, "spot", {}, False),
+        (EKS, "spot", {"groups.1.capacity": GONE}, True),
+        (EKS, "spot", {"groups.1.capacity": GONE, "groups.1.count": 0}, True),
+        (EKS, "spot", {"groups.1.capacity": GONE, "groups.1.count": 0, "eks.karpenter": True}, False),
+    ],
+)
+def test_nodes_that_come_and_go_are_not_checked_for_an_hour(
+    stack: str, group: str, edits: dict[str, Any], checked: bool
+) -> None:
+    assert ("OnStartDeepHealthChecks" in group_of(state_of(stack, edits), group)) is checked
 
 
 @pytest.mark.slow

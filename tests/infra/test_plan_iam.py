@@ -249,6 +249,7 @@ def test_nodes_pull_the_image_that_is_named() -> None:
     url = "210987654321.dkr.ecr.eu-west-1.amazonaws.com/team/trainer:v3"
     other = node(spec_of(repository={"existing": url}))["EcrPull"]["Resource"]
     assert other == ["arn:aws:ecr:eu-west-1:210987654321:repository/team/trainer"]
+    assert "EcrPull" not in node(spec_of(repository={"existing": "docker.io/team/trainer"}))
 
 
 def test_pods_of_other_clusters_cannot_take_the_drivers_role() -> None:

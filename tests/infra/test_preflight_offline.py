@@ -70,7 +70,8 @@ def test_what_eks_refuses_cannot_be_suppressed_nor_a_public_endpoint_asked_for_w
 
 
 def test_a_group_that_karpenter_fills_starts_empty_and_nothing_is_said() -> None:
-    edits = {"eks.karpenter": True, "groups.1.count": 0, "eks.public_access_cidrs": ["52.95.4.7/32"]}
+    edits = {"eks.karpenter": True, "groups.1.count": 0, "groups.1.capacity": GONE}
+    edits["eks.public_access_cidrs"] = ["52.95.4.7/32"]
     assert run_offline(spec_of(EKS, edits), place(EKS), NOW) == []
 
 

@@ -70,6 +70,10 @@ PROLOGS = "Prolog=/opt/a.sh # first\ntaskprolog = /opt/b.sh\nProlog=/etc/slurm/p
 UNIT = "[Service]\nEnvironment=NCCL_DEBUG=WARN \"FI_PROVIDER=efa tcp\" OMP_NUM_THREADS='8'\nExecStart=/x A=b\n"
 LINES = "llite.fs-ff.max_cached_mb=\nusers: 5\nmax_cached_mb: 12000\nllite.fs-ff.statahead_max=32\n"
 PLAIN = {"count": 128, "size": 1048576, "offset": -1, "pattern": "raid0", "pool": None, "components": []}
+NO_TARGETS = {"count": 0, "fullest_percent": None, "inactive": 0, "read_only": 0, "silent": []}
+AWAY = """fsx-OST0001_UUID     : Resource temporarily unavailable
+fsx-MDT0000_UUID     : Cannot send after transport endpoint shutdown
+"""
 NO_LAYOUT = "lfs getstripe: cannot get lov name: Inappropriate ioctl for device (25)"
 ONE_NID = {"nid": "1.61.92.0@efa", "interface": "efa_0", "status": "up", "send": None, "recv": None, "drop": None}
 SYNCHRONISED = {"synchronised": True, "source": "169.254.169.123", "offset_s": 0.000042, "leap": "Normal"}
@@ -129,9 +133,13 @@ RULED: list[tuple[Parse, str, Any]] = [
     (PARTS, recorded("lfs_getstripe_pfl.txt"), [(104857600, 1), (10737418240, 8), (107374182400, 16), (None, 32)]),
     (at(lustre.parse_layout, "count"), recorded("lfs_getstripe_pfl.txt"), 32),
     (PARTS, recorded("lfs_getstripe_dom.txt"), [(65536, 0), (None, -1)]),
-    (lustre.parse_df, recorded("lfs_df.txt"), {"count": 2, "fullest_percent": 6, "inactive": 0}),
-    (lustre.parse_df, recorded("lfs_df_inactive.txt"), {"count": 2, "fullest_percent": 1, "inactive": 2}),
-    (lustre.parse_df, "", {"count": 0, "fullest_percent": None, "inactive": 0}),
+    (lustre.parse_df, recorded("lfs_df.txt"), {**NO_TARGETS, "count": 2, "fullest_percent": 6}),
+    (lustre.parse_df, recorded("lfs_df_inactive.txt"), {**NO_TARGETS, "count": 2, "fullest_percent": 1, "inactive": 2}),
+    (lustre.parse_df, "", NO_TARGETS),
+    (at(lustre.parse_df, "silent"), recorded("lfs_df.txt") + AWAY, [" ".join(line.split()) for line in AWAY.splitlines()]),
+    (at(lustre.parse_df, "count"), recorded("lfs_df.txt") + AWAY, 2),
+    (at(lustre.parse_df, "read_only"), recorded("lfs_df.txt").replace("[OST:0]", "[OST:0] DR"), 1),
+    (at(lustre.parse_df, "read_only"), recorded("lfs_df.txt").replace("[OST:0]", "[OST:0] f"), 0),
     (each(GPUS, "index", "pci", "persistence"), SMI, [(0, "0000:53:00.0", True), (1, "0000:64:00.0", False)]),
     (at(GPUS, 0, "max"), SMI, {"graphics": 1980, "memory": 2619}),
     (at(GPUS, 1, "applications"), SMI, {"graphics": None, "memory": None}),

@@ -130,9 +130,10 @@ def test_a_hosts_file_has_lines_of_hosts_and_their_groups_or_is_a_cluster(
     assert found.cluster is None
     assert names(inventory(Source(hosts_file=str(file), groups=("train",)))) == ["n1"]
     assert names(inventory(Source(hosts_file=str(file), pattern="n[23]*"))) == ["n2:2222", "n3"]
-    file.write_text("n1 train gpu\n")
-    code, line = said(Source(hosts_file=str(file)))
-    assert (code, line.startswith(f"{file}:1 = 'n1 train gpu': is not a line")) == (2, True)
+    for wrong in ("n1 train gpu", "worker-1 slots=8"):
+        file.write_text(f"{wrong}\n")
+        code, line = said(Source(hosts_file=str(file)))
+        assert (code, line.startswith(f"{file}:1 = {wrong!r}: is not a line")) == (2, True)
     found = inventory(Source(hosts_file=written()))
     assert (names(found), found.cluster and found.cluster.name) == (["n1", "n2"], "c")
 
@@ -144,6 +145,18 @@ def test_the_environment_names_the_cluster_where_no_flag_does(
     assert names(inventory(Source())) == ["n1", "n2"]
     by_hand = inventory(Source(nodes="n9"))
     assert (names(by_hand), by_hand.cluster and by_hand.cluster.name) == (["n9"], "c")
+
+
+def test_with_a_cluster_a_group_of_the_hosts_file_is_one_of_its_groups(
+    tmp_path: Path, written: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, written(groups={"train": {"type": "p5.48xlarge", "count": 2}}))
+    (tmp_path / "hosts").write_text("n1 train\nn2\n")
+    found = inventory(Source(hosts_file=str(tmp_path / "hosts"))).nodes
+    assert [(one.name, one.group) for one in found] == [("n1", "train"), ("n2", "train")]
+    (tmp_path / "hosts").write_text("n1 other\n")
+    code, line = said(Source(hosts_file=str(tmp_path / "hosts")))
+    assert (code, line.startswith("group of n1 = 'other': ")) == (2, True)
 
 
 @pytest.mark.parametrize(

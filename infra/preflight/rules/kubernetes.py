@@ -324,11 +324,11 @@ def not_for_karpenter(spec: ClusterSpec, context: Context) -> Problems:
             yield finding(f"groups.{index}.capacity.mode", message, "a count above 0, or on-demand")
 
 
-@RULES.add("EKS-034", "The training operator's page names the Kubernetes version.", OPERATOR, level="warning")
+@RULES.add("EKS-034", "The training operator's add-on is known for the Kubernetes version.", OPERATOR, level="warning")
 def operator_version(spec: ClusterSpec, context: Context) -> Problems:
     wanted = spec.eks.training_operator and spec.backend == "hyperpod-eks"
     if wanted and spec.eks.version not in OPERATOR_VERSIONS:
-        message = f"the page names {OPERATOR_VERSIONS[0]} to {OPERATOR_VERSIONS[-1]}, not {spec.eks.version}"
+        message = f"the add-on is known for {OPERATOR_VERSIONS[0]} to {OPERATOR_VERSIONS[-1]}, not {spec.eks.version}"
         look = "aws eks describe-addon-versions --addon-name amazon-sagemaker-hyperpod-training-operator"
         yield finding("eks.training_operator", message, f"ask: {look} --kubernetes-version {spec.eks.version}")
 
