@@ -67,6 +67,9 @@ def inventory(source: Source, client: Client | None = None) -> Inventory:
         nodes = parse_hosts(source.nodes, "--nodes", route)
     elif lines is not None:
         nodes = parse_lines(lines, source.hosts_file or "", route)
+        if foreign := [node for node in nodes if cluster and node.group and node.group not in cluster.groups]:
+            why, known = "is not one of the Cluster's", ", ".join(cluster.groups if cluster else ())
+            raise UserError([problem(f"group of {node.name}", node.group, why, allowed=known) for node in foreign])
     elif cluster is not None:
         nodes, notes = nodes_of(cluster, route, client or _client(cluster))
         if source.nodes is not None:
@@ -99,9 +102,6 @@ def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node]
 
 def _grouped(node: Node, cluster: Cluster) -> Node:
     """Return the node with its group: the cluster's only group, else what the node itself knows."""
-    if node.group is not None and node.group not in cluster.groups:
-        known = ", ".join(cluster.groups)
-        raise UserError(problem(f"group of {node.name}", node.group, "is not one of the Cluster's", allowed=known))
     if node.group is not None or len(cluster.groups) != 1:
         return node
     (name, group), *_ = cluster.groups.items()
