@@ -219,6 +219,7 @@ def _kubectl(namespace: str, context: str | None, *words: str, text: str = "") -
 def _fix(said: str, namespace: str) -> str:
     known = {
         "getting credentials": "aws sso login, or what else logs this user in; then kubectl cluster-info",
+        "deadline exceeded": "is the cluster up? kubectl cluster-info",
         "AlreadyExists": "kubectl get service shows whose it is; choose another --name",
         "namespaces": f"kubectl create namespace {namespace}, or another kubernetes.namespace in the Cluster",
         "context": "kubectl config get-contexts lists them",

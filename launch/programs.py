@@ -12,7 +12,8 @@ from lustrain.problem import UNREACHABLE, UserError
 KEPT = frozenset({
     "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
     # Where the scheduler is, and who asks.
-    "SLURM_CONF", "SLURM_JWT", "KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT",
+    "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "KRB5CCNAME",
+    "KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT",
     # The way there.
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_DIR", "SSL_CERT_FILE",
 })  # fmt: skip

@@ -50,12 +50,14 @@ def account(
         whole = ended[number] - one["started"]
         first = records[0]["step_seconds"] if records else 0.0
         start = max(0.0, min(one["start_s"] - first, whole)) if one.get("start_s") else whole
-        rest = whole - steps[True] - steps[False] - saves - start
-        parts["progress"] += steps[True]
-        parts["repeated steps"] += steps[False]
-        parts["saves"] += saves
-        parts["starts"] += start
-        parts["ends of attempts"] += max(0.0, rest)
+        spent = steps[True] + steps[False] + saves + start
+        # What it did beside the next attempt is not told apart.
+        share = whole / spent if spent > whole else 1.0
+        parts["progress"] += share * steps[True]
+        parts["repeated steps"] += share * steps[False]
+        parts["saves"] += share * saves
+        parts["starts"] += share * start
+        parts["ends of attempts"] += whole - share * spent
         if number:
             why = f"between attempts, after {CAUSES.get(attempts[number - 1]['code'], 'a failure')}"
             parts[why] = parts.get(why, 0.0) + one["started"] - ended[number - 1]

@@ -172,12 +172,12 @@ def cancel(job: int) -> None:
 
 def _fix(said: str) -> str:
     known = {
+        "contact": PING,
+        "timed out": PING,
         "partition": "sinfo lists the partitions",
         "account": "sacctmgr show associations user=$USER lists your accounts",
         "qos": "sacctmgr show qos lists them",
         "node configuration": "ask for fewer nodes, or another partition",
-        "contact": PING,
-        "timed out": PING,
     }
     return next((fix for word, fix in known.items() if word in said.lower()), "scontrol show partition")
 

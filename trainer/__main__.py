@@ -91,9 +91,12 @@ def leave(code: int) -> NoReturn:
     Python's own end would first walk over all objects of torch, a second of a processor's time, in which a signal kills
     the process again.
     """
+    # A second Ctrl-C asks for what has been done, too.
+    signal.signal(signal.SIGINT, let_pass)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
+        # Of a descriptor that was closed before the start there is no stream.
+        with suppress(AttributeError, OSError, ValueError):
             stream.flush()
     os._exit(code)
 

@@ -141,7 +141,8 @@ def _group_key(spec: ClusterSpec, path: str, key: str, before: Group, after: Gro
         if _same_but(before, after, "zone_id", "size"):
             return Change(path, Effect.IN_PLACE, "what is known about the capacity changes, not the capacity")
         if _same_but(before, after, "zone_id", "size", "starts_at"):
-            return Change(path, Effect.IN_PLACE, "the group is filled at another time")
+            message = "the group is empty until that time: nodes that run now are ended, after their save"
+            return Change(path, Effect.IN_PLACE, message)
         if _same_but(before, after, "zone_id", "size", "ends_at"):
             return _end(spec, path, before, after)
         if before.capacity.create:

@@ -27,19 +27,19 @@ POLL_S = 5.0
 PORTS = 1000
 """An attempt does not use the port of the one before, which a process that is late may still hold."""
 WATCHERS = 3
-WATCH = """trap '' TERM
-while sleep 10; do
+WATCH = """while sleep 10; do
     state=$(sinfo --noheader --nodes="$1" --format=%T) || continue
     case "$state" in
         "" | *down* | *drained*)
+            trap '' TERM
             scontrol requeuehold "$2"
             scontrol update JobId="$2" ExcNodeList="$1"
             scontrol release "$2" && exit ;;
     esac
 done"""
-"""Requeues the job without its host, and held until that is said: a host that comes back with the old script still alive
-would get the job again, and Slurm would hold it for ever ("launch failed requeued held"). Each step may be done by several
-watchers; the requeue ends them with SIGTERM, and half a minute later for good."""
+"""Requeues the job without its host, and on hold until Slurm knows that: a host that comes back while the old script still runs
+would get the job again, and Slurm would keep it on hold ("launch failed requeued held"). Several watchers may do this at
+once; the requeue sends them SIGTERM, and SIGKILL half a minute later."""
 
 
 class CommandJournal:
@@ -172,6 +172,11 @@ class Allocation:
     def rest(self, seconds: float) -> None:
         self._heard.wait(seconds)
 
+    def close(self) -> None:
+        """End the watch over this host: it must not requeue a job that is over."""
+        if self._watch is not None and self._watch.poll() is None:
+            self._watch.terminate()
+
     def told(self) -> str:
         if not self._signal:
             return ""
@@ -213,7 +218,10 @@ def main(plan: Mapping[str, Any]) -> int:
     os.environ.update(plan["environment"])
     allocation = Allocation(plan)
     rules = Rules(**plan["rules"])
-    move = supervise(allocation, CommandJournal(plan), rules, say, give_up_s=plan["give_up_s"])
+    try:
+        move = supervise(allocation, CommandJournal(plan), rules, say, give_up_s=plan["give_up_s"])
+    finally:
+        allocation.close()
     say(move.why)
     if isinstance(move, Requeue):
         return give_back(move.without)

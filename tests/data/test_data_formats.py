@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Engine
 
 from lustrain.problem import UserError
 from trainer.data.tokenize.documents import Reading, Tally, read_documents
-from trainer.data.tokenize.inputs import Format, find_sources, plan_chunks
+from trainer.data.tokenize.inputs import LARGEST_PACKED, Format, find_sources, plan_chunks
 from trainer.data.tokenizer import HuggingFaceTokenizer
 
 LINES = b'{"text": "a"}\n{"text": "b"}\n'
@@ -76,6 +76,7 @@ def test_a_packed_file_that_is_damaged_is_one_line(tmp_path: Path, suffix: str, 
         ("c4.txt", MARK + b"\n" + LINES),
         ("c4.txt.gz", gzip.compress(LINES)),
         ("many.zip", b"PK"),
+        ("long", b'{"text": "' + b"a" * 9000 + b'"}\n'),
         ("folder/c4.json", LINES),
     ],
 )
@@ -108,8 +109,18 @@ def test_a_folder_says_how_many_files_it_passed_over(tmp_path: Path) -> None:
     written(tmp_path, "b.jsonl.gz", gzip.compress(LINES))
     written(tmp_path, "c.zip", b"PK")
     written(tmp_path, "d.bin", b"\0")
+    written(tmp_path, "e.tar.gz", gzip.compress(b"text"))
+    written(tmp_path, "f.gz", gzip.compress(b"\0"))
     found = find_sources([str(tmp_path)], None)
-    assert (len(found.sources), found.binary) == (2, 2)
+    assert (len(found.sources), found.binary) == (2, 4)
+
+
+def test_a_packed_file_that_is_too_large_for_one_process_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "a.jsonl.gz").open("wb") as file:
+        file.truncate(LARGEST_PACKED + 1)
+    with pytest.raises(UserError) as error:
+        find_sources([str(tmp_path / "a.jsonl.gz")], None)
+    assert "tokenize -" in error.value.problems[0]
 
 
 def tokenizer(model: str, special: bool, *, piece: str = "</s>") -> HuggingFaceTokenizer:

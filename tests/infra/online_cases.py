@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.infra.mistakes import BLOCK, EKS, NOW, SLURM, SPOT
@@ -21,6 +21,7 @@ LUSTRE: dict[str, Any] = {
     "storage.lustre": {"existing": {"id": FS, "dns_name": DNS, "mount_name": "fsx", "security_group_id": GROUP}},
 }
 STARTS = datetime(2027, 1, 14, 11, 30, tzinfo=UTC)
+SOON = NOW + timedelta(hours=3)
 STARTS_KEY, LATER = "groups.0.capacity.starts_at", "2027-01-15T11:30:00Z"
 ENDS = datetime(2027, 2, 14, 11, 30, tzinfo=UTC)
 PLAN_ENDS = datetime(2027, 3, 1, 11, 30, tzinfo=UTC)
@@ -270,6 +271,9 @@ CASES = [
     Case("CAP-101", BLOCK, [reservation(State="scheduled", StartDate=STARTS)], edits={STARTS_KEY: STARTS.isoformat()}),
     Case("CAP-101", BLOCK, [reservation(State="scheduled", StartDate=STARTS)], STARTS_KEY, edits={STARTS_KEY: LATER}),
     Case("CAP-101", BLOCK, [reservation(State="expired")], RESERVATION_KEY),
+    Case("CAP-101", BLOCK, [reservation(State="expired", StartDate=STARTS)], RESERVATION_KEY),
+    Case("CAP-101", BLOCK, [reservation(State="scheduled", StartDate=SOON)], RESERVATION_KEY, "warning"),
+    Case("CAP-101", BLOCK, [reservation(StartDate=NOW)], STARTS_KEY, edits={STARTS_KEY: LATER}),
     Case("CAP-101", BLOCK, [NO_RESERVATION], RESERVATION_KEY),
     Case("CAP-102", BLOCK, [reservation()]),
     Case("CAP-102", BLOCK, [reservation(AvailabilityZoneId="use2-az1")], edits={"groups.0.zone_id": "use2-az1"}),

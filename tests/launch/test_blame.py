@@ -50,7 +50,8 @@ def test_between_two_nodes_it_is_the_link(tmp_path: object, monkeypatch: pytest.
 def test_a_launcher_says_so_where_its_ranks_have_saved(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     words = {0: (EXIT_REQUEUE, "node 2"), 1: (EXIT_REQUEUE, "node 2")}
     record = ended(f"{tmp_path}/run", monkeypatch, ["a", "b", "c"], words)
-    assert (record["code"], record["blamed"]) == (EXIT_REQUEUE, ["c"])
+    # Whose ranks have saved may leave before the others: nobody is to blame.
+    assert (record["code"], record["blamed"]) == (EXIT_REQUEUE, [])
 
 
 def test_what_a_killed_launcher_left_open_ends_with_the_next_start(tmp_path: object) -> None:

@@ -64,3 +64,6 @@ def test_an_attempt_that_trained_on_beside_the_next_one_ends_with_its_beginning(
     attempts = [attempt(0.0, 500.0, None, None, None), attempt(30.0, 50.0, 0, None, None)]
     found = {part.name: part.seconds for part in account(attempts, {})}
     assert found["starts"] == sum(found.values()) == 50.0
+    beside = [attempt(0.0, 200.0, None, 1, 1.0), attempt(100.0, 300.0, 0, 2, 1.0)]
+    steps = {number: [record(step, number) for step in range(1, 201)] for number in (1, 2)}
+    assert sum(part.seconds for part in account(beside, steps)) == pytest.approx(300.0)

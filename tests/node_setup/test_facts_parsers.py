@@ -144,6 +144,7 @@ RULED: list[tuple[Parse, str, Any]] = [
     (at(GPUS, 0, "max"), SMI, {"graphics": 1980, "memory": 2619}),
     (at(GPUS, 1, "applications"), SMI, {"graphics": None, "memory": None}),
     (at(each(GPUS, "ecc_volatile_uncorrected", "remap_pending", "remap_failed"), 1), SMI, (2, True, False)),
+    (at(GPUS, 0, "fabric_status"), SMI.replace("Success", "Insufficient Resources"), "Insufficient Resources"),
     (at(GPUS, 0, "throttle"), SMI, ["gpu_idle"]),
     (at(GPUS, 1, "throttle"), SMI, ["hw_slowdown", "hw_thermal_slowdown"]),
     (at(each(GPUS, "fabric_state", "fabric_status", "memory_mib"), 1), SMI, ("In Progress", None, 81559)),

@@ -66,7 +66,7 @@ class SignalFlag:
             self._writer.send(b"\0")
 
     def close(self) -> None:
-        """Put the previous handlers back; from here on a SIGTERM ends the process again. Harmless when never installed."""
+        """Put the previous handlers back. Harmless when never installed."""
         if self._previous:
             signal.set_wakeup_fd(self._previous_fd)
             for watched, handler in self._previous.items():

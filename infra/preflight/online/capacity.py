@@ -24,6 +24,11 @@ WILD = 2.0
 POOR_SCORE = 3
 """Of 10; AWS calls 10 likely and 1 very unlikely, the line between is ours (SCORES)."""
 SOON = timedelta(minutes=1)
+TO_COME = ("scheduled", "pending", "payment-pending", "assessing", "delayed", "unassigned")
+"""States of a reservation that is still to begin (RESERVATION)."""
+GIVES_UP = timedelta(hours=20)
+"""A little less than the day after which Auto Scaling suspends a group that nothing was launched for
+(https://docs.aws.amazon.com/autoscaling/ec2/userguide/as-suspend-resume-processes.html)."""
 NO_PLAN = ("ResourceNotFound", "ValidationException")
 RULES = Family()
 
@@ -35,9 +40,9 @@ def reservation_state(spec: ClusterSpec, context: Context, aws: Aws) -> Problems
         if there is None:
             message = f"{group.capacity.reservation} is not in this account and region"
             yield finding(here, message, "correct it, or have it shared with the account")
-        elif (problem := _other_start(group, there)) is not None:
+        elif (problem := _other_start(group, there, context.now)) is not None:
             yield finding(f"{path}.starts_at", problem, "set what AWS says: the group is filled at that time")
-        elif there["State"] in ("scheduled", "pending", "payment-pending", "assessing", "delayed", "unassigned"):
+        elif there["State"] in TO_COME:
             if group.capacity.starts_at:
                 continue
             message = f"is {there['State']}: no machine comes before {there.get('StartDate', 'its start')}"
@@ -46,13 +51,15 @@ def reservation_state(spec: ClusterSpec, context: Context, aws: Aws) -> Problems
             yield finding(here, f"is {there['State']}", "use other capacity")
 
 
-def _other_start(group: Group, there: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with `starts_at` of a block that is still to begin."""
+def _other_start(group: Group, there: Mapping[str, Any], now: datetime | None) -> str | None:
+    """Return what is wrong with `starts_at` of a block, where AWS tells its start."""
     starts = there.get("StartDate")
-    if group.capacity.mode != "capacity-block" or there["State"] == "active" or not isinstance(starts, datetime):
+    if group.capacity.mode != "capacity-block" or not isinstance(starts, datetime):
         return None
     given = group.capacity.starts_at
     if given is None:
+        if there["State"] not in TO_COME or (now is not None and starts <= now + GIVES_UP):
+            return None
         return f"the block begins {starts.isoformat()}: a group that wants its nodes before gives up after about a day"
     return None if abs(given - starts) <= SOON else f"is {given.isoformat()}, AWS says {starts.isoformat()}"
 

@@ -14,6 +14,7 @@ import io
 import json
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ CHUNKS = 1024
 """Aimed at, between the two sizes: enough that 100 workers end at about the same time, few enough to keep a record of each."""
 WHOLE_DOCUMENT = 1 << 20
 """A plain file up to this size is one document; a larger one is cut at line ends into about 64, of 64 KiB to 1 MiB each."""
+LARGEST_PACKED = 512 << 20
+"""Of a packed file, which one process reads from its beginning to its end."""
+MOST_LINES = 20
 _PIECES = 64
 _SMALLEST_PIECE = 64 << 10
 _SNIFFED_BYTES = 8000
@@ -51,6 +55,7 @@ class _Zstandard(io.RawIOBase):
     """What a .zst file holds; EOFError where it ends inside a frame, which the package's own reader takes for the end."""
 
     def __init__(self, path: str) -> None:
+        self._file: BinaryIO | None = None
         try:
             import zstandard
         except ImportError as error:
@@ -59,17 +64,18 @@ class _Zstandard(io.RawIOBase):
         self._frame = zstandard.ZstdDecompressor().decompressobj
         self._file = open(path, "rb")  # noqa: SIM115
         self._open = self._frame()
-        self._left = b""
+        self._left = memoryview(b"")
         self._inside = False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
+        assert self._file is not None
         while not self._left and (packed := self._open.unused_data or self._file.read(1 << 17)):
             if self._open.eof:
                 self._open = self._frame()
-            self._left = self._open.decompress(packed)
+            self._left = memoryview(self._open.decompress(packed))
             self._inside = not self._open.eof
         if not self._left and self._inside:
             raise EOFError("the file ends inside a frame")
@@ -79,7 +85,8 @@ class _Zstandard(io.RawIOBase):
         return len(taken)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         super().close()
 
 
@@ -154,7 +161,7 @@ def find_sources(inputs: Sequence[str], format: Format | None, *, skip: Path | N
         except UserError as error:
             problems += error.problems
     if problems:
-        raise UserError(problems)
+        raise UserError([*problems[:MOST_LINES], *(["and more"] if problems[MOST_LINES:] else [])])
     if not any(source.size for source in sources):
         raise UserError(problem("INPUT", " ".join(inputs), "holds no text at all", fix="name files that are not empty"))
     return Inputs(tuple(source for source in sources if source.size), binary)
@@ -224,6 +231,9 @@ def looks_like_json_lines(beginning: bytes) -> bool:
     lines = [line for line in (whole or rest).splitlines() if line.strip()]
     if not lines or not all(line.lstrip().startswith(b"{") for line in lines):
         return False
+    if not whole.strip() and len(beginning) >= _SNIFFED_BYTES:
+        # The first line goes on beyond what was read.
+        return re.match(rb'\s*\{\s*"', rest) is not None
     try:
         return isinstance(json.loads(lines[0]), dict)
     except (ValueError, RecursionError):
@@ -248,8 +258,7 @@ def _named(entry: str, skip: Path | None) -> tuple[list[str], int, list[str]]:
         return [], 0, [problem("INPUT", entry, "inputs are read from local files", fix=fix)]
     if os.path.isdir(entry):
         files = list(_walk(Path(entry), skip))
-        known = _BY_SUFFIX.keys() | _PACKED.keys()
-        texts = [path for path in files if path.suffix in known or not (path.suffix in _UNREAD or _is_binary(path))]
+        texts = [path for path in files if _inner(path) in _BY_SUFFIX or not (_is_archive(path) or _is_binary(path))]
         if not texts:
             return [], 0, [problem("INPUT", entry, "the folder holds no text files", fix="name another folder")]
         return [str(path) for path in texts], len(files) - len(texts), []
@@ -273,11 +282,20 @@ def _walk(folder: Path, skip: Path | None) -> Iterable[Path]:
                 yield path
 
 
+def _inner(path: Path) -> str:
+    """Return the suffix of what a file holds: of `a.jsonl.gz` it is `.jsonl`."""
+    return Path(path.stem).suffix if path.suffix in _PACKED else path.suffix
+
+
+def _is_archive(path: Path) -> bool:
+    return path.suffix in _UNREAD or _inner(path) == ".tar"
+
+
 def _is_binary(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with opened(Source(str(path), "text", 0, "")) as file:
             return b"\0" in file.read(_SNIFFED_BYTES)
-    except OSError:
+    except (OSError, UserError):
         # Whoever opens it for reading reports it, with all the other problems.
         return False
 
@@ -293,10 +311,14 @@ def _source(path: str, format: Format | None) -> Source:
     if packed and kind == "parquet":
         raise UserError(problem("INPUT", path, "is a packed parquet file", fix="unpack it: parquet packs by itself"))
     if format is None and inner in _NOT_TEXT:
-        fix = "--format jsonl where each line is a JSON object, or --format text to take it as it is"
+        fix = "name such files alone, with --format jsonl (each line is a JSON object) or --format text (as they are)"
         raise UserError(problem("INPUT", path, f"{inner} is not plain text", fix=fix))
     try:
         status = os.stat(path)
+        if packed and status.st_size > LARGEST_PACKED:
+            why = f"is more than {LARGEST_PACKED >> 20} MiB packed, and one process would hold all of its tokens"
+            fix = f"zcat, xzcat, bzcat or zstdcat {path} | python -m trainer tokenize - --format {kind} …"
+            raise UserError(problem("INPUT", path, why, fix=fix))
         source = Source(path, kind, status.st_size, str(status.st_mtime_ns))
         with opened(source) as file:
             if format is None and kind == "text":

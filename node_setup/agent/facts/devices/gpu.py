@@ -116,7 +116,7 @@ def known(value: str) -> str | None:
     """None for what nvidia-smi says of a field that the GPU does not have: `N/A`, `[N/A]`, `[Not Supported]`, …"""
     return (
         None
-        if re.fullmatch(r"\[?(N/A|Not Supported|Unknown Error|GPU requires reset|Insufficient.*)\]?|", value)
+        if re.fullmatch(r"\[?(N/A|Not Supported|Unknown Error|GPU requires reset|Insufficient Permissions?)\]?|", value)
         else value
     )
 
