@@ -30,7 +30,8 @@ _REFUSALS = (
         FAILED,
     ),
     (r"layers? with digests? .*not exist|manifest.?blob.?unknown", "the registry lacks layers of it", GO_ON, FAILED),
-    (r"PUT request to \S+/manifests/: 409", _KEPT_TAG, NEW_TAG, USAGE),
+    # Engines with containerd's store show the status of an immutable tag alone.
+    (r"PUT request to \S+/manifests/: 4(00|09)", _KEPT_TAG, NEW_TAG, USAGE),
     (
         r"name.?unknown|repository.?not.?found|not known to registry|POST request to \S+/blobs/uploads/\S*: 404",
         "the registry has no such repository",

@@ -18,6 +18,7 @@ PUT = "PUT request to https://reg.example.com/v2/team/x/manifests/t:"
 @pytest.mark.parametrize(
     ("answer", "fix"),
     [
+        (f"{PUT} 400 Bad Request", NEW_TAG),
         (f"{PUT} 409 Conflict", NEW_TAG),
         (f"{PUT} 400 TAG_INVALID: The image tag 't' already exists and is immutable", NEW_TAG),
         (f"{PUT} 400 MANIFEST_INVALID: manifest invalid", "containerd"),
