@@ -30,16 +30,9 @@ WATCHERS = 3
 WATCH = """while sleep 10; do
     state=$(sinfo --noheader --nodes="$1" --format=%T) || continue
     case "$state" in
-        "" | *down* | *drained*)
-            trap '' TERM
-            scontrol requeuehold "$2"
-            scontrol update JobId="$2" ExcNodeList="$1"
-            scontrol release "$2" && exit ;;
+        "" | *down* | *drained*) scontrol requeue "$2" && exit ;;
     esac
 done"""
-"""Requeues the job without its host, and on hold until Slurm knows that: a host that comes back while the old script still runs
-would get the job again, and Slurm would keep it on hold ("launch failed requeued held"). Several watchers may do this at
-once; the requeue sends them SIGTERM, and SIGKILL half a minute later."""
 
 
 class CommandJournal:

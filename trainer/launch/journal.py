@@ -119,8 +119,8 @@ def _told(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any]:
         ends = list(pool.map(lambda key: _record(store, key)[0], keys))
     nodes: list[str] = record["nodes"]
     innocent = (EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE)
-    # Whoever has saved may leave before the others.
-    silent = silent_nodes({end["node"]: end["silent"] for end in ends if end["own"] not in (EXIT_DONE, EXIT_REQUEUE)})
+    # Of an attempt that has saved, a node may leave before the others.
+    silent = silent_nodes({end["node"]: end["silent"] for end in ends if end["code"] not in (EXIT_DONE, EXIT_REQUEUE)})
     failed = {end["node"] for end in ends if end["own"] not in innocent}
     # What fails on most nodes is a fault of the run or of its store, not of the nodes.
     blamed = [nodes[index] for index in sorted(failed or silent) if index < len(nodes)]
