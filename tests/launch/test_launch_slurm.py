@@ -14,6 +14,7 @@ from rehearsal.lab import slurm as lab_slurm
 from rehearsal.lab.nodes import Lab, why_not
 from rehearsal.lab.slurm import SHARED, Slurm
 from tests.conftest import require
+from tests.fork_server import PATIENT
 from tests.lab.training import ROOT, VARIABLES, assert_equals_an_undisturbed_run, config
 from tests.processes import wait_until
 from trainer.checkpoint.lineage.lease import committed
@@ -39,7 +40,8 @@ class Place:
     def fab(self, *words: str, check: bool = True) -> Any:
         """What fab prints as JSON, called in the shared folder."""
         variables = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "HOME": "/root", **VARIABLES}
-        given = " ".join(f"{name}={value}" for name, value in variables.items())
+        # Here a silent node is to be missed before Slurm counts it down.
+        given = " ".join(f"{name}={value}" for name, value in variables.items() if name not in PATIENT)
         line = f"cd {SHARED} && exec env -i {given} fab -r {ROOT} {shlex.join(words)} --json"
         done = self.slurm.controller.exec("sh", "-c", line, check=False)
         answer = json.loads(done.stdout) if done.stdout else None
