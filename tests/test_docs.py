@@ -41,7 +41,7 @@ OF_OTHER_PROGRAMS = {
     *("--driver", "--link", "--shm-size", "--ulimit"),  # docker
     *("--dry", "--help", "--list"),  # fab
     *("--from-file", "--kill-on-bad-exit", "--no-kill"),  # kubectl, srun
-    *("--shutdown-timeout", "--strict"),  # torchrun, mypy
+    *("--shutdown-timeout", "--snapshot-update", "--strict"),  # torchrun, syrupy, mypy
     *("--kind", "--nodes", "--nproc", "--only"),  # our own modules
 }
 
