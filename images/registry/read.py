@@ -67,9 +67,9 @@ def find(registry: Registry, ref: str, platform: str | None = None) -> tuple[Reg
             raise _no_platform(ref, platform, [single.image.platform])
         return (single,)
     entries = [_descriptor(ref, entry) for entry in document.get("manifests") or ()]
-    beside = [entry for entry in entries if _attests(entry) or _is_artifact(entry)]
-    images = [(entry["digest"], platform_of(entry.get("platform") or {})) for entry in entries if entry not in beside]
-    index = Index(manifest.digest, len(beside))
+    kept = [entry for entry in entries if not _attests(entry) and not _is_artifact(entry)]
+    images = [(entry["digest"], platform_of(entry.get("platform") or {})) for entry in kept]
+    index = Index(manifest.digest, len(entries) - len(kept))
     chosen = [reference.at(digest) for digest, name in images if platform in (None, name)]
     if not chosen:
         raise _no_platform(ref, platform, [name for _, name in images])

@@ -67,9 +67,8 @@ def inventory(source: Source, client: Client | None = None) -> Inventory:
         nodes = parse_hosts(source.nodes, "--nodes", route)
     elif lines is not None:
         nodes = parse_lines(lines, source.hosts_file or "", route)
-        if foreign := [node for node in nodes if cluster and node.group and node.group not in cluster.groups]:
-            why, known = "is not one of the Cluster's", ", ".join(cluster.groups if cluster else ())
-            raise UserError([problem(f"group of {node.name}", node.group, why, allowed=known) for node in foreign])
+        if cluster is not None:
+            _require_groups(nodes, cluster)
     elif cluster is not None:
         nodes, notes = nodes_of(cluster, route, client or _client(cluster))
         if source.nodes is not None:
@@ -98,6 +97,14 @@ def nodes_of(cluster: Cluster, route: Route, client: Client) -> tuple[list[Node]
     return [
         _routed(node, cluster, route) for node in sorted(shown, key=lambda node: (node.group or "", node.name))
     ], notes
+
+
+def _require_groups(nodes: Sequence[Node], cluster: Cluster) -> None:
+    """UserError for each node of a group that the Cluster does not have."""
+    foreign = [node for node in nodes if node.group and node.group not in cluster.groups]
+    why, known = "is not one of the Cluster's", ", ".join(cluster.groups)
+    if foreign:
+        raise UserError([problem(f"group of {node.name}", node.group, why, allowed=known) for node in foreign])
 
 
 def _grouped(node: Node, cluster: Cluster) -> Node:

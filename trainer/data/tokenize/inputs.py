@@ -258,7 +258,9 @@ def _named(entry: str, skip: Path | None) -> tuple[list[str], int, list[str]]:
         return [], 0, [problem("INPUT", entry, "inputs are read from local files", fix=fix)]
     if os.path.isdir(entry):
         files = list(_walk(Path(entry), skip))
-        texts = [path for path in files if _inner(path) in _BY_SUFFIX or not (_is_archive(path) or _is_binary(path))]
+        texts = [
+            path for path in files if not _is_archive(path) and (_inner(path) in _BY_SUFFIX or not _is_binary(path))
+        ]
         if not texts:
             return [], 0, [problem("INPUT", entry, "the folder holds no text files", fix="name another folder")]
         return [str(path) for path in texts], len(files) - len(texts), []
@@ -284,7 +286,7 @@ def _walk(folder: Path, skip: Path | None) -> Iterable[Path]:
 
 def _inner(path: Path) -> str:
     """Return the suffix of what a file holds: of `a.jsonl.gz` it is `.jsonl`."""
-    return Path(path.stem).suffix if path.suffix in _PACKED else path.suffix
+    return Path(path.stem).suffix if path.suffix in _PACKED or path.suffix in _UNREAD else path.suffix
 
 
 def _is_archive(path: Path) -> bool:
@@ -301,9 +303,8 @@ def _is_binary(path: Path) -> bool:
 
 
 def _source(path: str, format: Format | None) -> Source:
-    bare, suffix = os.path.splitext(path)
+    suffix, inner = Path(path).suffix, _inner(Path(path))
     packed = suffix in _PACKED
-    inner = os.path.splitext(bare)[1] if packed or suffix in _UNREAD else suffix
     kind: Format = format or _BY_SUFFIX.get(inner, "text")
     if suffix in _UNREAD:
         fix = f"{_UNREAD[suffix]} {path} | python -m trainer tokenize - --format {kind} …"
