@@ -197,6 +197,12 @@ MISTAKES = [
     Mistake("EKS-008", EKS, {CIDRS: [f"198.51.100.{i}/32" for i in range(41)]}),
     Mistake("EKS-030", EKS, {CIDRS: ["0.0.0.0/0"]}, ".0"),
     Mistake("EKS-031", EKS, {}, f"{CIDRS}.0"),
+    Mistake(
+        "CAP-020",
+        BLOCK,
+        {"groups.0.capacity.starts_at": "2027-02-14T10:55:00Z", "groups.0.capacity.ends_at": "2027-02-14T11:30:00Z"},
+        ".starts_at",
+    ),
     Mistake("EKS-032", EKS, {CIDRS: []}),
     Mistake("EKS-033", EKS, {"eks.karpenter": True}),
     Mistake("EKS-033", EKS, {"eks.karpenter": True, "groups.0.count": 0, "groups.1.count": 0}, "groups"),

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from infra.plan.network.endpoints import ALWAYS, BY_BACKEND
+from infra.plan.nodes.eks import addons
+from tests.infra.edits import spec_of
 from tests.infra.mistakes import BLOCK, EKS, NOW, SLURM, SPOT
 
 VPC, GROUP = "vpc-0123456789abcdef0", "sg-0123456789abcdef0"
@@ -132,6 +135,31 @@ def security_group(*permissions: dict[str, Any], vpc: str = VPC) -> Answer:
     return "ec2", "describe_security_groups", {"SecurityGroups": [found]}
 
 
+def lnet(**source: Any) -> list[dict[str, Any]]:
+    """Return rules for Lustre's ports from one source."""
+    return [{**TCP, "FromPort": first, "ToPort": last, **source} for first, last in ((988, 988), (1018, 1023))]
+
+
+def cluster_groups(*found: str) -> Answer:
+    """Which of the groups that rules name carry the cluster's tag."""
+    return "ec2", "describe_security_groups", {"SecurityGroups": [{"GroupId": group} for group in found]}
+
+
+def addon(name: str = "vpc-cni") -> Answer:
+    return "eks", "describe_addon_versions", {"addons": [{"addonName": name}] if name else []}
+
+
+def endpoint_services(*missing: str, zone: str = "us-east-1d") -> list[Answer]:
+    """What EC2 says of the services of the closed spot stack: all but `missing` are offered in `zone`."""
+    services = [f"com.amazonaws.us-east-1.{service}" for service in (*ALWAYS, *BY_BACKEND["ec2"])]
+    offered = [{"ServiceName": name, "AvailabilityZones": [zone]} for name in services if name not in missing]
+    zones = {"AvailabilityZones": [{"ZoneId": "use1-az4", "ZoneName": "us-east-1d"}]}
+    return [
+        ("ec2", "describe_availability_zones", zones),
+        ("ec2", "describe_vpc_endpoint_services", {"ServiceDetails": offered}),
+    ]
+
+
 def bucket(region: str) -> Answer:
     return "s3", "head_bucket", {"BucketRegion": region, "ResponseMetadata": {"HTTPStatusCode": 200, "HTTPHeaders": {}}}
 
@@ -217,16 +245,45 @@ NO_FILE_SYSTEM = ("fsx", "describe_file_systems", "FileSystemNotFound")
 NO_GROUP = ("ec2", "describe_security_groups", "InvalidGroup.NotFound")
 NO_REPOSITORY = ("ecr", "describe_repositories", "RepositoryNotFoundException")
 IN_GROUP = "arn:aws:ec2:us-east-2:123456789012:placement-group/pg"
-LNET = {**TCP, "FromPort": 988, "ToPort": 988}
+NODES = {"IpRanges": [{"CidrIp": "10.0.0.0/16"}]}
+STRANGERS = {"IpRanges": [{"CidrIp": "172.31.0.0/16"}, {"CidrIp": "10.0.0.0/24"}]}
+PAIR = {"UserIdGroupPairs": [{"GroupId": GROUP}]}
+LISTED = {"PrefixListIds": [{"PrefixListId": "pl-0123456789abcdef0"}]}
 MINE: dict[str, Any] = {"buckets.data": "mine"}
 SSH_KEY: dict[str, Any] = {"access.ssh_key": "me"}
 EXTENDED = {"eks.upgrade_policy": "EXTENDED"}
 EMPTY = [no_bucket("404")] * 3
-THERE: list[Answer] = [
-    ("ecr", "describe_repositories", {"repositories": [{}]}),
-    ("sqs", "get_queue_url", {"QueueUrl": "https://queue"}),
-    ("logs", "describe_log_groups", {"logGroups": [{}]}),
-]
+ADDONS = len(addons(spec_of(EKS, {})))
+NO_ADDON = ("eks", "describe_addon_versions", "ResourceNotFoundException")
+CLOSED: dict[str, Any] = {"network.closed": True, "network.nat": False}
+UNTAGGED = ("s3", "get_bucket_tagging", "NoSuchTagSet")
+TAGGED, FOREIGN = {"lustrain:cluster": spec_of(SPOT, {}).name}, {"lustrain:cluster": "another"}
+
+
+def repository_there(tags: dict[str, str]) -> list[Answer]:
+    listed = {"tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
+    return [
+        ("ecr", "describe_repositories", {"repositories": [{"repositoryArn": "arn:aws:ecr:us-east-1:1:repository/a"}]}),
+        ("ecr", "list_tags_for_resource", listed),
+    ]
+
+
+def queue_there(tags: dict[str, str]) -> list[Answer]:
+    return [("sqs", "get_queue_url", {"QueueUrl": "https://queue"}), ("sqs", "list_queue_tags", {"Tags": tags})]
+
+
+def logs_there(tags: dict[str, str]) -> list[Answer]:
+    group = {"logGroupName": "/lustrain/a/train", "logGroupArn": "arn:aws:logs:us-east-1:1:log-group:a"}
+    return [
+        ("logs", "describe_log_groups", {"logGroups": [group]}),
+        ("logs", "list_tags_for_resource", {"tags": tags}),
+    ]
+
+
+def tagged_bucket(tags: dict[str, str]) -> list[Answer]:
+    listed = {"TagSet": [{"Key": key, "Value": value} for key, value in tags.items()]}
+    return [bucket("us-east-1"), ("s3", "get_bucket_tagging", listed)]
+
 
 CASES = [
     Case("EC2-101", SPOT, [offered("use1-az1", "use1-az4")]),
@@ -342,10 +399,20 @@ CASES = [
     Case("FSX-101", SPOT, [file_system(VpcId="vpc-01234567"), subnet()], FSX_ID, edits=LUSTRE),
     Case("FSX-101", SPOT, [file_system(), subnet(AvailabilityZoneId="use1-az1")], FSX_ID, edits=LUSTRE),
     Case("FSX-101", SPOT, [NO_FILE_SYSTEM], FSX_ID, edits=LUSTRE),
-    Case("FSX-102", SPOT, [security_group({"IpProtocol": "-1"})], edits=LUSTRE),
-    Case("FSX-102", SPOT, [security_group(LNET, {**TCP, "FromPort": 1018, "ToPort": 1023})], edits=LUSTRE),
-    Case("FSX-102", SPOT, [security_group(LNET)], FSX_GROUP, edits=LUSTRE),
-    Case("FSX-102", SPOT, [security_group({"IpProtocol": "-1"}, vpc="vpc-01234567")], FSX_GROUP, edits=LUSTRE),
+    Case("FSX-102", SPOT, [security_group({"IpProtocol": "-1", **NODES}), subnet()], edits=LUSTRE),
+    Case("FSX-102", SPOT, [security_group(*lnet(**NODES)), subnet()], edits=LUSTRE),
+    Case("FSX-102", SPOT, [security_group(*lnet(**PAIR)), subnet(), cluster_groups(GROUP)], edits=LUSTRE),
+    Case("FSX-102", SPOT, [security_group(*lnet(**PAIR)), subnet(), cluster_groups()], FSX_GROUP, edits=LUSTRE),
+    Case("FSX-102", SPOT, [security_group(*lnet(**NODES)[:1]), subnet()], FSX_GROUP, edits=LUSTRE),
+    Case("FSX-102", SPOT, [security_group(*lnet(**STRANGERS)), subnet()], FSX_GROUP, edits=LUSTRE),
+    Case("FSX-102", SPOT, [security_group(*lnet(**LISTED)), subnet()], FSX_GROUP, "unknown", edits=LUSTRE),
+    Case(
+        "FSX-102",
+        SPOT,
+        [security_group({"IpProtocol": "-1", **NODES}, vpc="vpc-01234567"), subnet()],
+        FSX_GROUP,
+        edits=LUSTRE,
+    ),
     Case("FSX-102", SPOT, [NO_GROUP], FSX_GROUP, edits=LUSTRE),
     Case("S3-101", SPOT, [bucket("us-east-1")], edits=MINE),
     Case("S3-101", SPOT, [bucket("eu-west-1")], "buckets.data", edits=MINE),
@@ -355,12 +422,16 @@ CASES = [
     Case("S3-102", SPOT, [no_bucket("404"), no_bucket("403"), bucket("us-east-1")], "name", "unknown"),
     Case("CFG-101", SPOT, [*EMPTY, *nothing_left()]),
     Case("CFG-101", SPOT, [no_bucket("403"), *[no_bucket("404")] * 2, *nothing_left()]),
+    Case("CFG-101", SPOT, [*tagged_bucket(FOREIGN), *EMPTY[1:], *nothing_left()], "name", "warning"),
+    Case("CFG-101", SPOT, [bucket("us-east-1"), UNTAGGED, *EMPTY[1:], *nothing_left()], "name", "warning"),
+    Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[1:], *repository_there(FOREIGN)], "name", "warning"),
+    Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[::2], *queue_there({})], "name", "warning"),
+    Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[:2], *logs_there(FOREIGN)], "name", "warning"),
     Case(
-        "CFG-101", SPOT, [no_bucket("404"), bucket("us-east-1"), no_bucket("404"), *nothing_left()], "name", "warning"
+        "CFG-101",
+        SPOT,
+        [*tagged_bucket(TAGGED) * 3, *repository_there(TAGGED), *queue_there(TAGGED), *logs_there(TAGGED)],
     ),
-    Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[1:], THERE[0]], "name", "warning"),
-    Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[::2], THERE[1]], "name", "warning"),
-    Case("CFG-101", SPOT, [*EMPTY, *nothing_left()[:2], THERE[2]], "name", "warning"),
     Case("CFG-101", SPOT, [*nothing_left()[1:]], edits={**BUCKETS, **REPOSITORY}),
     Case("ECR-101", SPOT, [("ecr", "describe_repositories", {"repositories": []})], edits=REPOSITORY),
     Case("ECR-101", SPOT, [NO_REPOSITORY], "repository.existing", edits=REPOSITORY),
@@ -373,6 +444,13 @@ CASES = [
     Case("EC2-104", SPOT, [facts(efa=8)], TYPE, "warning"),
     Case("EC2-104", SPOT, [facts(cards=8)], TYPE, "warning"),
     Case("EC2-104", SPOT, [facts(vcpus=96)], TYPE, "warning"),
+    Case("EKS-102", EKS, [addon()] * ADDONS),
+    Case("EKS-102", EKS, [*[addon()] * (ADDONS - 1), addon("")], "eks.version"),
+    Case("EKS-102", EKS, [NO_ADDON, *[addon()] * (ADDONS - 1)], "eks.version"),
+    Case("NET-107", SPOT, endpoint_services(), edits=CLOSED),
+    Case("NET-107", SPOT, []),
+    Case("NET-107", SPOT, endpoint_services("com.amazonaws.us-east-1.ssm"), "network.closed", edits=CLOSED),
+    Case("NET-107", SPOT, endpoint_services(zone="us-east-1a"), "network.closed", edits=CLOSED),
     Case("IAM-101", EKS, [("iam", "get_role", {"Role": PLATFORM})]),
     Case("IAM-101", EKS, [], edits=ELSEWHERE),
     Case("IAM-101", EKS, [("iam", "get_role", "NoSuchEntity")], "access.admin_roles.0"),

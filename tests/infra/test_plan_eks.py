@@ -13,6 +13,7 @@ from tests.infra.mistakes import EKS, SLURM
 
 PLACE = Place("us-east-2", "123456789012")
 ADMIN = "arn:aws:iam::123456789012:role/platform"
+SSO = "arn:aws:iam::123456789012:role/aws-reserved/sso.amazonaws.com/AWSReservedSSO_platform_0a1b2c3d4e5f6071"
 WITH_LUSTRE = {"lustre": {"throughput_gb_s": 1.0}}
 
 
@@ -62,7 +63,7 @@ PROGRAMS = {
 "up --exclude **lustrain:infra:HyperPod** --exclude-dependents") echo plane >>$MADE;;
 up) grep -q installed $MADE; echo nodes >>$MADE;;
 *) exit 2;; esac""",
-    "aws": """[ "$*" = "eks update-kubeconfig --name vision-g6e --region us-east-2" ]
+    "aws": f"""[ "$*" = "eks update-kubeconfig --name vision-g6e --region us-east-2 --role-arn {ADMIN}" ]
 grep -q plane $MADE; echo entry >>$MADE""",
     "kubectl": """[ "$1 $2" = "auth can-i" ]; grep -q entry $MADE; echo yes""",
     "git": """if [ $1 = clone ]; then mkdir $3; mkdir -p $3/helm_chart/HyperPodHelmChart; echo chart >>$MADE; exit; fi
@@ -100,8 +101,17 @@ def test_the_first_steps_work_as_they_are_typed_and_typed_again(tmp_path: Path) 
     assert (tmp_path / "made").read_text(encoding="utf-8").split() == [*order, *again]
 
 
+def test_kubeconfig_assumes_the_first_admin_role_that_can_be_assumed() -> None:
+    edits = {"access": {"admin_roles": [SSO, ADMIN]}}
+    kubeconfig = next(line for line in helm_commands(spec_of(EKS, edits), PLACE) if "update-kubeconfig" in line)
+    assert kubeconfig.endswith(f" --role-arn {ADMIN}")
+    assert helm_place(spec_of(EKS, edits)).endswith(f"assume {ADMIN}")
+
+
 def test_the_first_steps_say_from_where_and_as_whom() -> None:
-    assert helm_place(spec_of(EKS, {})) == f"from an address in 203.0.113.0/24, as {ADMIN}"
+    only_sso = spec_of(EKS, {"access": {"admin_roles": [SSO]}})
+    assert helm_place(only_sso) == f"from an address in 203.0.113.0/24, as {SSO}"
+    assert not any("--role-arn" in line for line in helm_commands(only_sso, PLACE))
     private = helm_place(spec_of(EKS, {"eks": {}, "access": {}}))
     assert private == "from a machine inside the VPC, with the credentials of the first `pulumi up`"
 

@@ -160,7 +160,7 @@ def helm_commands(spec: ClusterSpec, place: Place) -> tuple[str, ...]:
     chart = f"{CHART_FOLDER}/helm_chart/HyperPodHelmChart"
     return (
         WITHOUT_HYPERPOD,
-        f"aws eks update-kubeconfig --name {spec.name} --region {place.region}",
+        f"aws eks update-kubeconfig --name {spec.name} --region {place.region}{_as_admin(spec)}",
         "kubectl auth can-i create clusterroles",
         f"test -d {CHART_FOLDER} || git clone {CHART_REPOSITORY} {CHART_FOLDER}",
         f"git -C {CHART_FOLDER} fetch origin",
@@ -183,5 +183,19 @@ def helm_place(spec: ClusterSpec) -> str:
     """From where, and as whom, those commands work."""
     ranges, roles = spec.eks.public_access_cidrs, spec.access.admin_roles
     where = f"from an address in {', '.join(ranges)}" if ranges else "from a machine inside the VPC"
+    if role := _assumable_admin(spec):
+        return f"{where}, with the credentials of `pulumi up`, which have to be allowed to assume {role}"
     whom = f"as {' or '.join(roles)}" if roles else "with the credentials of the first `pulumi up`"
     return f"{where}, {whom}"
+
+
+def _as_admin(spec: ClusterSpec) -> str:
+    """Kubernetes is reached as the administrator, while `pulumi up` keeps its own credentials."""
+    role = _assumable_admin(spec)
+    return f" --role-arn {role}" if role else ""
+
+
+def _assumable_admin(spec: ClusterSpec) -> str | None:
+    """Return the first administrator that is not a role of IAM Identity Center, which only its sign-in assumes
+    (https://docs.aws.amazon.com/singlesignon/latest/userguide/referencingpermissionsets.html)."""
+    return next((role for role in spec.access.admin_roles if "/AWSReservedSSO_" not in role), None)

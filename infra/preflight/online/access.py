@@ -1,9 +1,10 @@
-"""EKS and IAM 1xx: Kubernetes versions and roles as they are."""
+"""EKS and IAM 1xx: Kubernetes versions, their add-ons, and roles as they are."""
 
 from __future__ import annotations
 
 from infra.config import ClusterSpec
 from infra.finding import finding
+from infra.plan.nodes.eks import addons
 from infra.preflight.online.client import Aws, answered
 from infra.preflight.rule import Context, Family, Problems
 
@@ -30,6 +31,21 @@ def version(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         message = f"{spec.eks.version} is in extended support, at six times the price of a control plane"
         level = "warning" if spec.eks.upgrade_policy == "EXTENDED" else "error"
         yield finding("eks.version", message, "choose a newer version", level=level)
+
+
+@RULES.add(
+    "EKS-102",
+    "EKS has the cluster's add-ons for its Kubernetes version: a new version may come before them.",
+    "https://docs.aws.amazon.com/eks/latest/APIReference/API_DescribeAddonVersions.html",
+    permission="eks:DescribeAddonVersions",
+)
+def addon_versions(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    version, describe = spec.eks.version, aws.eks.describe_addon_versions
+    for addon in addons(spec) if spec.backend == "hyperpod-eks" else ():
+        answer = answered("ResourceNotFound", describe, kubernetesVersion=version, addonName=addon.name)
+        if answer is None or not answer["addons"]:
+            message = f"EKS has no add-on {addon.name} for Kubernetes {version}"
+            yield finding("eks.version", message, "choose an older version, or remove the key that brings the add-on")
 
 
 @RULES.add(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from infra.config import ClusterSpec
 from infra.finding import finding
+from infra.plan.place import COST_TAG
 from infra.plan.watch.interruptions import queue_name
 from infra.preflight.online.client import Aws, answered
 from infra.preflight.rule import Context, Family, Problems
@@ -25,33 +26,57 @@ RULES = Family()
 
 @RULES.add(
     "CFG-101",
-    "No bucket, repository, queue or log group exists under the names that the cluster would make.",
+    "No bucket, repository, queue or log group of others exists under the names that the cluster would make.",
     "https://docs.aws.amazon.com/AmazonS3/latest/API/API_CreateBucket.html",
     level="warning",
-    permission="s3:ListBucket, ecr:DescribeRepositories, sqs:GetQueueUrl and logs:DescribeLogGroups",
+    permission="s3:ListBucket, s3:GetBucketTagging, ecr:DescribeRepositories, ecr:ListTagsForResource, sqs:GetQueueUrl, "
+    "sqs:ListQueueTags, logs:DescribeLogGroups and logs:ListTagsForResource",
 )
 def names_taken(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
-    mine = "if this stack made it, ignore this; else"
+    """Report those without this cluster's tag; its own stack made the others."""
     names = context.plan.bucket_names
     for key in KEYS:
         name = getattr(names, key)
-        if getattr(spec.buckets, key) is None and answered(ABSENT, aws.s3.head_bucket, Bucket=name) is not None:
-            fix = f"{mine} set buckets.{key}: {name}, or choose another name"
-            yield finding("name", f"bucket {name} exists already", fix)
+        if getattr(spec.buckets, key) is None and _foreign_bucket(spec, aws, name):
+            yield finding("name", f"bucket {name} exists already", f"set buckets.{key}: {name}, or {RENAME}")
     image = context.plan.repository.name
-    ours = [] if spec.repository.existing else [image]
-    if ours and answered(ABSENT, aws.ecr.describe_repositories, repositoryNames=ours) is not None:
-        fix = f"{mine} give its URL as repository.existing, or choose another name"
+    if spec.repository.existing is None and _foreign_repository(spec, aws, image):
+        fix = f"give its URL as repository.existing, or {RENAME}"
         yield finding("name", f"image repository {image} exists already", fix)
-    for what in _taken_over(spec, aws):
+    for what in _foreign_queue_and_logs(spec, aws):
         message = f"{what} exists already: two stacks of one name share it, and the first to go takes it along"
-        yield finding("name", message, f"{mine} choose another name")
+        yield finding("name", message, RENAME)
 
 
-def _taken_over(spec: ClusterSpec, aws: Aws) -> Iterator[str]:
+RENAME = "choose another name"
+
+
+def _foreign_bucket(spec: ClusterSpec, aws: Aws, name: str) -> bool:
+    if answered(ABSENT, aws.s3.head_bucket, Bucket=name) is None:
+        return False
+    answer = answered("NoSuchTagSet", aws.s3.get_bucket_tagging, Bucket=name)
+    return not _ours(spec, {item["Key"]: item["Value"] for item in answer["TagSet"]} if answer else {})
+
+
+def _foreign_repository(spec: ClusterSpec, aws: Aws, name: str) -> bool:
+    answer = answered(ABSENT, aws.ecr.describe_repositories, repositoryNames=[name])
+    if answer is None:
+        return False
+    arn = answer["repositories"][0]["repositoryArn"]
+    tags = aws.ecr.list_tags_for_resource(resourceArn=arn)["tags"]
+    return not _ours(spec, {item["Key"]: item["Value"] for item in tags})
+
+
+def _foreign_queue_and_logs(spec: ClusterSpec, aws: Aws) -> Iterator[str]:
     queue = queue_name(spec)
-    if answered(ABSENT, aws.sqs.get_queue_url, QueueName=queue):
+    answer = answered(ABSENT, aws.sqs.get_queue_url, QueueName=queue)
+    if answer and not _ours(spec, aws.sqs.list_queue_tags(QueueUrl=answer["QueueUrl"]).get("Tags", {})):
         yield f"queue {queue}"
     prefix = f"/lustrain/{spec.name}/"
-    if aws.logs.describe_log_groups(logGroupNamePrefix=prefix, limit=1)["logGroups"]:
-        yield f"a log group under {prefix}"
+    for group in aws.logs.describe_log_groups(logGroupNamePrefix=prefix)["logGroups"]:
+        if not _ours(spec, aws.logs.list_tags_for_resource(resourceArn=group["logGroupArn"])["tags"]):
+            yield f"log group {group['logGroupName']}"
+
+
+def _ours(spec: ClusterSpec, tags: Mapping[str, str]) -> bool:
+    return tags.get(COST_TAG) == spec.name

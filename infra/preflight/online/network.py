@@ -6,6 +6,7 @@ from typing import Any
 
 from infra.config import ClusterSpec
 from infra.finding import finding
+from infra.plan.network.endpoints import endpoints
 from infra.plan.network.vpc import addresses_needed
 from infra.preflight.online.client import Aws, answered
 from infra.preflight.rule import Context, Family, Problems, known_groups, listed
@@ -147,6 +148,30 @@ def way_out(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     if not any(str(route.get("GatewayId", "")).startswith("vpce-") for route in routes):
         message = "has no gateway endpoint to S3: checkpoints and data pay NAT's price per GB"
         yield finding(COMPUTE, message, "add a gateway endpoint for S3 to its route table")
+
+
+@RULES.add(
+    "NET-107",
+    "The services that a closed network reaches through endpoints are offered in the cluster's zone.",
+    "https://docs.aws.amazon.com/vpc/latest/privatelink/create-interface-endpoint.html",
+    permission="ec2:DescribeVpcEndpointServices and ec2:DescribeAvailabilityZones",
+)
+def endpoint_services(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
+    services = [plan.service for plan in endpoints(spec, context.place) if plan.kind == "Interface"]
+    if not services:
+        return
+    zones = answered("InvalidParameterValue", aws.ec2.describe_availability_zones, ZoneIds=[spec.zone_id])
+    if zones is None:
+        return  # NET-101 says that there is no such zone.
+    zone = zones["AvailabilityZones"][0]["ZoneName"]
+    filters: Any = [{"Name": "service-name", "Values": services}]
+    pages = aws.ec2.get_paginator("describe_vpc_endpoint_services").paginate(Filters=filters)
+    offered = {item["ServiceName"]: item["AvailabilityZones"] for page in pages for item in page["ServiceDetails"]}
+    for service in services:
+        if zone not in offered.get(service, ()):
+            where = f"in {spec.zone_id}" if service in offered else f"in {aws.region}"
+            fix = "set closed: false, choose another zone, or remove the key that needs the service"
+            yield finding("network.closed", f"{service} has no endpoints {where}", fix)
 
 
 def subnet(aws: Aws, named: str) -> dict[str, Any] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from ipaddress import IPv4Network
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -9,7 +11,7 @@ from botocore.exceptions import ClientError
 from infra.catalog.fsx import LUSTRE_GUIDE, LUSTRE_PORTS
 from infra.config import ClusterSpec, ExistingLustre
 from infra.finding import finding
-from infra.plan.place import host
+from infra.plan.place import COST_TAG, host
 from infra.preflight.online.client import Aws, answered, unknown
 from infra.preflight.online.network import subnet
 from infra.preflight.rule import Context, Family, Problems
@@ -70,7 +72,7 @@ def _reached(spec: ClusterSpec, aws: Aws, there: dict[str, Any]) -> Problems:
 
 @RULES.add(
     "FSX-102",
-    "An existing Lustre's security group is of the nodes' VPC and lets Lustre in (988, 1018 to 1023).",
+    "An existing Lustre's security group is of the nodes' VPC and lets the nodes in (988, 1018 to 1023).",
     f"{LUSTRE_GUIDE}/limit-access-security-groups.html",
     permission="ec2:DescribeSecurityGroups",
 )
@@ -87,10 +89,69 @@ def lustre_ports(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
     group = answer["SecurityGroups"][0]
     if spec.network.existing and group.get("VpcId") != spec.network.existing.vpc_id:
         yield finding(path, f"is of {group.get('VpcId')}, the nodes of {spec.network.existing.vpc_id}", "correct it")
-    shut = [port for port in PORTS if not any(_open(rule, port) for rule in group.get("IpPermissions", []))]
-    if shut:
-        message = f"lets no client in at {', '.join(map(str, shut))}"
-        yield finding(path, message, "allow tcp 988 and 1018-1023 from the group itself")
+    yield from _closed_ports(spec, aws, group.get("IpPermissions", []))
+
+
+def _closed_ports(spec: ClusterSpec, aws: Aws, rules: Sequence[Any]) -> Problems:
+    """Report ports at which no rule admits the nodes, by an address range that holds their subnet or by the cluster's own
+    group, which exists after `pulumi up`."""
+    path, subnets, ours = (
+        f"{HERE}.security_group_id",
+        tuple(_node_subnets(spec, aws)),
+        _cluster_groups(spec, aws, rules),
+    )
+    opening = {port: [rule for rule in rules if _opens(rule, port)] for port in PORTS}
+    closed = [
+        port
+        for port, found in opening.items()
+        if not all(any(_admits(rule, subnet, ours) for rule in found) for subnet in subnets)
+    ]
+    if not closed:
+        return
+    prefix_lists = sorted(
+        {item["PrefixListId"] for port in closed for rule in opening[port] for item in rule.get("PrefixListIds", [])}
+    )
+    if prefix_lists:
+        yield unknown(
+            path, f"the entries of {', '.join(prefix_lists)}", f"see that they hold {', '.join(map(str, subnets))}"
+        )
+        return
+    message = f"does not let the nodes in at {', '.join(map(str, closed))}"
+    yield finding(path, message, f"allow tcp 988 and 1018-1023 from {', '.join(map(str, subnets))}")
+
+
+def _node_subnets(spec: ClusterSpec, aws: Aws) -> Iterator[IPv4Network]:
+    """Yield address ranges of the nodes; a subnet that does not exist is NET-102's."""
+    existing = spec.network.existing
+    if existing is None:
+        yield IPv4Network(spec.network.cidr)
+        return
+    for named in (existing.compute_subnet_id, *existing.zone_subnet_ids.values()):
+        if there := subnet(aws, named):
+            yield IPv4Network(there["CidrBlock"])
+
+
+def _cluster_groups(spec: ClusterSpec, aws: Aws, rules: Sequence[Any]) -> frozenset[str]:
+    """Return groups named in `rules` that this cluster made."""
+    named = sorted(
+        {pair["GroupId"] for rule in rules for pair in rule.get("UserIdGroupPairs", []) if "GroupId" in pair}
+    )
+    if not named:
+        return frozenset()
+    filters: Any = [{"Name": "group-id", "Values": named}, {"Name": f"tag:{COST_TAG}", "Values": [spec.name]}]
+    return frozenset(group["GroupId"] for group in aws.ec2.describe_security_groups(Filters=filters)["SecurityGroups"])
+
+
+def _opens(rule: Any, port: int) -> bool:
+    if rule.get("IpProtocol") == "-1":
+        return True
+    return rule.get("IpProtocol") == "tcp" and port in range(rule.get("FromPort", 0), rule.get("ToPort", 0) + 1)
+
+
+def _admits(rule: Any, nodes: IPv4Network, cluster_groups: frozenset[str]) -> bool:
+    if any(pair.get("GroupId") in cluster_groups for pair in rule.get("UserIdGroupPairs", [])):
+        return True
+    return any(nodes.subnet_of(IPv4Network(item["CidrIp"], strict=False)) for item in rule.get("IpRanges", []))
 
 
 @RULES.add(
@@ -158,9 +219,3 @@ def _head(aws: Aws, name: str) -> tuple[int, str]:
     about = answer["ResponseMetadata"]
     region = answer.get("BucketRegion") or about.get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
     return int(about["HTTPStatusCode"]), str(region)
-
-
-def _open(rule: Any, port: int) -> bool:
-    if rule.get("IpProtocol") == "-1":
-        return True
-    return rule.get("IpProtocol") == "tcp" and port in range(rule.get("FromPort", 0), rule.get("ToPort", 0) + 1)

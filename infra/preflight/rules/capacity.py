@@ -136,6 +136,17 @@ def over(spec: ClusterSpec, context: Context) -> Problems:
             yield finding(f"{path}.capacity.ends_at", message, "use other capacity")
 
 
+@RULES.add("CAP-020", "A capacity block begins before its nodes are to be empty again.", BLOCKS)
+def ends_before_start(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group in groups(spec):
+        starts, ends = group.capacity.starts_at, group.capacity.ends_at
+        if starts and ends and starts >= ends - BLOCK_MARGIN:
+            message = (
+                f"{starts.isoformat()} is not before {(ends - BLOCK_MARGIN).isoformat()}, when nodes are to be empty"
+            )
+            yield finding(f"{path}.capacity.starts_at", message, f"`{SHOWS_END['capacity-block']}` shows both times")
+
+
 @RULES.add(
     "CAP-012",
     "Zone and size of a reservation, block or plan are known, so that they can be compared without asking AWS.",
