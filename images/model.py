@@ -25,7 +25,7 @@ class Output(Enum):
     PUSH = "push"
     """To the registry, under every tag of the plan."""
     PUSH_BY_DIGEST = "push-by-digest"
-    """To the registry without a tag, to be joined with other platforms later."""
+    """To the registry without a tag, which is put on afterwards."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`fab image-plan`, `image-build`, `image-push`, `image-merge`, `image-verify`, `image-diff`, `image-scan`, `image-lock`.
+"""`fab image-plan`, `image-build`, `image-push`, `image-verify`, `image-diff`, `image-scan`, `image-lock`.
 
 Imports of what a task does stand in it: every `fab` loads this file.
 """
@@ -9,57 +9,47 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from images.wish import IMAGE_FILE, JSON, BuildWish, MergeWish, Wish
+from images.flags import IMAGE_FILE, JSON, BuildFlags, ImageFlags
 from lustrain.flags import flag, number
 from lustrain.problem import DIFFERS
 from lustrain.task import Answer, task
 
 
 @task("image-plan")
-def image_plan(flags: Wish) -> Answer:
-    """Tell what would be built, which layers are new since image.json, and why. No engine is asked."""
+def image_plan(flags: ImageFlags) -> Answer:
+    """Print what would be built, which layers are new since image.json, and why. Needs no engine."""
     from images.build import answers, make
 
-    with make.planned(flags) as planned:
-        return Answer(answers.plan_lines(planned), answers.plan(planned))
+    with make.prepare(flags) as prepared:
+        return Answer(answers.plan_lines(prepared), answers.plan(prepared))
 
 
 @task("image-build")
-def image_build(flags: BuildWish) -> Answer:
+def image_build(flags: BuildFlags) -> Answer:
     """Build the trainer's image, check it, and leave it in the engine or in a registry. Exit code: 1 where it failed."""
     from images.build import answers, make
     from images.build.progress import Live
 
     with Live(f"image {flags.target}") as watch:
-        made = make.build(flags, watch)
-    return Answer(answers.build_lines(made, flags.image_file), answers.build(made))
+        result = make.build(flags, watch)
+    return Answer(answers.build_lines(result, flags.image_file), answers.build(result))
 
 
 @task("image-push")
-def image_push(flags: BuildWish) -> Answer:
+def image_push(flags: BuildFlags) -> Answer:
     """Push what image-build made, by digest, and write image.json. Every step comes from the builder's cache."""
     from images.build import answers, make
     from images.build.progress import Live
     from lustrain import image_file
 
     with Live(f"image {flags.target}") as watch:
-        record = make.build(replace(flags, push=True, by_digest=False), watch).record
+        record = make.build(replace(flags, push=True), watch).record
     assert record is not None
     return Answer(answers.record_lines(record, flags.image_file), image_file.as_json(record))
 
 
-@task("image-merge")
-def image_merge(flags: MergeWish) -> Answer:
-    """Join the images of several platforms under one tag, and write image.json."""
-    from images.build import answers, make
-    from lustrain import image_file
-
-    record = make.joined(flags)
-    return Answer(answers.record_lines(record, flags.image_file), image_file.as_json(record))
-
-
 @dataclass(frozen=True)
-class Verify:
+class VerifyFlags:
     ref: str | None = flag(None, "an image in a registry; else that of image.json")
     max_age: str = flag("90", "warn about an image older than this many days (90)")
     image_file: str = flag("image.json", IMAGE_FILE)
@@ -67,7 +57,7 @@ class Verify:
 
 
 @task("image-verify")
-def image_verify(flags: Verify) -> Answer:
+def image_verify(flags: VerifyFlags) -> Answer:
     """Look at an image where it is, without pulling it: manifest, layers, labels, age, size. Exit code: 1 not in order."""
     from images.check import inspection
     from images.plan import versions
@@ -78,12 +68,12 @@ def image_verify(flags: Verify) -> Answer:
     record = image_file.read(Path(flags.image_file)) if flags.ref is None else None
     # By its tag, so that one that stands for another image by now is noticed.
     ref = record.ref if record else str(flags.ref)
-    found = inspection.verify(connect(ref), ref, record=record, oldest_days=days, budgets=versions.load().budgets)
-    return Answer(inspection.lines(found), inspection.as_json(found), found.exit_code)
+    report = inspection.verify(connect(ref), ref, record=record, oldest_days=days, budgets=versions.load().budgets)
+    return Answer(inspection.lines(report), inspection.as_json(report), report.exit_code)
 
 
 @dataclass(frozen=True)
-class Diff:
+class DiffFlags:
     a: str = flag(help="the image that nodes have")
     b: str = flag(help="the image that they shall run")
     platform: str | None = flag(None, "like linux/amd64, where an image has several")
@@ -91,7 +81,7 @@ class Diff:
 
 
 @task("image-diff")
-def image_diff(flags: Diff) -> Answer:
+def image_diff(flags: DiffFlags) -> Answer:
     """List the layers that a node with image A pulls to run image B."""
     from images.check import diff
     from images.plan.references import parse
@@ -99,12 +89,12 @@ def image_diff(flags: Diff) -> Answer:
     from images.registry.client import connect
 
     named = [parse(ref) for ref in (flags.a, flags.b)]
-    found = diff.diff(*(read.image(connect(ref), str(ref), flags.platform) for ref in named))
-    return Answer(diff.lines(found), diff.as_json(found))
+    difference = diff.diff(*(read.image(connect(ref), str(ref), flags.platform) for ref in named))
+    return Answer(diff.lines(difference), diff.as_json(difference))
 
 
 @dataclass(frozen=True)
-class Scan:
+class ScanFlags:
     ref: str | None = flag(None, "an image in ECR by digest; else that of image.json")
     threshold: str = flag(
         "HIGH", "the mildest severity that fails: CRITICAL, HIGH, MEDIUM, LOW or INFORMATIONAL (HIGH)"
@@ -117,8 +107,8 @@ class Scan:
 
 
 @task("image-scan")
-def image_scan(flags: Scan) -> Answer:
-    """Wait for ECR's scan of an image and weigh what it found. Exit code: 1 not passed, also where nobody scanned."""
+def image_scan(flags: ScanFlags) -> Answer:
+    """Wait for ECR's scan of an image and judge its findings. Exit code: 1 not passed, also where there is no scan."""
     from images.check import scan
     from images.registry import ecr
     from lustrain import image_file
@@ -131,7 +121,7 @@ def image_scan(flags: Scan) -> Answer:
 
 
 @dataclass(frozen=True)
-class Lock:
+class LockFlags:
     check: bool = flag(False, "change nothing; say which lock is stale and why, exit code 4")
     upgrade: bool = flag(False, "take the newest versions that the constraints allow")
     links: str | None = flag(
@@ -141,7 +131,7 @@ class Lock:
 
 
 @task("image-lock")
-def image_lock(flags: Lock) -> Answer:
+def image_lock(flags: LockFlags) -> Answer:
     """Write the hashed locks of what is installed in images, from pyproject.toml, images/versions.toml and constraints."""
     from images.plan import lock
 
@@ -156,4 +146,4 @@ def _aside(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-TASKS = (image_plan, image_build, image_push, image_merge, image_verify, image_diff, image_scan, image_lock)
+TASKS = (image_plan, image_build, image_push, image_verify, image_diff, image_scan, image_lock)

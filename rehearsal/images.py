@@ -19,11 +19,11 @@ from pathlib import Path
 from images.build import answers, make
 from images.build.engine import facts
 from images.build.progress import Live
+from images.flags import BuildFlags
 from images.model import Image
 from images.plan import changes
 from images.registry import read
 from images.registry.client import connect
-from images.wish import BuildWish
 from lustrain.problem import UserError
 from lustrain.progress import BYTES, amount_text
 from rehearsal.clock import clock
@@ -124,11 +124,11 @@ def scenes(folder: Path, run: Run) -> Iterator[list[Scene]]:
 def build(yard: Yard) -> tuple[str, list[Promise]]:
     """Build as `fab image-build --push` does, and check that the registry then holds what the builder reported."""
     root = checkout(yard.folder / "code")
-    wish = wished(f"{yard.registry.host}/{REPOSITORY}", yard.base, yard.folder, push=True)
+    flags = build_flags(f"{yard.registry.host}/{REPOSITORY}", yard.base, yard.folder, push=True)
     try:
         with Live(TARGET) as watch:
-            made = make.build(wish, watch, yard.environment, root=root)
-        yard.image = read.image(connect(made.planned.ref), made.planned.ref)
+            made = make.build(flags, watch, yard.environment, root=root)
+        yard.image = read.image(connect(made.prepared.ref), made.prepared.ref)
     except UserError as error:
         return f"failed: {error.problems[0]}", [Promise("the trainer's image can be built", False, error.problems[0])]
     image = yard.image
@@ -176,22 +176,22 @@ def train(yard: Yard, run: Run) -> tuple[str, list[Promise]]:
 
 def show_plan(folder: Path, reason: str) -> tuple[str, list[Promise]]:
     """Print what would be built here, were there an engine."""
-    with make.planned(wished(f"localhost/{REPOSITORY}", None, folder)) as planned:
-        print("   would build " + "\n   ".join(answers.plan_lines(planned)), flush=True)
-        for layer, inputs in planned.context.inputs.items():
+    with make.prepare(build_flags(f"localhost/{REPOSITORY}", None, folder)) as prepared:
+        print("   would build " + "\n   ".join(answers.plan_lines(prepared)), flush=True)
+        for layer, inputs in prepared.context.inputs.items():
             print(f"   layer {layer}: from {len(inputs)} files and arguments", flush=True)
-        layers, tag = len(set(planned.context.inputs) - set(changes.NEVER_PULLED)), planned.ref.rpartition(":")[2]
+        layers, tag = len(set(prepared.context.inputs) - set(changes.NEVER_PULLED)), prepared.ref.rpartition(":")[2]
     promises = []
     if os.environ.get("LUSTRAIN_REQUIRE") == "all":
         promises.append(Promise("an image can be built here (LUSTRAIN_REQUIRE=all)", False, reason))
     return f"{reason}; planned: {layers} layers of {tag}", promises
 
 
-def wished(repository: str, base: str | None, folder: Path, *, push: bool = False) -> BuildWish:
+def build_flags(repository: str, base: str | None, folder: Path, *, push: bool = False) -> BuildFlags:
     """Return flags that build the image, recorded in `folder`; with `base`, no image is pulled and no torch index is used."""
     own = ("TORCH_CPU_LINKS=",) if base else ()
     file = str(folder / "image.json")
-    return BuildWish(TARGET, repository=repository, base=base, tools=base, arg=own, push=push, image_file=file)
+    return BuildFlags(TARGET, repository=repository, base=base, tools=base, arg=own, push=push, image_file=file)
 
 
 @contextmanager

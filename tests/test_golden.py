@@ -18,8 +18,8 @@ from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 from syrupy.location import PyTestLocation
 
 from images.build import answers, make
+from images.flags import ImageFlags
 from images.plan import versions
-from images.wish import Wish
 from infra.config import parse
 from infra.preflight.commands import rules
 from infra.preflight.offline import run_offline
@@ -110,10 +110,10 @@ def test_what_the_agent_would_do_on_a_recorded_host(machine: str, golden: Snapsh
 @pytest.mark.parametrize("target", sorted(versions.load().budgets))
 def test_what_an_image_is_made_of(target: str, tmp_path: Path, golden: SnapshotAssertion) -> None:
     base = "example.org/base@sha256:" + "a" * 64
-    wish = Wish(
+    flags = ImageFlags(
         target, repository="example.org/trainer", base=base, tools=base, image_file=str(tmp_path / "image.json")
     )
-    with make.planned(wish) as planned:
+    with make.prepare(flags) as planned:
         found = answers.plan(planned)
     # The commit and what is named after it, and every file of the trainer by name.
     del found["git"], found["ref"], found["inputs"]["code"]

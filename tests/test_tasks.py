@@ -21,7 +21,6 @@ MISTAKES = {
     "image-plan": ("--arg", "EFA_VERSION"),
     "image-build": ("--arg", "EFA_VERSION"),
     "image-push": ("--arg", "EFA_VERSION"),
-    "image-merge": ("--arg", "EFA_VERSION"),
     "image-verify": ("--max-age", "old"),
     "image-diff": ("a image", "b"),
     "image-scan": ("--threshold", "LOUD"),

@@ -1,14 +1,14 @@
-"""Answers of the tasks: plans, builds and records as lines and as JSON; times in seconds."""
+"""What the tasks print: plans, builds and records as lines and as JSON; times in seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from images.build.make import Made, Planned
+from images.build.make import BuildResult, PreparedBuild
+from images.flags import LOCAL
 from images.model import Built
 from images.plan import changes
-from images.wish import LOCAL
 from lustrain import image_file
 from lustrain.image_file import GitState, Record
 from lustrain.tables import table
@@ -18,46 +18,43 @@ LONGEST_NAME = 100
 _SHOWN = 5
 
 
-def plan(planned: Planned) -> dict[str, Any]:
-    made = planned.plan
+def plan(prepared: PreparedBuild) -> dict[str, Any]:
     return {
         "version": VERSION,
-        "target": made.target,
-        "platform": made.platform,
-        "ref": planned.ref,
-        "dockerfile": made.dockerfile,
-        "arguments": dict(made.arguments),
-        "labels": dict(made.labels),
-        "git": _git(planned.git),
-        "inputs": {layer: dict(inputs) for layer, inputs in planned.context.inputs.items()},
-        "rebuilds": changes.as_json(planned.rebuilds),
+        "target": prepared.plan.target,
+        "platform": prepared.plan.platform,
+        "ref": prepared.ref,
+        "dockerfile": prepared.plan.dockerfile,
+        "arguments": dict(prepared.plan.arguments),
+        "labels": dict(prepared.plan.labels),
+        "git": _git(prepared.git),
+        "inputs": {layer: dict(inputs) for layer, inputs in prepared.context.inputs.items()},
+        "rebuilds": changes.as_json(prepared.rebuilds),
     }
 
 
-def plan_lines(planned: Planned) -> list[str]:
+def plan_lines(prepared: PreparedBuild) -> list[str]:
     return [
-        planned.ref,
-        f"  {planned.plan.dockerfile}, target {planned.plan.target}, {planned.plan.platform}",
-        *(f"  {name} = {value}" for name, value in sorted(planned.plan.arguments.items()) if value),
-        *_dirt(planned.git),
-        *changes.lines(planned.rebuilds),
+        prepared.ref,
+        f"  {prepared.plan.dockerfile}, target {prepared.plan.target}, {prepared.plan.platform}",
+        *(f"  {name} = {value}" for name, value in sorted(prepared.plan.arguments.items()) if value),
+        *_dirt(prepared.git),
+        *changes.lines(prepared.rebuilds),
     ]
 
 
-def build(made: Made) -> dict[str, Any]:
-    record = None if made.record is None else image_file.as_json(made.record)
-    return {**steps(made.built), "ref": made.planned.ref, "git": _git(made.planned.git), "image": record}
+def build(result: BuildResult) -> dict[str, Any]:
+    record = None if result.record is None else image_file.as_json(result.record)
+    return {**steps(result.built), "ref": result.prepared.ref, "git": _git(result.prepared.git), "image": record}
 
 
-def build_lines(made: Made, file: str) -> list[str]:
-    lines = [*step_lines(made.built), *_dirt(made.planned.git)]
-    if made.record is not None:
-        return [*lines, *record_lines(made.record, file)]
-    if made.built.image_id is None:
-        return [*lines, f"pushed without a tag: {made.planned.plan.repository}@{made.built.digest}"]
-    local = made.planned.plan.repository == LOCAL
+def build_lines(result: BuildResult, file: str) -> list[str]:
+    lines = [*step_lines(result.built), *_dirt(result.prepared.git)]
+    if result.record is not None:
+        return [*lines, *record_lines(result.record, file)]
+    local = result.prepared.plan.repository == LOCAL
     push = "; to push it, build with --push --repository registry/name" if local else "; `fab image-push` pushes it"
-    return [*lines, f"in the engine as {made.planned.ref}{push}"]
+    return [*lines, f"in the engine as {result.prepared.ref}{push}"]
 
 
 def record_lines(record: Record, file: str) -> list[str]:
@@ -111,7 +108,7 @@ def _cached(built: Built) -> tuple[int, int]:
 def _dirt(git: GitState) -> list[str]:
     """One line where the image is not what a commit says."""
     if git.commit is None:
-        return ["not from a commit: later it cannot be told which code this is"]
+        return ["not from a commit: nothing will show which code this is"]
     if not git.dirty:
         return []
     more = ", …" if len(git.changed) > _SHOWN else ""

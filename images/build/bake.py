@@ -24,7 +24,7 @@ from images.build.output import read_lines
 from images.build.steps import Steps
 from images.model import Built, Context, Output, Plan, Watch
 from images.plan.references import parse
-from images.registry import merge
+from images.registry import tags
 from images.registry.client import connect
 from images.registry.credentials import docker_config
 from lustrain.problem import FAILED, UserError, plain, problem
@@ -46,7 +46,7 @@ class Bake:
         driver = re.search(r"^Driver:\s*(\S+)", self._ask("buildx", "inspect"), re.MULTILINE)
         return driver[1] if driver else "docker"
 
-    def check(self, plan: Plan, output: Output) -> None:
+    def check(self, plan: Plan) -> None:
         """Check with the plugin and the engine that the plan can be built here; UserError in one line, with the fix."""
         version = self._ask("buildx", "version")
         if not version:
@@ -56,15 +56,12 @@ class Bake:
         if number and (int(number[1]), int(number[2])) < OLDEST:
             why, fix = "too old", "update docker-buildx"
             raise UserError(problem("buildx", number[0].strip(), why, allowed=">= 0.13", fix=fix))
-        own = "docker buildx create --driver docker-container --use"
-        if output is Output.PUSH_BY_DIGEST and self.driver == "docker":
-            # https://github.com/docker/buildx/blob/v0.13.1/build/build.go refuses it.
-            raise UserError(f"buildx: the engine's own builder does not push by digest; fix: {own}")
-        wishes = {"export its cache to a registry": plan.cache_to, "make attestations": plan.attestations}
-        wished = ", ".join(words for words, wish in wishes.items() if wish)
-        if wished and not self._chooses_types():
+        needs = {"export its cache to a registry": plan.cache_to, "make attestations": plan.attestations}
+        needed = ", ".join(words for words, value in needs.items() if value)
+        if needed and not self._chooses_types():
+            own = "docker buildx create --driver docker-container --use"
             fix = f'set {{"features": {{"containerd-snapshotter": true}}}} in daemon.json, or {own}'
-            raise UserError(f"buildx: this engine's image store cannot {wished}; fix: {fix}")
+            raise UserError(f"buildx: this engine's image store cannot {needed}; fix: {fix}")
 
     def build(self, plan: Plan, context: Context, target: str, output: Output, watch: Watch) -> Built:
         """Build one stage of the plan's Dockerfile. UserError with the failed step's last lines where it fails."""
@@ -167,7 +164,7 @@ class Bake:
             why = f"{plan.repository}: buildx pushed and did not report the digest; fix: update docker-buildx"
             raise UserError(why, FAILED)
         if output is Output.PUSH:
-            put = merge.tag if export is Output.PUSH_BY_DIGEST else merge.confirm
+            put = tags.tag if export is Output.PUSH_BY_DIGEST else tags.confirm
             digests = [put(tag, str(digest or image_id)) for tag in plan.tags]
             digest = digests[0]
         return digest, image_id

@@ -29,7 +29,7 @@ def build(plan: Plan, context: Context, bake: Bake, *, output: Output, verify: b
     UserError, before anything is built, where there is no engine that can build it, buildx cannot do what the plan asks, or
     the engine's disk is too full.
     """
-    bake.check(plan, output)
+    bake.check(plan)
     check_room(plan.target, engine.facts(bake.environment), bake.environment)
     if not verify:
         return _built(bake, plan, context, plan.target, output, watch)

@@ -1,4 +1,4 @@
-"""The container engine that the environment names: version, image store and free disk, asked through the docker command."""
+"""The container engine that the environment names: version, image store and free disk, read through the docker command."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""From a wish to image.json: stage the context, plan, build, push, record. Everything here raises UserError."""
+"""From flags to image.json: stage the context, plan, build, push, record. Every function may raise UserError."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,12 +11,12 @@ from pathlib import Path
 from images.build import builder
 from images.build.bake import Bake
 from images.check import content
+from images.flags import BuildFlags, ImageFlags
 from images.model import Built, Context, Image, Output, Plan, Watch
 from images.plan import changes, context, git_state, plan, versions
 from images.plan.versions import Versions
-from images.registry import merge, read
+from images.registry import read
 from images.registry.client import connect
-from images.wish import BuildWish, MergeWish, Wish
 from lustrain import deployed, image_file
 from lustrain.image_file import GitState, Record
 from lustrain.problem import UserError, problem
@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A plan, where its code comes from, and what differs from the image that was pushed last."""
+class PreparedBuild:
+    """A plan with its staged context, the state of git, and what differs from the image that was pushed last."""
 
     plan: Plan
     git: GitState
@@ -40,99 +40,93 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Made:
-    """What came of a wish; `record` is there once the image has its tag in a registry."""
+class BuildResult:
+    """A finished build; `record` is set once the image has its tag in a registry."""
 
-    planned: Planned
+    prepared: PreparedBuild
     built: Built
     record: Record | None = None
 
 
-def placed(wish: Wish) -> Wish:
-    """Return the wish with its repository: the one given, else the Cluster's, else none. UserError."""
-    if wish.repository is not None:
-        return wish
-    found = deployed.cluster(wish.cluster, wish.stack)
-    if found is None:
-        return wish
-    if found.image_repository is None:
+def resolve_repository(flags: ImageFlags) -> ImageFlags:
+    """Return the flags with a repository: the one given, else the Cluster's, else none."""
+    if flags.repository is not None:
+        return flags
+    cluster = deployed.cluster(flags.cluster, flags.stack)
+    if cluster is None:
+        return flags
+    if cluster.image_repository is None:
         fix = "give the stack one and `pulumi up`, or --repository registry/name"
-        raise UserError(problem("cluster.image_repository", None, f"{found.name} has none", fix=fix))
-    return replace(wish, repository=found.image_repository, cluster=None, stack=None)
+        raise UserError(problem("cluster.image_repository", None, f"{cluster.name} has none", fix=fix))
+    return replace(flags, repository=cluster.image_repository, cluster=None, stack=None)
 
 
 @contextmanager
-def planned(wish: Wish, *, root: Path = ROOT, pushing: bool = False) -> Iterator[Planned]:
-    """Yield the plan of a wish for the checkout at `root`; its staged context lives as long as the block."""
-    wish = placed(wish)
-    shared = {field.name: getattr(wish, field.name) for field in fields(Wish)}
-    build = wish if isinstance(wish, BuildWish) else BuildWish(**shared)
+def prepare(flags: ImageFlags, *, root: Path = ROOT, pushing: bool = False) -> Iterator[PreparedBuild]:
+    """Yield the plan for the checkout at `root`; its staged context is deleted at the end of the block."""
+    flags = resolve_repository(flags)
+    shared = {field.name: getattr(flags, field.name) for field in fields(ImageFlags)}
+    build = flags if isinstance(flags, BuildFlags) else BuildFlags(**shared)
     plan.check(build)
-    if pushing and wish.repository is None:
+    if pushing and flags.repository is None:
         where = (
             "--repository registry/name, or --cluster FILE or --stack NAME of a cluster that has an image repository"
         )
         raise UserError(f"there is nowhere to push to; fix: give {where}")
     known = versions.load(root / context.VERSIONS)
-    last = image_file.read(wish.file) if wish.file.exists() else None
-    if pushing and last and last.target != wish.target:
-        fix = f"--image-file image-{wish.target}.json, or move it away"
-        raise UserError(problem(str(wish.file), last.target, f"records an image for {last.target}", fix=fix))
+    last = image_file.read(flags.file) if flags.file.exists() else None
+    if pushing and last and last.target != flags.target:
+        fix = f"--image-file image-{flags.target}.json, or move it away"
+        raise UserError(problem(str(flags.file), last.target, f"records an image for {last.target}", fix=fix))
     # A folder of its own for each build: BuildKit takes a file for unchanged that has the path, size and time of the last one.
     with tempfile.TemporaryDirectory(prefix="lustrain-image-") as folder:
-        staged = context.stage(root, wish.target, plan.arguments_of(build, known), Path(folder))
-        git = git_state.read(root, context.sources(root, wish.target), context.enters)
+        staged = context.stage(root, flags.target, plan.arguments_of(build, known), Path(folder))
+        git = git_state.read(root, context.sources(root, flags.target), context.enters)
         made = plan.make(build, known, git, staged.inputs)
-        same = last if last and last.target == wish.target else None
-        yield Planned(made, git, known, staged, tuple(changes.reasons(same, staged.inputs)))
+        same = last if last and last.target == flags.target else None
+        yield PreparedBuild(made, git, known, staged, tuple(changes.reasons(same, staged.inputs)))
 
 
-def build(wish: BuildWish, watch: Watch, environment: Mapping[str, str] | None = None, *, root: Path = ROOT) -> Made:
-    """Build and check. With `push` the image gets a tag that no other image has, and the record is written; with `by_digest`
-    tag and record are left to `joined`. `environment` (else this process's) names the engine; registry credentials are read
-    from this process's."""
-    output = Output.PUSH_BY_DIGEST if wish.by_digest else Output.PUSH if wish.push else Output.LOAD
-    pushing, verify = output is not Output.LOAD, not wish.no_verify
-    if pushing and not wish.file.parent.is_dir():
+def build(
+    flags: BuildFlags, watch: Watch, environment: Mapping[str, str] | None = None, *, root: Path = ROOT
+) -> BuildResult:
+    """Build and check the image. With `push` it gets a tag that no other image has, and the record is written.
+
+    `environment` (else this process's) names the engine; registry credentials are read from this process's."""
+    if flags.push and not flags.file.parent.is_dir():
         fix = "make it, or name another"
-        raise UserError(problem("--image-file", str(wish.file), "there is no such folder", fix=fix))
-    with planned(wish, root=root, pushing=pushing) as one:
-        built = builder.build(one.plan, one.context, Bake(environment), output=output, verify=verify, watch=watch)
-        if output is not Output.PUSH or built.digest is None:
-            return Made(one, built)
-        return Made(one, built, _recorded(one, built.digest, (one.plan.platform,), wish.file))
+        raise UserError(problem("--image-file", str(flags.file), "there is no such folder", fix=fix))
+    output, verify = Output.PUSH if flags.push else Output.LOAD, not flags.no_verify
+    with prepare(flags, root=root, pushing=flags.push) as prepared:
+        built = builder.build(
+            prepared.plan, prepared.context, Bake(environment), output=output, verify=verify, watch=watch
+        )
+        record = _record_push(prepared, built.digest, flags.file) if flags.push and built.digest else None
+        return BuildResult(prepared, built, record)
 
 
-def joined(wish: MergeWish, *, root: Path = ROOT) -> Record:
-    """Join what was pushed by digest, one a platform, under the wish's tag, and write the record."""
-    with planned(wish, root=root, pushing=True) as one:
-        digest = merge.merge(one.ref, wish.digest)
-        platforms = tuple(found.image.platform for found in read.find(connect(one.ref), one.ref))
-        return _recorded(one, digest, platforms, wish.file)
-
-
-def _made_from(one: Planned, image: Image) -> None:
-    """UserError where what was pushed was built from something else than what is recorded with it."""
+def _check_inputs(prepared: PreparedBuild, image: Image) -> None:
+    """Refuse an image in the registry that was built from other inputs than this checkout has."""
     inner = image.config.get("config")
     labels = (inner.get("Labels") if isinstance(inner, dict) else None) or {}
-    wanted = {name: value for name, value in one.plan.labels.items() if name.startswith(plan.INPUTS)}
+    wanted = {name: value for name, value in prepared.plan.labels.items() if name.startswith(plan.INPUTS)}
     if other := sorted(name.removeprefix(plan.INPUTS) for name, value in wanted.items() if labels.get(name) != value):
         why = f"was built from a different {', '.join(other)} than this checkout has"
-        raise UserError(problem("image", one.ref, why, fix="the flags that it was built with, or build it again"))
+        raise UserError(problem("image", prepared.ref, why, fix="the flags that it was built with, or build it again"))
 
 
-def _recorded(one: Planned, digest: str, platforms: Sequence[str], file: Path) -> Record:
-    image = read.image(connect(one.ref), f"{one.plan.repository}@{digest}", one.plan.platform)
-    _made_from(one, image)
+def _record_push(prepared: PreparedBuild, digest: str, file: Path) -> Record:
+    image = read.image(connect(prepared.ref), f"{prepared.plan.repository}@{digest}", prepared.plan.platform)
+    _check_inputs(prepared, image)
     record = Record(
-        ref=one.ref,
+        ref=prepared.ref,
         digest=digest,
-        target=one.plan.target,
-        platforms=tuple(platforms),
-        versions=plan.versions_of(one.plan.target, one.versions, one.plan.arguments),
-        git=one.git,
+        target=prepared.plan.target,
+        platforms=(prepared.plan.platform,),
+        versions=plan.versions_of(prepared.plan.target, prepared.versions, prepared.plan.arguments),
+        git=prepared.git,
         content=content.content_of(image),
-        inputs=one.context.inputs,
+        inputs=prepared.context.inputs,
     )
     image_file.write(file, record)
     return record

@@ -88,10 +88,10 @@ class Steps:
         done = [vertex for vertex in self._vertexes.values() if vertex.completed is not None]
         return tuple(self._step(item) for item in sorted(done, key=lambda item: min(self._goes[item.digest])))
 
-    def failed(self, said: str) -> tuple[Step, list[str]] | None:
-        """Return the step that made the build fail, with the end of its log; None where no step did. `said` is the error of the
+    def failed(self, error: str) -> tuple[Step, list[str]] | None:
+        """Return the step that made the build fail, with the end of its log; None where no step did. `error` is that of the
         build as a whole, which quotes that step's: others may have failed without ending it, or were ended because of it."""
-        culprits = [item for item in self._vertexes.values() if item.error and item.error in said]
+        culprits = [item for item in self._vertexes.values() if item.error and item.error in error]
         if not culprits:
             return None
         first = min(culprits, key=lambda vertex: [time for time in (vertex.completed, vertex.started) if time][:1])

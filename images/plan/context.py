@@ -96,7 +96,7 @@ def stage(root: Path, target: str, arguments: Mapping[str, str], into: Path) -> 
 
 
 def sources(root: Path, target: str) -> tuple[str, ...]:
-    """Return the files and folders that decide what an image of `target` is: git is asked about these."""
+    """Return the files and folders that decide what an image of `target` is; their git state goes into its tag."""
     return (*_copied(_dockerfile(root, target).for_image(target)), PATHS[target], VERSIONS)
 
 

@@ -125,7 +125,7 @@ def check(root: Path = ROOT, versions: Versions | None = None) -> Sequence[str]:
 def _changed(name: str, lock: Lock, now: Sequence[str]) -> Iterator[str]:
     gone, new = [line for line in lock.inputs if line not in now], [line for line in now if line not in lock.inputs]
     if gone or new:
-        why = f"is stale: made from {', '.join(gone) or 'less'}, now asked for {', '.join(new) or 'less'}"
+        why = f"is stale: made from {', '.join(gone) or 'less'}, now configured: {', '.join(new) or 'less'}"
         yield f"{FOLDER / name}.lock {why}; fix: {RENEW}"
 
 

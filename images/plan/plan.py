@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 
+from images.flags import BuildFlags
 from images.model import Plan
 from images.plan.dockerfile import PATHS
 from images.plan.references import Reference, is_loopback, parse
 from images.plan.versions import Versions
-from images.wish import BuildWish
 from lustrain.image_file import GitState
 from lustrain.problem import UserError, problem
 
@@ -42,60 +42,60 @@ _LOGIN = re.compile(r"://[^/\s:@]+:[^/\s@]+@")
 _CACHE = "registry/name:tag, like 127.0.0.1:5000/team/trainer:cache-main"
 
 
-def check(wish: BuildWish) -> None:
-    """Refuse a wish that no image can come of: UserError with all problems at once, exit code 2."""
+def check(flags: BuildFlags) -> None:
+    """Refuse flags that make no image: UserError with all problems at once, exit code 2."""
     problems = [
-        *_of_target(wish.target, wish.platform),
-        *_of_references(wish),
-        *_of_secrets(wish.secrets),
-        *(line for word in wish.arg for line in _of_argument(word)),
-        *_of_suffix(wish.suffix),
+        *_of_target(flags.target, flags.platform),
+        *_of_references(flags),
+        *_of_secrets(flags.secrets),
+        *(line for word in flags.arg for line in _of_argument(word)),
+        *_of_suffix(flags.suffix),
     ]
     if problems:
         raise UserError(problems)
 
 
-def make(wish: BuildWish, versions: Versions, git: GitState, inputs: Mapping[str, Mapping[str, str]]) -> Plan:
-    """Return everything that is needed to build a wish that was checked; `inputs` are those of its context.
+def make(flags: BuildFlags, versions: Versions, git: GitState, inputs: Mapping[str, Mapping[str, str]]) -> Plan:
+    """Return everything that a build with these flags needs, once they were checked; `inputs` are those of its context.
 
     UserError where the base of the target is not known.
     """
-    arguments = arguments_of(wish, versions)
-    content = versions_of(wish.target, versions, arguments)
+    arguments = arguments_of(flags, versions)
+    content = versions_of(flags.target, versions, arguments)
     # For Gaudi there is no base but the one that is given.
-    named = {"base": None if wish.target == "gaudi" else wish.base, "tools": wish.tools} | wish.arguments
+    named = {"base": None if flags.target == "gaudi" else flags.base, "tools": flags.tools} | flags.arguments
     changed = {name: value for name, value in named.items() if value is not None and name != "EFA_VERSION"}
     # Another base or argument is another image of the same commit, under a tag of its own.
     apart = f"o{_sum(changed)[:6]}" if changed else ""
-    tag = tag_of(wish.target, content, git, inputs, "-".join(filter(None, [apart, wish.suffix])))
+    tag = tag_of(flags.target, content, git, inputs, "-".join(filter(None, [apart, flags.suffix])))
     return Plan(
-        target=wish.target,
-        platform=wish.platform,
-        dockerfile=PATHS[wish.target],
-        tags=(f"{wish.name}:{tag}",),
+        target=flags.target,
+        platform=flags.platform,
+        dockerfile=PATHS[flags.target],
+        tags=(f"{flags.name}:{tag}",),
         arguments=arguments,
-        labels=_labels(wish.target, content, git, inputs, tag, arguments["BASE_IMAGE"]),
-        cache_from=tuple(dict.fromkeys(wish.cache_from)),
-        cache_to=wish.cache_to,
-        secrets=wish.secrets,
-        attestations=wish.attest,
-        no_cache=wish.no_cache,
+        labels=_labels(flags.target, content, git, inputs, tag, arguments["BASE_IMAGE"]),
+        cache_from=tuple(dict.fromkeys(flags.cache_from)),
+        cache_to=flags.cache_to,
+        secrets=flags.secrets,
+        attestations=flags.attest,
+        no_cache=flags.no_cache,
         epoch=git.time,
     )
 
 
-def arguments_of(wish: BuildWish, versions: Versions) -> dict[str, str]:
-    """Return the build arguments of a wish: those of its target, and its own. UserError where its base is not known."""
-    target = wish.target
-    given = {"BASE_IMAGE": wish.base or (versions.gaudi.pinned if target == "gaudi" else versions.base)}
-    given["TOOLS_IMAGE"] = wish.tools or versions.tools
+def arguments_of(flags: BuildFlags, versions: Versions) -> dict[str, str]:
+    """Return the build arguments: the target's, and those given. UserError where the base is not known."""
+    target = flags.target
+    given = {"BASE_IMAGE": flags.base or (versions.gaudi.pinned if target == "gaudi" else versions.base)}
+    given["TOOLS_IMAGE"] = flags.tools or versions.tools
     if target == "cpu":
         given["TORCH_CPU_LINKS"] = versions.torch_cpu_links
     if target == "cuda":
         given |= {"EFA_VERSION": versions.efa.version, "EFA_URL": versions.efa.url, "EFA_SHA256": versions.efa.sha256}
     if target in versions.budgets:
         given["BUDGET_MB"] = str(versions.budgets[target])
-    return given | wish.arguments
+    return given | flags.arguments
 
 
 def versions_of(target: str, versions: Versions, arguments: Mapping[str, str]) -> dict[str, str]:
@@ -112,8 +112,8 @@ def versions_of(target: str, versions: Versions, arguments: Mapping[str, str]) -
 def tag_of(
     target: str, content: Mapping[str, str], git: GitState, inputs: Mapping[str, Mapping[str, str]], suffix: str = ""
 ) -> str:
-    """`cuda-torch<v>-cu<v>-efa<v>-py<v>-g<commit>`; what no commit tells apart is told by a sum over the inputs, and by the
-    `suffix` of whoever builds a commit anew, with this week's packages of the system."""
+    """`cuda-torch<v>-cu<v>-efa<v>-py<v>-g<commit>`; a hash of the inputs tells builds apart where no commit does, and
+    `suffix` where a commit is built again with this week's system packages."""
     parts = [target]
     for name, short in (("gaudi", "synapse"), ("torch", "torch"), ("cuda", "cu"), ("efa", "efa"), ("python", "py")):
         if name in content:
@@ -167,17 +167,22 @@ def _of_target(target: str, platform: str) -> Iterator[str]:
         yield problem("platform", platform, "is not built", allowed=f"{PLATFORM} for {target}")
 
 
-def _of_references(wish: BuildWish) -> Iterator[str]:
-    flags = [("repository", wish.name), ("--base", wish.base), ("--tools", wish.tools), ("--cache-to", wish.cache_to)]
-    for flag, ref in [*flags, *(("--cache-from", ref) for ref in dict.fromkeys(wish.cache_from))]:
+def _of_references(flags: BuildFlags) -> Iterator[str]:
+    single = [
+        ("repository", flags.name),
+        ("--base", flags.base),
+        ("--tools", flags.tools),
+        ("--cache-to", flags.cache_to),
+    ]
+    for flag, ref in [*single, *(("--cache-from", ref) for ref in dict.fromkeys(flags.cache_from))]:
         try:
             if ref is not None:
-                yield from _of_reference(flag, ref, parse(ref, flag), wish)
+                yield from _of_reference(flag, ref, parse(ref, flag), flags)
         except UserError as error:
             yield from error.problems
 
 
-def _of_reference(flag: str, ref: str, image: Reference, wish: BuildWish) -> Iterator[str]:
+def _of_reference(flag: str, ref: str, image: Reference, flags: BuildFlags) -> Iterator[str]:
     head, _, last = ref.partition("@")[0].rpartition("/")
     name = "/".join(filter(None, [head, last.partition(":")[0]]))
     if flag == "repository":
@@ -185,14 +190,14 @@ def _of_reference(flag: str, ref: str, image: Reference, wish: BuildWish) -> Ite
             why = "names one image of it, and tags are made from versions and commit"
             yield problem(flag, ref, why, allowed="registry/name, like 127.0.0.1:5000/team/trainer", fix=name)
     elif flag in ("--base", "--tools"):
-        if not (image.digest or is_loopback(image.registry) or wish.unpinned):
+        if not (image.digest or is_loopback(image.registry) or flags.unpinned):
             why = "is a tag, which may name a different image tomorrow"
             yield problem(flag, ref, why, allowed=f"{image.name}@sha256:…", fix="give its digest, or --unpinned")
     elif not image.tag and not image.digest:
         yield problem(flag, ref, "has no tag, and latest would be taken", allowed=_CACHE)
     elif flag == "--cache-to" and image.digest:
         yield problem(flag, ref, "is a digest, which nothing can be written to", allowed=_CACHE)
-    elif flag == "--cache-to" and name == wish.name and _IMAGE_TAG.search(image.tag or ""):
+    elif flag == "--cache-to" and name == flags.name and _IMAGE_TAG.search(image.tag or ""):
         yield problem(
             flag, ref, "looks like the tag of an image", fix="give the cache a tag of its own, like cache-main"
         )

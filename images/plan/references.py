@@ -41,7 +41,7 @@ class Reference:
 
     @property
     def wanted(self) -> str:
-        """What a registry is asked for: the digest where there is one, else the tag, else `latest`."""
+        """What a request to a registry names: the digest where there is one, else the tag, else `latest`."""
         return self.digest or self.tag or "latest"
 
     def at(self, digest: str) -> Reference:

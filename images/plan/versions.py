@@ -67,7 +67,7 @@ class Gaudi(Section):
 
     @property
     def pinned(self) -> str:
-        """image@digest; UserError as long as nobody has filled the digest in."""
+        """image@digest; UserError until the digest is filled in."""
         if not self.digest:
             why = "unknown, and an image is not built from what may change"
             fix = f"put the digest of {self.image} there, or give --base {self.image}@sha256:…"

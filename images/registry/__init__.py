@@ -1,1 +1,1 @@
-"""Registries: credentials, reads, pushes and merges."""
+"""Registries: credentials, reads, pushes and tags."""

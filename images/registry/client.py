@@ -106,7 +106,7 @@ def _checked(reference: Reference, answer: Answer) -> Manifest:
     expected = reference.digest or answer.headers.get("Docker-Content-Digest", "")
     digest = digest_like(answer.body, expected)
     if is_digest(expected) and expected != digest:
-        why = "the manifest does not have the digest that was asked for: the registry or a proxy changes it"
+        why = "the manifest does not have the requested digest: the registry or a proxy changes it"
         fix = "push the image again, and see which proxy is in between"
         raise UserError(problem(f"{reference} digest", digest, why, allowed=expected, fix=fix), FAILED)
     return Manifest(digest, answer.headers.get("Content-Type", "").partition(";")[0].strip(), answer.body)

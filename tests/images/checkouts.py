@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from images.flags import BuildFlags
 from images.model import Context
 from images.plan import context, versions
 from images.plan.plan import arguments_of
-from images.wish import BuildWish
 
 VERSIONS = versions.load()
 ROOT = Path(__file__).parents[2]
@@ -27,8 +27,8 @@ def checkout(folder: Path) -> Path:
 
 def staged(root: Path, into: Path, **flags: Any) -> Context:
     """What a build with these flags would send to the builder, in the folder `into`."""
-    wish = BuildWish(**flags)
-    return context.stage(root, wish.target, arguments_of(wish, VERSIONS), into)
+    flags = BuildFlags(**flags)
+    return context.stage(root, flags.target, arguments_of(flags, VERSIONS), into)
 
 
 def committed(folder: Path) -> Path:

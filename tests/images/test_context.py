@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from images.flags import BuildFlags
 from images.model import Context
 from images.plan import context, dockerfile, versions
 from images.plan.plan import arguments_of
-from images.wish import BuildWish
 from lustrain.problem import Problem, UserError
 from rehearsal.lab.containers.engine import Engine
 from tests.images import checkouts
@@ -86,7 +86,7 @@ def test_what_is_staged_is_what_the_layers_are_made_from_and_all_of_the_code(roo
 def test_every_argument_that_is_given_is_declared(target: str) -> None:
     text = (ROOT / dockerfile.PATHS[target]).read_text()
     declared = set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
-    given = set(arguments_of(BuildWish(target, base=PINNED), versions.load()))
+    given = set(arguments_of(BuildFlags(target, base=PINNED), versions.load()))
     assert given <= declared
     # What is declared and not given would keep a default that nobody compares with versions.toml.
     stages = dockerfile.parse(text).for_image(target)

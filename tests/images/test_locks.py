@@ -91,7 +91,7 @@ def test_a_change_of_what_a_lock_is_made_from_makes_that_lock_stale(
 def test_the_reason_for_a_stale_lock_is_told(checkout: Path) -> None:
     edit(checkout / "pyproject.toml", '"tomli-w>=1.1",', '"tomli-w>=1.2", "orjson>=3",')
     (line,) = lock.check(checkout)
-    assert "made from tomli-w>=1.1, now asked for orjson>=3, tomli-w>=1.2; fix: fab image-lock" in line
+    assert "made from tomli-w>=1.1, now configured: orjson>=3, tomli-w>=1.2; fix: fab image-lock" in line
 
 
 @pytest.mark.parametrize(

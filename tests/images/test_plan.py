@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from images.flags import BuildFlags
 from images.model import Plan
 from images.plan import plan, versions
-from images.wish import BuildWish
 from lustrain.image_file import GitState
 from lustrain.problem import UserError
 
@@ -28,9 +28,9 @@ GAUDI = {"base": f"{VERSIONS.gaudi.image}@sha256:{'1' * 64}"}
 
 
 def made(target: str = "cpu", git: GitState = CLEAN, inputs: Any = INPUTS, **more: Any) -> Plan:
-    wish = BuildWish(target, **({"repository": REPOSITORY} | more))
-    plan.check(wish)
-    return plan.make(wish, VERSIONS, git, inputs)
+    flags = BuildFlags(target, **({"repository": REPOSITORY} | more))
+    plan.check(flags)
+    return plan.make(flags, VERSIONS, git, inputs)
 
 
 def tag(**more: Any) -> str:
@@ -156,7 +156,7 @@ CACHE = f"{REPOSITORY}:cache-main"
 
 
 @pytest.mark.parametrize(
-    ("wish", "told"),
+    ("flags", "told"),
     [
         ({"target": "tpu"}, "target = 'tpu'"),
         ({"repository": "https://127.0.0.1:5000/team"}, "repository = 'https://127.0.0.1:5000/team'"),
@@ -175,12 +175,12 @@ CACHE = f"{REPOSITORY}:cache-main"
         *(({"suffix": bad}, f"--suffix = '{bad}'") for bad in ("-r2", "a b", "x" * 31, "r/2")),
     ],
 )
-def test_what_no_image_can_come_of_is_refused(wish: dict[str, Any], told: str) -> None:
-    assert refusal(**wish) == [told]
+def test_what_no_image_can_come_of_is_refused(flags: dict[str, Any], told: str) -> None:
+    assert refusal(**flags) == [told]
 
 
 @pytest.mark.parametrize(
-    ("wish", "path", "why"),
+    ("flags", "path", "why"),
     [
         ({"netrc": "/nowhere"}, "--netrc", "does not exist"),
         ({"netrc": "/"}, "--netrc", "is a folder"),
@@ -190,15 +190,15 @@ def test_what_no_image_can_come_of_is_refused(wish: dict[str, Any], told: str) -
         ({"platform": "linux/arm64", "target": "gaudi", **GAUDI}, "platform", "is not built"),
     ],
 )
-def test_a_file_or_a_platform_is_refused_with_the_reason(wish: dict[str, Any], path: str, why: str) -> None:
+def test_a_file_or_a_platform_is_refused_with_the_reason(flags: dict[str, Any], path: str, why: str) -> None:
     with pytest.raises(UserError) as caught:
-        made(**wish)
+        made(**flags)
     assert [(one.path, one.why) for one in caught.value.problems] == [(path, why)]
 
 
 def test_all_mistakes_are_told_at_once() -> None:
-    wish = {"target": "tpu", "repository": "Bad Name", "base": "debian", "cache_to": "x", "ca": "/nowhere"}
-    told = refusal(**wish, arg=("MY_TOKEN=x", "A", "B"), suffix="-")
+    flags = {"target": "tpu", "repository": "Bad Name", "base": "debian", "cache_to": "x", "ca": "/nowhere"}
+    told = refusal(**flags, arg=("MY_TOKEN=x", "A", "B"), suffix="-")
     flags = ["target", "repository", "--base", "--cache-to", "--ca", "--arg MY_TOKEN", "--arg", "--arg", "--suffix"]
     assert [head.partition(" = ")[0] for head in told] == flags
 

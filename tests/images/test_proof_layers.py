@@ -37,7 +37,7 @@ def test_no_change_is_nothing_to_pull_from_another_checkout(workshop: Workshop, 
         path.chmod(path.stat().st_mode & 0o700)
     again = workshop.make(root)
     assert again.image.digest == cpu_image.image.digest
-    assert again.planned.ref == cpu_image.planned.ref
+    assert again.prepared.ref == cpu_image.prepared.ref
     assert not again.ran & {*UNCHANGED, "code"}
 
 

@@ -67,7 +67,7 @@ def planted(workshop: Workshop) -> Made:
 
 
 def test_a_build_secret_is_in_no_layer_and_not_in_the_history(workshop: Workshop, cpu_image: Made) -> None:
-    assert CANARY in cpu_image.planned.plan.secrets["netrc"].read_text()
+    assert CANARY in cpu_image.prepared.plan.secrets["netrc"].read_text()
     # Were the search blind, it would find nothing whatever there is.
     there = "def hold_notices"
     assert {text for _, text in contains(cpu_image, CANARY, there)} == {there}

@@ -20,7 +20,7 @@ from images.build import builder
 from images.build.bake import Bake
 from images.build.engine import facts
 from images.model import Built, Output, Step
-from images.registry import merge
+from images.registry import tags
 from images.registry.client import connect
 from lustrain.problem import UserError
 from rehearsal.lab.containers import registry as lab
@@ -64,9 +64,9 @@ def any_engine(request: pytest.FixtureRequest) -> Engine:
 def test_an_engine_with_the_older_store_says_what_it_cannot(classic: Engine, engine: Engine, tmp_path: Path) -> None:
     assert (facts(classic.environment).containerd_store, facts(engine.environment).containerd_store) == (False, True)
     bake = Bake(classic.environment)
-    bake.check(plan("a:1"), Output.PUSH)
+    bake.check(plan("a:1"))
     with pytest.raises(UserError, match=r"export its cache.*containerd-snapshotter"):
-        bake.check(plan("a:1", cache_to="r.example/a:cache"), Output.PUSH)
+        bake.check(plan("a:1", cache_to="r.example/a:cache"))
     made = context(tmp_path / "c", "FROM scratch AS small\nCOPY a /a\n", a="1")
     assert bake.build(plan("older:1"), made, "small", Output.LOAD, Silent()).image_id
 
@@ -151,13 +151,13 @@ def test_a_tag_is_never_taken_from_another_image(any_engine: Engine, registry: l
 def test_a_tag_that_someone_else_takes_meanwhile_is_found_out(
     engine: Engine, registry: lab.Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    confirm = merge.confirm
+    confirm = tags.confirm
 
     def late(tag: str, digest: str) -> str:
         put_image(registry, "a", "1")
         return confirm(tag, digest)
 
-    monkeypatch.setattr(merge, "confirm", late)
+    monkeypatch.setattr(tags, "confirm", late)
     line, _ = refusal(engine, tmp_path / "image", f"{registry.host}/a:1", 1000)
     assert "already names a different image" in line
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from images.registry import http, merge
+from images.registry import http, tags
 from images.registry.client import Registry
 from images.registry.credentials import Credentials
 from lustrain.problem import UserError
@@ -32,7 +32,7 @@ def test_a_manifest_that_is_asked_for_by_digest_has_that_digest_whatever_the_reg
     headers: dict[str, str],
 ) -> None:
     with scripted(lambda asked: Said(200, OTHER, headers), greets=True) as fake:
-        with pytest.raises(UserError, match="does not have the digest that was asked for"):
+        with pytest.raises(UserError, match="does not have the requested digest"):
             client(fake.host).manifest(f"{fake.host}/a@{digest_of(OURS)}")
         assert client(fake.host).manifest(f"{fake.host}/a@{digest_of(OTHER)}").body == OTHER
         assert client(fake.host).digest_of(f"{fake.host}/a:1") == digest_of(OTHER)
@@ -42,7 +42,7 @@ def test_a_manifest_has_the_digest_that_the_registry_tells_of_its_tag() -> None:
     answer = Said(200, OURS, {"Docker-Content-Digest": digest_of(OTHER)})
     with (
         scripted(lambda asked: answer) as fake,
-        pytest.raises(UserError, match="not have the digest that was asked for"),
+        pytest.raises(UserError, match="not have the requested digest"),
     ):
         client(fake.host).manifest(f"{fake.host}/a:1")
 
@@ -99,7 +99,7 @@ def test_a_tag_that_names_the_same_image_compressed_otherwise_stays() -> None:
     config = {"digest": digest_of(b"{}")}
     ours, theirs = (json.dumps({"config": config, "layers": [name]}).encode() for name in ("gzip -6", "gzip -9"))
     with scripted(lambda asked: Said(200, ours if digest_of(ours) in asked.path else theirs), greets=True) as fake:
-        assert merge.tag(f"{fake.host}/a:1", digest_of(ours)) == digest_of(theirs)
+        assert tags.tag(f"{fake.host}/a:1", digest_of(ours)) == digest_of(theirs)
     assert {asked.method for asked in fake.asked} == {"GET"}
 
 
@@ -123,9 +123,9 @@ def test_a_put_whose_answer_was_lost_is_well_where_the_tag_has_what_was_put() ->
     with scripted(answer, greets=True) as fake:
         ref, digest = f"{fake.host}/a:1", digest_of(OURS)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(merge, "connect", lambda reference: client(fake.host))
-            assert merge.tag(ref, digest) == digest
+            patch.setattr(tags, "connect", lambda reference: client(fake.host))
+            assert tags.tag(ref, digest) == digest
             held["tag"] = OTHER
             with pytest.raises(UserError, match="already names a different image") as caught:
-                merge.tag(ref, digest)
+                tags.tag(ref, digest)
     assert caught.value.exit_code == 2

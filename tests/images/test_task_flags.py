@@ -11,9 +11,9 @@ from invoke.context import Context
 from images import tasks
 from images.build import make
 from images.check import inspection, scan
+from images.flags import BuildFlags
 from images.plan import lock, versions
 from images.registry import client, ecr, read
-from images.wish import BuildWish
 
 REF = "127.0.0.1:1/team/trainer:a"
 ECR = f"123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer@sha256:{'0' * 64}"
@@ -29,8 +29,7 @@ CASES: list[tuple[Any, dict[str, Any], Any, str, int | str, object]] = [
     (tasks.image_diff, {"a": REF, "b": REF, "platform": "linux/arm64"}, read, "image", 2, "linux/arm64"),
     (tasks.image_lock, {"upgrade": True}, lock, "write_all", "upgrade", True),
     (tasks.image_lock, {}, lock, "write_all", "upgrade", False),
-    # A push puts a tag also where the build was by digest.
-    (tasks.image_push, {"by_digest": True}, make, "build", 0, BuildWish(push=True, by_digest=False)),
+    (tasks.image_push, {"target": "cuda"}, make, "build", 0, BuildFlags("cuda", push=True)),
     (tasks.image_scan, {"ref": ECR, "threshold": "LOW"}, scan, "gate", "threshold", "LOW"),
 ]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from images.build import make
+from images.flags import BuildFlags, ImageFlags
 from images.plan import changes
-from images.wish import BuildWish, Wish
 from lustrain import image_file
 from lustrain.problem import UserError
 from tests.images.builds import Silent
@@ -43,7 +43,6 @@ def fab(*words: str) -> subprocess.CompletedProcess[str]:
         ("image-plan --cluster nowhere.json", "--cluster = 'nowhere.json': "),
         ("image-build --repository r.example/a --push --image-file no/such/image.json", "--image-file = "),
         ("image-diff 127.0.0.1:1/a:1 Name", "image = 'Name'"),
-        ("image-merge --repository 127.0.0.1:1/a", "digests = []: nothing to join"),
         (f"image-scan --ref ghcr.io/a/b@sha256:{'1' * 64}", "image = "),
     ],
 )
@@ -70,7 +69,7 @@ def test_an_image_goes_from_its_plan_to_a_registry_and_into_the_record(
     root = workshop.checkout()
     change_code(root)
     file = tmp_path / "image.json"
-    wish = BuildWish(
+    flags = BuildFlags(
         push=True,
         repository=f"{workshop.registry.host}/flow/trainer",
         base=workshop.base,
@@ -79,27 +78,27 @@ def test_an_image_goes_from_its_plan_to_a_registry_and_into_the_record(
         no_verify=True,
         image_file=str(file),
     )
-    made = make.build(wish, Silent(), root=root)
+    made = make.build(flags, Silent(), root=root)
     assert made.record is not None
     assert image_file.read(file) == made.record
     assert made.record.digest == made.built.digest
-    with make.planned(wish, root=root) as planned:
-        assert changes.lines(planned.rebuilds) == ["nothing changed: every step comes from the cache"]
+    with make.prepare(flags, root=root) as prepared:
+        assert changes.lines(prepared.rebuilds) == ["nothing changed: every step comes from the cache"]
     # Again: the same image is there already, and the record is the same.
-    assert make.build(wish, Silent(), root=root).record == made.record
+    assert make.build(flags, Silent(), root=root).record == made.record
     # In two steps: built into the engine, then pushed from the cache.
     change_code(root)
-    make.build(replace(wish, push=False), Silent(), root=root)
-    pushed = make.build(wish, Silent(), root=root)
+    make.build(replace(flags, push=False), Silent(), root=root)
+    pushed = make.build(flags, Silent(), root=root)
     assert pushed.record is not None
     assert all(step.cached or step.stage == "internal" or " FROM " in step.name for step in pushed.built.steps)
     # A record of one target is not written over by another's.
     with (
         pytest.raises(UserError, match="records an image for cpu"),
-        make.planned(Wish("cuda", repository=wish.repository, image_file=str(file)), pushing=True),
+        make.prepare(ImageFlags("cuda", repository=flags.repository, image_file=str(file)), pushing=True),
     ):
         pass
     # Other code under the same tag is another image.
     change_code(root)
-    with make.planned(wish, root=root) as planned:
-        assert [one.layer for one in planned.rebuilds] == ["code"]
+    with make.prepare(flags, root=root) as prepared:
+        assert [one.layer for one in prepared.rebuilds] == ["code"]

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from images.build import make
-from images.build.make import Planned
+from images.build.make import PreparedBuild
+from images.flags import BuildFlags
 from images.model import Built, Image, Layer
 from images.registry import read
 from images.registry.client import connect
-from images.wish import BuildWish
 from rehearsal.lab.containers.base import checkout
 from rehearsal.lab.containers.engine import Engine
 from rehearsal.lab.containers.registry import Registry
@@ -37,13 +37,13 @@ class Made:
 
     image: Image
     built: Built
-    planned: Planned
+    prepared: PreparedBuild
     root: Path
 
     @property
     def ref(self) -> str:
         """repository@sha256:…"""
-        return f"{self.planned.plan.repository}@{self.image.digest}"
+        return f"{self.prepared.plan.repository}@{self.image.digest}"
 
     def layer(self, name: str) -> Layer:
         """That of code, app, torch, lib (torch's libraries) or rest (what torch needs), by the folder that its history names,
@@ -97,7 +97,7 @@ class Workshop:
         # Credentials of an index that nothing comes from, to be found nowhere afterwards.
         netrc = self.folder / "netrc"
         netrc.write_text(f"machine index.invalid login nobody password {CANARY}\n")
-        wish = BuildWish(
+        flags = BuildFlags(
             TARGET,
             repository=self.repository,
             base=base or self.base,
@@ -111,9 +111,9 @@ class Workshop:
             netrc=str(netrc),
             image_file=str(Path(tempfile.mkdtemp(dir=self.folder)) / "image.json"),
         )
-        made = make.build(wish, Silent(), environment or self.engine.environment, root=root)
-        ref = made.planned.ref
-        return Made(read.image(connect(ref), ref), made.built, made.planned, root)
+        made = make.build(flags, Silent(), environment or self.engine.environment, root=root)
+        ref = made.prepared.ref
+        return Made(read.image(connect(ref), ref), made.built, made.prepared, root)
 
 
 def _linked_or_copied(source: str, target: str) -> str:

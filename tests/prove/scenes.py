@@ -96,7 +96,7 @@ SCENES = (
         (
             "tests/images/test_ecr.py::test_a_push_to_the_real_host_name_goes_through_with_a_token_renewed_once",
             "tests/images/test_inspection.py",
-            "tests/images/test_merge.py",
+            "tests/images/test_registry_tags.py",
             "tests/images/test_push.py",
             "tests/images/test_read.py",
             "tests/images/test_read_back.py",

@@ -1,4 +1,4 @@
-"""Flags of the tasks that plan, build, push or merge an image. Every `fab` loads this file."""
+"""Flags of the tasks that plan, build or push an image. Every `fab` loads this file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ IMAGE_FILE = "where the image that was pushed is recorded (image.json)"
 
 
 @dataclass(frozen=True)
-class Wish:
-    """The image that a user asks for, and where it goes; without a place it stays in the engine."""
+class ImageFlags:
+    """Which image, and the repository it goes to; without one it stays in the engine."""
 
     target: str = flag("cpu", "cpu, cuda or gaudi (cpu)")
     repository: str | None = flag(None, "registry/repository to push to; else the Cluster's")
@@ -50,12 +50,11 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class BuildWish(Wish):
-    """An image that is built, and how."""
+class BuildFlags(ImageFlags):
+    """How the image is built."""
 
     platform: str = flag("linux/amd64", "linux/amd64 or linux/arm64 (linux/amd64)")
     push: bool = flag(False, "push it as well, and write image.json")
-    by_digest: bool = flag(False, "push it without a tag, for `fab image-merge`")
     cache_from: tuple[str, ...] = flag(
         (), "registry/name:tag with layers of earlier builds, for a builder that has none; may be given again"
     )
@@ -73,10 +72,3 @@ class BuildWish(Wish):
         """Files of build secrets, by their id."""
         files = {"ca": self.ca or os.environ.get("SSL_CERT_FILE"), "netrc": self.netrc}
         return {name: Path(file) for name, file in files.items() if file}
-
-
-@dataclass(frozen=True)
-class MergeWish(Wish):
-    """Images of several platforms that become one."""
-
-    digest: tuple[str, ...] = flag((), "sha256:… of an image that was pushed --by-digest; once for each platform")
