@@ -8,7 +8,7 @@ import boto3
 
 from lustrain.cluster import Cluster
 
-LOOKS = 5
+RECEIVES = 5
 """Each waits up to two seconds for messages."""
 
 
@@ -16,7 +16,7 @@ def notice_arrived(cluster: Cluster, node: str) -> bool:
     """Whether the spot interruption of `node` is in the cluster's queue; reads what is there, and leaves nothing of it."""
     sqs = boto3.client("sqs", region_name=cluster.region)
     queue = str(cluster.interruption_queue)
-    for _ in range(LOOKS):
+    for _ in range(RECEIVES):
         answer = sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10, WaitTimeSeconds=2)
         for message in answer.get("Messages", []):
             event = json.loads(message["Body"])
@@ -30,7 +30,7 @@ def notice_arrived(cluster: Cluster, node: str) -> bool:
 
 
 def role_credentials(cluster: Cluster) -> dict[str, str]:
-    """Variables with temporary credentials of the nodes' role; the embedded AWS hands them to anybody and checks none."""
+    """Variables with temporary credentials of the nodes' role; the embedded AWS checks none."""
     answer = boto3.client("sts").assume_role(RoleArn=str(cluster.role_arn), RoleSessionName="rehearsal")["Credentials"]
     return {
         "AWS_ACCESS_KEY_ID": answer["AccessKeyId"],

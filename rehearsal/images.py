@@ -31,7 +31,7 @@ from rehearsal.lab.containers.base import base_tar, checkout, push_base, wheels
 from rehearsal.lab.containers.container import Container, docker
 from rehearsal.lab.containers.engine import Engine, reachable, why_not
 from rehearsal.lab.containers.registry import Registry
-from rehearsal.nodes import Scene
+from rehearsal.nodes import Scenario
 from rehearsal.proof import Promise, Records, close_losses
 from trainer.checkpoint.lineage.lease import committed
 from trainer.checkpoint.load.verify import verify_checkpoint
@@ -50,10 +50,10 @@ RAN = "container engine, read-only, no root; ranks, gloo; SIGTERM to process 1, 
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained in the container: a run whose losses another one has already had."""
+    """The run that is trained in the container, and the reference whose losses it must repeat."""
 
     config: Path
-    sets: Mapping[str, str]
+    settings: Mapping[str, str]
     ranks: int
     environment: Mapping[str, str]
     """Of its S3 clients."""
@@ -65,8 +65,8 @@ class Run:
 
 
 @dataclass
-class Yard:
-    """Where it is built: the environment of an engine's clients, a registry, a base image, a copy of the code."""
+class ImageLab:
+    """What a build needs: the environment of the engine's clients, a registry, a base image, a copy of the code."""
 
     environment: dict[str, str]
     registry: Registry
@@ -76,8 +76,8 @@ class Yard:
 
 
 @contextmanager
-def fetched_early() -> Iterator[None]:
-    """Make the base image and fetch torch's wheel, where they will be needed, while the block goes on with something else."""
+def prefetch_image_parts() -> Iterator[None]:
+    """Make the base image and fetch torch's wheel in the background, where a later stage needs them."""
 
     def fetch() -> None:
         # The stage that needs them tries again, and fails with the reason.
@@ -97,59 +97,59 @@ def fetched_early() -> Iterator[None]:
 
 
 @contextmanager
-def scenes(folder: Path, run: Run) -> Iterator[list[Scene]]:
+def scenarios(folder: Path, run: Run) -> Iterator[list[Scenario]]:
     """Yield the stages that this machine can run; an engine of our own ends with the context."""
     folder.mkdir()
     own = reachable() is None
     reason = _why_not(own)
     if reason is not None:
         name = "the plan of the trainer's image"
-        yield [Scene(name, "versions, locks, plan", "no engine to build with", lambda: show_plan(folder, reason))]
+        yield [Scenario(name, "versions, locks, plan", "no engine to build with", lambda: show_plan(folder, reason))]
         return
     with ExitStack() as running:
-        yard = running.enter_context(_yard(folder, own))
+        lab = running.enter_context(_image_lab(folder, own))
         where = "engine of its own" if own else "this user's engine"
         emulated = f"registry on loopback, base by mmdebstrap ({where})"
         yield [
-            Scene("the trainer's image: built, checked, pushed", BUILT, emulated, lambda: build(yard)),
-            Scene(
+            Scenario("the trainer's image: built, checked, pushed", BUILT, emulated, lambda: build(lab)),
+            Scenario(
                 f"{run.ranks} ranks in a container of that digest, until docker stop",
                 RAN,
                 "S3",
-                lambda: train(yard, run),
+                lambda: train(lab, run),
             ),
         ]
 
 
-def build(yard: Yard) -> tuple[str, list[Promise]]:
+def build(lab: ImageLab) -> tuple[str, list[Promise]]:
     """Build as `fab image-build --push` does, and check that the registry then holds what the builder reported."""
-    root = checkout(yard.folder / "code")
-    flags = build_flags(f"{yard.registry.host}/{REPOSITORY}", yard.base, yard.folder, push=True)
+    root = checkout(lab.folder / "code")
+    flags = build_flags(f"{lab.registry.host}/{REPOSITORY}", lab.base, lab.folder, push=True)
     try:
         with Live(TARGET) as watch:
-            made = make.build(flags, watch, yard.environment, root=root)
-        yard.image = read.image(connect(made.prepared.ref), made.prepared.ref)
+            result = make.build(flags, watch, lab.environment, root=root)
+        lab.image = read.image(connect(result.prepared.ref), result.prepared.ref)
     except UserError as error:
         return f"failed: {error.problems[0]}", [Promise("the trainer's image can be built", False, error.problems[0])]
-    image = yard.image
+    image = lab.image
     size = f"{amount_text(image.size, BYTES)} in {len(image.layers)} layers"
-    checked = any(step.stage == f"{TARGET}-verify" and not step.error for step in made.built.steps)
-    claim = "the registry holds the image that was built and checked, by its digest"
-    return f"{image.digest[:19]}…, {size}, in {made.built.seconds:.0f} s", [
-        Promise(claim, checked and made.built.digest == image.digest, f"{image.digest[:19]}…, {size}")
+    checked = any(step.stage == f"{TARGET}-verify" and not step.error for step in result.built.steps)
+    promise = "the registry holds the image that was built and checked, by its digest"
+    return f"{image.digest[:19]}…, {size}, in {result.built.seconds:.0f} s", [
+        Promise(promise, checked and result.built.digest == image.digest, f"{image.digest[:19]}…, {size}")
     ]
 
 
-def train(yard: Yard, run: Run) -> tuple[str, list[Promise]]:
-    """Stop the run in a container as a scheduler does it, and compare its log with that of the run outside."""
-    claim = "training in the container gives the losses it gives outside"
-    if yard.image is None:
-        return "there is no image", [Promise(claim, False, "there is no image")]
+def train(lab: ImageLab, run: Run) -> tuple[str, list[Promise]]:
+    """Stop the run in a container as a scheduler does, and compare its losses with the reference's."""
+    promise = "training in the container gives the losses it gives outside"
+    if lab.image is None:
+        return "there is no image", [Promise(promise, False, "there is no image")]
     words = ["python3", "-m", "trainer.launch.local", "--nproc", str(run.ranks), "--", "train", "/config.toml"]
-    words += [word for key, value in run.sets.items() for word in ("--set", f"{key}={value}")]
-    ref = f"{yard.registry.host}/{REPOSITORY}@{yard.image.digest}"
+    words += [word for key, value in run.settings.items() for word in ("--set", f"{key}={value}")]
+    ref = f"{lab.registry.host}/{REPOSITORY}@{lab.image.digest}"
     container = Container(
-        ref, words, environment=yard.environment, inside=run.environment, files={run.config: "/config.toml"}
+        ref, words, environment=lab.environment, inside=run.environment, files={run.config: "/config.toml"}
     )
     try:
         _wait_for_step(container, run.store, STOP_AT)
@@ -169,13 +169,13 @@ def train(yard: Yard, run: Run) -> tuple[str, list[Promise]]:
     kept = code == EXIT_REQUEUE and whole and took < run.notice_s
     at = f"step {saved[-1].step} committed" if saved else "nothing committed"
     return f"exit {code} {took:.1f} s after docker stop at step {len(seen)}, {at}", [
-        close_losses(claim, reference, seen, run.tolerance),
+        close_losses(promise, reference, seen, run.tolerance),
         Promise(stopped, kept, figure),
     ]
 
 
 def show_plan(folder: Path, reason: str) -> tuple[str, list[Promise]]:
-    """Print what would be built here, were there an engine."""
+    """Print what a machine with an engine would build."""
     with make.prepare(build_flags(f"localhost/{REPOSITORY}", None, folder)) as prepared:
         print("   would build " + "\n   ".join(answers.plan_lines(prepared)), flush=True)
         for layer, inputs in prepared.context.inputs.items():
@@ -195,7 +195,7 @@ def build_flags(repository: str, base: str | None, folder: Path, *, push: bool =
 
 
 @contextmanager
-def _yard(folder: Path, own: bool) -> Iterator[Yard]:
+def _image_lab(folder: Path, own: bool) -> Iterator[ImageLab]:
     print("\n   an engine, a registry and a base image for the next stages", flush=True)
     began = time.monotonic()
     with ExitStack() as running:
@@ -204,12 +204,12 @@ def _yard(folder: Path, own: bool) -> Iterator[Yard]:
         environment = reachable() or {}
         if own:
             environment = running.enter_context(Engine(folder / "engine")).environment
-        shop = running.enter_context(Registry(folder / "registry"))
+        registry = running.enter_context(Registry(folder / "registry"))
         with clock():
-            base = push_base(environment, shop.host)
+            base = push_base(environment, registry.host)
         running.callback(docker, environment, "image", "rm", "--force", base)
         print(f"   all three are there  ({time.monotonic() - began:.0f} s)", flush=True)
-        yield Yard(environment, shop, base, folder)
+        yield ImageLab(environment, registry, base, folder)
 
 
 def _why_not(own: bool) -> str | None:
@@ -220,10 +220,10 @@ def _why_not(own: bool) -> str | None:
     if missing:
         return f"this user's engine answers, but there is no {' and no '.join(missing)}; fix: apt-get install them"
     try:
-        found = facts(reachable())
+        engine = facts(reachable())
     except UserError as error:
         return error.problems[0]
-    return None if found.local else f"this user's engine at {found.host} is not on this machine"
+    return None if engine.local else f"this user's engine at {engine.host} is not on this machine"
 
 
 def _wait_for_step(container: Container, store: ObjectStore, step: int) -> None:

@@ -64,7 +64,7 @@ class Stage:
 
 @dataclass
 class Journey:
-    """What the stages share and what they leave behind."""
+    """State that the stages share."""
 
     steps: int
     rng: random.Random
@@ -79,7 +79,7 @@ class Journey:
 
     @property
     def cluster(self) -> Cluster:
-        """What the first stage left behind; everything else comes from here."""
+        """The Cluster that the first stage brought up; every later stage starts from it."""
         if self.provisioned is None:
             raise RuntimeError("the cluster is not there yet")
         return self.provisioned.cluster
@@ -94,8 +94,8 @@ class Journey:
     def store(self, name: str) -> ObjectStore:
         return open_store(self.run_uri(name))
 
-    def promise(self, claim: str, kept: bool, figure: str) -> None:
-        self.promises.append(Promise(claim, kept, figure))
+    def promise(self, text: str, kept: bool, figure: str) -> None:
+        self.promises.append(Promise(text, kept, figure))
 
     @contextmanager
     def stage(self, name: str, *, real: str, emulated: str) -> Iterator[dict[str, str]]:
@@ -109,12 +109,12 @@ class Journey:
         print(f"   {stage['outcome']}  ({seconds:.0f} s)", flush=True)
         self.stages.append(Stage(name, real, emulated, seconds, stage["outcome"]))
 
-    def sets(self, name: str) -> dict[str, str]:
+    def settings(self, name: str) -> dict[str, str]:
         """Return what the run of that name adds to the config."""
         return {"run.uri": self.run_uri(name), "task.data": self.data_uri, "train.steps": str(self.steps)}
 
     def train(self, name: str, ranks: int) -> LocalJob:
-        words = [word for key, value in self.sets(name).items() for word in ("--set", f"{key}={value}")]
+        words = [word for key, value in self.settings(name).items() for word in ("--set", f"{key}={value}")]
         job = LocalJob(["train", str(CONFIG), *words], ranks, self.environment)
         self.jobs.append(job)
         return job
@@ -126,13 +126,13 @@ class Journey:
             job.wait()
 
 
-def travel(steps: int, seed: int, picture: Path) -> Journey:
-    """Do the whole journey and return what was seen; every promise is in `promises`, kept or not."""
+def run_journey(steps: int, seed: int, picture: Path) -> Journey:
+    """Run all stages; every promise is in `promises`, kept or not."""
     with (
         tempfile.TemporaryDirectory(prefix="lustrain-rehearsal-") as name,
         LocalAws() as aws,
         LocalMetadata() as metadata,
-        images.fetched_early(),
+        images.prefetch_image_parts(),
     ):
         endpoints = {**aws.environment, **metadata.environment}
         # One thread a rank, also where there is one rank: two ranks share two cores, and sums should be taken alike.
@@ -149,14 +149,14 @@ def travel(steps: int, seed: int, picture: Path) -> Journey:
             set_up_nodes(journey)
             tokenize(journey)
             reference(journey)
-            in_a_container(journey)
-            notice_at = interrupted_by_notice(journey)
-            killed(journey, notice_at)
+            train_in_container(journey)
+            notice_at = interrupt_by_notice(journey)
+            kill_all_ranks(journey, notice_at)
             copy_run(journey, "interrupted", "other-world")
-            resumed(journey)
-            resumed_elsewhere(journey)
+            resume_run(journey)
+            resume_with_other_ranks(journey)
             prove(journey)
-            draw(journey, picture)
+            plot_run(journey, picture)
             take_down(journey)
         finally:
             journey.end_jobs()
@@ -164,31 +164,31 @@ def travel(steps: int, seed: int, picture: Path) -> Journey:
 
 
 def bring_up(journey: Journey) -> None:
-    """Stage 1: the cluster that everything after it runs on, and the credentials of its nodes."""
+    """Bring up the cluster that every later stage uses, and take the credentials of its nodes."""
     real, emulated = what_is_real()
     with journey.stage("pulumi up of the rehearsal stack", real=real, emulated=emulated) as stage:
         errors = preflight()
         journey.promise(
             "preflight finds no error", not errors, errors[0] if errors else f"{len(OFFLINE)} offline rules"
         )
-        found = provision(journey.folder / "pulumi", journey.environment)
-        stage["outcome"] = found.outcome
-        journey.provisioned = found
-        journey.environment.update(role_credentials(found.cluster))
-        if found.engine:
-            journey.promise("a second preview changes nothing", found.settled, found.outcome)
+        provisioned = provision(journey.folder / "pulumi", journey.environment)
+        stage["outcome"] = provisioned.outcome
+        journey.provisioned = provisioned
+        journey.environment.update(role_credentials(provisioned.cluster))
+        if provisioned.engine:
+            journey.promise("a second preview changes nothing", provisioned.stable, provisioned.outcome)
 
 
 def set_up_nodes(journey: Journey) -> None:
-    """Nodes are tuned over SSH, one is replaced and tunes itself, all are judged; without root this machine is looked at."""
-    with nodes.scenes(journey.folder / "nodes") as scenes:
-        play(journey, scenes)
+    """Tune nodes over SSH, replace one, verify all; without root only read this machine."""
+    with nodes.scenarios(journey.folder / "nodes") as scenarios:
+        run_scenarios(journey, scenarios)
 
 
-def play(journey: Journey, scenes: Iterable[nodes.Scene]) -> None:
-    for scene in scenes:
-        with journey.stage(scene.name, real=scene.real, emulated=scene.emulated) as stage:
-            stage["outcome"], promises = scene.play()
+def run_scenarios(journey: Journey, scenarios: Iterable[nodes.Scenario]) -> None:
+    for scenario in scenarios:
+        with journey.stage(scenario.name, real=scenario.real, emulated=scenario.emulated) as stage:
+            stage["outcome"], promises = scenario.run()
             journey.promises += promises
 
 
@@ -217,11 +217,11 @@ def reference(journey: Journey) -> None:
         )
 
 
-def in_a_container(journey: Journey) -> None:
+def train_in_container(journey: Journey) -> None:
     """Build and push the image, and train the reference's first steps in it; without an engine, plan it."""
     run = images.Run(
         config=CONFIG,
-        sets=journey.sets("container"),
+        settings=journey.settings("container"),
         ranks=RANKS,
         environment={
             name: value for name, value in journey.environment.items() if name.startswith(("AWS_", "OMP_", SILENT))
@@ -231,11 +231,11 @@ def in_a_container(journey: Journey) -> None:
         tolerance=TOLERANCE,
         notice_s=NOTICE_S,
     )
-    with images.scenes(journey.folder / "images", run) as scenes:
-        play(journey, scenes)
+    with images.scenarios(journey.folder / "images", run) as scenarios:
+        run_scenarios(journey, scenarios)
 
 
-def interrupted_by_notice(journey: Journey) -> int:
+def interrupt_by_notice(journey: Journey) -> int:
     """Attempt 1: a spot notice at a random step; returns the step that was saved."""
     at = journey.rng.randrange(journey.steps // 6, journey.steps // 3)
     title = f"attempt 1: spot notice around step {at}, to the node and to the event bus"
@@ -274,7 +274,7 @@ def take_by_spot(journey: Journey) -> str:
     return node
 
 
-def killed(journey: Journey, notice_at: int) -> None:
+def kill_all_ranks(journey: Journey, notice_at: int) -> None:
     """Attempt 2: resumes, then every process of the job dies at once, without any notice."""
     first_save = (notice_at // EVERY_STEPS + 1) * EVERY_STEPS
     at = journey.rng.randrange(first_save + 3, max(first_save + 4, journey.steps * 3 // 4))
@@ -292,13 +292,13 @@ def killed(journey: Journey, notice_at: int) -> None:
         journey.promises.append(proof.lost_at_most(EVERY_STEPS, last_seen, left.step))
 
 
-def resumed(journey: Journey) -> None:
+def resume_run(journey: Journey) -> None:
     title = f"attempt 3: resume on new capacity, {RANKS} ranks, to the end"
     with journey.stage(title, real="verified load, resume", emulated="S3") as stage:
         stage["outcome"] = finish(journey, "interrupted", RANKS)
 
 
-def resumed_elsewhere(journey: Journey) -> None:
+def resume_with_other_ranks(journey: Journey) -> None:
     title = f"attempt 3 again, from a copy of the run, with {OTHER_RANKS} rank instead of {RANKS}"
     with journey.stage(title, real="verified load, resharding", emulated="S3") as stage:
         stage["outcome"] = finish(journey, "other-world", OTHER_RANKS)
@@ -339,7 +339,7 @@ def prove(journey: Journey) -> None:
         journey.promise(
             "every checkpoint in S3 verifies", whole == len(checked) > 0, f"{whole} of {len(checked)} whole"
         )
-        broken = [promise.claim for promise in journey.promises if not promise.kept]
+        broken = [promise.text for promise in journey.promises if not promise.kept]
         stage["outcome"] = f"{len(journey.promises) - len(broken)} of {len(journey.promises)} promises kept"
 
 
@@ -351,7 +351,7 @@ def final_weights(journey: Journey, name: str) -> dict[str, bytes]:
     return {tensor: array.tobytes() for path in files for tensor, array in load_file(path).items()}
 
 
-def draw(journey: Journey, picture: Path) -> None:
+def plot_run(journey: Journey, picture: Path) -> None:
     from trainer.metrics.plot import draw_run
 
     with journey.stage("plot", real="matplotlib", emulated="–") as stage:
@@ -361,15 +361,15 @@ def draw(journey: Journey, picture: Path) -> None:
 
 def take_down(journey: Journey) -> None:
     """Destroy, with an engine, what costs by the hour, and keep what holds the run."""
-    found = journey.provisioned
-    if found is None or found.engine is None:
+    provisioned = journey.provisioned
+    if provisioned is None or provisioned.engine is None:
         print("\nno teardown: without an engine there is no stack to take down", flush=True)
         return
     with journey.stage(
         "pulumi destroy --exclude-protected", real="Pulumi engine, AWS provider", emulated="AWS"
     ) as stage:
         before = {name: committed(journey.store(name)) for name in ("reference", "interrupted")}
-        gone, stays = tear_down(found.engine)
+        gone, stays = tear_down(provisioned.engine)
         stage["outcome"] = f"{gone} resources gone; protected: {', '.join(stays)}"
         after = {name: committed(journey.store(name)) for name in before}
         count = sum(map(len, after.values()))
@@ -401,6 +401,8 @@ def as_dict(journey: Journey) -> dict[str, Any]:
     """Return the outcome for programs."""
     return {
         "kept": all(promise.kept for promise in journey.promises),
-        "promises": [vars(promise) for promise in journey.promises],
+        "promises": [
+            {"claim": promise.text, "kept": promise.kept, "figure": promise.figure} for promise in journey.promises
+        ],
         "stages": [vars(stage) for stage in journey.stages],
     }

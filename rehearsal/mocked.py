@@ -24,15 +24,15 @@ def run(config: dict[str, Any]) -> dict[str, Any]:
     region = str(config["aws:region"])
     recorder = Recorder(region)
     pulumi.runtime.set_mocks(recorder, project="lustrain", stack="mock", preview=False)
-    found: dict[str, Any] = {}
+    printed: dict[str, Any] = {}
 
     @pulumi.runtime.test  # type: ignore[untyped-decorator]
     def program() -> pulumi.Output[None]:
         outputs = declare(parse(config[KEY]), Place(region, ACCOUNT))
-        return pulumi.Output.all(**outputs).apply(found.update)
+        return pulumi.Output.all(**outputs).apply(printed.update)
 
     program()
-    return {"outputs": found, "resources": [[kind, name] for kind, name, _ in recorder.resources]}
+    return {"outputs": printed, "resources": [[kind, name] for kind, name, _ in recorder.resources]}
 
 
 def main() -> int:

@@ -46,18 +46,18 @@ Tree = dict[str, tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Scene:
-    """A stage that is still to be played: `play` gives its outcome and its promises."""
+class Scenario:
+    """A stage that has not run yet; `run` returns its outcome and its promises."""
 
     name: str
     real: str
     emulated: str
-    play: Callable[[], tuple[str, list[Promise]]]
+    run: Callable[[], tuple[str, list[Promise]]]
 
 
 @dataclass(frozen=True)
-class Said:
-    """What one `fab` task came to: its exit status, and by node's name what its agent said, or why it said nothing."""
+class NodeTaskResult:
+    """Result of one `fab` task on the nodes: exit status, and by node name the agent's report, or why there is none."""
 
     status: int
     seconds: float
@@ -84,25 +84,25 @@ class Said:
 
 
 @contextmanager
-def scenes(folder: Path) -> Iterator[list[Scene]]:
+def scenarios(folder: Path) -> Iterator[list[Scenario]]:
     """Yield the stages that this machine can run; the nodes end with the context."""
     folder.mkdir()
     reason = why_not()
     if reason is not None:
         name = "facts and plan of this machine by the packed agent"
-        yield [Scene(name, "fab, agent, facts", "no nodes to tune", lambda: look_here(folder, reason))]
+        yield [Scenario(name, "fab, agent, facts", "no nodes to tune", lambda: inspect_this_machine(folder, reason))]
         return
     with Lab(NODES, KIND, metadata=True) as lab:
         fleet = Fleet(lab, folder)
         yield [
-            Scene(f"fab node-tune of {NODES} nodes, twice", REAL, SIMULATED, fleet.tune),
-            Scene("a node is lost; the blank one in its place tunes itself", REAL, SIMULATED, fleet.replace),
-            Scene("fab node-verify, and again once a node has lost its Lustre", REAL, SIMULATED, fleet.verify),
+            Scenario(f"fab node-tune of {NODES} nodes, twice", REAL, SIMULATED, fleet.tune),
+            Scenario("a node is lost; the blank one in its place tunes itself", REAL, SIMULATED, fleet.replace),
+            Scenario("fab node-verify, and again once a node has lost its Lustre", REAL, SIMULATED, fleet.verify),
         ]
 
 
 class Fleet:
-    """The lab's nodes as an operator has them: a Cluster in a file, and recorded host keys."""
+    """The lab's nodes as an operator reaches them: a Cluster in a file, and recorded host keys."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
@@ -111,7 +111,7 @@ class Fleet:
         self.file = folder / "cluster.json"
         self.file.write_text(json.dumps(to_json(self.cluster)))
         for node in lab.nodes:
-            tell_group(node)
+            write_group(node)
 
     def tune(self) -> tuple[str, list[Promise]]:
         """Tune the nodes: the first pass changes them, the second has nothing to do."""
@@ -139,8 +139,8 @@ class Fleet:
         node, like = self.lab.nodes[-1], self.lab.nodes[0]
         node.replace()
         had = [path for path in OURS if node.exists(path)]
-        tell_group(node)
-        self.lay_bundle(node)
+        write_group(node)
+        self.copy_bundle(node)
         print(f"   {node.name} is blank; its first boot runs", flush=True)
         booted = node.exec(*FIRST_BOOT, BUNDLE, f"{BUNDLE}/{AGENT}", check=False)
         own, theirs = tree(node), tree(like)
@@ -158,7 +158,7 @@ class Fleet:
         ]
 
     def verify(self) -> tuple[str, list[Promise]]:
-        """All nodes are judged; then one of them loses its file system, and has to be told from the others."""
+        """Verify all nodes; then one of them loses its file system, and only that one may fail."""
         before = self.fab("node-verify")
         checks = before.verdicts(self.lab.nodes[-1].name)
         amiss = [f"{check} {status}" for check, status in checks.items() if status not in (Status.OK, Status.SKIPPED)]
@@ -182,21 +182,21 @@ class Fleet:
             ),
         ]
 
-    def fab(self, task: str, *flags: str) -> Said:
+    def fab(self, task: str, *flags: str) -> NodeTaskResult:
         known = self.folder / "known_hosts"
         known.write_text(Path(self.lab.known_hosts).read_text())
-        way = ["--cluster", str(self.file), "--known-hosts", str(known), "--strict-host-keys"]
+        connection = ["--cluster", str(self.file), "--known-hosts", str(known), "--strict-host-keys"]
         began = time.monotonic()
-        status, report = fab(self.folder, task, *way, *flags)
+        status, report = fab(self.folder, task, *connection, *flags)
         names = {node.address: node.name for node in self.lab.nodes}
         nodes = {names[item["address"]]: item["result"] or {"why": item["why"]} for item in report["nodes"]}
-        return Said(status, time.monotonic() - began, nodes)
+        return NodeTaskResult(status, time.monotonic() - began, nodes)
 
     def trees(self) -> list[Tree]:
         return [tree(node) for node in self.lab.nodes]
 
-    def lay_bundle(self, node: Node) -> None:
-        """Lay out what a node has after `aws s3 cp --recursive` of its cluster's lifecycle bundle."""
+    def copy_bundle(self, node: Node) -> None:
+        """Write the files that `aws s3 cp --recursive` of the cluster's lifecycle bundle puts on a node."""
         document = json.dumps(node_document(self.cluster), sort_keys=True, indent=1) + "\n"
         bundle = gathered(FOLDER, generated={AGENT: archive(), DOCUMENT: document.encode("ascii")})
         folder = Path(f"/proc/{node.pid}/root{BUNDLE}")
@@ -205,9 +205,9 @@ class Fleet:
             (folder / file.path).write_bytes(file.content)
 
 
-def look_here(folder: Path, reason: str) -> tuple[str, list[Promise]]:
-    """Facts and plan of this machine, as anybody may ask for them."""
-    before = seen()
+def inspect_this_machine(folder: Path, reason: str) -> tuple[str, list[Promise]]:
+    """Read facts and plan of this machine as an ordinary user."""
+    before = file_stamps()
     _, facts = fab(folder, "node-facts", "--local")
     status, plan = fab(folder, "node-tune", "--check", "--local")
     rows = plan["nodes"][0]["result"]["rows"]
@@ -216,7 +216,7 @@ def look_here(folder: Path, reason: str) -> tuple[str, list[Promise]]:
     promises = [
         Promise(
             "looking at this machine changes nothing of it",
-            status in (DONE, DIFFERS) and seen() == before,
+            status in (DONE, DIFFERS) and file_stamps() == before,
             f"exit {status}, {would} of {len(rows)} rows would change",
         )
     ]
@@ -226,9 +226,9 @@ def look_here(folder: Path, reason: str) -> tuple[str, list[Promise]]:
 
 
 def fab(folder: Path, task: str, *flags: str) -> tuple[int, dict[str, Any]]:
-    """One task's exit status and report; its progress goes where ours does. Nothing of the caller's home is read or written.
+    """Run a task and return its exit status and report; its progress goes to our stderr. The caller's home is not touched.
 
-    RuntimeError where it had no report to give; what it said instead is on stderr.
+    RuntimeError where it printed no report; its error is on stderr.
     """
     command = [sys.executable, "-m", "fabric", task, *flags, "--json"]
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "LC_ALL": "C.UTF-8"}
@@ -238,26 +238,26 @@ def fab(folder: Path, task: str, *flags: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def tell_group(node: Node) -> None:
-    """As user data does at a first boot."""
+def write_group(node: Node) -> None:
+    """Write the node's group where user data writes it at a first boot."""
     node.write("/etc/lustrain/node.json", json.dumps({"group": GROUP}) + "\n")
 
 
 def tree(node: Node) -> Tree:
-    """All that tuning left on a node, except for its report, which holds times."""
-    found = node.tree(*FOLDERS)
-    found.pop(owned.REPORT, None)
-    return found
+    """Return all files that tuning wrote on a node, except for its report, which holds times."""
+    files = node.tree(*FOLDERS)
+    files.pop(owned.REPORT, None)
+    return files
 
 
-def seen() -> dict[str, tuple[int, int] | None]:
+def file_stamps() -> dict[str, tuple[int, int] | None]:
     """Return size and time of the last change of our files on this machine."""
 
-    def look(path: str) -> tuple[int, int] | None:
+    def stamp(path: str) -> tuple[int, int] | None:
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except OSError:
             return None
-        return found.st_size, found.st_mtime_ns
+        return status.st_size, status.st_mtime_ns
 
-    return {path: look(path) for path in (*OURS, owned.REPORT, owned.LOCK)}
+    return {path: stamp(path) for path in (*OURS, owned.REPORT, owned.LOCK)}

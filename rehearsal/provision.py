@@ -29,8 +29,8 @@ STACK_FILE = PROGRAM / f"Pulumi.{STACK}.yaml"
 class Provisioned:
     cluster: Cluster
     outcome: str
-    settled: bool
-    """A second look finds nothing to change; never true without the engine."""
+    stable: bool
+    """A second preview changes nothing; never true without the engine."""
     engine: Engine | None
 
 
@@ -55,22 +55,23 @@ def provision(folder: Path, environment: Mapping[str, str]) -> Provisioned:
 
 
 def first_node(cluster: Cluster) -> str:
-    """Id of a node that is in service; empty where there is none."""
+    """Return the id of a node in service; empty where there is none."""
     groups = list(cluster.nodes.auto_scaling_groups)
     client = boto3.client("autoscaling", region_name=cluster.region)
-    found = client.describe_auto_scaling_groups(AutoScalingGroupNames=groups)["AutoScalingGroups"]
-    serving = (
-        one["InstanceId"] for group in found for one in group["Instances"] if one["LifecycleState"] == "InService"
-    )
+    described = client.describe_auto_scaling_groups(AutoScalingGroupNames=groups)["AutoScalingGroups"]
+    instances = (instance for group in described for instance in group["Instances"])
+    serving = (instance["InstanceId"] for instance in instances if instance["LifecycleState"] == "InService")
     return next(serving, "")
 
 
 def tear_down(engine: Engine) -> tuple[int, list[str]]:
-    """How many resources went, and the names of the protected ones, which stay."""
+    """Destroy the stack; return how many resources went, and the names of the protected ones, which stay."""
     before = len(engine.resources())
     engine("destroy", "--yes", "--skip-preview", "--exclude-protected")
     left = engine.resources()
-    return before - len(left), sorted(one["urn"].rpartition("::")[2] for one in left if one.get("protect"))
+    return before - len(left), sorted(
+        resource["urn"].rpartition("::")[2] for resource in left if resource.get("protect")
+    )
 
 
 def _with_engine(folder: Path, environment: Mapping[str, str]) -> Provisioned:
@@ -80,7 +81,7 @@ def _with_engine(folder: Path, environment: Mapping[str, str]) -> Provisioned:
     return Provisioned(
         cluster=parse(engine.outputs()["cluster"]),
         outcome=f"pulumi up: {len(engine.resources())} resources; a second preview would change {len(left)}",
-        settled=not left,
+        stable=not left,
         engine=engine,
     )
 
@@ -92,12 +93,12 @@ def _without_engine(environment: Mapping[str, str], missing: str) -> Provisioned
         raise EngineError(f"{' '.join(command)} ended with {done.returncode}\n{done.stderr}")
     printed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     cluster = parse(printed["outputs"]["cluster"])
-    asked = sum(kind.startswith("aws:") for kind, _ in printed["resources"])
+    count = sum(kind.startswith("aws:") for kind, _ in printed["resources"])
     _make_what_the_run_needs(cluster)
     return Provisioned(
         cluster=cluster,
-        outcome=f"{missing}: the program asks for {asked} resources; only buckets and queue were made",
-        settled=False,
+        outcome=f"{missing}: the program declares {count} resources; only buckets and queue were made",
+        stable=False,
         engine=None,
     )
 

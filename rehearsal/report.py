@@ -21,7 +21,7 @@ def stage_rows(stages: Sequence[Stage]) -> list[tuple[str, ...]]:
 
 
 def promise_rows(promises: Sequence[Promise]) -> list[tuple[str, ...]]:
-    return [("kept" if promise.kept else "BROKEN", promise.claim, promise.figure) for promise in promises]
+    return [("kept" if promise.kept else "BROKEN", promise.text, promise.figure) for promise in promises]
 
 
 def show(stages: Sequence[Stage], promises: Sequence[Promise]) -> None:

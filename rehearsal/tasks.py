@@ -17,16 +17,16 @@ FEWEST_STEPS = 48
 
 
 @dataclass(frozen=True)
-class Rehearse:
+class RehearseFlags:
     steps: str = flag("150", "optimizer steps of each run (150)")
     seed: str | None = flag(None, "where the interruptions strike, a whole number; chosen anew by default")
     json: bool = flag(False, "print the outcome as one JSON object at the end")
 
 
 @task("rehearse")
-def rehearse(flags: Rehearse) -> Answer:
+def rehearse(flags: RehearseFlags) -> Answer:
     """Rehearse the journey on this machine: train, interrupt, resume, and prove that nothing was lost."""
-    from rehearsal.journey import as_dict, travel
+    from rehearsal.journey import as_dict, run_journey
     from rehearsal.report import markdown, show
 
     steps = int(number("--steps", flags.steps, FEWEST_STEPS, 10**6))
@@ -35,7 +35,7 @@ def rehearse(flags: Rehearse) -> Answer:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"rehearsal with seed {seed}: four to ten minutes on two cores", flush=True)
     picture = REPORT.with_suffix(".png")
-    journey = travel(steps, seed, picture)
+    journey = run_journey(steps, seed, picture)
     show(journey.stages, journey.promises)
     REPORT.write_text(markdown(journey.stages, journey.promises, seed=seed, picture=picture.name), encoding="utf-8")
     print(f"report: {REPORT}")

@@ -64,7 +64,7 @@ def test_without_an_engine_the_rehearsal_has_what_it_needs_and_says_what_it_lack
     assert {made.cluster.buckets.data, made.cluster.buckets.checkpoints} <= names
     assert made.cluster.interruption_queue == queue
     assert "mock monitor" in provision.what_is_real()[1]
-    assert (made.engine, made.settled) == (None, False)
+    assert (made.engine, made.stable) == (None, False)
 
 
 def test_every_example_stack_is_one_of_the_three_backends_and_all_three_are_shown() -> None:

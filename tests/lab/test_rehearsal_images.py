@@ -28,9 +28,9 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_an_engine_the_plan_is_shown_with_the_reason(
     no_engine: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with images.scenes(tmp_path / "images", run(tmp_path)) as scenes:
-        (scene,) = scenes
-        outcome, promises = scene.play()
+    with images.scenarios(tmp_path / "images", run(tmp_path)) as scenarios:
+        (scenario,) = scenarios
+        outcome, promises = scenario.run()
     assert outcome.startswith(WHY)
     assert promises == []
     said = capsys.readouterr().out
@@ -43,8 +43,8 @@ def test_where_everything_is_required_a_missing_engine_breaks_a_promise(
     no_engine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LUSTRAIN_REQUIRE", "all")
-    with images.scenes(tmp_path / "images", run(tmp_path)) as scenes:
-        _, (promise,) = scenes[0].play()
+    with images.scenarios(tmp_path / "images", run(tmp_path)) as scenarios:
+        _, (promise,) = scenarios[0].run()
     assert (promise.kept, promise.figure) == (False, WHY)
 
 
@@ -53,6 +53,6 @@ def test_with_an_engine_of_the_users_what_is_needed_besides_is_asked_for(
 ) -> None:
     monkeypatch.setattr(images, "reachable", lambda: {"DOCKER_HOST": "tcp://127.0.0.1:1"})
     monkeypatch.setattr(images.shutil, "which", lambda name: None if name == "mmdebstrap" else f"/usr/bin/{name}")
-    with images.scenes(tmp_path / "images", run(tmp_path)) as (scene,):
-        outcome, _ = scene.play()
+    with images.scenarios(tmp_path / "images", run(tmp_path)) as (scenario,):
+        outcome, _ = scenario.run()
     assert "there is no mmdebstrap" in outcome

@@ -45,7 +45,7 @@ def test_a_pass_without_work_or_a_second_one_with_some_breaks_its_promise(
     assert (brought.kept, nothing.kept) == (False, True)
     plain = fleet.fab
 
-    def drifting(task: str) -> nodes.Said:
+    def drifting(task: str) -> nodes.NodeTaskResult:
         node.exec("sh", "-c", "echo 65530 >/proc/sys/vm/max_map_count")
         return plain(task)
 
@@ -55,7 +55,7 @@ def test_a_pass_without_work_or_a_second_one_with_some_breaks_its_promise(
 
     told: list[str] = []
 
-    def careless(task: str) -> nodes.Said:
+    def careless(task: str) -> nodes.NodeTaskResult:
         told.append(task)
         said = plain(task)
         if len(told) == 2:
@@ -108,12 +108,12 @@ def test_one_byte_or_one_mode_that_differs_breaks_the_promise(
 
 @pytest.mark.usefixtures("no_lab")
 def test_without_a_lab_this_machine_is_looked_at_and_the_report_says_why(tmp_path: Path) -> None:
-    with nodes.scenes(tmp_path / "nodes") as scenes:
-        (scene,) = scenes
-        outcome, (promise,) = scene.play()
+    with nodes.scenarios(tmp_path / "nodes") as scenarios:
+        (scenario,) = scenarios
+        outcome, (promise,) = scenario.run()
     assert outcome.startswith(WHY)
     assert promise.kept, promise.figure
-    assert "simulated" not in f"{scene.real} {scene.emulated}"
+    assert "simulated" not in f"{scenario.real} {scenario.emulated}"
 
 
 @pytest.mark.usefixtures("no_lab")
@@ -121,8 +121,8 @@ def test_where_nothing_may_be_left_out_a_missing_lab_is_a_broken_promise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LUSTRAIN_REQUIRE", "all")
-    with nodes.scenes(tmp_path / "nodes") as (scene,):
-        _, promises = scene.play()
+    with nodes.scenarios(tmp_path / "nodes") as (scenario,):
+        _, promises = scenario.run()
     assert [(promise.kept, promise.figure) for promise in promises][1:] == [(False, WHY)]
 
 
@@ -138,6 +138,6 @@ def test_a_file_of_ours_that_appears_meanwhile_breaks_the_promise(
 
     monkeypatch.setattr(nodes, "OURS", (str(tmp_path / "owned"),))
     monkeypatch.setattr(nodes, "fab", writes)
-    with nodes.scenes(tmp_path / "nodes") as (scene,):
-        _, (promise,) = scene.play()
+    with nodes.scenarios(tmp_path / "nodes") as (scenario,):
+        _, (promise,) = scenario.run()
     assert not promise.kept

@@ -70,15 +70,15 @@ def test_two_worlds_must_begin_from_the_same_weights() -> None:
 def test_a_broken_promise_is_exit_code_1(
     kept: bool, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def travel(steps: int, seed: int, picture: Any) -> journeys.Journey:
+    def run_journey(steps: int, seed: int, picture: Any) -> journeys.Journey:
         journey = object.__new__(journeys.Journey)
         journey.stages, journey.promises = [], [Promise("one", True, ""), Promise("two", kept, "")]
         return journey
 
-    monkeypatch.setattr(journeys, "travel", travel)
+    monkeypatch.setattr(journeys, "run_journey", run_journey)
     monkeypatch.setattr(journeys, "as_dict", lambda journey: {})
     monkeypatch.setattr(tasks, "REPORT", tmp_path / "report.md")
-    answer = tasks.rehearse.body.__wrapped__(tasks.Rehearse())
+    answer = tasks.rehearse.body.__wrapped__(tasks.RehearseFlags())
     assert (answer.code, bool(answer.lines)) == (code, not kept)
     assert ("BROKEN" in (tmp_path / "report.md").read_text()) is not kept
     assert ("BROKEN" in capsys.readouterr().out) is not kept
