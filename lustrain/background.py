@@ -10,7 +10,7 @@ class BackgroundThread(threading.Thread):
     """A daemon thread that keeps the exception that ended it, to be raised again by `check`."""
 
     def __init__(self, work: Callable[[], None], name: str, *, on_defect: Callable[[], None] | None = None) -> None:
-        """`on_defect` is called in the thread, once `defect` is set: it may wake whoever waits for the thread's work."""
+        """`on_defect` is called in the thread, once `defect` is set: it may wake a thread that waits for the work."""
         super().__init__(name=name, daemon=True)
         self.defect: BaseException | None = None
         self._work, self._on_defect = work, on_defect

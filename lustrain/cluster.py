@@ -82,8 +82,8 @@ class Nodes(Section):
         ways = ("auto_scaling_groups", "hyperpod_cluster", "addresses")
         named = [way for way in ways if getattr(self, way)]
         if len(named) != 1:
-            said = f"has {' and '.join(named)}" if named else "names no nodes"
-            raise ValueError(f"{said}; allowed: exactly one of {', '.join(ways)}")
+            problem = f"has {' and '.join(named)}" if named else "names no nodes"
+            raise ValueError(f"{problem}; allowed: exactly one of {', '.join(ways)}")
         if self.kubernetes_label and not self.hyperpod_cluster:
             raise ValueError("has kubernetes_label without hyperpod_cluster, beside which alone it has a meaning")
         return self
@@ -292,12 +292,12 @@ def read(path: Path) -> Cluster:
 def decoded(text: str, path: str) -> Cluster:
     """Return the Cluster in the JSON text of the file `path`."""
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     except ValueError as error:
         raise UserError(problem("cluster file", path, f"is not JSON: {error}")) from None
     except RecursionError:
         raise UserError(problem("cluster file", path, "is not a Cluster: it has too many levels")) from None
-    return parse(found, Path(path).name)
+    return parse(data, Path(path).name)
 
 
 def to_json(cluster: Cluster) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a stack left behind, told by the Pulumi CLI; and the Cluster that a task's flags or the environment name."""
+"""A stack's outputs, read by the Pulumi CLI; and the Cluster that a task's flags or the environment name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def outputs(stack: str, needed: str, instead: str) -> dict[str, Any]:
     try:
         done = subprocess.run(
             [*command, "--non-interactive"],
-            # The look for a newer version asks the network, and nobody reads its answer here.
+            # The check for a newer version needs the network, and its answer is not used here.
             env={**os.environ, "PULUMI_SKIP_UPDATE_CHECK": "1"},
             capture_output=True,
             text=True,
@@ -46,34 +46,36 @@ def outputs(stack: str, needed: str, instead: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         raise UserError(f"pulumi did not answer within {PULUMI_WAITS_S} s; fix: try `{' '.join(command)}`") from None
     if done.returncode:
-        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise UserError(f"pulumi cannot tell the {needed} of {stack}: {said}; fix: `pulumi up` once, or give {instead}")
+        error = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise UserError(
+            f"pulumi cannot read the {needed} of {stack}: {error}; fix: `pulumi up` once, or give {instead}"
+        )
     try:
-        found = json.loads(done.stdout)
+        values = json.loads(done.stdout)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or needed not in found:
+        values = None
+    if not isinstance(values, dict) or needed not in values:
         raise UserError(f"stack {stack} has no output `{needed}`; fix: `pulumi up` once, or give {instead}")
-    return found
+    return values
 
 
 def logged_in() -> bool:
-    """Whether Pulumi knows where its state is, told without running it: it may ask the network before it says no.
+    """Whether Pulumi knows where its state is, decided without running it, which may need the network.
 
     The places are those of https://www.pulumi.com/docs/iac/cli/environment-variables/ and `pulumi login`'s own file. A file
-    that cannot be read is left to Pulumi, which says what is wrong with it.
+    that cannot be read is left to Pulumi, which reports what is wrong with it.
     """
     if os.environ.get("PULUMI_BACKEND_URL") or os.environ.get("PULUMI_ACCESS_TOKEN"):
         return True
     if re.search(r"^backend:", (PROGRAM / "Pulumi.yaml").read_text(encoding="utf-8"), re.MULTILINE):
         return True
     try:
-        found = json.loads((_credentials() / "credentials.json").read_text(encoding="utf-8"))
+        credentials = json.loads((_credentials() / "credentials.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return False
     except (OSError, ValueError):
         return True
-    return not isinstance(found, dict) or bool(found.get("current"))
+    return not isinstance(credentials, dict) or bool(credentials.get("current"))
 
 
 def _credentials() -> Path:

@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 UNFINISHED = ".lustrain"
-"""How the hidden name of a file ends that is being written; whoever finds one later finds what a killed writer left."""
+"""Suffix of the hidden file that is being written; one that stays was left by a killed writer."""
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Put `content` in place of `path`: whoever reads it, also after a crash, finds the old file or the new one.
+    """Replace `path` by `content`: a reader sees the old file or the new one, also after a crash.
 
     OSError, then nothing is left behind; the folder must be there.
     """

@@ -55,8 +55,8 @@ class Record:
     versions: Mapping[str, str]
     git: GitState
     content: str
-    """sha256 over configuration and layers, blind to dates, commit and compression: the same for the same image, whoever
-    built it and when."""
+    """sha256 over configuration and layers, blind to dates, commit and compression: equal images have equal sums on every
+    builder."""
     inputs: Mapping[str, Mapping[str, str]]
     """As in Context; `fab image-plan` compares with it."""
 
@@ -132,7 +132,7 @@ def as_json(record: Record) -> dict[str, Any]:
         "versions": dict(record.versions),
         "git": git,
         "content": record.content,
-        "inputs": {layer: dict(found) for layer, found in record.inputs.items()},
+        "inputs": {layer: dict(inputs) for layer, inputs in record.inputs.items()},
     }
 
 

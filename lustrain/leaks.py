@@ -37,7 +37,7 @@ _RULES: tuple[tuple[str, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
         re.compile(rb"(?<![A-Za-z0-9_])hf_(?=[A-Za-z]*[0-9])(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{34,40}(?![A-Za-z0-9_])"),
     ),
 )
-"""What is found, texts of which one is in every such secret, and its form: looking for the texts is quicker."""
+"""Kind of secret, texts of which one is in every such secret, and its pattern: searching the texts first is faster."""
 _FILES: tuple[tuple[str, re.Pattern[str], re.Pattern[bytes]], ...] = (
     (
         "a registry's credentials",
@@ -59,7 +59,7 @@ _FILES: tuple[tuple[str, re.Pattern[str], re.Pattern[bytes]], ...] = (
     ("a host's private key", re.compile(r"(^|/)etc/ssh/ssh_host_[^/]*_key$"), re.compile(rb"\S")),
 )
 _ASSIGNED = re.compile(r"""([A-Za-z][A-Za-z0-9_.-]*)=("[^"]*"|'[^']*'|[^\s;&|]+)""")
-_TELLING = re.compile(
+_SECRET_NAME = re.compile(
     r"(?:^|[_.-])(?:password|passwd|secret|token|apikey|api[_-]key|access[_-]?key|private[_-]key|credentials?)(?:$|[_.-])",
     re.IGNORECASE,
 )
@@ -69,7 +69,7 @@ _SHORTEST = 8
 
 @dataclass(frozen=True)
 class Leak:
-    """One secret found, without the secret."""
+    """Where a secret lies, without the secret."""
 
     where: str
     what: str
@@ -109,15 +109,15 @@ def _texts(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _in_text(text: str) -> Iterator[str]:
-    found = _forms(text.encode("utf-8", "surrogatepass"))
+    leaks = _forms(text.encode("utf-8", "surrogatepass"))
     if _URL_LOGIN.search(text):
-        found["an address with a password"] = None
+        leaks["an address with a password"] = None
     for name, value in _ASSIGNED.findall(text):
-        if _TELLING.search(name) and _telling(value.strip("\"'")):
-            found[f"a value for {name}"] = None
-    yield from found
+        if _SECRET_NAME.search(name) and _looks_like_secret(value.strip("\"'")):
+            leaks[f"a value for {name}"] = None
+    yield from leaks
 
 
-def _telling(value: str) -> bool:
+def _looks_like_secret(value: str) -> bool:
     """Not a variable, a path to a mounted secret, a number or a switch."""
     return len(value) >= _SHORTEST and value[0] not in "$/" and not value.isdigit()

@@ -17,7 +17,7 @@ USAGE = 2
 UNREACHABLE = 3
 """A machine or a service does not answer."""
 DIFFERS = 4
-"""What was found is not what was asked for."""
+"""The actual state is not the wanted one."""
 
 LONGEST_VALUE = 120
 
@@ -30,7 +30,7 @@ def plain(text: str) -> str:
 class Problem(str):
     """One line about one mistake, which remembers its parts.
 
-    `path` is the key, flag or file at fault; `code` is the rule that found it, like C012; `source` is where that rule comes
+    `path` is the key, flag or file at fault; `code` is the rule, like C012; `source` is where that rule comes
     from. A line of other making has no parts.
     """
 

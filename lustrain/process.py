@@ -23,34 +23,36 @@ _POLL_S = 0.5
 _launcher: int | None = None
 
 
-def end_with(parent: int) -> bool:
-    """Have the kernel kill this process when `parent` ends; False when it has ended already, and the caller must end itself.
+def die_with_parent(parent: int) -> bool:
+    """Have the kernel kill this process when `parent` ends; False when it has ended already, and the caller must exit.
 
-    Call it on the main thread: the kernel keeps the wish for the calling thread.
+    Call it on the main thread: the kernel ties the signal to the calling thread.
     """
-    _at_parents_end(signal.SIGKILL)
+    _signal_at_parents_end(signal.SIGKILL)
     return os.getppid() == parent
 
 
-def end_with_launcher(environ: MutableMapping[str, str] = os.environ) -> bool:
+def die_with_launcher(environ: MutableMapping[str, str] = os.environ) -> bool:
     """Do the same with the launcher in the environment; True where there is none. UserError for what is not a process id."""
     global _launcher
     value = environ.pop(LAUNCHER, None)
     if value and not value.isdecimal():
         raise UserError(problem(LAUNCHER, value, "is not a process id", fix=f"unset {LAUNCHER}: the launcher sets it"))
     _launcher = int(value) if value else None
-    return _launcher is None or end_with(_launcher)
+    return _launcher is None or die_with_parent(_launcher)
 
 
-def save_when_alone(grace_s: float) -> None:
-    """Get SIGTERM at the launcher's end, on which training saves and stops; SIGKILL follows `grace_s` seconds later.
+def signal_when_orphaned(grace_s: float) -> None:
+    """Send this process SIGTERM when its launcher ends, so that training saves and stops, and SIGKILL `grace_s` seconds later.
 
-    Call it on the main thread, once this process listens for SIGTERM. SIGKILL is needed since a rank may wait for
-    another for ever. Does nothing without a launcher.
+    Call it on the main thread, once this process handles SIGTERM. SIGKILL is needed because a rank may wait for another
+    one forever. Does nothing without a launcher.
     """
     if _launcher is not None:
-        _at_parents_end(signal.SIGTERM)
-        watch = threading.Thread(target=_end_when_alone, args=(_launcher, grace_s), name="launcher-watch", daemon=True)
+        _signal_at_parents_end(signal.SIGTERM)
+        watch = threading.Thread(
+            target=_kill_when_orphaned, args=(_launcher, grace_s), name="launcher-watch", daemon=True
+        )
         watch.start()
 
 
@@ -65,8 +67,8 @@ class _Output(io.FileIO):
             return memoryview(data).nbytes
 
 
-def outlive_readers() -> None:
-    """Go on when whoever reads standard output or error, like `head`, has read enough: that is not a mistake.
+def ignore_closed_stdout() -> None:
+    """Go on when the reader of standard output or error, like `head`, closes it: that is not an error.
 
     The default action of SIGPIPE would also end the process for a lost connection.
     """
@@ -89,12 +91,12 @@ def drop_output(descriptor: int) -> None:
     os.close(null)
 
 
-def _end_when_alone(parent: int, grace_s: float) -> None:
+def _kill_when_orphaned(parent: int, grace_s: float) -> None:
     while os.getppid() == parent:
         time.sleep(_POLL_S)
     time.sleep(grace_s)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _at_parents_end(number: signal.Signals) -> None:
+def _signal_at_parents_end(number: signal.Signals) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

@@ -39,8 +39,8 @@ class Section(BaseModel):
         table = "Mapping" in str(cls.model_fields[info.field_name].annotation) and isinstance(value, Mapping)
         items = [*value, *value.values()] if table else value if isinstance(value, list | tuple) else [value]
         for item in items:
-            if isinstance(item, str) and (found := cls.unprintable.search(item)):
-                raise ValueError(f"holds {found[0]!r}, which is not printable; fix: remove it")
+            if isinstance(item, str) and (match := cls.unprintable.search(item)):
+                raise ValueError(f"holds {match[0]!r}, which is not printable; fix: remove it")
         return value
 
     @field_validator("*", mode="before")
@@ -80,7 +80,7 @@ _BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 def problems_of(
     error: ValidationError, model: type[BaseModel], prefix: str = "", *, words: Mapping[str, str] = YAML
 ) -> list[Problem]:
-    """One line for each thing pydantic found wrong in a `model`; unknown keys come with what was probably meant.
+    """Return one line for each of pydantic's errors in a `model`; for an unknown key, with the key that was probably meant.
 
     `words` are those of the file's format, YAML or TOML.
     """
@@ -130,19 +130,19 @@ def _meant(model: type[BaseModel], location: Sequence[int | str]) -> str:
 
 
 def _fields(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    found: type[BaseModel] | None = model
+    table: type[BaseModel] | None = model
     for key in location:
         # Of a list or a table of tables the location has the index or the name as well.
-        if found is None or key not in found.model_fields:
+        if table is None or key not in table.model_fields:
             continue
-        found = _model_in(found.model_fields[str(key)].annotation)
-    return list(found.model_fields) if found else []
+        table = _model_in(table.model_fields[str(key)].annotation)
+    return list(table.model_fields) if table else []
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for inner in getattr(annotation, "__args__", ()):
-        if found := _model_in(inner):
-            return found
+        if model := _model_in(inner):
+            return model
     return None

@@ -36,7 +36,7 @@ from lustrain.process import drop_output
 
 @dataclass(frozen=True)
 class Answer:
-    """What a task found or did.
+    """What a task returns.
 
     `data` is what `--json` prints in place of the lines. `problems` say what could not be done beside that: with them the task
     ends as with a UserError, after its lines.
@@ -116,7 +116,7 @@ def perform(work: Callable[[], Answer], *, as_json: bool = False) -> None:
 
 
 def refuse_mistyped_flags() -> None:
-    """Make an unknown task or flag, or a missing value, a mistake like others: one line, exit code 2, JSON where asked for.
+    """Report an unknown task or flag, or a missing value, as any mistake: one line, exit code 2, JSON with --json.
 
     Invoke reads the command line before any code of a task, and would end with 1.
     """

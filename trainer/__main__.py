@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 from lustrain.problem import UserError
-from lustrain.process import end_with_launcher, outlive_readers
+from lustrain.process import die_with_launcher, ignore_closed_stdout
 from trainer import __version__
 from trainer.errors import EXIT_FAILURE
 from trainer.launch.attempt import leave_word
@@ -72,7 +72,7 @@ def hold_notices(words: Sequence[str]) -> None:
     a launcher would take that for a failure, and the ranks that were faster would wait for this one."""
     held = words[:1] == ["train"]
     signal.pthread_sigmask(signal.SIG_BLOCK if held else signal.SIG_UNBLOCK, NOTICES)
-    # Whoever started this process may have held it (`trainer.launch.local`).
+    # The parent of this process may have blocked it (`trainer.launch.local`).
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     if held:
         # Training puts these back when it ends: a notice that comes then asks for what has just been done. Not SIG_IGN, which
@@ -102,9 +102,9 @@ def leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    outlive_readers()
+    ignore_closed_stdout()
     try:
-        if not end_with_launcher():
+        if not die_with_launcher():
             sys.exit(EXIT_FAILURE)
     except UserError as mistake:
         sys.exit(_print_error(mistake))

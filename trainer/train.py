@@ -14,7 +14,7 @@ import torch
 from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError
-from lustrain.process import save_when_alone
+from lustrain.process import signal_when_orphaned
 from trainer import __version__, parallel
 from trainer import config as configuration
 from trainer.checkpoint.format.layout import ManifestId
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     with report_lack_of_memory(), ExitStack() as leaving, ExitStack() as together_still:
         training = prepare(config, task, leaving, together_still)
         # Before this there was nothing to save, and a rank left alone could still have claimed the run from the next job.
-        save_when_alone(config.interrupt.signal_grace_s)
+        signal_when_orphaned(config.interrupt.signal_grace_s)
         return leave(training, train(training))
 
 

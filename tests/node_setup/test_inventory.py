@@ -254,7 +254,7 @@ def test_a_stack_gives_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert names(inventory(Source(stack="dev"))) == ["n1", "n2"]
     assert "stack output --json --stack dev" in (tmp_path / "pulumi.log").read_text()
     code, line = said(Source(stack="gone"))
-    assert (code, line.startswith("pulumi cannot tell the cluster of gone: error: no stack named 'gone'")) == (2, True)
+    assert (code, line.startswith("pulumi cannot read the cluster of gone: error: no stack named 'gone'")) == (2, True)
     (tmp_path / "pulumi.json").write_text("{")
     assert said(Source(stack="dev"))[1].startswith("stack dev has no output `cluster`")
 

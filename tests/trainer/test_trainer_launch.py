@@ -70,13 +70,13 @@ def test_no_ranks_is_a_mistake_in_one_line() -> None:
 CHILD = """
 import signal, sys, threading, time, types
 from lustrain import process
-assert process.end_with_launcher()
+assert process.die_with_launcher()
 told = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: (print("told to stop", flush=True), told.set()))
 if sys.argv[1] == "training":
     # Its grace lasts until it has heard.
     process.time = types.SimpleNamespace(sleep=lambda seconds: told.wait() if seconds == 0.1 else time.sleep(seconds))
-    process.save_when_alone(0.1)
+    process.signal_when_orphaned(0.1)
 print("listening", flush=True)
 while True:
     time.sleep(0.05)

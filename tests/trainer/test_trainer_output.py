@@ -10,8 +10,8 @@ import pytest
 
 PRINTING = """
 import sys
-from lustrain.process import outlive_readers
-outlive_readers()
+from lustrain.process import ignore_closed_stdout
+ignore_closed_stdout()
 for _ in range(3):
     print("x" * 100_000)
 sys.exit(3)

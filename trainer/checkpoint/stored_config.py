@@ -71,12 +71,12 @@ def decode(raw: bytes, *, final: bool = True) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"not TOML: {error}") from error
     recorded = _CHECKSUM.search(raw)
-    found = f"{crc64nvme(_CHECKSUM.sub(b'', raw)):016x}"
+    checksum = f"{crc64nvme(_CHECKSUM.sub(b'', raw)):016x}"
     version = recorded_in(table).get("format")
     # A newer version may keep its checksum in another way, and is refused for being newer.
     newer = isinstance(version, int) and version > FORMAT
-    if recorded and recorded[1].decode() != found and not (newer and final):
-        raise ValueError(f"checksum {found}, but the file records {recorded[1].decode()}")
+    if recorded and recorded[1].decode() != checksum and not (newer and final):
+        raise ValueError(f"checksum {checksum}, but the file records {recorded[1].decode()}")
     return table
 
 

@@ -128,7 +128,7 @@ def locked(path: Path) -> Iterator[int]:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            # Whoever held the lock before may have renamed or removed the file while this process waited.
+            # The last holder of the lock may have renamed or removed the file while this process waited.
             if _inode(path) == os.fstat(fd).st_ino:
                 yield fd
                 return

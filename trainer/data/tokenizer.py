@@ -110,14 +110,14 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         if self._fast is not None:
-            found = [_packed(self._fast.encode_ordinary(text)) for text in texts]
+            documents = [_packed(self._fast.encode_ordinary(text)) for text in texts]
         else:
-            found = self.encode_batch_by_tokenizers(texts)
-        if any(bool((ids == self.eos_id).any()) for ids in found):
+            documents = self.encode_batch_by_tokenizers(texts)
+        if any(bool((ids == self.eos_id).any()) for ids in documents):
             token = self._engine.id_to_token(self.eos_id)
             why = "this tokenizer gives the end-of-text id to text that spells it, which would end a document"
             raise UserError(problem("--eos", token, why, fix="name another token with --eos, or use another tokenizer"))
-        return found
+        return documents
 
     def encode_batch_by_tokenizers(self, texts: Sequence[str]) -> list[Ids]:
         """Return the ids of each text by the engine that defines what is right, whichever engine this tokenizer uses."""

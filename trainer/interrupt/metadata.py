@@ -172,7 +172,7 @@ class Metadata:
 
     def _recommendation(self) -> Notice | None:
         """One from before this start is no notice: it stays for as long as the instance does, perhaps for weeks, and a launcher
-        that starts exit code 85 again would restore and stop for ever."""
+        that starts exit code 85 again would restore and stop forever."""
         answer = self._get(REBALANCE_PATH)
         body = "" if answer is None else answer.body
         if self._old_recommendation is None:

@@ -61,7 +61,7 @@ class SignalFlag:
                 self._arrived(number)
 
     def wake(self) -> None:
-        # Full, it wakes whoever waits already.
+        # A full pipe wakes its reader already.
         with suppress(BlockingIOError):
             self._writer.send(b"\0")
 

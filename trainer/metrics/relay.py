@@ -64,7 +64,7 @@ def rank_name(rank: int, launch_attempt: int | None) -> str:
 
 
 class WarningsOnly:
-    """The Sink of ranks other than 0: what goes wrong on this rank alone is said on standard error."""
+    """The Sink of ranks other than 0: errors of this rank alone go to standard error."""
 
     QUIET = frozenset(
         {

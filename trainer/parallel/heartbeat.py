@@ -35,7 +35,7 @@ class Silence:
         self._before: Sequence[bytes] = []
 
     def look(self, counts: Sequence[bytes]) -> list[int]:
-        """Return the ranks that have been silent for too long; nobody is heard before there are counts."""
+        """Return the ranks that have been silent for too long; none before the first counts have arrived."""
         for rank in range(len(self._silent)):
             heard = counts[rank : rank + 1] != self._before[rank : rank + 1]
             self._silent[rank] = 0 if heard else self._silent[rank] + 1

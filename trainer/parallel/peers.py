@@ -1,6 +1,6 @@
 """Ranks that end: one that is gone becomes one line on the others, and rank 0 leaves last.
 
-Rank 0 may host the store through which all ranks talk, so what it said last is heard only while it is there.
+Rank 0 may host the store through which all ranks talk, so its last message can be read only while it runs.
 """
 
 from __future__ import annotations

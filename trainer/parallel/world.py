@@ -75,7 +75,7 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
         why = f"rank {rank} of {world_size} did not meet the others within {config.timeout_s:g} s ({reason})"
         fix = "start all ranks, open the port between the nodes, or raise parallel.timeout_s"
-        # Only the others' absence is theirs: a port that is taken or a broken NCCL fails here whoever comes.
+        # A timeout is blamed on missing peers; a busy port or a broken NCCL is an error of this rank.
         ours = isinstance(error, dist.DistBackendError) or "EADDRINUSE" in str(error)
         code = EXIT_FAILURE if ours else EXIT_PEERS
         raise UserError(problem("MASTER_ADDR:MASTER_PORT", address, why, fix=fix), code) from error
@@ -99,7 +99,7 @@ def _stderr_held_back() -> Iterator[None]:
 
 
 def _refuse_one_of_many(environ: Mapping[str, str]) -> None:
-    """UserError where a scheduler started several tasks and none was told its rank: each would train alone."""
+    """UserError where a scheduler started several tasks and none has a rank: each would train alone."""
     for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         if environ.get(name, "1") not in ("", "1"):
             fix = f"set {', '.join((*_NUMBERS, *_ADDRESS))}, or unset {name} to train alone"

@@ -101,7 +101,7 @@ def check_fit(config: Config, world: World, on_event: OnEvent) -> None:
         lines.append(problem("train.compile", "true", why, fix="apt-get install g++, or train.compile = false"))
     stop_uri = config.interrupt.stop_uri
     if stop_uri and world.rank == 0 and StopFile(stop_uri, on_event).poll():
-        # Otherwise a launcher that starts exit code 85 again would do so for ever, one step at a time.
+        # Otherwise a launcher that starts exit code 85 again would do so forever, one step at a time.
         why = "it exists, so the run would stop at once"
         lines.append(problem("interrupt.stop_uri", stop_uri, why, fix="remove it, then start again"))
     deadline = config.interrupt.deadline

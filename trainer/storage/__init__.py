@@ -29,7 +29,7 @@ class StorageError(UserError):
 
 
 class PassingError(StorageError):
-    """The store cannot serve just now: it is busy, or its answers arrive broken. Nobody made a mistake."""
+    """The store cannot serve just now: it is busy, or its answers arrive broken. Trying again later may succeed."""
 
 
 class RefusedError(StorageError):

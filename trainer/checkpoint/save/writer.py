@@ -24,7 +24,7 @@ from typing import Any
 from awscrt.checksums import combine_crc64nvme, crc64nvme
 
 from lustrain.problem import UserError
-from lustrain.process import end_with
+from lustrain.process import die_with_parent
 from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, attempt_commit, data_key, index_key
 from trainer.checkpoint.format.records import BLOCK_BYTES, CODEC, Block, Entry, RankIndex, encode
 from trainer.storage import ObjectStore, open_store
@@ -218,7 +218,7 @@ class Server:
 def main() -> int:
     """Run `writer PARENT_PID CONTROL_FD`; the descriptor is one end of a Unix stream socket."""
     parent, control = int(sys.argv[1]), int(sys.argv[2])
-    if not end_with(parent):
+    if not die_with_parent(parent):
         return 0
     # Schedulers signal every process of a job, not only its group; the trainer alone decides what a signal means.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):

@@ -1,7 +1,7 @@
 """Shards made of chunks: pure arithmetic on token counts, and the records that let a killed job go on.
 
 The ids of all chunks, in order, are one stream per split, and shard k is ids [k*S, (k+1)*S) of it. So a shard can be
-made as soon as all chunks up to its end are known, by any process, and it has the same bytes whoever made the chunks
+made as soon as all chunks up to its end are known, by any process, and its bytes do not depend on which process made the chunks
 and when.
 """
 

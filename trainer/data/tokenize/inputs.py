@@ -298,7 +298,7 @@ def _is_binary(path: Path) -> bool:
         with opened(Source(str(path), "text", 0, "")) as file:
             return b"\0" in file.read(_SNIFFED_BYTES)
     except (OSError, UserError):
-        # Whoever opens it for reading reports it, with all the other problems.
+        # Opening it for reading reports it, with all the other problems.
         return False
 
 
