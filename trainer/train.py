@@ -48,7 +48,7 @@ from trainer.run.start import (
     store_failures_exit_1,
 )
 from trainer.step import optim, precision, recompute
-from trainer.storage import ObjectStore, open_store
+from trainer.storage import ArchivedError, ObjectStore, open_store
 from trainer.tasks import Task, make_task, problems_in
 
 LOG_S = 10.0
@@ -114,7 +114,7 @@ def prepare(config: Config, task: Task, leaving: ExitStack, together_still: Exit
     together(votes, world.rank, "start/store", open_run)
     store = stores[0]
     claim = claim_run(config, task, world, votes, store)
-    leaving.enter_context(store_failures_exit_1())
+    leaving.enter_context(store_failures_exit_1(but=(ArchivedError,)))
     config = config.with_schedule(claim.schedule_steps)
     training = build(config, task, world, watch, relay, claim)
     log = None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,9 @@ from tests.processes import wait_until
 from trainer.data.cache import resident_shards
 from trainer.data.index import Index, Shard, Split
 from trainer.data.shards import TokenSet
-from trainer.storage import open_store
+from trainer.storage import ArchivedError, ObjectInfo, open_store
+from trainer.storage.archive import INTELLIGENT_TIERING
+from trainer.storage.local import LocalStore
 
 SEQ = 64
 MIB = 1 << 20
@@ -174,6 +177,42 @@ def test_missing_and_short_shards_in_s3_are_found_at_once(local_set: Path, s3: S
     ]
     with pytest.raises(UserError, match="no token set here"):
         open_set(s3.uri("elsewhere"), tmp_path, 0)
+
+
+@pytest.mark.slow
+def test_archived_shards_are_counted_before_training(local_set: Path, moto_s3: S3Place, tmp_path: Path) -> None:
+    uri = upload(local_set, moto_s3.uri("set"))
+    moto_s3.archive("set/train-00000.doc", "GLACIER")
+    open_set(uri, tmp_path, 0).close()
+    for number in (1, 2):
+        moto_s3.archive(f"set/train-0000{number}.tok", "GLACIER")
+    with pytest.raises(ArchivedError) as caught:
+        open_set(uri, tmp_path, 0)
+    (line,) = caught.value.problems
+    assert line.startswith(f"token set = '{uri}': 2 of 4 objects cannot be read")
+    assert f"restore-object --bucket {moto_s3.bucket} --key set/train-00001.tok " in line
+
+
+def test_archive_tier_that_a_listing_hides_is_found_by_one_request(
+    local_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = []
+
+    class Tiered(LocalStore):
+        """All of it in Intelligent-Tiering, and in an archive tier, which only a look at an object shows."""
+
+        def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+            return (replace(info, storage_class=INTELLIGENT_TIERING) for info in super().list(prefix))
+
+        def stat(self, key: str) -> ObjectInfo:
+            looked_at.append(key)
+            info = replace(super().stat(key), storage_class=INTELLIGENT_TIERING)
+            return replace(info, archive="DEEP_ARCHIVE_ACCESS")
+
+    monkeypatch.setattr("trainer.data.shards.open_store", lambda uri, **_: Tiered(uri, create=False))
+    with pytest.raises(ArchivedError, match=r"at least 1 of 4 objects .* train-00000\.tok in DEEP_ARCHIVE_ACCESS"):
+        open_set(str(local_set), tmp_path, 0)
+    assert looked_at == ["train-00000.tok"]
 
 
 @pytest.mark.slow

@@ -57,6 +57,11 @@ class S3Place:
         """A plain client straight to the server, for looking behind our back or preparing a state."""
         return _client(self.endpoint)
 
+    def archive(self, key: str, storage_class: str) -> None:
+        """Moves an object to another storage class, as a lifecycle rule does."""
+        source = {"Bucket": self.bucket, "Key": key}
+        self.client().copy_object(Bucket=self.bucket, Key=key, CopySource=source, StorageClass=storage_class)
+
 
 class Weed:
     """A whole SeaweedFS (master, volume, filer, S3 gateway) in one process: a real S3 server that verifies checksums."""

@@ -11,9 +11,10 @@ import pytest
 
 from tests.checkpoint.stores import AWAY, away
 from tests.lab.faulty_proxy import Answer, FaultyProxy
+from tests.lab.servers import S3Place
 from tests.processes import wait_until
 from tests.trainer.tiny_runs import LR, commits, events, records, train, write_config
-from trainer.checkpoint.format.layout import LEASE, MANIFESTS, ManifestId
+from trainer.checkpoint.format.layout import ATTEMPTS, LEASE, MANIFESTS, ManifestId
 from trainer.checkpoint.format.records import Manifest
 from trainer.checkpoint.load.latest import read_checkpoint
 from trainer.checkpoint.load.parts import Places, read_manifest
@@ -184,6 +185,20 @@ def test_a_store_that_is_busy_when_it_is_opened_is_a_failure_and_one_that_is_not
     assert "still answers 503" in capsys.readouterr().err
     assert train(config, "run.uri=s3://bucket/run") == 2
     assert "cannot reach" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_archived_checkpoint_is_a_persons_to_restore(
+    config: Path, moto_s3: S3Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(config, f"run.uri={moto_s3.uri()}", "task.strike=2") == 85
+    (attempt,) = {key for info in open_store(moto_s3.uri()).list(ATTEMPTS) if (key := info.key).endswith(".bin")}
+    moto_s3.archive(f"run/{attempt}", "GLACIER")
+    capsys.readouterr()
+    assert train(config, f"run.uri={moto_s3.uri()}", process=2) == 2
+    assert f"1 of 2 objects cannot be read before they are restored from an archive, such as {attempt} in GLACIER" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_last_state_that_the_store_does_not_take_is_a_failure(

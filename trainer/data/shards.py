@@ -29,6 +29,7 @@ from trainer.data.remote import Filler, RangeReader, Tokens, map_shard
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, build
 from trainer.data.verified import ALONE, WAIT_S, Ranks, Verifier
 from trainer.storage import ObjectStore, open_store
+from trainer.storage.archive import INTELLIGENT_TIERING, refuse_archived
 from trainer.storage.local import LocalStore
 
 PREFETCHED_BATCHES = 4
@@ -74,8 +75,8 @@ class TokenSet:
         if split not in index.splits:
             why, allowed = "the token set has no such split", ", ".join(sorted(index.splits))
             raise UserError(problem("split", split, why, allowed=allowed, fix="tokenize with --val-fraction > 0"))
-        _require_sizes(store, index, split)
         shards = index.splits[split].shards
+        _require_readable(store, index, split, name)
         if isinstance(store, LocalStore):
             arrays: list[Tokens | None] = [
                 map_shard(store.root / shard.tokens_key, index.numpy_dtype) for shard in shards
@@ -231,22 +232,28 @@ def _batch_key(ids: npt.NDArray[np.integer[Any]], seq_len: int) -> tuple[bytes, 
     return ids.astype(np.int64).tobytes(), seq_len
 
 
-def _require_sizes(store: ObjectStore, index: Index, split: str) -> None:
-    sizes = {info.key: info.size for info in store.list(f"{split}-")}
+def _require_readable(store: ObjectStore, index: Index, split: str, name: str) -> None:
+    infos = {info.key: info for info in store.list(f"{split}-")}
     problems = []
     for shard in index.splits[split].shards:
         for key, size in (
             (shard.tokens_key, shard.tokens * index.numpy_dtype.itemsize),
             (shard.ends_key, shard.documents * 8),
         ):
-            if key not in sizes:
+            if key not in infos:
                 problems.append(_wrong(store.uri, key, "is missing"))
-            elif sizes[key] != size:
-                problems.append(_wrong(store.uri, key, f"has {sizes[key]:,} bytes, the index says {size:,}"))
+            elif infos[key].size != size:
+                problems.append(_wrong(store.uri, key, f"has {infos[key].size:,} bytes, the index says {size:,}"))
     if len(problems) > SHOWN_PROBLEMS:
         problems[SHOWN_PROBLEMS:] = [f"… and {len(problems) - SHOWN_PROBLEMS} more files are missing or cut short"]
     if problems:
         raise UserError(problems)
+    shards = [infos[shard.tokens_key] for shard in index.splits[split].shards]
+    tiered = next((number for number, info in enumerate(shards) if info.storage_class == INTELLIGENT_TIERING), None)
+    if tiered is not None:
+        # A set that nothing has read for months is archived as a whole, so one request tells.
+        shards[tiered] = store.stat(shards[tiered].key)
+    refuse_archived(name, store.uri, shards)
 
 
 def _wrong(uri: str, key: str, why: str) -> str:

@@ -15,13 +15,18 @@ from lustrain.problem import UserError
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What a listing or a stat knows: `size` in bytes, `modified` in Unix seconds by the server's clock."""
+    """What a listing or a stat knows: `size` in bytes, `modified` in Unix seconds by the server's clock.
+
+    `archive` names the archive that the object must be restored from before it can be read; empty where it can be read.
+    """
 
     key: str
     size: int
     etag: str
     modified: float
     crc64nvme: int | None = None
+    storage_class: str = ""
+    archive: str = ""
 
 
 class StorageError(UserError):
@@ -34,6 +39,10 @@ class PassingError(StorageError):
 
 class RefusedError(StorageError):
     """The store does not serve this job: a matter of credentials, permissions, names, clock or room, for a person to settle."""
+
+
+class ArchivedError(RefusedError):
+    """The object lies in an archive storage class, and a person has to restore it before anything can read it."""
 
 
 class ObjectMissingError(StorageError):

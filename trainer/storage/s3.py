@@ -28,6 +28,7 @@ from trainer.storage import (
     StorageError,
 )
 from trainer.storage.answers import make_patient
+from trainer.storage.archive import archive_in_head, archive_in_listing
 from trainer.storage.bulk import (
     BROKEN_BODY,
     PART_BYTES,
@@ -135,19 +136,32 @@ class S3Store(ObjectStore):
         checksum = answer.get("ChecksumCRC64NVME")
         modified = answer["LastModified"].timestamp()
         return ObjectInfo(
-            key, answer["ContentLength"], answer["ETag"], modified, decoded(checksum) if checksum else None
+            key,
+            answer["ContentLength"],
+            answer["ETag"],
+            modified,
+            decoded(checksum) if checksum else None,
+            answer.get("StorageClass", ""),
+            archive_in_head(answer),
         )
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         with self._reporting(prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=self._prefix + prefix
+                Bucket=self._bucket, Prefix=self._prefix + prefix, OptionalObjectAttributes=["RestoreStatus"]
             )
             for page in pages:
                 for item in page.get("Contents", []):
                     key = item["Key"].removeprefix(self._prefix)
                     if key and not key.endswith("/"):
-                        yield ObjectInfo(key, item["Size"], item["ETag"], item["LastModified"].timestamp())
+                        yield ObjectInfo(
+                            key,
+                            item["Size"],
+                            item["ETag"],
+                            item["LastModified"].timestamp(),
+                            storage_class=item.get("StorageClass", ""),
+                            archive=archive_in_listing(item),
+                        )
 
     def delete(self, key: str, *, if_match: str | None = None) -> None:
         condition: dict[str, Any] = {} if if_match is None else {"IfMatch": if_match}

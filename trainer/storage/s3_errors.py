@@ -11,6 +11,7 @@ from botocore import exceptions as boto
 
 from lustrain.problem import problem
 from trainer.storage import (
+    ArchivedError,
     CorruptObjectError,
     ObjectMissingError,
     PassingError,
@@ -96,7 +97,7 @@ def of_refusal(refusal: Refusal, place: Place) -> StorageError:
         return PreconditionError(problem("object", place.shown, "exists already, or was replaced since it was read"))
     if code == "InvalidObjectState":
         why, fix = "lies in an archive storage class and cannot be read", "aws s3api restore-object, or copy it back"
-        return RefusedError(problem("object", place.shown, why, fix=fix))
+        return ArchivedError(problem("object", place.shown, why, fix=fix))
     if code == "NoSuchAccessPoint":
         return RefusedError(problem(place.store, place.shown, "there is no such access point", fix="see its name"))
     if code in _WRONG_BYTES:

@@ -16,13 +16,14 @@ import torch
 from awscrt.checksums import crc64nvme
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.format.layout import ManifestId, tier_root
+from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, tier_root
 from trainer.checkpoint.format.records import Manifest, encode
 from trainer.checkpoint.load.assemble import read_tensors
 from trainer.checkpoint.load.parts import OnEvent, Places, open_parts, read_manifest
 from trainer.checkpoint.votes import VoteBox
 from trainer.config import TierConfig
-from trainer.storage import CorruptObjectError, ObjectStore, StorageError
+from trainer.storage import ArchivedError, CorruptObjectError, ObjectStore, StorageError
+from trainer.storage.archive import refuse_archived
 from trainer.storage.local import LocalStore
 
 READ_THREADS = min(8, max(4, os.cpu_count() or 4))
@@ -110,8 +111,15 @@ def read_checkpoint(
     on_event: OnEvent,
     threads: int = READ_THREADS,
 ) -> dict[str, torch.Tensor]:
-    """Read the wanted tensors of one checkpoint, every byte behind them verified; CorruptObjectError names the damage."""
-    return read_tensors(open_parts(places, manifest, on_event, threads), want, threads)
+    """Read the wanted tensors of one checkpoint, every byte behind them verified; CorruptObjectError names the damage.
+
+    ArchivedError says how many of its objects a lifecycle rule has moved to an archive.
+    """
+    try:
+        return read_tensors(open_parts(places, manifest, on_event, threads), want, threads)
+    except ArchivedError:
+        refuse_archived("run", places.run.uri, places.run.list(f"{ATTEMPTS}{manifest.attempt}/"))
+        raise
 
 
 def open_tiers(tiers: Sequence[TierConfig], run_uri: str, on_event: OnEvent) -> tuple[ObjectStore, ...]:
