@@ -142,7 +142,12 @@ LONG = ["/tmp/{}", "absent/{}", "{}/stop", "s3://bucket/{}", "a/" * 2100 + "stop
 
 
 @pytest.mark.parametrize(
-    ("uri", "why"), [*((uri, "") for uri in NO_FILE), *((uri.format("é" * 128), TOO_LONG) for uri in LONG)]
+    ("uri", "why"),
+    [
+        *((uri, "") for uri in NO_FILE),
+        *((uri.format("é" * 128), TOO_LONG) for uri in LONG),
+        ("s3://stop--use1-az4--x-s3/stop", "is a directory bucket"),
+    ],
 )
 def test_a_stop_uri_that_can_never_be_looked_up_is_a_config_problem(uri: str, why: str) -> None:
     (line,) = config_problems(InterruptConfig(stop_uri=uri))

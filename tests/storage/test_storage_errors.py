@@ -55,6 +55,12 @@ def test_a_wrong_uri_is_told(uri: str) -> None:
     assert said(lambda: open_store(uri, name="run.uri")).startswith("run.uri = ")
 
 
+@pytest.mark.parametrize("bucket", ["train--use1-az4--x-s3", "point--use1-az4--xa-s3"])
+def test_directory_bucket_is_refused(bucket: str) -> None:
+    line = said(lambda: open_store(f"s3://{bucket}/run", name="run.uri"))
+    assert line.startswith(f"run.uri = 's3://{bucket}/run': is a directory bucket (S3 Express One Zone)")
+
+
 def test_absent_credentials_are_told_apart_from_a_profile_that_is_not_there(
     moto_s3: S3Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from lustrain.problem import UserError, problem
 from trainer.interrupt.notice import Notice, OnEvent
 from trainer.interrupt.outage import Outage
 from trainer.storage import ObjectMissingError, ObjectStore, open_store
-from trainer.storage.keys import MAX_SEGMENT_BYTES
+from trainer.storage.keys import MAX_SEGMENT_BYTES, bucket_problems
 
 MAX_PATH_BYTES = 4095
 """PATH_MAX of Linux without its NUL: include/uapi/linux/limits.h."""
@@ -32,7 +32,7 @@ def stop_uri_problems(uri: str) -> list[str]:
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     if not bucket or not key or key.endswith("/"):
         return [problem("interrupt.stop_uri", uri, "names no object", allowed="s3://bucket/key")]
-    return _too_long(uri, key, MAX_S3_KEY_BYTES)
+    return bucket_problems("interrupt.stop_uri", uri, bucket) or _too_long(uri, key, MAX_S3_KEY_BYTES)
 
 
 def _too_long(uri: str, path: str, most: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Keys that every backend can hold."""
+"""Keys that every backend can hold, and buckets that hold none of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ MAX_SEGMENT_BYTES = 255
 """NAME_MAX of every Linux file system in use."""
 PRIVATE = ".lustrain"
 """First segment that a folder keeps for its own unfinished files and its lock; never an object."""
+
+_DIRECTORY_BUCKETS = ("--x-s3", "--xa-s3")
+"""Ends of the names of directory buckets (S3 Express One Zone) and of their access points:
+https://docs.aws.amazon.com/AmazonS3/latest/userguide/directory-bucket-naming-rules.html"""
+
+
+def bucket_problems(name: str, uri: str, bucket: str) -> list[str]:
+    """Return the line about a bucket that lists neither in key order nor by every prefix; none for any other.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html
+    """
+    if not bucket.endswith(_DIRECTORY_BUCKETS):
+        return []
+    why = "is a directory bucket (S3 Express One Zone), whose listings have no order"
+    return [problem(name, uri, why, allowed="general purpose buckets", fix="use another bucket, or a file system")]
 
 
 def check_key(key: str) -> str:

@@ -40,7 +40,7 @@ from trainer.storage.bulk import (
     pause,
     read_at,
 )
-from trainer.storage.keys import check_key
+from trainer.storage.keys import bucket_problems, check_key
 from trainer.storage.s3_errors import Place, of_boto, server_time
 
 if TYPE_CHECKING:
@@ -253,6 +253,8 @@ def split_uri(uri: str, name: str = "store") -> tuple[str, str]:
     if not uri.startswith("s3://") or not _BUCKET.fullmatch(bucket):
         allowed = "s3://bucket/prefix with a bucket of 3 to 63 lower-case letters, digits, dots and hyphens"
         raise UserError(problem(name, uri, "is not an S3 URI", allowed=allowed))
+    if problems := bucket_problems(name, uri, bucket):
+        raise UserError(problems)
     if prefix:
         check_key(prefix)
     return bucket, prefix
