@@ -33,6 +33,7 @@ from trainer.checkpoint.load.parts import read_manifest
 from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.config import CheckpointConfig, Config
 from trainer.errors import EXIT_CONFIG
+from trainer.metrics.records import encode
 from trainer.metrics.runlog import append_event
 from trainer.storage import ObjectStore, StorageError
 from trainer.storage.local import LocalStore
@@ -118,6 +119,13 @@ def test_verify_names_all_damage_of_a_checkpoint_and_not_only_the_first(store: L
     assert "the manifest is missing" in verify_checkpoint(store, manifest.id).problems[0]
 
 
+PART = "metrics/000001-00002.jsonl"
+
+
+def swap(other: str, store: ObjectStore) -> None:
+    store.put(PART, store.read(f"{other}.jsonl")[0])
+
+
 @pytest.fixture
 def told(store: LocalStore) -> LocalStore:
     """The same run with its config and log: every commit is told, and that an older step 15 was pruned."""
@@ -129,7 +137,8 @@ def told(store: LocalStore) -> LocalStore:
             append_event(store, generation, "checkpoint_committed", {"step": step})
     append_event(store, 1, "checkpoints_pruned", {"removed": [ManifestId(1, 15).key]})
     for part in range(3):
-        store.put(f"metrics/000001-{part:05d}.jsonl", b'{"step":1,"loss":2.0}\n' * 3)
+        steps = [encode({"step": 3 * part + number, "loss": 2.0, "attempt": 1}) for number in range(3)]
+        store.put(f"metrics/000001-{part:05d}.jsonl", b"".join(steps))
     return store
 
 
@@ -142,9 +151,27 @@ def told(store: LocalStore) -> LocalStore:
         (lambda store: flip_bit(store, "metrics/000001-00002.jsonl", 0), "metrics/000001-00002.jsonl line 1: "),
         (lambda store: flip_bit(store, "events/000003-00000.jsonl", 0), "events/000003-00000.jsonl line 1: "),
         (lambda store: store.delete("metrics/000001-00001.jsonl"), "metrics/000001-00001.jsonl: missing"),
+        (
+            lambda store: swap("metrics/000001-00000", store),
+            f"{PART}: holds the records of metrics/000001-00000.jsonl; ",
+        ),
+        (lambda store: store.put(PART, encode({"step": 30, "attempt": 1})), f"{PART}: its steps do not follow"),
+        (lambda store: store.put(PART, b""), f"{PART}: is empty; "),
+        (lambda store: swap("events/000003-00000", store), f"{PART}: holds records of attempt 3; "),
         (lambda store: store.delete(ManifestId(3, 25).key), f"{ManifestId(3, 25).key}: missing, though the run "),
     ],
-    ids=["config", "no config", "metrics", "events", "no metrics", "newest manifest"],
+    ids=[
+        "config",
+        "no config",
+        "metrics",
+        "events",
+        "no metrics",
+        "copy",
+        "other steps",
+        "empty",
+        "other attempt",
+        "manifest",
+    ],
 )
 def test_verify_also_names_what_is_damaged_or_lost_beside_the_checkpoints(
     told: LocalStore, call: Call, harm: Callable[[ObjectStore], object], named: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 from trainer.checkpoint.format.layout import ManifestId
@@ -18,7 +19,7 @@ from trainer.checkpoint.lineage.prune import Committed, plan_prune
 from trainer.checkpoint.stored_config import KEY, DamagedConfigError, read_stored
 from trainer.config import CheckpointConfig
 from trainer.metrics.reader import READ_THREADS, parse_part
-from trainer.metrics.records import EVENTS, STEPS, PartName
+from trainer.metrics.records import EVENTS, STEPS, PartName, encode
 from trainer.metrics.timeline import COMMITTED, PRUNED
 from trainer.storage import CorruptObjectError, ObjectMissingError, ObjectStore
 
@@ -73,7 +74,7 @@ def _config_problems(store: ObjectStore, *, expected: bool) -> Sequence[str]:
 
 
 def _read_log(store: ObjectStore, prefix: str) -> tuple[list[Event], list[str]]:
-    """Read the records of a log, and make a line for each damaged record and each part that is missing between others."""
+    """Read the records of a log, and make a line for each damaged record and each part that is missing or another's."""
     names = sorted(name for info in store.list(prefix) if (name := PartName.of_key(info.key)) is not None)
     with ThreadPoolExecutor(READ_THREADS) as pool:
         parts_read = list(pool.map(lambda name: _read_part(store, name.key(prefix)), names))
@@ -86,8 +87,33 @@ def _read_log(store: ObjectStore, prefix: str) -> tuple[list[Event], list[str]]:
         for part in range(max(parts))
         if part not in parts
     ]
+    whole = {name: records for name, (records, lines) in zip(names, parts_read, strict=True) if not lines}
     events = [event for records, _ in parts_read for event in records]
-    return events, [line for _, lines in parts_read for line in lines] + gaps
+    return events, [line for _, lines in parts_read for line in lines] + gaps + _foreign_parts(prefix, whole)
+
+
+def _foreign_parts(prefix: str, parts: Mapping[PartName, list[Event]]) -> list[str]:
+    """Make a line for each part that is empty, or whose records show that they belong under another name.
+
+    Every record has its attempt, an attempt's steps follow one on another, and no two of its parts are the same.
+    """
+    wrong: dict[PartName, str] = {}
+    contents: dict[tuple[int, bytes], PartName] = {}
+    for name, records in parts.items():
+        before = PartName(name.generation, name.part - 1)
+        steps = [record.get("step") for record in parts.get(before, ())[-1:] + records]
+        attempts = {str(record.get("attempt", name.generation)) for record in records} - {str(name.generation)}
+        same = contents.setdefault((name.generation, b"".join(map(encode, records))), name)
+        if not records:
+            wrong[name] = "is empty"
+        elif attempts:
+            wrong[name] = f"holds records of attempt {', '.join(sorted(attempts))}"
+        elif same != name:
+            wrong[name] = f"holds the records of {same.key(prefix)}"
+        elif prefix == STEPS and before not in wrong and any(b != a + 1 for a, b in pairwise(steps)):
+            wrong[name] = "its steps do not follow one on another, and on those of the part before"
+    fix = "restore it from the bucket's versions or a snapshot"
+    return [f"{name.key(prefix)}: {why}; fix: {fix}" for name, why in wrong.items()]
 
 
 def _read_part(store: ObjectStore, key: str) -> tuple[list[Event], list[str]]:
