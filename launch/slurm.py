@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,22 @@ SPARE_S = 10
 """Beside the trainer's own grace, from the signal to the end of the job's time."""
 PING = "scontrol ping; is slurmctld up?"
 _PARSABLE = re.compile(r"([0-9]+)(;\S+)?")
+_HELD = re.compile("held|hold", re.IGNORECASE)
+"""In the reason of a job that waits for a person: JobHeldUser, JobHeldAdmin, JobHoldMaxRequeue
+(https://slurm.schedmd.com/job_reason_codes.html), "launch failed requeued held"."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that waits or runs."""
+
+    number: int
+    held: str = ""
+    """Why Slurm does not start it until it is released; empty where it does not hold it."""
+
+    @property
+    def release(self) -> str:
+        return f"scontrol release {self.number}, as its owner or an operator of Slurm"
 
 
 def options(asked: Asked, log: str) -> list[str]:
@@ -126,16 +142,18 @@ def submit(text: str, folder: Path, asked: Asked) -> int:
         except UserError:
             found = []
         if found:
-            return found[-1]
+            return found[-1].number
         fix = f"once `scontrol ping` answers: fab stop {asked.run} --now, then fab train … --resume"
         raise UserError(f"{error}; whether Slurm took the job is not known; fix: {fix}", UNREACHABLE) from None
     # A banner of the site may stand around it.
     numbers = [match[1] for line in printed.splitlines() if (match := _PARSABLE.fullmatch(line.strip()))]
-    found = [int(numbers[-1])] if numbers else jobs(asked.run, asked.name)
+    if numbers:
+        return int(numbers[-1])
+    found = jobs(asked.run, asked.name)
     if not found:
         why = f"sbatch took the script and printed no number of a job: {' '.join(printed.split())[:200]!r}"
         raise UserError(f"{why}; fix: squeue --name={asked.name}", UNREACHABLE)
-    return found[-1]
+    return found[-1].number
 
 
 def _sbatch(text: str, folder: Path, flag: str) -> str:
@@ -148,17 +166,22 @@ def _sbatch(text: str, folder: Path, flag: str) -> str:
     return said.out
 
 
-def jobs(run: str, name: str) -> list[int]:
-    """Return the numbers of the jobs that wait or run for this run, oldest first: those with its name and, as comment, itself.
+def jobs(run: str, name: str) -> list[Job]:
+    """Return the jobs that wait or run for this run, oldest first: those with its name and, as comment, itself.
 
     UserError (UNREACHABLE) where Slurm does not answer: then there may be some.
     """
-    said = ask(["squeue", "--noheader", f"--name={name}", "--format=%A|%k"], fix=PING)
+    said = ask(["squeue", "--noheader", f"--name={name}", "--format=%A|%T|%r|%k"], fix=PING)
     if said.code:
         why = complaint(said, ("error: ", "fatal: "))
         raise UserError(f"squeue: {why}: whether a job waits or runs for {run} is not known; fix: {PING}", UNREACHABLE)
-    rows = [line.strip().partition("|") for line in said.out.splitlines()]
-    return sorted({int(number) for number, _, comment in rows if comment == run and number.isdecimal()})
+    rows = [row for line in said.out.splitlines() if len(row := line.strip().split("|", 3)) == 4]
+    found = {
+        int(number): Job(int(number), reason if state == "PENDING" and _HELD.search(reason) else "")
+        for number, state, reason, comment in rows
+        if comment == run and number.isdecimal()
+    }
+    return [found[number] for number in sorted(found)]
 
 
 def cancel(job: int) -> None:

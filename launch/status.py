@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launch.records import SUBMITTED, recorded
+from launch.slurm import Job
 from trainer.checkpoint.format.layout import MANIFESTS, ManifestId
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE
 from trainer.launch import journal
@@ -20,6 +21,8 @@ WORDS: Mapping[int, str] = {
     EXIT_REQUEUE: "interrupted, with a checkpoint",
     EXIT_LOST_RUN: "taken over by a newer job",
 }
+OVER = (WORDS[EXIT_DONE], "stopped")
+"""States in which no job is wanted."""
 SILENT_S = 120.0
 """Without a record of a step for so long (`metrics.flush_s` is 30), nobody can say that it trains."""
 
@@ -49,8 +52,18 @@ def read(store: ObjectStore) -> dict[str, Any]:
         "committed_step": newest and newest[0].step,
         "last_commit_age_s": newest and newest[1],
         "submitted": recorded(store, SUBMITTED) or {},
+        "held": None,
         "attempts": attempts,
     }
+
+
+def with_jobs(found: Mapping[str, Any], jobs: Sequence[Job]) -> dict[str, Any]:
+    """Add the job that Slurm holds, if it holds one of these of the run: it goes on when a person has released it."""
+    job = next((job for job in jobs if job.held), None)
+    if job is None:
+        return dict(found)
+    held = {"job": job.number, "why": job.held, "fix": job.release}
+    return {**found, "state": "held by Slurm: a person has to release its job", "held": held}
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
@@ -63,6 +76,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         shown.append(f"checkpoint of step {found['committed_step']}, {_ago(found['last_commit_age_s'])} ago")
     if slurm := found["submitted"].get("slurm"):
         shown.append(f"job {slurm['job']} of Slurm")
+    if held := found["held"]:
+        shown.append(f"job {held['job']} is held ({held['why']}); fix: {held['fix']}")
     if pods := found["submitted"].get("kubernetes"):
         shown.append(f"job {pods['job']} in namespace {pods['namespace']} of Kubernetes")
     return shown + [_attempt(record) for record in found["attempts"]]
@@ -76,7 +91,7 @@ def _state(attempts: Sequence[Mapping[str, Any]], stopped: bool, age: float | No
         return f"{state}; asked to stop" if stopped else state
     code = last["code"]
     if stopped and code == EXIT_REQUEUE:
-        return "stopped"
+        return OVER[1]
     return WORDS.get(code, "its launcher is gone" if code is None else f"the last attempt ended with {code}")
 
 

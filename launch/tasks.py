@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,21 +84,27 @@ def _on_slurm(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
     slurm.check(text, folder)
     # Also without --resume: whoever lost the answer of sbatch may begin anew.
     if waiting := slurm.jobs(asked.run, asked.name):
-        why = f"job {waiting[0]} of Slurm still waits or runs for it"
-        key = "--resume" if flags.resume else "run.uri"
-        raise UserError(problem(key, asked.run, why, fix=f"fab stop {asked.run} --now, or let it go on"))
+        job = waiting[0]
+        why = f"job {job.number} of Slurm still waits or runs for it"
+        fix = f"fab stop {asked.run} --now, or let it go on"
+        if job.held:
+            why, fix = (
+                f"job {job.number} of Slurm is held ({job.held})",
+                f"{job.release}; or fab stop {asked.run} --now",
+            )
+        raise UserError(problem("--resume" if flags.resume else "run.uri", asked.run, why, fix=fix))
     plan = {slurm.SCRIPT: text}
     store = records.claim(asked, resume=flags.resume, plan=plan)
     try:
-        job = slurm.submit(text, folder, asked)
+        number = slurm.submit(text, folder, asked)
     except UserError as error:
         # Where Slurm did not answer, the job may be there all the same.
         if not flags.resume and error.exit_code != UNREACHABLE:
             records.release(store, plan)
         raise
-    records.submitted(store, {"slurm": {"job": job, "log": log}})
-    lines = [f"{asked.run}: job {job} of Slurm", f"log: {log}", f"next: fab status {asked.run}"]
-    return Answer(lines, {"run": asked.run, "job": job, "log": log})
+    records.submitted(store, {"slurm": {"job": number, "log": log}})
+    lines = [f"{asked.run}: job {number} of Slurm", f"log: {log}", f"next: fab status {asked.run}"]
+    return Answer(lines, {"run": asked.run, "job": number, "log": log})
 
 
 def _on_kubernetes(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
@@ -128,10 +135,17 @@ def _on_kubernetes(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
 
 @task("status")
 def status(flags: StatusWish) -> Answer:
-    """Tell how a run is: its state, step, loss, speed, checkpoints and attempts. Reads the run alone, not the cluster."""
+    """Tell how a run is: state, step, loss, speed, checkpoints, attempts, and whether Slurm holds its job."""
+    from launch import slurm
     from launch import status as telling
 
-    found = telling.read(_store(flags))
+    store = _store(flags)
+    found = telling.read(store)
+    if found["on"] == "slurm" and found["state"] not in telling.OVER and shutil.which("squeue"):
+        try:
+            found = telling.with_jobs(found, slurm.jobs(store.uri, store.uri.rpartition("/")[2]))
+        except UserError as error:
+            _say(str(error))
     return Answer(telling.lines(found), found)
 
 
@@ -161,8 +175,8 @@ def stop(flags: StopWish) -> Answer:
         open_store(folder, name="interrupt.stop_uri").put(name, words)
     job = records.recorded(store, records.SUBMITTED) or {}
     if flags.now and asked.get("on") == "slurm":
-        for number in slurm.jobs(store.uri, store.uri.rpartition("/")[2]):
-            slurm.cancel(number)
+        for one in slurm.jobs(store.uri, store.uri.rpartition("/")[2]):
+            slurm.cancel(one.number)
     if flags.now and "kubernetes" in job:
         kubernetes.withdraw(store.uri, job["kubernetes"])
     lines = [f"{store.uri}: asked to commit and end", f"next: fab status {store.uri}"]

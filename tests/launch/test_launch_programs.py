@@ -17,6 +17,7 @@ from launch.places import KubernetesWish
 from launch.supervise.decision import Rules
 from launch.supervise.slurm import Allocation
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError
+from tests.lab.training import config
 from tests.launch.test_launch_here import FAB, environment
 from trainer.launch.journal import ASKED, STOP
 
@@ -40,6 +41,11 @@ def plant(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
+def queued(number: int, state: str = "RUNNING", reason: str = "None", run: str = RUN) -> str:
+    """A line of squeue, as a shell prints it."""
+    return f"echo '{number}|{state}|{reason}|{run}'"
+
+
 def code_of(error: pytest.ExceptionInfo[UserError]) -> int:
     return error.value.exit_code
 
@@ -59,13 +65,28 @@ def test_programs_see_of_the_environment_what_is_named_only(planted: Path, monke
     ("said", "numbers"),
     [
         ("exit 0", []),
-        (f"echo '12|{RUN}'", [12]),
-        (f"echo '12|/shared/other'; echo '9|{RUN}'; echo '13|{RUN}'; echo 'A banner'", [9, 13]),
+        (queued(12), [12]),
+        (f"{queued(12, run='/shared/other')}; {queued(9)}; {queued(13)}; echo 'A banner'", [9, 13]),
     ],
 )
 def test_jobs_of_a_run_are_those_with_its_uri_as_comment(planted: Path, said: str, numbers: list[int]) -> None:
     plant(planted, "squeue", said)
-    assert slurm.jobs(RUN, "first") == numbers
+    assert [job.number for job in slurm.jobs(RUN, "first")] == numbers
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "held"),
+    [
+        ("PENDING", "launch failed requeued held", True),
+        ("PENDING", "JobHeldUser", True),
+        ("PENDING", "JobHoldMaxRequeue", True),
+        ("PENDING", "Resources", False),
+        ("RUNNING", "None", False),
+    ],
+)
+def test_held_job_is_told_from_one_that_waits(planted: Path, state: str, reason: str, held: bool) -> None:
+    plant(planted, "squeue", queued(7, state, reason))
+    assert [job.held for job in slurm.jobs(RUN, "first")] == [reason if held else ""]
 
 
 @pytest.mark.parametrize("squeue", [SILENT, None])
@@ -81,8 +102,8 @@ def test_a_queue_that_does_not_answer_is_not_an_empty_one(planted: Path, squeue:
     ("sbatch", "squeue", "job"),
     [
         ("echo 'Welcome to X'; echo '123;west'; echo bye", SILENT, 123),
-        (TIMED_OUT, f"echo '44|{RUN}'", 44),
-        ("echo 'Submitted'", f"echo '45|{RUN}'", 45),
+        (TIMED_OUT, queued(44), 44),
+        ("echo 'Submitted'", queued(45), 45),
     ],
 )
 def test_a_job_that_slurm_has_taken_is_found(planted: Path, sbatch: str, squeue: str, job: int) -> None:
@@ -154,23 +175,57 @@ def test_of_what_kubectl_prints_the_error_is_told(planted: Path, lines: list[str
     assert str(error.value).startswith(f"kubectl: {told}")
 
 
+def recorded(folder: Path) -> None:
+    """A run that Slurm was asked for."""
+    (folder / "first" / "launch").mkdir(parents=True)
+    (folder / "first" / ASKED).write_text(json.dumps({"version": 1, "on": "slurm", "run": f"{folder}/first"}))
+    (folder / "bin").mkdir()
+
+
+def fab(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Calls fab with the folder's planted programs before all others."""
+    there = {**environment(), "PATH": f"{folder}/bin:{os.environ['PATH']}", **variables}
+    return subprocess.run([*FAB, *words], cwd=folder, env=there, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("squeue", "code", "cancelled"), [(SILENT, 3, False), ('echo "7|$PWD/first"', 0, True)])
+@pytest.mark.parametrize(
+    ("squeue", "code", "cancelled"), [(SILENT, 3, False), ('echo "7|RUNNING|None|$PWD/first"', 0, True)]
+)
 def test_stop_now_ends_the_job_or_says_that_it_could_not_ask(
     tmp_path: Path, squeue: str, code: int, cancelled: bool
 ) -> None:
-    (tmp_path / "first" / "launch").mkdir(parents=True)
-    (tmp_path / "first" / ASKED).write_text(json.dumps({"version": 1, "on": "slurm", "run": f"{tmp_path}/first"}))
-    (tmp_path / "bin").mkdir()
+    recorded(tmp_path)
     plant(tmp_path / "bin", "squeue", squeue)
     plant(tmp_path / "bin", "scancel", f"echo $1 > {tmp_path}/cancelled")
-    variables = {**environment(), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SQUEUE_STATES": "RUNNING"}
-    done = subprocess.run(
-        [*FAB, "stop", "first", "--now"], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
-    )
+    done = fab(tmp_path, "stop", "first", "--now", SQUEUE_STATES="RUNNING")
     assert done.returncode == code, done.stderr
     assert (tmp_path / "first" / STOP).exists()
     assert (tmp_path / "cancelled").exists() is cancelled
+
+
+@pytest.mark.slow
+def test_held_job_is_named_with_what_releases_it(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    plant(tmp_path / "bin", "squeue", 'echo "7|PENDING|launch failed requeued held|$PWD/first"')
+    plant(tmp_path / "bin", "sbatch", "exit 0")
+    (tmp_path / "config.toml").write_text(config("first"))
+    said = fab(tmp_path, "status", "first")
+    assert said.returncode == 0, said.stderr
+    assert "held by Slurm: a person has to release its job" in said.stdout
+    assert "job 7 is held (launch failed requeued held); fix: scontrol release 7, as" in said.stdout
+    again = fab(tmp_path, "train", "config.toml", "--on", "slurm", "--nproc", "1", "--resume")
+    assert again.returncode == USAGE, again.stdout
+    assert "job 7 of Slurm is held (launch failed requeued held); fix: scontrol release 7, as" in again.stderr
+
+
+@pytest.mark.slow
+def test_status_is_told_where_slurm_does_not_answer(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    plant(tmp_path / "bin", "squeue", SILENT)
+    said = fab(tmp_path, "status", "first")
+    assert (said.returncode, said.stdout.count("no rank has started yet")) == (0, 1)
+    assert "whether a job waits or runs for" in said.stderr
 
 
 @pytest.fixture
