@@ -46,9 +46,9 @@ class RunJournal:
             raise NotNow(str(error)) from None
         return [attempt(record) for record in records], stop
 
-    def begin(self, nodes: Sequence[str]) -> int:
+    def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
         try:
-            return journal.begin(self._store, nodes, self.by)
+            return journal.begin(self._store, nodes, self.by, idle)
         except LostRunError as error:
             raise Overtaken(str(error)) from None
         except StorageError as error:

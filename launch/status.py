@@ -110,7 +110,8 @@ def _by_events(store: ObjectStore, age: float | None) -> str:
 def _attempt(record: Mapping[str, Any]) -> str:
     where = f"attempt {record['attempt']} on {', '.join(record['nodes'])}"
     if "ended" not in record:
-        return f"{where}: since {_ago(time.time() - record['started'])}"
+        idle = f"; idle, and paid for: {', '.join(record['idle'])}" if record.get("idle") else ""
+        return f"{where}: since {_ago(time.time() - record['started'])}{idle}"
     parts = [f"code {record['code']}", f"{record.get('gained', 0)} steps committed"]
     parts += [f"{why} {', '.join(record[why])}" for why in ("blamed", "noticed") if record.get(why)]
     parts += [record["said"]] if record.get("said") else []

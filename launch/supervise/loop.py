@@ -51,8 +51,8 @@ class Journal(Protocol):
         """
         ...
 
-    def begin(self, nodes: Sequence[str]) -> int:
-        """Note that an attempt begins, and return its number. Overtaken."""
+    def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
+        """Note that an attempt begins, which nodes are idle meanwhile, and return its number. Overtaken."""
         ...
 
     def finish(self, number: int, code: int) -> None:
@@ -102,7 +102,7 @@ def supervise(
                 rules, history, backend.living(), clock(), by=journal.by, draw=draw(), stop=stop
             )
             if isinstance(move, Start) and _rested(backend, move, say):
-                number = journal.begin(move.nodes)
+                number = journal.begin(move.nodes, move.idle)
         except NotNow as error:
             move = Wait(str(error))
         except Overtaken:

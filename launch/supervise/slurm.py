@@ -50,8 +50,9 @@ class CommandJournal:
             "stop"
         ] else ""
 
-    def begin(self, nodes: Sequence[str]) -> int:
-        return int(self._call("begin", {"nodes": list(nodes), "by": self.by})["attempt"])
+    def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
+        given = {"nodes": list(nodes), "by": self.by, "idle": list(idle)}
+        return int(self._call("begin", given)["attempt"])
 
     def finish(self, number: int, code: int) -> None:
         self._call("finish", {"attempt": number, "code": code})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from launch import status
 from lustrain.problem import UserError
 from tests.checkpoint.stores import Asking
 from trainer.errors import LostRunError
@@ -37,6 +38,15 @@ def test_attempts_are_counted_and_one_whose_launcher_is_gone_ends_with_the_next(
     assert (first["code"], first["by"], first["nodes"]) == (None, "me", ["n1", "n2"])
     assert first["ended"] >= first["started"]
     assert (second["attempt"], "ended" in second) == (2, False)
+
+
+def test_idle_nodes_are_recorded_and_shown_while_they_are(store: ObjectStore) -> None:
+    journal.begin(store, ["n1", "n2"], "me", ["n3"])
+    assert status.lines(status.read(store))[-1].endswith("; idle, and paid for: n3")
+    journal.finish(store, 1, 75)
+    journal.begin(store, ["n1", "n2"], "me")
+    assert "idle" not in "".join(status.lines(status.read(store)))
+    assert ["idle" in record for record in journal.read(store)] == [True, False]
 
 
 def test_the_word_of_the_nodes_goes_before_the_schedulers_code(store: ObjectStore) -> None:
@@ -104,7 +114,8 @@ def test_it_is_asked_for_by_commands_too(
         assert journal.main([do, store.uri]) == 0
         return dict(json.loads(capsys.readouterr().out))
 
-    assert call("begin", '{"nodes": ["n1"], "by": "a job"}') == {"attempt": 1}
+    assert call("begin", '{"nodes": ["n1"], "by": "a job", "idle": ["n2"]}') == {"attempt": 1}
+    assert journal.read(store)[0]["idle"] == ["n2"]
     assert call("finish", '{"attempt": 1, "code": 85}')["code"] == 85
     assert call("take", "")["stop"] is False
     store.put(journal.STOP, b"")

@@ -23,6 +23,8 @@ class World:
     by: str = "the test"
     alive: int = 0
     attempts: list[Attempt] = field(default_factory=list)
+    idle: tuple[str, ...] = ()
+    """Nodes that the last attempt left idle."""
     said: list[str] = field(default_factory=list)
 
     def read(self) -> tuple[list[Attempt], str]:
@@ -30,8 +32,9 @@ class World:
             raise NotNow("the store is away")
         return [one for one in self.attempts if one.ended], ""
 
-    def begin(self, nodes: Sequence[str]) -> int:
+    def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
         self.attempts.append(Attempt(len(self.attempts) + 1, tuple(nodes)))
+        self.idle = tuple(idle)
         return len(self.attempts)
 
     def finish(self, number: int, code: int) -> None:
@@ -73,6 +76,13 @@ def test_it_starts_again_until_the_run_is_done_and_says_why() -> None:
     ]
 
 
+def test_nodes_that_no_world_size_takes_are_recorded_as_idle() -> None:
+    world = World([0], nodes=[["n1", "n2", "n3"]])
+    assert world.supervise(replace(TWO, most=4)).why == "all steps are done"
+    assert (world.attempts[0].nodes, world.idle) == (("n1", "n2"), ("n3",))
+    assert world.said == ["idle, and paid for: n3; 3 nodes do not divide train.global_batch evenly"]
+
+
 def test_missing_nodes_are_waited_for_told_of_once_and_given_up_in_the_end() -> None:
     world = World([0], nodes=[["n1"]])
     assert world.supervise(TWO) == Stop(75, "1 of 2 nodes are there, for 1 hours; fix: go on later with --resume")
@@ -106,7 +116,7 @@ def test_nodes_of_a_scheduler_are_not_held_for_long_while_nothing_trains_on_them
 
 def test_an_attempt_that_cannot_be_recorded_is_waited_for_and_given_up() -> None:
     class Full(World):
-        def begin(self, nodes: Sequence[str]) -> int:
+        def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
             raise NotNow("the store is full")
 
     world = Full([0])
@@ -116,7 +126,7 @@ def test_an_attempt_that_cannot_be_recorded_is_waited_for_and_given_up() -> None
 
 def test_of_two_launchers_that_begin_together_one_ends() -> None:
     class Second(World):
-        def begin(self, nodes: Sequence[str]) -> int:
+        def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
             raise Overtaken
 
     assert Second([0]).supervise(TWO) == Stop(86, "a newer job owns the run")
@@ -124,9 +134,9 @@ def test_of_two_launchers_that_begin_together_one_ends() -> None:
 
 def test_whoever_is_told_to_end_while_an_attempt_is_recorded_starts_none() -> None:
     class Told(World):
-        def begin(self, nodes: Sequence[str]) -> int:
+        def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
             self.told_at = self.now
-            return super().begin(nodes)
+            return super().begin(nodes, idle)
 
         def run(self, number: int, nodes: Sequence[str]) -> int:
             raise AssertionError("no rank starts")

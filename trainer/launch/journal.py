@@ -69,14 +69,15 @@ def stopped(store: ObjectStore) -> bool:
     return True
 
 
-def begin(store: ObjectStore, nodes: Sequence[str], by: str) -> int:
-    """Record an attempt and return its number. `by`: who starts it, for people.
+def begin(store: ObjectStore, nodes: Sequence[str], by: str, idle: Sequence[str] = ()) -> int:
+    """Record an attempt and return its number. `by`: who starts it, for people; `idle`: nodes that are held and not used.
 
     LostRunError where another launcher begins one at the same moment.
     """
     records = read(store)
     number = records[-1]["attempt"] + 1 if records else 1
     body = {"version": VERSION, "attempt": number, "nodes": list(nodes), "by": by, "started": time.time()}
+    body |= {"idle": list(idle)} if idle else {}
     encoded = _encode(body)
     try:
         store.put(attempt_key(number), encoded, if_absent=True)
@@ -221,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     answer: dict[str, Any] = {}
     if args.do == "begin":
         given = json.load(sys.stdin)
-        answer = {"attempt": begin(store, given["nodes"], given["by"])}
+        answer = {"attempt": begin(store, given["nodes"], given["by"], given.get("idle", ()))}
     elif args.do == "finish":
         given = json.load(sys.stdin)
         answer = finish(store, given["attempt"], given["code"])
