@@ -16,6 +16,7 @@ from launch.places import LABEL, KubernetesWish
 from launch.programs import ask, complaint
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError, problem
 from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
+from trainer.launch.attempt import SILENT
 
 OBJECTS = "launch/kubernetes.json"
 PORT = 29_500
@@ -41,8 +42,8 @@ ENDED = ("Complete", "Failed")
 _JOB = "batch.kubernetes.io/job-name"
 
 
-def objects(asked: Asked, wish: KubernetesWish) -> list[dict[str, Any]]:
-    """Return the Service and the Job, as the API takes them."""
+def objects(asked: Asked, wish: KubernetesWish, environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the Service and the Job, as the API takes them. Of `environ`, pods get LUSTRAIN_SILENT_S alone."""
     name, nodes = asked.name, asked.rules.most
     labels = {"app.kubernetes.io/managed-by": "lustrain"} | (
         {"kueue.x-k8s.io/queue-name": wish.queue} if wish.queue else {}
@@ -65,15 +66,15 @@ def objects(asked: Asked, wish: KubernetesWish) -> list[dict[str, Any]]:
             "backoffLimit": MOST_FAILURES * nodes,
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {"rules": _policy()},
-            "template": {"metadata": {"labels": labels}, "spec": _pod(asked, wish)},
+            "template": {"metadata": {"labels": labels}, "spec": _pod(asked, wish, environ)},
         },
     }
     return [service, job]
 
 
-def manifest(asked: Asked, wish: KubernetesWish) -> str:
+def manifest(asked: Asked, wish: KubernetesWish, environ: Mapping[str, str]) -> str:
     """Return both objects as one JSON text for kubectl."""
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects(asked, wish)}, indent=1) + "\n"
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects(asked, wish, environ)}, indent=1) + "\n"
 
 
 def _policy() -> list[dict[str, Any]]:
@@ -91,7 +92,7 @@ def _policy() -> list[dict[str, Any]]:
     ]
 
 
-def _pod(asked: Asked, wish: KubernetesWish) -> dict[str, Any]:
+def _pod(asked: Asked, wish: KubernetesWish, environ: Mapping[str, str]) -> dict[str, Any]:
     name = asked.name
     gone = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
     tolerations: list[dict[str, Any]] = [
@@ -114,7 +115,7 @@ def _pod(asked: Asked, wish: KubernetesWish) -> dict[str, Any]:
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
         "nodeSelector": dict(wish.labels),
         "tolerations": tolerations,
-        "containers": [_container(asked, wish, claims)],
+        "containers": [_container(asked, wish, claims, environ)],
         "volumes": [
             # Workers of the data loader hand batches over in it; a container has 64 MiB by itself.
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
@@ -129,7 +130,9 @@ def _pod(asked: Asked, wish: KubernetesWish) -> dict[str, Any]:
     return pod | {key: value for key, value in more.items() if value}
 
 
-def _container(asked: Asked, wish: KubernetesWish, claims: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _container(
+    asked: Asked, wish: KubernetesWish, claims: Sequence[dict[str, Any]], environ: Mapping[str, str]
+) -> dict[str, Any]:
     meet = ["--nnodes", str(asked.rules.most), "--master", f"{asked.name}-0.{asked.name}:{PORT}"]
     launcher = ["python3", "-m", "trainer.launch.node", *meet, "--nproc", str(asked.rules.ranks)]
     devices = {"nvidia.com/gpu": wish.gpus, "vpc.amazonaws.com/efa": wish.efa}
@@ -140,6 +143,7 @@ def _container(asked: Asked, wish: KubernetesWish, claims: Sequence[dict[str, An
     # The home of the image's user is read-only here.
     variables = {"LUSTRAIN_CACHE": "/tmp/lustrain"} | ({"AWS_REGION": wish.region} if wish.region else {})
     variables |= {"NCCL_NET_PLUGIN": "ofi"} if wish.efa else {"GLOO_SOCKET_IFNAME": "eth0"}
+    variables |= {SILENT: environ[SILENT]} if environ.get(SILENT) else {}
     return {
         "name": "trainer",
         "image": wish.image,
@@ -156,8 +160,8 @@ def _container(asked: Asked, wish: KubernetesWish, claims: Sequence[dict[str, An
     }
 
 
-def ready(asked: Asked, wish: KubernetesWish, *, resume: bool) -> None:
-    """Have the API server judge the objects, without making them, and see to it that their names are free.
+def ready(text: str, asked: Asked, wish: KubernetesWish, *, resume: bool) -> None:
+    """Have the API server judge the objects of a manifest, without making them, and see to it that their names are free.
 
     With `resume` an earlier Job of the same run that has ended is deleted. UserError.
     """
@@ -175,9 +179,10 @@ def ready(asked: Asked, wish: KubernetesWish, *, resume: bool) -> None:
     if there and not any(one["type"] in ENDED for one in there["status"].get("conditions", ())):
         raise UserError(problem("--resume", asked.name, "its Job still runs", fix="`fab stop` it first"))
     # Under another name: that of the Job to resume is still taken.
-    items = [{**item, "metadata": {**item["metadata"], "name": f"{asked.name}-check"}} for item in objects(asked, wish)]
-    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
-    _kubectl(wish.namespace, wish.context, "create", "--dry-run=server", "--filename=-", text=text)
+    judged = json.loads(text)
+    for item in judged["items"]:
+        item["metadata"]["name"] = f"{asked.name}-check"
+    _kubectl(wish.namespace, wish.context, "create", "--dry-run=server", "--filename=-", text=json.dumps(judged))
     if there:
         delete(asked.name, wish.namespace, wish.context)
 

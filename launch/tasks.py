@@ -112,13 +112,13 @@ def _on_kubernetes(asked: Asked, flags: TrainWish, *, dry: bool) -> Answer:
 
     wish = asked.kubernetes
     assert wish is not None
-    text = kubernetes.manifest(asked, wish)
+    text = kubernetes.manifest(asked, wish, os.environ)
     if dry:
         path = f"{asked.run}/{kubernetes.OBJECTS}"
         command = ["kubectl", f"--namespace={wish.namespace}", "create", "--filename=-"]
         lines = [f"{asked.config_uri}:", asked.config, f"{path}:", text, "command:", shlex.join(command)]
         return Answer(lines, {"files": {asked.config_uri: asked.config, path: text}, "commands": [command]})
-    kubernetes.ready(asked, wish, resume=flags.resume)
+    kubernetes.ready(text, asked, wish, resume=flags.resume)
     plan = {kubernetes.OBJECTS: text}
     store = records.claim(asked, resume=flags.resume, plan=plan)
     try:

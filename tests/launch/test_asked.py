@@ -151,7 +151,7 @@ def on_kubernetes(tmp_path: Path, image: tuple[str, str] = IMAGE, **flags: Any) 
 def test_a_job_of_kubernetes_has_what_the_cluster_says_of_its_nodes(tmp_path: Path) -> None:
     there = on_kubernetes(tmp_path, queue="team", priority="high")
     assert there.kubernetes is not None
-    _, job = kubernetes.objects(there, there.kubernetes)
+    _, job = kubernetes.objects(there, there.kubernetes, {"LUSTRAIN_SILENT_S": "60", "HF_TOKEN": "secret"})
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
@@ -162,7 +162,13 @@ def test_a_job_of_kubernetes_has_what_the_cluster_says_of_its_nodes(tmp_path: Pa
     limits = {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 32, "hugepages-2Mi": "5120Mi"}
     assert container["resources"]["limits"] == limits
     assert {"name": "claim-0", "mountPath": "/fsx"} in container["volumeMounts"]
-    assert {"name": "NCCL_NET_PLUGIN", "value": "ofi"} in container["env"]
+    variables = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert variables == {
+        "AWS_REGION": "us-east-2",
+        "LUSTRAIN_CACHE": "/tmp/lustrain",
+        "LUSTRAIN_SILENT_S": "60",
+        "NCCL_NET_PLUGIN": "ofi",
+    }
     assert container["args"][-1] == "s3://team-checkpoints/runs/second/launch/config.toml"
     assert container["image"] == IMAGE[0]
 

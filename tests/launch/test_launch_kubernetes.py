@@ -68,7 +68,7 @@ def start(cluster: Kubernetes, folder: Path, text: str) -> None:
     asked = ask(wish, load(folder / "config.toml"), contract.parse(described(folder)), 1, folder, (IMAGE, "cpu"))
     assert asked.kubernetes is not None
     claim(asked, resume=False, plan={})
-    objects = kubernetes.objects(asked, asked.kubernetes)
+    objects = kubernetes.objects(asked, asked.kubernetes, {})
     pod = objects[1]["spec"]["template"]["spec"]
     del pod["securityContext"]
     (container,) = pod["containers"]
@@ -141,7 +141,7 @@ def test_what_is_asked_for_gpus_and_efa_is_what_the_server_takes(cluster: Kubern
     wish = TrainWish("config.toml", name="first", nodes="4", queue="team", priority="high", image=IMAGE)
     asked = ask(wish, load(tmp_path / "config.toml"), on, 1, tmp_path, (IMAGE, "cuda"))
     assert asked.kubernetes is not None
-    text = kubernetes.manifest(asked, asked.kubernetes)
+    text = kubernetes.manifest(asked, asked.kubernetes, {})
     made = cluster.kubectl("create", "--dry-run=server", "--filename=-", stdin=text).splitlines()
     assert made == ["service/first created (server dry run)", "job.batch/first created (server dry run)"]
 
