@@ -16,6 +16,7 @@ from launch.asked import Asked
 from launch.programs import ask, complaint
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError, problem
 from trainer.launch.attempt import SILENT
+from trainer.launch.node import LINGER_S
 
 SCRIPT = "launch/batch.py"
 SOURCES = ("decision", "loop", "slurm")
@@ -81,9 +82,20 @@ def plan(asked: Asked, environment: dict[str, str]) -> dict[str, Any]:
         "port": FIRST_PORT + sum(asked.run.encode()) % PORTS,
         "rules": asdict(asked.rules),
         "give_up_s": asked.give_up_s,
+        "late_s": late_s(asked),
         # The plugin by its name: without it NCCL would go over TCP, and say so in a line of its log at most.
         "environment": environment | ({"NCCL_NET_PLUGIN": "ofi"} if asked.slurm and asked.slurm.efa else {}),
     }
+
+
+def late_s(asked: Asked) -> int:
+    """Return the seconds after the end of the first launcher at which Slurm ends the others.
+
+    Launchers wait for each other, and a last save takes as long as the trainer may need for one. One on a node that does not
+    answer would be waited for until Slurm takes the node for lost, five minutes by default:
+    https://slurm.schedmd.com/slurm.conf.html#OPT_SlurmdTimeout
+    """
+    return round(LINGER_S + asked.grace_s) + SPARE_S
 
 
 def script(asked: Asked, log: str, environment: dict[str, str]) -> str:

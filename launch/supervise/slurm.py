@@ -19,9 +19,6 @@ from launch.supervise.loop import NotNow, Overtaken, supervise
 
 UNUSABLE = ("down", "drain", "fail", "unk", "boot", "power", "maint", "inval", *"*~#!%")
 """In the state of a node that takes no new step, or is about to be powered down: https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES"""
-LATE_S = 180
-"""After the first launcher has ended, Slurm ends the others: one on a node that does not answer would be waited for until
-Slurm takes the node for lost, five minutes by default. Launchers wait a minute for each other, and a last save may take two."""
 CALL_S = 300
 POLL_S = 5.0
 PORTS = 1000
@@ -107,7 +104,7 @@ class Allocation:
         step = ["--nodes", count, "--ntasks", count, "--ntasks-per-node=1", "--nodelist", ",".join(nodes)]
         # The launcher of a node has all of its cores; how ranks are bound to them is theirs. A step that lost a node holds
         # its resources until Slurm has heard of that node again: the next one would wait for them for ever.
-        ends = ["--kill-on-bad-exit=0", f"--wait={LATE_S}", "--cpu-bind=none", "--overlap", "--export=ALL"]
+        ends = ["--kill-on-bad-exit=0", f"--wait={plan['late_s']}", "--cpu-bind=none", "--overlap", "--export=ALL"]
         meet = [
             "--master",
             f"{self._meeting_place(nodes[0])}:{plan['port'] + number % PORTS}",

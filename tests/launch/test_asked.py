@@ -209,6 +209,8 @@ def test_the_batch_script_is_one_readable_file_with_the_standard_library_alone(t
         *options
     }
     assert "--signal=B:USR1@120" in options
+    assert [slurm.late_s(dataclasses.replace(there, grace_s=grace)) for grace in (there.grace_s, 20.0)] == [180, 90]
+    assert "'late_s': 180" in text
     assert "AWS_SECRET" not in text
     assert "from launch" not in text
     assert "from lustrain" not in text

@@ -238,7 +238,8 @@ def allocation(planted: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Alloc
     for name, value in {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "a", "B_IS": "mixed"}.items():
         monkeypatch.setenv(name, value)
     before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
-    yield Allocation({"port": 20_000, "ranks": 1, "python": "python3", "run": RUN, "config": f"{RUN}/config.toml"})
+    plan = {"port": 20_000, "ranks": 1, "python": "python3", "run": RUN, "config": f"{RUN}/config.toml", "late_s": 77}
+    yield Allocation(plan)
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -257,4 +258,6 @@ def test_a_node_that_takes_no_step_is_not_a_living_one(
 
 def test_ranks_meet_where_slurm_reaches_the_first_node(allocation: Allocation, planted: Path) -> None:
     assert allocation.run(1, allocation.living()) == 0
-    assert "--master 127.0.0.1:20001 --roster a,b" in (planted / "asked").read_text()
+    asked = (planted / "asked").read_text()
+    assert "--master 127.0.0.1:20001 --roster a,b" in asked
+    assert "--wait=77 " in asked
