@@ -1,1 +1,1 @@
-"""Starts runs on a described cluster, starts them again, and tells how they are; on the operator's side."""
+"""Starts runs on a cluster, starts them again, and shows their state; the operator's side."""

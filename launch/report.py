@@ -1,4 +1,4 @@
-"""One page about a run: how it is, its attempts, and where its time went."""
+"""One page about a run: its state, its attempts, and where its time went."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def make(store: ObjectStore, output: Path) -> tuple[list[str], dict[str, Any]]:
         raise UserError(problem("--output", str(output), "is not a page", allowed="a name that ends with .md"))
     if not output.parent.is_dir():
         raise UserError(problem("--output", str(output), "is in no folder", fix=f"mkdir -p {output.parent}"))
-    found = status.read(store)
+    state = status.read(store)
     generations = read_generations(store)
     if not generations:
         raise UserError(problem("RUN", store.uri, "holds no step records yet", fix="wait for its first steps"))
     now = time.time()
-    attempts = [one if "ended" in one else {**one, "ended": now, "code": None} for one in found["attempts"]]
+    attempts = [one if "ended" in one else {**one, "ended": now, "code": None} for one in state["attempts"]]
     parts = account(attempts, generations)
     whole = sum(part.seconds for part in parts)
     rows = [(part.name, part.seconds, part.seconds / whole) for part in parts if part.seconds >= 0.05]
@@ -83,7 +83,7 @@ def make(store: ObjectStore, output: Path) -> tuple[list[str], dict[str, Any]]:
     lines = [
         f"# {store.uri.rpartition('/')[2]}",
         "",
-        *(f"- {line}" for line in status.lines(found)),
+        *(f"- {line}" for line in status.lines(state)),
         "",
         "| where the time went | seconds | share |",
         "|---|---|---|",
@@ -93,7 +93,7 @@ def make(store: ObjectStore, output: Path) -> tuple[list[str], dict[str, Any]]:
         picture,
     ]
     write_whole(output, "\n".join(lines).encode() + b"\n")
-    return lines, found | {"seconds": {part.name: part.seconds for part in parts}, "page": str(output)}
+    return lines, state | {"seconds": {part.name: part.seconds for part in parts}, "page": str(output)}
 
 
 def _picture(store: ObjectStore, path: Path) -> str:

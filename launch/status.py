@@ -1,4 +1,4 @@
-"""How a run is, read from the run alone."""
+"""The state of a run, read from the run alone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch.records import SUBMITTED, recorded
-from launch.slurm import Job
+from launch import backends
+from launch.backends import HeldJob
+from launch.runs import SUBMITTED, read_record
 from trainer.checkpoint.format.layout import MANIFESTS, ManifestId
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_LOST_RUN, EXIT_REQUEUE
 from trainer.launch import journal
@@ -21,15 +22,16 @@ WORDS: Mapping[int, str] = {
     EXIT_REQUEUE: "interrupted, with a checkpoint",
     EXIT_LOST_RUN: "taken over by a newer job",
 }
-OVER = (WORDS[EXIT_DONE], "stopped")
-"""States in which no job is wanted."""
+STOPPED = "stopped"
+ENDED = (WORDS[EXIT_DONE], STOPPED)
+"""States in which the run needs no job."""
 SILENT_S = 120.0
-"""Without a record of a step for so long (`metrics.flush_s` is 30), nobody can say that it trains."""
+"""Seconds without a record of a step (`metrics.flush_s` is 30) after which a run is not known to train."""
 
 
 def read(store: ObjectStore) -> dict[str, Any]:
-    """Return what is known, as plain JSON data; times are Unix seconds by the store's clock, ages seconds."""
-    asked, attempts = recorded(store, journal.ASKED), journal.read(store)
+    """Return the state as plain JSON data; times are Unix seconds by the store's clock, ages seconds."""
+    request, attempts = read_record(store, journal.REQUEST), journal.read(store)
     steps = last_steps(store)
     last = steps[-1] if steps else {}
     now = store.now()
@@ -42,7 +44,7 @@ def read(store: ObjectStore) -> dict[str, Any]:
     age = time.time() - journal.unix(last["time"]) if last else None
     return {
         "run": store.uri,
-        "on": asked and asked["on"],
+        "on": request and request["on"],
         "state": _state(attempts, journal.stopped(store), age) if attempts else _by_events(store, age),
         "step": last.get("step"),
         "loss": last.get("loss"),
@@ -51,36 +53,33 @@ def read(store: ObjectStore) -> dict[str, Any]:
         "last_step_age_s": age,
         "committed_step": newest and newest[0].step,
         "last_commit_age_s": newest and newest[1],
-        "submitted": recorded(store, SUBMITTED) or {},
+        "submitted": read_record(store, SUBMITTED) or {},
         "held": None,
         "attempts": attempts,
     }
 
 
-def with_jobs(found: Mapping[str, Any], jobs: Sequence[Job]) -> dict[str, Any]:
-    """Add the job that Slurm holds, if it holds one of these of the run: it goes on when a person has released it."""
-    job = next((job for job in jobs if job.held), None)
-    if job is None:
-        return dict(found)
-    held = {"job": job.number, "why": job.held, "fix": job.release}
-    return {**found, "state": "held by Slurm: a person has to release its job", "held": held}
+def with_held_job(state: Mapping[str, Any], held: HeldJob | None) -> dict[str, Any]:
+    """Add the job that the scheduler holds, if there is one: the run goes on once a person has released it."""
+    if held is None:
+        return dict(state)
+    text = f"held by {str(state['on']).capitalize()}: a person has to release its job"
+    return {**state, "state": text, "held": {"job": held.job, "why": held.why, "fix": held.fix}}
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
-    """Return it for people."""
-    shown = [f"{found['run']}: {found['state']}"]
-    if found["step"] is not None:
-        speed, loss = found["tokens_per_second"], found["loss"]
-        shown.append(f"step {found['step']}, loss {loss:.4f}, {speed:,.0f} tokens/s, {found['world_size']} ranks")
-    if found["committed_step"] is not None:
-        shown.append(f"checkpoint of step {found['committed_step']}, {_ago(found['last_commit_age_s'])} ago")
-    if slurm := found["submitted"].get("slurm"):
-        shown.append(f"job {slurm['job']} of Slurm")
-    if held := found["held"]:
+def lines(state: Mapping[str, Any]) -> list[str]:
+    """Return the state for people."""
+    shown = [f"{state['run']}: {state['state']}"]
+    if state["step"] is not None:
+        speed, loss = state["tokens_per_second"], state["loss"]
+        shown.append(f"step {state['step']}, loss {loss:.4f}, {speed:,.0f} tokens/s, {state['world_size']} ranks")
+    if state["committed_step"] is not None:
+        shown.append(f"checkpoint of step {state['committed_step']}, {_ago(state['last_commit_age_s'])} ago")
+    jobs = ((backends.load(name), job) for name, job in state["submitted"].items())
+    shown += [backend.describe(job) for backend, job in jobs if backend is not None]
+    if held := state["held"]:
         shown.append(f"job {held['job']} is held ({held['why']}); fix: {held['fix']}")
-    if pods := found["submitted"].get("kubernetes"):
-        shown.append(f"job {pods['job']} in namespace {pods['namespace']} of Kubernetes")
-    return shown + [_attempt(record) for record in found["attempts"]]
+    return shown + [_attempt(record) for record in state["attempts"]]
 
 
 def _state(attempts: Sequence[Mapping[str, Any]], stopped: bool, age: float | None) -> str:
@@ -88,22 +87,22 @@ def _state(attempts: Sequence[Mapping[str, Any]], stopped: bool, age: float | No
     if "ended" not in last:
         quiet = time.time() - last["started"] if age is None else min(age, time.time() - last["started"])
         state = "running" if quiet < SILENT_S else f"running, but silent for {_ago(quiet)}"
-        return f"{state}; asked to stop" if stopped else state
+        return f"{state}; stop requested" if stopped else state
     code = last["code"]
     if stopped and code == EXIT_REQUEUE:
-        return OVER[1]
+        return STOPPED
     return WORDS.get(code, "its launcher is gone" if code is None else f"the last attempt ended with {code}")
 
 
 def _by_events(store: ObjectStore, age: float | None) -> str:
-    """Return the state of a run that no supervisor of ours records: by hand, or under Kubernetes."""
+    """Return the state of a run without a supervisor of ours: started by hand, or under Kubernetes."""
     parts = parts_of(store, EVENTS)
     events = read_part(store, parts[max(parts)][-1]) if parts else []
     ends = [one["exit_code"] for one in events if one["event"] == "stopped"]
     if ends:
         return WORDS.get(ends[-1], "ended")
     if age is None:
-        return "starting" if events else "asked for, no rank has started yet"
+        return "starting" if events else "requested, no rank has started yet"
     return "running" if age < SILENT_S else f"silent for {_ago(age)}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch.supervise.decision import Attempt, Rules, Start, Stop, decide, over
+from launch.supervisor.policy import Launch, RestartPolicy, Start, Stop, decide, final_decision
 from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE
 from trainer.launch import journal
 from trainer.launch.ending import Ending, leave_end
@@ -57,18 +57,18 @@ def test_a_launcher_says_so_where_its_ranks_have_saved(tmp_path: object, monkeyp
 def test_what_a_killed_launcher_left_open_ends_with_the_next_start(tmp_path: object) -> None:
     store = open_store(f"{tmp_path}/run")
     journal.begin(store, ["a"], "killed")
-    store.put(journal.ASKED, b'{"version": 1, "after": 1}')
+    store.put(journal.REQUEST, b'{"version": 1, "after": 1}')
     assert journal.take(store) == []
     (record,) = journal.read(store)
     assert (record["code"], "ended" in record) == (None, True)
 
 
 def test_a_run_that_is_over_asks_for_no_nodes() -> None:
-    assert over(Rules(), [Attempt(1, ("a",), EXIT_DONE)], 0.0) == Stop(EXIT_DONE, "all steps are done")
-    assert over(Rules(), [Attempt(1, ("a",), EXIT_PEERS, blamed=("a",))], 0.0) is None
+    assert final_decision(RestartPolicy(), [Launch(1, ("a",), EXIT_DONE)], 0.0) == Stop(EXIT_DONE, "all steps are done")
+    assert final_decision(RestartPolicy(), [Launch(1, ("a",), EXIT_PEERS, blamed=("a",))], 0.0) is None
 
 
 def test_a_node_that_no_world_has_a_place_for_is_named() -> None:
-    move = decide(Rules(least=2, most=4, shares=8), [], ["a", "b", "c"], 0.0)
+    move = decide(RestartPolicy(min_nodes=2, max_nodes=4, micro_batches_per_step=8), [], ["a", "b", "c"], 0.0)
     assert isinstance(move, Start)
     assert (move.nodes, move.idle) == (("a", "b"), ("c",))

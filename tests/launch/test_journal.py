@@ -45,7 +45,7 @@ def test_idle_nodes_are_recorded_and_shown_while_they_are(store: ObjectStore) ->
     assert status.lines(status.read(store))[-1].endswith("; idle, and paid for: n3")
     journal.finish(store, 1, 75)
     journal.begin(store, ["n1", "n2"], "me")
-    assert "idle" not in "".join(status.lines(status.read(store)))
+    assert not any("idle, and" in line for line in status.lines(status.read(store)))
     assert ["idle" in record for record in journal.read(store)] == [True, False]
 
 
@@ -126,7 +126,7 @@ def test_it_is_asked_for_by_commands_too(
 def test_what_was_decided_before_a_run_was_asked_for_again_does_not_bind_it(store: ObjectStore) -> None:
     journal.begin(store, ["n1"], "me")
     journal.finish(store, 1, 2)
-    store.put(journal.ASKED, json.dumps({"version": 1, "after": 1}).encode())
+    store.put(journal.REQUEST, json.dumps({"version": 1, "after": 1}).encode())
     assert journal.take(store) == []
     assert journal.begin(store, ["n1"], "me") == 2
 

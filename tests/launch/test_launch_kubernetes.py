@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from launch import kubernetes
-from launch.asked import ask
-from launch.records import claim
-from launch.wish import TrainWish
+from launch import backends
+from launch.backends import kubernetes
+from launch.flags import TrainFlags
+from launch.request import resolve_request
+from launch.runs import register_run
 from lustrain import cluster as contract
 from rehearsal.lab.kubernetes import SCRATCH, Kubernetes, why_not
 from tests.conftest import require
@@ -64,11 +65,11 @@ def described(folder: Path, **more: Any) -> dict[str, Any]:
 
 def start(cluster: Kubernetes, folder: Path, text: str) -> None:
     (folder / "config.toml").write_text(text)
-    wish = TrainWish("config.toml", name="first", nodes="2", image=IMAGE)
-    asked = ask(wish, load(folder / "config.toml"), contract.parse(described(folder)), 1, folder, (IMAGE, "cpu"))
-    assert asked.kubernetes is not None
-    claim(asked, resume=False, plan={})
-    objects = kubernetes.objects(asked, asked.kubernetes, {})
+    flags = TrainFlags("config.toml", name="first", nodes="2", image=IMAGE)
+    on, settings = contract.parse(described(folder)), load(folder / "config.toml")
+    request = resolve_request(flags, settings, on, backends.load_all(), folder, (IMAGE, "cpu"))
+    register_run(request, resume=False, files={})
+    objects = kubernetes.objects(request, {})
     pod = objects[1]["spec"]["template"]["spec"]
     del pod["securityContext"]
     (container,) = pod["containers"]
@@ -111,7 +112,7 @@ def test_a_run_is_given_to_kubernetes_once_and_taken_back(cluster: Kubernetes, j
     train = ["train", "config.toml", "--name", "first", "--nodes", "2", "--image", IMAGE]
     assert fab(cluster, job, *train)["job"] == "first"
     assert (cluster.get("job", "first")["spec"]["completions"], len(cluster.get("service", "first"))) == (2, 5)
-    assert fab(cluster, job, "status", "first")["state"] == "asked for, no rank has started yet"
+    assert fab(cluster, job, "status", "first")["state"] == "requested, no rank has started yet"
     (refused,) = fab(cluster, job, *train, code=2)["error"]
     assert refused == "--name = 'first': its Job is there already; fix: go on with the run: --resume"
     (refused,) = fab(cluster, job, *train, "--resume", code=2)["error"]
@@ -138,10 +139,10 @@ def test_what_is_asked_for_gpus_and_efa_is_what_the_server_takes(cluster: Kubern
     (tmp_path / "config.toml").write_text(config("run", global_batch=64))
     group = {"type": "p5.48xlarge", "count": 4, "gpus": 8, "efa": 32, "taints": [{"key": "nvidia.com/gpu"}]}
     on = contract.parse({**described(tmp_path, service_account="trainer"), "groups": {"train": group}})
-    wish = TrainWish("config.toml", name="first", nodes="4", queue="team", priority="high", image=IMAGE)
-    asked = ask(wish, load(tmp_path / "config.toml"), on, 1, tmp_path, (IMAGE, "cuda"))
-    assert asked.kubernetes is not None
-    text = kubernetes.manifest(asked, asked.kubernetes, {})
+    flags = TrainFlags("config.toml", name="first", nodes="4", queue="team", priority="high", image=IMAGE)
+    settings = load(tmp_path / "config.toml")
+    request = resolve_request(flags, settings, on, backends.load_all(), tmp_path, (IMAGE, "cuda"))
+    text = kubernetes.manifest(request, {})
     made = cluster.kubectl("create", "--dry-run=server", "--filename=-", stdin=text).splitlines()
     assert made == ["service/first created (server dry run)", "job.batch/first created (server dry run)"]
 

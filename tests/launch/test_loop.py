@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from launch.supervise.decision import Attempt, Requeue, Rules, Stop
-from launch.supervise.loop import HOLD_S, NotNow, Overtaken, supervise
+from launch.supervisor.executor import Superseded, TemporarilyUnavailable
+from launch.supervisor.loop import MAX_IDLE_ALLOCATION_S, supervise
+from launch.supervisor.policy import Launch, Requeue, RestartPolicy, Stop
 
 
 @dataclass
@@ -20,20 +21,20 @@ class World:
     """The journal does not answer before this time."""
     told_at: float = float("inf")
     now: float = 0.0
-    by: str = "the test"
+    launcher_id: str = "the test"
     alive: int = 0
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[Launch] = field(default_factory=list)
     idle: tuple[str, ...] = ()
     """Nodes that the last attempt left idle."""
     said: list[str] = field(default_factory=list)
 
-    def read(self) -> tuple[list[Attempt], str]:
+    def read(self) -> tuple[list[Launch], str]:
         if self.now < self.silent_until:
-            raise NotNow("the store is away")
+            raise TemporarilyUnavailable("the store is away")
         return [one for one in self.attempts if one.ended], ""
 
     def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
-        self.attempts.append(Attempt(len(self.attempts) + 1, tuple(nodes)))
+        self.attempts.append(Launch(len(self.attempts) + 1, tuple(nodes)))
         self.idle = tuple(idle)
         return len(self.attempts)
 
@@ -41,29 +42,29 @@ class World:
         worth = {"gained": 100, "start_s": 10.0, "step_s": 1.0}
         self.attempts[number - 1] = replace(self.attempts[number - 1], code=code, ended=self.now, **worth)  # type: ignore[arg-type]
 
-    def living(self) -> list[str]:
+    def healthy_nodes(self) -> list[str]:
         return self.nodes.pop(0) if len(self.nodes) > 1 else self.nodes[0]
 
-    def run(self, number: int, nodes: Sequence[str]) -> int:
+    def run_launch(self, number: int, nodes: Sequence[str]) -> int:
         assert not self.alive, "one attempt at a time"
         self.alive += 1
         self.now += 100
         self.alive -= 1
         return self.codes.pop(0)
 
-    def rest(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def told(self) -> str:
+    def stop_reason(self) -> str:
         return "told to end" if self.now >= self.told_at else ""
 
-    def supervise(self, rules: Rules, give_up_s: float = 3600.0) -> Stop | Requeue:
+    def supervise(self, policy: RestartPolicy, max_wait_s: float = 3600.0) -> Stop | Requeue:
         return supervise(
-            self, self, rules, self.said.append, give_up_s=give_up_s, clock=lambda: self.now, draw=lambda: 1.0
+            self, self, policy, self.said.append, max_wait_s=max_wait_s, clock=lambda: self.now, jitter=lambda: 1.0
         )
 
 
-TWO = Rules(least=2, most=2, shares=2)
+TWO = RestartPolicy(min_nodes=2, max_nodes=2, micro_batches_per_step=2)
 
 
 def test_it_starts_again_until_the_run_is_done_and_says_why() -> None:
@@ -78,7 +79,7 @@ def test_it_starts_again_until_the_run_is_done_and_says_why() -> None:
 
 def test_nodes_that_no_world_size_takes_are_recorded_as_idle() -> None:
     world = World([0], nodes=[["n1", "n2", "n3"]])
-    assert world.supervise(replace(TWO, most=4)).why == "all steps are done"
+    assert world.supervise(replace(TWO, max_nodes=4)).why == "all steps are done"
     assert (world.attempts[0].nodes, world.idle) == (("n1", "n2"), ("n3",))
     assert world.said == ["idle, and paid for: n3; 3 nodes do not divide train.global_batch evenly"]
 
@@ -110,14 +111,16 @@ def test_whoever_is_told_to_end_while_it_waits_ends_at_once() -> None:
 
 def test_nodes_of_a_scheduler_are_not_held_for_long_while_nothing_trains_on_them() -> None:
     world = World([0], silent_until=5000.0)
-    assert world.supervise(replace(TWO, others=True), give_up_s=86_400.0) == Requeue((), "the store is away")
-    assert HOLD_S < world.now < HOLD_S + 20
+    assert world.supervise(replace(TWO, scheduler_can_replace_nodes=True), max_wait_s=86_400.0) == Requeue(
+        (), "the store is away"
+    )
+    assert MAX_IDLE_ALLOCATION_S < world.now < MAX_IDLE_ALLOCATION_S + 20
 
 
 def test_an_attempt_that_cannot_be_recorded_is_waited_for_and_given_up() -> None:
     class Full(World):
         def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
-            raise NotNow("the store is full")
+            raise TemporarilyUnavailable("the store is full")
 
     world = Full([0])
     assert world.supervise(TWO).why.startswith("the store is full, for 1 hours")
@@ -127,7 +130,7 @@ def test_an_attempt_that_cannot_be_recorded_is_waited_for_and_given_up() -> None
 def test_of_two_launchers_that_begin_together_one_ends() -> None:
     class Second(World):
         def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
-            raise Overtaken
+            raise Superseded
 
     assert Second([0]).supervise(TWO) == Stop(86, "a newer job owns the run")
 
@@ -138,7 +141,7 @@ def test_whoever_is_told_to_end_while_an_attempt_is_recorded_starts_none() -> No
             self.told_at = self.now
             return super().begin(nodes, idle)
 
-        def run(self, number: int, nodes: Sequence[str]) -> int:
+        def run_launch(self, number: int, nodes: Sequence[str]) -> int:
             raise AssertionError("no rank starts")
 
     world = Told([0])
@@ -147,18 +150,18 @@ def test_whoever_is_told_to_end_while_an_attempt_is_recorded_starts_none() -> No
 
 
 def test_a_run_that_another_launcher_took_over_is_left_to_it() -> None:
-    class Overtaken(World):
+    class TakenOver(World):
         def finish(self, number: int, code: int) -> None:
             super().finish(number, -1)
 
-    assert Overtaken([86, 0]).supervise(TWO) == Stop(86, "a newer job owns the run")
+    assert TakenOver([86, 0]).supervise(TWO) == Stop(86, "a newer job owns the run")
 
 
 def test_an_end_that_cannot_be_recorded_is_said_and_not_the_end_of_the_run() -> None:
     class Forgetful(World):
         def finish(self, number: int, code: int) -> None:
             if number == 1:
-                raise NotNow("the store is away")
+                raise TemporarilyUnavailable("the store is away")
             super().finish(number, code)
 
     world = Forgetful([85, 0])

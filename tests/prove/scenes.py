@@ -121,7 +121,7 @@ SCENES = (
     Scene(
         "launch-local",
         "fab train on this machine: ranks, signals, kills",
-        ("tests/launch/test_launch_here.py", "tests/trainer/test_launch_node.py"),
+        ("tests/launch/test_launch_local.py", "tests/trainer/test_launch_node.py"),
     ),
     Scene(
         "slurm",

@@ -26,7 +26,7 @@ from trainer.metrics.records import EVENTS, STEPS
 from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, open_store
 
 FOLDER = "launch/"
-ASKED, CONFIG, STOP = f"{FOLDER}asked.json", f"{FOLDER}config.toml", f"{FOLDER}stop"
+REQUEST, CONFIG, STOP = f"{FOLDER}asked.json", f"{FOLDER}config.toml", f"{FOLDER}stop"
 ENDS = "ends/"
 """Apart from the attempts: with a thousand nodes these are many."""
 VERSION = 1
@@ -53,7 +53,7 @@ def read(store: ObjectStore) -> list[dict[str, Any]]:
 def take(store: ObjectStore) -> list[dict[str, Any]]:
     """Return the attempts since the run was asked for last, for whoever starts them; each without an end ends here."""
     try:
-        after = _record(store, ASKED)[0].get("after", 0)
+        after = _record(store, REQUEST)[0].get("after", 0)
     except ObjectMissingError:
         after = 0
     records = [record if "ended" in record else finish(store, record["attempt"], None) for record in read(store)]

@@ -101,7 +101,7 @@ def _foreign_parts(prefix: str, parts: Mapping[PartName, list[Event]]) -> list[s
     contents: dict[tuple[int, bytes], PartName] = {}
     for name, records in parts.items():
         before = PartName(name.generation, name.part - 1)
-        steps = [record.get("step") for record in parts.get(before, ())[-1:] + records]
+        steps = [record.get("step", -1) for record in [*parts.get(before, [])[-1:], *records]]
         attempts = {str(record.get("attempt", name.generation)) for record in records} - {str(name.generation)}
         same = contents.setdefault((name.generation, b"".join(map(encode, records))), name)
         if not records:

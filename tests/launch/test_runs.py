@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import platform
 import subprocess
@@ -11,17 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import records
-from launch.asked import Asked, ask
-from launch.wish import TrainWish
+from launch import runs
+from launch.flags import TrainFlags
 from lustrain.problem import UserError
-from tests.launch.test_asked import config
-from trainer.launch.journal import ASKED
-
-
-def asked(folder: Path) -> Asked:
-    wish = dataclasses.replace(TrainWish("config.toml"), name="first")
-    return ask(wish, config(folder), None, 1, folder)
+from tests.launch.test_request import config, resolve
+from trainer.launch.journal import REQUEST
 
 
 @pytest.mark.parametrize(
@@ -29,18 +22,19 @@ def asked(folder: Path) -> Asked:
     [(platform.node(), "train", False), (platform.node(), "other", True), ("another", "train", True)],
 )
 def test_resume_waits_for_a_launcher_that_lives(tmp_path: Path, host: str, words: str, taken: bool) -> None:
-    run = asked(tmp_path)
-    store = records.claim(run, resume=False, plan={})
+    request = resolve(TrainFlags("config.toml", name="first"), config(tmp_path), None, tmp_path)
+    store = runs.register_run(request, resume=False, files={})
     # What has the words of `fab train` and lives.
     with subprocess.Popen([sys.executable, "-c", "input()", words], stdin=subprocess.PIPE) as launcher:
         store.put(
-            ASKED, json.dumps({**(records.recorded(store, ASKED) or {}), "host": host, "pid": launcher.pid}).encode()
+            REQUEST,
+            json.dumps({**(runs.read_record(store, REQUEST) or {}), "host": host, "pid": launcher.pid}).encode(),
         )
         if taken:
-            records.claim(run, resume=True, plan={})
+            runs.register_run(request, resume=True, files={})
         else:
             with pytest.raises(UserError) as error:
-                records.claim(run, resume=True, plan={})
+                runs.register_run(request, resume=True, files={})
             assert error.value.problems[0].path == "--resume"  # type: ignore[attr-defined]
         launcher.communicate(b"\n")
-    records.claim(run, resume=True, plan={})
+    runs.register_run(request, resume=True, files={})

@@ -7,23 +7,25 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from launch import kubernetes, slurm
-from launch.asked import Asked
-from launch.places import KubernetesWish
-from launch.supervise.decision import Rules
-from launch.supervise.slurm import Allocation
+from launch.backends import LaunchPlan, kubernetes, slurm
+from launch.backends.slurm_executor import Allocation
+from launch.request import RunRequest
+from launch.supervisor.policy import RestartPolicy
 from lustrain.problem import FAILED, UNREACHABLE, USAGE, UserError
 from tests.lab.training import config
-from tests.launch.test_launch_here import FAB, environment
-from trainer.launch.journal import ASKED, STOP
+from tests.launch.test_launch_local import FAB, environment
+from trainer.launch.journal import REQUEST, STOP
+from trainer.storage import open_store
 
 RUN = "/shared/first"
-ASKED_RUN = Asked(RUN, "slurm", "", Rules(1, 1, 1, 1, False), 1, 0, f"{RUN}/stop", 60, None, None, None)
-PODS = KubernetesWish("example.org/a@sha256:1", None, "ml", None, None, None, None, 0, 0, (), (), ())
+SLURM = RunRequest(RUN, "slurm", "", RestartPolicy(), 1, 0, f"{RUN}/stop", 60, None, None)
+PODS = kubernetes.KubernetesOptions("example.org/a@sha256:1", None, "ml", None, None, None, None, 0, 0, (), (), ())
+KUBERNETES = replace(SLURM, backend="kubernetes", options=PODS)
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
 TIMED_OUT = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
 
@@ -55,7 +57,7 @@ def test_programs_see_of_the_environment_what_is_named_only(planted: Path, monke
         monkeypatch.setenv(name, "other")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     plant(planted, "sbatch", f"/usr/bin/env > {planted}/seen; echo 7")
-    assert slurm.submit("", planted, ASKED_RUN) == 7
+    assert slurm.submit("", planted, SLURM) == 7
     seen = {line.partition("=")[0] for line in (planted / "seen").read_text().splitlines()}
     assert seen & {"SBATCH_PARTITION", "SBATCH_EXPORT", "SQUEUE_STATES", "SLURM_CLUSTERS", "HF_TOKEN"} == set()
     assert {"PATH", "SLURM_CONF"} <= seen
@@ -109,7 +111,7 @@ def test_a_queue_that_does_not_answer_is_not_an_empty_one(planted: Path, squeue:
 def test_a_job_that_slurm_has_taken_is_found(planted: Path, sbatch: str, squeue: str, job: int) -> None:
     plant(planted, "sbatch", sbatch)
     plant(planted, "squeue", squeue)
-    assert slurm.submit("", planted, ASKED_RUN) == job
+    assert slurm.submit("", planted, SLURM) == job
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_where_it_is_not_known_whether_slurm_took_the_job_that_is_said(planted: 
     plant(planted, "sbatch", sbatch)
     plant(planted, "squeue", squeue)
     with pytest.raises(UserError) as error:
-        slurm.submit("", planted, ASKED_RUN)
+        slurm.submit("", planted, SLURM)
     assert code_of(error) == UNREACHABLE
 
 
@@ -141,7 +143,7 @@ def test_where_it_is_not_known_whether_slurm_took_the_job_that_is_said(planted: 
 def test_of_what_sbatch_prints_the_error_is_told(planted: Path, lines: list[str], code: int, told: str) -> None:
     plant(planted, "sbatch", "".join(f"echo '{line}' >&2; " for line in lines) + "exit 1")
     with pytest.raises(UserError) as error:
-        slurm.check("", planted)
+        slurm.BACKEND.check(SLURM, LaunchPlan((), {slurm.SCRIPT: ""}), planted, resume=False)
     assert code_of(error) == code
     assert str(error.value).startswith(f"sbatch: {told}")
 
@@ -169,8 +171,9 @@ def test_of_what_sbatch_prints_the_error_is_told(planted: Path, lines: list[str]
 )
 def test_of_what_kubectl_prints_the_error_is_told(planted: Path, lines: list[str], code: int, told: str) -> None:
     plant(planted, "kubectl", "".join(f"echo '{line}' >&2; " for line in lines) + "exit 1")
+    plan = LaunchPlan((), {kubernetes.OBJECTS: "{}"})
     with pytest.raises(UserError) as error:
-        kubernetes.create("{}", PODS)
+        kubernetes.BACKEND.submit(KUBERNETES, plan, planted, open_store(str(planted)), None)
     assert code_of(error) == code
     assert str(error.value).startswith(f"kubectl: {told}")
 
@@ -178,7 +181,7 @@ def test_of_what_kubectl_prints_the_error_is_told(planted: Path, lines: list[str
 def recorded(folder: Path) -> None:
     """A run that Slurm was asked for."""
     (folder / "first" / "launch").mkdir(parents=True)
-    (folder / "first" / ASKED).write_text(json.dumps({"version": 1, "on": "slurm", "run": f"{folder}/first"}))
+    (folder / "first" / REQUEST).write_text(json.dumps({"version": 1, "on": "slurm", "run": f"{folder}/first"}))
     (folder / "bin").mkdir()
 
 
@@ -253,11 +256,11 @@ def test_a_node_that_takes_no_step_is_not_a_living_one(
     allocation: Allocation, monkeypatch: pytest.MonkeyPatch, state: str, usable: bool
 ) -> None:
     monkeypatch.setenv("B_IS", state)
-    assert allocation.living() == (["a", "b"] if usable else ["a"])
+    assert allocation.healthy_nodes() == (["a", "b"] if usable else ["a"])
 
 
 def test_ranks_meet_where_slurm_reaches_the_first_node(allocation: Allocation, planted: Path) -> None:
-    assert allocation.run(1, allocation.living()) == 0
+    assert allocation.run_launch(1, allocation.healthy_nodes()) == 0
     asked = (planted / "asked").read_text()
     assert "--master 127.0.0.1:20001 --roster a,b" in asked
     assert "--wait=77 " in asked

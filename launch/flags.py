@@ -1,4 +1,4 @@
-"""The flags of launchers' tasks."""
+"""Flags of `fab train`, `status`, `report` and `stop`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ JSON = "print one JSON object"
 
 
 @dataclass(frozen=True)
-class TrainWish:
+class TrainFlags:
     config: str = flag(help="the run's settings, a TOML file")
     on: str | None = flag(None, "local, slurm or kubernetes; else what the Cluster has, without one local")
     cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
@@ -23,7 +23,7 @@ class TrainWish:
     set: tuple[str, ...] = flag((), "KEY=VALUE: another value for one setting; may be given again")
     group: str | None = flag(None, "the Cluster's group of workers to train on; else its only one")
     resume: bool = flag(False, "go on with a run that was stopped or has failed")
-    keep_nodes: bool = flag(False, "use nodes again that were to blame twice")
+    keep_nodes: bool = flag(False, "use nodes again that were blamed twice")
     give_up: str = flag("6", "hours to wait for nodes or for the run's store (6)")
     python: str | None = flag(None, "interpreter with the trainer on the nodes; else this one")
     partition: str | None = flag(None, "Slurm: partition; else that of the Cluster's only group of workers")
@@ -38,7 +38,7 @@ class TrainWish:
 
 
 @dataclass(frozen=True)
-class StatusWish:
+class StatusFlags:
     run: str = flag(help=RUN)
     cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
     stack: str | None = flag(None, "take the Cluster from the output of the Pulumi stack of this name")
@@ -46,7 +46,7 @@ class StatusWish:
 
 
 @dataclass(frozen=True)
-class ReportWish:
+class ReportFlags:
     run: str = flag(help=RUN)
     output: str = flag("report.md", "the page to write; its plot gets the same name (report.md)")
     cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")
@@ -55,7 +55,7 @@ class ReportWish:
 
 
 @dataclass(frozen=True)
-class StopWish:
+class StopFlags:
     run: str = flag(help=RUN)
     now: bool = flag(False, "also take its job from the scheduler; steps since the last checkpoint may be lost")
     cluster: str | None = flag(None, "file with a Cluster; else LUSTRAIN_CLUSTER in the environment")

@@ -1,4 +1,4 @@
-"""What the flags of `fab train` ask for, and every mistake as one line, before anything is written."""
+"""Flags of `fab train` make a request, and every mistake in them is one line, before anything is written."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from launch import kubernetes, slurm
-from launch.asked import Asked, ask, uri_of
-from launch.wish import TrainWish
+from launch import backends
+from launch.backends import kubernetes, slurm
+from launch.flags import TrainFlags
+from launch.request import RunRequest, resolve_request, uri_of
 from lustrain import cluster as contract
 from lustrain.cluster import Cluster
 from lustrain.problem import UserError
@@ -21,7 +22,7 @@ from tests.lab.training import config as settings
 from tests.node_setup.agents import interpreter
 from trainer.config import Config, load
 
-HERE = Path("/home/me")
+FOLDER = Path("/home/me")
 EC2 = {"backend": "ec2", "slurm": None, "nodes": {"auto_scaling_groups": ["a"]}}
 
 
@@ -40,49 +41,71 @@ def cluster(**more: Any) -> Cluster:
     return contract.parse({**whole, **more})
 
 
+@pytest.fixture(autouse=True)
+def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has as many as its environment says."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+
+
 def config(tmp_path: Path, **train: object) -> Config:
     (tmp_path / "config.toml").write_text(settings("runs/first", **train))
     return load(tmp_path / "config.toml")
 
 
-def asked(tmp_path: Path, on: Cluster | None = None, train: dict[str, object] | None = None, **flags: object) -> Asked:
-    wish = dataclasses.replace(TrainWish("config.toml"), **flags)  # type: ignore[arg-type]
-    return ask(wish, config(tmp_path, **(train or {})), on, 2, HERE)
+def resolve(
+    flags: TrainFlags, settings: Config, on: Cluster | None, folder: Path = FOLDER, image: tuple[str, str] = ("", "")
+) -> RunRequest:
+    return resolve_request(flags, settings, on, backends.load_all(), folder, image)
+
+
+def request_of(
+    tmp_path: Path, on: Cluster | None = None, train: dict[str, object] | None = None, **flags: object
+) -> RunRequest:
+    given = dataclasses.replace(TrainFlags("config.toml"), **flags)  # type: ignore[arg-type]
+    return resolve(given, config(tmp_path, **(train or {})), on)
 
 
 def test_without_a_cluster_it_is_this_machine_with_all_its_devices(tmp_path: Path) -> None:
-    here = asked(tmp_path)
-    assert (here.on, here.run, here.rules.ranks, here.nodes) == ("local", "/home/me/runs/first", 2, 1)
-    assert 'stop_uri = "/home/me/runs/first/launch/stop"' in here.config
-    assert 'uri = "/home/me/runs/first"' in here.config
+    request = request_of(tmp_path)
+    assert (request.backend, request.run, request.policy.ranks_per_node, request.nodes) == (
+        "local",
+        "/home/me/runs/first",
+        2,
+        1,
+    )
+    assert 'stop_uri = "/home/me/runs/first/launch/stop"' in request.config
+    assert 'uri = "/home/me/runs/first"' in request.config
 
 
 def test_a_cluster_says_where_the_run_lies_how_many_ranks_a_node_has_and_who_pays(tmp_path: Path) -> None:
     on = cluster(capacity={"mode": "capacity-block", "ends_at": "2027-03-01T11:30:00Z"})
-    there = asked(tmp_path, on, {"global_batch": 64}, name="second", nodes="2-3", spare="1")
-    assert (there.on, there.run, there.nodes) == ("slurm", "s3://team-checkpoints/runs/second", 4)
-    assert (there.rules.least, there.rules.most, there.rules.ranks, there.rules.others) == (2, 3, 8, True)
-    payer = (there.slurm.partition, there.slurm.account, there.slurm.qos, there.slurm.gpus)
+    request = request_of(tmp_path, on, {"global_batch": 64}, name="second", nodes="2-3", spare="1")
+    assert (request.backend, request.run, request.nodes) == ("slurm", "s3://team-checkpoints/runs/second", 4)
+    policy = request.policy
+    assert (policy.min_nodes, policy.max_nodes, policy.ranks_per_node) == (2, 3, 8)
+    assert policy.scheduler_can_replace_nodes
+    options = request.options
+    payer = (options.partition, options.account, options.qos, options.gpus)
     assert payer == ("train", "research", "high", 8)
-    assert "metadata = true" in there.config
-    assert 'deadline = "2027-03-01T11:00:00+00:00"' in there.config
+    assert "metadata = true" in request.config
+    assert 'deadline = "2027-03-01T11:00:00+00:00"' in request.config
 
 
 def test_what_the_settings_say_stays(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(
         settings("s3://mine/run", global_batch=64) + '[interrupt]\nmetadata = false\nstop_uri = "/stop"\n'
     )
-    there = ask(TrainWish("config.toml"), load(tmp_path / "config.toml"), cluster(), 2, HERE)
-    assert there.run == "s3://mine/run"
-    assert "metadata = false" in there.config
-    assert 'stop_uri = "/stop"' in there.config
+    request = resolve(TrainFlags("config.toml"), load(tmp_path / "config.toml"), cluster())
+    assert request.run == "s3://mine/run"
+    assert "metadata = false" in request.config
+    assert 'stop_uri = "/stop"' in request.config
 
 
 def test_a_run_is_named_by_its_place_or_under_the_clusters_runs(tmp_path: Path) -> None:
-    assert uri_of("runs/a/", None, HERE) == "/home/me/runs/a"
-    assert uri_of("s3://b/c/", None, HERE) == "s3://b/c"
-    assert uri_of("a", cluster(), HERE) == "s3://team-checkpoints/runs/a"
-    assert asked(tmp_path, name="second").run == "/home/me/runs/second"
+    assert uri_of("runs/a/", None, FOLDER) == "/home/me/runs/a"
+    assert uri_of("s3://b/c/", None, FOLDER) == "s3://b/c"
+    assert uri_of("a", cluster(), FOLDER) == "s3://team-checkpoints/runs/a"
+    assert request_of(tmp_path, name="second").run == "/home/me/runs/second"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +119,7 @@ def test_a_run_is_named_by_its_place_or_under_the_clusters_runs(tmp_path: Path) 
         ({"nproc": "3"}, "--nodes = '1': no number of nodes with 3 ranks each divides 4 samples into micro-batches"),
         ({"nproc": "0"}, "--nproc = '0': must be a whole number"),
         ({"name": "../up"}, "--name = '../up': is not a plain name"),
-        ({"time": "1"}, "--time = '1': means something with --on slurm only"),
+        ({"time": "1"}, "--time = '1': only valid with --on slurm"),
         ({"on": "slurm", "nproc": "1", "time": "soon"}, "--time = 'soon': is not a time of Slurm"),
         ({"give_up": "-1"}, "--give-up = '-1': must be a number"),
         ({"on": "slurm", "nproc": "1", "account": "a b"}, "--account = 'a b': is not a name of Slurm"),
@@ -107,9 +130,9 @@ def test_a_run_is_named_by_its_place_or_under_the_clusters_runs(tmp_path: Path) 
 def test_a_wrong_flag_is_one_line(tmp_path: Path, flags: dict[str, str], line: str) -> None:
     given = dict(flags)
     (tmp_path / "config.toml").write_text(settings(given.pop("set_uri", "runs/first")))
-    wish = dataclasses.replace(TrainWish("config.toml"), **given)  # type: ignore[arg-type]
+    wrong = dataclasses.replace(TrainFlags("config.toml"), **given)  # type: ignore[arg-type]
     with pytest.raises(UserError) as caught:
-        ask(wish, load(tmp_path / "config.toml"), None, 2, HERE)
+        resolve(wrong, load(tmp_path / "config.toml"), None)
     (only,) = caught.value.problems
     assert only.startswith(line)
 
@@ -118,8 +141,8 @@ def test_a_wrong_flag_is_one_line(tmp_path: Path, flags: dict[str, str], line: s
     ("more", "flags", "line"),
     [
         ({}, {"nodes": "5"}, "--nodes = '5': the group has 4 nodes of type p5.48xlarge; allowed: 1 to 4"),
-        ({}, {"group": "login"}, "--group = 'login': is no group of workers; allowed: train"),
-        ({}, {"partition": "test"}, "--partition = 'test': is of no group of workers; allowed: train"),
+        ({}, {"group": "login"}, "--group = 'login': is not a worker group; allowed: train"),
+        ({}, {"partition": "test"}, "--partition = 'test': is not a worker group's partition; allowed: train"),
         (EC2, {}, "--on = None: the Cluster's backend ec2 has no launcher yet"),
     ],
 )
@@ -127,7 +150,7 @@ def test_what_the_cluster_does_not_have_is_one_line(
     tmp_path: Path, more: dict[str, object], flags: dict[str, object], line: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        asked(tmp_path, cluster(**more), {"global_batch": 64}, **flags)
+        request_of(tmp_path, cluster(**more), {"global_batch": 64}, **flags)
     assert caught.value.problems[0].startswith(line)
 
 
@@ -140,18 +163,17 @@ EKS = {
 IMAGE = ("example.com/trainer@sha256:" + "0" * 64, "cuda")
 
 
-def on_kubernetes(tmp_path: Path, image: tuple[str, str] = IMAGE, **flags: Any) -> Asked:
+def on_kubernetes(tmp_path: Path, image: tuple[str, str] = IMAGE, **flags: Any) -> RunRequest:
     taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
     worker = {"type": "p5.48xlarge", "count": 4, "gpus": 8, "efa": 32, "labels": {"group": "train"}, "taints": [taint]}
-    wish = dataclasses.replace(TrainWish("config.toml", name="second", nodes="2"), **flags)
+    given = dataclasses.replace(TrainFlags("config.toml", name="second", nodes="2"), **flags)
     on = cluster(**EKS, groups={"train": worker})
-    return ask(wish, config(tmp_path, global_batch=64), on, 2, HERE, image)
+    return resolve(given, config(tmp_path, global_batch=64), on, image=image)
 
 
 def test_a_job_of_kubernetes_has_what_the_cluster_says_of_its_nodes(tmp_path: Path) -> None:
-    there = on_kubernetes(tmp_path, queue="team", priority="high")
-    assert there.kubernetes is not None
-    _, job = kubernetes.objects(there, there.kubernetes, {"LUSTRAIN_SILENT_S": "60", "HF_TOKEN": "secret"})
+    request = on_kubernetes(tmp_path, queue="team", priority="high")
+    _, job = kubernetes.objects(request, {"LUSTRAIN_SILENT_S": "60", "HF_TOKEN": "secret"})
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
@@ -181,7 +203,7 @@ def test_a_job_of_kubernetes_has_what_the_cluster_says_of_its_nodes(tmp_path: Pa
         ({"image": (IMAGE[0], "cpu")}, "--image = 'image.json': is built for cpu, and the group has nodes with 8 GPUs"),
         ({"nodes": "1-2"}, "--nodes = '1-2': a Job has a fixed number of pods"),
         ({"name": "Big"}, "--name = 'Big': cannot be the name of a Job"),
-        ({"time": "1"}, "--time = '1': means something with --on slurm only"),
+        ({"time": "1"}, "--time = '1': only valid with --on slurm"),
     ],
 )
 def test_what_no_job_of_kubernetes_can_be_is_one_line(tmp_path: Path, flags: dict[str, Any], line: str) -> None:
@@ -195,21 +217,21 @@ def test_pods_have_to_see_the_run(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(settings("/home/me/run", global_batch=64))
     worker = {"type": "p5.48xlarge", "count": 4, "gpus": 8}
     with pytest.raises(UserError) as caught:
-        ask(TrainWish("c"), load(tmp_path / "config.toml"), cluster(**EKS, groups={"train": worker}), 2, HERE, IMAGE)
+        resolve(TrainFlags("c"), load(tmp_path / "config.toml"), cluster(**EKS, groups={"train": worker}), image=IMAGE)
     assert caught.value.problems[0].startswith("run.uri = '/home/me/run': pods do not see it; allowed: s3://")
 
 
 def test_the_batch_script_is_one_readable_file_with_the_standard_library_alone(tmp_path: Path) -> None:
-    there = asked(tmp_path, cluster(), {"global_batch": 64}, nodes="2", spare="1", time="1-12:00:00")
+    request = request_of(tmp_path, cluster(), {"global_batch": 64}, nodes="2", spare="1", time="1-12:00:00")
     secret = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "no", "AWS_REGION": "us-east-1"}
-    text = slurm.script(there, "/logs/a", slurm.ranks_environment(secret))
+    text = slurm.script(request, "/logs/a", slurm.ranks_environment(secret))
     options = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
     assert "--nodes=2-3" in options
     assert {"--gpus-per-node=8", "--partition=train", "--account=research", "--qos=high", "--time=1-12:00:00"} <= {
         *options
     }
     assert "--signal=B:USR1@120" in options
-    assert [slurm.late_s(dataclasses.replace(there, grace_s=grace)) for grace in (there.grace_s, 20.0)] == [180, 90]
+    assert [slurm.late_s(dataclasses.replace(request, grace_s=grace)) for grace in (request.grace_s, 20.0)] == [180, 90]
     assert "'late_s': 180" in text
     assert "AWS_SECRET" not in text
     assert "from launch" not in text
@@ -222,5 +244,17 @@ def test_the_batch_script_is_one_readable_file_with_the_standard_library_alone(t
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_record_of_a_wish_is_plain_data(tmp_path: Path) -> None:
-    assert json.loads(json.dumps(asked(tmp_path).record()))["nodes"] == {"least": 1, "most": 1, "asked": 1}
+@pytest.mark.parametrize(
+    ("uri", "python", "path"),
+    [("s3://", None, "run.uri"), ("s3:/", None, "run.uri"), ("runs/first", "/nope/python", "--python")],
+)
+def test_unusable_run_or_python_is_refused(tmp_path: Path, uri: str, python: str | None, path: str) -> None:
+    settings = config(tmp_path)
+    settings = settings.model_copy(update={"run": settings.run.model_copy(update={"uri": uri})})
+    with pytest.raises(UserError) as error:
+        resolve(TrainFlags("config.toml", python=python), settings, None, tmp_path)
+    assert [problem.path for problem in error.value.problems] == [path]  # type: ignore[attr-defined]
+
+
+def test_the_record_of_a_request_is_plain_data(tmp_path: Path) -> None:
+    assert json.loads(json.dumps(request_of(tmp_path).record()))["nodes"] == {"least": 1, "most": 1, "asked": 1}

@@ -8,45 +8,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.supervise import decision
-from launch.supervise.decision import (
+from launch.supervisor import policy as policies
+from launch.supervisor.policy import (
     LEAVING_S,
-    MOST_WORTHLESS,
-    Attempt,
-    Move,
+    MAX_FUTILE_LAUNCHES,
+    Decision,
+    Launch,
     Requeue,
-    Rules,
+    RestartPolicy,
     Start,
     Stop,
     Wait,
-    attempt,
     decide,
+    launch_of,
 )
 from trainer import errors
 
 NODES = ("n1", "n2", "n3")
-GOOD = Attempt(1, ("n1", "n2"), code=1, ended=0.0, gained=100, start_s=10.0, step_s=1.0)
+GOOD = Launch(1, ("n1", "n2"), code=1, ended=0.0, gained=100, start_s=10.0, step_s=1.0)
 POOR = replace(GOOD, gained=5)
-TWO = Rules(least=2, most=2, shares=4, others=True)
+TWO = RestartPolicy(min_nodes=2, max_nodes=2, micro_batches_per_step=4, scheduler_can_replace_nodes=True)
 
 
-def after(*history: Attempt, rules: Rules = TWO, living: tuple[str, ...] = NODES, now: float = 1.0) -> Move:
-    return decide(rules, history, living, now)
+def after(
+    *history: Launch, policy: RestartPolicy = TWO, healthy: tuple[str, ...] = NODES, now: float = 1.0
+) -> Decision:
+    return decide(policy, history, healthy, now)
 
 
-def start(move: Move) -> Start:
+def start(move: Decision) -> Start:
     assert isinstance(move, Start)
     return move
 
 
 def test_its_exit_codes_are_the_trainers() -> None:
-    assert (decision.DONE, decision.USAGE, decision.PEERS) == (errors.EXIT_DONE, errors.EXIT_CONFIG, errors.EXIT_PEERS)
-    assert (decision.REQUEUE, decision.LOST_RUN) == (errors.EXIT_REQUEUE, errors.EXIT_LOST_RUN)
+    assert (policies.DONE, policies.USAGE, policies.PEERS) == (errors.EXIT_DONE, errors.EXIT_CONFIG, errors.EXIT_PEERS)
+    assert (policies.REQUEUE, policies.LOST_RUN) == (errors.EXIT_REQUEUE, errors.EXIT_LOST_RUN)
 
 
 def test_a_run_begins_at_once_on_as_many_nodes_as_are_asked_for() -> None:
     assert after() == Start(("n1", "n2"))
-    assert after(rules=replace(TWO, most=3, shares=12)) == Start(NODES)
+    assert after(policy=replace(TWO, max_nodes=3, micro_batches_per_step=12)) == Start(NODES)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_a_run_begins_at_once_on_as_many_nodes_as_are_asked_for() -> None:
     [(0, "all steps are done"), (2, "the configuration is refused: lr"), (86, "a newer job owns the run: lr")],
 )
 def test_what_no_further_attempt_can_mend_is_the_end(code: int, why: str) -> None:
-    assert after(replace(GOOD, code=code, said="lr")) == Stop(code, why)
+    assert after(replace(GOOD, code=code, error="lr")) == Stop(code, why)
 
 
 def test_a_notice_costs_no_pause_and_its_node_is_left_out_until_it_is_another() -> None:
@@ -68,36 +70,38 @@ def test_a_lost_node_is_not_used_next_and_costs_no_pause() -> None:
 
 
 def test_a_lost_node_that_the_scheduler_gives_to_a_new_allocation_is_used() -> None:
-    lost = replace(POOR, code=75, blamed=("n2",), by="start 1")
-    assert decide(TWO, [lost], ("n1", "n2"), 1.0, by="start 1") == Requeue((), "1 of 2 nodes are there; left out: n2")
-    assert decide(TWO, [lost], ("n1", "n2"), 1.0, by="start 2") == Start(("n1", "n2"), 0.0, "n2 was lost")
+    lost = replace(POOR, code=75, blamed=("n2",), launcher_id="start 1")
+    assert decide(TWO, [lost], ("n1", "n2"), 1.0, launcher_id="start 1") == Requeue(
+        (), "1 of 2 nodes are there; left out: n2"
+    )
+    assert decide(TWO, [lost], ("n1", "n2"), 1.0, launcher_id="start 2") == Start(("n1", "n2"), 0.0, "n2 was lost")
 
 
 def test_too_few_nodes_give_the_job_back_without_those_that_go_away() -> None:
     noticed = replace(GOOD, code=85, noticed=("n1",))
-    assert after(noticed, living=("n1", "n2")) == Requeue(("n1",), "1 of 2 nodes are there; left out: n1")
+    assert after(noticed, healthy=("n1", "n2")) == Requeue(("n1",), "1 of 2 nodes are there; left out: n1")
     lost = replace(GOOD, code=75, blamed=("n1",))
-    assert after(lost, living=("n2",)) == Requeue((), "1 of 2 nodes are there; left out: n1")
+    assert after(lost, healthy=("n2",)) == Requeue((), "1 of 2 nodes are there; left out: n1")
 
 
 def test_without_a_scheduler_too_few_nodes_are_waited_for_and_a_lost_one_that_is_back_is_used() -> None:
-    alone = replace(TWO, others=False)
-    assert after(replace(GOOD, code=75, blamed=("n1",)), rules=alone) == Start(("n1", "n2"), 0.0, "n1 was lost")
-    assert after(rules=alone, living=("n2",)) == Wait("1 of 2 nodes are there")
+    alone = replace(TWO, scheduler_can_replace_nodes=False)
+    assert after(replace(GOOD, code=75, blamed=("n1",)), policy=alone) == Start(("n1", "n2"), 0.0, "n1 was lost")
+    assert after(policy=alone, healthy=("n2",)) == Wait("1 of 2 nodes are there")
 
 
 def test_nodes_that_an_allocation_lost_stay_out_of_it_until_the_scheduler_has_seen_it() -> None:
-    lost = replace(GOOD, code=75, blamed=("n2",), by="start 1")
-    failed = replace(GOOD, code=1, by="start 1")
-    assert decide(TWO, [lost, failed], NODES, 1.0, by="start 1") == Start(
+    lost = replace(GOOD, code=75, blamed=("n2",), launcher_id="start 1")
+    failed = replace(GOOD, code=1, launcher_id="start 1")
+    assert decide(TWO, [lost, failed], NODES, 1.0, launcher_id="start 1") == Start(
         ("n1", "n3"), 5.0, "the last attempt ended with 1"
     )
 
 
 def test_a_node_that_was_to_blame_twice_is_used_where_the_run_would_wait_for_ever_without_it() -> None:
     twice = [replace(GOOD, blamed=("n1",)), replace(GOOD, blamed=("n1",))]
-    assert start(after(*twice, living=("n1", "n2"))).nodes == ("n1", "n2")
-    assert start(after(*twice, living=NODES, now=90_000.0)).nodes == ("n1", "n2"), "a day later"
+    assert start(after(*twice, healthy=("n1", "n2"))).nodes == ("n1", "n2")
+    assert start(after(*twice, healthy=NODES, now=90_000.0)).nodes == ("n1", "n2"), "a day later"
 
 
 def test_a_run_that_is_interrupted_again_and_again_pauses_and_is_not_given_up() -> None:
@@ -106,15 +110,17 @@ def test_a_run_that_is_interrupted_again_and_again_pauses_and_is_not_given_up() 
 
 
 def test_no_attempt_begins_once_the_capacity_has_ended() -> None:
-    block = replace(TWO, until=100.0)
-    assert isinstance(after(replace(GOOD, code=85), rules=block, now=99.0), Start)
-    assert after(replace(GOOD, code=85), rules=block, now=100.0) == Stop(85, "its capacity ends, by interrupt.deadline")
+    block = replace(TWO, deadline=100.0)
+    assert isinstance(after(replace(GOOD, code=85), policy=block, now=99.0), Start)
+    assert after(replace(GOOD, code=85), policy=block, now=100.0) == Stop(
+        85, "its capacity ends, by interrupt.deadline"
+    )
 
 
 def test_a_node_that_was_to_blame_twice_is_left_out_unless_nodes_are_kept() -> None:
     twice = [replace(GOOD, blamed=("n1",)), GOOD, replace(GOOD, blamed=("n1",)), GOOD]
     assert start(after(*twice)).nodes == ("n2", "n3")
-    assert start(after(*twice, rules=replace(TWO, keep_nodes=True))).nodes == ("n1", "n2")
+    assert start(after(*twice, policy=replace(TWO, allow_blamed_nodes=True))).nodes == ("n1", "n2")
 
 
 def test_failures_are_tried_again_after_5_10_20_to_300_seconds() -> None:
@@ -127,7 +133,7 @@ def test_failures_are_tried_again_after_5_10_20_to_300_seconds() -> None:
 
 @pytest.mark.parametrize("code", [1, 75, None])
 def test_three_worthless_attempts_in_a_row_stop_the_run_and_say_so(code: int | None) -> None:
-    poor = replace(POOR, code=code, said="CUDA error")
+    poor = replace(POOR, code=code, error="CUDA error")
     assert isinstance(after(GOOD, poor, poor), Start)
     stop = after(GOOD, poor, poor, poor)
     assert isinstance(stop, Stop)
@@ -145,7 +151,7 @@ def test_three_worthless_attempts_in_a_row_stop_the_run_and_say_so(code: int | N
 def test_an_attempt_is_worth_something_if_it_committed_more_than_its_start_cost(
     gained: int, start_s: float | None, step_s: float | None, worthless: bool
 ) -> None:
-    assert Attempt(1, NODES, 1, gained=gained, start_s=start_s, step_s=step_s).worthless is worthless
+    assert Launch(1, NODES, 1, gained=gained, start_s=start_s, step_s=step_s).made_no_progress is worthless
 
 
 def test_who_asks_for_its_end_gets_it() -> None:
@@ -155,14 +161,16 @@ def test_who_asks_for_its_end_gets_it() -> None:
 
 @pytest.mark.parametrize(("there", "size"), [(8, 8), (7, 6), (5, 4), (3, 3), (2, 0)])
 def test_a_world_that_does_not_divide_the_batch_is_not_used(there: int, size: int) -> None:
-    assert Rules(least=3, most=8, ranks=2, shares=48).size(there) == size
+    assert (
+        RestartPolicy(min_nodes=3, max_nodes=8, ranks_per_node=2, micro_batches_per_step=48).usable_nodes(there) == size
+    )
 
 
 def test_a_record_is_read_with_and_without_what_it_may_lack() -> None:
     bare = {"attempt": 3, "nodes": ["n1"], "code": None}
-    assert attempt(bare) == Attempt(3, ("n1",))
+    assert launch_of(bare) == Launch(3, ("n1",))
     whole = bare | {"code": 75, "ended": 5.0, "gained": 2, "start_s": 1.5, "step_s": 0.5, "blamed": ["n1"], "said": "x"}
-    assert attempt(whole) == Attempt(3, ("n1",), 75, 5.0, 2, 1.5, 0.5, ("n1",), (), "x")
+    assert launch_of(whole) == Launch(3, ("n1",), 75, 5.0, 2, 1.5, 0.5, ("n1",), (), "x")
 
 
 ENDS = st.builds(
@@ -174,50 +182,52 @@ ENDS = st.builds(
     blamed=st.sets(st.sampled_from(NODES), max_size=2).map(tuple),
     noticed=st.sets(st.sampled_from(NODES), max_size=1).map(tuple),
 )
-RULES = st.builds(
-    Rules,
-    least=st.integers(1, 2),
-    most=st.integers(2, 3),
-    shares=st.sampled_from([6, 12]),
-    keep_nodes=st.booleans(),
-    others=st.booleans(),
+POLICIES = st.builds(
+    RestartPolicy,
+    min_nodes=st.integers(1, 2),
+    max_nodes=st.integers(2, 3),
+    micro_batches_per_step=st.sampled_from([6, 12]),
+    allow_blamed_nodes=st.booleans(),
+    scheduler_can_replace_nodes=st.booleans(),
 )
 
 
 @given(
-    rules=RULES,
+    policy=POLICIES,
     ends=st.lists(ENDS, max_size=12),
-    living=st.sets(st.sampled_from(NODES)).map(sorted),
-    draw=st.floats(0, 1),
+    healthy=st.sets(st.sampled_from(NODES)).map(sorted),
+    jitter=st.floats(0, 1),
 )
-def test_every_move_can_be_made(rules: Rules, ends: list[dict[str, object]], living: list[str], draw: float) -> None:
+def test_every_move_can_be_made(
+    policy: RestartPolicy, ends: list[dict[str, object]], healthy: list[str], jitter: float
+) -> None:
     """Nodes that live and are not left out, a world that divides the batch, a bounded pause, a reason."""
-    history = [Attempt(number, NODES, ended=float(number), **end) for number, end in enumerate(ends)]  # type: ignore[arg-type]
+    history = [Launch(number, NODES, ended=float(number), **end) for number, end in enumerate(ends)]  # type: ignore[arg-type]
     now = len(ends) + 1.0
-    move = decide(rules, history, living, now, draw=draw)
+    move = decide(policy, history, healthy, now, jitter=jitter)
     if isinstance(move, Start):
-        assert set(move.nodes) <= set(living)
+        assert set(move.nodes) <= set(healthy)
         assert not set(move.nodes) & {node for one in history for node in one.noticed}
-        assert rules.least <= len(move.nodes) <= rules.most
-        assert rules.shares % (len(move.nodes) * rules.ranks) == 0
+        assert policy.min_nodes <= len(move.nodes) <= policy.max_nodes
+        assert policy.micro_batches_per_step % (len(move.nodes) * policy.ranks_per_node) == 0
         assert 0 <= move.after_s <= 300
         assert bool(move.why) == bool(history)
     else:
         assert move.why
-        assert isinstance(move, Requeue) == (rules.others and not isinstance(move, Stop))
+        assert isinstance(move, Requeue) == (policy.scheduler_can_replace_nodes and not isinstance(move, Stop))
 
 
-@given(rules=RULES, ends=st.lists(ENDS.map(lambda end: end | {"gained": 0}), min_size=40, max_size=40))
-def test_a_run_that_makes_no_progress_ends(rules: Rules, ends: list[dict[str, object]]) -> None:
+@given(policy=POLICIES, ends=st.lists(ENDS.map(lambda end: end | {"gained": 0}), min_size=40, max_size=40))
+def test_a_run_that_makes_no_progress_ends(policy: RestartPolicy, ends: list[dict[str, object]]) -> None:
     """Whoever is to blame: without a commit, attempts on the same nodes come to an end, or pauses are long."""
-    history: list[Attempt] = []
+    history: list[Launch] = []
     counted, now = 0, 0.0
     for number, end in enumerate(ends):
-        move = decide(rules, history, NODES, now)
+        move = decide(policy, history, NODES, now)
         if not isinstance(move, Start):
             return
-        counted += history[-1].counts if history else 0
-        assert counted < MOST_WORTHLESS
+        counted += history[-1].counts_against_limit if history else 0
+        assert counted < MAX_FUTILE_LAUNCHES
         now += move.after_s + 1
-        history.append(Attempt(number, move.nodes, ended=now, **end))  # type: ignore[arg-type]
+        history.append(Launch(number, move.nodes, ended=now, **end))  # type: ignore[arg-type]
     assert now > 1800

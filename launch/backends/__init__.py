@@ -1,0 +1,91 @@
+"""Backends start runs: this machine, Slurm, Kubernetes. One more is a module here and a row of MODULES."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from launch.request import RequestBackend, RunRequest
+from trainer.storage import ObjectStore
+
+MODULES: dict[str, str] = {
+    "local": "launch.backends.local",
+    "slurm": "launch.backends.slurm",
+    "kubernetes": "launch.backends.kubernetes",
+}
+"""Module of each backend, whose BACKEND it is, by the name that --on takes."""
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What a start would write and run."""
+
+    command: tuple[str, ...]
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Text by its key in the run, beside the settings."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What a start has led to."""
+
+    lines: tuple[str, ...]
+    data: Mapping[str, Any]
+    """The same for programs."""
+    job: Mapping[str, Any] | None = None
+    """What the backend needs to find its job again; None where the run has ended."""
+    code: int = 0
+
+
+@dataclass(frozen=True)
+class HeldJob:
+    """A job that waits until a person releases it."""
+
+    job: str
+    why: str
+    fix: str
+
+
+class Backend(RequestBackend, Protocol):
+    """Plans a run, and talks to what runs it. Methods raise UserError."""
+
+    def plan(self, request: RunRequest, folder: Path, environ: Mapping[str, str]) -> LaunchPlan:
+        """Return the plan of a request that is made in `folder`; pure."""
+        ...
+
+    def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
+        """Refuse what the scheduler would refuse, and a run that a job waits or runs for already."""
+        ...
+
+    def submit(
+        self, request: RunRequest, plan: LaunchPlan, folder: Path, store: ObjectStore, output: IO[Any] | None
+    ) -> Submission:
+        """Start it. `output` is where ranks on this machine print; None for standard output."""
+        ...
+
+    def describe(self, job: Mapping[str, Any]) -> str:
+        """Return one line about a submission's `job`."""
+        ...
+
+    def held_job(self, run: str) -> HeldJob | None:
+        """Return the run's job that a person has to release, if there is one."""
+        ...
+
+    def cancel(self, run: str, job: Mapping[str, Any] | None) -> None:
+        """Take the run's jobs from the scheduler; `job` is the submission's."""
+        ...
+
+
+def load(name: str) -> Backend | None:
+    """Return the backend of that name; None where there is none."""
+    if name not in MODULES:
+        return None
+    backend: Backend = import_module(MODULES[name]).BACKEND
+    return backend
+
+
+def load_all() -> dict[str, Backend]:
+    return {name: backend for name in MODULES if (backend := load(name)) is not None}

@@ -1,0 +1,354 @@
+"""Kubernetes as a backend: a run is an Indexed Job with a headless Service, one pod a node.
+
+There is no operator and no supervisor of ours: every pod's launcher ends with the job's exit code, and the Job's failure
+policy starts pods again by it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from launch.backends import HeldJob, LaunchPlan, Submission
+from launch.backends.command import error_text, run
+from launch.flags import TrainFlags
+from launch.request import RunRequest, Target
+from lustrain.cluster import Cluster
+from lustrain.cluster import Kubernetes as KubernetesDefaults
+from lustrain.problem import FAILED, UNREACHABLE, USAGE, Problem, UserError, problem
+from trainer.errors import EXIT_CONFIG, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
+from trainer.launch.attempt import SILENT
+from trainer.storage import ObjectStore
+
+OBJECTS = "launch/kubernetes.json"
+PORT = 29_500
+"""torch's own default; a pod has an address of its own."""
+UNREACHABLE_S = 10
+"""Seconds until a pod on a node that does not answer is given up; Kubernetes waits 300 s by itself:
+https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/#taint-based-evictions"""
+SPARE_S = 10
+"""Seconds beside the trainer's own grace."""
+MAX_FAILURES = 6
+"""Failures of the run before its Job is given up. All of its pods end with its code, and Kubernetes counts pods."""
+RUN = "lustrain.dev/run"
+"""Annotation with the run's uri: a Job's name is only the last part of it."""
+HUGE_PAGES = "5120Mi"
+"""Needed by EFA: https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"""
+USER = 1000
+"""The image's user (images/trainer.Dockerfile)."""
+_LOST = (
+    "connection refused|no such host|i/o timeout|Unable to connect|connection to the server|getting credentials|"
+    "TLS handshake timeout|context deadline exceeded"
+)
+JOB_NAME = r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?"
+"""The pods' names end with an index, and have 63 letters at most:
+https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode"""
+_DIGEST = r"[\w.:\[\]-]+(/[\w.-]+)+@sha256:[0-9a-f]{64}"
+MAKE_IMAGE = "fab image-build --push, or give REGISTRY/REPOSITORY@sha256:…"
+ENDED = ("Complete", "Failed")
+_JOB = "batch.kubernetes.io/job-name"
+
+
+@dataclass(frozen=True)
+class KubernetesOptions:
+    """What a Job requests; None and 0 request nothing."""
+
+    image: str
+    """registry/repository@sha256:…"""
+    context: str | None
+    """None: the current one."""
+    namespace: str
+    service_account: str | None
+    queue: str | None
+    priority: str | None
+    region: str | None
+    gpus: int
+    efa: int
+    """Devices of a node."""
+    labels: tuple[tuple[str, str], ...]
+    """Labels of the nodes."""
+    tolerated: tuple[tuple[str, str], ...]
+    """Taints of the nodes: key and effect."""
+    claims: tuple[tuple[str, str], ...]
+    """Path in the pod, and the claim that is mounted there."""
+
+
+class KubernetesBackend:
+    own_flags = ("queue", "priority")
+    uses_groups = True
+    scheduler_can_replace_nodes = False
+
+    def serves(self, cluster: Cluster) -> bool:
+        return cluster.backend == "hyperpod-eks" or cluster.kubernetes is not None
+
+    def default_ranks(self, target: Target, problems: list[Problem]) -> int:
+        return target.group.gpus if target.group else 0
+
+    def options(self, flags: TrainFlags, target: Target, problems: list[Problem]) -> KubernetesOptions:
+        if target.cluster is None:
+            problems.append(problem("--on", flags.on, "needs a Cluster", fix="give --cluster or --stack"))
+        defaults = (target.cluster.kubernetes if target.cluster else None) or KubernetesDefaults()
+        name, group = target.run.rpartition("/")[2], target.group
+        if not re.fullmatch(JOB_NAME, name):
+            allowed = "up to 52 small letters, digits and -"
+            problems.append(problem("--name", name, "cannot be the name of a Job", allowed=allowed))
+        if "-" in flags.nodes or flags.spare != "0":
+            fix = "give one number: Kubernetes replaces a lost pod by itself"
+            problems.append(problem("--nodes", flags.nodes, "a Job has a fixed number of pods", fix=fix))
+        ref, built_for = target.image
+        if not re.fullmatch(_DIGEST, ref):
+            problems.append(problem("--image", flags.image, "names no image by its digest", fix=MAKE_IMAGE))
+        gpus = group.gpus if group else 0
+        if built_for and (built_for == "cpu") != (not gpus):
+            nodes = f"nodes with {gpus} GPUs" if gpus else "nodes without GPUs"
+            problems.append(problem("--image", flags.image, f"is built for {built_for}, and the group has {nodes}"))
+        if not target.run.startswith("s3://") and not any(
+            target.run.startswith(f"{path}/") for path in defaults.claims
+        ):
+            allowed = f"s3://…, or below a path of kubernetes.claims ({', '.join(defaults.claims) or 'none'})"
+            problems.append(problem("run.uri", target.run, "pods do not see it", allowed=allowed))
+        return KubernetesOptions(
+            image=ref,
+            context=defaults.context,
+            namespace=defaults.namespace,
+            service_account=defaults.service_account,
+            queue=flags.queue,
+            priority=flags.priority,
+            region=target.cluster.region if target.cluster else None,
+            gpus=gpus,
+            efa=group.efa if group else 0,
+            labels=tuple(group.labels.items()) if group else (),
+            tolerated=tuple((taint.key, taint.effect) for taint in group.taints) if group else (),
+            claims=tuple(defaults.claims.items()),
+        )
+
+    def plan(self, request: RunRequest, folder: Path, environ: Mapping[str, str]) -> LaunchPlan:
+        command = ("kubectl", f"--namespace={request.options.namespace}", "create", "--filename=-")
+        return LaunchPlan(command, {OBJECTS: manifest(request, environ)})
+
+    def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
+        check_and_free_name(plan.files[OBJECTS], request, resume=resume)
+
+    def submit(
+        self, request: RunRequest, plan: LaunchPlan, folder: Path, store: ObjectStore, output: IO[Any] | None
+    ) -> Submission:
+        options: KubernetesOptions = request.options
+        _kubectl(options.namespace, options.context, "create", "--filename=-", text=plan.files[OBJECTS])
+        lines = (
+            f"{request.run}: job {request.name} in namespace {options.namespace}",
+            f"next: fab status {request.run}",
+        )
+        data = {"run": request.run, "job": request.name, "namespace": options.namespace}
+        job = {"job": request.name, "namespace": options.namespace, "context": options.context}
+        return Submission(lines, data, job=job)
+
+    def describe(self, job: Mapping[str, Any]) -> str:
+        return f"job {job['job']} in namespace {job['namespace']} of Kubernetes"
+
+    def held_job(self, run: str) -> HeldJob | None:
+        return None
+
+    def cancel(self, run: str, job: Mapping[str, Any] | None) -> None:
+        if job is not None:
+            withdraw(run, job)
+
+
+def objects(request: RunRequest, environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the Service and the Job, as the API takes them. Of `environ`, pods get LUSTRAIN_SILENT_S alone."""
+    options: KubernetesOptions = request.options
+    name, nodes = request.name, request.policy.max_nodes
+    labels = {"app.kubernetes.io/managed-by": "lustrain"} | (
+        {"kueue.x-k8s.io/queue-name": options.queue} if options.queue else {}
+    )
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": "lustrain"}},
+        # The ranks meet at the first pod's name, before it is ready.
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {_JOB: name}},
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": labels, "annotations": {RUN: request.run}},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": nodes,
+            "parallelism": nodes,
+            "backoffLimit": MAX_FAILURES * nodes,
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {"rules": _policy()},
+            "template": {"metadata": {"labels": labels}, "spec": _pod(request, environ)},
+        },
+    }
+    return [service, job]
+
+
+def manifest(request: RunRequest, environ: Mapping[str, str]) -> str:
+    """Return both objects as one JSON text for kubectl."""
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects(request, environ)}, indent=1) + "\n"
+
+
+def _policy() -> list[dict[str, Any]]:
+    def on_codes(action: str, *codes: int) -> dict[str, Any]:
+        return {
+            "action": action,
+            "onExitCodes": {"containerName": "trainer", "operator": "In", "values": sorted(codes)},
+        }
+
+    return [
+        on_codes("FailJob", EXIT_CONFIG, EXIT_LOST_RUN),
+        on_codes("Ignore", EXIT_PEERS, EXIT_REQUEUE),
+        # Evicted, drained, or its node is gone.
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+
+
+def _pod(request: RunRequest, environ: Mapping[str, str]) -> dict[str, Any]:
+    options: KubernetesOptions = request.options
+    name = request.name
+    gone = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+    tolerations: list[dict[str, Any]] = [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": UNREACHABLE_S} for key in gone
+    ]
+    tolerations += [{"key": key, "operator": "Exists", "effect": effect} for key, effect in options.tolerated]
+    claims = [{"name": f"claim-{number}", "mountPath": path} for number, (path, _) in enumerate(options.claims)]
+    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {_JOB: name}}}
+    pod: dict[str, Any] = {
+        "subdomain": name,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": round(request.grace_s) + SPARE_S,
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+        },
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
+        "nodeSelector": dict(options.labels),
+        "tolerations": tolerations,
+        "containers": [_container(request, claims, environ)],
+        "volumes": [
+            # Workers of the data loader hand batches over in it; a container has 64 MiB by itself.
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            {"name": "tmp", "emptyDir": {}},
+            *(
+                {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
+                for number, (_, claim) in enumerate(options.claims)
+            ),
+        ],
+    }
+    more = {"serviceAccountName": options.service_account, "priorityClassName": options.priority}
+    return pod | {key: value for key, value in more.items() if value}
+
+
+def _container(request: RunRequest, claims: Sequence[dict[str, Any]], environ: Mapping[str, str]) -> dict[str, Any]:
+    options: KubernetesOptions = request.options
+    rendezvous = ["--nnodes", str(request.policy.max_nodes), "--master", f"{request.name}-0.{request.name}:{PORT}"]
+    launcher = ["python3", "-m", "trainer.launch.node", *rendezvous, "--nproc", str(request.policy.ranks_per_node)]
+    devices = {"nvidia.com/gpu": options.gpus, "vpc.amazonaws.com/efa": options.efa}
+    limits: dict[str, Any] = {name: count for name, count in devices.items() if count}
+    limits |= {"hugepages-2Mi": HUGE_PAGES} if options.efa else {}
+    # Huge pages are given only beside a request for memory.
+    requests = limits | ({"memory": "1Gi"} if options.efa else {})
+    # The home of the image's user is read-only here.
+    variables = {"LUSTRAIN_CACHE": "/tmp/lustrain"} | ({"AWS_REGION": options.region} if options.region else {})
+    variables |= {"NCCL_NET_PLUGIN": "ofi"} if options.efa else {"GLOO_SOCKET_IFNAME": "eth0"}
+    variables |= {SILENT: environ[SILENT]} if environ.get(SILENT) else {}
+    return {
+        "name": "trainer",
+        "image": options.image,
+        # The image's entry point, tini, stays.
+        "args": [*launcher, "--", "train", request.config_uri],
+        "env": [{"name": name, "value": value} for name, value in sorted(variables.items())],
+        "resources": {"limits": limits, "requests": requests},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "tmp", "mountPath": "/tmp"}, *claims],
+    }
+
+
+def check_and_free_name(text: str, request: RunRequest, *, resume: bool) -> None:
+    """Have the API server validate a manifest without creating it, and refuse a name that is taken.
+
+    With `resume` an earlier Job of the same run that has ended is deleted. UserError.
+    """
+    options: KubernetesOptions = request.options
+    if shutil.which("kubectl") is None:
+        fix = "install it (https://kubernetes.io/docs/tasks/tools), or run fab where it is"
+        raise UserError(problem("--on", "kubernetes", "there is no kubectl on this machine", fix=fix))
+    printed = _kubectl(
+        options.namespace, options.context, "get", "job", request.name, "--ignore-not-found", "--output=json"
+    )
+    job = json.loads(printed) if printed.strip() else None
+    if job and job["metadata"].get("annotations", {}).get(RUN) != request.run:
+        raise UserError(
+            problem("--name", request.name, "a Job of another run has this name", fix="choose another --name")
+        )
+    if job and not resume:
+        raise UserError(problem("--name", request.name, "its Job is there already", fix="go on with the run: --resume"))
+    if job and not any(condition["type"] in ENDED for condition in job["status"].get("conditions", ())):
+        raise UserError(problem("--resume", request.name, "its Job still runs", fix="`fab stop` it first"))
+    # Under another name, because the Job to resume still has its own.
+    manifest = json.loads(text)
+    for item in manifest["items"]:
+        item["metadata"]["name"] = f"{request.name}-check"
+    _kubectl(
+        options.namespace, options.context, "create", "--dry-run=server", "--filename=-", text=json.dumps(manifest)
+    )
+    if job:
+        delete(request.name, options.namespace, options.context)
+
+
+def delete(name: str, namespace: str, context: str | None) -> None:
+    """Take the Job and the Service away, where they are; their pods get SIGTERM and save."""
+    _kubectl(namespace, context, "delete", "job,service", name, "--ignore-not-found", "--cascade=foreground")
+
+
+def withdraw(run: str, where: Mapping[str, Any]) -> None:
+    """Delete the Job that was made for this run, where it is still this run's. UserError."""
+    job, namespace, context = where.get("job"), where.get("namespace"), where.get("context")
+    words = [word for word in (job, namespace) if isinstance(word, str) and re.fullmatch(JOB_NAME, word)]
+    if len(words) != 2 or not (context is None or re.fullmatch(r"[^\s-]\S*", str(context))):
+        raise UserError(problem("RUN", run, "the record of its Job is not one that fab train wrote"))
+    printed = _kubectl(words[1], context, "get", "job", words[0], "--ignore-not-found", "--output=json")
+    if printed.strip() and json.loads(printed)["metadata"].get("annotations", {}).get(RUN) == run:
+        delete(words[0], words[1], context)
+
+
+def _kubectl(namespace: str, context: str | None, *words: str, text: str = "") -> str:
+    command = ["kubectl", *([f"--context={context}"] if context else []), f"--namespace={namespace}", *words]
+    output = run(command, text, fix="kubectl cluster-info")
+    if output.code:
+        why = error_text(output, ("error: ", "Error from server", "Unable to connect", "The connection to the server"))
+        why = re.sub(r"(error: |Error from server( \(\w+\))?: |error when creating \"STDIN\": )+", "", why)
+        lost = re.search(_LOST, output.errors)
+        refused = re.search("Forbidden|cannot create|Unauthorized", output.errors)
+        code = UNREACHABLE if lost else FAILED if refused else USAGE
+        raise UserError(f"kubectl: {why}; fix: {_fix(output.errors, namespace)}", code)
+    return output.out
+
+
+def _fix(error: str, namespace: str) -> str:
+    known = {
+        "getting credentials": "aws sso login, or what else logs this user in; then kubectl cluster-info",
+        "deadline exceeded": "is the cluster up? kubectl cluster-info",
+        "AlreadyExists": "kubectl get service shows whose it is; choose another --name",
+        "namespaces": f"kubectl create namespace {namespace}, or another kubernetes.namespace in the Cluster",
+        "context": "kubectl config get-contexts lists them",
+        "Forbidden": "ask for the right to create jobs and services in this namespace",
+        "onnect": "is the cluster up? kubectl cluster-info",
+    }
+    return next((fix for word, fix in known.items() if word in error), "look at the object: fab train … --dry")
+
+
+BACKEND = KubernetesBackend()

@@ -1,0 +1,155 @@
+"""This machine as a backend: `fab train` supervises the ranks itself until the run has ended."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from launch.backends import HeldJob, LaunchPlan, Submission
+from launch.flags import TrainFlags
+from launch.request import RunRequest, Target
+from launch.supervisor.executor import Superseded, TemporarilyUnavailable
+from launch.supervisor.loop import supervise
+from launch.supervisor.policy import Launch, Stop, launch_of
+from lustrain.cluster import Cluster
+from lustrain.problem import Problem, problem
+from trainer.errors import LostRunError
+from trainer.launch import journal
+from trainer.launch.attempt import ATTEMPT
+from trainer.launch.node import devices
+from trainer.launch.ranks import FORWARDED
+from trainer.storage import ObjectStore, StorageError
+
+NODE = "localhost"
+
+
+class LocalBackend:
+    own_flags = ()
+    uses_groups = False
+    scheduler_can_replace_nodes = False
+
+    def serves(self, cluster: Cluster) -> bool:
+        return False
+
+    def default_ranks(self, target: Target, problems: list[Problem]) -> int:
+        return devices()
+
+    def options(self, flags: TrainFlags, target: Target, problems: list[Problem]) -> None:
+        if target.max_nodes + target.spare_nodes > 1:
+            problems.append(problem("--nodes", flags.nodes, "is more than this machine", fix="--nproc sets its ranks"))
+        if flags.python is not None and shutil.which(flags.python) is None:
+            problems.append(problem("--python", flags.python, "is not a program on this machine", fix="see its path"))
+
+    def plan(self, request: RunRequest, folder: Path, environ: Mapping[str, str]) -> LaunchPlan:
+        python = request.python or sys.executable
+        ranks = ["--nproc", str(request.policy.ranks_per_node), "--run", request.run]
+        return LaunchPlan((python, "-m", "trainer.launch.local", *ranks, "--", "train", request.config_uri))
+
+    def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
+        """Nothing to check: the record of the run names the process that supervises it (`launch.runs`)."""
+
+    def submit(
+        self, request: RunRequest, plan: LaunchPlan, folder: Path, store: ObjectStore, output: IO[Any] | None
+    ) -> Submission:
+        executor = LocalExecutor(plan.command, output)
+        end = supervise(executor, RunJournal(store), request.policy, _log, max_wait_s=request.max_wait_s)
+        assert isinstance(end, Stop), "this machine has no queue"
+        data = {"run": request.run, "exit_code": end.code, "why": end.why}
+        return Submission((f"{request.run}: {end.why}",), data, code=end.code)
+
+    def describe(self, job: Mapping[str, Any]) -> str:
+        return "this machine"
+
+    def held_job(self, run: str) -> HeldJob | None:
+        return None
+
+    def cancel(self, run: str, job: Mapping[str, Any] | None) -> None:
+        """Nothing to cancel: its process ends once the ranks have saved."""
+
+
+class RunJournal:
+    """The journal in a run's store, for launchers that have all of Lustrain."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.launcher_id = f"fab train on {platform.node()}"
+
+    def read(self) -> tuple[list[Launch], str]:
+        try:
+            records = journal.take(self._store)
+            stop = "fab stop asked for its end" if journal.stopped(self._store) else ""
+        except StorageError as error:
+            raise TemporarilyUnavailable(str(error)) from None
+        return [launch_of(record) for record in records], stop
+
+    def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
+        try:
+            return journal.begin(self._store, nodes, self.launcher_id, idle)
+        except LostRunError as error:
+            raise Superseded(str(error)) from None
+        except StorageError as error:
+            raise TemporarilyUnavailable(str(error)) from None
+
+    def finish(self, number: int, code: int) -> None:
+        try:
+            journal.finish(self._store, number, code)
+        except StorageError as error:
+            raise TemporarilyUnavailable(str(error)) from None
+
+
+class LocalExecutor:
+    """Starts all ranks on this machine, and passes its own signals on to them."""
+
+    def __init__(self, command: Sequence[str], output: IO[Any] | None = None) -> None:
+        """`output` is where the ranks print; None for standard output."""
+        self._command, self._output = list(command), output
+        self._job: subprocess.Popen[bytes] | None = None
+        self._signalled = threading.Event()
+        self._signal = 0
+        for number in FORWARDED:
+            signal.signal(number, self._handle_signal)
+
+    def healthy_nodes(self) -> list[str]:
+        return [NODE]
+
+    def run_launch(self, number: int, nodes: Sequence[str]) -> int:
+        environment = {**os.environ, ATTEMPT: str(number)}
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        try:
+            # A terminal's Ctrl-C reaches the ranks once, through us.
+            self._job = subprocess.Popen(self._command, env=environment, stdout=self._output, process_group=0)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        if self._signal:
+            # The signal came before there were ranks to pass it on to.
+            self._job.send_signal(self._signal)
+        code = self._job.wait()
+        return code if code >= 0 else 1
+
+    def sleep(self, seconds: float) -> None:
+        self._signalled.wait(seconds)
+
+    def stop_reason(self) -> str:
+        return f"{signal.Signals(self._signal).name} asked for its end" if self._signal else ""
+
+    def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signal = number
+        self._signalled.set()
+        if self._job is not None and self._job.poll() is None:
+            self._job.send_signal(number)
+
+
+def _log(line: str) -> None:
+    print(f"lustrain: {line}", file=sys.stderr, flush=True)
+
+
+BACKEND = LocalBackend()

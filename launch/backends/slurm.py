@@ -1,0 +1,334 @@
+"""Slurm as a backend: a run is one job, whose batch script is readable Python that needs only the standard library."""
+
+from __future__ import annotations
+
+import ast
+import pprint
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from launch.backends import HeldJob, LaunchPlan, Submission
+from launch.backends.command import error_text, run
+from launch.flags import TrainFlags
+from launch.request import RunRequest, Target
+from lustrain.cluster import Cluster
+from lustrain.problem import FAILED, UNREACHABLE, USAGE, Problem, UserError, problem
+from trainer.launch.attempt import SILENT
+from trainer.launch.node import LINGER_S
+from trainer.storage import ObjectStore
+
+SCRIPT = "launch/batch.py"
+SOURCES = ("supervisor/policy", "supervisor/executor", "supervisor/loop", "backends/slurm_executor")
+"""Files of launch/ that the batch script carries, in the order in which they need each other."""
+FIRST_PORT, PORTS = 20_000, 10_000
+"""Ports below those that Linux chooses for connections, from 32768:
+https://docs.kernel.org/networking/ip-sysctl.html"""
+SPARE_S = 10
+"""Seconds beside the trainer's own grace, from the signal to the end of the job's time."""
+FORBIDDEN_CHARACTER = re.compile(r"[^!-~]|[\"'#%\\]")
+"""In a word of sbatch's options: white space, quotes, and the patterns of file names."""
+PING = "scontrol ping; is slurmctld up?"
+_PARSABLE = re.compile(r"([0-9]+)(;\S+)?")
+_TIME = re.compile(r"[0-9]+|[0-9]+:[0-9]+(:[0-9]+)?|[0-9]+-[0-9]+(:[0-9]+){0,2}")
+"""https://slurm.schedmd.com/sbatch.html#OPT_time"""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,-]*")
+_HELD = re.compile("held|hold", re.IGNORECASE)
+"""In the reason of a job that waits for a person: JobHeldUser, JobHeldAdmin, JobHoldMaxRequeue
+(https://slurm.schedmd.com/job_reason_codes.html), "launch failed requeued held"."""
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What a job requests; None and 0 request nothing."""
+
+    partition: str | None
+    account: str | None
+    qos: str | None
+    time: str | None
+    gpus: int
+    """Of each node."""
+    efa: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that waits or runs."""
+
+    number: int
+    held: str = ""
+    """Why Slurm does not start it until it is released; empty where it does not hold it."""
+
+    @property
+    def release(self) -> str:
+        return f"scontrol release {self.number}, as its owner or an operator of Slurm"
+
+
+class SlurmBackend:
+    own_flags = ("partition", "account", "qos", "time")
+    uses_groups = True
+    scheduler_can_replace_nodes = True
+
+    def serves(self, cluster: Cluster) -> bool:
+        return cluster.backend == "hyperpod-slurm" or cluster.slurm is not None
+
+    def default_ranks(self, target: Target, problems: list[Problem]) -> int:
+        if target.cluster is None:
+            why = "without a Cluster the GPUs of a node are not known"
+            problems.append(problem("--nproc", None, why, fix="give the ranks of a node, or --cluster"))
+        return target.group.gpus if target.group else 0
+
+    def options(self, flags: TrainFlags, target: Target, problems: list[Problem]) -> SlurmOptions:
+        """Return the job's options; flags come before the Cluster."""
+        if flags.time is not None and not _TIME.fullmatch(flags.time):
+            allowed = "minutes, or like 1-12:00:00"
+            problems.append(problem("--time", flags.time, "is not a time of Slurm", allowed=allowed))
+        group, defaults = target.group, target.cluster.slurm if target.cluster else None
+        options = SlurmOptions(
+            flags.partition or (group.partition if group else None),
+            flags.account or (defaults.account if defaults else None),
+            flags.qos or (defaults.qos if defaults else None),
+            flags.time,
+            group.gpus if group else 0,
+            bool(group and group.efa),
+        )
+        names = {"--partition": options.partition, "--account": options.account, "--qos": options.qos}
+        for path, name in names.items():
+            if name is not None and not _NAME.fullmatch(name):
+                problems.append(problem(path, name, "is not a name of Slurm", allowed="letters, digits, _ . , -"))
+        if match := FORBIDDEN_CHARACTER.search(target.run):
+            problems.append(problem("run.uri", target.run, f"holds {match[0]!r}, which an option of sbatch cannot"))
+        return options
+
+    def plan(self, request: RunRequest, folder: Path, environ: Mapping[str, str]) -> LaunchPlan:
+        log = log_file(request, folder)
+        if match := FORBIDDEN_CHARACTER.search(log):
+            raise UserError(problem("folder", str(folder), f"holds {match[0]!r}, which an option of sbatch cannot"))
+        text = script(request, log, ranks_environment(environ))
+        return LaunchPlan(("sbatch", "--parsable", f"--chdir={folder}"), {SCRIPT: text})
+
+    def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
+        if shutil.which("sbatch") is None:
+            fix = "run fab where Slurm's programs are: on the controller or a login node"
+            raise UserError(problem("--on", "slurm", "there is no sbatch on this machine", fix=fix))
+        _sbatch(plan.files[SCRIPT], folder, "--test-only")
+        # Also without --resume: a caller that lost the answer of sbatch may begin anew.
+        if waiting := jobs(request.run, request.name):
+            job = waiting[0]
+            stop = f"fab stop {request.run} --now"
+            why, fix = f"job {job.number} of Slurm still waits or runs for it", f"{stop}, or let it go on"
+            if job.held:
+                why, fix = f"job {job.number} of Slurm is held ({job.held})", f"{job.release}; or {stop}"
+            raise UserError(problem("--resume" if resume else "run.uri", request.run, why, fix=fix))
+
+    def submit(
+        self, request: RunRequest, plan: LaunchPlan, folder: Path, store: ObjectStore, output: IO[Any] | None
+    ) -> Submission:
+        number, log = submit(plan.files[SCRIPT], folder, request), log_file(request, folder)
+        lines = (f"{request.run}: job {number} of Slurm", f"log: {log}", f"next: fab status {request.run}")
+        data = {"run": request.run, "job": number, "log": log}
+        return Submission(lines, data, job={"job": number, "log": log})
+
+    def describe(self, job: Mapping[str, Any]) -> str:
+        return f"job {job['job']} of Slurm"
+
+    def held_job(self, run: str) -> HeldJob | None:
+        if shutil.which("squeue") is None:
+            return None
+        held = next((job for job in jobs(run, run.rpartition("/")[2]) if job.held), None)
+        return HeldJob(str(held.number), held.held, held.release) if held else None
+
+    def cancel(self, run: str, job: Mapping[str, Any] | None) -> None:
+        for waiting in jobs(run, run.rpartition("/")[2]):
+            cancel(waiting.number)
+
+
+def log_file(request: RunRequest, folder: Path) -> str:
+    """Return the file of the job's output: in a run that is a folder, else beside the caller."""
+    return f"{folder}/lustrain-{request.name}.log" if "://" in request.run else f"{request.run}/launch/log"
+
+
+def sbatch_options(request: RunRequest, log: str) -> list[str]:
+    """Return the options of sbatch, one a line of the script."""
+    options: SlurmOptions = request.options
+    named = {
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "time": options.time,
+    }
+    low = request.policy.min_nodes
+    nodes = str(low) if low == request.nodes else f"{low}-{request.nodes}"
+    return [
+        f"--job-name={request.name}",
+        f"--comment={request.run}",
+        f"--output={log}",
+        "--open-mode=append",
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        "--exclusive",
+        # --exclusive gives all processors of a node, this all its memory.
+        "--mem=0",
+        "--no-kill",
+        "--requeue",
+        # The caller's environment may hold secrets, and ranks after a requeue would get another one.
+        "--export=NIL",
+        f"--signal=B:USR1@{round(request.grace_s) + SPARE_S}",
+        *([f"--gpus-per-node={options.gpus}"] if options.gpus else []),
+        *(f"--{key}={value}" for key, value in named.items() if value),
+    ]
+
+
+def script_plan(request: RunRequest, environment: dict[str, str]) -> dict[str, Any]:
+    """Return the values that the script needs, as plain JSON data."""
+    return {
+        "run": request.run,
+        "config": request.config_uri,
+        "python": request.python or sys.executable,
+        "ranks": request.policy.ranks_per_node,
+        "port": FIRST_PORT + sum(request.run.encode()) % PORTS,
+        "policy": asdict(request.policy),
+        "max_wait_s": request.max_wait_s,
+        "late_s": late_s(request),
+        # Named, because NCCL without the plugin would use TCP, and write no more than a line about it.
+        "environment": environment | ({"NCCL_NET_PLUGIN": "ofi"} if request.options.efa else {}),
+    }
+
+
+def late_s(request: RunRequest) -> int:
+    """Return the seconds after the end of the first launcher at which Slurm ends the others.
+
+    Launchers wait for each other, and a last save takes as long as the trainer may need for one. One on a node that does not
+    answer would be waited for until Slurm takes the node for lost, five minutes by default:
+    https://slurm.schedmd.com/slurm.conf.html#OPT_SlurmdTimeout
+    """
+    return round(LINGER_S + request.grace_s) + SPARE_S
+
+
+def script(request: RunRequest, log: str, environment: dict[str, str]) -> str:
+    """Return the whole batch script. It is made of SOURCES, without their imports of each other."""
+    head = [
+        "#!/usr/bin/env python3",
+        *(f"#SBATCH {option}" for option in sbatch_options(request, log)),
+        f'"""Starts the run {request.name} on the nodes of this job. Made by `fab train`; see docs/launch.md."""',
+        "from __future__ import annotations",
+        "",
+        "import sys",
+        "",
+        "if sys.version_info < (3, 9):",
+        '    sys.exit("lustrain: Python of this host is %d.%d; allowed: 3.9 or newer" % sys.version_info[:2])',
+    ]
+    body = [_standalone(Path(__file__).parents[1] / f"{name}.py") for name in SOURCES]
+    values = pprint.pformat(script_plan(request, environment), width=100, sort_dicts=False)
+    return "\n".join([*head, "", f"PLAN = {values}", "", *body, "", "sys.exit(main(PLAN))", ""])
+
+
+def ranks_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what ranks get of `environ`: paths of programs and modules, and of AWS the region and endpoint."""
+    kept = (
+        "PATH",
+        "PYTHONPATH",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_ENDPOINT_URL_S3",
+        "GLOO_SOCKET_IFNAME",
+        "OMP_NUM_THREADS",
+        SILENT,
+    )
+    return {name: environ[name] for name in kept if name in environ}
+
+
+def submit(text: str, folder: Path, request: RunRequest) -> int:
+    """Submit the script and return the job's number; the queue is asked where sbatch does not print it. UserError."""
+    try:
+        printed = _sbatch(text, folder, "--parsable")
+    except UserError as error:
+        if error.exit_code != UNREACHABLE:
+            raise
+        try:
+            queued = jobs(request.run, request.name)
+        except UserError:
+            queued = []
+        if queued:
+            return queued[-1].number
+        fix = f"once `scontrol ping` answers: fab stop {request.run} --now, then fab train … --resume"
+        raise UserError(f"{error}; whether Slurm took the job is not known; fix: {fix}", UNREACHABLE) from None
+    # A site may print a banner before or after it.
+    numbers = [match[1] for line in printed.splitlines() if (match := _PARSABLE.fullmatch(line.strip()))]
+    if numbers:
+        return int(numbers[-1])
+    queued = jobs(request.run, request.name)
+    if not queued:
+        why = f"sbatch took the script and printed no number of a job: {' '.join(printed.split())[:200]!r}"
+        raise UserError(f"{why}; fix: squeue --name={request.name}", UNREACHABLE)
+    return queued[-1].number
+
+
+def _sbatch(text: str, folder: Path, flag: str) -> str:
+    output = run(["sbatch", flag, f"--chdir={folder}"], text, fix=PING)
+    if output.code:
+        why = error_text(output, ("error: ", "fatal: ", "allocation failure: "))
+        why = re.sub("(sbatch: |allocation failure: |error: |fatal: )+", "", why)
+        lost = re.search("Unable to contact|Connection refused|timed out|No route to host", output.errors)
+        raise UserError(f"sbatch: {why}; fix: {_fix(output.errors)}", UNREACHABLE if lost else USAGE)
+    return output.out
+
+
+def jobs(run_uri: str, name: str) -> list[Job]:
+    """Return the jobs that wait or run for this run, oldest first: those with its name and, as comment, itself.
+
+    UserError (UNREACHABLE) where Slurm does not answer: then there may be some.
+    """
+    output = run(["squeue", "--noheader", f"--name={name}", "--format=%A|%T|%r|%k"], fix=PING)
+    if output.code:
+        why = error_text(output, ("error: ", "fatal: "))
+        raise UserError(
+            f"squeue: {why}: whether a job waits or runs for {run_uri} is not known; fix: {PING}", UNREACHABLE
+        )
+    rows = [row for line in output.out.splitlines() if len(row := line.strip().split("|", 3)) == 4]
+    matching = {
+        int(number): Job(int(number), reason if state == "PENDING" and _HELD.search(reason) else "")
+        for number, state, reason, comment in rows
+        if comment == run_uri and number.isdecimal()
+    }
+    return [matching[number] for number in sorted(matching)]
+
+
+def cancel(job: int) -> None:
+    """Have Slurm end the job: its ranks get SIGTERM and save if there is time. UserError."""
+    output = run(["scancel", str(job)], fix=PING)
+    if output.code:
+        raise UserError(
+            f"scancel {job}: {error_text(output, ('error: ', 'fatal: '))}; fix: run it on the controller", FAILED
+        )
+
+
+def _fix(error: str) -> str:
+    known = {
+        "contact": PING,
+        "timed out": PING,
+        "partition": "sinfo lists the partitions",
+        "account": "sacctmgr show associations user=$USER lists your accounts",
+        "qos": "sacctmgr show qos lists them",
+        "node configuration": "ask for fewer nodes, or another partition",
+    }
+    return next((fix for word, fix in known.items() if word in error.lower()), "scontrol show partition")
+
+
+def _standalone(path: Path) -> str:
+    """Return a source without the imports that a single file must not have."""
+    text = path.read_text(encoding="utf-8")
+    dropped = {
+        line
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("__future__", "launch."))
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    return "\n".join(line for number, line in enumerate(text.splitlines(), 1) if number not in dropped) + "\n"
+
+
+BACKEND = SlurmBackend()

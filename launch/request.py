@@ -1,0 +1,277 @@
+"""A request to train a run, resolved from flags, settings and Cluster: pure data, from which every backend makes its plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from launch.flags import TrainFlags
+from launch.supervisor.policy import RestartPolicy
+from lustrain.cluster import Cluster, NodeGroup
+from lustrain.flags import number
+from lustrain.problem import Problem, UserError, problem
+from trainer.config import Config, parse_time, to_toml
+from trainer.launch.journal import CONFIG, STOP
+
+MAX_NODES = 10_000
+LEAVE = timedelta(minutes=30)
+"""EC2 ends the instances of a capacity block so long before its end:
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/capacity-blocks-using.html"""
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """One run, ready to be planned by its backend."""
+
+    run: str
+    backend: str
+    config: str
+    """The resolved settings, TOML."""
+    policy: RestartPolicy
+    nodes: int
+    """Nodes requested from a scheduler: `policy.max_nodes` and spare ones."""
+    max_wait_s: float
+    """How long to wait for nodes or for the run's store."""
+    stop_uri: str
+    """The object that ends the run when it appears."""
+    grace_s: float
+    """Seconds that the trainer may need to save after a signal."""
+    python: str | None
+    options: Any
+    """The backend's own part of the request, of its own type."""
+
+    @property
+    def config_uri(self) -> str:
+        return f"{self.run}/{CONFIG}"
+
+    @property
+    def name(self) -> str:
+        return self.run.rpartition("/")[2]
+
+    def record(self) -> dict[str, Any]:
+        """Return it as plain JSON data, without the settings, which are an object of their own."""
+        policy = self.policy
+        return {
+            "on": self.backend,
+            "run": self.run,
+            "nodes": {"least": policy.min_nodes, "most": policy.max_nodes, "asked": self.nodes},
+            "ranks": policy.ranks_per_node,
+            "stop_uri": self.stop_uri,
+            "give_up_s": self.max_wait_s,
+        }
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a run would train: what a backend makes its options of."""
+
+    run: str
+    cluster: Cluster | None
+    group: NodeGroup | None
+    image: tuple[str, str]
+    """Reference by digest, and what it is built for; empty where not known."""
+    max_nodes: int
+    spare_nodes: int
+
+
+class RequestBackend(Protocol):
+    """A backend's part in a request; pure."""
+
+    own_flags: tuple[str, ...]
+    """Flags of `fab train` that only this backend has."""
+    uses_groups: bool
+    """Whether it trains on a group of the Cluster's workers, and not on this machine."""
+    scheduler_can_replace_nodes: bool
+
+    def serves(self, cluster: Cluster) -> bool:
+        """Whether runs of this Cluster start here unless --on names another backend."""
+        ...
+
+    def default_ranks(self, target: Target, problems: list[Problem]) -> int:
+        """Return the ranks of a node without --nproc; 0 where it has no GPUs."""
+        ...
+
+    def options(self, flags: TrainFlags, target: Target, problems: list[Problem]) -> Any:
+        """Return its own part of the request; adds what is wrong with it to `problems`."""
+        ...
+
+
+def resolve_request(
+    flags: TrainFlags,
+    config: Config,
+    cluster: Cluster | None,
+    backends: Mapping[str, RequestBackend],
+    folder: Path,
+    image: tuple[str, str] = ("", ""),
+) -> RunRequest:
+    """Return the request that the flags make; UserError with everything that is wrong with them.
+
+    A run's folder that is not absolute is relative to `folder`; `image` is as in Target.
+    """
+    problems: list[Problem] = []
+    name = _backend_name(flags, cluster, backends, problems)
+    backend = backends.get(name)
+    for other, its in backends.items():
+        for flag in its.own_flags if backend and other != name else ():
+            if getattr(flags, flag) is not None:
+                problems.append(problem(f"--{flag}", getattr(flags, flag), f"only valid with --on {other}"))
+    min_nodes, max_nodes = _nodes(flags, problems)
+    spare = int(_number("--spare", flags.spare, 0, MAX_NODES, problems))
+    max_wait_h = _number("--give-up", flags.give_up, 0, 8760, problems, whole=False)
+    group = _group(flags, cluster, problems) if backend and backend.uses_groups and cluster else None
+    target = Target(_run_uri(flags, config, cluster, folder, problems), cluster, group, image, max_nodes, spare)
+    if backend is None:
+        raise UserError(problems)
+    ranks = _ranks(flags, backend, target, problems)
+    options = backend.options(flags, target, problems)
+    policy, problem_of_batch = _policy(flags, config, backend, (min_nodes, max_nodes), ranks)
+    if problem_of_batch and not problems:
+        problems.append(problem_of_batch)
+    if problems:
+        raise UserError(problems)
+    settings = _settings(config, target.run, cluster)
+    interrupt = settings.interrupt
+    if interrupt.deadline:
+        policy = replace(policy, deadline=parse_time(interrupt.deadline) - interrupt.deadline_margin_s)
+    return RunRequest(
+        run=target.run,
+        backend=name,
+        config=to_toml(settings),
+        policy=policy,
+        nodes=max_nodes + spare,
+        max_wait_s=max_wait_h * 3600,
+        stop_uri=str(interrupt.stop_uri),
+        grace_s=interrupt.signal_grace_s,
+        python=flags.python,
+        options=options,
+    )
+
+
+def uri_of(run: str, cluster: Cluster | None, folder: Path) -> str:
+    """Return the run that a user names by its place, or by its name under the Cluster's runs_uri."""
+    if cluster and re.fullmatch(_NAME, run):
+        return f"{cluster.runs_uri.rstrip('/')}/{run}"
+    return run.rstrip("/") if "://" in run else str(folder / Path(run).expanduser())
+
+
+def _backend_name(
+    flags: TrainFlags, cluster: Cluster | None, backends: Mapping[str, RequestBackend], problems: list[Problem]
+) -> str:
+    allowed = ", ".join(backends)
+    if flags.on is not None:
+        if flags.on not in backends:
+            problems.append(problem("--on", flags.on, "is not a place to train at", allowed=allowed))
+        return flags.on
+    if cluster is None:
+        return "local"
+    name = next((name for name, backend in backends.items() if backend.serves(cluster)), "")
+    if not name:
+        why = f"the Cluster's backend {cluster.backend} has no launcher yet"
+        problems.append(problem("--on", None, why, allowed=allowed, fix="docs/train.md says how to start by hand"))
+    return name
+
+
+def _nodes(flags: TrainFlags, problems: list[Problem]) -> tuple[int, int]:
+    match = _RANGE.fullmatch(flags.nodes)
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= low <= high <= MAX_NODES:
+        allowed = f"N or N-M with N from 1 and M up to {MAX_NODES}"
+        problems.append(problem("--nodes", flags.nodes, "is not a number of nodes", allowed=allowed))
+        return 1, 1
+    return low, high
+
+
+def _number(path: str, text: str, low: float, high: float, problems: list[Problem], *, whole: bool = True) -> float:
+    try:
+        return number(path, text, low, high, whole=whole)
+    except UserError as error:
+        problems += error.problems
+        return 0
+
+
+def _group(flags: TrainFlags, cluster: Cluster, problems: list[Problem]) -> NodeGroup | None:
+    """Return the worker group that the flags name, by itself or by its partition, else the only one."""
+    workers = {name: group for name, group in cluster.groups.items() if group.role == "worker"}
+    matching = {
+        name: group
+        for name, group in workers.items()
+        if flags.group in (None, name) and flags.partition in (None, group.partition)
+    }
+    names = ", ".join(workers)
+    if flags.group is not None and flags.group not in workers:
+        problems.append(problem("--group", flags.group, "is not a worker group", allowed=names))
+    elif not matching:
+        partitions = ", ".join(sorted({group.partition for group in workers.values() if group.partition}))
+        problems.append(
+            problem("--partition", flags.partition, "is not a worker group's partition", allowed=partitions)
+        )
+    elif len(matching) > 1:
+        problems.append(problem("--group", None, "the Cluster has several worker groups", allowed=names))
+    group = next(iter(matching.values()), None)
+    low = re.match("[0-9]+", flags.nodes)
+    if group and low and int(low[0]) > group.count:
+        why = f"the group has {group.count} nodes of type {group.type}"
+        problems.append(problem("--nodes", flags.nodes, why, allowed=f"1 to {group.count}"))
+    return group
+
+
+def _ranks(flags: TrainFlags, backend: RequestBackend, target: Target, problems: list[Problem]) -> int:
+    """Return how many ranks a node has: those of --nproc, else one for each GPU, without GPUs one."""
+    if flags.nproc is not None:
+        return int(_number("--nproc", flags.nproc, 1, 1024, problems)) or 1
+    return backend.default_ranks(target, problems) or 1
+
+
+def _policy(
+    flags: TrainFlags, config: Config, backend: RequestBackend, nodes: tuple[int, int], ranks: int
+) -> tuple[RestartPolicy, Problem | None]:
+    """Return the restart policy, and what is wrong where no number of nodes divides the batch."""
+    batch, micro = config.train.global_batch, config.train.micro_batch
+    micro_batches, odd = divmod(batch, micro)
+    policy = RestartPolicy(
+        min_nodes=nodes[0],
+        max_nodes=nodes[1],
+        ranks_per_node=ranks,
+        micro_batches_per_step=0 if odd else micro_batches,
+        allow_blamed_nodes=flags.keep_nodes or not backend.uses_groups,
+        scheduler_can_replace_nodes=backend.scheduler_can_replace_nodes,
+    )
+    if not odd and policy.usable_nodes(nodes[1]):
+        return policy, None
+    why = f"no number of nodes with {ranks} ranks each divides {batch} samples into micro-batches of {micro}"
+    fix = "change train.global_batch, train.micro_batch, --nodes or --nproc"
+    return policy, problem("--nodes", flags.nodes, why, fix=fix)
+
+
+def _run_uri(flags: TrainFlags, config: Config, cluster: Cluster | None, folder: Path, problems: list[Problem]) -> str:
+    if re.fullmatch(r"[a-z0-9]+:/*", config.run.uri) and (flags.name is None or cluster is None):
+        problems.append(problem("run.uri", config.run.uri, "names no run", allowed="s3://bucket/name, or a folder"))
+        return ""
+    if flags.name is None:
+        return uri_of(config.run.uri, None, folder)
+    if not re.fullmatch(_NAME, flags.name):
+        problems.append(problem("--name", flags.name, "is not a plain name", allowed="letters, digits, . _ -"))
+        return ""
+    parent = cluster.runs_uri if cluster else uri_of(config.run.uri, None, folder).rpartition("/")[0]
+    return uri_of(f"{parent.rstrip('/')}/{flags.name}", None, folder)
+
+
+def _settings(config: Config, run: str, cluster: Cluster | None) -> Config:
+    """Fill in what follows from the run's place and the Cluster, where the settings leave it open."""
+    interrupt = config.interrupt
+    filled: dict[str, Any] = {} if interrupt.stop_uri else {"stop_uri": f"{run}/{STOP}"}
+    if cluster and cluster.backend != "machines" and "metadata" not in interrupt.model_fields_set:
+        filled["metadata"] = True
+    if cluster and cluster.capacity.ends_at and interrupt.deadline is None:
+        filled["deadline"] = (cluster.capacity.ends_at - LEAVE).isoformat()
+    updates: Mapping[str, Any] = {
+        "run": config.run.model_copy(update={"uri": run}),
+        "interrupt": interrupt.model_copy(update=filled),
+    }
+    return config.model_copy(update=updates)

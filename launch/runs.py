@@ -1,0 +1,111 @@
+"""A run on the operator's side: registered before it starts, opened afterwards; a name that is taken is refused."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launch.request import RunRequest
+from lustrain.problem import UserError, problem
+from trainer.launch.journal import CONFIG, REQUEST, STOP, VERSION, read
+from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, open_store
+
+SUBMITTED = "launch/submitted.json"
+"""The scheduler's job."""
+
+
+def register_run(request: RunRequest, *, resume: bool, files: Mapping[str, str]) -> ObjectStore:
+    """Record the request in its run, with the plan's files by key. UserError where the run exists, or where `resume` finds
+    none."""
+    store = open_store(request.run, name="run.uri")
+    taken = _exists(store, REQUEST)
+    if resume and taken:
+        _refuse_beside_another(store, request)
+    if taken and not resume:
+        fix = "choose another --name or run.uri; or go on with this run: --resume"
+        raise UserError(problem("run.uri", request.run, "there is a run of this name already", fix=fix))
+    if resume and not taken and not any(True for _ in store.list("manifests/")):
+        raise UserError(problem("--resume", request.run, "there is no such run", fix="leave --resume out to begin it"))
+    # Decisions about earlier launches do not bind this start.
+    after = max((record["attempt"] for record in read(store)), default=0)
+    by = f"{getpass.getuser()}@{platform.node()}"
+    body = {
+        "version": VERSION,
+        "by": by,
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "asked": time.time(),
+        "after": after,
+        **request.record(),
+    }
+    try:
+        store.put(REQUEST, json.dumps(body, indent=1).encode() + b"\n", if_absent=not taken)
+    except PreconditionError:
+        fix = "choose another --name or run.uri"
+        raise UserError(problem("run.uri", request.run, "another start took this name just now", fix=fix)) from None
+    for key, text in {CONFIG: request.config, **files}.items():
+        store.put(key, text.encode())
+    store.delete(STOP)
+    return store
+
+
+def _refuse_beside_another(store: ObjectStore, request: RunRequest) -> None:
+    """Refuse a run whose supervising process on this machine still lives; a scheduler's jobs are its backend's to check."""
+    record = read_record(store, REQUEST) or {}
+    pid = record.get("pid")
+    if record.get("on") != "local" or record.get("host") != platform.node() or pid == os.getpid():
+        return
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return
+    # The number may be another process's by now.
+    if b"train" in words:
+        why = f"process {pid} of this machine still trains it"
+        raise UserError(problem("--resume", request.run, why, fix=f"fab stop {request.run}, or let it go on"))
+
+
+def unregister_run(store: ObjectStore, files: Mapping[str, str]) -> None:
+    """Delete what `register_run` recorded, unless the run has launches."""
+    if not read(store):
+        for key in (*files, CONFIG, REQUEST):
+            store.delete(key)
+
+
+def save_job(store: ObjectStore, backend: str, job: Mapping[str, Any]) -> None:
+    """Record the scheduler's job under the backend's name."""
+    body = {"version": VERSION, "host": platform.node(), backend: dict(job)}
+    store.put(SUBMITTED, json.dumps(body, indent=1).encode() + b"\n")
+
+
+def open_existing_run(uri: str) -> ObjectStore:
+    """Open a run. UserError where there is none."""
+    store = open_store(uri, create=False, name="RUN")
+    if not _exists(store, REQUEST) and next(iter(store.list("events/")), None) is None:
+        raise UserError(problem("RUN", uri, "there is no run", fix="give the run's uri, or its name with --cluster"))
+    return store
+
+
+def read_record(store: ObjectStore, key: str) -> dict[str, Any] | None:
+    """Return a launcher's record; None without one."""
+    try:
+        record = json.loads(store.read(key)[0])
+    except ObjectMissingError:
+        return None
+    except ValueError:
+        raise UserError(problem("object", f"{store.uri.rstrip('/')}/{key}", "is not JSON")) from None
+    return record if isinstance(record, dict) else None
+
+
+def _exists(store: ObjectStore, key: str) -> bool:
+    try:
+        store.stat(key)
+    except ObjectMissingError:
+        return False
+    return True

@@ -1,0 +1,59 @@
+"""What the supervisor needs: something that starts ranks, and a journal of the run's launches. Standard library and Python 3.9
+only: Slurm's batch script carries this file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from launch.supervisor.policy import Launch
+
+
+class TemporarilyUnavailable(Exception):
+    """The run's journal or the scheduler does not answer just now; the text says why."""
+
+
+class Superseded(Exception):
+    """Another launcher has begun a launch of this run at the same moment."""
+
+
+class Journal(Protocol):
+    """The launches of a run, kept in the run. Every method raises TemporarilyUnavailable."""
+
+    launcher_id: str
+    """Recorded with each launch that begins here."""
+
+    def read(self) -> tuple[list[Launch], str]:
+        """Return the launches since the run was last requested, and why it should end (empty: it should not).
+
+        A launch without an end is closed, because its launcher is gone.
+        """
+        ...
+
+    def begin(self, nodes: Sequence[str], idle: Sequence[str]) -> int:
+        """Record that a launch begins, with the nodes that stay idle, and return its number. Superseded."""
+        ...
+
+    def finish(self, number: int, code: int) -> None:
+        """Record how it ended."""
+        ...
+
+
+class Executor(Protocol):
+    """Starts ranks on nodes."""
+
+    def healthy_nodes(self) -> list[str]:
+        """Return the nodes that can be used, in the order of preference. TemporarilyUnavailable."""
+        ...
+
+    def run_launch(self, number: int, nodes: Sequence[str]) -> int:
+        """Start the ranks, wait for all of them, and return the job's exit code."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep until a signal comes, at most so long."""
+        ...
+
+    def stop_reason(self) -> str:
+        """Return why this process has to end; empty while it has not."""
+        ...

@@ -1,0 +1,110 @@
+"""Start, wait, decide, start again. Standard library and Python 3.9 only: Slurm's batch script carries this file."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from launch.supervisor.executor import Executor, Journal, Superseded, TemporarilyUnavailable
+from launch.supervisor.policy import (
+    FINAL,
+    LOST_RUN,
+    PEERS,
+    REQUEUE,
+    Requeue,
+    RestartPolicy,
+    Start,
+    Stop,
+    Wait,
+    decide,
+    final_decision,
+)
+
+POLL_S = 5.0
+"""Seconds between two looks at missing nodes, or at the run's store."""
+MAX_WAIT_S = 6 * 3600.0
+MAX_IDLE_ALLOCATION_S = 900.0
+"""How long the nodes of a scheduler are held while nothing trains on them."""
+JITTER = random.SystemRandom().random
+
+
+def supervise(
+    executor: Executor,
+    journal: Journal,
+    policy: RestartPolicy,
+    log: Callable[[str], None],
+    *,
+    max_wait_s: float = MAX_WAIT_S,
+    clock: Callable[[], float] = time.time,
+    jitter: Callable[[], float] = JITTER,
+) -> Stop | Requeue:
+    """Keep the run going until it is done, or nothing here can bring it on."""
+    waiting_for, since = "", None
+    while True:
+        number = None
+        try:
+            history, stop = journal.read()
+            stop = stop or executor.stop_reason()
+            # A run that has ended does not wait for a scheduler that does not answer.
+            decision = final_decision(policy, history, clock(), stop) or decide(
+                policy,
+                history,
+                executor.healthy_nodes(),
+                clock(),
+                launcher_id=journal.launcher_id,
+                jitter=jitter(),
+                stop=stop,
+            )
+            if isinstance(decision, Start) and _announce_and_pause(executor, decision, log):
+                number = journal.begin(decision.nodes, decision.idle)
+        except TemporarilyUnavailable as error:
+            decision = Wait(str(error))
+        except Superseded:
+            return Stop(LOST_RUN, FINAL[LOST_RUN])
+        if isinstance(decision, (Stop, Requeue)):
+            return decision
+        if number is not None and isinstance(decision, Start):
+            waiting_for, since = "", None
+            if _run_launch(executor, journal, number, decision.nodes, log) == LOST_RUN:
+                # The run's new owner has ended this launch's record, and begun one of its own.
+                return Stop(LOST_RUN, FINAL[LOST_RUN])
+        if isinstance(decision, Wait):
+            if executor.stop_reason():
+                return Stop(REQUEUE, executor.stop_reason())
+            since = clock() if since is None else since
+            if waiting_for != decision.why:
+                log(f"{decision.why}; waiting for at most {max_wait_s / 3600:.3g} hours")
+                waiting_for = decision.why
+            if policy.scheduler_can_replace_nodes and clock() - since > MAX_IDLE_ALLOCATION_S:
+                return Requeue((), decision.why)
+            if clock() - since > max_wait_s:
+                return Stop(PEERS, f"{decision.why}, for {max_wait_s / 3600:.3g} hours; fix: go on later with --resume")
+            executor.sleep(POLL_S)
+
+
+def _announce_and_pause(executor: Executor, start: Start, log: Callable[[str], None]) -> bool:
+    """Log why the run starts again, and pause; False where this process had to end meanwhile."""
+    pause = f" in {start.after_s:.0f} s" if start.after_s else ""
+    if start.why:
+        log(f"{start.why}: starting again{pause} on {', '.join(start.nodes)}")
+    if start.idle:
+        size = len(start.nodes) + len(start.idle)
+        log(f"idle, and paid for: {', '.join(start.idle)}; {size} nodes do not divide train.global_batch evenly")
+    if start.after_s:
+        executor.sleep(start.after_s)
+    return not executor.stop_reason()
+
+
+def _run_launch(
+    executor: Executor, journal: Journal, number: int, nodes: Sequence[str], log: Callable[[str], None]
+) -> int:
+    """Run a launch that has been recorded, record its end, and return its exit code."""
+    # A stop that came while the record was written ends it before a rank starts.
+    code = REQUEUE if executor.stop_reason() else executor.run_launch(number, nodes)
+    try:
+        journal.finish(number, code)
+    except TemporarilyUnavailable as error:
+        # The next launcher closes it as one whose launcher is gone.
+        log(f"the end of attempt {number} is not recorded: {error}")
+    return code

@@ -1,0 +1,113 @@
+"""A backend of somebody else's is a module and a row of the registry: nothing else of `launch/` knows backends by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from launch import backends, runs, status
+from launch.backends import HeldJob, LaunchPlan, Submission
+from launch.flags import TrainFlags
+from launch.request import RunRequest, Target
+from launch.submit import dry_run, submit
+from lustrain.cluster import Cluster
+from lustrain.problem import UNREACHABLE, Problem, UserError
+from tests.launch.test_request import cluster, config, resolve
+from trainer.launch.journal import REQUEST
+from trainer.storage import ObjectStore, open_store
+
+
+class PrinterBackend:
+    """Starts runs by printing them; `refusal` is the exit code with which it refuses all."""
+
+    own_flags = ("queue",)
+    uses_groups = True
+    scheduler_can_replace_nodes = False
+    refusal: int | None = None
+    cancelled: tuple[str, Any] | None = None
+
+    def serves(self, cluster: Cluster) -> bool:
+        return cluster.backend == "ec2"
+
+    def default_ranks(self, target: Target, problems: list[Problem]) -> int:
+        return target.group.gpus if target.group else 0
+
+    def options(self, flags: TrainFlags, target: Target, problems: list[Problem]) -> str:
+        return flags.queue or "paper"
+
+    def plan(self, request: RunRequest, folder: Path, environ: Mapping[str, str]) -> LaunchPlan:
+        return LaunchPlan(("lp", request.options), {"launch/page": request.run})
+
+    def check(self, request: RunRequest, plan: LaunchPlan, folder: Path, *, resume: bool) -> None:
+        """It takes everything."""
+
+    def submit(
+        self, request: RunRequest, plan: LaunchPlan, folder: Path, store: ObjectStore, output: IO[Any] | None
+    ) -> Submission:
+        if self.refusal is not None:
+            raise UserError("out of paper; fix: add some", self.refusal)
+        return Submission(("printed",), {"run": request.run}, job={"page": 7})
+
+    def describe(self, job: Mapping[str, Any]) -> str:
+        return f"page {job['page']}"
+
+    def held_job(self, run: str) -> HeldJob | None:
+        return HeldJob("7", "paper jam", "pull")
+
+    def cancel(self, run: str, job: Mapping[str, Any] | None) -> None:
+        self.cancelled = (run, job)
+
+
+BACKEND = PrinterBackend()
+
+
+@pytest.fixture
+def request_to_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRequest:
+    monkeypatch.setitem(backends.MODULES, "printer", __name__)
+    monkeypatch.setattr(BACKEND, "refusal", None)
+    on = cluster(backend="ec2", slurm=None, nodes={"auto_scaling_groups": ["a"]}, runs_uri=str(tmp_path))
+    return resolve(TrainFlags("config.toml", name="first"), config(tmp_path, global_batch=64), on, tmp_path)
+
+
+def test_its_cluster_and_flags_make_a_request(request_to_print: RunRequest) -> None:
+    assert (request_to_print.backend, request_to_print.options) == ("printer", "paper")
+    assert request_to_print.policy.ranks_per_node == 8
+
+
+def test_dry_run_shows_its_files_and_command_and_writes_nothing(request_to_print: RunRequest, tmp_path: Path) -> None:
+    _, data = dry_run(request_to_print, BACKEND.plan(request_to_print, tmp_path, {}))
+    assert data["commands"] == [["lp", "paper"]]
+    assert set(data["files"]) == {request_to_print.config_uri, f"{request_to_print.run}/launch/page"}
+    assert not Path(request_to_print.run).exists()
+
+
+def test_submission_is_recorded_and_shown(request_to_print: RunRequest, tmp_path: Path) -> None:
+    assert submit(request_to_print, BACKEND, tmp_path, {}, resume=False).lines == ("printed",)
+    store = open_store(request_to_print.run)
+    assert (runs.read_record(store, runs.SUBMITTED) or {})["printer"] == {"page": 7}
+    state = status.with_held_job(status.read(store), BACKEND.held_job(store.uri))
+    assert status.lines(state)[0].endswith("held by Printer: a person has to release its job")
+    assert {"page 7", "job 7 is held (paper jam); fix: pull"} <= set(status.lines(state))
+
+
+@pytest.mark.parametrize(("code", "registered"), [(2, False), (UNREACHABLE, True)])
+def test_refused_run_is_unregistered_unless_the_job_may_exist(
+    request_to_print: RunRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, registered: bool
+) -> None:
+    monkeypatch.setattr(BACKEND, "refusal", code)
+    with pytest.raises(UserError):
+        submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
+    assert (Path(request_to_print.run) / REQUEST).exists() is registered
+
+
+def test_run_of_an_unknown_backend_can_still_be_read(request_to_print: RunRequest, tmp_path: Path) -> None:
+    submit(request_to_print, BACKEND, tmp_path, {}, resume=False)
+    del backends.MODULES["printer"]
+    state = status.read(open_store(request_to_print.run))
+    assert json.dumps(state)
+    assert backends.load(str(state["on"])) is None
+    assert status.lines(state)
