@@ -36,7 +36,7 @@ from trainer.checkpoint.lineage.lease import committed
 from trainer.checkpoint.load.export import export
 from trainer.checkpoint.load.verify import verify_checkpoint
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE
-from trainer.launch.attempt import SILENT
+from trainer.launch.environment import SILENT
 from trainer.launch.local import LocalJob
 from trainer.metrics.reader import read_events, read_steps
 from trainer.storage import ObjectStore, open_store

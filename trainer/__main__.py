@@ -17,7 +17,7 @@ from lustrain.problem import UserError
 from lustrain.process import die_with_launcher, ignore_closed_stdout
 from trainer import __version__
 from trainer.errors import EXIT_FAILURE
-from trainer.launch.attempt import leave_word
+from trainer.launch.environment import report_error
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 COMMANDS = {
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print_error(error: UserError) -> int:
     """Print it, where all ranks know it alike on one rank of a node; the exit code."""
-    leave_word(error.problems[0])
+    report_error(error.problems[0])
     if error.everywhere or os.environ.get("LOCAL_RANK", "0") == "0":
         print(error, file=sys.stderr)
     return error.exit_code
@@ -63,7 +63,7 @@ def _print_error(error: UserError) -> int:
 
 def leave_word_of(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Python's own traceback, and its last line for the launcher."""
-    leave_word(f"{kind.__name__}: {error}".partition("\n")[0])
+    report_error(f"{kind.__name__}: {error}".partition("\n")[0])
     sys.__excepthook__(kind, error, trace)
 
 

@@ -22,7 +22,7 @@ from trainer import parallel
 from trainer.config import Config
 from trainer.data import order
 from trainer.interrupt import Notice, Watch
-from trainer.launch.clock import StepClock
+from trainer.launch.watchdog import StepWatchdog
 from trainer.metrics import Sink
 from trainer.run.saving import Saving
 from trainer.step import optim, precision, schedule
@@ -82,7 +82,7 @@ class Training:
     sink: Sink
     generation: int
     progress: Progress = field(default_factory=Progress)
-    clock: StepClock = field(default_factory=StepClock.of)
+    clock: StepWatchdog = field(default_factory=StepWatchdog.of)
     saving: Saving = field(init=False)
     """Set once the checkpoint to resume from, if any, is loaded."""
 
@@ -112,12 +112,12 @@ def train(training: Training) -> Ending:
     config, progress, saving = training.config, training.progress, training.saving
     while progress.step < config.train.steps and not out_of_patience(training):
         began = time.perf_counter()
-        training.clock.begins()
+        training.clock.start_step()
         record, agreed = train_step(training, progress.step + 1)
         if agreed.lost:
             return Ending.LOST
         step_seconds = time.perf_counter() - began
-        training.clock.ended(step_seconds)
+        training.clock.end_step(step_seconds)
         saving.note_step(step_seconds)
         if config.eval.every and progress.step % config.eval.every == 0:
             record |= note_evaluation(training)

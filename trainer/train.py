@@ -26,7 +26,7 @@ from trainer.checkpoint.votes import StoreVotes, VoteBox
 from trainer.config import Config
 from trainer.errors import EXIT_DONE, EXIT_REQUEUE, LostRunError
 from trainer.interrupt import Watch
-from trainer.launch.attempt import launch_attempt, longest_silence
+from trainer.launch.environment import launch_attempt, max_silence_s
 from trainer.launch.ranks import STACKS
 from trainer.loop import Ending, Progress, Training, train, warm_up
 from trainer.metrics import RunLog, Sink, TensorBoardSink, TerminalSink
@@ -98,7 +98,7 @@ def prepare(config: Config, task: Task, leaving: ExitStack, together_still: Exit
         wall_clock=lambda: stores[0].now() if stores else None,
     )
     leaving.enter_context(watch)
-    silent_s = longest_silence(SILENT_S)
+    silent_s = max_silence_s(SILENT_S)
     together_still.enter_context(Heartbeat(world, lambda: watch.notice() is not None, silent_s=silent_s))
     votes = StoreVotes(world.store, world.world_size)
     leaving.enter_context(rank_0_last(world, votes))

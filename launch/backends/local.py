@@ -24,7 +24,7 @@ from lustrain.cluster import Cluster
 from lustrain.problem import Problem, problem
 from trainer.errors import LostRunError
 from trainer.launch import journal
-from trainer.launch.attempt import ATTEMPT
+from trainer.launch.environment import ATTEMPT
 from trainer.launch.node import devices
 from trainer.launch.ranks import FORWARDED
 from trainer.storage import ObjectStore, StorageError
@@ -85,7 +85,7 @@ class RunJournal:
 
     def read(self) -> tuple[list[Launch], str]:
         try:
-            records = journal.take(self._store)
+            records = journal.load_and_close_stale(self._store)
             stop = "fab stop asked for its end" if journal.stopped(self._store) else ""
         except StorageError as error:
             raise TemporarilyUnavailable(str(error)) from None

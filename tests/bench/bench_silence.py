@@ -17,7 +17,7 @@ from tests.processes import alive, children_of, wait_until
 from tests.trainer.test_launch_node import free_port
 from tests.trainer.test_trainer_launch import descendants, end, endless
 from trainer.checkpoint.lineage.lease import committed
-from trainer.launch.beats import SILENT_S
+from trainer.launch.heartbeat import SILENT_S
 from trainer.storage import open_store
 
 TIMEOUT_S = 30

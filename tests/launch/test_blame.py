@@ -7,7 +7,7 @@ import pytest
 from launch.supervisor.policy import Launch, RestartPolicy, Start, Stop, decide, final_decision
 from trainer.errors import EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE
 from trainer.launch import journal
-from trainer.launch.ending import Ending, leave_end
+from trainer.launch.exit_report import NodeExit, report_exit
 from trainer.storage import open_store
 
 
@@ -36,7 +36,7 @@ def ended(
     number = journal.begin(store, nodes, "a test")
     monkeypatch.setenv("LUSTRAIN_ATTEMPT", str(number))
     for node, (code, silent) in words.items():
-        leave_end(uri, node, Ending(code, code, silent))
+        report_exit(uri, node, NodeExit(code, code, silent))
     # The scheduler's own code for a step that lost a node.
     return journal.finish(store, number, 137)
 
@@ -58,7 +58,7 @@ def test_what_a_killed_launcher_left_open_ends_with_the_next_start(tmp_path: obj
     store = open_store(f"{tmp_path}/run")
     journal.begin(store, ["a"], "killed")
     store.put(journal.REQUEST, b'{"version": 1, "after": 1}')
-    assert journal.take(store) == []
+    assert journal.load_and_close_stale(store) == []
     (record,) = journal.read(store)
     assert (record["code"], "ended" in record) == (None, True)
 

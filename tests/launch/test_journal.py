@@ -22,17 +22,18 @@ def store(tmp_path: Path) -> ObjectStore:
     return open_store(str(tmp_path))
 
 
-def ends(store: ObjectStore, number: int, *said: dict[str, Any]) -> None:
-    for node, one in enumerate(said):
-        if one:
-            journal.put_end(store.uri, number, node, **({"silent": "", "said": ""} | one))
+def ends(store: ObjectStore, number: int, *reports: dict[str, Any]) -> None:
+    for node, report in enumerate(reports):
+        if report:
+            given = {"silent": "", "said": ""} | report
+            journal.put_node_exit(store.uri, number, node, given["code"], given["own"], given["silent"], given["said"])
 
 
 def test_attempts_are_counted_and_one_whose_launcher_is_gone_ends_with_the_next(store: ObjectStore) -> None:
     assert journal.begin(store, ["n1", "n2"], "me") == 1
     (open_one,) = journal.read(store)
     assert "ended" not in open_one
-    journal.take(store)
+    journal.load_and_close_stale(store)
     assert journal.begin(store, ["n1"], "another") == 2
     first, second = journal.read(store)
     assert (first["code"], first["by"], first["nodes"]) == (None, "me", ["n1", "n2"])
@@ -81,7 +82,7 @@ def test_what_a_successor_has_recorded_stays(store: ObjectStore) -> None:
 
     def succeed(request: str, key: str) -> None:
         if request == "replace":
-            journal.take(store)
+            journal.load_and_close_stale(store)
             journal.begin(store, ["n2"], "successor")
 
     assert journal.finish(Asking(store.uri, succeed), 1, 0)["code"] is None
@@ -127,7 +128,7 @@ def test_what_was_decided_before_a_run_was_asked_for_again_does_not_bind_it(stor
     journal.begin(store, ["n1"], "me")
     journal.finish(store, 1, 2)
     store.put(journal.REQUEST, json.dumps({"version": 1, "after": 1}).encode())
-    assert journal.take(store) == []
+    assert journal.load_and_close_stale(store) == []
     assert journal.begin(store, ["n1"], "me") == 2
 
 

@@ -22,8 +22,8 @@ from tests.processes import alive, children_of, state, wait_until
 from tests.trainer.test_trainer_launch import descendants, end, endless
 from trainer.checkpoint.lineage.lease import committed
 from trainer.errors import EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
-from trainer.launch.attempt import longest_silence
-from trainer.launch.beats import Beats, Hub, Line, Member
+from trainer.launch.environment import max_silence_s
+from trainer.launch.heartbeat import Connection, Heartbeat, HeartbeatClient, HeartbeatServer
 from trainer.launch.node import devices, main
 from trainer.metrics.reader import read_events
 from trainer.storage import open_store
@@ -66,16 +66,17 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def beating(clock: Clock) -> Iterator[Callable[..., list[Beats]]]:
-    """Beats of all nodes of a job in this process, by node; `jobs` names the job that each believes to be part of."""
-    made: list[Beats] = []
+def beating(clock: Clock) -> Iterator[Callable[..., list[Heartbeat]]]:
+    """Heartbeat of all nodes of a job in this process, by node; `jobs` names the job that each believes to be part of."""
+    made: list[Heartbeat] = []
 
-    def start(nodes: int, jobs: dict[int, str] | None = None) -> list[Beats]:
+    def start(nodes: int, jobs: dict[int, str] | None = None) -> list[Heartbeat]:
         listener = socket.create_server(("127.0.0.1", 0))
         address = listener.getsockname()
-        made.append(Hub("1/", nodes, listener, **times(clock)))
+        made.append(HeartbeatServer("1/", nodes, listener, **times(clock)))
         made.extend(
-            Member((jobs or {}).get(node, "1/"), node, nodes, address, **times(clock)) for node in range(1, nodes)
+            HeartbeatClient((jobs or {}).get(node, "1/"), node, nodes, address, **times(clock))
+            for node in range(1, nodes)
         )
         for beats in made:
             beats.start()
@@ -90,14 +91,14 @@ def beating(clock: Clock) -> Iterator[Callable[..., list[Beats]]]:
 def words(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, dict[str, Any]]]:
     """When what was read from any connection of this process."""
     came: list[tuple[float, dict[str, Any]]] = []
-    read = Line.read
+    read = Connection.read
 
-    def noted(line: Line) -> list[dict[str, Any]] | None:
+    def noted(line: Connection) -> list[dict[str, Any]] | None:
         said = read(line)
         came.extend((clock(), one) for one in said or [])
         return said
 
-    monkeypatch.setattr(Line, "read", noted)
+    monkeypatch.setattr(Connection, "read", noted)
     return came
 
 
@@ -107,7 +108,7 @@ def times(clock: Clock) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_all_nodes_hear_of_all_and_of_the_jobs_end(
-    words: list[tuple[float, dict[str, Any]]], beating: Callable[..., list[Beats]]
+    words: list[tuple[float, dict[str, Any]]], beating: Callable[..., list[Heartbeat]]
 ) -> None:
     nodes = beating(4)
     wait_until(lambda: all(beats.check().all_here for beats in nodes))
@@ -121,7 +122,7 @@ def test_all_nodes_hear_of_all_and_of_the_jobs_end(
 
 
 @pytest.mark.slow
-def test_the_first_failure_is_heard_by_all_and_its_code_is_the_jobs(beating: Callable[..., list[Beats]]) -> None:
+def test_the_first_failure_is_heard_by_all_and_its_code_is_the_jobs(beating: Callable[..., list[Heartbeat]]) -> None:
     nodes = beating(3)
     wait_until(lambda: all(beats.check().all_here for beats in nodes))
     nodes[2].ended(EXIT_LOST_RUN)
@@ -134,7 +135,7 @@ def test_the_first_failure_is_heard_by_all_and_its_code_is_the_jobs(beating: Cal
 @pytest.mark.slow
 @pytest.mark.parametrize("gone", [0, 2])
 def test_a_node_that_falls_silent_is_named_to_all(
-    words: list[tuple[float, dict[str, Any]]], beating: Callable[..., list[Beats]], clock: Clock, gone: int
+    words: list[tuple[float, dict[str, Any]]], beating: Callable[..., list[Heartbeat]], clock: Clock, gone: int
 ) -> None:
     nodes = beating(3)
     wait_until(lambda: all(beats.check().all_here for beats in nodes))
@@ -152,30 +153,30 @@ def test_a_node_that_falls_silent_is_named_to_all(
 
 @pytest.mark.slow
 def test_a_launcher_that_takes_a_nodes_place_while_ranks_run_ends_the_attempt(
-    beating: Callable[..., list[Beats]], clock: Clock
+    beating: Callable[..., list[Heartbeat]], clock: Clock
 ) -> None:
     """Kubernetes replaces a pod at once; the ranks of the others still wait for the rank that is gone."""
     nodes = beating(3)
     wait_until(lambda: all(beats.check().all_here for beats in nodes))
     hub = nodes[0]
-    assert isinstance(hub, Hub)
+    assert isinstance(hub, HeartbeatServer)
     nodes[1].close()
-    successor = Member("1/", 1, 3, hub.address, **times(clock))
+    successor = HeartbeatClient("1/", 1, 3, hub.address, **times(clock))
     successor.start()
     wait_until(lambda: nodes[2].check().silent == hub.check().silent == "node 1")
     successor.close()
 
 
 @pytest.mark.slow
-def test_a_node_may_come_anew_before_all_are_there(beating: Callable[..., list[Beats]], clock: Clock) -> None:
+def test_a_node_may_come_anew_before_all_are_there(beating: Callable[..., list[Heartbeat]], clock: Clock) -> None:
     (hub, *_) = beating(3, {1: "another job", 2: "another job"})
-    assert isinstance(hub, Hub)
-    first, *others = [Member("1/", node, 3, hub.address, **times(clock)) for node in (1, 1, 2)]
+    assert isinstance(hub, HeartbeatServer)
+    first, *others = [HeartbeatClient("1/", node, 3, hub.address, **times(clock)) for node in (1, 1, 2)]
     first.start()
     wait_until(lambda: first.heard)
     first.close()
     clock.leap(2 * SILENT_S)
-    wait_until(lambda: hub.absent() == "node 1, node 2")
+    wait_until(lambda: hub.missing_nodes() == "node 1, node 2")
     for beats in others:
         beats.start()
     wait_until(lambda: all(beats.check().all_here for beats in (hub, *others)))
@@ -186,31 +187,33 @@ def test_a_node_may_come_anew_before_all_are_there(beating: Callable[..., list[B
 
 @pytest.mark.slow
 def test_a_node_of_another_attempt_is_not_heard(
-    words: list[tuple[float, dict[str, Any]]], beating: Callable[..., list[Beats]]
+    words: list[tuple[float, dict[str, Any]]], beating: Callable[..., list[Heartbeat]]
 ) -> None:
     nodes = beating(3, {2: "2/"})
-    wait_until(lambda: sum(one["job"] == "2/" for _, one in words) > 3 and nodes[0].absent() == "node 2")
+    wait_until(lambda: sum(one["job"] == "2/" for _, one in words) > 3 and nodes[0].missing_nodes() == "node 2")
     assert [beats.check().all_here for beats in nodes] == [False] * 3
 
 
 @pytest.mark.parametrize("value", ["soon", "1", "-5", "nan", "inf"])
 def test_a_silence_that_is_no_time_is_one_line_and_none_is_the_usual_one(value: str) -> None:
-    assert longest_silence(5.0, {}) == 5.0
-    assert longest_silence(5.0, {"LUSTRAIN_SILENT_S": "60"}) == 60.0
+    assert max_silence_s(5.0, {}) == 5.0
+    assert max_silence_s(5.0, {"LUSTRAIN_SILENT_S": "60"}) == 60.0
     with pytest.raises(
         UserError, match=rf"^LUSTRAIN_SILENT_S = '{value}': is not a time to wait; allowed: seconds from 2"
     ):
-        longest_silence(5.0, {"LUSTRAIN_SILENT_S": value})
+        max_silence_s(5.0, {"LUSTRAIN_SILENT_S": value})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "junk", [b"\x00" * 10_000, b"[]\n", b"nonsense\n", b'{"job": "1/", "node": 99}\n', b"[" * 4000 + b"\n"]
 )
-def test_what_is_no_beat_ends_its_connection_and_nothing_else(beating: Callable[..., list[Beats]], junk: bytes) -> None:
+def test_what_is_no_beat_ends_its_connection_and_nothing_else(
+    beating: Callable[..., list[Heartbeat]], junk: bytes
+) -> None:
     nodes = beating(2)
     hub = nodes[0]
-    assert isinstance(hub, Hub)
+    assert isinstance(hub, HeartbeatServer)
     with socket.create_connection(hub.address, timeout=300) as stranger, contextlib.suppress(ConnectionError):
         stranger.sendall(junk)
         while stranger.recv(4096):

@@ -1,4 +1,4 @@
-"""The journal of a run's starts: who began an attempt, where, and what it brought; kept in the run itself, under `launch/`.
+"""The journal of a run's launches: their launcher, nodes and results; kept in the run itself, under `launch/`.
 
 `python -m trainer.launch.journal take|begin|finish URI` is for launchers that have no more than the standard library: JSON on
 standard input and output.
@@ -28,7 +28,7 @@ from trainer.storage import ObjectMissingError, ObjectStore, PreconditionError, 
 FOLDER = "launch/"
 REQUEST, CONFIG, STOP = f"{FOLDER}asked.json", f"{FOLDER}config.toml", f"{FOLDER}stop"
 ENDS = "ends/"
-"""Apart from the attempts: with a thousand nodes these are many."""
+"""Apart from the launches: a thousand nodes write a thousand of these."""
 VERSION = 1
 _ATTEMPT = re.compile(rf"{FOLDER}(\d{{6,}})\.json")
 _FROM_AWS = ("spot", "rebalance", "autoscaling")
@@ -39,19 +39,19 @@ def attempt_key(number: int) -> str:
 
 
 def end_key(number: int, node: int) -> str:
-    """Key of what the launcher of a node says of an attempt's end."""
+    """Return the key of a node's report on the end of a launch."""
     return f"{ENDS}{number:06d}/node-{node}.json"
 
 
 def read(store: ObjectStore) -> list[dict[str, Any]]:
-    """Return the record of every attempt, oldest first; one without `ended` is alive, or its launcher is gone."""
+    """Return the record of every launch, oldest first; one without `ended` runs, or its launcher is gone."""
     numbers = sorted(int(match[1]) for info in store.list(FOLDER) if (match := _ATTEMPT.fullmatch(info.key)))
     with ThreadPoolExecutor(READ_THREADS) as pool:
         return list(pool.map(lambda number: _record(store, attempt_key(number))[0], numbers))
 
 
-def take(store: ObjectStore) -> list[dict[str, Any]]:
-    """Return the attempts since the run was asked for last, for whoever starts them; each without an end ends here."""
+def load_and_close_stale(store: ObjectStore) -> list[dict[str, Any]]:
+    """Return the launches since the run was last requested; each without an end is closed, as its launcher is gone."""
     try:
         after = _record(store, REQUEST)[0].get("after", 0)
     except ObjectMissingError:
@@ -61,7 +61,7 @@ def take(store: ObjectStore) -> list[dict[str, Any]]:
 
 
 def stopped(store: ObjectStore) -> bool:
-    """Whether somebody has asked for the run's end (`fab stop`)."""
+    """Whether `fab stop` has requested the run's end."""
     try:
         store.stat(STOP)
     except ObjectMissingError:
@@ -70,7 +70,7 @@ def stopped(store: ObjectStore) -> bool:
 
 
 def begin(store: ObjectStore, nodes: Sequence[str], by: str, idle: Sequence[str] = ()) -> int:
-    """Record an attempt and return its number. `by`: who starts it, for people; `idle`: nodes that are held and not used.
+    """Record a launch and return its number. `by`: its launcher, for people; `idle`: nodes that are held and not used.
 
     LostRunError where another launcher begins one at the same moment.
     """
@@ -90,80 +90,83 @@ def begin(store: ObjectStore, nodes: Sequence[str], by: str, idle: Sequence[str]
 
 
 def finish(store: ObjectStore, number: int, code: int | None) -> dict[str, Any]:
-    """Add to an attempt's record how it ended and what it brought; `code` None: nobody waited for its end.
+    """Add end and result to a launch's record; `code` is None where its launcher is gone.
 
-    The word of the nodes' launchers goes before `code`: a scheduler has a code of its own for a job that lost a node.
+    Reports of the nodes come before `code`: a scheduler has its own code for a job that lost a node.
     """
     record, etag = _record(store, attempt_key(number))
     if "ended" in record:
         return record
-    record |= {"ended": time.time(), "code": code} | _brought(store, record) | _told(store, record)
+    record |= {"ended": time.time(), "code": code} | launch_result(store, record) | node_reports(store, record)
     try:
         store.put(attempt_key(number), _encode(record), if_match=etag)
     except PreconditionError:
-        # A successor that took this launcher for dead has recorded it already.
+        # The next launcher took this one for dead, and has recorded the end already.
         return _record(store, attempt_key(number))[0]
     return record
 
 
-def put_end(uri: str, attempt: int, node: int, code: int, own: int, silent: str, said: str) -> None:
-    """Leave a launcher's word on how an attempt ended: the job's code, its own ranks' code, who was silent."""
+def put_node_exit(uri: str, attempt: int, node: int, code: int, local_code: int, lost_nodes: str, error: str) -> None:
+    """Write a node's report on the end of a launch; the values are those of NodeExit."""
     store = open_store(uri, name="run.uri")
-    body = {"version": VERSION, "node": node, "code": code, "own": own, "silent": silent, "said": said}
+    ended = {"code": code, "own": local_code, "silent": lost_nodes, "said": error}
+    body = {"version": VERSION, "node": node, **ended}
     store.put(end_key(attempt, node), _encode(body))
 
 
-def _told(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the nodes' launchers said: the job's code, which node is to blame, the line of a rank that failed."""
+def node_reports(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the nodes reported: the job's code, the blamed nodes, the line of a rank that failed."""
     keys = [info.key for info in store.list(f"{ENDS}{record['attempt']:06d}/")]
     with ThreadPoolExecutor(READ_THREADS) as pool:
         ends = list(pool.map(lambda key: _record(store, key)[0], keys))
     nodes: list[str] = record["nodes"]
     innocent = (EXIT_DONE, EXIT_PEERS, EXIT_REQUEUE)
-    # Of an attempt that has saved, a node may leave before the others.
+    # A node may leave before the others once the launch has saved.
     silent = silent_nodes({end["node"]: end["silent"] for end in ends if end["code"] not in (EXIT_DONE, EXIT_REQUEUE)})
     failed = {end["node"] for end in ends if end["own"] not in innocent}
     # What fails on most nodes is a fault of the run or of its store, not of the nodes.
     blamed = [nodes[index] for index in sorted(failed or silent) if index < len(nodes)]
     blamed = blamed if len(blamed) * 2 <= len(nodes) else []
-    said = next((end["said"] for end in ends if end["said"] and end["own"] not in innocent), "")
-    if not said and silent and not blamed and len(nodes) == 2:
-        said = f"{nodes[0]} and {nodes[1]} did not hear each other: the link between them"
+    error = next((end["said"] for end in ends if end["said"] and end["own"] not in innocent), "")
+    if not error and silent and not blamed and len(nodes) == 2:
+        error = f"{nodes[0]} and {nodes[1]} did not hear each other: the link between them"
     codes = {"code": job_exit_code([end["code"] for end in ends])} if ends else {}
-    return codes | {"blamed": blamed, "said": said}
+    return codes | {"blamed": blamed, "said": error}
 
 
-def silent_nodes(words: Mapping[int, str]) -> set[int]:
-    """Return which nodes were silent, by the word of each node's launcher on whom it did not hear.
+def silent_nodes(reports: Mapping[int, str]) -> set[int]:
+    """Return which nodes were silent, by each node's report on the nodes that it did not hear.
 
-    Launchers hear node 0, and node 0 hears all. One whose own link is cut calls node 0 silent, too: that is believed where
-    most of those say so that left a word, and then the word of node 0 is of a cut link, unless there are only two.
+    Launchers hear node 0, and node 0 hears all. A node whose own link is cut reports node 0, too: that is believed where most
+    reports say so, and then the report of node 0 is about a cut link, unless there are only two nodes.
     """
-    called = {by: {int(node) for node in re.findall(r"node (\d+)", word)} for by, word in words.items()}
-    others = called.keys() - {0}
-    lost = 2 * sum(0 in called[by] for by in others) > len(others)
-    heard = [named for by, named in called.items() if not (lost and by == 0 and len(others) > 1)]
-    return {node for named in heard for node in named if node or lost}
+    named = {by: {int(node) for node in re.findall(r"node (\d+)", text)} for by, text in reports.items()}
+    others = named.keys() - {0}
+    lost = 2 * sum(0 in named[by] for by in others) > len(others)
+    believed = [nodes for by, nodes in named.items() if not (lost and by == 0 and len(others) > 1)]
+    return {node for nodes in believed for node in nodes if node or lost}
 
 
-def _brought(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the run itself shows of an attempt: its generation, its first and last steps, and notices of AWS."""
+def launch_result(store: ObjectStore, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the run itself shows of a launch: its generation, its first and last steps, and notices of AWS."""
     generation, events = _events(store, record["attempt"])
     noticed = sorted(
         {str(one["host"]) for one in events if one["event"] == "notice" and one.get("source") in _FROM_AWS}
     )
-    found: dict[str, Any] = {"noticed": [node for node in record["nodes"] if node.partition(".")[0] in _short(noticed)]}
+    result: dict[str, Any] = {
+        "noticed": [node for node in record["nodes"] if node.partition(".")[0] in _short(noticed)]
+    }
     began = next((one["step"] for one in events if one["event"] in ("started", "resumed")), None)
     if generation is None or began is None:
-        return found
+        return result
     saved = [one.step for one in committed(store) if one.generation == generation]
-    found |= {"generation": generation, "from_step": began, "gained": max(saved, default=began) - began}
+    result |= {"generation": generation, "from_step": began, "gained": max(saved, default=began) - began}
     first, last = _ends(store, STEPS, generation)
     if first:
-        found["start_s"] = max(0.0, unix(first[0]["time"]) - record["started"])
-        found["last_step"] = last[-1]["step"]
-        found["step_s"] = statistics.median(one["step_seconds"] for one in last)
-    return found
+        result["start_s"] = max(0.0, unix(first[0]["time"]) - record["started"])
+        result["last_step"] = last[-1]["step"]
+        result["step_s"] = statistics.median(one["step_seconds"] for one in last)
+    return result
 
 
 def _short(hosts: Sequence[str]) -> set[str]:
@@ -171,7 +174,7 @@ def _short(hosts: Sequence[str]) -> set[str]:
 
 
 def _events(store: ObjectStore, attempt: int) -> tuple[int | None, list[dict[str, Any]]]:
-    """Return the generation of a launcher's attempt and its events; the newest generations are looked at first."""
+    """Return the generation of a launch and its events; the newest generations are read first."""
     parts = parts_of(store, EVENTS)
     for generation in sorted(parts, reverse=True):
         events = [record for key in parts[generation] for record in read_part(store, key)]
@@ -227,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = json.load(sys.stdin)
         answer = finish(store, given["attempt"], given["code"])
     else:
-        answer = {"attempts": take(store), "stop": stopped(store)}
+        answer = {"attempts": load_and_close_stale(store), "stop": stopped(store)}
     print(json.dumps(answer))
     return 0
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from lustrain.problem import UserError, problem
-from trainer.launch.ending import Ending, leave_end
+from trainer.launch.exit_report import NodeExit, report_exit
 from trainer.launch.ranks import FORWARDED, Ranks
 
 GRACE_S = 20.0
@@ -55,7 +55,7 @@ class LocalJob(Ranks):
                 kill_at = time.monotonic() + GRACE_S
             if kill_at is not None and time.monotonic() > kill_at:
                 self.kill()
-            self.end_if_hung()
+            self.kill_if_hung()
             time.sleep(0.05)
         return self.exit_code()
 
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     code = jobs[0].wait()
-    leave_end(args.run, 0, Ending(code, code, said=jobs[0].last_word()))
+    report_exit(args.run, 0, NodeExit(code, code, error=jobs[0].error_line()))
     return code
 
 

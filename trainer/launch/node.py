@@ -1,9 +1,9 @@
 """Start the ranks of one node of a job: `python -m trainer.launch.node --nnodes 2 --node-rank 0 --master HOST:PORT -- train …`.
 
 Every node runs one. They wait for each other before a rank starts, so that slow nodes cost no time-out of the ranks. While the
-ranks run, the launchers beat (`trainer.launch.beats`): when a node is silent for five seconds (or LUSTRAIN_SILENT_S), all
-others kill their ranks, which would wait for it until a collective's time-out, and end with 75. All nodes end with the job's
-exit code, not their own.
+ranks run, the launchers exchange heartbeats (`trainer.launch.heartbeat`): when a node is silent for five seconds (or
+LUSTRAIN_SILENT_S), all others kill their ranks, which would wait for it until a collective's time-out, and end with 75. All
+nodes end with the job's exit code, not their own.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from types import FrameType
 
 from lustrain.problem import UserError, problem
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
-from trainer.launch.attempt import ROSTER, launch_attempt, longest_silence
-from trainer.launch.beats import SILENT_S, Beats, Hub, Member
-from trainer.launch.clock import LEAST_S
-from trainer.launch.ending import Ending, leave_end
+from trainer.launch.environment import NODE_LIST, launch_attempt, max_silence_s
+from trainer.launch.exit_report import NodeExit, report_exit
+from trainer.launch.heartbeat import SILENT_S, Heartbeat, HeartbeatClient, HeartbeatServer
 from trainer.launch.ranks import FORWARDED, Ranks
+from trainer.launch.watchdog import MIN_HUNG_S
 
 GRACE_S = 20.0
 """How long the other ranks may go on once one of them has failed: they notice a lost peer within a collective."""
@@ -46,7 +46,7 @@ def rank_environments(
         "MASTER_PORT": master[1],
     }
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc))}
-    common = {**threads, **base, **{name: str(value) for name, value in numbers.items()}, ROSTER: args.roster}
+    common = {**threads, **base, **{name: str(value) for name, value in numbers.items()}, NODE_LIST: args.roster}
     return [{**common, "RANK": str(args.node_rank * nproc + local), "LOCAL_RANK": str(local)} for local in range(nproc)]
 
 
@@ -58,32 +58,35 @@ def devices(environ: Mapping[str, str] = os.environ, folder: Path = Path("/dev")
     return max(1, sum(1 for path in folder.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)))
 
 
-def supervise(ranks: Ranks, beats: Beats, say: str) -> Ending:
+def supervise(ranks: Ranks, heartbeat: Heartbeat, say: str) -> NodeExit:
     """Wait until the ranks have ended, here and on the other nodes."""
     kill_at: float | None = None
     lost = False
     while ranks.running():
-        news = beats.check()
-        if news.silent:
+        status = heartbeat.check()
+        if status.silent:
             if not lost:
-                print(f"{say}: {news.silent} was silent for {beats.silent_s:g} s: its ranks are lost", file=sys.stderr)
+                print(
+                    f"{say}: {status.silent} was silent for {heartbeat.silent_s:g} s: its ranks are lost",
+                    file=sys.stderr,
+                )
             lost = True
             ranks.kill()
-        elif (ranks.failed() or news.failed) and kill_at is None:
+        elif (ranks.failed() or status.failed) and kill_at is None:
             kill_at = time.monotonic() + GRACE_S
         if kill_at is not None and time.monotonic() > kill_at:
             ranks.kill()
-        ranks.end_if_hung()
+        ranks.kill_if_hung()
         time.sleep(POLL_S)
     code = ranks.exit_code()
-    beats.ended(code)
+    heartbeat.ended(code)
     until = time.monotonic() + LINGER_S
-    while (news := beats.check()).code is None and not news.silent and time.monotonic() < until:
+    while (status := heartbeat.check()).code is None and not status.silent and time.monotonic() < until:
         time.sleep(POLL_S)
-    return Ending(code if news.code is None else news.code, code, news.silent, ranks.last_word())
+    return NodeExit(code if status.code is None else status.code, code, status.silent, ranks.error_line())
 
 
-def _given(*names: str) -> int | None:
+def _scheduler_number(*names: str) -> int | None:
     """Return the number that a scheduler has put into the environment; None without one."""
     return next((int(value) for name in names if (value := os.environ.get(name, "")).isdecimal()), None)
 
@@ -91,7 +94,8 @@ def _given(*names: str) -> int | None:
 def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer.launch.node", description=__doc__)
     nodes, rank = (
-        _given(*names) for names in (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_NODEID", "JOB_COMPLETION_INDEX"))
+        _scheduler_number(*names)
+        for names in (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_NODEID", "JOB_COMPLETION_INDEX"))
     )
     parser.add_argument(
         "--nnodes", type=int, default=nodes, required=nodes is None, help="nodes of the job; default: Slurm's"
@@ -112,7 +116,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--run", default="", metavar="URI", help="where to record why an attempt failed")
     parser.add_argument("--roster", default="", help="names the nodes of this attempt; the same text on all of them")
     parser.add_argument(
-        "--hung-s", type=float, default=LEAST_S, help="a step of more seconds, and ten times the usual, hangs"
+        "--hung-s", type=float, default=MIN_HUNG_S, help="a step of more seconds, and ten times the usual, hangs"
     )
     parser.add_argument("--wait-s", type=float, default=600.0, help="how long to wait for the other nodes")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="--, then the arguments of `python -m trainer`")
@@ -134,16 +138,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for ranks in started:
             ranks.send(number)
 
-    beats = _beats(args, master)
+    heartbeat = _heartbeat(args, master)
     for number in FORWARDED:
         signal.signal(number, forward)
-    beats.start()
+    heartbeat.start()
     name = f"node {args.node_rank} of {args.nnodes}"
     try:
-        if lacking := _wait_for_all(beats, args.wait_s, stopping):
-            absent = "" if stopping else beats.absent()
-            print(f"{name}: {lacking}{f'; missing: {absent}' if absent else ''}", file=sys.stderr)
-            leave_end(args.run, args.node_rank, Ending(EXIT_PEERS, EXIT_PEERS, absent))
+        if problem_text := _wait_for_all(heartbeat, args.wait_s, stopping):
+            missing = "" if stopping else heartbeat.missing_nodes()
+            print(f"{name}: {problem_text}{f'; missing: {missing}' if missing else ''}", file=sys.stderr)
+            report_exit(args.run, args.node_rank, NodeExit(EXIT_PEERS, EXIT_PEERS, missing))
             return EXIT_PEERS
         # A signal waits until there is someone to pass it on to; ranks begin with it held, and let go once they listen.
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
@@ -151,11 +155,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             started.append(Ranks(arguments, rank_environments(args, master, os.environ), hung_s=args.hung_s))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        end = supervise(started[0], beats, name)
-        leave_end(args.run, args.node_rank, end)
+        end = supervise(started[0], heartbeat, name)
+        report_exit(args.run, args.node_rank, end)
         return end.code
     finally:
-        beats.close()
+        heartbeat.close()
 
 
 def _checked(args: argparse.Namespace) -> tuple[str, int]:
@@ -180,12 +184,12 @@ def _checked(args: argparse.Namespace) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _beats(args: argparse.Namespace, master: tuple[str, int]) -> Beats:
+def _heartbeat(args: argparse.Namespace, master: tuple[str, int]) -> Heartbeat:
     job = f"{launch_attempt() or 0}/{args.roster}"
     address = (master[0], master[1] + 1)
-    silent_s = longest_silence(SILENT_S)
+    silent_s = max_silence_s(SILENT_S)
     if args.node_rank:
-        return Member(job, args.node_rank, args.nnodes, address, silent_s=silent_s)
+        return HeartbeatClient(job, args.node_rank, args.nnodes, address, silent_s=silent_s)
     try:
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
@@ -193,13 +197,13 @@ def _beats(args: argparse.Namespace, master: tuple[str, int]) -> Beats:
     except OSError as error:
         why = f"cannot listen on port {address[1]}: {os.strerror(error.errno or 0)}"
         raise UserError(problem("--master", args.master, why, fix="choose another port"), EXIT_FAILURE) from None
-    return Hub(job, args.nnodes, listener, silent_s=silent_s)
+    return HeartbeatServer(job, args.nnodes, listener, silent_s=silent_s)
 
 
-def _wait_for_all(beats: Beats, wait_s: float, stopping: Sequence[int]) -> str:
+def _wait_for_all(heartbeat: Heartbeat, wait_s: float, stopping: Sequence[int]) -> str:
     """Wait for the other nodes; return why they are not all there, else nothing."""
     until = time.monotonic() + wait_s
-    while not beats.check().all_here:
+    while not heartbeat.check().all_here:
         if stopping:
             return f"{signal.Signals(stopping[0]).name} before all nodes were there; no rank was started"
         if time.monotonic() > until:

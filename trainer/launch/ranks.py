@@ -1,4 +1,4 @@
-"""Ranks as child processes of this one, and the exit code that they are worth together."""
+"""Ranks as child processes of this one, and the exit code of the job that they make."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from lustrain.process import LAUNCHER
 from trainer.errors import EXIT_CONFIG, EXIT_DONE, EXIT_FAILURE, EXIT_LOST_RUN, EXIT_PEERS, EXIT_REQUEUE
-from trainer.launch.attempt import LAST_WORD
-from trainer.launch.clock import CLOCK, LEAST_S, hangs_for
+from trainer.launch.environment import ERROR_FILE
+from trainer.launch.watchdog import CLOCK, MIN_HUNG_S, overdue_s
 
 STACKS = signal.SIGUSR2
 """On which a rank prints the stacks of its threads (`trainer.train.run`)."""
@@ -46,21 +46,21 @@ class Ranks:
     """One process for each environment; they end with the thread that makes this object (`lustrain.process`)."""
 
     def __init__(
-        self, arguments: Sequence[str], environments: Sequence[Mapping[str, str]], *, hung_s: float = LEAST_S
+        self, arguments: Sequence[str], environments: Sequence[Mapping[str, str]], *, hung_s: float = MIN_HUNG_S
     ) -> None:
         """`hung_s`: a step that takes so long, and ten times the usual, is taken for one that hangs."""
         self._hung_s, self._hung = hung_s, False
         self._folder = tempfile.TemporaryDirectory(prefix="lustrain-ranks-")
         self._clocks = [Path(self._folder.name, str(number)) for number in range(len(environments))]
-        self._words = [Path(self._folder.name, f"{number}.word") for number in range(len(environments))]
+        self._error_files = [Path(self._folder.name, f"{number}.error") for number in range(len(environments))]
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", "trainer", *arguments],
-                env={**environment, LAUNCHER: str(os.getpid()), CLOCK: str(clock), LAST_WORD: str(word)},
+                env={**environment, LAUNCHER: str(os.getpid()), CLOCK: str(clock), ERROR_FILE: str(error_file)},
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # a terminal's Ctrl-C then reaches the ranks once, through us
             )
-            for environment, clock, word in zip(environments, self._clocks, self._words, strict=True)
+            for environment, clock, error_file in zip(environments, self._clocks, self._error_files, strict=True)
         ]
         self._killed: set[int] = set()
 
@@ -83,11 +83,11 @@ class Ranks:
         self._killed |= {rank.pid for rank in self.ranks if rank.poll() is None}
         self.send(signal.SIGKILL)
 
-    def end_if_hung(self) -> bool:
+    def kill_if_hung(self) -> bool:
         """Kill the ranks if the step of one hangs, after each has printed what its threads do; whether that was so."""
         now = time.monotonic()
-        hangs = [hangs_for(clock, now, self._hung_s) for clock in self._clocks]
-        seconds = max((one for one in hangs if one is not None), default=None)
+        overdue = [overdue_s(clock, now, self._hung_s) for clock in self._clocks]
+        seconds = max((seconds for seconds in overdue if seconds is not None), default=None)
         if seconds is None or self._hung:
             return self._hung
         self._hung = True
@@ -105,15 +105,15 @@ class Ranks:
         codes = [rank.returncode for rank in self.ranks if rank.pid not in self._killed]
         return job_exit_code(codes) if codes else EXIT_PEERS
 
-    def last_word(self) -> str:
+    def error_line(self) -> str:
         """Return the line with which a rank failed: of one that is itself the cause, if there is any."""
         if self._hung:
             return "the ranks hang"
-        pairs = zip(self.ranks, self._words, strict=True)
-        ended = [(rank.returncode, word) for rank, word in pairs if rank.pid not in self._killed]
+        pairs = zip(self.ranks, self._error_files, strict=True)
+        ended = [(rank.returncode, file) for rank, file in pairs if rank.pid not in self._killed]
         innocent = (None, EXIT_DONE, EXIT_REQUEUE, EXIT_PEERS)
-        said = [(code in innocent, word.read_text(errors="replace")) for code, word in ended if word.exists()]
+        errors = [(code in innocent, file.read_text(errors="replace")) for code, file in ended if file.exists()]
         killed = next((-code for code, _ in ended if code is not None and code < 0), 0)
-        if killed and all(not_it for not_it, _ in said):
+        if killed and all(is_innocent for is_innocent, _ in errors):
             return f"a rank was killed by {signal.Signals(killed).name}"
-        return min(said, default=(True, ""))[1]
+        return min(errors, default=(True, ""))[1]

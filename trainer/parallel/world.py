@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from lustrain.problem import UserError, problem
 from trainer.config import ParallelConfig
 from trainer.errors import EXIT_FAILURE, EXIT_PEERS
-from trainer.launch.attempt import meeting
+from trainer.launch.environment import store_prefix
 
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
@@ -61,7 +61,7 @@ def join(config: ParallelConfig, environ: Mapping[str, str] = os.environ) -> Wor
     try:
         with _stderr_held_back():
             store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
-        store = PrefixStore(meeting(environ), store)
+        store = PrefixStore(store_prefix(environ), store)
         store.set_timeout(timeout)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",

@@ -25,7 +25,7 @@ from trainer.data.verified import Ranks
 from trainer.errors import EXIT_FAILURE
 from trainer.interrupt.notice import OnEvent
 from trainer.interrupt.stopfile import StopFile
-from trainer.launch.attempt import ATTEMPT, launch_attempt
+from trainer.launch.environment import ATTEMPT, launch_attempt
 from trainer.parallel import World
 from trainer.parallel.agree import Json, together
 from trainer.run.footprint import check_memory, ranks_here

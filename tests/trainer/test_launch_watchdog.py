@@ -9,63 +9,63 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.launch.clock import CLOCK, FEWEST, LEAST_S, TIMES_MEDIAN, StepClock, hangs_for
+from trainer.launch.watchdog import CLOCK, MIN_HUNG_S, MIN_MEASURED, TIMES_MEDIAN, StepWatchdog, overdue_s
 
 BEGAN = 1000.0
 
 
 def clock_at(path: Path, seconds: list[float], stepping: bool) -> float:
     """Write the clock of a rank after steps of these seconds; returns when the step under way began."""
-    clock = StepClock(str(path), lambda: BEGAN)
+    clock = StepWatchdog(str(path), lambda: BEGAN)
     for one in seconds:
-        clock.begins()
-        clock.ended(one)
+        clock.start_step()
+        clock.end_step(one)
     if stepping:
-        clock.begins()
+        clock.start_step()
     return BEGAN
 
 
-@pytest.mark.parametrize(("usual", "limit"), [(0.5, LEAST_S), (60.0, TIMES_MEDIAN * 60.0)])
+@pytest.mark.parametrize(("usual", "limit"), [(0.5, MIN_HUNG_S), (60.0, TIMES_MEDIAN * 60.0)])
 def test_a_step_hangs_beyond_two_minutes_and_ten_times_the_usual(tmp_path: Path, usual: float, limit: float) -> None:
-    began = clock_at(tmp_path / "0", [usual] * FEWEST, stepping=True)
-    assert hangs_for(tmp_path / "0", began + limit - 1) is None
-    assert hangs_for(tmp_path / "0", began + limit + 1) == limit + 1
+    began = clock_at(tmp_path / "0", [usual] * MIN_MEASURED, stepping=True)
+    assert overdue_s(tmp_path / "0", began + limit - 1) is None
+    assert overdue_s(tmp_path / "0", began + limit + 1) == limit + 1
 
 
 @pytest.mark.parametrize(
-    ("steps", "stepping"), [(FEWEST - 1, True), (100, False), (0, False)], ids=["compiling", "saving", "starting"]
+    ("steps", "stepping"), [(MIN_MEASURED - 1, True), (100, False), (0, False)], ids=["compiling", "saving", "starting"]
 )
 def test_what_is_no_measured_step_may_take_as_long_as_it_needs(tmp_path: Path, steps: int, stepping: bool) -> None:
     began = clock_at(tmp_path / "0", [1.0] * steps, stepping=stepping)
-    assert hangs_for(tmp_path / "0", began + 1e6) is None
+    assert overdue_s(tmp_path / "0", began + 1e6) is None
 
 
 def test_one_slow_step_does_not_move_the_limit(tmp_path: Path) -> None:
     began = clock_at(tmp_path / "0", [1.0, 1.0, 900.0], stepping=True)
-    assert hangs_for(tmp_path / "0", began + LEAST_S + 1) is not None
+    assert overdue_s(tmp_path / "0", began + MIN_HUNG_S + 1) is not None
 
 
 def test_a_rank_with_a_launcher_writes_when_its_step_began_on_the_clock_that_the_launcher_reads(tmp_path: Path) -> None:
     before = time.monotonic()
-    clock = StepClock.of({CLOCK: str(tmp_path / "0")})
-    for _ in range(FEWEST):
-        clock.ended(1.0)
-    clock.begins()
-    now = time.monotonic() + LEAST_S + 1
-    hangs = hangs_for(tmp_path / "0", now)
+    clock = StepWatchdog.of({CLOCK: str(tmp_path / "0")})
+    for _ in range(MIN_MEASURED):
+        clock.end_step(1.0)
+    clock.start_step()
+    now = time.monotonic() + MIN_HUNG_S + 1
+    hangs = overdue_s(tmp_path / "0", now)
     assert hangs is not None
-    assert LEAST_S < hangs <= now - before
+    assert MIN_HUNG_S < hangs <= now - before
 
 
 def test_a_rank_without_a_launcher_writes_no_clock_and_a_missing_one_is_no_hang(tmp_path: Path) -> None:
-    clock = StepClock.of({})
-    clock.begins()
-    clock.ended(1.0)
-    assert hangs_for(tmp_path / "none", 1e9) is None
+    clock = StepWatchdog.of({})
+    clock.start_step()
+    clock.end_step(1.0)
+    assert overdue_s(tmp_path / "none", 1e9) is None
 
 
 @given(st.binary(max_size=40).filter(lambda data: len(data) != 16))
 def test_a_clock_that_is_half_written_is_no_hang(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.mktemp("clock") / "0"
     path.write_bytes(data)
-    assert hangs_for(path, 1e9) is None
+    assert overdue_s(path, 1e9) is None

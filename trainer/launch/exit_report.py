@@ -7,31 +7,31 @@ from dataclasses import dataclass
 
 from lustrain.problem import UserError
 from trainer.errors import EXIT_DONE
-from trainer.launch.attempt import launch_attempt
+from trainer.launch.environment import launch_attempt
 
 
 @dataclass(frozen=True)
-class Ending:
+class NodeExit:
     """The job's exit code, that of this node's ranks, which nodes were silent or never came, and a failed rank's line."""
 
     code: int
-    own: int
-    silent: str = ""
-    said: str = ""
+    local_code: int
+    lost_nodes: str = ""
+    error: str = ""
 
 
-def leave_end(uri: str, node: int, end: Ending) -> None:
-    """Put into the run at `uri` how the attempt ended, for whoever decides what is next; nothing where all steps are done.
+def report_exit(uri: str, node: int, end: NodeExit) -> None:
+    """Record in the run at `uri` how the attempt ended, for the supervisor's decision; nothing where all steps are done.
 
-    Also of an attempt that has saved: of a launcher that was killed or cancelled a scheduler has a code of its own.
+    An attempt that has saved is recorded too: a scheduler has its own code for a launcher that was killed or cancelled.
     """
     attempt = launch_attempt()
     if not uri or attempt is None or end.code == EXIT_DONE:
         return
-    # Loads what speaks to S3, which an attempt that ends well does not need.
-    from trainer.launch.journal import put_end
+    # Loads the S3 client, which an attempt that ends well does not need.
+    from trainer.launch.journal import put_node_exit
 
     try:
-        put_end(uri, attempt, node, end.code, end.own, end.silent, end.said)
+        put_node_exit(uri, attempt, node, end.code, end.local_code, end.lost_nodes, end.error)
     except UserError as error:
         print(f"the reason of the end is not recorded in the run: {error}", file=sys.stderr)

@@ -12,25 +12,25 @@ from pathlib import Path
 from lustrain.problem import UserError, problem
 
 ATTEMPT = "LUSTRAIN_ATTEMPT"
-ROSTER = "LUSTRAIN_ROSTER"
+NODE_LIST = "LUSTRAIN_ROSTER"
 """Variable with any text that names the nodes of the attempt: the same on all of its ranks."""
-LAST_WORD = "LUSTRAIN_LAST_WORD"
+ERROR_FILE = "LUSTRAIN_LAST_WORD"
 """Variable with the path of a file that a rank which fails writes one line into, for its launcher."""
 
 SILENT = "LUSTRAIN_SILENT_S"
 """Variable with the seconds after which a rank or a launcher that others do not hear counts as lost."""
-LEAST_SILENT_S = 2.0
+MIN_SILENT_S = 2.0
 
 
-def longest_silence(usual: float, environ: Mapping[str, str] = os.environ) -> float:
+def max_silence_s(usual: float, environ: Mapping[str, str] = os.environ) -> float:
     """Return how many seconds of silence are a loss: of the variable, else `usual`. UserError for what is no such time."""
     value = environ.get(SILENT, "")
     try:
         seconds = float(value) if value else usual
     except ValueError:
         seconds = 0.0
-    if not LEAST_SILENT_S <= seconds < float("inf"):
-        allowed = f"seconds from {LEAST_SILENT_S:g}"
+    if not MIN_SILENT_S <= seconds < float("inf"):
+        allowed = f"seconds from {MIN_SILENT_S:g}"
         raise UserError(problem(SILENT, value, "is not a time to wait", allowed=allowed, fix=f"unset {SILENT}"))
     return seconds
 
@@ -46,12 +46,12 @@ def launch_attempt(environ: Mapping[str, str] = os.environ) -> int | None:
     return int(value)
 
 
-def meeting(environ: Mapping[str, str] = os.environ) -> str:
+def store_prefix(environ: Mapping[str, str] = os.environ) -> str:
     """Return a prefix for what ranks put into their store, so that ranks of two attempts never meet."""
-    return f"{environ.get(ATTEMPT, '')}/{environ.get(ROSTER, '')}"
+    return f"{environ.get(ATTEMPT, '')}/{environ.get(NODE_LIST, '')}"
 
 
-def leave_word(line: str, environ: Mapping[str, str] = os.environ) -> None:
+def report_error(line: str, environ: Mapping[str, str] = os.environ) -> None:
     """Tell the launcher, if there is one, why this rank ends."""
-    if path := environ.get(LAST_WORD):
+    if path := environ.get(ERROR_FILE):
         Path(path).write_text(line, encoding="utf-8", errors="replace")
