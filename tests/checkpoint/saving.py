@@ -19,7 +19,7 @@ from tests.fork_server import writers_of
 from tests.processes import wait_for
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.lineage.lease import Lease
-from trainer.checkpoint.save.flight import SaveOutcome
+from trainer.checkpoint.save.flight import FinishedSave
 from trainer.checkpoint.save.saver import Checkpointer
 from trainer.checkpoint.votes import StoreVotes, VoteBox, VoteTimeout
 from trainer.config import CheckpointConfig
@@ -55,7 +55,7 @@ def own_tensors(rank: int = 0) -> dict[str, Tensor]:
 ALL = {**sample_tensors(), **own_tensors()}
 
 
-def save_one(saver: Checkpointer, step: int, tensors: Mapping[str, Tensor] = ALL, **how: Any) -> SaveOutcome:
+def save_one(saver: Checkpointer, step: int, tensors: Mapping[str, Tensor] = ALL, **how: Any) -> FinishedSave:
     """How a save ended that nothing else is beside."""
     saver.save(step, tensors, {}, {}, {}, **how)
     (outcome,) = saver.wait(PATIENCE_S)

@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 
 from tests.checkpoint.saving import own_tensors, sample_tensors
 from tests.trainer.ranks import run_threads
-from trainer.checkpoint.save.flight import SaveOutcome
+from trainer.checkpoint.save.flight import FinishedSave
 from trainer.checkpoint.save.interval import Interval
 from trainer.checkpoint.votes import StoreVotes
 from trainer.errors import LostRunError
@@ -93,13 +93,13 @@ class ScriptedCheckpointer:
         self._flying.append(step)
         return 0.0
 
-    def poll(self) -> list[SaveOutcome]:
+    def poll(self) -> list[FinishedSave]:
         return []
 
-    def wait(self, timeout: float | None) -> list[SaveOutcome]:
+    def wait(self, timeout: float | None) -> list[FinishedSave]:
         ended, self._flying = self._flying, []
         ends = [(step, self._commits.pop(0) if self._commits else True) for step in ended]
-        return [SaveOutcome(step, committed, "scripted", self.estimate_s, 0) for step, committed in ends]
+        return [FinishedSave(step, committed, "scripted", self.estimate_s, 0) for step, committed in ends]
 
 
 def saving_with(

@@ -27,11 +27,11 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.format.boxes import Box, boxes_by_name
+from trainer.checkpoint.format.chunks import Chunk, chunks_by_name
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.format.records import Entry
 from trainer.checkpoint.lineage.history import choose, read_history
-from trainer.checkpoint.load.assemble import box_tensor, torch_dtype
+from trainer.checkpoint.load.assemble import chunk_tensor, torch_dtype
 from trainer.checkpoint.load.latest import READ_THREADS
 from trainer.checkpoint.load.parts import (
     ITEM_BYTES,
@@ -67,9 +67,9 @@ class LustrainReader(StorageReader):
         self._places = Places(self._store)
         self._manifest = read_manifest(self._store, choose(read_history(self._store), self._store.uri, self._step))
         self._indexes = [read_index(self._places, part, self._manifest.attempt) for part in self._manifest.parts]
-        self._boxes = {
-            name.removeprefix(self._prefix): boxes
-            for name, boxes in boxes_by_name(self._indexes).items()
+        self._chunks = {
+            name.removeprefix(self._prefix): chunks
+            for name, chunks in chunks_by_name(self._indexes).items()
             if name.startswith(self._prefix)
         }
 
@@ -80,8 +80,8 @@ class LustrainReader(StorageReader):
             self._open()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Shapes, dtypes and boxes of all offered tensors."""
-        return Metadata({name: _described(boxes) for name, boxes in self._boxes.items()})
+        """Shapes, dtypes and chunks of all offered tensors."""
+        return Metadata({name: _described(chunks) for name, chunks in self._chunks.items()})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Nothing to prepare: every rank reads by itself."""
@@ -103,15 +103,15 @@ class LustrainReader(StorageReader):
         """Fill the planner's tensors, one part's needed blocks in memory at a time."""
         wanted: dict[int, list[tuple[_Read, ReadItem]]] = {}
         for item in plan.items:
-            box = self._box_of(item)
-            wanted.setdefault(box.part, []).append((_rows_read(box.entry, item), item))
+            chunk = self._chunk_of(item)
+            wanted.setdefault(chunk.part, []).append((_rows_read(chunk.entry, item), item))
         for part in sorted(wanted):
             reader = PartReader(self._places, self._manifest.parts[part], self._indexes[part], TierNotes(ignore_event))
             ranges = [(read.rows.start, read.rows.start + read.rows.size) for read, _ in wanted[part]]
             fetch_blocks([(reader, number) for number in blocks_covering(ranges)], READ_THREADS)
             for read, item in wanted[part]:
                 target = planner.resolve_tensor(item).detach()
-                target.copy_(read.cut(box_tensor(reader, read.rows)))
+                target.copy_(read.cut(chunk_tensor(reader, read.rows)))
                 planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
@@ -122,17 +122,17 @@ class LustrainReader(StorageReader):
         """Return False: a run is read only where this reader is named, never by the look of its folder."""
         return False
 
-    def _box_of(self, item: ReadItem) -> Box:
+    def _chunk_of(self, item: ReadItem) -> Chunk:
         offset = tuple(item.storage_index.offset or ())
-        for box in self._boxes[item.storage_index.fqn]:
-            if box.entry.offsets == offset or not offset:
-                return box
-        raise KeyError(f"{item.storage_index.fqn} has no box at {offset}")
+        for chunk in self._chunks[item.storage_index.fqn]:
+            if chunk.entry.offsets == offset or not offset:
+                return chunk
+        raise KeyError(f"{item.storage_index.fqn} has no chunk at {offset}")
 
 
 @dataclass(frozen=True)
 class _Read:
-    """Which rows of a box to fetch, and what to cut from them along the other dimensions."""
+    """Which rows of a chunk to fetch, and what to cut from them along the other dimensions."""
 
     rows: Entry
     offsets: Sequence[int]
@@ -159,7 +159,7 @@ def _rows_read(entry: Entry, item: ReadItem) -> _Read:
     return _Read(rows, offsets, lengths)
 
 
-def _described(boxes: Sequence[Box]) -> TensorStorageMetadata:
-    first = boxes[0].entry
-    chunks = [ChunkStorageMetadata(torch.Size(b.entry.offsets), torch.Size(b.entry.lengths)) for b in boxes]
-    return TensorStorageMetadata(TensorProperties(dtype=torch_dtype(first.dtype)), torch.Size(first.shape), chunks)
+def _described(chunks: Sequence[Chunk]) -> TensorStorageMetadata:
+    first = chunks[0].entry
+    sizes = [ChunkStorageMetadata(torch.Size(c.entry.offsets), torch.Size(c.entry.lengths)) for c in chunks]
+    return TensorStorageMetadata(TensorProperties(dtype=torch_dtype(first.dtype)), torch.Size(first.shape), sizes)

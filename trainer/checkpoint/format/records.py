@@ -34,7 +34,7 @@ class NewerFormatError(UserError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One box of one named tensor: `lengths` elements from `offsets` on, of a tensor of global `shape`.
+    """One chunk of one named tensor: `lengths` elements from `offsets` on, of a tensor of global `shape`.
 
     Its bytes are [start, start + size) of the rank's logical file, row-major, little-endian.
     """

@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from trainer.checkpoint.format.boxes import Box, boxes_by_name
+from trainer.checkpoint.format.chunks import Chunk, chunks_by_name
 from trainer.checkpoint.format.records import Entry
 from trainer.checkpoint.load.memory import fresh_memory
 from trainer.checkpoint.load.parts import ITEM_BYTES, PartReader, blocks_covering, fetch_blocks
@@ -20,14 +20,14 @@ def read_tensors(readers: Sequence[PartReader], want: Callable[[str], bool], thr
     A tensor that lies whole in one part is a view of that part's memory, which lives as long as any of its views; one cut over
     several parts is copied together. Bytes that share a block with wanted ones are verified too.
     """
-    wanted = {name: boxes for name, boxes in boxes_by_name([r.index for r in readers]).items() if want(name)}
+    wanted = {name: chunks for name, chunks in chunks_by_name([r.index for r in readers]).items() if want(name)}
     fetch_blocks(_blocks_of(readers, wanted), threads)
     with ThreadPoolExecutor(threads) as pool:
-        return dict(zip(wanted, pool.map(lambda boxes: _assembled(readers, boxes), wanted.values()), strict=True))
+        return dict(zip(wanted, pool.map(lambda chunks: _assembled(readers, chunks), wanted.values()), strict=True))
 
 
-def box_tensor(reader: PartReader, entry: Entry) -> torch.Tensor:
-    """Return one fetched box as a tensor of `entry.lengths`: a view where alignment permits, else a copy."""
+def chunk_tensor(reader: PartReader, entry: Entry) -> torch.Tensor:
+    """Return one fetched chunk as a tensor of `entry.lengths`: a view where alignment permits, else a copy."""
     dtype = torch_dtype(entry.dtype)
     if entry.size == 0:
         return torch.empty(entry.lengths, dtype=dtype)
@@ -45,23 +45,23 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _blocks_of(readers: Sequence[PartReader], wanted: dict[str, list[Box]]) -> list[tuple[PartReader, int]]:
+def _blocks_of(readers: Sequence[PartReader], wanted: dict[str, list[Chunk]]) -> list[tuple[PartReader, int]]:
     ranges: dict[int, list[tuple[int, int]]] = {}
-    for boxes in wanted.values():
-        for box in boxes:
-            ranges.setdefault(box.part, []).append((box.entry.start, box.entry.start + box.entry.size))
+    for chunks in wanted.values():
+        for chunk in chunks:
+            ranges.setdefault(chunk.part, []).append((chunk.entry.start, chunk.entry.start + chunk.entry.size))
     return [(readers[part], number) for part in sorted(ranges) for number in blocks_covering(ranges[part])]
 
 
-def _assembled(readers: Sequence[PartReader], boxes: Sequence[Box]) -> torch.Tensor:
-    first = boxes[0].entry
-    if len(boxes) == 1 or not prod(first.shape):
-        return box_tensor(readers[boxes[0].part], first)
+def _assembled(readers: Sequence[PartReader], chunks: Sequence[Chunk]) -> torch.Tensor:
+    first = chunks[0].entry
+    if len(chunks) == 1 or not prod(first.shape):
+        return chunk_tensor(readers[chunks[0].part], first)
     memory = fresh_memory(prod(first.shape) * ITEM_BYTES[first.dtype])
     whole = torch.frombuffer(memory, dtype=torch_dtype(first.dtype), count=prod(first.shape)).view(first.shape)
-    for box in boxes:
+    for chunk in chunks:
         target = whole
-        for dim, (offset, length) in enumerate(zip(box.entry.offsets, box.entry.lengths, strict=True)):
+        for dim, (offset, length) in enumerate(zip(chunk.entry.offsets, chunk.entry.lengths, strict=True)):
             target = target.narrow(dim, offset, length)
-        target.copy_(box_tensor(readers[box.part], box.entry))
+        target.copy_(chunk_tensor(readers[chunk.part], chunk.entry))
     return whole

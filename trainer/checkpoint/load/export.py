@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from lustrain.problem import UserError, problem
-from trainer.checkpoint.format.boxes import boxes_by_name
+from trainer.checkpoint.format.chunks import chunks_by_name
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.load.latest import read_checkpoint
 from trainer.checkpoint.load.parts import ITEM_BYTES, Places, ignore_event, read_index, read_manifest
@@ -73,7 +73,7 @@ def export(
     places = Places(store)
     manifest = read_manifest(store, manifest_id)
     indexes = [read_index(places, part, manifest.attempt) for part in manifest.parts]
-    entries = [boxes[0].entry for boxes in boxes_by_name(indexes).values()]
+    entries = [chunks[0].entry for chunks in chunks_by_name(indexes).values()]
     weights = renamed([(e.name, e.dtype, prod(e.shape) * ITEM_BYTES[e.dtype]) for e in entries], names)
     shards = plan_shards(weights, shard_bytes)
     names_of_shards = shard_names(len(shards))

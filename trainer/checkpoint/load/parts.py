@@ -182,9 +182,9 @@ def _entry_problem(entry: Entry, size: int) -> str:
         )
     if not len(entry.shape) == len(entry.offsets) == len(entry.lengths):
         return f"{entry.name}: shape, offsets and lengths differ in dimensions"
-    box = zip(entry.shape, entry.offsets, entry.lengths, strict=True)
-    if any(offset < 0 or length < 0 or offset + length > extent for extent, offset, length in box):
-        return f"{entry.name}: box lies outside the tensor"
+    chunk = zip(entry.shape, entry.offsets, entry.lengths, strict=True)
+    if any(offset < 0 or length < 0 or offset + length > extent for extent, offset, length in chunk):
+        return f"{entry.name}: chunk lies outside the tensor"
     if entry.size != prod(entry.lengths) * ITEM_BYTES[entry.dtype]:
         return f"{entry.name}: {entry.size} bytes do not fit lengths {entry.lengths} of {entry.dtype}"
     if entry.start < 0 or entry.start + entry.size > size:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from trainer.checkpoint.format.boxes import boxes_by_name
+from trainer.checkpoint.format.chunks import chunks_by_name
 from trainer.checkpoint.format.layout import ManifestId
 from trainer.checkpoint.format.records import BLOCK_BYTES, Part, RankIndex
 from trainer.checkpoint.load.parts import Places, expect_data, logical_size, read_block, read_index, read_manifest
@@ -91,6 +91,6 @@ class _Check:
 
     def tensors(self, indexes: list[RankIndex]) -> None:
         try:
-            boxes_by_name(indexes)
+            chunks_by_name(indexes)
         except CorruptObjectError as error:
             self.problems.append(str(error))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.checkpoint.save.ballot import Plan
+from trainer.checkpoint.save.protocol import SaveStart
 from trainer.checkpoint.save.stage import Staged
 
 
 @dataclass(frozen=True)
-class SaveOutcome:
+class FinishedSave:
     """How a save ended: `seconds` from the call to the commit or the failure, `bytes` stored by all ranks together."""
 
     step: int
@@ -22,15 +22,15 @@ class SaveOutcome:
 
 @dataclass(frozen=True, eq=False)
 class Flight:
-    """One save in flight on this rank; without `staged` it votes against the attempt, for the reason in `problem`."""
+    """One save in flight on this rank; without `staged` its result fails the attempt, for the reason in `problem`."""
 
     number: int
     step: int
-    plan: Plan
+    plan: SaveStart
     staged: Staged | None
     problem: str
     state: dict[str, Any]
-    about: dict[str, Any]
+    metadata: dict[str, Any]
     urgent: bool
     began: float
     written: dict[str, float] = field(default_factory=dict)

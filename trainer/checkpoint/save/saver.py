@@ -1,7 +1,7 @@
 """Saving, as training sees it: the loop is blocked for one memory copy, the rest happens beside the training.
 
 A save passes through three hands: the caller's thread stages it; a writing thread has the child process store it and
-posts this rank's vote; a closing thread, on rank 0, gathers the votes, commits, and posts the verdict to the other ranks.
+posts this rank's result; a closing thread, on rank 0, gathers the results, commits, and posts the outcome to the others.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from lustrain.problem import UserError
 from trainer.checkpoint.format.layout import ATTEMPTS, ManifestId, attempt_name, tier_root
 from trainer.checkpoint.lineage.lease import Lease
 from trainer.checkpoint.lineage.prune import prune
-from trainer.checkpoint.save.ballot import Ballot, Plan, Verdict, Vote
 from trainer.checkpoint.save.child import WriterDiedError, WriterProcess
 from trainer.checkpoint.save.commit import commit, exact_json, manifest_of, printable_json
-from trainer.checkpoint.save.flight import Flight, SaveOutcome
+from trainer.checkpoint.save.flight import FinishedSave, Flight
+from trainer.checkpoint.save.protocol import RankResult, SaveOutcome, SaveProtocol, SaveStart
 from trainer.checkpoint.save.stage import Staged, Staging, StagingError
 from trainer.checkpoint.save.writer import Job, Reply
 from trainer.checkpoint.votes import VoteBox, VoteError
@@ -37,7 +37,7 @@ from trainer.storage import ObjectStore
 PLAN_S = 60.0
 """How long a rank waits for rank 0 to call save() too; they are at the same step boundary."""
 COMMIT_S = 120.0
-"""Allowed between the last vote and the manifest: two requests per part and one put, with the store's own retries."""
+"""Allowed between the last result and the manifest: two requests per part and one put, with the store's own retries."""
 CLOSE_S = 5.0
 """How long close() waits for its threads; one that hangs in the store is a daemon and ends with the process."""
 
@@ -83,13 +83,13 @@ class Checkpointer:
         self._calls = 0
         self._changed = threading.Condition()
         self._in_flight: list[Flight] = []
-        self._outcomes: list[SaveOutcome] = []
+        self._outcomes: list[FinishedSave] = []
         self._last_commit = parent
         self._last_seconds = 0.0
         self._last_closed = -1
         self._lost: LostRunError | None = None
         self._stop = threading.Event()
-        self._ballot = Ballot(votes, rank, generation, self._stop)
+        self._protocol = SaveProtocol(votes, rank, generation, self._stop)
         self._written: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         self._staged: queue.SimpleQueue[Flight | None] = queue.SimpleQueue()
         self._commits: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -123,26 +123,26 @@ class Checkpointer:
     @property
     def longest_s(self) -> float:
         """Seconds after which every save in flight has ended one way or another."""
-        return 2 * self._verdict_s
+        return 2 * self._outcome_s
 
-    def prepare(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    def prepare(self, replicated: Mapping[str, Tensor], per_rank: Mapping[str, Tensor]) -> None:
         """Begin to allocate the staging memory for such tensors, so that the first save does not have to."""
-        self._staging.prepare(shared, own)
+        self._staging.prepare(replicated, per_rank)
 
     def save(
         self,
         step: int,
-        shared: Mapping[str, Tensor],
-        own: Mapping[str, Tensor],
+        replicated: Mapping[str, Tensor],
+        per_rank: Mapping[str, Tensor],
         state: dict[str, Any],
-        about: dict[str, Any],
+        metadata: dict[str, Any],
         *,
         urgent: bool = False,
     ) -> float:
         """Begin a save and return the seconds this call took; the tensors may change as soon as it returns.
 
-        `shared` are the tensors that all ranks hold alike (cut over the ranks), `own` those that only this rank has,
-        under names that hold the rank. `state` and `about` are JSON; rank 0's go into the manifest. While a save is in
+        `replicated` tensors are equal on all ranks and cut over them; `per_rank` tensors are only this rank's, under names
+        that hold the rank. `state` and `metadata` are JSON; rank 0's go into the manifest. While a save is in
         flight, one that is not urgent is skipped and reported by poll(); an urgent one takes a second staging buffer if
         the host has the memory (or waits for the first), skips the tiers and is written after the one in flight.
         Raises LostRunError when a newer job owns the run. What else goes wrong ends this save, not the training.
@@ -150,33 +150,33 @@ class Checkpointer:
         began = time.monotonic()
         self._raise_if_over()
         number, self._calls = self._calls, self._calls + 1
-        state, about = exact_json("state", state), printable_json(about)
+        state, metadata = exact_json("state", state), printable_json(metadata)
         plan = self._announce(number, step, urgent) if self._rank == 0 else None
         staged, problem = None, ""
         if plan is None or plan.attempt:
             try:
-                staged = self._staging.stage(shared, own, urgent=urgent, wait_s=self._options.vote_timeout_s)
+                staged = self._staging.stage(replicated, per_rank, urgent=urgent, wait_s=self._options.vote_timeout_s)
             except StagingError as error:
                 problem = str(error)
         plan = plan or self._receive_plan(number)
         if plan.attempt:
-            self._begin(Flight(number, step, plan, staged, problem, state, about, urgent, began))
+            self._begin(Flight(number, step, plan, staged, problem, state, metadata, urgent, began))
         else:
             if staged is not None:
                 self._staging.release(staged)
             self._on_event("save_skipped", {"step": step, "detail": plan.why_not})
             with self._changed:
-                self._outcomes.append(SaveOutcome(step, False, plan.why_not, time.monotonic() - began, 0))
+                self._outcomes.append(FinishedSave(step, False, plan.why_not, time.monotonic() - began, 0))
         return time.monotonic() - began
 
-    def poll(self) -> list[SaveOutcome]:
+    def poll(self) -> list[FinishedSave]:
         """Return saves that ended since the last call, without waiting; LostRunError when a newer job owns the run."""
         self._raise_if_over()
         with self._changed:
             outcomes, self._outcomes = self._outcomes, []
             return outcomes
 
-    def wait(self, timeout: float | None) -> list[SaveOutcome]:
+    def wait(self, timeout: float | None) -> list[FinishedSave]:
         """Like poll(), once no save is in flight or `timeout` seconds have passed."""
         with self._changed:
             self._changed.wait_for(self._is_settled, timeout)
@@ -198,25 +198,25 @@ class Checkpointer:
         if not alive:
             self._staging.close()
 
-    def _announce(self, number: int, step: int, urgent: bool) -> Plan:
+    def _announce(self, number: int, step: int, urgent: bool) -> SaveStart:
         with self._changed:
             in_flight = self._in_flight[-1].step if self._in_flight else None
             keep = (self._last_commit,) if self._last_commit else ()
         if in_flight is not None and not urgent:
-            plan = Plan("", f"the save of step {in_flight} is still in flight")
+            plan = SaveStart("", f"the save of step {in_flight} is still in flight")
         else:
-            plan = Plan(attempt_name(self._generation, step, secrets.token_hex(4)), keep=keep)
+            plan = SaveStart(attempt_name(self._generation, step, secrets.token_hex(4)), keep=keep)
         try:
-            self._ballot.announce(number, plan)
+            self._protocol.post_start(number, plan)
         except VoteError as error:
-            return Plan("", str(error))
+            return SaveStart("", str(error))
         return plan
 
-    def _receive_plan(self, number: int) -> Plan:
+    def _receive_plan(self, number: int) -> SaveStart:
         try:
-            return self._ballot.plan(number, PLAN_S)
+            return self._protocol.read_start(number, PLAN_S)
         except VoteError as error:
-            return Plan("", str(error))
+            return SaveStart("", str(error))
 
     def _begin(self, flight: Flight) -> None:
         size = flight.staged.size if flight.staged else 0
@@ -229,19 +229,19 @@ class Checkpointer:
     def _write_all(self) -> None:
         self._start_writer()
         while (flight := self._staged.get()) is not None:
-            vote = self._write(flight)
+            result = self._write(flight)
             if flight.staged is not None:
                 self._staging.release(flight.staged)
             try:
-                self._ballot.vote(flight.number, flight.plan.attempt, vote)
+                self._protocol.post_result(flight.number, flight.plan.attempt, result)
             except VoteError as error:
-                self._end(flight, Verdict(False, str(error)))
+                self._end(flight, SaveOutcome(False, str(error)))
                 continue
             self._written.put(flight)
         self._written.put(None)
 
-    def _write(self, flight: Flight) -> Vote:
-        """Have the child store this rank's part; returns this rank's vote."""
+    def _write(self, flight: Flight) -> RankResult:
+        """Have the child store this rank's part; returns this rank's result."""
         reply = Reply(flight.number, error=flight.problem)
         if self._stop.is_set():
             reply = Reply(flight.number, error="the checkpointer was closed")
@@ -261,7 +261,7 @@ class Checkpointer:
             self._report_restarts(reply.error)
         for tier, why in reply.tiers.items():
             self._on_event("tier_failed", {"step": flight.step, "tier": tier, "detail": why})
-        return Vote(reply.stored, reply.error, self._last_closed)
+        return RankResult(reply.stored, reply.error, self._last_closed)
 
     def _job(self, flight: Flight, staged: Staged) -> Job:
         return Job(
@@ -290,74 +290,76 @@ class Checkpointer:
 
     def _close_all(self) -> None:
         while (flight := self._written.get()) is not None:
-            self._end(flight, self._decide(flight) if self._rank == 0 else self._receive_verdict(flight))
+            self._end(flight, self._decide(flight) if self._rank == 0 else self._receive_outcome(flight))
 
-    def _decide(self, flight: Flight) -> Verdict:
-        """Gather the votes on rank 0, commit, and post the verdict."""
+    def _decide(self, flight: Flight) -> SaveOutcome:
+        """Gather the results on rank 0, commit, and post the outcome."""
         try:
-            verdict = self._commit(flight, self._ballot.votes(flight.plan.attempt, self._options.vote_timeout_s))
+            outcome = self._commit(
+                flight, self._protocol.gather_results(flight.plan.attempt, self._options.vote_timeout_s)
+            )
         except LostRunError as error:
-            verdict = Verdict(False, str(error), lost=tuple(error.problems))
+            outcome = SaveOutcome(False, str(error), lost=tuple(error.problems))
         except (UserError, VoteError) as error:
-            verdict = Verdict(False, str(error))
+            outcome = SaveOutcome(False, str(error))
         try:
-            self._ballot.announce_verdict(flight.number, flight.plan.attempt, verdict)
+            self._protocol.post_outcome(flight.number, flight.plan.attempt, outcome)
         except VoteError as error:
-            return replace(verdict, detail=f"{verdict.detail}; the other ranks do not know it: {error}")
-        return verdict
+            return replace(outcome, detail=f"{outcome.detail}; the other ranks do not know it: {error}")
+        return outcome
 
-    def _commit(self, flight: Flight, votes: Mapping[int, Vote]) -> Verdict:
-        stored = {rank: vote.stored for rank, vote in votes.items() if vote.stored}
-        against = [f"rank {rank}: {vote.error}" for rank, vote in sorted(votes.items()) if not vote.stored]
-        if against:
+    def _commit(self, flight: Flight, results: Mapping[int, RankResult]) -> SaveOutcome:
+        stored = {rank: result.stored for rank, result in results.items() if result.stored}
+        failed = [f"rank {rank}: {result.error}" for rank, result in sorted(results.items()) if not result.stored]
+        if failed:
             self._drop_parts(flight.plan.attempt)
-            more = f"; and {len(against) - 3} more ranks" if len(against) > 3 else ""
-            return Verdict(False, "; ".join(against[:3]) + more)
+            more = f"; and {len(failed) - 3} more ranks" if len(failed) > 3 else ""
+            return SaveOutcome(False, "; ".join(failed[:3]) + more)
         assert self._lease is not None
         attempt = flight.plan.attempt
-        new = manifest_of(attempt, stored, parent=self._parent, state=flight.state, about=flight.about)
+        new = manifest_of(attempt, stored, parent=self._parent, state=flight.state, about=flight.metadata)
         if self._before_commit is not None:
             self._before_commit(flight.step)
         manifest = commit(self._store, self._lease, new)
         earlier = manifest.attempt != attempt
         detail = f"already committed by an earlier try, {manifest.attempt}" if earlier else "committed"
-        return Verdict(True, detail, manifest.data_bytes)
+        return SaveOutcome(True, detail, manifest.data_bytes)
 
     def _drop_parts(self, attempt: str) -> None:
-        """Remove what other ranks stored of an attempt that a rank voted against: a full disk needs the room."""
+        """Remove what other ranks stored of an attempt that failed on a rank: a full disk needs the room."""
         with suppress(UserError):  # what stays behind is pruned as an orphan, a day later
             for info in list(self._store.list(f"{ATTEMPTS}{attempt}/")):
                 self._store.delete(info.key)
 
-    def _receive_verdict(self, flight: Flight) -> Verdict:
-        """Read, on the other ranks, rank 0's verdict."""
+    def _receive_outcome(self, flight: Flight) -> SaveOutcome:
+        """Read, on the other ranks, rank 0's outcome."""
         try:
-            return self._ballot.verdict(flight.plan.attempt, self._verdict_s)
+            return self._protocol.read_outcome(flight.plan.attempt, self._outcome_s)
         except VoteError as error:
-            return Verdict(False, str(error))
+            return SaveOutcome(False, str(error))
 
     @property
-    def _verdict_s(self) -> float:
-        """Longest time from a save's beginning to its verdict: writing, rank 0's waiting for votes, its commit."""
+    def _outcome_s(self) -> float:
+        """Longest time from a save's beginning to its outcome: writing, rank 0's waiting for results, its commit."""
         return 3 * self._options.vote_timeout_s + COMMIT_S
 
-    def _end(self, flight: Flight, verdict: Verdict) -> None:
+    def _end(self, flight: Flight, outcome: SaveOutcome) -> None:
         seconds = time.monotonic() - flight.began
-        fields = {"step": flight.step, "attempt": flight.plan.attempt, "seconds": seconds, "detail": verdict.detail}
-        if verdict.committed:
-            self._on_event("checkpoint_committed", {**fields, "bytes": verdict.bytes, "written": flight.written})
+        fields = {"step": flight.step, "attempt": flight.plan.attempt, "seconds": seconds, "detail": outcome.detail}
+        if outcome.committed:
+            self._on_event("checkpoint_committed", {**fields, "bytes": outcome.bytes, "written": flight.written})
         else:
             self._on_event("checkpoint_failed", fields)
-        if verdict.committed and self._rank == 0:
+        if outcome.committed and self._rank == 0:
             self._commits.put(True)
         with self._changed:
-            if verdict.committed:
+            if outcome.committed:
                 self._last_commit, self._last_seconds = ManifestId(self._generation, flight.step), seconds
-            if verdict.lost:
-                self._lost = LostRunError(verdict.lost)
+            if outcome.lost:
+                self._lost = LostRunError(outcome.lost)
             self._last_closed = max(self._last_closed, flight.number)
             self._in_flight.remove(flight)
-            self._outcomes.append(SaveOutcome(flight.step, verdict.committed, verdict.detail, seconds, verdict.bytes))
+            self._outcomes.append(FinishedSave(flight.step, outcome.committed, outcome.detail, seconds, outcome.bytes))
             self._changed.notify_all()
 
     def _prune_all(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.format.pieces import Shape, data_size, lay_out
+from trainer.checkpoint.format.chunk_plan import TensorMeta, data_size, plan_chunks
 from trainer.checkpoint.format.records import Entry
 from trainer.storage.direct import seal
 
@@ -49,11 +49,11 @@ class StagingError(Exception):
     """This host has not enough memory for a copy of the tensors to save."""
 
 
-def shape_of(name: str, tensor: Tensor) -> Shape:
+def shape_of(name: str, tensor: Tensor) -> TensorMeta:
     """Return what the layout needs to know; TypeError for a tensor that is not an array of bytes (sparse, nested, …)."""
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         raise TypeError(f"{name}: only dense tensors with data can be saved, not {tensor.layout} on {tensor.device}")
-    return Shape(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.element_size())
+    return TensorMeta(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.element_size())
 
 
 _numbers = itertools.count()
@@ -83,7 +83,7 @@ class StagingBuffer:
         self._entries: tuple[Entry, ...] = ()
 
     def fill(self, entries: tuple[Entry, ...], tensors: Mapping[str, Tensor]) -> None:
-        """Copy each entry's box of its tensor to the entry's place; on return the tensors may change again."""
+        """Copy each entry's chunk of its tensor to the entry's place; on return the tensors may change again."""
         if entries is not self._entries:
             self._clear_gaps(entries)
             self._entries = entries
@@ -166,7 +166,7 @@ class Staging:
         self._free: list[StagingBuffer] = []
         self._busy: list[StagingBuffer] = []
         self._changed = threading.Condition()
-        self._shapes: tuple[list[Shape], list[Shape]] | None = None
+        self._shapes: tuple[list[TensorMeta], list[TensorMeta]] | None = None
         self._entries: tuple[Entry, ...] = ()
         self._preparing: Future[StagingBuffer] | None = None
 
@@ -247,7 +247,7 @@ class Staging:
     def _lay_out(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[Entry, ...]:
         shapes = ([shape_of(*item) for item in shared.items()], [shape_of(*item) for item in own.items()])
         if shapes != self._shapes:
-            self._entries = lay_out(*shapes, self._rank, self._world_size)
+            self._entries = plan_chunks(*shapes, self._rank, self._world_size)
             self._shapes = shapes
         return self._entries
 
@@ -280,11 +280,11 @@ def _lines(path: str) -> list[str]:
 
 
 def _box(tensor: Tensor, entry: Entry) -> Tensor:
-    box = tensor.detach()
+    chunk = tensor.detach()
     for dim, (offset, length) in enumerate(zip(entry.offsets, entry.lengths, strict=True)):
-        if length != box.shape[dim]:
-            box = box.narrow(dim, offset, length)
-    return box
+        if length != chunk.shape[dim]:
+            chunk = chunk.narrow(dim, offset, length)
+    return chunk
 
 
 def _plain_bytes(source: Tensor) -> bool:

@@ -268,8 +268,8 @@ def _job(message: dict[str, Any]) -> Job:
 
 
 def _entry(body: dict[str, Any]) -> Entry:
-    boxes = {name: tuple(body[name]) for name in ("shape", "offsets", "lengths")}
-    return Entry(**{**body, **boxes})
+    chunks = {name: tuple(body[name]) for name in ("shape", "offsets", "lengths")}
+    return Entry(**{**body, **chunks})
 
 
 def _threads(job: Job) -> int:

@@ -1,4 +1,4 @@
-"""The rows of each tensor that each rank stores, and their places: pure arithmetic, with the same result on every rank."""
+"""The chunks of each tensor that each rank stores, and their offsets: pure arithmetic, the same on every rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.checkpoint.format.records import ALIGN, Entry
 
 
 @dataclass(frozen=True)
-class Shape:
+class TensorMeta:
     """A named tensor without its data: `dtype` is torch's name without `torch.`, `item_bytes` one element's size."""
 
     name: str
@@ -24,18 +24,20 @@ class Shape:
         return prod(self.shape) * self.item_bytes
 
 
-def lay_out(shared: Sequence[Shape], own: Sequence[Shape], rank: int, world_size: int) -> tuple[Entry, ...]:
-    """Lay out one rank's data object: its entries in the order of their places, each start a multiple of ALIGN.
+def plan_chunks(
+    replicated: Sequence[TensorMeta], per_rank: Sequence[TensorMeta], rank: int, world_size: int
+) -> tuple[Entry, ...]:
+    """Plan one rank's data object: its entries in the order of their offsets, each start a multiple of ALIGN.
 
-    `shared` tensors are cut over the ranks by bytes, on boundaries of the first dimension that is longer than one:
-    together the ranks store each row once, and no rank is more than one row away from its even share. `own` tensors
+    `replicated` tensors are cut over the ranks by bytes, on boundaries of the first dimension that is longer than one:
+    together the ranks store each row once, and no rank is more than one row away from its even share. `per_rank` tensors
     stay whole. Raises ValueError when a name occurs twice.
     """
-    names = [shape.name for shape in (*shared, *own)]
+    names = [shape.name for shape in (*replicated, *per_rank)]
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ValueError(f"tensor names must be unique: {', '.join(twice)}")
-    return tuple(_placed([*_cut(shared, rank, world_size), *map(_whole, _by_name(own))]))
+    return tuple(_placed([*_cut_rows(replicated, rank, world_size), *map(_whole, _by_name(per_rank))]))
 
 
 def data_size(entries: Sequence[Entry]) -> int:
@@ -43,11 +45,11 @@ def data_size(entries: Sequence[Entry]) -> int:
     return entries[-1].start + entries[-1].size if entries else 0
 
 
-def _cut(shared: Sequence[Shape], rank: int, world_size: int) -> Iterator[Entry]:
-    total = sum(shape.size for shape in shared)
+def _cut_rows(replicated: Sequence[TensorMeta], rank: int, world_size: int) -> Iterator[Entry]:
+    total = sum(shape.size for shape in replicated)
     begin, end = rank * total // world_size, (rank + 1) * total // world_size
     offset = 0
-    for shape in _by_name(shared):
+    for shape in _by_name(replicated):
         if shape.size:
             first, last = _row_at(shape, begin - offset), _row_at(shape, end - offset)
             if first < last:
@@ -57,19 +59,19 @@ def _cut(shared: Sequence[Shape], rank: int, world_size: int) -> Iterator[Entry]
         offset += shape.size
 
 
-def _row_at(shape: Shape, byte: int) -> int:
+def _row_at(shape: TensorMeta, byte: int) -> int:
     """Return the row boundary nearest to a byte of the tensor; both neighbours of a cut compute the same one."""
     rows = shape.shape[_cut_dimension(shape)] if shape.shape else 1
     row_bytes = shape.size // rows
     return min(max((2 * byte + row_bytes) // (2 * row_bytes), 0), rows)
 
 
-def _cut_dimension(shape: Shape) -> int:
+def _cut_dimension(shape: TensorMeta) -> int:
     """Return the first dimension longer than 1, else 0: leading dimensions of length 1 do not break up the bytes."""
     return next((at for at, length in enumerate(shape.shape) if length > 1), 0)
 
 
-def _rows(shape: Shape, first: int, last: int) -> Entry:
+def _rows(shape: TensorMeta, first: int, last: int) -> Entry:
     if not shape.shape:
         return _whole(shape)
     at = _cut_dimension(shape)
@@ -78,7 +80,7 @@ def _rows(shape: Shape, first: int, last: int) -> Entry:
     return Entry(shape.name, shape.dtype, shape.shape, offsets, lengths, 0, prod(lengths) * shape.item_bytes)
 
 
-def _whole(shape: Shape) -> Entry:
+def _whole(shape: TensorMeta) -> Entry:
     return Entry(shape.name, shape.dtype, shape.shape, (0,) * len(shape.shape), shape.shape, 0, shape.size)
 
 
@@ -89,5 +91,5 @@ def _placed(entries: Iterable[Entry]) -> Iterator[Entry]:
         start += -(-entry.size // ALIGN) * ALIGN
 
 
-def _by_name(shapes: Sequence[Shape]) -> list[Shape]:
+def _by_name(shapes: Sequence[TensorMeta]) -> list[TensorMeta]:
     return sorted(shapes, key=lambda shape: shape.name)

@@ -1,4 +1,4 @@
-"""The stored boxes that make each tensor: pure, torch-free."""
+"""The stored chunks that make each tensor: pure, torch-free."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from trainer.storage import CorruptObjectError
 
 
 @dataclass(frozen=True)
-class Box:
-    """A stored box of a tensor: `part` counts the parts in the manifest's order."""
+class Chunk:
+    """A stored chunk of a tensor: `part` counts the parts in the manifest's order."""
 
     part: int
     entry: Entry
 
 
-def boxes_by_name(indexes: Sequence[RankIndex]) -> dict[str, list[Box]]:
-    """Collect each tensor's boxes over all parts, by offset; CorruptObjectError unless they cover it exactly once."""
-    by_name: dict[str, list[Box]] = {}
+def chunks_by_name(indexes: Sequence[RankIndex]) -> dict[str, list[Chunk]]:
+    """Collect each tensor's chunks over all parts, by offset; CorruptObjectError unless they cover it exactly once."""
+    by_name: dict[str, list[Chunk]] = {}
     for part, index in enumerate(indexes):
         for entry in index.entries:
-            by_name.setdefault(entry.name, []).append(Box(part, entry))
-    for name, boxes in by_name.items():
-        boxes.sort(key=lambda box: box.entry.offsets)
-        problem = _cover_problem([box.entry for box in boxes])
+            by_name.setdefault(entry.name, []).append(Chunk(part, entry))
+    for name, chunks in by_name.items():
+        chunks.sort(key=lambda chunk: chunk.entry.offsets)
+        problem = _cover_problem([chunk.entry for chunk in chunks])
         if problem:
             raise CorruptObjectError(f"tensor {name}: {problem}")
     return by_name
 
 
 def _cover_problem(entries: Sequence[Entry]) -> str:
-    """Return why these boxes, sorted by offset, do not make one tensor, or the empty string."""
+    """Return why these chunks, sorted by offset, do not make one tensor, or the empty string."""
     first = entries[0]
     if any((e.shape, e.dtype) != (first.shape, first.dtype) for e in entries):
-        return "its boxes disagree about shape or dtype"
+        return "its chunks disagree about shape or dtype"
     filled = [e for e in entries if e.size]
     if sum(prod(e.lengths) for e in filled) != prod(first.shape):
-        return f"its boxes do not add up to shape {list(first.shape)}"
+        return f"its chunks do not add up to shape {list(first.shape)}"
     if all(_is_rows(e) for e in filled):
         in_line = all(b.offsets[0] == a.offsets[0] + a.lengths[0] for a, b in pairwise(filled))
-        return "" if in_line else "its boxes overlap"
+        return "" if in_line else "its chunks overlap"
     overlap = any(_overlap(a, b) for i, a in enumerate(filled) for b in filled[i + 1 :])
-    return "its boxes overlap" if overlap else ""
+    return "its chunks overlap" if overlap else ""
 
 
 def _is_rows(entry: Entry) -> bool:

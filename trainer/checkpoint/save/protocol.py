@@ -1,4 +1,4 @@
-"""The messages between ranks about one save: rank 0's plan, every rank's vote, rank 0's verdict."""
+"""The messages between ranks about one save: rank 0's start, every rank's result, rank 0's outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.checkpoint.votes import VoteBox
 
 
 @dataclass(frozen=True)
-class Plan:
+class SaveStart:
     """Rank 0's decision on one call of save(): the name under which all ranks store; where it is empty, `why_not`."""
 
     attempt: str
@@ -22,7 +22,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Vote:
+class RankResult:
     """One rank's result: what it stored, or `error`. `closed` is the number of the last call whose end it knows."""
 
     stored: Stored | None
@@ -31,7 +31,7 @@ class Vote:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SaveOutcome:
     """Rank 0's decision on how a save ended; `lost` holds the lines of a LostRunError."""
 
     committed: bool
@@ -40,7 +40,7 @@ class Verdict:
     lost: tuple[str, ...] = ()
 
 
-class Ballot:
+class SaveProtocol:
     """One rank's part in the messages about all saves of a generation; calls of save() are numbered alike on all ranks.
 
     Every method raises VoteError when the others cannot be reached, the reading ones VoteTimeout, or VoteError once
@@ -53,36 +53,36 @@ class Ballot:
         """Rank 0: call numbers and the topics that were opened for them."""
         self._lock = threading.Lock()
 
-    def announce(self, number: int, plan: Plan) -> None:
-        """Post, on rank 0, the plan for call `number`."""
-        self._post(number, self._plan_topic(number), plan)
+    def post_start(self, number: int, start: SaveStart) -> None:
+        """Post, on rank 0, the start for call `number`."""
+        self._post(number, self._start_topic(number), start)
 
-    def plan(self, number: int, timeout: float) -> Plan:
-        """Return rank 0's plan for call `number`."""
-        plan = self._read_rank_0(self._plan_topic(number), timeout)
-        return Plan(plan["attempt"], plan["why_not"], tuple(ManifestId(**commit) for commit in plan["keep"]))
+    def read_start(self, number: int, timeout: float) -> SaveStart:
+        """Return rank 0's start for call `number`."""
+        start = self._read_rank_0(self._start_topic(number), timeout)
+        return SaveStart(start["attempt"], start["why_not"], tuple(ManifestId(**commit) for commit in start["keep"]))
 
-    def vote(self, number: int, attempt: str, vote: Vote) -> None:
+    def post_result(self, number: int, attempt: str, result: RankResult) -> None:
         """Post this rank's result."""
-        self._post(number, f"{attempt}/votes", vote)
+        self._post(number, f"{attempt}/votes", result)
 
-    def votes(self, attempt: str, timeout: float) -> dict[int, Vote]:
-        """Gather, on rank 0, every rank's vote, then drop the messages about saves that all ranks are done with."""
+    def gather_results(self, attempt: str, timeout: float) -> dict[int, RankResult]:
+        """Gather, on rank 0, every rank's result, then drop the messages about saves that all ranks are done with."""
         posted = self._votes.gather(f"{attempt}/votes", timeout, stop=self._stop)
-        votes = {rank: _vote(body) for rank, body in posted.items()}
-        self._forget(min(vote.closed for vote in votes.values()))
-        return votes
+        results = {rank: _rank_result(body) for rank, body in posted.items()}
+        self._forget(min(result.closed for result in results.values()))
+        return results
 
-    def announce_verdict(self, number: int, attempt: str, verdict: Verdict) -> None:
+    def post_outcome(self, number: int, attempt: str, outcome: SaveOutcome) -> None:
         """Post, on rank 0, how the save ended."""
-        self._post(number, f"{attempt}/verdict", verdict)
+        self._post(number, f"{attempt}/verdict", outcome)
 
-    def verdict(self, attempt: str, timeout: float) -> Verdict:
-        """Return rank 0's verdict on how the save ended."""
-        verdict = self._read_rank_0(f"{attempt}/verdict", timeout)
-        return Verdict(verdict["committed"], verdict["detail"], verdict["bytes"], tuple(verdict["lost"]))
+    def read_outcome(self, attempt: str, timeout: float) -> SaveOutcome:
+        """Return rank 0's outcome of the save."""
+        outcome = self._read_rank_0(f"{attempt}/verdict", timeout)
+        return SaveOutcome(outcome["committed"], outcome["detail"], outcome["bytes"], tuple(outcome["lost"]))
 
-    def _post(self, number: int, topic: str, message: Plan | Vote | Verdict) -> None:
+    def _post(self, number: int, topic: str, message: SaveStart | RankResult | SaveOutcome) -> None:
         if self._rank == 0:
             with self._lock:
                 self._topics.append((number, topic))
@@ -91,7 +91,7 @@ class Ballot:
     def _read_rank_0(self, topic: str, timeout: float) -> dict[str, Any]:
         return self._votes.gather(topic, timeout, ranks=[0], stop=self._stop)[0]
 
-    def _plan_topic(self, number: int) -> str:
+    def _start_topic(self, number: int) -> str:
         return f"save/{self._generation}/{number}"
 
     def _forget(self, closed: int) -> None:
@@ -102,5 +102,5 @@ class Ballot:
             self._votes.drop(topic)
 
 
-def _vote(body: dict[str, Any]) -> Vote:
-    return Vote(Stored(**body["stored"]) if body["stored"] else None, body["error"], body["closed"])
+def _rank_result(body: dict[str, Any]) -> RankResult:
+    return RankResult(Stored(**body["stored"]) if body["stored"] else None, body["error"], body["closed"])
