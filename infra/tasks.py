@@ -1,4 +1,4 @@
-"""`fab preflight`, `fab explain-change`, `fab deployer-policy`, `fab aws-local`.
+"""`fab preflight`, `fab cost`, `fab explain-change`, `fab deployer-policy`, `fab aws-local`.
 
 Imports of what a task does stand in it: every `fab` loads this file, and a cluster's description takes longer to load than
 nodes that are in order take to be looked at.
@@ -36,12 +36,31 @@ def preflight(flags: Preflight) -> Answer:
         return Answer(rules, rules)
     found, wrong = commands.findings(flags.stack, flags.online)
     lines: list[str] = []
-    for name, (spec, findings) in found.items():
-        planned, then = ((), ()) if report.exit_code(findings) else (summary(spec), first_up(spec))
-        lines += [*([] if flags.stack else [f"{name}:"]), *planned, *report.lines(findings), *then]
+    for name, (stack, findings) in found.items():
+        lines += [] if flags.stack else [f"{name}:"]
+        if report.exit_code(findings):
+            lines += report.lines(findings)
+        else:
+            lines += [*summary(stack.spec), *report.lines(findings)]
+            lines += [*report.cost_lines(commands.costs(stack)), *first_up(stack.spec)]
     every = [finding for _, findings in found.values() for finding in findings]
     data = [{"stack": name} | row for name, (_, findings) in found.items() for row in report.as_data(findings)]
     return Answer(lines, data, USAGE if wrong else report.exit_code(every), wrong)
+
+
+@dataclass(frozen=True)
+class Cost:
+    stack: str = flag(help=STACK)
+    json: bool = flag(False, "print a table of the parts, the sums, and the prices with their dates and sources")
+
+
+@task("cost")
+def cost(flags: Cost) -> Answer:
+    """Show what a stack costs an hour and a month, part by part, at list prices."""
+    from infra.preflight import commands, report, stackfile
+
+    found = commands.costs(stackfile.read(flags.stack))
+    return Answer(list(report.cost_lines(found)), report.cost_data(found))
 
 
 @dataclass(frozen=True)
@@ -90,4 +109,4 @@ def deployer_policy(flags: DeployerPolicy) -> Answer:
     return Answer(json.dumps(commands.policies(flags.stack, flags.account), indent=2).splitlines())
 
 
-TASKS = (preflight, explain_change, deployer_policy, aws_local)
+TASKS = (preflight, cost, explain_change, deployer_policy, aws_local)

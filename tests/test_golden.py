@@ -21,9 +21,11 @@ from images.build import answers, make
 from images.flags import ImageFlags
 from images.plan import versions
 from infra.config import parse
+from infra.plan.cost import cost
+from infra.plan.stack import Plan
 from infra.preflight.commands import rules
 from infra.preflight.offline import run_offline
-from infra.preflight.report import as_data
+from infra.preflight.report import as_data, cost_lines
 from lustrain.problem import UserError
 from node_setup.agent.model import Request
 from node_setup.agent.run.plan import plan, rows
@@ -75,7 +77,8 @@ def test_the_rules(golden: SnapshotAssertion) -> None:
 @pytest.mark.parametrize("stack", STACKS)
 def test_what_preflight_says_of_an_example(stack: str, golden: SnapshotAssertion) -> None:
     found = run_offline(spec_of(stack, {}), place(stack), NOW)
-    assert text([*found, *as_lines(as_data(found))]) == golden
+    prices = cost_lines(cost(Plan(spec_of(stack, {}), place(stack), NOW)))
+    assert text([*found, *as_lines(as_data(found)), *prices]) == golden
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import fabfile
 HOUSE = Path(__file__).parents[1]
 MISTAKES = {
     "preflight": ("--stack", "nowhere"),
+    "cost": ("--stack", "nowhere"),
     "explain-change": ("--stack", "nowhere"),
     "deployer-policy": ("--stack", "nowhere", "--account", "123456789012"),
     "rehearse": ("--steps", "1"),

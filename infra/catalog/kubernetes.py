@@ -17,8 +17,6 @@ DATE = "2026-09-29"
 Unconfirmed: whether EKS has 1.37 by now (Kubernetes released it on 2026-08-26; nothing that was read names it), and whether
 HyperPod takes 1.36, which EKS has since 2026-06-02: its page ends at 1.35. `fab preflight --online` asks EKS; nothing but
 CreateCluster asks HyperPod."""
-STANDARD_USD_HOUR, EXTENDED_USD_HOUR = 0.10, 0.60
-"""A control plane in standard and in extended support (https://aws.amazon.com/eks/pricing/)."""
 NOTICE = timedelta(days=90)
 """How long before an end we speak of it; our own line. AWS announces an end 60 days before (CALENDAR)."""
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from infra.clock import now
-from infra.config import ClusterSpec, parse
+from infra.config import parse
 from infra.plan import deployer_policy as iam_deployer
+from infra.plan.cost import Cost, cost
 from infra.plan.nodes.bundle import bundle
 from infra.preflight import stackfile
 from infra.preflight.change import Change
@@ -30,20 +31,20 @@ def rules() -> list[str]:
     return list(rule_lines([*OFFLINE.values(), *SUPPRESSIONS.values(), *ONLINE.values()]))
 
 
-def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[ClusterSpec, list[Problem]]], list[str]]:
-    """Spec and findings by stack, and the lines about stacks that cannot be read; the account is known only online."""
+def findings(stack: str | None, online: bool) -> tuple[dict[str, tuple[stackfile.Stack, list[Problem]]], list[str]]:
+    """Stacks and their findings by name, and the lines about stacks that cannot be read; the account is known only online."""
     if stack is None and online:
         raise UserError("--online needs a stack: each asks its own region; fix: add --stack NAME")
     names = stackfile.stacks() if stack is None else [stack]
     if not names:
         raise UserError(f"there is no Pulumi.<stack>.yaml in {stackfile.PROGRAM}; fix: write one, see docs/cluster.md")
     look, moment = _asked if online else _alone, now()
-    by_stack: dict[str, tuple[ClusterSpec, list[Problem]]] = {}
+    by_stack: dict[str, tuple[stackfile.Stack, list[Problem]]] = {}
     wrong: list[str] = []
     for name in names:
         try:
             read = stackfile.read(name)
-            by_stack[name] = read.spec, look(read, moment)
+            by_stack[name] = read, look(read, moment)
         except UserError as error:
             wrong += error.problems if stack is not None else [f"{name}: {line}" for line in error.problems]
     return by_stack, wrong
@@ -81,6 +82,11 @@ def _as_deployed(spec: Any) -> Any:
     """Return an output `spec` with the defaults of its time for `eks`: today's differ."""
     eks = spec.get("eks", {}) if isinstance(spec, Mapping) else None
     return {**spec, "eks": {**BEFORE, **eks}} if isinstance(eks, Mapping) else spec
+
+
+def costs(stack: stackfile.Stack) -> Cost:
+    """Return what a stack costs; one without a region at the prices of us-east-1."""
+    return cost(Context.of_region(stack.spec, stack.region, now()).plan)
 
 
 def policies(stack: str, account: str) -> list[Any]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
 
+from infra.catalog.prices import HOME
 from infra.finding import finding
+from infra.plan.cost import Cost, Part
 from infra.preflight.change import Change
 from infra.preflight.rule import Rule
 from lustrain.problem import DONE, FAILED, UNREACHABLE, Problem
+from lustrain.tables import table
 
 UNREACHED = "could not be checked: AWS cannot be reached"
 """What every online rule reports where AWS did not answer the first question, about the caller's identity."""
@@ -77,6 +82,63 @@ def change_lines(changes: Sequence[Change], refused: Sequence[Change]) -> Iterat
         yield f"{len(changes)} changes, {len(refused)} refused: do not run `pulumi up` for this"
     else:
         yield f"{_counted(len(changes), 'change')}"
+
+
+COST_HEADS = ("part", "USD/hour", "USD/month", "")
+
+
+def cost_lines(cost: Cost) -> Iterator[str]:
+    """Yield the parts of a cluster's cost as a table with its sums, and what the figures leave out."""
+    least = "at least: more comes on top, without a known price" if cost.unknown else "while everything runs"
+    rows = [_cost_row(part) for part in cost.parts]
+    rows.append(("all of it", *_figures(cost), least))
+    rows.append(("always on", *_figures(cost.always_on), "of this, whether anybody trains or not"))
+    yield from table(COST_HEADS, rows, COST_HEADS[1:3])
+    if cost.unknown:
+        yield f"price unknown: {', '.join(cost.unknown)}"
+    if cost.priced_elsewhere:
+        yield f"no price for {cost.region} is known, {HOME}'s is shown: {', '.join(cost.priced_elsewhere)}"
+    yield from cost.remarks
+    years = " to ".join(dict.fromkeys((cost.dates[0][:4], cost.dates[-1][:4])))
+    without = "tax, discounts and what goes by use (S3, logs, backups, traffic)"
+    yield f"list prices of {years}, without {without}; `fab cost --json` has the date and source of each"
+
+
+def _cost_row(part: Part) -> tuple[str, str, str, str]:
+    figures = _figures(part)
+    if not part.counted:
+        figures = ("-", "-") if part.bought else ("?", "?")
+    return (part.name, *figures, "; ".join(filter(None, (part.what, part.note))))
+
+
+def _figures(billed: Cost | Part) -> tuple[str, str]:
+    return f"{billed.usd_hour:,.2f}", f"{billed.usd_month:,.0f}"
+
+
+def cost_data(cost: Cost) -> dict[str, Any]:
+    """Return a cluster's cost for `--json`; null stands for what is not counted or has no known price."""
+    return {
+        "region": cost.region,
+        "usd_hour": round(cost.usd_hour, 4),
+        "usd_month": round(cost.usd_month, 2),
+        "always_on_usd_month": round(cost.always_on.usd_month, 2),
+        "unknown": list(cost.unknown),
+        "remarks": list(cost.remarks),
+        "parts": [_part_data(part) for part in cost.parts],
+    }
+
+
+def _part_data(part: Part) -> dict[str, Any]:
+    return {
+        "part": part.name,
+        "what": part.what,
+        "note": part.note,
+        "usd_hour": round(part.usd_hour, 4) if part.counted else None,
+        "usd_month": round(part.usd_month, 2) if part.counted else None,
+        "always_on": part.always_on,
+        "unknown": list(part.unknown),
+        "prices": [asdict(price) for price in part.prices],
+    }
 
 
 def _counted(count: int, what: str) -> str:

@@ -62,6 +62,19 @@ def test_preflight_ends_with_the_first_command_where_a_plain_update_would_fail(
         assert last.endswith(": pulumi up --exclude '**lustrain:infra:HyperPod**' --exclude-dependents") is there, last
 
 
+def test_preflight_shows_what_a_stack_costs_and_cost_has_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks.preflight(Invocation(), stack="rehearsal")
+    shown = capsys.readouterr().out
+    tasks.cost(Invocation(), stack="rehearsal")
+    table = capsys.readouterr().out
+    assert table in shown
+    assert "always on" in table
+    tasks.cost(Invocation(), stack="rehearsal", json=True)
+    data = json.loads(capsys.readouterr().out)
+    assert sum(part["usd_month"] for part in data["parts"]) == pytest.approx(data["usd_month"], abs=0.1)
+    assert all(price["source"].startswith("https://") for part in data["parts"] for price in part["prices"])
+
+
 def test_findings_as_json_are_a_list_and_a_refusal_is_a_table() -> None:
     done = fab("preflight", "--stack", "rehearsal", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (0, [])

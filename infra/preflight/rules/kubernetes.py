@@ -11,15 +11,14 @@ from ipaddress import IPv4Network
 from infra.catalog.kubernetes import (
     CALENDAR,
     DATE,
-    EXTENDED_USD_HOUR,
     HYPERPOD,
     NEWEST,
     NOTICE,
-    STANDARD_USD_HOUR,
     VERSIONS,
     newer_than,
 )
 from infra.catalog.kubernetes import Version as Known
+from infra.catalog.prices import ANYWHERE, HOURS_A_MONTH, prices
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.network.security import WORLD
@@ -33,8 +32,6 @@ ACCESS = "https://docs.aws.amazon.com/eks/latest/userguide/access-entries.html"
 ROOT_DISK = "https://github.com/awslabs/awsome-distributed-ai/issues/187"
 ROOT_DISK_GB = 100
 """Of a HyperPod node, whatever the group asks for (ROOT_DISK)."""
-HOURS_A_MONTH = 730
-"""365 x 24 / 12, as AWS's calculator counts."""
 MOST = 50
 """Labels, and taints, of one HyperPod group (NODE_LABELS)."""
 RESERVED = ("kubernetes.io", "k8s.io", "sagemaker.amazonaws.com")
@@ -192,8 +189,9 @@ def support_ends(spec: ClusterSpec, context: Context) -> Problems:
 
 
 def _price() -> str:
-    more = (EXTENDED_USD_HOUR - STANDARD_USD_HOUR) * HOURS_A_MONTH
-    return f"{EXTENDED_USD_HOUR:.2f} USD an hour, not {STANDARD_USD_HOUR:.2f}: {more:.0f} USD a month more"
+    standard, extended = (prices()[f"eks-{support}", ANYWHERE].usd_hour for support in ("standard", "extended"))
+    more = (extended - standard) * HOURS_A_MONTH
+    return f"{extended:.2f} USD an hour, not {standard:.2f}: {more:.0f} USD a month more"
 
 
 def _dated(spec: ClusterSpec, context: Context) -> Iterator[tuple[Known, date]]:

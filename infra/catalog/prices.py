@@ -1,0 +1,63 @@
+"""What AWS charges, at list price, from dated lists.
+
+`prices.jsonl` has one row for each list that was read: its regions, date, source, the unit, and USD by name. A name is an
+instance type or a part of another service, such as `lustre-ssd-125-gb`. Prices change: the bill is right, this is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+PRICES = Path(__file__).with_name("prices.jsonl")
+HOME = "us-east-1"
+"""Whose price is shown where a region's own is not known."""
+ANYWHERE = "*"
+"""As a region: one price for all of them."""
+HOURS_A_MONTH = 730
+"""365 x 24 / 12, as AWS's calculator counts."""
+HOURS = {"hour": 1, "month": HOURS_A_MONTH}
+
+
+@dataclass(frozen=True)
+class Price:
+    """USD `per` hour, month or GB of one thing; `region` is where it holds, `date` and `source` say whose list it is."""
+
+    usd: float
+    per: Literal["hour", "month", "GB"]
+    region: str
+    date: str
+    source: str
+
+    @property
+    def usd_hour(self) -> float:
+        """Of a thing that is billed by time; KeyError for one billed by the GB."""
+        return self.usd / HOURS[self.per]
+
+    def holds_in(self, region: str) -> bool:
+        return self.region in (region, ANYWHERE)
+
+
+@cache
+def prices() -> Mapping[tuple[str, str], Price]:
+    """Return the prices in this package by name and region."""
+    _, *rows = map(json.loads, PRICES.read_text(encoding="utf-8").splitlines())
+    return MappingProxyType(
+        {
+            (name, region): Price(usd, row["per"], region, row["date"], row["source"])
+            for row in rows
+            for region in row["regions"]
+            for name, usd in row["usd"].items()
+        }
+    )
+
+
+def price(name: str, region: str) -> Price | None:
+    """Return the price of `name` in a region, or that of us-east-1, which says so; None where neither is known."""
+    known = (prices().get((name, where)) for where in (region, ANYWHERE, HOME))
+    return next(filter(None, known), None)

@@ -1,0 +1,224 @@
+"""What a cluster costs at list prices, part by part, before it is made.
+
+Sizes and counts are those of the plans, prices those of `infra.catalog.prices`. What goes by use is in no part: S3, logs,
+backups, gigabytes through the NAT gateway and the endpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC
+
+from infra.catalog.fsx import automatic_iops
+from infra.catalog.instances import instance
+from infra.catalog.kubernetes import VERSIONS
+from infra.catalog.prices import HOURS_A_MONTH, Price, price
+from infra.config import CapacityMode, ClusterSpec, Group
+from infra.plan.network.endpoints import interface_services
+from infra.plan.network.vpc import has_nat
+from infra.plan.nodes.gang import ROOT_IOPS, ROOT_MB_S
+from infra.plan.stack import Plan
+from infra.plan.storage.home import HomePlan
+from infra.plan.storage.lustre import LustrePlan
+
+BASE_IOPS, BASE_MB_S = 3000, 125
+"""What every gp3 volume has without extra charge (https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html)."""
+SPOT_SHARE = 0.1
+"""What remains at least of the price on demand: spot is up to 90 % off (https://aws.amazon.com/ec2/spot/pricing/)."""
+BOUGHT: Mapping[CapacityMode, str] = {
+    "capacity-block": "paid when the block was bought, not counted",
+    "training-plan": "paid when the plan was bought, not counted",
+    "reservation": "billed with the reservation that is there, used or not, and not counted",
+}
+"""What to say of machines that are paid outside of the stack."""
+ML_TYPES = "types of HyperPod (ml.) are shown at EC2's price; SageMaker's may be higher"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing that is billed by time. `what` says how much of it, `note` what else to know of the figure.
+
+    `unknown` has what is in this part without a known price; `prices` are those that were used. A part that is always on
+    costs the same whether anybody trains or not; the others are machines with accelerators, and their disks. `least` is the
+    share of the figure that is paid at least.
+    """
+
+    name: str
+    what: str
+    usd_hour: float
+    note: str = ""
+    always_on: bool = True
+    bought: bool = False
+    """Paid outside of the stack, so that it counts as nothing."""
+    least: float = 1.0
+    unknown: tuple[str, ...] = ()
+    prices: tuple[Price, ...] = ()
+
+    @property
+    def usd_month(self) -> float:
+        return self.usd_hour * HOURS_A_MONTH
+
+    @property
+    def counted(self) -> bool:
+        """Whether the figure says anything: it is 0 of what was bought elsewhere, and of what has no known price."""
+        return bool(self.usd_hour) or not (self.bought or self.unknown)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """All parts of a cluster in `region`, and what holds for several of them."""
+
+    region: str
+    parts: tuple[Part, ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def usd_hour(self) -> float:
+        """While everything runs."""
+        return sum(part.usd_hour for part in self.parts)
+
+    @property
+    def usd_month(self) -> float:
+        return self.usd_hour * HOURS_A_MONTH
+
+    @property
+    def least_usd_hour(self) -> float:
+        return sum(part.usd_hour * part.least for part in self.parts)
+
+    @property
+    def always_on(self) -> Cost:
+        """What is billed whether anybody trains or not."""
+        return replace(self, parts=tuple(part for part in self.parts if part.always_on))
+
+    @property
+    def training(self) -> Cost:
+        """Machines with accelerators, and their disks."""
+        return replace(self, parts=tuple(part for part in self.parts if not part.always_on))
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What has no known price, each once."""
+        return tuple(dict.fromkeys(item for part in self.parts for item in part.unknown))
+
+    @property
+    def priced_elsewhere(self) -> tuple[str, ...]:
+        """Parts that are shown at the price of another region, since that of the cluster's is not known."""
+        return tuple(part.name for part in self.parts if not all(item.holds_in(self.region) for item in part.prices))
+
+    @property
+    def dates(self) -> tuple[str, ...]:
+        """Of the lists that were used, the oldest first."""
+        return tuple(sorted({item.date for part in self.parts for item in part.prices}))
+
+
+def cost(plan: Plan) -> Cost:
+    """Return what a cluster costs by its plan; never raises: what has no price, or no legal size, is unknown."""
+    spec, region = plan.spec, plan.place.region
+    parts = [part for group in spec.groups for part in _group(spec, group, region)]
+    if plan.lustre and not plan.lustre.existing:
+        parts.append(_lustre(plan.lustre, region))
+    if plan.home:
+        parts.append(_home(plan.home, region))
+    if plan.eks:
+        parts.append(_eks(plan, region))
+    parts += _network(spec, region)
+    parts.append(_watch(plan, region))
+    return Cost(region, tuple(parts), (ML_TYPES,) if spec.hyperpod else ())
+
+
+def _part(
+    region: str,
+    name: str,
+    what: str,
+    amounts: Mapping[str, float],
+    note: str = "",
+    *,
+    always_on: bool = True,
+    least: float = 1.0,
+    unknown: tuple[str, ...] = (),
+) -> Part:
+    """Return a part of so much of each priced thing."""
+    used = {item: price(item, region) for item, amount in amounts.items() if amount}
+    known = {item: value for item, value in used.items() if value}
+    return Part(
+        name,
+        what,
+        sum(amounts[item] * value.usd_hour for item, value in known.items()),
+        note,
+        always_on,
+        least=least,
+        unknown=(*(item for item in used if item not in known), *unknown),
+        prices=tuple(known.values()),
+    )
+
+
+def _group(spec: ClusterSpec, group: Group, region: str) -> Iterator[Part]:
+    """Yield a group's machines and their disks."""
+    facts, capacity = instance(group.ec2_type), group.capacity
+    accelerated = facts is None or bool(facts.accelerators)
+    what = f"{group.count} x {group.hyperpod_type if spec.hyperpod else group.ec2_type}"
+    if capacity.mode in BOUGHT and not capacity.create:
+        yield Part(group.name, what, 0.0, BOUGHT[capacity.mode], not accelerated, bought=True)
+    else:
+        yield _part(
+            region,
+            group.name,
+            what,
+            {group.ec2_type: group.count},
+            _note(group),
+            always_on=capacity.create or not accelerated,
+            least=SPOT_SHARE if capacity.mode == "spot" else 1.0,
+        )
+    disks = {"gp3-gb": group.count * group.root_volume_gib}
+    if not spec.hyperpod:
+        disks |= {"gp3-iops": group.count * (ROOT_IOPS - BASE_IOPS), "gp3-mb-s": group.count * (ROOT_MB_S - BASE_MB_S)}
+    what = f"{group.count} x {group.root_volume_gib} GiB of gp3"
+    yield _part(region, f"{group.name} disks", what, disks, always_on=not accelerated)
+
+
+def _note(group: Group) -> str:
+    if group.capacity.create:
+        return "a reservation, billed from its creation on, used or not"
+    return "at the on-demand price, the most that spot costs" if group.capacity.mode == "spot" else ""
+
+
+def _lustre(plan: LustrePlan, region: str) -> Part:
+    """Of SSD the metadata IOPS above the automatic rate come on top; of Intelligent-Tiering more than has a known price."""
+    if plan.tiered_mb_s:
+        what, more = f"{plan.tiered_mb_s:,} MB/s of Intelligent-Tiering", ("what Lustre stores, caches and indexes",)
+        return _part(region, "Lustre", what, {"lustre-tiered-mb-s": plan.tiered_mb_s}, unknown=more)
+    capacity = plan.capacity_gib or 0
+    iops = max((plan.metadata_iops or 0) - automatic_iops(capacity), 0)
+    what = f"{capacity:,} GiB at {plan.per_tib_mb_s} MB/s per TiB{f', {iops:,} metadata IOPS more' if iops else ''}"
+    return _part(region, "Lustre", what, {f"lustre-ssd-{plan.per_tib_mb_s}-gb": capacity, "lustre-metadata-iops": iops})
+
+
+def _home(plan: HomePlan, region: str) -> Part:
+    what = f"{plan.capacity_gib:,} GiB of OpenZFS at {plan.throughput_mb_s:,} MB/s, with a standby"
+    return _part(region, "home", what, {"openzfs-gb": plan.capacity_gib, "openzfs-mb-s": plan.throughput_mb_s})
+
+
+def _eks(plan: Plan, region: str) -> Part:
+    """Return the control plane; with the policy STANDARD it is never in extended support, since EKS upgrades it then."""
+    known, today = VERSIONS.get(plan.spec.eks.version), plan.now.astimezone(UTC).date()
+    extended = plan.spec.eks.upgrade_policy == "EXTENDED" and known is not None and today >= known.standard_ends
+    support = "extended" if extended else "standard"
+    what = f"1 control plane of {plan.spec.eks.version}, {support} support"
+    return _part(region, "EKS", what, {f"eks-{support}": 1})
+
+
+def _network(spec: ClusterSpec, region: str) -> Iterator[Part]:
+    if has_nat(spec):
+        traffic = price("nat-gb", region)
+        note = f"{traffic.usd} USD a GB on top" if traffic else ""
+        yield _part(region, "NAT gateway", "1 with its address", {"nat": 1, "public-ipv4": 1}, note)
+    if services := interface_services(spec):
+        yield _part(region, "endpoints", f"{len(services)} interfaces in one zone", {"endpoint": len(services)})
+
+
+def _watch(plan: Plan, region: str) -> Part:
+    watch = plan.observability
+    metrics = sum(len(alarm.metrics) for alarm in watch.alarms)
+    what = f"{len(watch.alarms)} alarms over {metrics} metrics{', a dashboard' if watch.dashboard else ''}"
+    return _part(region, "CloudWatch", what, {"alarm-metric": metrics, "dashboard": int(watch.dashboard)})
