@@ -308,8 +308,11 @@ MISTAKES = [
     Mistake("BUD-003", SPOT, {"budget.emails": ["nobody"]}, ".0"),
     Mistake("BUD-003", SPOT, {"alarms.emails": ["a@example.com", "a@example.com"]}, ".1"),
     Mistake("BUD-004", SPOT, {"budget.monthly_usd": 10}),
-    Mistake("BUD-004", BLOCK, {"budget.monthly_usd": 12_000}),
-    Mistake("BUD-004", RESERVED, {"budget.monthly_usd": 6_800}),
+    Mistake("BUD-004", BLOCK, {"budget.monthly_usd": 11_000}),
+    Mistake("BUD-004", RESERVED, {"budget.monthly_usd": 200_000}),
+    Mistake(
+        "BUD-004", SPOT, {"storage.home": {"capacity_gib": 524_288, "throughput_mb_s": 10_240}}, "budget.monthly_usd"
+    ),
     Mistake("BUD-005", SPOT, {"alarms.emails": ["a@example.com"]}, "budget", GOVERNMENT),
     Mistake("TUN-001", SPOT, {"tuning.profiles": {"gang": "cpu"}}, ".gang"),
     Mistake("TUN-002", SPOT, {"tuning.settings": {"vm.max_map_count": "on"}}, ".vm.max_map_count"),

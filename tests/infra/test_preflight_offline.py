@@ -176,14 +176,21 @@ def test_only_a_folder_that_begins_with_the_mount_path_repeats_it(path: str, tol
     assert [f"/fsx{path}" in one.why and "write /a/b," in one.fix for one in hits] == ([True] if told else [])
 
 
-@pytest.mark.parametrize(("mode", "day"), [("on-demand", 3037.44), ("spot", 303.744), ("capacity-block", 1518.72)])
-def test_a_budget_below_a_days_cost_is_told_with_both_figures(mode: str, day: float) -> None:
-    """Two machines of eight H200 each: 16 * 7.91 * 24 USD a day on demand."""
+@pytest.mark.parametrize(("mode", "day"), [("on-demand", 3_038.208), ("spot", 303.8208)])
+def test_budget_below_a_month_and_a_day_warns_with_figures(mode: str, day: float) -> None:
+    """A home of 46,080 + 5,324.80 USD a month, and two machines of 63.296 USD an hour."""
     edits = {"groups.0.capacity.mode": mode, "groups.0.instance_type": "p5en.48xlarge", "groups.0.count": 2}
-    enough = OFFLINE["BUD-004"].check(Context(spec_of(SPOT, {**edits, "budget.monthly_usd": day})))
-    assert list(enough) == []
-    (hit,) = OFFLINE["BUD-004"].check(Context(spec_of(SPOT, {**edits, "budget.monthly_usd": day - 1})))
-    assert (f" {day:,.0f} USD" in hit.why, f" {day - 1:,.0f}" in hit.why) == (True, True)
+    edits |= {"storage": {"home": {"capacity_gib": 512_000, "throughput_mb_s": 10_240}}, "network.nat": False}
+    month = 512_000 * 0.09 + 10_240 * 0.52 + 3 + 6 * 0.1
+    disks = 2 * (500 * 0.08 + 3_000 * 0.005 + 375 * 0.04) / 730 * 24
+
+    def warned(budget: float) -> list[Problem]:
+        return list(OFFLINE["BUD-004"].check(Context(spec_of(SPOT, {**edits, "budget.monthly_usd": budget}))))
+
+    assert warned(month + day + disks + 0.01) == []
+    (hit,) = warned(month + day + disks - 1)
+    assert f"{month:,.0f} USD a month or more, most of it home (512,000 GiB" in hit.why
+    assert f"{day + disks:,.0f} USD a day" in hit.why
 
 
 @pytest.mark.parametrize(("length", "told"), [(50, []), (51, ["budget.emails.0"])])

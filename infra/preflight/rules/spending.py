@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from infra.catalog.instances import Instance
-from infra.config import ClusterSpec, Group
+from infra.catalog.prices import HOURS_A_MONTH
+from infra.config import ClusterSpec
 from infra.finding import finding
-from infra.preflight.rule import Context, Family, Problems, known_groups
+from infra.plan.cost import cost
+from infra.preflight.rule import Context, Family, Problems
 
 BUDGETS = "https://docs.aws.amazon.com/cost-management/latest/userguide/budgets-best-practices.html"
 ENDPOINTS = "https://docs.aws.amazon.com/general/latest/gr/billing.html"
@@ -46,14 +47,23 @@ def addresses(spec: ClusterSpec, context: Context) -> Problems:
                 yield finding(f"{key}.{index}", f"{one} stands {counts[one]} times", "keep one")
 
 
-@RULES.add("BUD-004", "The monthly budget is more than one day of the accelerators.", BUDGETS, level="warning")
+@RULES.add(
+    "BUD-004",
+    "The monthly budget pays for a month of what is always on, and for one day of the accelerators.",
+    BUDGETS,
+    level="warning",
+)
 def small_budget(spec: ClusterSpec, context: Context) -> Problems:
-    day = 24 * sum(least_usd_an_hour(group, facts) for _, group, facts in known_groups(spec))
-    if spec.budget and spec.budget.monthly_usd < day:
-        chips = sum(group.count * one.count for _, group, facts in known_groups(spec) for one in facts.accelerators)
-        message = f"{chips} accelerators cost {day:,.0f} USD a day or more, the month's budget is"
-        message += f" {spec.budget.monthly_usd:,.0f}"
-        yield finding("budget.monthly_usd", message, f"set {30 * day:,.0f} for a month, or take fewer machines")
+    expected = cost(context.plan)
+    month, day = HOURS_A_MONTH * expected.always_on.least_usd_hour, 24 * expected.training.least_usd_hour
+    if spec.budget and spec.budget.monthly_usd < month + day:
+        largest = max(expected.always_on.parts, key=lambda part: part.usd_hour * part.least)
+        message = (
+            f"what is always on costs {month:,.0f} USD a month or more, most of it {largest.name} ({largest.what}), and the "
+            f"accelerators {day:,.0f} USD a day or more; the month's budget is {spec.budget.monthly_usd:,.0f}"
+        )
+        fix = f"set {month + 30 * day:,.0f} for a month of all of it, or take less; `fab cost` shows the parts"
+        yield finding("budget.monthly_usd", message, fix)
 
 
 @RULES.add(
@@ -65,31 +75,3 @@ def budget_nowhere(spec: ClusterSpec, context: Context) -> Problems:
     if spec.budget and context.partition not in (None, *WITH_BUDGETS):
         message = f"AWS Budgets has no endpoint in {context.partition}: the update would stop there"
         yield finding("budget", message, "remove it, and make the budget in the commercial account that pays")
-
-
-USD_AN_HOUR = {
-    "NVIDIA A100": 2.74,
-    "NVIDIA A10G": 1.0,
-    "NVIDIA B200": 14.24,
-    "NVIDIA B300": 17.8,
-    "NVIDIA H100": 6.88,
-    "NVIDIA H200": 7.91,
-    "NVIDIA L40S": 1.86,
-    "NVIDIA RTX PRO 4500": 2.52,
-    "NVIDIA T4g": 0.42,
-    "NVIDIA V100": 3.9,
-    "Trainium": 1.34,
-}
-"""Of one accelerator in the type of its family where it costs least, on demand in us-east-1 (https://instances.vantage.sh as
-of November 2025); that has no price of its own, the machine around it is part of it."""
-LEAST_USD_AN_HOUR = 0.2
-"""Of those without a price above; ours, below every type that has any."""
-LEAST_SHARE = {"spot": 0.1, "capacity-block": 0.5, "training-plan": 0.5}
-"""What of the price on demand remains at least: spot is up to 90 % off (https://aws.amazon.com/ec2/spot/pricing/), half for
-blocks and plans is ours: an H100 was sold at 0.57 to 0.71 of it."""
-
-
-def least_usd_an_hour(group: Group, facts: Instance) -> float:
-    """Return what a group's accelerators cost at least while its machines run."""
-    node = sum(one.count * USD_AN_HOUR.get(one.name, LEAST_USD_AN_HOUR) for one in facts.accelerators)
-    return group.count * node * LEAST_SHARE.get(group.capacity.mode, 1.0)
