@@ -29,6 +29,8 @@ def spec(kind: str = "p5.48xlarge", count: int = 4, backend: str = "ec2", efa: b
         ("p6-b300.48xlarge", 2, 16),
         ("g6e.48xlarge", 8, 2),
         ("g6e.8xlarge", 8, 1),
+        ("m6i.32xlarge", 4, 1),
+        ("p4d.24xlarge", 4, 0),
         ("trn2.48xlarge", 4, 0),
         ("m5.large", 4, 0),
     ],

@@ -59,30 +59,15 @@ class LustrePlan:
         return "AUTOMATIC" if self.metadata_iops is None else "USER_PROVISIONED"
 
 
-WITHOUT_LUSTRE_EFA = (
-    *(
-        "c5n.",
-        "c6a.",
-        "c6i.",
-        "c6id.",
-        "dl1.",
-        "dl2q.",
-        "g4dn.",
-        "g5.",
-        "hpc6a.",
-        "i3en.",
-        "inf1.",
-        "m5dn.",
-        "m5n.",
-        "m5zn.",
-    ),
-    *("m6a.", "m6i.", "m6id.", "p3dn.", "p4d.", "p4de.", "r5dn.", "r5n.", "r6a.", "r6i.", "r6id.", "vt1."),
-    *("x2idn.", "x2iedn.", "x2iezn."),
-    *("trn2.", "trn2u."),
+NITRO_V3 = (
+    *("c5n.", "dl1.", "dl2q.", "g4dn.", "g5.", "i3en.", "inf1.", "m5dn.", "m5n.", "m5zn."),
+    *("p3dn.", "p4d.", "p4de.", "r5dn.", "r5n.", "vt1.", "x2iezn."),
 )
-"""Families with EFA that FSx does not take it from: Nitro v3, which is too old, and Trainium 2
-(https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html: Nitro v4 or newer, without trn2; the versions:
-https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-nitro-instances.html, as they were in November 2026)."""
+"""Families with EFA on Nitro v3, as the table of supported instance types had them in August 2026; none has EFA on an older one
+(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-instance-types)."""
+WITHOUT_LUSTRE_EFA = (*NITRO_V3, "trn2.", "trn2u.")
+"""Families with EFA that FSx does not take it from: it wants Nitro v4 or newer, and no Trainium 2
+(https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html)."""
 
 
 def takes_lustre_efa(kind: Instance | None) -> bool:
