@@ -9,11 +9,13 @@ rule says so where one has none.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from infra.catalog.instances import Instance, instance
 from infra.catalog.kubernetes import NEWEST
 from infra.groups import Capacity as Capacity
 from infra.groups import CapacityMode as CapacityMode
@@ -297,6 +299,16 @@ class ClusterSpec(Section):
 
     def zone_of(self, group: Group) -> str:
         return group.zone_id or self.zone_id
+
+    def type_of(self, group: Group) -> Instance | None:
+        """Return the facts of a group's instance type; None where they are not known."""
+        return instance(group.ec2_type)
+
+    def node_of(self, group: Group) -> Instance | None:
+        """Return the facts of a group's nodes: of its type, less the EFA that the group leaves off. HyperPod attaches what it
+        likes."""
+        kind = self.type_of(group)
+        return replace(kind, efa=0) if kind and group.efa is False and self.backend == "ec2" else kind
 
     @property
     def other_zones(self) -> tuple[str, ...]:

@@ -79,6 +79,13 @@ class Group(Section):
     """HyperPod: security patches of its AMI are put on, which replaces root disks: on each node once it is idle, or when all
     are. Default: never; you run `aws sagemaker update-cluster-software`."""
     threads_per_core: Literal[1, 2] = 1
+    efa: bool | None = None
+    """EC2: `false` attaches no EFA interfaces, for jobs that gain nothing from them: NCCL and Lustre go over TCP, and an image
+    without EFA's driver will do. Default: all that the type has."""
+    placement: Literal["cluster", "none"] | None = None
+    """EC2, on demand and spot: `none` lets the nodes lie anywhere in the zone, where more machines are free, and farther apart.
+    Default: in a cluster placement group of their own, where the type takes one
+    (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-strategies.html)."""
     partition: Name | None = None
     """Slurm partition; default: the group's name."""
     deep_health_checks: tuple[DeepCheck, ...] | None = None

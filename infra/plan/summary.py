@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from infra.catalog.instances import instance
 from infra.config import ClusterSpec
 from infra.plan.network.vpc import addresses_needed
 from infra.plan.storage.lustre import LustrePlan, lustre_plan
@@ -20,7 +19,7 @@ def summary(spec: ClusterSpec) -> tuple[str, ...]:
 
 def _groups(spec: ClusterSpec) -> Iterator[str]:
     for group in spec.groups:
-        kind = instance(group.ec2_type)
+        kind = spec.node_of(group)
         efa = f", EFA interfaces: {kind.efa} each" if kind and kind.efa and group.role == "worker" else ""
         yield f"{group.name}: {group.count} x {group.ec2_type}, {group.capacity.mode}{efa}"
 

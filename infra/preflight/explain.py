@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from infra.config import ClusterSpec, Group
 from infra.plan.network.vpc import cidr_problems, in_zone, layout
 from infra.plan.nodes import hyperpod
+from infra.plan.nodes.capacity import market
 from infra.preflight.change import Change, Effect, protected, shown
 from infra.preflight.explain_storage import associations, file_system, home, objects
 
@@ -126,9 +127,17 @@ def _group(spec: ClusterSpec, name: str, before: Group, after: Group) -> Iterato
         yield Change(f"{here}.count", Effect.WIPES, message, "local disks and jobs of the nodes that go", fix)
     elif after.count > before.count:
         yield Change(f"{here}.count", Effect.IN_PLACE, f"{before.count} nodes become {after.count}")
+    if spec.backend == "ec2" and before.count and _is_placed(spec, before) and not _is_placed(spec, after):
+        message = "its placement group goes, and EC2 deletes none with machines in it: the engine would stop there"
+        fix = "set count: 0 and bring that up, then make this change"
+        yield Change(here, Effect.IMPOSSIBLE, message, "", fix)
     for key in type(after).model_fields:
         if key not in ("name", "count") and getattr(before, key) != getattr(after, key):
             yield _group_key(spec, f"{here}.{key}", key, before, after)
+
+
+def _is_placed(spec: ClusterSpec, group: Group) -> bool:
+    return market(group, spec.type_of(group)).own_placement_group
 
 
 HARMLESS = ("min_count", "partition", "labels", "taints", "deep_health_checks")

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TypeVar
 
-from infra.catalog.instances import Instance, instance
+from infra.catalog.instances import Instance
 from infra.config import ClusterSpec, Group
 from infra.finding import Level, finding
 from infra.plan.place import Place, partition_of
@@ -124,9 +124,9 @@ def groups(spec: ClusterSpec) -> Iterator[tuple[str, Group]]:
 
 
 def known_groups(spec: ClusterSpec) -> Iterator[tuple[str, Group, Instance]]:
-    """Yield each group whose type the snapshot knows, with its path and facts."""
+    """Yield each group whose type is known, with its path and the facts of its nodes."""
     for path, group in groups(spec):
-        if facts := instance(group.ec2_type):
+        if facts := spec.node_of(group):
             yield path, group, facts
 
 

@@ -178,7 +178,7 @@ def plan(wanted: ClusterSpec) -> list[object]:
         dashboard(watch, {}),
         budget(wanted, PLACE),
         repository(wanted),
-        [capacity_problems(group, wanted.backend) for group in wanted.groups],
+        [capacity_problems(group, wanted.type_of(group), wanted.backend) for group in wanted.groups],
         nodes_of(wanted),
         cluster(wanted, PLACE, MADE),
         teardown(wanted, PLACE),

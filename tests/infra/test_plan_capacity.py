@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from infra.catalog.instances import instance, snapshot
 from infra.config import Backend, Capacity, ClusterSpec, Group, parse
 from infra.plan.nodes.capacity import MODES, Market, capacity_problems, empty_at, market, reservations
+from lustrain.problem import Problem
 
 RESERVATION = "cr-0a1b2c3d4e5f60718"
 PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/mine"
@@ -35,25 +36,33 @@ def spec(*groups: Group, backend: Backend = "ec2") -> ClusterSpec:
 
 
 def paths(one: Group, backend: Backend = "ec2") -> list[str]:
-    return [found.path for found in capacity_problems(one, backend)]
+    return [found.path for found in problems(one, backend)]
+
+
+def problems(one: Group, backend: Backend = "ec2") -> list[Problem]:
+    return list(capacity_problems(one, instance(one.ec2_type), backend))
+
+
+def market_of(one: Group) -> Market:
+    return market(one, instance(one.ec2_type))
 
 
 def test_on_demand_gets_a_placement_group_and_no_market() -> None:
-    assert market(group()) == Market(own_placement_group=True)
+    assert market_of(group()) == Market(own_placement_group=True)
 
 
 def test_a_reservation_is_the_only_place_to_launch_and_takes_no_placement_group() -> None:
-    assert market(group("reservation", reservation=RESERVATION)) == Market(reservation=RESERVATION)
+    assert market_of(group("reservation", reservation=RESERVATION)) == Market(reservation=RESERVATION)
 
 
 def test_a_reservation_made_in_a_placement_group_is_launched_into_that_group() -> None:
-    found = market(group("reservation", reservation=RESERVATION, placement_group="near"))
+    found = market_of(group("reservation", reservation=RESERVATION, placement_group="near"))
     assert (found.placement_group, found.own_placement_group) == ("near", False)
 
 
 @given(mode=st.sampled_from(sorted(WHOLE)), kind=st.sampled_from(sorted(snapshot().types)))
 def test_no_reservation_and_no_block_ever_gets_a_placement_group_of_ours(mode: str, kind: str) -> None:
-    found = market(group(mode, kind, **WHOLE[mode]))
+    found = market_of(group(mode, kind, **WHOLE[mode]))
     assert not (found.own_placement_group and (mode in ("reservation", "capacity-block") or found.reservation))
     known = instance(kind)
     assert known is not None
@@ -71,7 +80,7 @@ def test_a_backend_takes_its_own_kinds_of_capacity_only(backend: Backend, mode: 
     [("reservation", "reservation or create"), ("capacity-block", "reservation"), ("training-plan", "training_plan")],
 )
 def test_a_mode_without_what_it_needs_says_what_that_is(mode: str, names: str) -> None:
-    (found,) = capacity_problems(group(mode), "hyperpod-eks" if mode == "training-plan" else "ec2")
+    (found,) = problems(group(mode), "hyperpod-eks" if mode == "training-plan" else "ec2")
     assert (found.path, names in found.why) == ("capacity", True)
 
 
@@ -115,13 +124,37 @@ def test_a_type_is_bought_only_in_the_ways_that_it_is_sold(mode: str, kind: str,
 
 
 def test_a_type_without_cluster_placement_is_a_warning_and_with_a_named_group_an_error() -> None:
-    (far,) = capacity_problems(group(kind="t3.xlarge"), "ec2")
+    (far,) = problems(group(kind="t3.xlarge"))
     assert (far.path, far.level) == ("instance_type", "warning")
-    (named,) = capacity_problems(
-        group("reservation", "t3.xlarge", reservation=RESERVATION, placement_group="near"), "ec2"
-    )
+    (named,) = problems(group("reservation", "t3.xlarge", reservation=RESERVATION, placement_group="near"))
     assert (named.path, named.level) == ("capacity.placement_group", "error")
     assert paths(group(kind="t3.xlarge", count=1)) == []
+    assert paths(placed("none", kind="t3.xlarge")) == []
+
+
+def placed(placement: str, mode: str = "on-demand", kind: str = "p5.48xlarge", **capacity: Any) -> Group:
+    return group(mode, kind, **capacity).model_copy(update={"placement": placement})
+
+
+@pytest.mark.parametrize("mode", ["on-demand", "spot"])
+def test_placement_none_makes_no_placement_group(mode: str) -> None:
+    assert market_of(placed("cluster", mode)).own_placement_group
+    assert not market_of(placed("none", mode)).own_placement_group
+    assert paths(placed("none", mode)) == paths(placed("cluster", mode)) == []
+
+
+@pytest.mark.parametrize(
+    ("placement", "mode", "there", "told"),
+    [
+        ("none", "reservation", None, []),
+        ("none", "reservation", "near", ["placement"]),
+        ("cluster", "reservation", "near", []),
+        ("cluster", "reservation", None, ["placement"]),
+        ("cluster", "capacity-block", None, ["placement"]),
+    ],
+)
+def test_placement_agrees_with_bought_capacity(placement: str, mode: str, there: str | None, told: list[str]) -> None:
+    assert paths(placed(placement, mode, reservation=RESERVATION, placement_group=there)) == told
 
 
 def test_hyperpod_places_its_nodes_itself_and_a_type_that_is_not_known_is_not_judged() -> None:

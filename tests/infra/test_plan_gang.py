@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from infra.catalog.instances import snapshot
 from infra.config import ClusterSpec
-from infra.plan.nodes.gang import Cpu, GangPlan, gangs, untaggable
+from infra.plan.nodes.gang import Cpu, GangPlan, Interface, gangs, untaggable
 from infra.plan.nodes.nics import Policy, nics
 from infra.preflight.offline import run_offline
 from lustrain.problem import UserError
@@ -44,6 +44,12 @@ def test_every_efa_type_gets_an_interface_for_each_efa_it_has_and_ec2_accepts_th
         if said != [(nic.card, nic.device, nic.kind) for nic in nics(kind, policy)]:
             wrong[kind.name] = said
     assert wrong == {}
+
+
+@pytest.mark.parametrize("policy", ["addresses", "bandwidth"])
+def test_group_without_efa_has_one_plain_interface(policy: Policy) -> None:
+    found = plan("p5.48xlarge", efa=False, network={"nic_policy": policy})
+    assert found.interfaces == (Interface(0, 0, None, "false"),)
 
 
 def test_there_is_one_gang_for_each_worker_group_with_all_its_nodes_or_none() -> None:

@@ -9,6 +9,7 @@ import pytest
 from infra.config import ClusterSpec, parse
 from infra.plan.nodes.clients import lustre_interfaces, module_options, stripes
 from infra.plan.nodes.document import node_document, node_group
+from infra.plan.storage.lustre import efa_wanted
 from infra.preflight.offline import OFFLINE
 from infra.preflight.rule import Context
 from node_setup.agent.owned import HEADER
@@ -72,6 +73,19 @@ def test_efa_is_counted_and_given_only_in_the_zone_of_the_file_system() -> None:
     far, small = OFFLINE["NET-017"].check(Context(wanted))
     assert "over TCP: EFA does not leave the zone" in far.why
     assert "EFA" not in small.why
+
+
+def test_group_without_efa_reaches_lustre_over_tcp() -> None:
+    """HyperPod attaches all that the type has, whatever the key says."""
+    train = {"name": "train", "instance_type": "p5.48xlarge", "count": 200, "efa": False}
+    groups, lustre = [train, {**train, "name": "wide", "count": 4, "efa": None}], {"throughput_gb_s": 9.6}
+    without = spec_of(groups=groups[:1], storage={"lustre": lustre})
+    both = spec_of(groups=groups, storage={"lustre": lustre})
+    assert (efa_wanted(without), efa_wanted(both)) == (False, True)
+    told = node_document(both)["groups"]
+    assert [(one["efa"], one["lustre_efa"]) for one in told.values()] == [(0, 0), (32, 8)]
+    slurm = node_document(spec_of("hyperpod-slurm", groups=groups[:1], storage={"lustre": lustre}))["groups"]
+    assert (slurm["train"]["efa"], slurm["train"]["lustre_efa"]) == (32, 5)
 
 
 def with_lustre(**lustre: Any) -> ClusterSpec:

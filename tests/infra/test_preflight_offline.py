@@ -75,6 +75,11 @@ def test_a_group_that_karpenter_fills_starts_empty_and_nothing_is_said() -> None
     assert run_offline(spec_of(EKS, edits), place(EKS), NOW) == []
 
 
+def test_spot_gang_without_efa_and_placement_passes() -> None:
+    edits = {"groups.0.efa": False, "groups.0.placement": "none"}
+    assert run_offline(spec_of(SPOT, edits), place(SPOT), NOW) == []
+
+
 def test_every_rule_has_a_code_of_its_own_and_a_mistake_here() -> None:
     rules = [*(rule for family in FAMILIES for rule in family), *SUPPRESSIONS.values()]
     assert len({rule.code for rule in rules}) == len(rules)

@@ -61,6 +61,8 @@ GROUP = st.fixed_dictionaries(
         "labels": st.dictionaries(TEXT, TEXT, max_size=2),
         "taints": st.lists(st.fixed_dictionaries({"key": TEXT, "value": TEXT}), max_size=2),
         "deep_health_checks": st.just([]),
+        "efa": st.booleans(),
+        "placement": st.sampled_from(["cluster", "none"]),
     },
 )
 LINK = st.fixed_dictionaries(
@@ -174,7 +176,7 @@ def test_what_a_planner_complains_about_is_a_finding_with_the_code_that_it_names
         *cidr_problems(spec),
     }
     for index, group in enumerate(spec.groups):
-        complaints |= set(capacity_problems(group, spec.backend, f"groups.{index}."))
+        complaints |= set(capacity_problems(group, spec.type_of(group), spec.backend, f"groups.{index}."))
     assert complaints <= told
     paths = {finding.path for finding in told}
     for overlap in overlaps(associations(spec, place)):

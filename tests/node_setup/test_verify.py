@@ -270,6 +270,7 @@ def test_a_failed_boot_is_named_by_its_step() -> None:
 def test_a_cluster_may_attach_fewer_efa_devices_but_no_fewer_gpus() -> None:
     want = expected(p5(), Request(with_group(efa=8, gpus=0)))
     assert (want.efa, want.gpus) == (8, 8)
+    assert expected(p5(), Request(with_group(efa=0, gpus=0))).efa == 0
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Literal
 
-from infra.catalog.instances import instance
 from infra.config import ClusterSpec, ExistingNetwork, Group
 from infra.finding import finding
 from infra.plan.network.endpoints import EndpointPlan, endpoints, interface_services
@@ -165,7 +164,7 @@ def addresses_needed(spec: ClusterSpec, zone_id: str | None = None) -> int:
 
 
 def _addresses_of_node(spec: ClusterSpec, group: Group) -> int:
-    found = instance(group.ec2_type)
+    found = spec.node_of(group)
     if found is None:
         cards = layout_addresses = 1
     else:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from infra.catalog.instances import Instance, instance
+from infra.catalog.instances import Instance
 from infra.config import Backend, Capacity, CapacityMode, ClusterSpec, Group
 from infra.finding import finding
 from lustrain.problem import Problem
@@ -106,14 +106,14 @@ class ReservationPlan:
         return "limited" if self.ends_at else "unlimited"
 
 
-def market(group: Group) -> Market:
-    """Return the market of an EC2 group; a pair that AWS refuses is `capacity_problems`' business."""
+def market(group: Group, kind: Instance | None) -> Market:
+    """Return the market of an EC2 group of type `kind`; a pair that AWS refuses is `capacity_problems`' business."""
     capacity = group.capacity
     if capacity.mode == "reservation":
         return Market(reservation=capacity.reservation, placement_group=capacity.placement_group)
     if capacity.mode == "capacity-block":
         return Market(type="capacity-block", reservation=capacity.reservation)
-    own = _has_placement_groups(instance(group.ec2_type))
+    own = group.placement != "none" and _has_placement_groups(kind)
     if capacity.mode == "spot":
         return Market(type="spot", spot_type="one-time", interruption="terminate", own_placement_group=own)
     return Market(own_placement_group=own)
@@ -156,15 +156,17 @@ def timestamp(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def capacity_problems(group: Group, backend: Backend, prefix: str = "") -> Iterator[Problem]:
-    """Everything about `group.capacity` that AWS would refuse, or silently ignore; `prefix` goes before each path."""
+def capacity_problems(group: Group, kind: Instance | None, backend: Backend, prefix: str = "") -> Iterator[Problem]:
+    """Everything about the capacity of a group of type `kind` that AWS would refuse, or silently ignore; `prefix` goes before
+    each path."""
     mode = group.capacity.mode
     if mode not in MODES[backend]:
         yield _wrong_pair(mode, backend, prefix)
         return
     yield from _key_problems(group.capacity, prefix)
     yield from _creation_problems(group, prefix)
-    yield from _type_problems(group, backend, prefix)
+    yield from _placement_problems(group, backend, prefix)
+    yield from _type_problems(group, kind, backend, prefix)
 
 
 def _wrong_pair(mode: CapacityMode, backend: Backend, prefix: str) -> Problem:
@@ -209,8 +211,19 @@ def _creation_problems(group: Group, prefix: str) -> Iterator[Problem]:
         yield finding(f"{prefix}count", why, fix, code="CAP-018", source=_RESERVATIONS)
 
 
-def _type_problems(group: Group, backend: Backend, prefix: str) -> Iterator[Problem]:
-    kind, mode = instance(group.ec2_type), group.capacity.mode
+def _placement_problems(group: Group, backend: Backend, prefix: str) -> Iterator[Problem]:
+    """Compare with what is bought: a reservation was made in a placement group, or in none, and a block never is."""
+    mode, there = group.capacity.mode, group.capacity.placement_group
+    if backend != "ec2" or group.placement is None or mode in ("on-demand", "spot"):
+        return
+    if (group.placement == "cluster") != bool(there):
+        lie = f"placement group {there}, as the {mode} does" if there else f"no placement group with a {mode}"
+        why = f"{group.placement!r} has no effect: the nodes lie in {lie}"
+        yield finding(f"{prefix}placement", why, "remove it", code="CAP-020", source=_GROUPS)
+
+
+def _type_problems(group: Group, kind: Instance | None, backend: Backend, prefix: str) -> Iterator[Problem]:
+    mode = group.capacity.mode
     if kind is None:
         return
     sold = {"spot": "spot", "capacity-block": "capacity-block"}.get(mode, "on-demand")
@@ -222,9 +235,9 @@ def _type_problems(group: Group, backend: Backend, prefix: str) -> Iterator[Prob
     if group.capacity.placement_group is not None:
         why, fix = f"{kind.name} cannot be launched into a cluster placement group", "remove it, or choose another type"
         yield finding(f"{prefix}capacity.placement_group", why, fix, code="CAP-016", source=_GROUPS)
-    elif mode in ("on-demand", "spot") and group.count > 1:
+    elif mode in ("on-demand", "spot") and group.placement != "none" and group.count > 1:
         why = f"{kind.name} takes no cluster placement group: the nodes may lie far apart in the zone"
-        fix = "choose a type that takes one"
+        fix = "choose a type that takes one, or set placement: none"
         yield finding(f"{prefix}instance_type", why, fix, code="CAP-016", level="warning", source=_GROUPS)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from infra.catalog.fsx import EFA_CONNECTIONS
-from infra.catalog.instances import Instance, instance
+from infra.catalog.instances import Instance
 from infra.config import ClusterSpec, Group
 from infra.plan.storage.lustre import efa_wanted, takes_lustre_efa
 from lustrain.cluster import Stripe
@@ -37,7 +37,7 @@ def module_options(spec: ClusterSpec, group: Group, document: dict[str, Any]) ->
     On EC2 the modules are loaded and the file system is mounted before the agent is there, so that the first boot writes
     the file: the same bytes, by the agent's own plan for a node of this type that has no such file yet.
     """
-    kind = instance(group.ec2_type)
+    kind = spec.node_of(group)
     if kind is None or spec.storage.lustre is None:
         return ""
     settings = tuple(one for one in catalog.load() if one.kind == MODULE_OPTION)
@@ -88,8 +88,9 @@ def stripes(spec: ClusterSpec) -> tuple[Stripe, ...]:
 
 def lustre_interfaces(spec: ClusterSpec, group: Group) -> int:
     """AWS's number for the type of `group`, fewer where all the cluster's nodes would open more connections than a file system
-    takes; 0 where Lustre is reached over TCP: the file system or the type has no EFA, the group lies in another zone, which EFA
-    does not reach (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-limits), or there is no connection left."""
+    takes; 0 where Lustre is reached over TCP: the file system or the group has no EFA, there is no connection left, or the
+    group lies in another zone, which EFA does not reach
+    (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-limits)."""
     if not efa_wanted(spec):
         return 0
     nodes = sum(other.count for other in spec.workers if _wanted(spec, other))
@@ -97,7 +98,7 @@ def lustre_interfaces(spec: ClusterSpec, group: Group) -> int:
 
 
 def _wanted(spec: ClusterSpec, group: Group) -> int:
-    return by_default(instance(group.ec2_type)) if spec.zone_of(group) == spec.zone_id else 0
+    return by_default(spec.node_of(group)) if spec.zone_of(group) == spec.zone_id else 0
 
 
 def by_default(kind: Instance | None) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from infra.catalog.instances import instance
 from infra.config import ClusterSpec, Group
 from infra.plan.nodes.clients import lustre_interfaces, stripes
 from infra.plan.storage.lustre import lustre_plan
@@ -22,7 +21,7 @@ def node_document(spec: ClusterSpec) -> dict[str, Any]:
 
 
 def node_group(spec: ClusterSpec, group: Group) -> NodeGroup:
-    kind = instance(group.ec2_type)
+    kind = spec.node_of(group)
     accelerators = kind.accelerators if kind else ()
     return NodeGroup(
         type=group.ec2_type,

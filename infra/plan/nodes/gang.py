@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from infra.catalog.instances import Instance, instance
+from infra.catalog.instances import Instance
 from infra.config import ClusterSpec, Group
 from infra.plan.nodes.capacity import Market, empty_at, fill_at, market
 from infra.plan.nodes.nics import Nic, nics
@@ -139,7 +139,7 @@ def gangs(spec: ClusterSpec, place: Place, now: datetime) -> tuple[GangPlan, ...
     for index, group in enumerate(spec.groups):
         if group.role != "worker":
             continue
-        path, kind = f"groups.{index}.instance_type", instance(group.ec2_type)
+        path, kind = f"groups.{index}.instance_type", spec.node_of(group)
         if kind is None:
             problems.append(problem(path, group.instance_type, "is not in the snapshot of instance types"))
         elif kind.architecture not in CANONICAL:
@@ -171,7 +171,7 @@ def _gang(spec: ClusterSpec, place: Place, group: Group, kind: Instance, now: da
         cpu=cpu(group, kind),
         root_volume_gib=group.root_volume_gib,
         volume_kms_key=group.volume_kms_key,
-        market=market(group),
+        market=market(group, kind),
         key_name=spec.access.ssh_key,
         tags={**tags(spec), "Name": name, "lustrain:group": group.name},
         fill_at=fill_at(group.capacity, now),

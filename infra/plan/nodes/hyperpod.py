@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from infra.catalog.instances import instance
 from infra.config import AccountingDatabase, ClusterSpec, Group, GroupRole
 from infra.groups import DeepCheck
 from infra.plan.nodes.bundle import ON_CREATE, ON_INIT
@@ -178,7 +177,7 @@ def deep_checks(spec: ClusterSpec, group: Group) -> tuple[str, ...]:
 
     They stress accelerators, so that a type without any is not asked for them; an unknown type is taken at its word.
     """
-    known = instance(group.instance_type)
+    known = spec.type_of(group)
     if known and not known.accelerators:
         return ()
     if group.deep_health_checks is not None:

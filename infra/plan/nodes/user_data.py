@@ -12,7 +12,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from infra.catalog.instances import instance
 from infra.config import ClusterSpec, Group
 from infra.plan.nodes.clients import lustre_interfaces, module_options
 from infra.plan.nodes.document import node_document
@@ -28,7 +27,7 @@ def facts(
     spec: ClusterSpec, place: Place, group: Group, *, queue_url: str = "", lustre: bool, home: bool
 ) -> dict[str, Any]:
     """Return the description of a node and its cluster that is written to /etc/lustrain/node.json."""
-    kind = instance(group.ec2_type)
+    kind = spec.node_of(group)
     wish = spec.storage.lustre
     return {
         "cluster": spec.name,

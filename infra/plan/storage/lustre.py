@@ -21,7 +21,7 @@ from infra.catalog.fsx import (
     TIERED_METADATA_IOPS,
     TIERED_STEP_MB_S,
 )
-from infra.catalog.instances import Instance, instance
+from infra.catalog.instances import Instance
 from infra.config import ClusterSpec, ExistingLustre, Lustre
 
 
@@ -88,7 +88,7 @@ def efa_wanted(spec: ClusterSpec) -> bool:
         return wish.existing.efa
     if wish.efa is not None:
         return wish.efa
-    return any(takes_lustre_efa(instance(group.ec2_type)) for group in spec.workers) and _reaches_efa(wish)
+    return any(takes_lustre_efa(spec.node_of(group)) for group in spec.workers) and _reaches_efa(wish)
 
 
 def lustre_plan(spec: ClusterSpec) -> LustrePlan | None:

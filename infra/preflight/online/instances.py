@@ -8,7 +8,6 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from infra.catalog.instances import instance
 from infra.catalog.refresh import summary
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
@@ -139,8 +138,9 @@ def facts(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
         return
     records = aws.ec2.describe_instance_types(InstanceTypes=types)["InstanceTypes"]
     today: dict[str, Any] = {record.get("InstanceType", ""): record for record in records}
-    for path, group, facts in known_groups(spec):
-        if record := today.get(group.ec2_type):
+    for path, group, _ in known_groups(spec):
+        record, facts = today.get(group.ec2_type), spec.type_of(group)
+        if record and facts:
             now = summary(record)
             cards = sum(repeated for repeated, *_ in now["cards"])
             if (now["efa"], cards, now["vcpus"]) != (facts.efa, len(facts.cards), facts.vcpus):
@@ -252,9 +252,9 @@ UNDECIDED = {
 
 def launch(spec: ClusterSpec, group: Group) -> dict[str, Any]:
     """RunInstances as far as it can be said before anything is made."""
-    facts = instance(group.ec2_type)
+    facts = spec.node_of(group)
     assert facts is not None, "asked for known types only"
-    wanted = market(group)
+    wanted = market(group, facts)
     picture = image(group, facts)
     request: dict[str, Any] = {
         "InstanceType": group.ec2_type,

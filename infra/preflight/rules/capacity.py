@@ -42,10 +42,16 @@ RULES = Family()
 )
 @RULES.add("CAP-007", "The instance type is sold that way (spot, capacity block).", SPOT)
 @RULES.add("CAP-016", "A gang's instance type may be in a cluster placement group.", PLACEMENT)
+@RULES.add(
+    "CAP-020",
+    "Placement is chosen where the stack makes the placement group: on demand and for spot.",
+    PLACEMENT,
+    judgement=True,
+)
 @RULES.add("CAP-018", "A reservation that is to be made is for one machine at least.", RESERVATIONS)
 def planned(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
-        yield from capacity_problems(group, spec.backend, f"{path}.")
+        yield from capacity_problems(group, spec.type_of(group), spec.backend, f"{path}.")
 
 
 @RULES.add(
@@ -136,7 +142,7 @@ def over(spec: ClusterSpec, context: Context) -> Problems:
             yield finding(f"{path}.capacity.ends_at", message, "use other capacity")
 
 
-@RULES.add("CAP-020", "A capacity block begins before its nodes are to be empty again.", BLOCKS)
+@RULES.add("CAP-021", "A capacity block begins before its nodes are to be empty again.", BLOCKS)
 def ends_before_start(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
         starts, ends = group.capacity.starts_at, group.capacity.ends_at

@@ -27,6 +27,8 @@ ONLY_WITH_GROUP: dict[str, tuple[str, ...]] = {
     "taints": ("hyperpod-eks",),
     "auto_patch": ("hyperpod-slurm", "hyperpod-eks"),
     "deep_health_checks": ("hyperpod-slurm", "hyperpod-eks"),
+    "efa": ("ec2",),
+    "placement": ("ec2",),
 }
 """Keys of a group that only some backends look at."""
 ONLY_WITH: dict[str, tuple[str, ...]] = {
@@ -105,14 +107,15 @@ def gang_min_count(spec: ClusterSpec, context: Context) -> Problems:
 
 @RULES.add(
     "CFG-006",
-    "A group's keys have a meaning with the backend (partition, labels, taints, auto_patch, deep_health_checks).",
+    "A group's keys have a meaning with the backend (partition, labels, taints, auto_patch, deep_health_checks, efa, "
+    "placement).",
     OURS,
     level="warning",
 )
 def key_of_other_backend(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
         for key, backends in ONLY_WITH_GROUP.items():
-            if spec.backend not in backends and _set(group, key) and getattr(group, key):
+            if spec.backend not in backends and _set(group, key) and getattr(group, key) not in (None, (), {}):
                 yield finding(f"{path}.{key}", _no_effect(spec, backends), "remove it")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from infra.catalog.instances import Instance, instance, snapshot
+from infra.catalog.instances import Instance, snapshot
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.gang import CANONICAL, image
@@ -24,7 +24,7 @@ RULES = Family()
 @RULES.add("EC2-001", "Instance types are known: the interfaces of a node follow from its type.", TYPES, essential=True)
 def unknown_type(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
-        if instance(group.ec2_type) is None:
+        if spec.type_of(group) is None:
             message = f"{group.instance_type!r} is not among the {len(snapshot().types)} types of {snapshot().date}"
             meant = did_you_mean(group.ec2_type, snapshot().types)
             yield finding(
@@ -35,7 +35,8 @@ def unknown_type(spec: ClusterSpec, context: Context) -> Problems:
 @RULES.add("EC2-002", "Workers with accelerators on more than one node have EFA.", EFA, level="warning")
 def without_efa(spec: ClusterSpec, context: Context) -> Problems:
     for path, group, facts in known_groups(spec):
-        if group.role == "worker" and facts.accelerators and group.count > 1 and not facts.efa:
+        chosen = group.efa is False
+        if group.role == "worker" and facts.accelerators and group.count > 1 and not facts.efa and not chosen:
             message = f"{group.ec2_type} has no EFA: {group.count} nodes exchange gradients over plain TCP"
             family = group.ec2_type.partition(".")[0]
             yield finding(f"{path}.instance_type", message, f"take a larger {family}, or one node")
@@ -48,8 +49,9 @@ def mixed_efa(spec: ClusterSpec, context: Context) -> Problems:
     if any(facts.efa for *_, facts in workers):
         for path, group, facts in workers:
             if not facts.efa:
-                message = f"{group.ec2_type} has no EFA, other groups have: a job over both falls back to TCP"
-                yield finding(f"{path}.instance_type", message, "keep jobs inside one group, or change the type")
+                key = "efa" if group.efa is False else "instance_type"
+                message = f"{group.ec2_type} has no EFA here, other groups have: a job over both falls back to TCP"
+                yield finding(f"{path}.{key}", message, "keep jobs inside one group, or change it")
 
 
 @RULES.add("EC2-004", "Workers have the same number of EFA interfaces.", EFA, level="warning")
@@ -151,6 +153,13 @@ def no_linux(spec: ClusterSpec, context: Context) -> Problems:
         if facts.architecture not in CANONICAL:
             message = f"{group.ec2_type} is {facts.architecture}; allowed: {listed(CANONICAL)}"
             yield finding(f"{path}.instance_type", message, "take another type")
+
+
+@RULES.add("EC2-013", "A group that is to have EFA is of a type with EFA.", EFA, judgement=True)
+def efa_of_type(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, facts in known_groups(spec):
+        if spec.backend == "ec2" and group.efa and not facts.efa:
+            yield finding(f"{path}.efa", f"{group.ec2_type} has no EFA", "remove it, or take a type with EFA")
 
 
 @RULES.add(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from infra.catalog.fsx import API, EFA_CONNECTIONS, LUSTRE_GUIDE
-from infra.catalog.instances import instance
 from infra.config import ClusterSpec
 from infra.finding import finding
 from infra.plan.nodes.clients import lustre_interfaces
@@ -93,10 +92,10 @@ def home_folders(spec: ClusterSpec, context: Context) -> Problems:
 )
 def efa_without_nodes(spec: ClusterSpec, context: Context) -> Problems:
     wish = spec.storage.lustre
-    types = [instance(group.ec2_type) for group in spec.workers]
+    types = [spec.node_of(group) for group in spec.workers]
     if wish and (wish.efa or (wish.existing and wish.existing.efa)) and not any(item and item.efa for item in types):
         key = "storage.lustre.existing.efa" if wish.existing else "storage.lustre.efa"
-        yield finding(key, "no worker's type has EFA", "set efa: false, or take a type with EFA")
+        yield finding(key, "no worker has EFA", "set efa: false, or take a type with EFA")
 
 
 @RULES.add(

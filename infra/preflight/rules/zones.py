@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from infra.catalog.instances import instance
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
 from infra.plan.nodes.clients import by_default
@@ -50,7 +49,7 @@ def storage_elsewhere(spec: ClusterSpec, context: Context) -> Problems:
     there = listed(name for name in ("lustre", "home") if getattr(spec.storage, name))
     for path, group in groups(spec) if there else ():
         if group.role == "worker" and spec.zone_of(group) != spec.zone_id:
-            efa = efa_wanted(spec) and by_default(instance(group.ec2_type))
+            efa = efa_wanted(spec) and by_default(spec.node_of(group))
             slow = ", and Lustre comes over TCP: EFA does not leave the zone" if efa else ""
             message = f"{there} in {spec.zone_id}: every byte crosses zones and is billed both ways{slow}"
             yield finding(f"{path}.zone_id", message, "read from S3, or make a cluster of its own there")
