@@ -21,6 +21,7 @@ from infra.groups import Capacity as Capacity
 from infra.groups import CapacityMode as CapacityMode
 from infra.groups import Group as Group
 from infra.groups import GroupRole as GroupRole
+from infra.instance_types import InstanceType
 from infra.section import Name, Positive, Time, ZoneId, id_of
 from lustrain.cluster import Tuning
 from lustrain.problem import UserError
@@ -35,6 +36,7 @@ Days = Annotated[int, Field(ge=1, le=3650)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 AbsolutePath = Annotated[str, like(r"(/(\.\.?|[A-Za-z0-9_][A-Za-z0-9._-]*))+", "a plain absolute path", "/fsx")]
 """As the Cluster's, but for `..`: that has rules of preflight, which say why."""
+TypeName = Annotated[str, like(r"(?!ml\.)[a-z0-9-]+\.[a-z0-9-]+", "EC2's name of an instance type", "p5.48xlarge")]
 SubnetId = Annotated[str, id_of("subnet", "a subnet")]
 
 
@@ -283,6 +285,8 @@ class ClusterSpec(Section):
     access: Access = Access()
     slurm: Slurm = Slurm()
     eks: Eks = Eks()
+    instance_types: Mapping[TypeName, InstanceType] = {}
+    """Types that `infra/catalog/instances.jsonl` does not know, by EC2's name; one that it knows too is taken from here."""
     tuning: Tuning = Tuning()
     budget: Budget | None = None
     job_ends_at: Time | None = None
@@ -301,8 +305,10 @@ class ClusterSpec(Section):
         return group.zone_id or self.zone_id
 
     def type_of(self, group: Group) -> Instance | None:
-        """Return the facts of a group's instance type; None where they are not known."""
-        return instance(group.ec2_type)
+        """Return the facts of a group's instance type, as `instance_types` describes it or the catalogue knows it; None where
+        neither does."""
+        described = self.instance_types.get(group.ec2_type)
+        return described.instance(group.ec2_type) if described else instance(group.ec2_type)
 
     def node_of(self, group: Group) -> Instance | None:
         """Return the facts of a group's nodes: of its type, less the EFA that the group leaves off. HyperPod attaches what it

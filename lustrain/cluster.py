@@ -129,6 +129,8 @@ class NodeGroup(Section):
     nvme: Annotated[int, Field(ge=0)] = 0
     lustre_efa: Annotated[int, Field(ge=0)] = 0
     """EFA interfaces of a node that LNet gets; 0 is Lustre over TCP."""
+    by_hand: bool | None = None
+    """The counts were described by hand, and hold where the node agent's own table knows the type otherwise or not at all."""
     partition: Name | None = None
     """Slurm partition of the group's nodes."""
     labels: Mapping[str, str] = {}
@@ -321,14 +323,16 @@ def described(
     """
     if backend == "hyperpod-eks":
         lustre = None
-    known = {"type", "role", "gpus", "efa", "nvme", "lustre_efa"}
+    known = {"type", "role", "gpus", "efa", "nvme", "lustre_efa", "by_hand"}
     shown = {"path", "efa", "throughput_mb_s", "stripes"}
     mounted_by_agent = lustre if backend == "machines" else None
     return {
         "version": VERSION,
         "cluster": name,
         "backend": backend,
-        "groups": {key: group.model_dump(mode="json", include=known) for key, group in groups.items()},
+        "groups": {
+            key: group.model_dump(mode="json", include=known, exclude_none=True) for key, group in groups.items()
+        },
         "lustre": lustre.model_dump(mode="json", include=shown) if lustre else None,
         "mount": mounted_by_agent and mounted_by_agent.model_dump(include={"dns_name", "mount_name"}),
         "tuning": tuning.model_dump(mode="json"),

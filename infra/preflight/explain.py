@@ -295,6 +295,7 @@ _COVERED = (
 """Keys, and tables with all that is in them, that the other functions report."""
 _EFFECTS = {
     "access.ssh_key": Effect.NEW_NODES,
+    "instance_types": Effect.NEW_NODES,
     "network.nic_policy": Effect.NEW_NODES,
     "network.existing.zone_subnet_ids": Effect.REPLACES_NODES,
     "buckets.kms_key": Effect.NEW_NODES,

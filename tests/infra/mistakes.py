@@ -27,6 +27,17 @@ SERVICE_ROLE = "arn:aws:iam::123456789012:role/aws-service-role/x.amazonaws.com/
 RUNS_IN_DATA = "s3://spot-g6e-data-123456789012-us-east-1/datasets/runs/"
 BOUGHT = {"mode": "reservation", "reservation": "cr-0a1b2c3d4e5f60718"}
 GOVERNMENT = Place("us-gov-west-1", "123456789012", "aws-us-gov")
+P9 = {
+    "architecture": "x86_64",
+    "vcpus": 192,
+    "memory_gib": 4096,
+    "threads_per_core": 2,
+    "accelerators": {"name": "NVIDIA R900", "count": 8, "memory_gib": 512},
+    "nvme": 4,
+    "efa": 16,
+    "network_cards": [{"interfaces": 4}, {"count": 16, "types": ["interface", "efa", "efa-only"]}],
+}
+"""A type that no catalogue knows."""
 LINK = {"path": "/text", "bucket": "data", "prefix": "text"}
 
 
@@ -161,6 +172,14 @@ MISTAKES = [
     Mistake("EC2-021", BLOCK, {"groups.0.instance_type": "trn2.48xlarge"}, "groups.0.image_id"),
     Mistake("EC2-022", SPOT, {"groups.0.instance_type": "hpc7a.96xlarge"}, "groups.0.image_id"),
     Mistake("EC2-013", SPOT, {"groups.0.instance_type": "g6e.4xlarge", "groups.0.efa": True}),
+    Mistake("EC2-014", SPOT, {"instance_types": {"p9.48xlrage": P9}}, ".p9.48xlrage"),
+    Mistake("EC2-014", SPOT, {"instance_types": {"g6e.48xlarge": P9}}, ".g6e.48xlarge"),
+    Mistake(
+        "EC2-010",
+        BLOCK,
+        {"groups.0.instance_type": "p9.48xlarge", "instance_types": {"p9.48xlarge": {**P9, "efa": 17}}},
+        ".p9.48xlarge",
+    ),
     Mistake("EC2-012", SPOT, {"groups.0.instance_type": "mac1.metal"}),
     Mistake("HYP-001", SLURM, {"groups.0": GONE}, "groups"),
     Mistake("HYP-001", SLURM, {"groups.0.count": 2}),

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from infra.catalog.instances import snapshot
 from infra.config import ClusterSpec
+from infra.plan.nodes.document import node_document
 from infra.plan.nodes.gang import Cpu, GangPlan, Interface, gangs, untaggable
 from infra.plan.nodes.nics import Policy, nics
 from infra.preflight.offline import run_offline
 from lustrain.problem import UserError
-from tests.infra.mistakes import NOW
+from tests.infra.mistakes import NOW, P9
 from tests.infra.specs import AWS, spec_of
 
 WITH_EFA = [found for found in snapshot().types.values() if found.efa]
@@ -150,6 +151,17 @@ def test_a_tag_key_that_the_metadata_service_cannot_serve_is_named(key: str) -> 
 def test_a_type_that_is_not_known_or_runs_no_linux_is_an_error_with_its_path(kind: str) -> None:
     with pytest.raises(UserError, match=r"^groups\.0\.instance_type = "):
         plan(kind)
+
+
+def test_described_type_becomes_a_gang() -> None:
+    """Its facts are those of a p6-b300 in other words, so that its template has the same interfaces and image."""
+    train = {"name": "train", "instance_type": "p9.48xlarge", "count": 2}
+    wanted = spec_of(groups=[train], instance_types={"p9.48xlarge": P9}, storage={"lustre": {"throughput_gb_s": 9.6}})
+    (found,), known = gangs(wanted, AWS, NOW), plan("p6-b300.48xlarge")
+    assert (found.interfaces, found.image, found.cpu) == (known.interfaces, known.image, known.cpu)
+    told = node_document(wanted)["groups"]["train"]
+    assert (told["gpus"], told["efa"], told["nvme"], told["lustre_efa"], told["by_hand"]) == (8, 16, 4, 2, True)
+    assert "by_hand" not in node_document(spec())["groups"]["train"]
 
 
 def test_controllers_and_logins_are_no_gangs() -> None:

@@ -13,7 +13,7 @@ from infra.preflight.change import Change, Effect
 from infra.preflight.explain import explain, refused
 from lustrain import deployed
 from tests.infra.edits import GONE, STACKS, config, spec_of
-from tests.infra.mistakes import BLOCK, DATABASE, EKS, EXISTING, KEY, RESERVED, SLURM, SPOT, THERE
+from tests.infra.mistakes import BLOCK, DATABASE, EKS, EXISTING, KEY, P9, RESERVED, SLURM, SPOT, THERE
 
 REHEARSAL = "rehearsal"
 EXACT = {"capacity_gib": 4800, "per_tib_mb_s": 500}
@@ -103,6 +103,7 @@ CASES: list[tuple[str, dict[str, Any], Effect, str]] = [
     (SPOT, {"tuning.profiles": {"train": "cpu"}}, Effect.NEW_NODES, "tuning.profiles (train)"),
     (SPOT, {"tuning.settings": {"clock.chrony": "off"}}, Effect.NEW_NODES, "tuning.settings (clock.chrony)"),
     (SPOT, {"tags": {"a": "b"}}, Effect.IN_PLACE, "tags"),
+    (SPOT, {"instance_types": {"g6e.48xlarge": P9}}, Effect.NEW_NODES, "instance_types"),
     (SPOT, {"access.ssh_key": "mine"}, Effect.NEW_NODES, "access.ssh_key"),
     (SPOT, {"job_ends_at": "2027-01-01T00:00:00Z"}, Effect.IN_PLACE, "job_ends_at"),
 ]

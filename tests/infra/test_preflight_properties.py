@@ -20,14 +20,14 @@ from infra.plan.storage.associations import associations, overlaps
 from infra.preflight.explain import explain, refused
 from infra.preflight.offline import run_offline
 from tests.infra.edits import STACKS, edited
-from tests.infra.mistakes import DATABASE
+from tests.infra.mistakes import DATABASE, P9
 
 pytestmark = pytest.mark.slow
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 PLACES = st.sampled_from([None, Place("us-east-1", "123456789012"), Place("cn-north-1", "123456789012", "aws-cn")])
 TYPES = st.sampled_from(sorted(snapshot().types)) | st.sampled_from(
-    ["p9.huge", "ml.p5.48xlarge", "t3.large", "g6e.48xlarge"]
+    ["p9.huge", "p9.48xlarge", "ml.p5.48xlarge", "t3.large", "g6e.48xlarge"]
 )
 TEXT = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=12)
 ADDRESS = st.sampled_from(["ghcr.io/me/train", "123456789012.dkr.ecr.us-west-2.amazonaws.com/a:v1", "host:5000/x_y/z"])
@@ -126,6 +126,7 @@ EDITS: Any = st.fixed_dictionaries(
         "eks.version": st.sampled_from(["1.10", "1.34"]),
         "eks.public_access_cidrs": st.lists(TEXT | st.sampled_from(["0.0.0.0/0", "::/0", "8.8.8.8/32"]), max_size=3),
         "eks.karpenter": st.sampled_from([None, True, False]),
+        "instance_types": st.just({"p9.48xlarge": P9, "g6e.48xlarge": P9}),
         "job_ends_at": TIMES,
         "runs_uri": TEXT | st.sampled_from(["s3://a/b/", "s3://a", "/fsx/runs", "s3://", "/"]),
         "tuning": st.fixed_dictionaries(

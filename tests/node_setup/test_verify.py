@@ -218,6 +218,7 @@ SOURCES = {
 
 
 P9 = Request(with_group(type="p9.48xlarge"))
+P9_BY_HAND = Request(with_group(type="p9.48xlarge", by_hand=True))
 ONE_OF_UNKNOWN: Change = lambda f: (put(None, "instance", "type")(f), lose(0, "gpu", "devices")(f))  # noqa: E731
 
 
@@ -229,6 +230,8 @@ def nothing(facts: dict[str, Any]) -> None:
     ("machine", "change", "request_", "expected_"),
     [
         ("p5", put("p9.48xlarge", "instance", "type"), P9, dict.fromkeys(COUNTED, "unknown")),
+        ("p5", put("p9.48xlarge", "instance", "type"), P9_BY_HAND, dict.fromkeys(COUNTED, "ok")),
+        ("p5", nothing, P9_BY_HAND, {"instance-type": "failed"}),
         ("p5", put(None, "instance", "type"), Request({**DOCUMENT, **BY_HAND}), dict.fromkeys(COUNTED, "ok")),
         ("p5", ONE_OF_UNKNOWN, Request({**DOCUMENT, **BY_HAND}), {"gpu-count": "failed"}),
         ("p5", nothing, Request(DOCUMENT, group="other"), {"instance-type": "unknown"}),

@@ -32,6 +32,7 @@ def node_group(spec: ClusterSpec, group: Group) -> NodeGroup:
         efa=kind.efa if kind else 0,
         nvme=kind.nvme_count if kind else 0,
         lustre_efa=lustre_interfaces(spec, group),
+        by_hand=group.ec2_type in spec.instance_types or None,
         partition=(group.partition or group.name)
         if spec.backend == "hyperpod-slurm" and group.role == "worker"
         else None,

@@ -141,7 +141,7 @@ def gangs(spec: ClusterSpec, place: Place, now: datetime) -> tuple[GangPlan, ...
             continue
         path, kind = f"groups.{index}.instance_type", spec.node_of(group)
         if kind is None:
-            problems.append(problem(path, group.instance_type, "is not in the snapshot of instance types"))
+            problems.append(problem(path, group.instance_type, "is not known", fix="describe it under instance_types"))
         elif kind.architecture not in CANONICAL:
             problems.append(problem(path, group.instance_type, f"is {kind.architecture}", allowed=", ".join(CANONICAL)))
         else:

@@ -15,6 +15,7 @@ from infra.plan.nodes.capacity import market
 from infra.plan.nodes.gang import CANONICAL, image
 from infra.preflight.online.client import DENIED, Aws, answered, code_of, unknown
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups
+from infra.preflight.rules.instances import wrong_facts
 from lustrain.problem import without_page
 
 QUOTAS = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-quotas.html"
@@ -145,7 +146,7 @@ def facts(spec: ClusterSpec, context: Context, aws: Aws) -> Problems:
             cards = sum(repeated for repeated, *_ in now["cards"])
             if (now["efa"], cards, now["vcpus"]) != (facts.efa, len(facts.cards), facts.vcpus):
                 message = f"{now['efa']} EFA on {cards} cards, known here {facts.efa} on {len(facts.cards)}"
-                yield finding(f"{path}.instance_type", message, "renew the facts: infra/catalog/refresh.py")
+                yield wrong_facts(spec, path, group, message)
 
 
 @RULES.add(

@@ -10,7 +10,7 @@ from infra.finding import finding
 from infra.plan.nodes.gang import CANONICAL, image
 from infra.plan.nodes.nics import nics
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
-from lustrain.problem import did_you_mean
+from lustrain.problem import Problem, did_you_mean
 
 TYPES = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypes.html"
 EFA = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html"
@@ -26,10 +26,26 @@ def unknown_type(spec: ClusterSpec, context: Context) -> Problems:
     for path, group in groups(spec):
         if spec.type_of(group) is None:
             message = f"{group.instance_type!r} is not among the {len(snapshot().types)} types of {snapshot().date}"
-            meant = did_you_mean(group.ec2_type, snapshot().types)
-            yield finding(
-                f"{path}.instance_type", message, meant or "correct it, or renew the list: infra/catalog/refresh.py"
-            )
+            meant = did_you_mean(group.ec2_type, [*spec.instance_types, *snapshot().types])
+            described = f"instance_types: {{{group.ec2_type}: {{architecture: …, vcpus: …, memory_gib: …}}}}"
+            meant = f"{meant} Otherwise" if meant else "correct it, or"
+            yield finding(f"{path}.instance_type", message, f"{meant} describe it: {described}")
+
+
+@RULES.add(
+    "EC2-014",
+    "Only types that a group has and the catalogue does not know are described by hand.",
+    "infra/instance_types.py",
+    level="warning",
+)
+def described_types(spec: ClusterSpec, context: Context) -> Problems:
+    used = {group.ec2_type for group in spec.groups}
+    for name in spec.instance_types:
+        if name not in used:
+            yield finding(f"instance_types.{name}", "no group has this type", "remove it, or correct the name")
+        elif name in snapshot().types:
+            message = f"is used in place of what the list of {snapshot().date} says"
+            yield finding(f"instance_types.{name}", message, "remove it, unless the list is wrong")
 
 
 @RULES.add("EC2-002", "Workers with accelerators on more than one node have EFA.", EFA, level="warning")
@@ -128,7 +144,15 @@ def layout(spec: ClusterSpec, context: Context) -> Problems:
         if efa != facts.efa or crowded:
             message = f"{efa} of {facts.efa} EFA interfaces of {group.ec2_type} fit on its cards"
             message += f", cards {listed(crowded)} are overfull" if crowded else ""
-            yield finding(f"{path}.instance_type", message, "renew the facts: infra/catalog/refresh.py")
+            yield wrong_facts(spec, path, group, message)
+
+
+def wrong_facts(spec: ClusterSpec, path: str, group: Group, message: str) -> Problem:
+    """Return the finding about facts of a type that cannot be so, at the place where they stand."""
+    if group.ec2_type in spec.instance_types:
+        fix = "correct it by `aws ec2 describe-instance-types`"
+        return finding(f"instance_types.{group.ec2_type}", message, fix)
+    return finding(f"{path}.instance_type", message, "renew the facts: infra/catalog/refresh.py")
 
 
 @RULES.add(

@@ -35,15 +35,18 @@ class Expected:
 
 
 def expected(facts: Facts, request: Request) -> Expected:
-    """By the table of types where the type is in it; a cluster may attach fewer EFA devices than the type has."""
+    """By the table of types, or by the group where someone counted by hand; a cluster may attach fewer EFA devices than its
+    type has."""
     group = group_of(facts, request)
     described = (request.document.get("groups") or {}).get(group) or {}
     kind = bare(known(facts, "instance", "type"))
     wanted = bare(described.get("type"))
     role = str(described.get("role") or "worker")
     table = type_table(kind or wanted)
-    by_hand = request.document.get("backend") == BY_HAND and bool(described)
-    counts = _counts(table, described, by_hand)
+    machines = request.document.get("backend") == BY_HAND and bool(described)
+    by_hand = machines or bool(described.get("by_hand"))
+    counts = _counts(None if described.get("by_hand") else table, described, by_hand)
+    differs = bool(kind and wanted and kind != wanted and not machines)
     return Expected(
         type=kind or wanted,
         group=group,
@@ -53,8 +56,8 @@ def expected(facts: Facts, request: Request) -> Expected:
         nvlinks=_nvlinks(kind or wanted),
         gpu=str(table.get("gpu", "")) if table else "",
         neuron=int(table.get("neuron", 0)) if table else 0,
-        problem=_problem(kind, wanted, table, by_hand),
-        other=_differ(kind, wanted, by_hand),
+        problem=_problem(kind, wanted, differs, by_hand or table is not None),
+        other=differs,
         role=role,
     )
 
@@ -76,18 +79,14 @@ def _counts(table: Mapping[str, Any] | None, described: Mapping[str, Any], by_ha
     return {"gpus": table["gpus"], "efa": attached, "nvme": table["nvme"]}
 
 
-def _problem(kind: str | None, wanted: str | None, table: Mapping[str, Any] | None, by_hand: bool) -> str:
-    if _differ(kind, wanted, by_hand):
+def _problem(kind: str | None, wanted: str | None, differs: bool, counted: bool) -> str:
+    if differs:
         return f"the node is a {kind}, its group has {wanted}"
-    if table or by_hand:
+    if counted:
         return ""
     if kind or wanted:
         return f"{kind or wanted} is not in the table of instance types, so what it should have is not known"
     return "neither the node nor its cluster names its instance type"
-
-
-def _differ(kind: str | None, wanted: str | None, by_hand: bool) -> bool:
-    return bool(kind and wanted and kind != wanted and not by_hand)
 
 
 def _nvlinks(kind: str | None) -> int | None:
