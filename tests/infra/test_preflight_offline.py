@@ -87,11 +87,30 @@ def test_unknown_type_described_by_hand_passes() -> None:
     assert run_offline(spec_of(BLOCK, {**edits, "instance_types": {"p9.48xlarge": P9}}), place(BLOCK), NOW) == []
 
 
+@pytest.mark.parametrize(
+    ("stack", "edits", "now", "told"),
+    [
+        (SPOT, {}, datetime(2027, 10, 9, 23, tzinfo=UTC), False),
+        (SPOT, {}, datetime(2027, 10, 10, tzinfo=UTC), True),
+        (SPOT, {}, None, False),
+        (SPOT, {"groups.0.image_id": "ami-0123456789abcdef0"}, datetime(2028, 1, 1, tzinfo=UTC), False),
+        (SPOT, {"groups.0.instance_type": "trn2.48xlarge"}, datetime(2027, 11, 25, tzinfo=UTC), False),
+        (SPOT, {"groups.0.instance_type": "trn2.48xlarge"}, datetime(2027, 11, 26, tzinfo=UTC), True),
+        (EKS, {}, datetime(2028, 1, 1, tzinfo=UTC), False),
+    ],
+)
+def test_default_image_older_than_a_year_is_reported(
+    stack: str, edits: dict[str, Any], now: datetime | None, told: bool
+) -> None:
+    hits = OFFLINE["EC2-023"].check(Context(spec_of(stack, edits), now=now))
+    assert [hit.path for hit in hits] == (["groups.0.image_id"] if told else [])
+
+
 def test_every_rule_has_a_code_of_its_own_and_a_mistake_here() -> None:
     rules = [*(rule for family in FAMILIES for rule in family), *SUPPRESSIONS.values()]
     assert len({rule.code for rule in rules}) == len(rules)
     assert all(int(rule.code[-3:]) <= LAST_OFFLINE for rule in rules)
-    planted = {mistake.code for mistake in MISTAKES} | {"CFG-013"}
+    planted = {mistake.code for mistake in MISTAKES} | {"CFG-013", "EC2-023"}
     assert planted == set(OFFLINE) | set(SUPPRESSIONS)
 
 

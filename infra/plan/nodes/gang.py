@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime, timedelta
 
 from infra.catalog.instances import Instance
 from infra.config import ClusterSpec, Group
@@ -43,18 +43,33 @@ TAGGED = ("instance", "volume", "network-interface")
 NEURON = re.compile(r"(trn|inf)\d")
 """Families with AWS's own accelerators; the snapshot lists no devices for some of them."""
 
+
+@dataclass(frozen=True)
+class DefaultImage:
+    """An SSM parameter that names the newest image of a kind; `seen` is the day on which AWS was last known to have it."""
+
+    parameter: str
+    seen: date
+
+
 IMAGES = {
-    "nvidia": "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
-    "neuron": "/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id",
-    "ubuntu": "/aws/service/canonical/ubuntu/server/22.04/stable/current/{arch}/hvm/ebs-gp2/ami-id",
+    "nvidia": DefaultImage(
+        "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id", date(2026, 10, 9)
+    ),
+    "neuron": DefaultImage("/aws/service/neuron/dlami/base/ubuntu-24.04/latest/image_id", date(2026, 11, 25)),
+    "ubuntu": DefaultImage(
+        "/aws/service/canonical/ubuntu/server/22.04/stable/current/{arch}/hvm/ebs-gp2/ami-id", date(2026, 11, 25)
+    ),
 }
-"""SSM parameters that name AWS's and Canonical's newest images. AWS's bring the EFA driver, that for GPUs the Lustre client
-too (https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html); first_boot.sh installs it elsewhere.
-As they were in November 2026, when Neuron made none of 22.04 any more. For others 22.04 and not newer: FSx over EFA wants
-kernel 6.8, which those have; Lustre clients follow newer kernels with delay.
+"""AWS's and Canonical's. AWS's bring the EFA driver, that for GPUs the Lustre client too
+(https://docs.aws.amazon.com/fsx/latest/LustreGuide/configure-efa-clients.html); first_boot.sh installs it elsewhere.
+Neuron makes none of 22.04 any more. For others 22.04 and not newer: FSx over EFA wants kernel 6.8, which those have; Lustre
+clients follow newer kernels with delay.
 https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html,
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/dlami/index.html,
 https://documentation.ubuntu.com/aws/aws-how-to/instances/find-ubuntu-images/."""
+IMAGE_FACTS_LAST = timedelta(days=365)
+"""How old `seen` may be before preflight speaks of it; our own line."""
 CANONICAL = {"x86_64": "amd64", "arm64": "arm64"}
 """Canonical's names of the architectures."""
 TAG_KEY = re.compile(r"[0-9A-Za-z_+=,.@:-]{1,255}")
@@ -199,7 +214,7 @@ def image(group: Group, kind: Instance) -> Image:
     if group.image_id:
         return Image(name, id=group.image_id, root_device=None)
     arch = CANONICAL[kind.architecture] if family == "ubuntu" else kind.architecture
-    return Image(name, parameter=IMAGES[family].format(arch=arch))
+    return Image(name, parameter=IMAGES[family].parameter.format(arch=arch))
 
 
 def cpu(group: Group, kind: Instance) -> Cpu | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC
 
 from infra.catalog.instances import Instance, snapshot
 from infra.config import ClusterSpec, Group
 from infra.finding import finding
-from infra.plan.nodes.gang import CANONICAL, image
+from infra.plan.nodes.gang import CANONICAL, IMAGE_FACTS_LAST, image
+from infra.plan.nodes.gang import IMAGES as DEFAULT_IMAGES
 from infra.plan.nodes.nics import nics
 from infra.preflight.rule import Context, Family, Problems, groups, known_groups, listed
 from lustrain.problem import Problem, did_you_mean
@@ -218,15 +220,39 @@ def image_without_efa(spec: ClusterSpec, context: Context) -> Problems:
             yield finding(f"{path}.image_id", message, "name an image that AWS's EFA installer ran on")
 
 
+@RULES.add(
+    "EC2-023",
+    f"The name of the default image was looked up within the last {IMAGE_FACTS_LAST.days} days.",
+    IMAGES,
+    level="warning",
+)
+def old_image_facts(spec: ClusterSpec, context: Context) -> Problems:
+    for path, group, facts in _with_default_image(spec):
+        known = DEFAULT_IMAGES[_family(group, facts)]
+        today = context.now and context.now.astimezone(UTC).date()
+        if today and today - known.seen > IMAGE_FACTS_LAST:
+            parameter = image(group, facts).parameter
+            message = f"{parameter} was last looked up on {known.seen}: AWS may have ended it since"
+            yield finding(f"{path}.image_id", message, "ask AWS: fab preflight --online; or name an image")
+
+
+def _with_default_image(spec: ClusterSpec) -> Iterator[tuple[str, Group, Instance]]:
+    """Yield the worker groups on EC2 that name no image, with path and facts."""
+    for path, group, facts in known_groups(spec) if spec.backend == "ec2" else ():
+        if group.role == "worker" and not group.image_id and facts.architecture in CANONICAL:
+            yield path, group, facts
+
+
+def _family(group: Group, facts: Instance) -> str:
+    return image(group, facts).family.partition("-")[0]
+
+
 def _lacking(spec: ClusterSpec) -> Iterator[tuple[str, Group, str, list[str]]]:
     """Path, group, kind of image and what that lacks, for each worker group on EC2 that has a default image."""
-    if spec.backend != "ec2":
-        return
-    for path, group, facts in known_groups(spec):
-        if group.role == "worker" and not group.image_id and facts.architecture in CANONICAL:
-            family = image(group, facts).family.partition("-")[0]
-            if lacks := list(_lacks(spec, facts, family)):
-                yield path, group, family, lacks
+    for path, group, facts in _with_default_image(spec):
+        family = _family(group, facts)
+        if lacks := list(_lacks(spec, facts, family)):
+            yield path, group, family, lacks
 
 
 def _lacks(spec: ClusterSpec, facts: Instance, family: str) -> Iterator[str]:
