@@ -49,7 +49,7 @@ def _lustre_replaced(before: LustrePlan, after: LustrePlan) -> Iterator[Change]:
 
 
 def _lustre_updated(before: LustrePlan, after: LustrePlan) -> Iterator[Change]:
-    if before.storage != after.storage:
+    if before == after or before.storage != after.storage:
         return
     if (before.capacity_gib or 0) > (after.capacity_gib or 0):
         message = f"{before.capacity_gib} GiB cannot shrink to {after.capacity_gib}"

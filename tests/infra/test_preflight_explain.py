@@ -122,6 +122,12 @@ def test_zones_in_another_order_would_move_subnets_under_their_nodes() -> None:
     assert Effect.IMPOSSIBLE in {one.effect for one in explain(before, cluster("use1-az5"))}
 
 
+def test_unchanged_file_system_is_not_judged() -> None:
+    """A rate that FSx refuses is a finding of preflight (FSX-004); an update that leaves it alone changes nothing."""
+    edits = {"storage.lustre": {"metadata_iops": 1}}
+    assert changes(SPOT, {}, edits) == []
+
+
 def test_an_accounting_database_is_for_good() -> None:
     there = spec_of(SLURM, {"slurm.accounting": DATABASE})
     (change,) = explain(there, spec_of(SLURM, {}))
